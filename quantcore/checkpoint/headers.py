@@ -1,0 +1,194 @@
+"""What a model folder holds, read from config.json and the headers of its safetensors files: no weights, no torch.
+
+The folder is not trusted: every name in the index must be a plain file inside it, headers are bounded before they are
+parsed, and what a header promises is held against the file's size. Layout of the header: safetensors format, 8 bytes
+little-endian length, then JSON ``{name: {dtype, shape, data_offsets}}``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantcore.errors import ModelError
+
+MAX_CONFIG_BYTES = 4 << 20
+MAX_HEADER_BYTES = 16 << 20
+MAX_TENSORS = 200_000
+
+DTYPE_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorHeader:
+    """One tensor of a checkpoint: its safetensors dtype (``BF16``), shape, file name and byte range in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    begin: int
+    end: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class ModelHeaders:
+    """A model without its weights: ``config`` as in config.json, ``tensors`` by name."""
+
+    config: dict[str, Any]
+    tensors: dict[str, TensorHeader]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(tensor.num_bytes for tensor in self.tensors.values())
+
+
+def read_local(model_dir: Path | str) -> ModelHeaders:
+    """Headers of the model in ``model_dir``. Raises ModelError that names the file at fault."""
+    folder = Path(model_dir)
+    if not folder.is_dir():
+        raise ModelError(
+            f"There is no model folder at {folder}.",
+            code="model_not_found",
+            hint="Give a folder that holds config.json and *.safetensors.",
+        )
+    config = read_json(folder / "config.json", "no_config")
+    if "model_type" not in config:
+        raise ModelError(
+            "config.json has no model_type.", code="unsupported_architecture", hint="Save the model with Transformers."
+        )
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise ModelError(
+            f"The model is already quantized (quant_method '{method}').",
+            code="already_quantized",
+            hint="Give the float model that it was made from.",
+        )
+    tensors: dict[str, TensorHeader] = {}
+    for name in _weight_files(folder):
+        tensors.update(read_safetensors_header(folder / name))
+    _check_index(folder, tensors)
+    return ModelHeaders(config=config, tensors=tensors)
+
+
+def read_json(path: Path, missing_code: str) -> dict[str, Any]:
+    """A JSON object of bounded size; ModelError for anything else."""
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise ModelError(f"{path.name} is larger than {MAX_CONFIG_BYTES >> 20} MiB.", code="config_implausible")
+        data = json.loads(path.read_text("utf-8"), parse_constant=_refuse_constant)
+    except FileNotFoundError as error:
+        raise ModelError(
+            f"{path.name} is missing in {path.parent}.", code=missing_code, hint="Give the whole model folder."
+        ) from error
+    except (ValueError, RecursionError, OSError) as error:
+        raise ModelError(f"{path.name} cannot be read as JSON: {error}.", code="invalid_json") from error
+    if not isinstance(data, dict):
+        raise ModelError(f"{path.name} holds no JSON object.", code="invalid_json")
+    return data
+
+
+def read_safetensors_header(path: Path) -> dict[str, TensorHeader]:
+    """Every tensor of one safetensors file, checked against the file's size."""
+    corrupt = {"code": "corrupt_weights", "hint": "The file is damaged or was not downloaded whole: fetch it again."}
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > size - 8:
+                raise ModelError(f"{path.name} is shorter than its own header says.", **corrupt)  # type: ignore[arg-type]
+            if length > MAX_HEADER_BYTES:
+                raise ModelError(f"The header of {path.name} is {length} bytes.", code="header_too_large")
+            header = json.loads(file.read(length), object_pairs_hook=_unique_keys)
+    except FileNotFoundError as error:
+        raise ModelError(f"{path.name} is listed in the index but is not there.", code="missing_shard") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"The header of {path.name} is not valid: {error}.", **corrupt) from error  # type: ignore[arg-type]
+    header.pop("__metadata__", None)
+    if len(header) > MAX_TENSORS:
+        raise ModelError(f"{path.name} lists {len(header)} tensors.", code="header_too_large")
+    return {name: _tensor_header(path, name, entry, size - 8 - length, 8 + length) for name, entry in header.items()}
+
+
+def _tensor_header(path: Path, name: str, entry: dict[str, Any], data_bytes: int, data_start: int) -> TensorHeader:
+    try:
+        dtype, shape = entry["dtype"], tuple(entry["shape"])
+        begin, end = entry["data_offsets"]
+        expected = math.prod(shape) * DTYPE_BYTES[dtype]
+        sound = 0 <= begin <= end <= data_bytes and end - begin == expected and all(side >= 0 for side in shape)
+    except (KeyError, TypeError, ValueError):
+        sound = False
+    if not sound:
+        raise ModelError(
+            f"Tensor '{name}' in {path.name} does not fit the file (or has a dtype that is not known).",
+            code="corrupt_weights",
+            hint="The file is damaged or was not downloaded whole: fetch it again.",
+        )
+    return TensorHeader(dtype, shape, path.name, data_start + begin, data_start + end)
+
+
+def _weight_files(folder: Path) -> list[str]:
+    """Names of the safetensors files: those of the index if there is one, else all in the folder."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        weight_map = read_json(index, "no_weights").get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise ModelError("The index has no weight_map of file names.", code="invalid_json")
+        names = sorted(set(weight_map.values()))
+    else:
+        names = sorted(path.name for path in folder.glob("*.safetensors"))
+    for name in names:
+        _check_inside(folder, name)
+    if not names:
+        others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern))
+        if others:
+            raise ModelError(
+                f"The folder has only pickled weights ({', '.join(others[:3])}), which can run code when loaded.",
+                code="unsafe_weights_format",
+                hint="Convert the model to safetensors first.",
+            )
+        raise ModelError(f"There are no *.safetensors files in {folder}.", code="no_weights")
+    return names
+
+
+def _check_inside(folder: Path, name: str) -> None:
+    """A shard must be a plain file name; a symlink may only lead to a regular file (the Hub's cache uses them)."""
+    if Path(name).name != name or name in ("", ".", "..") or "\\" in name or "\0" in name:
+        raise ModelError(f"The index names '{name}', which is not a plain file name.", code="unsafe_path")
+    if not name.endswith(".safetensors"):
+        raise ModelError(f"The index names '{name}', which is not a safetensors file.", code="unsafe_weights_format")
+    path = folder / name
+    if path.is_symlink():
+        root = folder.resolve().parent.parent  # Hub cache: models--x--y/snapshots/<sha>/file -> ../../blobs/<hash>
+        if not path.resolve().is_relative_to(root):
+            raise ModelError(f"'{name}' is a link that leaves the model's folder.", code="unsafe_path")
+
+
+def _check_index(folder: Path, tensors: dict[str, TensorHeader]) -> None:
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        missing = sorted(set(read_json(index, "no_weights")["weight_map"]) - set(tensors))
+        if missing:
+            raise ModelError(
+                f"{len(missing)} tensor(s) of the index are in no file, first '{missing[0]}'.", code="missing_tensors"
+            )
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) != len(keys):
+        raise ValueError("a name is given twice")
+    return dict(pairs)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

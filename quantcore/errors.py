@@ -1,0 +1,85 @@
+"""The errors of the engine, one small tree.
+
+    QuantError                 anything a user can be told: what was given, what is allowed, what to do
+    ├── ConfigError            the config (or a flag) asks for something impossible or unknown
+    ├── ModelError             the model folder is broken, unsafe or of an unsupported kind
+    ├── CalibrationError       the calibration text is missing, too short or unreadable
+    ├── NumericsError          a weight or a result is not finite
+    └── ProofError             the written artifact is not what was computed
+
+Every error has a stable ``code`` that programs can match, and knows whether a retry can help.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class QuantError(Exception):
+    """An error that teaches: a message, a stable code, a hint and, where there is one, the field at fault.
+
+    ``field`` is a JSON pointer into the given config (``/global_quant_config/weight/group_size``); ``allowed`` lists
+    what would have been accepted; ``retryable`` says whether the same request may succeed later.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str,
+        hint: str = "",
+        field: str = "",
+        allowed: Iterable[object] = (),
+        retryable: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.hint = hint
+        self.field = field
+        self.allowed = tuple(str(value) for value in allowed)
+        self.retryable = retryable
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything a client needs, ready for JSON."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            "hint": self.hint,
+            "field": self.field,
+            "allowed": list(self.allowed),
+            "retryable": self.retryable,
+        }
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".strip()
+
+
+class ConfigError(QuantError):
+    """The config (or a flag) asks for something impossible or unknown."""
+
+
+class ModelError(QuantError):
+    """The model folder is broken, unsafe or of a kind that is not supported."""
+
+
+class CalibrationError(QuantError):
+    """The calibration text is missing, too short or unreadable."""
+
+
+class NumericsError(QuantError):
+    """A weight, a scale or a result is not finite."""
+
+
+class ProofError(QuantError):
+    """The written artifact is not what was computed; it must not leave the house."""
+
+
+def unknown_value(what: str, given: object, allowed: Iterable[object], *, code: str, field: str = "") -> ConfigError:
+    """The error for a name that is not in a list: says the nearest one and lists them all."""
+    names = [str(value) for value in allowed]
+    near = difflib.get_close_matches(str(given), names, n=1)
+    hint = (f"Did you mean '{near[0]}'? " if near else "") + f"Available: {', '.join(names)}."
+    return ConfigError(f"Unknown {what} '{given}'.", code=code, hint=hint, field=field, allowed=names)

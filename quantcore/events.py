@@ -1,0 +1,97 @@
+"""What the engine says while it works: small frozen values, one JSON line each.
+
+A child process prints them on stdout; the worker stores them as rows; the CLI draws a progress bar from them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, TextIO
+
+PHASES = ("resolve", "plan", "quantize", "export", "verify", "evaluate")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Base of all events; ``kind`` names the type on the wire."""
+
+    kind: ClassVar[str] = "event"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class PhaseStarted(Event):
+    """The engine entered ``phase`` (one of ``PHASES``)."""
+
+    kind: ClassVar[str] = "phase_started"
+    phase: str
+
+
+@dataclass(frozen=True)
+class Progress(Event):
+    """``done`` of ``total`` units of the phase; ``eta_s`` is the rest of this phase in seconds, None while unknown."""
+
+    kind: ClassVar[str] = "progress"
+    phase: str
+    done: int
+    total: int
+    unit: str
+    eta_s: float | None = None
+
+
+@dataclass(frozen=True)
+class LayerQuantized(Event):
+    """One weight has its codes. ``relative_error`` is ||W - Q|| / ||W|| (Frobenius), ``sqnr_db`` the same in decibel."""
+
+    kind: ClassVar[str] = "layer_quantized"
+    name: str
+    block: int
+    relative_error: float
+    sqnr_db: float
+    scheme: str
+
+
+@dataclass(frozen=True)
+class Warned(Event):
+    """Something the user should know; it is also a row of the report."""
+
+    kind: ClassVar[str] = "warning"
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Completed(Event):
+    """The artifact is whole and proven; ``summary`` is the report's summary."""
+
+    kind: ClassVar[str] = "completed"
+    summary: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Failed(Event):
+    """A known failure (see ``quantcore.errors``)."""
+
+    kind: ClassVar[str] = "failed"
+    code: str
+    message: str
+    hint: str
+    retryable: bool
+
+
+Emit = Callable[[Event], None]
+
+
+def print_json_lines(stream: TextIO | None = None) -> Emit:
+    """An ``Emit`` that writes one flushed JSON line per event."""
+    out = stream or sys.stdout
+
+    def emit(event: Event) -> None:
+        print(json.dumps(event.to_dict(), separators=(",", ":")), file=out, flush=True)
+
+    return emit

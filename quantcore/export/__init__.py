@@ -1,0 +1,7 @@
+"""Exporters: one file per on-disk format. Importing them needs no torch, so that a plan can be checked without it."""
+
+from __future__ import annotations
+
+from quantcore.export.exporter import EXPORTERS, Exporter
+
+__all__ = ["EXPORTERS", "Exporter"]

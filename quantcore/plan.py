@@ -1,0 +1,291 @@
+"""From a config and a model's headers to a decision per layer: no weights, no torch, no side effect.
+
+A job that cannot work is refused here, before anything moves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from quantcore.checkpoint.headers import TensorHeader
+from quantcore.config import CalibrationConfig, Config, QuantizationConfig
+from quantcore.errors import ConfigError, ModelError
+from quantcore.export import EXPORTERS
+from quantcore.layer import LayerPlan
+
+FLOAT_DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
+GROUP_SIZES = (16, 32, 64, 96, 128, 192, 256, 512)
+RUNTIME_BYTES = 450 << 20  # Python, torch and Transformers before any weight: measured by bench/memory.py
+
+
+@dataclass(frozen=True)
+class KeptTensor:
+    """A linear layer that stays in high precision, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will happen to every layer. Sizes are bytes; ``peak_memory_bytes`` is an estimate with its parts beside it."""
+
+    model_type: str
+    block_prefix: str
+    num_blocks: int
+    layers: tuple[LayerPlan, ...]
+    kept: tuple[KeptTensor, ...]
+    exports: tuple[str, ...]
+    calibration: CalibrationConfig
+    needs_calibration: bool
+    tied_lm_head: bool
+    size_before_bytes: int
+    size_after_bytes: int
+    memory_bytes: dict[str, int]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        return sum(self.memory_bytes.values())
+
+    def layers_of(self, block: int | None) -> tuple[LayerPlan, ...]:
+        """The planned layers of one decoder block, or those outside the blocks (None)."""
+        return tuple(layer for layer in self.layers if layer.block == block)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "model_type": self.model_type,
+            "num_blocks": self.num_blocks,
+            "num_layers": len(self.layers),
+            "layers": [layer.to_dict() for layer in self.layers],
+            "kept": [{"name": tensor.name, "reason": tensor.reason} for tensor in self.kept],
+            "exports": list(self.exports),
+            "calibration": self.calibration.model_dump(mode="json"),
+            "needs_calibration": self.needs_calibration,
+            "size_before_bytes": self.size_before_bytes,
+            "size_after_bytes": self.size_after_bytes,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "memory_bytes": self.memory_bytes,
+            "warnings": list(self.warnings),
+        }
+
+
+def resolve(
+    config: Config,
+    model_config: Mapping[str, Any],
+    tensors: Mapping[str, TensorHeader],
+    *,
+    calibration: CalibrationConfig | None = None,
+    exports: Sequence[str] = ("quark",),
+) -> Plan:
+    """Decide every layer. Raises ConfigError or ModelError that names the layers and what would fit."""
+    calibration = calibration or CalibrationConfig()
+    prefix, num_blocks = find_blocks(tensors, model_config)
+    _check_architecture(tensors, prefix)
+    layers, kept, warnings = _decide(config, tensors, prefix)
+    if not layers:
+        raise ConfigError(
+            "Nothing is left to quantize: every linear layer is excluded or has no weight spec.",
+            code="nothing_to_quantize",
+            hint="Loosen `exclude`, or give global_quant_config a weight.",
+            field="/exclude",
+        )
+    _check_groups(layers)
+    _check_exports(layers, exports)
+    _check_calibration(calibration, model_config)
+    return Plan(
+        model_type=str(model_config["model_type"]),
+        block_prefix=prefix,
+        num_blocks=num_blocks,
+        layers=layers,
+        kept=kept,
+        exports=tuple(exports),
+        calibration=calibration,
+        needs_calibration=any(layer.config.needs_calibration for layer in layers),
+        tied_lm_head="lm_head.weight" not in tensors,
+        size_before_bytes=sum(tensor.num_bytes for tensor in tensors.values()),
+        size_after_bytes=_size_after(layers, tensors),
+        memory_bytes=_memory(layers, tensors, prefix, calibration),
+        warnings=warnings,
+    )
+
+
+def find_blocks(tensors: Mapping[str, TensorHeader], model_config: Mapping[str, Any]) -> tuple[str, int]:
+    """(prefix, count) of the decoder blocks: the numbered module list with the most tensors, ``model.layers.``, 30."""
+    numbered = Counter[str]()
+    indices: dict[str, set[int]] = {}
+    for name in tensors:
+        match = re.match(r"(.*?\.?)(\d+)\.", name)
+        if match:
+            numbered[match[1]] += 1
+            indices.setdefault(match[1], set()).add(int(match[2]))
+    if not numbered:
+        raise ModelError(
+            "No decoder blocks were found: no tensor name has a block number (model.layers.0...).",
+            code="unsupported_architecture",
+            hint="Bitfoundry quantizes decoder-only language models.",
+        )
+    prefix = numbered.most_common(1)[0][0]
+    count = len(indices[prefix])
+    declared = model_config.get("num_hidden_layers", model_config.get("n_layer", count))
+    if indices[prefix] != set(range(count)) or declared != count:
+        raise ModelError(
+            f"config.json promises {declared} decoder blocks, the weights hold {count} under '{prefix}*'.",
+            code="config_implausible",
+            hint="The checkpoint and its config.json do not belong together, or a shard is missing.",
+        )
+    return prefix, count
+
+
+def layer_config(config: Config, name: str) -> QuantizationConfig | None:
+    """The config of the layer called ``name``: exclude, then the first matching pattern, then the global one."""
+    if any(fnmatchcase(name, pattern) for pattern in config.exclude):
+        return None
+    for pattern, chosen in config.layer_quant_config.items():
+        if fnmatchcase(name, pattern):
+            return chosen
+    return config.global_quant_config
+
+
+def _decide(
+    config: Config, tensors: Mapping[str, TensorHeader], prefix: str
+) -> tuple[tuple[LayerPlan, ...], tuple[KeptTensor, ...], tuple[str, ...]]:
+    layers, kept = [], []
+    for name, tensor in sorted(tensors.items(), key=lambda item: _natural(item[0])):
+        if not _is_linear(name, tensor, prefix):
+            continue
+        module = name.removesuffix(".weight")
+        chosen = layer_config(config, module)
+        if chosen is None:
+            kept.append(KeptTensor(module, "excluded"))
+        elif chosen.weight is None:
+            kept.append(KeptTensor(module, "its config has no weight spec"))
+        else:
+            block = int(module[len(prefix) :].split(".")[0]) if module.startswith(prefix) else None
+            layers.append(LayerPlan(module, block, tensor.shape[0], tensor.shape[1], chosen))
+    names = [layer.name for layer in layers] + [entry.name for entry in kept]
+    if "lm_head.weight" not in tensors:
+        kept.append(KeptTensor("lm_head", "shares its weight with the embedding"))
+        names.append("lm_head")
+    unmatched = [p for p in (*config.exclude, *config.layer_quant_config) if not any(fnmatchcase(n, p) for n in names)]
+    return tuple(layers), tuple(kept), tuple(f"The pattern '{pattern}' matches no linear layer." for pattern in unmatched)
+
+
+def _is_linear(name: str, tensor: TensorHeader, prefix: str) -> bool:
+    """Two-dimensional weights inside the blocks, and lm_head. The embedding lies outside; norms have one dimension."""
+    inside = name.startswith(prefix) or name == "lm_head.weight"
+    return inside and name.endswith(".weight") and len(tensor.shape) == 2
+
+
+def _check_architecture(tensors: Mapping[str, TensorHeader], prefix: str) -> None:
+    experts = [name for name in tensors if name.startswith(prefix) and ".experts." in name]
+    if experts:
+        raise ModelError(
+            f"This is a mixture-of-experts model ('{experts[0]}'), which is not supported yet.",
+            code="unsupported_architecture",
+            hint="Dense decoder models are.",
+        )
+    odd = [name for name, tensor in tensors.items() if tensor.dtype not in FLOAT_DTYPES]
+    if odd:
+        raise ModelError(
+            f"{len(odd)} tensor(s) are not float16, bfloat16 or float32, first '{odd[0]}' ({tensors[odd[0]].dtype}).",
+            code="unsupported_weights_dtype",
+            hint="Give the float model.",
+        )
+
+
+def _check_groups(layers: Sequence[LayerPlan]) -> None:
+    """A group size must divide every row it is used on; say which do not and what would fit."""
+    bad = [layer for layer in layers if layer.in_features % layer.group_size]
+    if not bad:
+        return
+    grouped = [layer for layer in layers if layer.group_size != layer.in_features]
+    fitting = [size for size in GROUP_SIZES if all(layer.in_features % size == 0 for layer in grouped)]
+    widths = "; ".join(
+        f"{width} inputs: {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+        for width in sorted({layer.in_features for layer in bad})
+        if (names := [layer.name for layer in bad if layer.in_features == width])
+    )
+    raise ConfigError(
+        f"group_size {bad[0].group_size} does not divide the rows of {len(bad)} layer(s): {widths}.",
+        code="group_size_not_dividing",
+        hint=f"Sizes that fit every grouped layer: {', '.join(map(str, fitting)) or 'none'}, or -1 for the whole row.",
+        field="/global_quant_config/weight/group_size",
+        allowed=(*fitting, -1),
+    )
+
+
+def _check_exports(layers: Sequence[LayerPlan], exports: Sequence[str]) -> None:
+    if not exports or len(set(exports)) != len(exports):
+        raise ConfigError(
+            "export needs at least one format, each named once.", code="invalid_export", field="/export", allowed=EXPORTERS
+        )
+    for name in exports:
+        exporter = EXPORTERS.get(name)
+        reasons = {reason: layer for layer in reversed(layers) if (reason := exporter.refuse(layer))}
+        if reasons:
+            reason, layer = next(iter(reasons.items()))
+            fitting = [other for other in EXPORTERS if not any(map(EXPORTERS.get(other).refuse, layers))]
+            raise ConfigError(
+                f"The {name} format cannot hold {layer.name} ({layer.scheme}): {reason}.",
+                code="incompatible_export",
+                hint=f"Formats that can: {', '.join(fitting) or 'none'}.",
+                field="/export",
+                allowed=fitting,
+            )
+
+
+def _check_calibration(calibration: CalibrationConfig, model_config: Mapping[str, Any]) -> None:
+    longest = model_config.get("max_position_embeddings")
+    if isinstance(longest, int) and calibration.seq_len > longest:
+        raise ConfigError(
+            f"calibration.seq_len is {calibration.seq_len}, but the model reads at most {longest} tokens.",
+            code="seq_len_too_long",
+            hint=f"Give {longest} or less.",
+            field="/calibration/seq_len",
+        )
+
+
+def _size_after(layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader]) -> int:
+    """Bytes of the quantized checkpoint's tensors: codes, scales and zero points; the rest unchanged."""
+    total = sum(tensor.num_bytes for tensor in tensors.values())
+    for layer in layers:
+        weight = tensors[f"{layer.name}.weight"]
+        rows, groups = layer.num_scales
+        codes = layer.out_features * layer.in_features * layer.weight.format.bits // 8
+        zero_points = 0 if layer.weight.symmetric else rows * groups * layer.weight.format.bits // 8
+        total += codes + rows * groups * FLOAT_DTYPES[weight.dtype] + zero_points - weight.num_bytes
+    return total
+
+
+def _memory(
+    layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader], prefix: str, calibration: CalibrationConfig
+) -> dict[str, int]:
+    """Where the engine's memory goes, in bytes: independent of the model's depth."""
+    blocks = Counter[str]()
+    outside = 0
+    for name, tensor in tensors.items():
+        if name.startswith(prefix):
+            blocks[name[len(prefix) :].split(".")[0]] += tensor.num_bytes
+        else:
+            outside += tensor.num_bytes
+    largest = max((layer.out_features * layer.in_features for layer in layers), default=0)
+    hidden = min((layer.in_features for layer in layers), default=0)
+    element = FLOAT_DTYPES[next(iter(tensors.values())).dtype]
+    return {
+        "runtime": RUNTIME_BYTES,
+        "embedding_and_head": outside,
+        "one_block": max(blocks.values()),
+        "one_weight_in_float32": 3 * 4 * largest,
+        "activations": calibration.num_samples * calibration.seq_len * hidden * element,
+    }
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sort key that puts block 2 before block 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
