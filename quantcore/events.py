@@ -84,6 +84,20 @@ class Failed(Event):
     retryable: bool
 
 
+_BY_KIND: dict[str, type[Event]] = {
+    event.kind: event for event in (PhaseStarted, Progress, LayerQuantized, Warned, Completed, Failed)
+}
+
+
+def parse(data: dict[str, Any]) -> Event:
+    """The event that ``to_dict`` gave. Raises ValueError for one that is not known or not whole."""
+    fields = {key: value for key, value in data.items() if key != "kind"}
+    try:
+        return _BY_KIND[data["kind"]](**fields)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not an event: {data}") from error
+
+
 Emit = Callable[[Event], None]
 
 

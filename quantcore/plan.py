@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from quantcore.checkpoint.headers import TensorHeader
+from quantcore.checkpoint.layout import TensorLayout
 from quantcore.config import CalibrationConfig, Config, QuantizationConfig
 from quantcore.errors import ConfigError, ModelError
-from quantcore.export import EXPORTERS
+from quantcore.export import EXPORTERS, Exporter
 from quantcore.layer import LayerPlan
 
 FLOAT_DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -33,7 +35,11 @@ class KeptTensor:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will happen to every layer. Sizes are bytes; ``peak_memory_bytes`` is an estimate with its parts beside it."""
+    """What will happen to every layer.
+
+    ``layouts`` holds, for each export, every tensor that will be written, in order: sizes are exact.
+    ``peak_memory_bytes`` is an estimate with its parts beside it. Sizes are bytes.
+    """
 
     model_type: str
     block_prefix: str
@@ -46,6 +52,7 @@ class Plan:
     tied_lm_head: bool
     size_before_bytes: int
     size_after_bytes: int
+    layouts: dict[str, dict[str, TensorLayout]]
     memory_bytes: dict[str, int]
     warnings: tuple[str, ...] = ()
 
@@ -98,6 +105,7 @@ def resolve(
     _check_groups(layers)
     _check_exports(layers, exports)
     _check_calibration(calibration, model_config)
+    layouts = {name: _layout(EXPORTERS.get(name), layers, tensors) for name in exports}
     return Plan(
         model_type=str(model_config["model_type"]),
         block_prefix=prefix,
@@ -109,10 +117,16 @@ def resolve(
         needs_calibration=any(layer.config.needs_calibration for layer in layers),
         tied_lm_head="lm_head.weight" not in tensors,
         size_before_bytes=sum(tensor.num_bytes for tensor in tensors.values()),
-        size_after_bytes=_size_after(layers, tensors),
+        size_after_bytes=sum(layout.num_bytes for layout in layouts[exports[0]].values()),
+        layouts=layouts,
         memory_bytes=_memory(layers, tensors, prefix, calibration),
         warnings=warnings,
     )
+
+
+def export_dir(folder: Path, plan: Plan, export: str) -> Path:
+    """One format fills the artifact folder itself; several get a folder each."""
+    return folder if len(plan.exports) == 1 else folder / export
 
 
 def find_blocks(tensors: Mapping[str, TensorHeader], model_config: Mapping[str, Any]) -> tuple[str, int]:
@@ -251,16 +265,20 @@ def _check_calibration(calibration: CalibrationConfig, model_config: Mapping[str
         )
 
 
-def _size_after(layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader]) -> int:
-    """Bytes of the quantized checkpoint's tensors: codes, scales and zero points; the rest unchanged."""
-    total = sum(tensor.num_bytes for tensor in tensors.values())
-    for layer in layers:
-        weight = tensors[f"{layer.name}.weight"]
-        rows, groups = layer.num_scales
-        codes = layer.out_features * layer.in_features * layer.weight.format.bits // 8
-        zero_points = 0 if layer.weight.symmetric else rows * groups * layer.weight.format.bits // 8
-        total += codes + rows * groups * FLOAT_DTYPES[weight.dtype] + zero_points - weight.num_bytes
-    return total
+def _layout(
+    exporter: Exporter, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader]
+) -> dict[str, TensorLayout]:
+    """Every tensor of the checkpoint that ``exporter`` will write, in the model's order."""
+    planned = {f"{layer.name}.weight": layer for layer in layers}
+    layout: dict[str, TensorLayout] = {}
+    for name in sorted(tensors, key=_natural):
+        if name in planned:
+            layer = planned[name]
+            parts = exporter.layout(layer, tensors[name].dtype)
+            layout.update({f"{layer.name}.{part}": entry for part, entry in parts.items()})
+        else:
+            layout[name] = TensorLayout(tensors[name].dtype, tensors[name].shape)
+    return layout
 
 
 def _memory(

@@ -51,6 +51,14 @@ class ModelHeaders:
     def total_bytes(self) -> int:
         return sum(tensor.num_bytes for tensor in self.tensors.values())
 
+    @property
+    def main_dtype(self) -> str:
+        """The dtype that most of the bytes have: the one the model computes in."""
+        sizes: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.num_bytes
+        return max(sizes, key=lambda dtype: sizes[dtype])
+
 
 def read_local(model_dir: Path | str) -> ModelHeaders:
     """Headers of the model in ``model_dir``. Raises ModelError that names the file at fault."""
@@ -73,11 +81,16 @@ def read_local(model_dir: Path | str) -> ModelHeaders:
             code="already_quantized",
             hint="Give the float model that it was made from.",
         )
+    return ModelHeaders(config=config, tensors=read_tensor_headers(folder))
+
+
+def read_tensor_headers(folder: Path) -> dict[str, TensorHeader]:
+    """Every tensor of the safetensors files in ``folder``, by name."""
     tensors: dict[str, TensorHeader] = {}
     for name in _weight_files(folder):
         tensors.update(read_safetensors_header(folder / name))
     _check_index(folder, tensors)
-    return ModelHeaders(config=config, tensors=tensors)
+    return tensors
 
 
 def read_json(path: Path, missing_code: str) -> dict[str, Any]:

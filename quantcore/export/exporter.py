@@ -4,36 +4,39 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from quantcore.checkpoint.layout import TensorLayout
+from quantcore.config import Config, QuantizationSpec, ScaleType
 from quantcore.layer import LayerPlan
 from quantcore.registry import Registry
 
 if TYPE_CHECKING:
     import torch
 
-    from quantcore.config import Config
-    from quantcore.qtensor import QTensor
+    from quantcore.qtensor import QParams, QTensor
+
+Tensors = dict[str, "torch.Tensor"]
 
 
 class Exporter(Protocol):
-    """One on-disk format. Exporters keep no state: they map values to tensors and back."""
+    """One on-disk format. Exporters keep no state: they map values to tensors and back.
+
+    ``encode`` and ``decode`` speak of one layer's tensors by their last name (``weight_scale``), without the layer's.
+    """
 
     name: str
     title: str
 
     def refuse(self, layer: LayerPlan) -> str | None:
-        """Why this format cannot hold ``layer`` (a sentence), or None if it can."""
+        """Why this format (or its consumer) cannot hold ``layer``, as the end of a sentence; None if it can."""
 
-    def encode(self, layer: LayerPlan, weight: QTensor, input_scale: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """The tensors to store for ``layer``, by full name."""
+    def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
+        """The tensors that ``encode`` will give for ``layer``; ``model_dtype`` as in safetensors (``BF16``)."""
 
-    def decode(self, layer: LayerPlan, tensors: dict[str, torch.Tensor]) -> QTensor:
-        """The weight that ``encode`` stored, rebuilt from the stored tensors alone."""
+    def encode(self, layer: LayerPlan, weight: QTensor, inputs: QParams | None) -> Tensors:
+        """The tensors to store. ``inputs`` are the static parameters of the layer's input, scalars, or None."""
 
-    def decode_input_scale(self, layer: LayerPlan, tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
-        """The static scale of the layer's input, float32 scalar, or None."""
-
-    def tensor_names(self, layer: LayerPlan) -> list[str]:
-        """The names that ``encode`` writes for ``layer``."""
+    def decode(self, layer: LayerPlan, tensors: Tensors) -> tuple[QTensor, QParams | None]:
+        """What ``encode`` was given, rebuilt from the stored tensors alone."""
 
     def quantization_config(self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]) -> dict[str, Any]:
         """The ``quantization_config`` of config.json. ``kept`` are full names of linear layers left as they were."""
@@ -43,3 +46,10 @@ class Exporter(Protocol):
 
 
 EXPORTERS: Registry[Exporter] = Registry("export_format", "quantcore.export")
+
+_SCALE_DTYPES = {ScaleType.float32: "F32", ScaleType.float16: "F16", ScaleType.bfloat16: "BF16"}
+
+
+def stored_scale_dtype(spec: QuantizationSpec, model_dtype: str) -> str:
+    """The safetensors dtype of the scales of ``spec`` in a model of ``model_dtype``."""
+    return _SCALE_DTYPES.get(spec.scale_type, model_dtype)

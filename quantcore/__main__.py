@@ -1,0 +1,7 @@
+"""``python -m quantcore``: the engine without a server."""
+
+import sys
+
+from quantcore.cli import main
+
+sys.exit(main())

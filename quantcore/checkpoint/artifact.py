@@ -1,0 +1,83 @@
+"""The artifact folder: built out of sight, sealed with a manifest, moved into place whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from quantcore.errors import ConfigError
+
+SIDE_FILES = (
+    "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
+    "*.model", "*.jinja", "LICENSE*",
+)  # fmt: skip
+"""What travels with a model beside its weights and config.json, byte for byte."""
+
+
+@contextmanager
+def building(output_dir: Path) -> Iterator[Path]:
+    """A folder to build in, renamed to ``output_dir`` at the end, removed if anything fails before.
+
+    Raises ConfigError ``output_exists`` when ``output_dir`` holds something already.
+    """
+    if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
+        raise ConfigError(
+            f"The output folder {output_dir} is not empty.",
+            code="output_exists",
+            hint="Give a new folder, or empty this one: nothing is overwritten.",
+            field="/output_dir",
+        )
+    output_dir.parent.mkdir(parents=True, exist_ok=True)
+    partial = output_dir.with_name(f".{output_dir.name}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        yield partial
+        os.replace(partial, output_dir)
+        _sync(output_dir.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def copy_side_files(model_dir: Path, folder: Path) -> list[str]:
+    """Copy tokenizer, chat template, generation config and licence; the names copied."""
+    names = sorted({path.name for pattern in SIDE_FILES for path in model_dir.glob(pattern) if path.is_file()})
+    for name in names:
+        shutil.copyfile(model_dir / name, folder / name)
+    return names
+
+
+def write_json(path: Path, data: Any) -> None:
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def seal(folder: Path) -> str:
+    """Write manifest.json (path, bytes, sha256 of every file), sync all to disk; the manifest's own sha256."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json")
+    entries = [
+        {"path": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size, "sha256": sha256(path)} for path in files
+    ]
+    manifest = folder / "manifest.json"
+    write_json(manifest, {"schema_version": 1, "files": entries})
+    for path in (*files, manifest, *(path for path in folder.rglob("*") if path.is_dir()), folder):
+        _sync(path)
+    return sha256(manifest)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,100 @@
+"""Safetensors shards, written tensor by tensor at places that are known before the first byte.
+
+A plan knows the name, dtype and shape of all that will be written, so the headers and every offset are fixed at the
+start: tensors may come in any order, nothing is held in memory, and what is missing at the end is known by name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from quantcore.checkpoint.layout import TensorLayout
+from quantcore.checkpoint.source import TORCH_DTYPES
+
+MAX_SHARD_BYTES = 5_000_000_000
+
+
+class Sink:
+    """The weights of one checkpoint folder. ``write`` every tensor of ``layouts`` once, then ``finish``."""
+
+    def __init__(self, folder: Path, layouts: Mapping[str, TensorLayout], max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._layouts = layouts
+        self._missing = set(layouts)
+        self._places: dict[str, tuple[int, int]] = {}  # name -> (shard index, offset in its file)
+        shards = _split(layouts, max_shard_bytes)
+        self._files = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+        if len(shards) == 1:
+            self._files = ["model.safetensors"]
+        self._handles = [os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644) for name in self._files]
+        for index, names in enumerate(shards):
+            self._write_header(index, names)
+        if len(shards) > 1:
+            self._write_index()
+
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        """Store ``tensor`` (any device). Its dtype and shape must be the planned ones; each name is written once."""
+        layout = self._layouts[name]
+        if TORCH_DTYPES[layout.dtype] != tensor.dtype or layout.shape != tuple(tensor.shape) or name not in self._missing:
+            raise RuntimeError(f"{name}: planned {layout}, got {tensor.dtype} {tuple(tensor.shape)}, or written twice")
+        data = memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()).cast("B")
+        shard, offset = self._places[name]
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self._handles[shard], data[done:], offset + done)
+        self._missing.discard(name)
+
+    def finish(self) -> None:
+        """Sync the shards to disk. Raises RuntimeError when a planned tensor was never written."""
+        if self._missing:
+            raise RuntimeError(f"{len(self._missing)} tensor(s) were never written, first '{min(self._missing)}'")
+        for handle in self._handles:
+            os.fsync(handle)
+        self.close()
+
+    def close(self) -> None:
+        """Give the files back (also after a failure)."""
+        while self._handles:
+            os.close(self._handles.pop())
+
+    def _write_header(self, index: int, names: list[str]) -> None:
+        entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        end = 0
+        for name in names:
+            layout = self._layouts[name]
+            begin, end = end, end + layout.num_bytes
+            entries[name] = {"dtype": layout.dtype, "shape": list(layout.shape), "data_offsets": [begin, end]}
+            self._places[name] = (index, begin)
+        header = json.dumps(entries, separators=(",", ":")).encode()
+        header += b" " * (-len(header) % 8)
+        os.pwrite(self._handles[index], len(header).to_bytes(8, "little") + header, 0)
+        os.ftruncate(self._handles[index], 8 + len(header) + end)
+        for name in names:
+            self._places[name] = (index, self._places[name][1] + 8 + len(header))
+
+    def _write_index(self) -> None:
+        index = {
+            "metadata": {"total_size": sum(layout.num_bytes for layout in self._layouts.values())},
+            "weight_map": {name: self._files[self._places[name][0]] for name in sorted(self._places)},
+        }
+        (self.folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+
+
+def _split(layouts: Mapping[str, TensorLayout], max_shard_bytes: int) -> list[list[str]]:
+    """Names per shard: plan order, a new shard when the next tensor would overflow it. Within a shard wide dtypes come
+    first, so that every tensor is aligned to its own element size."""
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, layout in layouts.items():
+        if shards[-1] and size + layout.num_bytes > max_shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += layout.num_bytes
+    return [sorted(names, key=lambda name: (-layouts[name].element_bytes, name)) for names in shards]

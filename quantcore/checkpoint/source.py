@@ -1,0 +1,48 @@
+"""Tensors of a safetensors checkpoint, read one at a time by byte range."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from quantcore.checkpoint.headers import TensorHeader
+from quantcore.errors import ModelError
+
+TORCH_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+
+class Source:
+    """Reads exactly the bytes that are asked for into fresh memory: no mapping, nothing kept."""
+
+    def __init__(self, folder: Path, tensors: dict[str, TensorHeader]) -> None:
+        self._folder = folder
+        self.tensors = tensors
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor called ``name`` on the CPU, in its stored dtype. Raises ModelError if it is not there whole."""
+        if name not in self.tensors:
+            raise ModelError(
+                f"The checkpoint has no tensor '{name}'.",
+                code="missing_tensors",
+                hint="Its names do not fit the architecture in config.json, or a shard is missing.",
+            )
+        header = self.tensors[name]
+        buffer = torch.empty(header.num_bytes, dtype=torch.uint8)
+        view = memoryview(buffer.numpy()).cast("B") if header.num_bytes else memoryview(b"")
+        with (self._folder / header.file).open("rb", buffering=0) as file:
+            done = 0
+            while done < header.num_bytes:
+                count = os.preadv(file.fileno(), [view[done:]], header.begin + done)
+                if count == 0:
+                    raise ModelError(f"{header.file} ends inside '{name}'.", code="corrupt_weights")
+                done += count
+        return buffer.view(TORCH_DTYPES[header.dtype]).view(header.shape)

@@ -1,0 +1,71 @@
+"""What a person sees in the terminal while the engine works, and afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from quantcore import events
+from quantcore.errors import QuantError
+
+_console = Console(stderr=True)
+
+
+@contextmanager
+def progress_display() -> Iterator[events.Emit]:
+    """A progress bar that follows the events: phase, block i of n, seconds left."""
+    columns = (TextColumn("{task.description:9}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*columns, TimeElapsedColumn(), console=_console, transient=True) as progress:
+        bar = progress.add_task("start", total=None, note="")
+
+        def emit(event: events.Event) -> None:
+            if isinstance(event, events.PhaseStarted):
+                progress.reset(bar, description=event.phase, total=None, note="")
+            elif isinstance(event, events.Progress):
+                left = "" if event.eta_s is None else f"{event.unit}s, {event.eta_s:.0f} s left"
+                progress.update(bar, completed=event.done, total=event.total, note=left)
+            elif isinstance(event, events.Warned):
+                progress.console.print(f"[yellow]warning[/] {event.message}", highlight=False)
+
+        yield emit
+
+
+def show_report(report: dict[str, Any], output_dir: str) -> None:
+    """The summary as a table, and the lines that load the result."""
+    summary = report["summary"]
+    table = Table(show_header=False, box=None)
+    worst = summary["worst_layer"]
+    rows = [
+        ("size", f"{_mega(summary['size_before_bytes'])} -> {_mega(summary['size_after_bytes'])}"),
+        ("worst layer", f"{worst['name']} (relative error {worst['relative_error']:.4f}, {worst['sqnr_db']:.1f} dB)"),
+        ("time", f"{summary['total_s']:.1f} s"),
+        ("peak memory", _mega(summary["peak_memory_bytes"])),
+        ("written to", output_dir),
+    ]
+    if summary["perplexity_before"] is not None:
+        change = 100 * (summary["perplexity_ratio"] - 1)
+        text = f"{summary['perplexity_before']:.3f} -> {summary['perplexity_after']:.3f} ({change:+.2f} %)"
+        rows.insert(1, ("perplexity", text))
+    for name, text in rows:
+        table.add_row(f"[bold]{name}[/]", text)
+    out = Console()
+    out.print(table)
+    for export in summary["exports"].values():
+        out.print(export["load"].replace("'.'", f"'{output_dir}'"), highlight=False, soft_wrap=True)
+
+
+def explain(error: QuantError) -> None:
+    """An error for a person: what is wrong, what to do, its code."""
+    _console.print(f"[bold red]error[/] {error.message}", highlight=False, soft_wrap=True)
+    if error.hint:
+        _console.print(f"      {error.hint}", highlight=False, soft_wrap=True)
+    _console.print(f"      [dim]{error.code}[/]", highlight=False)
+
+
+def _mega(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

@@ -1,0 +1,46 @@
+"""What the pipeline knows of its result, written down so that a fresh process can hold the files against it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+PROBE_POSITIONS = 16  # the last positions of a window whose logits are compared
+
+
+@dataclass
+class Expectation:
+    """Digests of every tensor, and the logits of the quantized model that was in memory.
+
+    ``weights``: sha256 of each quantized layer's dequantized float32 weight; ``inputs``: its static [scale, zero point];
+    ``tensors``: sha256 of every tensor that is written as it was; ``probe_logits`` [N, PROBE_POSITIONS, V] float32 for
+    the first N of ``held_out_NT``.
+    """
+
+    held_out_NT: torch.Tensor
+    probe_logits: torch.Tensor
+    weights: dict[str, str] = field(default_factory=dict)
+    inputs: dict[str, list[float]] = field(default_factory=dict)
+    tensors: dict[str, str] = field(default_factory=dict)
+
+    def save(self, folder: Path) -> None:
+        save_file({"held_out": self.held_out_NT, "probe_logits": self.probe_logits}, folder / "expected.safetensors")
+        digests = {name: value for name, value in asdict(self).items() if isinstance(value, dict)}
+        (folder / "expected.json").write_text(json.dumps(digests), "utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> Expectation:
+        tensors = load_file(folder / "expected.safetensors")
+        digests = json.loads((folder / "expected.json").read_text("utf-8"))
+        return cls(tensors["held_out"], tensors["probe_logits"], **digests)
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """sha256 of a tensor's bytes in row-major order."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return hashlib.sha256(memoryview(flat.view(torch.uint8).numpy())).hexdigest()

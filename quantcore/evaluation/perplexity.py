@@ -1,0 +1,38 @@
+"""Perplexity on token windows: exp of the mean negative log-likelihood of every token after a window's first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional
+
+from quantcore.errors import NumericsError
+
+CHUNK = 128  # rows of logits that are in float32 at one time
+
+
+def negative_log_likelihood(logits_TV: torch.Tensor, ids_T: torch.Tensor) -> float:
+    """Sum over t of -log p(ids[t + 1] | ids[: t + 1]), natural log, in float32 whatever the logits are."""
+    targets = ids_T[1:].to(logits_TV.device)
+    total = 0.0
+    for start in range(0, len(targets), CHUNK):
+        rows = slice(start, min(start + CHUNK, len(targets)))
+        total += functional.cross_entropy(logits_TV[:-1][rows].float(), targets[rows], reduction="sum").item()
+    return total
+
+
+def perplexity(
+    logits: Callable[[torch.Tensor], torch.Tensor], states: list[torch.Tensor], windows_NT: torch.Tensor
+) -> float:
+    """Perplexity of N windows whose last hidden states [1, T, H] are given. Raises NumericsError if it is not finite."""
+    total = sum(negative_log_likelihood(logits(state)[0], ids) for state, ids in zip(states, windows_NT, strict=True))
+    mean = total / (windows_NT.shape[0] * (windows_NT.shape[1] - 1))
+    if not math.isfinite(mean) or mean > 700:
+        raise NumericsError(
+            "The model's logits are not finite on the held-out text.",
+            code="nonfinite_logits",
+            hint="The float model overflows, or the quantized one is broken: see the layer errors in the report.",
+        )
+    return math.exp(mean)

@@ -1,0 +1,191 @@
+"""The proof: a fresh process reads the written files and holds them against what was computed.
+
+It shares with the pipeline only the plan. Tensors must be equal bit for bit, logits within ``LOGIT_TOLERANCE``, and the
+perplexity on held-out text is measured on what was read back.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantcore.calibration.stats import quantized_inputs
+from quantcore.checkpoint.headers import ModelHeaders, TensorHeader, read_local, read_tensor_headers
+from quantcore.checkpoint.source import TORCH_DTYPES, Source
+from quantcore.errors import ProofError
+from quantcore.evaluation.expectation import PROBE_POSITIONS, Expectation, digest
+from quantcore.evaluation.perplexity import perplexity
+from quantcore.events import Emit, Progress, parse
+from quantcore.export import EXPORTERS
+from quantcore.layer import LayerPlan
+from quantcore.plan import Plan, export_dir, resolve
+from quantcore.qtensor import QParams
+from quantcore.runtime.devices import default_device
+from quantcore.runtime.single import Hidden, StreamedModel
+from quantcore.task import Task
+from quantcore.timing import Eta
+
+LOGIT_TOLERANCE = 1e-3
+"""Largest |difference| of a logit over the largest |logit|: same weights and same kernels give 0; float32 noise is below."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was seen of one export: counts of equal tensors, the largest relative logit difference, the perplexity."""
+
+    export: str
+    num_tensors_equal: int
+    max_logit_difference: float
+    perplexity: float | None
+
+
+def prove(plan: Plan, headers: ModelHeaders, folder: Path, export: str, expected: Expectation, emit: Emit) -> Proof:
+    """Check one written checkpoint. Raises ProofError that names what differs."""
+    reader = WrittenCheckpoint(plan, folder, export)
+    num_equal = reader.check(expected)
+    names = set(headers.tensors)
+    dtype = TORCH_DTYPES[headers.main_dtype]
+    model = StreamedModel(
+        headers.config, reader.read_float, names, plan.block_prefix, plan.num_blocks, dtype, default_device()
+    )
+    num_probes = expected.probe_logits.shape[0]
+    hidden = model.embed(expected.held_out_NT)
+    run_quantized(model, plan, hidden, reader.inputs, export, emit)
+    head = {layer: model.model.get_submodule(layer.name) for layer in plan.layers_of(None)}
+    with model.head() as logits, quantized_inputs(head, reader.inputs):
+        probes = torch.stack([logits(state)[0, -PROBE_POSITIONS:].float().cpu() for state in hidden.states[:num_probes]])
+        value = perplexity(logits, hidden.states, expected.held_out_NT)
+    difference = ((probes - expected.probe_logits).abs().max() / expected.probe_logits.abs().max()).item()
+    if not difference <= LOGIT_TOLERANCE:
+        raise ProofError(
+            f"The {export} files give other logits than the model in memory: relative difference {difference:.2e}.",
+            code="proof_logits_differ",
+            hint=f"Allowed is {LOGIT_TOLERANCE:.0e}. Please report this: the artifact is not handed out.",
+        )
+    return Proof(export, num_equal, difference, value)
+
+
+def run_quantized(
+    model: StreamedModel, plan: Plan, hidden: Hidden, inputs: dict[LayerPlan, QParams], export: str, emit: Emit
+) -> None:
+    """Take ``hidden`` through all blocks with quantized inputs where the plan says so."""
+    eta = Eta(plan.num_blocks)
+    for index in range(plan.num_blocks):
+        with model.block(index) as block:
+            modules = {layer: model.model.get_submodule(layer.name) for layer in plan.layers_of(index)}
+            with quantized_inputs(modules, inputs):
+                model.run_block(block, index, hidden)
+        emit(Progress("verify", index + 1, plan.num_blocks, "block", eta.after(index + 1)))
+
+
+class WrittenCheckpoint:
+    """A written export: reads floats out of it through the exporter's decoder."""
+
+    def __init__(self, plan: Plan, folder: Path, export: str) -> None:
+        self._exporter = EXPORTERS.get(export)
+        self._layers = {f"{layer.name}.weight": layer for layer in plan.layers}
+        self._layouts = plan.layouts[export]
+        tensors = read_tensor_headers(folder)
+        self._check_layout(tensors, export)
+        self._source = Source(folder, tensors)
+        self._export = export
+        self.inputs: dict[LayerPlan, QParams] = {}
+
+    def read_float(self, name: str) -> torch.Tensor:
+        """The tensor that Transformers would call ``name``: dequantized float32 if it was quantized."""
+        if name not in self._layers:
+            return self._source.read(name)
+        layer = self._layers[name]
+        stored = {
+            key.removeprefix(f"{layer.name}."): self._source.read(key)
+            for key in self._layouts
+            if key.startswith(f"{layer.name}.") and key != f"{layer.name}.bias"
+        }
+        weight, inputs = self._exporter.decode(layer, stored)
+        if inputs is not None:
+            self.inputs[layer] = inputs
+        return weight.dequantize()
+
+    def check(self, expected: Expectation) -> int:
+        """Compare every tensor with its digest; the number compared."""
+        for name, layer in self._layers.items():
+            if digest(self.read_float(name)) != expected.weights[layer.name]:
+                self._differs(name)
+            if layer in self.inputs and as_floats(self.inputs[layer]) != expected.inputs[layer.name]:
+                self._differs(f"{layer.name}.input_scale")
+        for name, value in expected.tensors.items():
+            if digest(self._source.read(name)) != value:
+                self._differs(name)
+        return len(self._layers) + len(expected.tensors)
+
+    def _check_layout(self, tensors: dict[str, TensorHeader], export: str) -> None:
+        found = {name: (header.dtype, header.shape) for name, header in tensors.items()}
+        planned = {name: (layout.dtype, layout.shape) for name, layout in self._layouts.items()}
+        if found != planned:
+            odd = sorted(name for name in found.keys() | planned.keys() if found.get(name) != planned.get(name))
+            raise ProofError(f"The {export} files hold other tensors than planned, first '{odd[0]}'.", code="proof_layout_differs")
+
+    def _differs(self, name: str) -> None:
+        raise ProofError(
+            f"'{name}' read back from the {self._export} files is not what was computed.",
+            code="proof_tensor_differs",
+            hint="Please report this: the artifact is not handed out.",
+        )
+
+
+def as_floats(params: QParams) -> list[float]:
+    """[scale, zero point] of an input, for an exact comparison through JSON."""
+    return [params.scale.item(), 0.0 if params.zero_point is None else float(params.zero_point.item())]
+
+
+def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit: Emit) -> dict[str, Proof]:
+    """Run ``python -m quantcore verify`` on ``folder`` and relay its events. Raises ProofError (or what it reported)."""
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".proof-") as scratch:
+        expected.save(Path(scratch))
+        (Path(scratch) / "task.json").write_text(task.model_dump_json(), "utf-8")
+        command = [sys.executable, "-m", "quantcore", "verify", str(folder), scratch]
+        proofs: dict[str, Proof] = {}
+        failure: dict[str, Any] = {}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    data = json.loads(line)
+                    if data["kind"] == "proof":
+                        proofs[data["export"]] = Proof(**{key: data[key] for key in data if key != "kind"})
+                    elif data["kind"] == "failed":
+                        failure = data
+                    else:
+                        emit(parse(data))
+            finally:
+                process.kill()
+        if process.returncode != 0 or failure:
+            raise ProofError(
+                failure.get("message", f"The proof process ended with status {process.returncode}."),
+                code=failure.get("code", "proof_crashed"),
+                hint=failure.get("hint", "See the log above."),
+                retryable=not failure,
+            )
+    return proofs
+
+
+def proof_line(proof: Proof) -> str:
+    """The JSON line in which the fresh process reports one export."""
+    return json.dumps({"kind": "proof", **asdict(proof)})
+
+
+def prove_all(task: Task, folder: Path, scratch: Path, emit: Emit) -> Iterator[Proof]:
+    """The fresh process: plan again from the float model's headers, then prove every export in turn."""
+    headers = read_local(task.model_dir)
+    plan = resolve(task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export)
+    expected = Expectation.load(scratch)
+    for export in plan.exports:
+        yield prove(plan, headers, export_dir(folder, plan, export), export, expected, emit)

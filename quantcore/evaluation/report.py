@@ -1,0 +1,74 @@
+"""report.json: what was done, how good it is, and what was seen when the files were read back."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+import quantcore
+from quantcore.evaluation.proof import Proof
+from quantcore.events import LayerQuantized
+from quantcore.export import EXPORTERS
+from quantcore.plan import Plan
+from quantcore.runtime.devices import default_device, peak_memory_bytes
+from quantcore.task import Task
+
+def build_report(
+    task: Task,
+    plan: Plan,
+    layers: list[LayerQuantized],
+    perplexity_before: float | None,
+    proofs: dict[str, Proof],
+    *,
+    quantize_s: float,
+    total_s: float,
+) -> dict[str, Any]:
+    """The whole report as JSON data; ``summary`` is what a table shows. Times in seconds, sizes in bytes."""
+    worst = max(layers, key=lambda layer: layer.relative_error)
+    before = perplexity_before
+    after = proofs[plan.exports[0]].perplexity if before is not None else None
+    return {
+        "schema_version": 1,
+        "summary": {
+            "size_before_bytes": plan.size_before_bytes,
+            "size_after_bytes": plan.size_after_bytes,
+            "perplexity_before": before,
+            "perplexity_after": after,
+            "perplexity_ratio": after / before if after and before else None,
+            "worst_layer": {"name": worst.name, "relative_error": worst.relative_error, "sqnr_db": worst.sqnr_db},
+            "num_layers_quantized": len(plan.layers),
+            "num_layers_kept": len(plan.kept),
+            "quantize_s": round(quantize_s, 2),
+            "total_s": round(total_s, 2),
+            "peak_memory_bytes": peak_memory_bytes(),
+            "planned_peak_memory_bytes": plan.peak_memory_bytes,
+            "exports": {name: _export(plan, name, proofs[name]) for name in plan.exports},
+        },
+        "model": {"path": str(task.model_dir), "model_type": plan.model_type},
+        "config": task.config.model_dump(mode="json"),
+        "calibration": task.calibration.model_dump(mode="json"),
+        "evaluation": task.evaluation.model_dump(mode="json"),
+        "proof": {name: asdict(proof) for name, proof in proofs.items()},
+        "layers": [layer.to_dict() for layer in layers],
+        "kept": [asdict(entry) for entry in plan.kept],
+        "warnings": list(plan.warnings),
+        "environment": {
+            "quantcore": quantcore.__version__,
+            "python": platform.python_version(),
+            "torch": version("torch"),
+            "transformers": version("transformers"),
+            "device": str(default_device()),
+        },
+    }
+
+
+def _export(plan: Plan, name: str, proof: Proof) -> dict[str, Any]:
+    path = "." if len(plan.exports) == 1 else name
+    return {
+        "path": path,
+        "bytes": sum(layout.num_bytes for layout in plan.layouts[name].values()),
+        "perplexity": proof.perplexity,
+        "load": EXPORTERS.get(name).load_hint(path),
+    }

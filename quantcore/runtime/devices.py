@@ -1,0 +1,27 @@
+"""The one place that asks what the device is."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+import torch
+
+
+def default_device() -> torch.device:
+    """The accelerator if torch sees one (CUDA, ROCm, ...), else the CPU."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return accelerator if accelerator is not None else torch.device("cpu")
+
+
+def limit_threads() -> int:
+    """Use ``OMP_NUM_THREADS`` threads, or all cores this process may run on; the number used."""
+    threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(threads)
+    return threads
+
+
+def peak_memory_bytes() -> int:
+    """The largest resident size of this process so far (host), plus what torch ever held on its accelerator."""
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return host + (torch.accelerator.max_memory_allocated() if torch.accelerator.is_available() else 0)
