@@ -1,0 +1,42 @@
+"""What endpoints ask for. All of it is made once in ``create_app`` and lives as long as the app.
+
+There is no session dependency on purpose: an endpoint opens ``with sessions.begin()`` itself, so that the commit has
+happened before the answer leaves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from celery import Celery
+from fastapi import Depends, Request
+
+from api.settings import Settings
+from api.store.engine import Sessions
+from api.store.upkeep import Upkeep
+
+
+@dataclass(frozen=True)
+class Context:
+    """The app's parts."""
+
+    settings: Settings
+    sessions: Sessions
+    celery: Celery
+    upkeep: Upkeep
+
+
+def get_context(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context
+
+
+ContextDep = Annotated[Context, Depends(get_context)]
+
+
+def get_sessions(context: ContextDep) -> Sessions:
+    return context.sessions
+
+
+SessionsDep = Annotated[Sessions, Depends(get_sessions)]

@@ -1,0 +1,144 @@
+"""Every error leaves as RFC 9457 ``application/problem+json`` with a stable ``code``, and says what would have worked.
+
+Never in it: a traceback, the rejected value of a field (it may be a secret), the text of a database error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from starlette.exceptions import HTTPException
+
+from quantcore.errors import ProofError, QuantError
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 5
+CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large"} | {
+    415: "unsupported_media_type"
+}
+
+
+class Problem(Exception):
+    """An answer that is an error."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        hint: str = "",
+        errors: Sequence[Mapping[str, Any]] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.hint = hint
+        self.errors = errors
+        self.headers = dict(headers or {})
+
+
+def install(app: FastAPI) -> None:
+    """Register a handler for everything that can be raised."""
+
+    @app.exception_handler(Problem)
+    def problem(request: Request, error: Problem) -> JSONResponse:
+        return _answer(request, error)
+
+    @app.exception_handler(QuantError)
+    def quant_error(request: Request, error: QuantError) -> JSONResponse:
+        return _answer(request, _from_quant_error(error))
+
+    @app.exception_handler(RequestValidationError)
+    def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return _answer(request, _from_validation(error))
+
+    @app.exception_handler(HTTPException)
+    def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        code = CODES.get(error.status_code, "bad_request" if error.status_code < 500 else "internal_error")
+        return _answer(request, Problem(error.status_code, code, str(error.detail), headers=error.headers))
+
+    @app.exception_handler(PoolTimeoutError)
+    @app.exception_handler(InterfaceError)
+    @app.exception_handler(OperationalError)
+    def database_away(request: Request, error: Exception) -> JSONResponse:
+        logger.warning("the database is away: %s", type(error).__name__)
+        return _answer(request, _unavailable("database_unavailable", "The database cannot be reached."))
+
+    @app.exception_handler(Exception)
+    def bug(request: Request, error: Exception) -> JSONResponse:
+        return _answer(request, Problem(500, "internal_error", "Something went wrong on our side.", hint=_REPORT))
+
+
+_REPORT = "Tell the operator the request_id: the server's log has the details."
+
+
+def _answer(request: Request, problem: Problem) -> JSONResponse:
+    body: dict[str, Any] = {
+        "type": f"urn:bitfoundry:error:{problem.code}",
+        "title": HTTPStatus(problem.status).phrase,
+        "status": problem.status,
+        "detail": problem.detail,
+        "instance": request.url.path,
+        "code": problem.code,
+        "request_id": request.scope.get("request_id"),
+    }
+    if problem.hint:
+        body["hint"] = problem.hint
+    if problem.errors:
+        body["errors"] = list(problem.errors)
+    return JSONResponse(body, problem.status, problem.headers, media_type="application/problem+json")
+
+
+def _from_quant_error(error: QuantError) -> Problem:
+    """What the engine says about a request: the client's to mend (422), ours (500), or a matter of time (503)."""
+    if error.retryable:
+        return _unavailable(error.code, error.message, hint=error.hint)
+    entry = {"pointer": f"#{error.field}", "detail": error.message, "code": error.code, "allowed": list(error.allowed)}
+    status = 500 if isinstance(error, ProofError) else 422
+    return Problem(status, error.code, error.message, hint=error.hint, errors=[entry] if error.field else [])
+
+
+def _from_validation(error: RequestValidationError) -> Problem:
+    """FastAPI's list of errors without the rejected input, and with JSON pointers (RFC 6901)."""
+    found = error.errors()
+    if found[0]["type"] == "json_invalid":
+        return Problem(400, "invalid_json", f"The body is not valid JSON: {found[0]['ctx']['error']}.")
+    entries = [_entry(item) for item in found]
+    codes = {entry["code"] for entry in entries}
+    code = codes.pop() if len(codes) == 1 else "invalid_request"
+    return Problem(422, code, "The request is not valid; `errors` says where.", errors=entries)
+
+
+# Pydantic's names of errors that have a name of ours; a name of our own (PydanticCustomError) is kept.
+_VALIDATION_CODES = {"extra_forbidden": "unknown_field", "missing": "missing_field"}
+_OWN_CODES = frozenset({"invalid_model_id", "invalid_model", "invalid_text", "invalid_labels"})
+
+
+def _entry(item: Mapping[str, Any]) -> dict[str, Any]:
+    where, *path = item["loc"]
+    code = item["type"] if item["type"] in _OWN_CODES else _VALIDATION_CODES.get(item["type"], "invalid_request")
+    place = {"pointer": "#" + "".join(f"/{_escape(part)}" for part in path)}
+    if where != "body":
+        place = {"parameter": ".".join(map(str, path))}
+    allowed = item.get("ctx", {}).get("expected")
+    return place | {"detail": item["msg"], "code": code} | ({"allowed": allowed} if allowed else {})
+
+
+def _escape(part: object) -> str:
+    return str(part).replace("~", "~0").replace("/", "~1")
+
+
+def _unavailable(code: str, detail: str, *, hint: str = "Try again in a moment.") -> Problem:
+    return Problem(503, code, detail, hint=hint, headers={"Retry-After": str(RETRY_AFTER_S)})

@@ -1,0 +1,130 @@
+"""What the routes do, without HTTP: understand a request, plan it, find an artifact's file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from api.errors import Problem
+from api.jobs import models
+from api.jobs.schemas import JobCreate, PlanCreate, PresetConfig
+from api.settings import Settings
+from api.store import manifest
+from api.store.manifest import Manifest, ManifestFile
+from api.store.tables import Artifact
+from quantcore import plan, presets
+from quantcore.config import CalibrationConfig, Config, parse_config
+from quantcore.errors import CalibrationError, QuantError
+from quantcore.plan import Plan
+
+BUILTIN_SOURCE = "builtin"
+_BODY_FIELDS = frozenset(JobCreate.model_fields)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A request that will work: what is stored of it, and the plan."""
+
+    model: dict[str, Any]
+    preset: str | None
+    config: Config
+    calibration: CalibrationConfig
+    plan: Plan
+
+
+def make_plan(request: PlanCreate, settings: Settings) -> Planned:
+    """Resolve the request against the model's headers. Raises QuantError whose ``field`` points into the request."""
+    try:
+        preset, config = _parse_config(request.config)
+        calibration = _locate(request.calibration, settings)
+        model, headers = models.read_headers(request.model, settings)
+        resolved = plan.resolve(
+            config, headers.config, headers.tensors, calibration=calibration, exports=request.export
+        )
+    except QuantError as error:
+        error.field = _pointer(error.field, request.config)
+        raise
+    return Planned(model, preset, config, calibration, resolved)
+
+
+def read_manifest(artifact: Artifact) -> Manifest:
+    """The artifact's manifest, which must be the one that was committed. Raises ProofError ``artifact_corrupt``."""
+    found = manifest.read(Path(artifact.path))
+    if found.sha256 != artifact.manifest_sha256:
+        raise manifest.corrupt("its manifest has changed")
+    return found
+
+
+def find_file(artifact: Artifact, name: str) -> tuple[Path, ManifestFile]:
+    """A file of the artifact, its content checked. Only names in the manifest exist: ``..`` and friends are 404."""
+    folder = Path(artifact.path)
+    found = read_manifest(artifact)
+    if name == manifest.MANIFEST:
+        path = folder / name
+        return path, ManifestFile(name, path.stat().st_size, found.sha256)
+    if name not in found.files:
+        raise Problem(404, "file_not_found", "The artifact has no such file.", hint="GET .../artifacts lists them.")
+    file = found.files[name]
+    _check_once(folder, file, _fingerprint(folder / name))
+    return folder / name, file
+
+
+def _parse_config(data: dict[str, Any]) -> tuple[str | None, Config]:
+    """{preset ...} or a whole config -> (preset's name or None, config)."""
+    if "preset" not in data:
+        return None, parse_config(data)
+    try:
+        chosen = PresetConfig.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise QuantError(
+            f"The config is not valid at {first['loc'][0]}: {first['msg']}.",
+            code="invalid_config",
+            hint="With a preset go only group_size and exclude; or give a whole config without a preset.",
+            field="/config/" + "/".join(map(str, first["loc"])),
+        ) from error
+    return chosen.preset, presets.resolve(chosen.preset, group_size=chosen.group_size, exclude=chosen.exclude)
+
+
+def _locate(calibration: CalibrationConfig, settings: Settings) -> CalibrationConfig:
+    if calibration.source == BUILTIN_SOURCE:
+        return calibration
+    source = settings.find_input(calibration.source, field="/calibration/source")
+    if not source.is_file():
+        raise CalibrationError(
+            f"There is no calibration file at {calibration.source}.",
+            code="calibration_not_found",
+            hint="Give 'builtin', or a .txt or .jsonl file that the service can read.",
+            field="/calibration/source",
+        )
+    return calibration.model_copy(update={"source": str(source)})
+
+
+def _pointer(field: str, config: dict[str, Any]) -> str:
+    """The engine points into the config it was given; the client needs a pointer into the body that it sent."""
+    first, *rest = field.strip("/").split("/")
+    if not field or first in _BODY_FIELDS:
+        return field
+    if "preset" not in config:
+        return f"/config{field}"
+    last = (rest or [first])[-1]
+    return f"/config/{last}" if last in config else "/config/preset"
+
+
+def _fingerprint(path: Path) -> tuple[int, ...]:
+    """Changes whenever the file does; ctime cannot be set back from outside the kernel."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return ()
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+@lru_cache(maxsize=4096)
+def _check_once(folder: Path, file: ManifestFile, fingerprint: tuple[int, ...]) -> None:
+    """Hash a file when it is first asked for, not again for every range of it. Errors are not remembered."""
+    manifest.check_file(folder, file)

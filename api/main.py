@@ -1,0 +1,76 @@
+"""The HTTP app. ``uvicorn api.main:create_app --factory --timeout-graceful-shutdown 5``"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import Depends, FastAPI
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api import catalog, errors, health, jobs
+from api.deps import Context
+from api.security import authenticate
+from api.settings import Settings
+from api.store.engine import connect, dispose
+from api.store.upkeep import Upkeep
+from api.store.wakeups import make_celery, sender
+
+MAX_BODY_BYTES = 1 << 20
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """The app with its parts; settings come from the environment unless given."""
+    settings = settings or Settings()  # type: ignore[call-arg]
+    sessions = connect(settings.database_url.get_secret_value())
+    celery = make_celery(settings.broker_url.get_secret_value())
+    upkeep = Upkeep(sessions, sender(celery), interval_s=settings.poll_s)
+
+    @asynccontextmanager
+    async def live(app: FastAPI) -> AsyncIterator[None]:
+        upkeep.start()
+        yield
+        upkeep.stop()
+        celery.close()
+        dispose(sessions)
+
+    app = FastAPI(
+        title="Bitfoundry",
+        summary="Quantization of language models as a service.",
+        version="1",
+        lifespan=live,
+        docs_url=None,  # Swagger's page would load scripts from another host
+        redoc_url=None,
+        max_body_size=MAX_BODY_BYTES,
+    )
+    app.state.context = Context(settings, sessions, celery, upkeep)
+    app.add_middleware(RequestId)
+    errors.install(app)
+    app.include_router(health.router)
+    for router in (jobs.router, catalog.router):
+        app.include_router(router, prefix="/v1", dependencies=[Depends(authenticate)])
+    return app
+
+
+class RequestId:
+    """Gives every request an id that the answer, a problem and the log share; no answer's type may be guessed."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = scope["request_id"] = f"req_{secrets.token_hex(8)}"
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = request_id
+                headers["X-Content-Type-Options"] = "nosniff"
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)

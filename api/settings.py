@@ -1,0 +1,77 @@
+"""Everything that can be set from outside, read once from the environment; the API and the worker use the same.
+
+``DATABASE_URL`` and ``BROKER_URL`` have their usual names, all others start with ``BITFOUNDRY_``.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, PositiveFloat, PositiveInt, SecretStr
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from quantcore.errors import ModelError
+
+
+def _split_folders(value: Any) -> Any:
+    """``/a:/b`` -> real paths, so that a later comparison is between real paths too."""
+    folders = [part for part in value.split(os.pathsep) if part] if isinstance(value, str) else value
+    return tuple(Path(folder).resolve() for folder in folders)
+
+
+class Settings(BaseSettings):
+    """Times are seconds. URLs are secret: they may hold a password and are never logged or shown."""
+
+    model_config = SettingsConfigDict(env_prefix="BITFOUNDRY_", frozen=True, populate_by_name=True, extra="ignore")
+
+    database_url: SecretStr = Field(validation_alias=AliasChoices("database_url", "DATABASE_URL"))
+    broker_url: SecretStr = Field(validation_alias=AliasChoices("broker_url", "BROKER_URL"))
+    data_dir: Annotated[Path, AfterValidator(Path.resolve)]
+    model_roots: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_split_folders)] = ()
+
+    lease_s: PositiveFloat = 90
+    heartbeat_s: PositiveFloat = 15
+    poll_s: PositiveFloat = 10
+    stop_grace_s: PositiveFloat = 30
+    retry_base_s: PositiveFloat = 30
+
+    slots: PositiveInt = 1
+    engine_threads: PositiveInt = Field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    engine_command: str = "{python} -m quantcore run"
+
+    @property
+    def artifacts_dir(self) -> Path:
+        return self.data_dir / "artifacts"
+
+    @property
+    def work_dir(self) -> Path:
+        return self.data_dir / "work"
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.data_dir / "logs"
+
+    @property
+    def engine_argv(self) -> list[str]:
+        """The engine's command line without its last argument, the task file."""
+        return [part.replace("{python}", sys.executable) for part in shlex.split(self.engine_command)]
+
+    def find_input(self, path: str, *, field: str) -> Path:
+        """The real path of a file or folder that a job may read: below one of ``model_roots``, links followed first.
+
+        Raises ModelError ``path_not_allowed`` that names ``field``, the JSON pointer of who asked.
+        """
+        real = Path(path).resolve()
+        if not Path(path).is_absolute() or not any(real.is_relative_to(root) for root in self.model_roots):
+            raise ModelError(
+                f"The path '{path}' is not in a folder that this service may read from.",
+                code="path_not_allowed",
+                hint="Give an absolute path below one of the allowed folders (the service's BITFOUNDRY_MODEL_ROOTS).",
+                field=field,
+                allowed=self.model_roots,
+            )
+        return real

@@ -1,0 +1,38 @@
+"""Connections. Every wait has an end, so that a sick database is an error and not a hang."""
+
+from __future__ import annotations
+
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+CONNECT_TIMEOUT_S = 5
+STATEMENT_TIMEOUT_S = 10
+LOCK_TIMEOUT_S = 5
+POOL_TIMEOUT_S = 5
+
+Sessions = sessionmaker[Session]
+
+
+def connect(database_url: str, *, pool_size: int = 5) -> Sessions:
+    """A factory of sessions for ``postgresql+psycopg://...``: ``with sessions.begin() as session`` is one transaction. Connects lazily.
+
+    ``tcp_user_timeout`` bounds what a statement timeout cannot: a network that swallows packets.
+    """
+    engine = create_engine(
+        database_url,
+        pool_size=pool_size,
+        max_overflow=pool_size,
+        pool_timeout=POOL_TIMEOUT_S,
+        pool_pre_ping=True,
+        connect_args={
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "tcp_user_timeout": STATEMENT_TIMEOUT_S * 1000,
+            "options": f"-c statement_timeout={STATEMENT_TIMEOUT_S}s -c lock_timeout={LOCK_TIMEOUT_S}s -c timezone=UTC",
+        },
+    )
+    return sessionmaker(engine, expire_on_commit=False)
+
+
+def dispose(sessions: Sessions) -> None:
+    """Close the pool behind ``sessions``."""
+    sessions.kw["bind"].dispose()

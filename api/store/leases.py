@@ -1,0 +1,198 @@
+"""What workers do with jobs. A claim takes a new fence number and every later write carries it.
+
+A worker that was paused, cut off or declared lost still holds its old fence: its writes find no row and raise
+``LeaseLost``. So a job is never finished by a worker that no longer owns it, however late that worker wakes up.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, DateTime, cast, func, select, update
+from sqlalchemy.orm import Session
+
+from api.store import events, outbox
+from api.store.events import NewEvent
+from api.store.ids import new_id
+from api.store.states import CLAIMABLE, FINAL, HELD, State
+from api.store.tables import FENCE, Artifact, Attempt, Job
+
+MAX_LOST = 3  # a job that takes its worker down with it is given up after this many lost workers
+MAX_BACKOFF_S = 1800
+
+
+class LeaseLost(Exception):
+    """The job is no longer ours: write nothing, end the engine."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to work on one job, and what the job asks for."""
+
+    job_id: str
+    fence: int
+    attempt: int
+    model: dict[str, Any]
+    config: dict[str, Any]
+    calibration: dict[str, Any]
+    export: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an attempt failed. ``max_failures``: how many such failures a job may have when ``retryable``."""
+
+    code: str
+    message: str
+    hint: str = ""
+    retryable: bool = False
+    detail: str = ""
+    max_failures: int = 3
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "max_failures"}
+
+
+def claim(session: Session, *, worker: str, lease_s: float) -> Lease | None:
+    """Take the job that has waited longest, or None. Two workers never get the same one (SKIP LOCKED)."""
+    due = select(Job).where(Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp())
+    job = session.scalar(due.order_by(Job.run_at, Job.id).limit(1).with_for_update(skip_locked=True))
+    if job is None:
+        return None
+    fence = session.execute(FENCE.next_value()).scalar_one()
+    job.state = State.RUNNING
+    job.attempt += 1
+    job.fence, job.worker, job.lease_expires_at = fence, worker, _in(lease_s)
+    job.started_at = func.coalesce(job.started_at, func.clock_timestamp())
+    job.phase = job.progress = job.error = None
+    session.add(Attempt(job_id=job.id, number=job.attempt, fence=fence, worker=worker))
+    events.add(session, job, NewEvent("state_changed", {"state": State.RUNNING, "attempt": job.attempt}))
+    session.flush()
+    return Lease(job.id, fence, job.attempt, job.model, job.config, job.calibration, tuple(job.export))
+
+
+def renew(session: Session, lease: Lease, *, lease_s: float) -> bool:
+    """Heartbeat. True if the client wants the job cancelled. Raises LeaseLost, also when the lease has run out."""
+    beat = (
+        update(Job)
+        .where(Job.id == lease.job_id, Job.fence == lease.fence, Job.lease_expires_at > func.clock_timestamp())
+        .values(lease_expires_at=_in(lease_s))
+        .returning(Job.state)
+    )
+    state = session.execute(beat).scalar()
+    if state is None:
+        raise LeaseLost
+    return state == State.CANCELLING
+
+
+def record(session: Session, lease: Lease, *, happened: Sequence[NewEvent], columns: dict[str, Any]) -> bool:
+    """Append events and set what the job shows of them (``phase``, ``progress``). True if it is to be cancelled."""
+    job = _held(session, lease)
+    for name, value in columns.items():
+        setattr(job, name, value)
+    events.add(session, job, *happened)
+    return job.state == State.CANCELLING
+
+
+def succeed(
+    session: Session, lease: Lease, *, manifest_sha256: str, path: str, num_bytes: int, summary: dict[str, Any]
+) -> None:
+    """The artifact's row and the job's success, together."""
+    job = _held(session, lease)
+    artifact = Artifact(
+        id=new_id("art"),
+        job_id=job.id,
+        fence=lease.fence,
+        manifest_sha256=manifest_sha256,
+        path=path,
+        num_bytes=num_bytes,
+    )
+    session.add(artifact)
+    session.flush()
+    job.artifact_id, job.summary = artifact.id, summary
+    _end(session, job, State.SUCCEEDED, outcome="succeeded")
+
+
+def fail(session: Session, lease: Lease, failure: Failure, *, retry_base_s: float) -> None:
+    """Try again later if that can help and the job has tries left; else failed. A job being cancelled is cancelled."""
+    job = _held(session, lease)
+    job.failure_count += 1
+    if job.state == State.CANCELLING:
+        _end(session, job, State.CANCELLED, outcome="cancelled")
+    elif failure.retryable and job.failure_count < failure.max_failures:
+        job.run_at = _in(_backoff_s(job.failure_count, retry_base_s))
+        _end(session, job, State.RETRY_WAIT, outcome="retry", error=failure.to_dict())
+    else:
+        _end(session, job, State.FAILED, outcome="failed", error=failure.to_dict())
+
+
+def cancel(session: Session, lease: Lease) -> None:
+    """The engine has ended because the client asked for it."""
+    _end(session, _held(session, lease), State.CANCELLED, outcome="cancelled")
+
+
+def release(session: Session, lease: Lease) -> None:
+    """Give the job back unharmed: the worker is going away. Charged to nobody."""
+    job = _held(session, lease)
+    if job.state == State.CANCELLING:
+        _end(session, job, State.CANCELLED, outcome="cancelled")
+    else:
+        _end(session, job, State.QUEUED, outcome="drained")
+        outbox.wake(session)
+
+
+def reap(session: Session, *, limit: int = 100) -> int:
+    """Take back jobs whose lease ran out: queued again, cancelled if that was asked, failed after MAX_LOST losses."""
+    expired = select(Job).where(Job.state.in_(HELD), Job.lease_expires_at < func.clock_timestamp())
+    lost = session.scalars(expired.order_by(Job.lease_expires_at).limit(limit).with_for_update(skip_locked=True)).all()
+    for job in lost:
+        job.lost_count += 1
+        if job.state == State.CANCELLING:
+            _end(session, job, State.CANCELLED, outcome="lost")
+        elif job.lost_count > MAX_LOST:
+            gave_up = Failure(
+                "worker_lost",
+                f"{job.lost_count} workers were lost while they worked on this job.",
+                hint="The job may need more memory than the workers' hosts have: see their system logs.",
+            )
+            _end(session, job, State.FAILED, outcome="lost", error=gave_up.to_dict())
+        else:
+            _end(session, job, State.QUEUED, outcome="lost")
+            outbox.wake(session)
+    return len(lost)
+
+
+def _held(session: Session, lease: Lease) -> Job:
+    """The leased job, its row locked. Raises LeaseLost if another fence number has taken over."""
+    mine = select(Job).where(Job.id == lease.job_id, Job.fence == lease.fence, Job.state.in_(HELD)).with_for_update()
+    job = session.scalar(mine.execution_options(populate_existing=True))
+    if job is None:
+        raise LeaseLost
+    return job
+
+
+def _end(session: Session, job: Job, state: State, *, outcome: str, error: dict[str, Any] | None = None) -> None:
+    """Close the attempt and let go of the job, which moves on to ``state``."""
+    ended = update(Attempt).where(Attempt.job_id == job.id, Attempt.ended_at.is_(None))
+    session.execute(ended.values(ended_at=func.clock_timestamp(), outcome=outcome, error=error))
+    data: dict[str, Any] = {"state": state, "attempt": job.attempt, "outcome": outcome}
+    events.add(session, job, NewEvent("state_changed", data | ({"error": error} if error else {})))
+    job.state, job.error = state, error
+    job.fence = job.worker = job.lease_expires_at = None
+    if state in FINAL:
+        job.finished_at = func.clock_timestamp()
+    session.flush()
+
+
+def _in(seconds: float) -> ColumnElement[Any]:
+    """That many seconds from now, by the database's clock."""
+    return cast(func.clock_timestamp(), DateTime(timezone=True)) + timedelta(seconds=seconds)
+
+
+def _backoff_s(failure_count: int, base_s: float) -> float:
+    """30 s, 1 min, 2 min ... half an hour, with jitter so that a crowd spreads out."""
+    return min(base_s * 2.0 ** (failure_count - 1), MAX_BACKOFF_S) * random.uniform(1.0, 1.25)

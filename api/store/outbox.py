@@ -1,0 +1,48 @@
+"""Messages that leave with the transaction that wrote them. The only one so far says to the workers: look now.
+
+A wake-up carries no payload, may be lost (workers poll as well) and may come twice (a claim happens once).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from api.store.tables import Outbox
+
+logger = logging.getLogger(__name__)
+
+WAKE = "bitfoundry.wake"
+
+Send = Callable[[str, dict[str, Any]], None]
+
+
+class Undelivered(Exception):
+    """The broker took no message."""
+
+
+def wake(session: Session) -> None:
+    """Tell the workers, once this transaction has committed, that there is something to claim."""
+    session.add(Outbox(topic=WAKE, payload={"v": 1}))
+
+
+def relay(session: Session, send: Send, *, limit: int = 100) -> int:
+    """Send what waits, oldest first, and forget it. Stops at the first failure; the rest waits for the next round.
+
+    Rows are locked with SKIP LOCKED: any number of relays can run. A crash between send and commit sends twice.
+    """
+    num_sent = 0
+    waiting = select(Outbox).order_by(Outbox.id).limit(limit).with_for_update(skip_locked=True)
+    for message in session.scalars(waiting).all():
+        try:
+            send(message.topic, message.payload)
+        except Undelivered as error:  # the message is safe in its row
+            logger.warning("the broker takes no messages (%s); workers find their jobs by polling", error)
+            break
+        session.delete(message)
+        num_sent += 1
+    return num_sent

@@ -1,0 +1,191 @@
+"""The tables. What must never happen is a constraint here, not a hope in the code.
+
+(They are not called models: in this house a model is a language model.)
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    FetchedValue,
+    ForeignKey,
+    Identity,
+    Index,
+    LargeBinary,
+    MetaData,
+    Sequence,
+    Text,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from api.store.states import CLAIMABLE, FINAL, HELD, OUTCOMES, State
+
+NOW = text("clock_timestamp()")
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "pk": "pk_%(table_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+        }
+    )
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        datetime: TIMESTAMP(timezone=True),
+        dict[str, Any]: JSONB(none_as_null=True),
+        dict[str, str]: JSONB(none_as_null=True),
+        list[str]: ARRAY(Text),
+        str: Text,
+        bytes: LargeBinary,
+    }
+
+
+def _one_of(column: str, values: object) -> str:
+    names = sorted(values)  # type: ignore[call-overload]
+    return f"{column} IN ({', '.join(repr(str(name)) for name in names)})"
+
+
+FENCE = Sequence("fence_seq", metadata=Base.metadata, data_type=BigInteger)
+
+
+class ApiKey(Base):
+    """A bearer key ``bf_<id>_<secret>``; only the SHA-256 of the secret is kept."""
+
+    __tablename__ = "api_key"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    secret_sha256: Mapped[bytes]
+    scopes: Mapped[list[str]]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
+class Job(Base):
+    """One quantization job: what was asked, where it stands, who holds it."""
+
+    __tablename__ = "job"
+    # the trigger's version and updated_at come back with every UPDATE
+    __mapper_args__ = {"eager_defaults": True}  # noqa: RUF012
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    submitted_by: Mapped[str | None] = mapped_column(ForeignKey("api_key.id"))
+    name: Mapped[str | None]
+    labels: Mapped[dict[str, str]]
+
+    # what was asked, with every default filled in
+    model: Mapped[dict[str, Any]]
+    preset: Mapped[str | None]
+    config: Mapped[dict[str, Any]]
+    calibration: Mapped[dict[str, Any]]
+    export: Mapped[list[str]]
+
+    # where it stands
+    state: Mapped[str] = mapped_column(server_default=State.QUEUED)
+    phase: Mapped[str | None]
+    progress: Mapped[dict[str, Any] | None]
+    summary: Mapped[dict[str, Any] | None]
+    error: Mapped[dict[str, Any] | None]
+    artifact_id: Mapped[str | None] = mapped_column(ForeignKey("artifact.id", use_alter=True))
+    cancel_requested_at: Mapped[datetime | None]
+    version: Mapped[int] = mapped_column(BigInteger, server_default="1", server_onupdate=FetchedValue())
+    num_events: Mapped[int] = mapped_column(BigInteger, server_default="0")
+
+    # who holds it; three counters, because a lost worker and a drained one are not the job's fault
+    attempt: Mapped[int] = mapped_column(server_default="0")
+    failure_count: Mapped[int] = mapped_column(server_default="0")
+    lost_count: Mapped[int] = mapped_column(server_default="0")
+    fence: Mapped[int | None] = mapped_column(BigInteger)
+    worker: Mapped[str | None]
+    lease_expires_at: Mapped[datetime | None]
+    run_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    updated_at: Mapped[datetime] = mapped_column(server_default=NOW, server_onupdate=FetchedValue())
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+
+    __table_args__ = (
+        CheckConstraint(_one_of("state", State), name="state"),
+        CheckConstraint(
+            f"CASE WHEN {_one_of('state', HELD)} THEN num_nulls(fence, worker, lease_expires_at) = 0 "
+            "ELSE num_nonnulls(fence, worker, lease_expires_at) = 0 END",
+            name="held_has_lease",
+        ),
+        CheckConstraint(f"({_one_of('state', FINAL)}) = (finished_at IS NOT NULL)", name="final_has_finished_at"),
+        CheckConstraint("state <> 'succeeded' OR artifact_id IS NOT NULL", name="succeeded_has_artifact"),
+        CheckConstraint("state <> 'failed' OR error ->> 'code' IS NOT NULL", name="failed_has_code"),
+        Index("ix_job_claim", "run_at", "id", postgresql_where=text(_one_of("state", CLAIMABLE))),
+        Index("ix_job_lease", "lease_expires_at", postgresql_where=text(_one_of("state", HELD))),
+        Index("ix_job_list", text("created_at DESC"), text("id DESC")),
+    )
+
+
+class Attempt(Base):
+    """One worker's try at a job. At most one is open per job: a unique index says so."""
+
+    __tablename__ = "attempt"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("job.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    fence: Mapped[int] = mapped_column(BigInteger, unique=True)
+    worker: Mapped[str]
+    started_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    ended_at: Mapped[datetime | None]
+    outcome: Mapped[str | None]
+    error: Mapped[dict[str, Any] | None]
+
+    __table_args__ = (
+        CheckConstraint(_one_of("outcome", OUTCOMES), name="outcome"),
+        CheckConstraint("(ended_at IS NULL) = (outcome IS NULL)", name="ended_has_outcome"),
+        Index("uq_attempt_open", "job_id", unique=True, postgresql_where=text("ended_at IS NULL")),
+    )
+
+
+class Event(Base):
+    """One line of a job's story. ``seq`` counts 1, 2, 3 within the job, without gaps, in order of commit."""
+
+    __tablename__ = "event"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("job.id"), primary_key=True)
+    seq: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    at: Mapped[datetime] = mapped_column(server_default=NOW)
+    kind: Mapped[str]
+    data: Mapped[dict[str, Any]]
+
+
+class Artifact(Base):
+    """A finished, proven folder; ``path`` ends in the SHA-256 of its manifest."""
+
+    __tablename__ = "artifact"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("job.id"))
+    fence: Mapped[int] = mapped_column(BigInteger)
+    manifest_sha256: Mapped[str]
+    path: Mapped[str]
+    num_bytes: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+    __table_args__ = (Index("uq_artifact_manifest", "job_id", "manifest_sha256", unique=True),)
+
+
+class Outbox(Base):
+    """A message that must go out if, and only if, the transaction that wrote it commits. Deleted once sent."""
+
+    __tablename__ = "outbox"
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+    topic: Mapped[str]
+    payload: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)

@@ -1,0 +1,24 @@
+"""Alembic's entry. The database comes from DATABASE_URL, or from ``api.store.migrate``."""
+
+import os
+
+from alembic import context
+from sqlalchemy import create_engine
+
+from api.store.tables import Base
+
+config = context.config
+database_url = config.attributes.get("database_url") or os.environ.get("DATABASE_URL")
+if not database_url:
+    raise SystemExit("Set DATABASE_URL, for example postgresql+psycopg://user@host/database")
+
+engine = create_engine(database_url, connect_args={"options": "-c lock_timeout=10s"})
+try:
+    with engine.connect() as connection:
+        context.configure(connection=connection, target_metadata=Base.metadata, compare_server_default=True)
+        with context.begin_transaction():
+            # Two processes that start at once must not migrate at once.
+            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('bitfoundry.migrations'))")
+            context.run_migrations()
+finally:
+    engine.dispose()

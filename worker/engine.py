@@ -1,0 +1,127 @@
+"""The engine as a child process: its own session and group, a clean environment, JSON lines on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from api.settings import Settings
+
+KEEPER = Path(__file__).with_name("keeper.py")
+MAX_LINE_BYTES = 256 * 1024
+
+# The engine reads models that strangers made: it gets what it needs to compute, and no address, key or token.
+KEPT_VARIABLES = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LANG",
+    "TZ",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "VIRTUAL_ENV",
+    "HF_HOME",
+)
+KEPT_PREFIXES = ("LC_", "XDG_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "PYTORCH_")
+
+
+class Stop(Enum):
+    """Why the supervisor ended an engine."""
+
+    CANCELLED = "cancelled"
+    DRAINED = "drained"
+    LEASE_LOST = "lease_lost"
+
+
+class Engine:
+    """One running engine. ``stop`` may be called from any thread; the first reason is the one that counts."""
+
+    def __init__(self, settings: Settings, task_file: Path, log_file: Path) -> None:
+        """Start it. Must be called from a thread that outlives it: the kernel ties the child to that thread."""
+        self.stopped_by: Stop | None = None
+        self._grace_s = settings.stop_grace_s
+        self._lock = threading.Lock()
+        self._ended = False
+        self._kill_timer: threading.Timer | None = None
+        with log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(KEEPER), str(os.getpid()), *settings.engine_argv, str(task_file)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=engine_environment(settings),
+                start_new_session=True,
+            )
+        threading.Thread(target=self._await_end, name="engine-end", daemon=True).start()
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """The JSON objects that the engine prints, until it ends. Anything else is passed over."""
+        stream = self._process.stdout
+        assert stream is not None
+        for line in _bounded_lines(stream):
+            with suppress(ValueError, RecursionError):
+                # Postgres takes neither NaN nor a NUL character in JSON.
+                event = json.loads(line.replace(b"\\u0000", b""), parse_constant=lambda _: None)
+                if isinstance(event, dict) and isinstance(event.get("kind"), str):
+                    yield event
+
+    def wait(self) -> int:
+        """The exit status; 128 + n if signal n ended the engine."""
+        status = self._process.wait()
+        return status if status >= 0 else 128 - status
+
+    def stop(self, reason: Stop) -> None:
+        """Ask the whole group to end, and kill it after the grace time. Returns at once."""
+        with self._lock:
+            if self.stopped_by is None and not self._ended:
+                self.stopped_by = reason
+                self._signal_group(signal.SIGTERM)
+                self._kill_timer = threading.Timer(self._grace_s, self.kill, [reason])
+                self._kill_timer.daemon = True
+                self._kill_timer.start()
+
+    def kill(self, reason: Stop) -> None:
+        """End the whole group now."""
+        with self._lock:
+            if not self._ended:
+                if reason is Stop.LEASE_LOST or self.stopped_by is None:
+                    self.stopped_by = reason
+                self._signal_group(signal.SIGKILL)
+
+    def _await_end(self) -> None:
+        """When the engine ends, so does everything it started: nothing may hold the GPU, or our end of the pipe."""
+        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)  # not reaped yet: its group id is still its own
+        with self._lock:
+            self._ended = True
+            self._signal_group(signal.SIGKILL)
+            if self._kill_timer:
+                self._kill_timer.cancel()
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+def engine_environment(settings: Settings) -> dict[str, str]:
+    """The environment of an engine: an allow-list of ours, and the number of threads it may use."""
+    kept = {
+        name: value for name, value in os.environ.items() if name in KEPT_VARIABLES or name.startswith(KEPT_PREFIXES)
+    }
+    threads = str(settings.engine_threads)
+    return kept | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+
+
+def _bounded_lines(stream: BinaryIO | Any) -> Iterator[bytes]:
+    """Lines of at most MAX_LINE_BYTES; of a longer one the pieces, which will not parse."""
+    while line := stream.readline(MAX_LINE_BYTES):
+        yield line

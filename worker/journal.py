@@ -1,0 +1,74 @@
+"""The engine's lines as event rows. Progress is thinned out: nobody reads more than two a second."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from api.store import leases
+from api.store.events import NewEvent
+from api.store.leases import Failure
+from worker.lease import HeldLease
+
+PROGRESS_INTERVAL_S = 0.5
+MAX_TEXT = 4000
+
+
+class Journal:
+    """Feed it with ``note``. What the engine said last is in ``summary`` (it completed) or ``failure``."""
+
+    def __init__(self, held: HeldLease) -> None:
+        self.summary: dict[str, Any] | None = None
+        self.failure: Failure | None = None
+        self._held = held
+        self._waiting: NewEvent | None = None
+        self._last_progress_at = float("-inf")
+
+    def note(self, line: dict[str, Any]) -> None:
+        """Write one line of the engine as an event. Raises LeaseLost."""
+        event = NewEvent(line["kind"][:64], {name: value for name, value in line.items() if name != "kind"})
+        if event.kind == "progress":
+            self._note_progress(event)
+            return
+        columns = {}
+        if event.kind == "phase_started":
+            columns = {"phase": _text(event.data.get("phase")), "progress": None}
+        elif event.kind == "completed":
+            self.summary = event.data.get("summary") or {}
+        elif event.kind == "failed":
+            self.failure = _failure(event.data)
+        self._write(event, **columns)
+
+    def close(self) -> None:
+        """Write what still waits."""
+        if self._waiting:
+            self._write()
+
+    def _note_progress(self, event: NewEvent) -> None:
+        now = time.monotonic()
+        if now - self._last_progress_at < PROGRESS_INTERVAL_S:
+            self._waiting = event
+        else:
+            self._waiting = None
+            self._last_progress_at = now
+            self._write(event, progress=event.data)
+
+    def _write(self, *happened: NewEvent, **columns: Any) -> None:
+        if self._waiting:
+            columns = {"progress": self._waiting.data} | columns
+            happened = (self._waiting, *happened)
+            self._waiting = None
+        self._held.write(leases.record, happened=list(happened), columns=columns)
+
+
+def _failure(data: dict[str, Any]) -> Failure:
+    return Failure(
+        code=_text(data.get("code")) or "engine_failed",
+        message=_text(data.get("message")) or "The engine failed without saying why.",
+        hint=_text(data.get("hint")),
+        retryable=data.get("retryable") is True,
+    )
+
+
+def _text(value: Any) -> str:
+    return value[:MAX_TEXT] if isinstance(value, str) else ""

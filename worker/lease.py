@@ -1,0 +1,114 @@
+"""A lease kept alive: a thread that beats while the engine works, and writes that insist until they are through.
+
+If no beat succeeds for long enough, we must assume that the lease runs out and that another worker takes the job:
+the engine is ended *before* that moment (self-fencing), and nothing is written any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from api.settings import Settings
+from api.store import leases
+from api.store.engine import Sessions
+from api.store.leases import Lease, LeaseLost
+
+logger = logging.getLogger(__name__)
+
+SAFETY_S = 20.0  # from our own end to the lease's
+DATABASE_AWAY = (OperationalError, InterfaceError, PoolTimeoutError)
+
+
+class HeldLease:
+    """``with HeldLease(...) as held:`` beats in the background; ``held.write`` is one fenced transaction.
+
+    ``claimed_at`` is the monotonic time *before* the claim was sent. ``on_cancel`` and ``on_lost`` are called from
+    the background thread (``on_cancel`` perhaps many times).
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        sessions: Sessions,
+        settings: Settings,
+        *,
+        claimed_at: float,
+        on_cancel: Callable[[], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self.lease = lease
+        self._sessions = sessions
+        self._heartbeat_s = settings.heartbeat_s
+        self._lease_s = settings.lease_s
+        self._safe_s = settings.lease_s - min(SAFETY_S, settings.lease_s / 3)
+        self._safe_until = claimed_at + self._safe_s
+        self._on_cancel = on_cancel
+        self._on_lost = on_lost
+        self._done = threading.Event()
+        self._lost = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"heartbeat-{lease.job_id}", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def write(self, change: Callable[..., Any], **arguments: Any) -> None:
+        """``change(session, lease, **arguments)`` in one transaction, tried again while the database is away.
+
+        Raises LeaseLost when the job is no longer ours.
+        """
+        while not self._lost.is_set():
+            try:
+                with self._sessions.begin() as session:
+                    wants_cancel = change(session, self.lease, **arguments)
+            except DATABASE_AWAY as error:
+                logger.warning("%s: the database is away (%s), trying again", self.lease.job_id, type(error).__name__)
+                self._lost.wait(min(self._heartbeat_s, 1.0))
+            else:
+                if wants_cancel:
+                    self._on_cancel()
+                return
+        raise LeaseLost
+
+    def _run(self) -> None:
+        try:
+            self._beat_until_done()
+        except LeaseLost:
+            logger.warning("%s: lease %d is lost, ending the engine", self.lease.job_id, self.lease.fence)
+        except Exception:
+            logger.exception("%s: the heartbeat failed, ending the engine", self.lease.job_id)
+        if not self._done.is_set():
+            self._lost.set()
+            self._on_lost()
+
+    def _beat_until_done(self) -> None:
+        pause_s = self._heartbeat_s
+        while not self._done.wait(pause_s):
+            sent_at = time.monotonic()
+            try:
+                with self._sessions.begin() as session:
+                    wants_cancel = leases.renew(session, self.lease, lease_s=self._lease_s)
+            except SQLAlchemyError as error:
+                logger.warning("%s: no heartbeat (%s)", self.lease.job_id, type(error).__name__)
+                if time.monotonic() >= self._safe_until:
+                    raise LeaseLost from error
+                pause_s = min(self._heartbeat_s, 1.0)
+                continue
+            self._safe_until = sent_at + self._safe_s
+            pause_s = self._heartbeat_s
+            if wants_cancel:
+                self._on_cancel()

@@ -1,0 +1,161 @@
+"""One job on this worker, from its lease to its last row. Start reading at ``Run.execute``."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import signal
+import threading
+
+from api.settings import Settings
+from api.store import leases
+from api.store.engine import Sessions
+from api.store.leases import Failure, Lease, LeaseLost
+from quantcore.errors import QuantError
+from worker.engine import Engine, Stop
+from worker.journal import Journal
+from worker.lease import HeldLease
+from worker.workspace import Workspace
+
+logger = logging.getLogger(__name__)
+
+BUILTIN_SOURCE = "builtin"
+DISK_FULL = Failure("disk_full", "The worker's disk is full.", retryable=True)
+WORKER_ERROR = Failure(
+    "worker_error", "Something went wrong in the worker.", "See its log.", retryable=True, max_failures=2
+)
+MAX_CRASHES = 2  # the first may be bad luck (or memory that another job held); the second is the job's own
+
+
+class Run:
+    """One attempt at one job. ``stop`` may be called from any thread, at any time."""
+
+    def __init__(self, lease: Lease, sessions: Sessions, settings: Settings, *, claimed_at: float) -> None:
+        self.lease = lease
+        self._settings = settings
+        self._workspace = Workspace(settings, lease)
+        self._held = HeldLease(
+            lease,
+            sessions,
+            settings,
+            claimed_at=claimed_at,
+            on_cancel=lambda: self.stop(Stop.CANCELLED),
+            on_lost=lambda: self.stop(Stop.LEASE_LOST),
+        )
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._stop: Stop | None = None
+
+    def execute(self) -> None:
+        """Do the whole attempt. It ends in a row, or in nothing at all if the lease was lost."""
+        try:
+            with self._held:
+                self._execute()
+        except LeaseLost:
+            logger.warning("%s: no longer ours, nothing was written", self.lease.job_id)
+        finally:
+            self._workspace.remove()
+
+    def stop(self, reason: Stop) -> None:
+        """End the engine: with a grace time, or at once when the job is no longer ours."""
+        with self._lock:
+            if self._engine is None:
+                self._stop = reason
+            elif reason is Stop.LEASE_LOST:
+                self._engine.kill(reason)
+            else:
+                self._engine.stop(reason)
+
+    def _execute(self) -> None:
+        try:
+            self._prepare()
+            engine = self._start_engine()
+            journal = self._listen(engine)
+            self._conclude(engine, journal)
+        except QuantError as error:
+            self._fail(Failure(error.code, error.message, error.hint, error.retryable))
+        except LeaseLost:
+            raise
+        except Exception as error:
+            logger.exception("%s: the attempt broke", self.lease.job_id)
+            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+            self._fail(DISK_FULL if full else WORKER_ERROR)
+
+    def _prepare(self) -> None:
+        # Looked up again: a link may lead elsewhere by now than when the job was submitted.
+        model_dir = self._settings.find_input(self.lease.model["path"], field="/model/path")
+        source = self.lease.calibration["source"]
+        if source != BUILTIN_SOURCE:
+            source = str(self._settings.find_input(source, field="/calibration/source"))
+        self._workspace.create()
+        self._workspace.write_task(
+            {
+                "model_dir": str(model_dir),
+                "output_dir": str(self._workspace.output_dir),
+                "config": self.lease.config,
+                "calibration": self.lease.calibration | {"source": source},
+                "export": list(self.lease.export),
+            }
+        )
+
+    def _start_engine(self) -> Engine:
+        with self._lock:
+            self._engine = Engine(self._settings, self._workspace.task_file, self._workspace.log_file)
+            if self._stop:
+                self._engine.stop(self._stop)
+            return self._engine
+
+    def _listen(self, engine: Engine) -> Journal:
+        """Write what the engine says until it ends."""
+        journal = Journal(self._held)
+        try:
+            for line in engine.lines():
+                journal.note(line)
+            journal.close()
+        except BaseException:
+            engine.kill(Stop.LEASE_LOST)  # it must not work on for nobody
+            raise
+        return journal
+
+    def _conclude(self, engine: Engine, journal: Journal) -> None:
+        status = engine.wait()
+        if status == 0:  # whole and proven: kept even if a cancel came in the last moment
+            self._publish(journal)
+        elif engine.stopped_by is Stop.CANCELLED:
+            self._held.write(leases.cancel)
+        elif engine.stopped_by is Stop.DRAINED:
+            self._held.write(leases.release)
+        elif engine.stopped_by is Stop.LEASE_LOST:
+            raise LeaseLost
+        else:
+            self._fail(journal.failure or self._crash(status))
+
+    def _publish(self, journal: Journal) -> None:
+        path, manifest = self._workspace.publish()
+        self._held.write(
+            leases.succeed,
+            manifest_sha256=manifest.sha256,
+            path=str(path),
+            num_bytes=manifest.num_bytes,
+            summary=journal.summary or {},
+        )
+        logger.info("%s: succeeded, %s", self.lease.job_id, path)
+
+    def _fail(self, failure: Failure) -> None:
+        logger.warning("%s: %s: %s", self.lease.job_id, failure.code, failure.message)
+        self._held.write(leases.fail, failure=failure, retry_base_s=self._settings.retry_base_s)
+
+    def _crash(self, status: int) -> Failure:
+        if status > 128:
+            how = f"was ended by {signal.Signals(status - 128).name}" if status - 128 in set(signal.Signals) else "died"
+        else:
+            how = f"ended with status {status}"
+        killed = status == 128 + signal.SIGKILL
+        return Failure(
+            "engine_crashed",
+            f"The engine {how} and did not say why.",
+            hint="The kernel does that when memory runs out: see peak_memory_bytes of the plan." if killed else "",
+            retryable=True,
+            detail=self._workspace.log_tail(),
+            max_failures=MAX_CRASHES,
+        )

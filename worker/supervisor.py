@@ -1,0 +1,134 @@
+"""The worker's slots: threads that look for jobs, run them one at a time, and let go of them on a drain.
+
+A slot looks when it is woken (a Celery message) and every ``poll_s`` seconds anyway: a lost message costs one interval.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import secrets
+import socket
+import threading
+import time
+
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
+
+from api.settings import Settings
+from api.store import leases
+from api.store.engine import Sessions, connect, dispose
+from api.store.outbox import Send
+from api.store.states import HELD
+from api.store.tables import Job
+from api.store.upkeep import Upkeep
+from worker import workspace
+from worker.engine import Stop
+from worker.runner import Run
+
+logger = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """``start``, then ``look_now`` at every wake-up; ``drain`` and ``join`` to end."""
+
+    def __init__(self, settings: Settings, send: Send) -> None:
+        self._settings = settings
+        self._sessions = connect(settings.database_url.get_secret_value(), pool_size=2 * settings.slots + 2)
+        self._upkeep = Upkeep(self._sessions, send, interval_s=settings.poll_s)
+        self._slots = [Slot(self._sessions, settings, number) for number in range(settings.slots)]
+
+    def start(self) -> None:
+        remove_stale_attempts(self._sessions, self._settings)
+        self._upkeep.start()
+        for slot in self._slots:
+            slot.start()
+
+    def look_now(self) -> None:
+        """There may be something to claim."""
+        for slot in self._slots:
+            slot.look_now()
+
+    def drain(self) -> None:
+        """Claim no more, end the engines, give their jobs back. Returns at once; ``join`` waits for it."""
+        for slot in self._slots:
+            slot.drain()
+
+    def join(self) -> None:
+        for slot in self._slots:
+            slot.join()
+        self._upkeep.stop()
+        dispose(self._sessions)
+
+
+class Slot(threading.Thread):
+    """Room for one job at a time. The thread lives as long as the worker: its engines are tied to it by the kernel."""
+
+    def __init__(self, sessions: Sessions, settings: Settings, number: int) -> None:
+        super().__init__(name=f"slot-{number}", daemon=True)
+        self._worker = f"{socket.gethostname()}:{os.getpid()}:{number}:{secrets.token_hex(4)}"
+        self._sessions = sessions
+        self._settings = settings
+        self._woken = threading.Event()
+        self._lock = threading.Lock()
+        self._draining = False
+        self._current: Run | None = None
+
+    def look_now(self) -> None:
+        self._woken.set()
+
+    def drain(self) -> None:
+        with self._lock:
+            self._draining = True
+            if self._current:
+                self._current.stop(Stop.DRAINED)
+        self._woken.set()
+
+    def run(self) -> None:
+        while not self._draining:
+            self._woken.clear()
+            while not self._draining and self._run_one():
+                pass
+            self._woken.wait(self._settings.poll_s * random.uniform(0.9, 1.1))
+
+    def _run_one(self) -> bool:
+        """Claim one job and do it. False if there was none, or the database is away."""
+        try:
+            claimed_at = time.monotonic()
+            with self._sessions.begin() as session:
+                lease = leases.claim(session, worker=self._worker, lease_s=self._settings.lease_s)
+        except SQLAlchemyError as error:
+            logger.warning("cannot look for jobs, the database is away (%s)", type(error).__name__)
+            return False
+        if lease is None:
+            return False
+        logger.info("%s: attempt %d, fence %d", lease.job_id, lease.attempt, lease.fence)
+        try:
+            self._run(Run(lease, self._sessions, self._settings, claimed_at=claimed_at))
+        except Exception:  # a slot never dies: the lease runs out, and the reaper gives the job another chance
+            logger.exception("%s: the attempt broke", lease.job_id)
+        return True
+
+    def _run(self, run: Run) -> None:
+        with self._lock:
+            self._current = run
+            if self._draining:
+                run.stop(Stop.DRAINED)
+        try:
+            run.execute()
+        finally:
+            with self._lock:
+                self._current = None
+
+
+def remove_stale_attempts(sessions: Sessions, settings: Settings) -> None:
+    """Delete the folders of attempts that nobody holds any more: their worker was killed."""
+    attempts = workspace.list_attempts(settings)  # listed before the question: a folder made later is not touched
+    try:
+        with sessions.begin() as session:
+            held = set(session.execute(select(Job.id, Job.fence).where(Job.state.in_(HELD))).tuples())
+    except SQLAlchemyError as error:
+        logger.warning("stale folders were not looked for, the database is away (%s)", type(error).__name__)
+        return
+    workspace.remove_all(folder for folder, attempt in attempts.items() if attempt not in held)

@@ -1,0 +1,13 @@
+"""The one task. A wake-up has no payload and is over at once: the supervisor's own threads do the work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from api.store.outbox import WAKE
+from worker.app import app, supervisor
+
+
+@app.task(name=WAKE)  # type: ignore[untyped-decorator]
+def wake(payload: dict[str, Any]) -> None:
+    supervisor.look_now()
