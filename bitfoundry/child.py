@@ -1,0 +1,121 @@
+"""Child processes that never outlive us: a parent-death signal, an own session, an orderly end.
+
+On Linux the kernel signals a child as soon as the *thread* that started it ends, so that even a `kill -9` of the
+parent leaves nothing behind. Start children from the main thread.
+"""
+
+import ctypes
+import os
+import pwd
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bitfoundry.errors import StackError
+
+PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: nothing may be imported after fork
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The account a child runs as when we are root and the child refuses to be."""
+
+    name: str
+    uid: int
+    gid: int
+
+    @classmethod
+    def named(cls, *names: str) -> "Owner":
+        """The first of these accounts that exists; StackError when none does."""
+        for name in names:
+            try:
+                entry = pwd.getpwnam(name)
+            except KeyError:
+                continue
+            return cls(entry.pw_name, entry.pw_uid, entry.pw_gid)
+        raise StackError(
+            f"none of the accounts {', '.join(names)} exists on this machine, and PostgreSQL refuses to run as root",
+            hint="create one (useradd --system postgres) or run as a plain user",
+        )
+
+    @classmethod
+    def of_uid(cls, uid: int) -> "Owner":
+        """The account with this uid; StackError when it has no passwd entry (initdb and postgres demand one)."""
+        try:
+            entry = pwd.getpwuid(uid)
+        except KeyError:
+            raise StackError(f"uid {uid} owns the data but has no entry in the passwd file") from None
+        return cls(entry.pw_name, entry.pw_uid, entry.pw_gid)
+
+
+def end_with_parent(death_signal: signal.Signals) -> Callable[[], None]:
+    """A `preexec_fn` after which the kernel sends `death_signal` to the child when we die. Nothing outside Linux."""
+    parent = os.getpid()
+
+    def arrange() -> None:
+        if _LIBC is None:
+            return
+        _LIBC.prctl(PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
+        if os.getppid() != parent:  # we died between fork and prctl
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return arrange
+
+
+def spawn(
+    args: Sequence[str | Path],
+    *,
+    log: Path,
+    cwd: Path | str | None = None,
+    env: Mapping[str, str] | None = None,
+    owner: Owner | None = None,
+    death_signal: signal.Signals = signal.SIGTERM,
+) -> subprocess.Popen[bytes]:
+    """Start a child in a session of its own, its output appended to `log` (mode 0600).
+
+    The working directory is entered before the account changes, so it may lie below a folder that `owner` cannot
+    traverse. A session of its own keeps the terminal's Ctrl-C with us: we decide the order of the end.
+    """
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        return subprocess.Popen(
+            [str(arg) for arg in args],
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            env=None if env is None else dict(env),
+            start_new_session=True,
+            preexec_fn=end_with_parent(death_signal),
+            user=owner.uid if owner else None,
+            group=owner.gid if owner else None,
+            extra_groups=[] if owner else None,
+        )
+    finally:
+        os.close(descriptor)
+
+
+def finish(process: subprocess.Popen[bytes], steps: Sequence[tuple[signal.Signals, float]]) -> int:
+    """Send each signal in turn and wait its seconds, until the child has ended; SIGKILL is the last step. Its status."""
+    for step, seconds in (*steps, (signal.SIGKILL, 10.0)):
+        if process.poll() is not None:
+            break
+        process.send_signal(step)
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            continue
+    return process.wait()
+
+
+def tail(log: Path, lines: int = 8) -> str:
+    """The last lines of a log, for an error message; empty when there is none."""
+    try:
+        text = log.read_text(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])

@@ -1,0 +1,71 @@
+"""The real engines for every test that wants them: one PostgreSQL and one Valkey a session, a fresh database a module."""
+
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from bitfoundry.local import Postgres, Valkey
+
+TEMPLATE = "bitfoundry_template"
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A running server without fsync; its data goes with the session. `url_of(name)` names its databases."""
+    with tempfile.TemporaryDirectory(prefix="bf-test-", dir="/tmp") as home:
+        server = Postgres(Path(home), durable=False)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@pytest.fixture(scope="session")
+def _migrated(postgres: Postgres) -> str:
+    """The name of a database with the newest schema and no rows, to copy from."""
+    from api.store import migrate
+
+    _execute(postgres, f"CREATE DATABASE {TEMPLATE}")
+    migrate.upgrade(postgres.url_of(TEMPLATE))
+    return TEMPLATE
+
+
+@pytest.fixture(scope="module")
+def postgres_url(postgres: Postgres, _migrated: str) -> Iterator[str]:
+    """SQLAlchemy's URL of a database of this test module's own, migrated and empty."""
+    name = f"test_{secrets.token_hex(6)}"
+    _execute(postgres, f"CREATE DATABASE {name} TEMPLATE {_migrated}")
+    yield postgres.url_of(name)
+    _execute(postgres, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="session")
+def _valkey() -> Iterator[Valkey]:
+    with tempfile.TemporaryDirectory(prefix="bf-test-", dir="/tmp") as home:
+        server = Valkey(Path(home))
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@pytest.fixture(scope="module")
+def broker_url(_valkey: Valkey) -> str:
+    """Celery's broker URL, emptied for this test module."""
+    _valkey.flush()
+    return _valkey.url
+
+
+def _execute(server: Postgres, statement: str) -> None:
+    url = server.url_of("postgres").replace("+psycopg", "", 1)
+    with psycopg.connect(url, autocommit=True) as session:
+        session.execute(statement)
