@@ -14,7 +14,7 @@ Sessions = sessionmaker[Session]
 
 
 def connect(database_url: str, *, pool_size: int = 5) -> Sessions:
-    """A factory of sessions for ``postgresql+psycopg://...``: ``with sessions.begin() as session`` is one transaction. Connects lazily.
+    """A factory of sessions on ``postgresql+psycopg://...``. ``with sessions.begin() as session`` is one transaction.
 
     ``tcp_user_timeout`` bounds what a statement timeout cannot: a network that swallows packets.
     """

@@ -118,8 +118,7 @@ class Job(Base):
     __table_args__ = (
         CheckConstraint(_one_of("state", State), name="state"),
         CheckConstraint(
-            f"CASE WHEN {_one_of('state', HELD)} THEN num_nulls(fence, worker, lease_expires_at) = 0 "
-            "ELSE num_nonnulls(fence, worker, lease_expires_at) = 0 END",
+            f"num_nulls(fence, worker, lease_expires_at) = CASE WHEN {_one_of('state', HELD)} THEN 0 ELSE 3 END",
             name="held_has_lease",
         ),
         CheckConstraint(f"({_one_of('state', FINAL)}) = (finished_at IS NOT NULL)", name="final_has_finished_at"),

@@ -75,7 +75,8 @@ def upgrade() -> None:
             name=op.f("ck_job_final_has_finished_at"),
         ),
         sa.CheckConstraint(
-            "CASE WHEN state IN ('cancelling', 'running') THEN num_nulls(fence, worker, lease_expires_at) = 0 ELSE num_nonnulls(fence, worker, lease_expires_at) = 0 END",
+            "num_nulls(fence, worker, lease_expires_at) = "
+            "CASE WHEN state IN ('cancelling', 'running') THEN 0 ELSE 3 END",
             name=op.f("ck_job_held_has_lease"),
         ),
         sa.CheckConstraint("state <> 'failed' OR error ->> 'code' IS NOT NULL", name=op.f("ck_job_failed_has_code")),

@@ -1,0 +1,223 @@
+"""A service on the real PostgreSQL and Valkey, with short times and a stub engine."""
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import text
+
+from api.main import create_app
+from api.security import create_key
+from api.settings import Settings
+from api.store import jobs
+from api.store.engine import Sessions, connect, dispose
+from api.store.tables import Job
+
+ROOT = Path(__file__).parents[2]
+STUB_ENGINE = Path(__file__).with_name("stub_engine.py")
+TABLES = "outbox, event, attempt, artifact, job, api_key"
+
+
+@pytest.fixture
+def sessions(postgres_url: str) -> Iterator[Sessions]:
+    """An empty, migrated database."""
+    sessions = connect(postgres_url)
+    with sessions.begin() as session:
+        session.execute(text(f"TRUNCATE {TABLES}"))
+    yield sessions
+    dispose(sessions)
+
+
+@pytest.fixture
+def settings(postgres_url: str, broker_url: str, tmp_path: Path) -> Settings:
+    """Leases of three seconds, the stub engine, and model folders below ``tmp_path``."""
+    return Settings(
+        database_url=postgres_url,
+        broker_url=broker_url,
+        data_dir=tmp_path / "data",
+        model_roots=str(tmp_path / "models"),
+        lease_s=3,
+        heartbeat_s=0.4,
+        poll_s=0.5,
+        stop_grace_s=1,
+        retry_base_s=0.1,
+        engine_threads=1,
+        engine_command=f"{sys.executable} -S {STUB_ENGINE}",
+    )
+
+
+@pytest.fixture
+def make_model(settings: Settings) -> Callable[..., Path]:
+    """``make_model("name", mode="slow")``: a model folder with headers that plan, and orders for the stub engine."""
+
+    def make(name: str = "tiny", *, width: int = 64, **stub: Any) -> Path:
+        folder = settings.model_roots[0] / name
+        folder.mkdir(parents=True)
+        layer = "model.layers.{}.self_attn.q_proj.weight"
+        write_safetensors(folder / "model.safetensors", {layer.format(block): [width, width] for block in range(2)})
+        config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": width, "max_position_embeddings": 1024}
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "stub.json").write_text(json.dumps(stub))
+        return folder
+
+    return make
+
+
+def write_safetensors(path: Path, shapes: dict[str, list[int]]) -> None:
+    """A safetensors file of float32 zeros."""
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, shape in shapes.items():
+        size = 4 * shape[0] * shape[1]
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [offset, offset + size]}
+        offset += size
+    encoded = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(encoded)) + encoded + bytes(offset))
+
+
+@pytest.fixture
+def submit(sessions: Sessions) -> Callable[..., str]:
+    """``submit(model_dir)``: a queued job straight in the database. Returns its id."""
+
+    def submit(model_dir: Path | str = "/nowhere") -> str:
+        with sessions.begin() as session:
+            return jobs.submit(
+                session,
+                submitted_by=None,
+                name=None,
+                labels={},
+                model={"path": str(model_dir)},
+                preset="fp8",
+                config={},
+                calibration={"source": "builtin"},
+                export=["quark"],
+            ).id
+
+    return submit
+
+
+@pytest.fixture
+def get_job(sessions: Sessions) -> Callable[[str], Job]:
+    """The job as it is now."""
+
+    def get(job_id: str) -> Job:
+        with sessions.begin() as session:
+            job = jobs.find(session, job_id)
+            assert job is not None
+            return job
+
+    return get
+
+
+@pytest.fixture
+def wait_for(get_job: Callable[[str], Job]) -> Callable[..., Job]:
+    """``wait_for(job_id, "running")``: the job once it is in one of the states."""
+
+    def wait(job_id: str, *states: str, timeout_s: float = 20, phase: str | None = None) -> Job:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            job = get_job(job_id)
+            if job.state in states and (phase is None or job.phase == phase):
+                return job
+            assert time.monotonic() < deadline, f"still {job.state} (phase {job.phase}), error {job.error}"
+            time.sleep(0.05)
+
+    return wait
+
+
+@pytest.fixture
+def client(settings: Settings, sessions: Sessions) -> Iterator[TestClient]:
+    """The API with a key that may do everything. Its background thread runs, too."""
+    key = create_key(sessions, "test")
+    with TestClient(create_app(settings), headers={"Authorization": f"Bearer {key}"}) as client:
+        yield client
+
+
+class WorkerProcess:
+    """``python -m worker`` as a process of its own."""
+
+    def __init__(self, settings: Settings, log: Path) -> None:
+        self.log = log
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("BITFOUNDRY_")}
+        for name, value in settings.model_dump().items():
+            environment[f"BITFOUNDRY_{name.upper()}"] = str(value)
+        environment["BITFOUNDRY_MODEL_ROOTS"] = os.pathsep.join(map(str, settings.model_roots))
+        environment["DATABASE_URL"] = settings.database_url.get_secret_value()
+        environment["BROKER_URL"] = settings.broker_url.get_secret_value()
+        environment["A_PASSWORD"] = "canary-in-the-environment"  # noqa: S105
+        with log.open("ab") as stream:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "worker"], cwd=ROOT, env=environment, stdout=stream, stderr=stream
+            )
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def drain(self, timeout_s: float = 15) -> int:
+        """SIGTERM; the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout_s)
+
+
+@pytest.fixture
+def start_worker(settings: Settings, tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
+    """``start_worker()``: a worker; all of them are gone after the test."""
+    started: list[WorkerProcess] = []
+
+    def start(other_settings: Settings | None = None) -> WorkerProcess:
+        started.append(WorkerProcess(other_settings or settings, tmp_path / f"worker{len(started)}.log"))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        if worker.process.poll() is None:
+            worker.process.send_signal(signal.SIGCONT)
+            worker.process.terminate()
+    for worker in started:
+        try:
+            worker.process.wait(10)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+        print(worker.log.read_text())
+
+
+def is_alive(pid: int) -> bool:
+    """True for a process that exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_gone(pids: list[int], timeout_s: float = 10) -> None:
+    """Until none of the processes is alive."""
+    deadline = time.monotonic() + timeout_s
+    while alive := [pid for pid in pids if is_alive(pid)]:
+        assert time.monotonic() < deadline, f"still alive: {alive}"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def read_pids() -> Callable[[Path], list[list[int]]]:
+    """The process ids that the stub noted: one [engine, grandchild] a start."""
+
+    def read(path: Path, num_starts: int = 1, timeout_s: float = 15) -> list[list[int]]:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            lines = path.read_text().splitlines() if path.exists() else []
+            if len(lines) >= num_starts:
+                return [json.loads(line) for line in lines]
+            assert time.monotonic() < deadline, "the engine did not start"
+            time.sleep(0.05)
+
+    return read

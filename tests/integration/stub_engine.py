@@ -1,0 +1,74 @@
+"""A STUB of the engine, for tests of the service only: it quantizes nothing. Run like the real one, with a task file.
+
+It prints real events and writes a real manifest. ``stub.json`` in the model folder says what to do:
+``steps`` ("fast" by default), ``pids``: a file to note its own and a grandchild's process id in.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def say(kind: str, **data: object) -> None:
+    print(json.dumps({"kind": kind, **data}), flush=True)
+
+
+def write_output(output: Path, *, tamper: bool) -> None:
+    files = {"model.safetensors": b"not really weights " * 1000, "sub/report.json": b'{"summary": {}}'}
+    entries = []
+    for name, data in files.items():
+        path = output / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        entries.append({"path": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+    if tamper:
+        (output / "model.safetensors").write_bytes(b"X" + files["model.safetensors"][1:])
+    (output / "manifest.json").write_text(json.dumps({"schema_version": 1, "files": entries}))
+
+
+def main() -> int:
+    task = json.loads(Path(sys.argv[1]).read_text())
+    model = Path(task["model_dir"])
+    stub = json.loads((model / "stub.json").read_text()) if (model / "stub.json").exists() else {}
+    mode = stub.get("mode", "fast")
+    print("stub engine starts", file=sys.stderr, flush=True)
+    if mode == "ignores_sigterm":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "pids" in stub:
+        grandchild = subprocess.Popen(["sleep", "300"])
+        with Path(stub["pids"]).open("a") as file:
+            file.write(json.dumps([os.getpid(), grandchild.pid]) + "\n")
+    if "environment" in stub:
+        Path(stub["environment"]).write_text(json.dumps(dict(os.environ)))
+
+    say("phase_started", phase="quantize")
+    say("progress", phase="quantize", done=0, total=2, unit="block", eta_s=None)
+    if mode in ("slow", "ignores_sigterm"):
+        time.sleep(120)
+    if mode == "slow_once":  # the second attempt is quick
+        mark = model / "was_here"
+        if not mark.exists():
+            mark.touch()
+            time.sleep(120)
+    if mode == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if mode in ("fails", "fails_retryable"):
+        say("failed", code="nonfinite_weights", message="NaN in a", hint="Give another.", retryable=mode != "fails")
+        return 1
+    for block in range(20):
+        say("layer_quantized", name=f"l{block}", block=block, relative_error=0.01, sqnr_db=40.0, scheme="int8")
+        say("progress", phase="quantize", done=block, total=20, unit="block", eta_s=float("nan"))
+    say("phase_started", phase="export")
+    write_output(Path(task["output_dir"]), tamper=mode == "tamper")
+    print("this is not JSON", flush=True)
+    say("completed", summary={"size_after_bytes": 19000, "note": "stub\0"})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

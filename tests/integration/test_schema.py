@@ -1,0 +1,108 @@
+"""The migration and what the database itself refuses."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from sqlalchemy import create_engine, inspect, text
+from sqlalchemy.exc import IntegrityError
+
+from api.store import leases, migrate
+from api.store.engine import Sessions
+from api.store.states import FINAL, HELD, MOVES, State
+
+
+@pytest.fixture
+def empty_database(postgres_url: str) -> Iterator[str]:
+    """A database without our tables."""
+    admin = create_engine(postgres_url, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.execute(text("CREATE DATABASE empty_one"))
+    yield postgres_url.replace(f"/{admin.url.database}?", "/empty_one?")
+    with admin.connect() as connection:
+        connection.execute(text("DROP DATABASE empty_one WITH (FORCE)"))
+    admin.dispose()
+
+
+def test_up_down_up_and_no_difference(empty_database: str) -> None:
+    migrate.upgrade(empty_database)
+    migrate.downgrade(empty_database)
+    engine = create_engine(empty_database)
+    assert inspect(engine).get_table_names() == ["alembic_version"]
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT count(*) FROM pg_proc WHERE proname = 'guard_job'")) == 0
+        assert connection.scalar(text("SELECT count(*) FROM pg_class WHERE relname = 'fence_seq'")) == 0
+    engine.dispose()
+    migrate.upgrade(empty_database)
+    migrate.check(empty_database)
+
+
+def set_state(sessions: Sessions, job_id: str, state: State, *, reach: bool) -> None:
+    """Move a job to ``state`` with all that the constraints want; with the trigger off if ``reach``."""
+    held, final = state in HELD, state in FINAL
+    with sessions.begin() as session:
+        session.execute(text(f"SET LOCAL session_replication_role = {'replica' if reach else 'origin'}"))
+        session.execute(
+            text(
+                """UPDATE job SET state = :state, fence = CASE WHEN :held THEN 1 END, worker = CASE WHEN :held THEN 'w' END,
+                lease_expires_at = CASE WHEN :held THEN clock_timestamp() END,
+                finished_at = CASE WHEN :final THEN clock_timestamp() END,
+                error = '{"code": "x"}', artifact_id = 'art_x' WHERE id = :id"""
+            ),
+            {"state": state, "held": held, "final": final, "id": job_id},
+        )
+
+
+@pytest.mark.parametrize("old", State)
+def test_the_trigger_knows_the_map_of_moves(old: State, sessions: Sessions, submit: Callable[..., str]) -> None:
+    job_id = submit()
+    with sessions.begin() as session:
+        session.execute(
+            text(
+                "INSERT INTO artifact (id, job_id, fence, manifest_sha256, path, num_bytes)"
+                " VALUES ('art_x', :id, 1, '', '', 0)"
+            ),
+            {"id": job_id},
+        )
+    for new in State:
+        set_state(sessions, job_id, old, reach=True)
+        if new == old or new in MOVES[old]:
+            set_state(sessions, job_id, new, reach=False)
+        else:
+            with pytest.raises(IntegrityError, match="cannot move"):
+                set_state(sessions, job_id, new, reach=False)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE job SET state = 'dreaming'",
+        "UPDATE job SET state = 'running'",  # without a lease
+        "UPDATE job SET fence = 1, worker = 'w', lease_expires_at = now()",  # a lease on a queued job
+        "UPDATE job SET fence = 1",  # half a lease
+        "UPDATE job SET state = 'cancelled'",  # without finished_at
+        "UPDATE job SET finished_at = now()",
+    ],
+)
+def test_the_database_refuses_half_truths(statement: str, sessions: Sessions, submit: Callable[..., str]) -> None:
+    submit()
+    with pytest.raises(IntegrityError), sessions.begin() as session:
+        session.execute(text(statement))
+
+
+def test_failed_needs_a_code_and_succeeded_an_artifact(sessions: Sessions, submit: Callable[..., str]) -> None:
+    submit()
+    with sessions.begin() as session:
+        assert leases.claim(session, worker="w", lease_s=10)
+    ended = "fence = NULL, worker = NULL, lease_expires_at = NULL, finished_at = now()"
+    for state in ("failed", "succeeded"):
+        with pytest.raises(IntegrityError), sessions.begin() as session:
+            session.execute(text(f"UPDATE job SET state = '{state}', {ended}"))
+
+
+def test_one_open_attempt_a_job(sessions: Sessions, submit: Callable[..., str]) -> None:
+    job_id = submit()
+    with sessions.begin() as session:
+        assert leases.claim(session, worker="w", lease_s=10)
+    second = "INSERT INTO attempt (job_id, number, fence, worker) VALUES (:id, 2, 999, 'other')"
+    with pytest.raises(IntegrityError, match="uq_attempt_open"), sessions.begin() as session:
+        session.execute(text(second), {"id": job_id})
