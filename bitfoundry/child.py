@@ -100,7 +100,7 @@ def spawn(
 
 
 def finish(process: subprocess.Popen[bytes], steps: Sequence[tuple[signal.Signals, float]]) -> int:
-    """Send each signal in turn and wait its seconds, until the child has ended; SIGKILL is the last step. Its status."""
+    """Send each signal and wait its seconds until the child has ended, SIGKILL last; returns its status."""
     for step, seconds in (*steps, (signal.SIGKILL, 10.0)):
         if process.poll() is not None:
             break

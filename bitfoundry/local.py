@@ -1,6 +1,208 @@
-"""The whole service on one machine: the same code as in production, with engines from wheels on unix sockets."""
+"""The whole service on one machine: the production code, with its engines from wheels on unix sockets.
 
+    with LocalStack(home) as stack:
+        Client(stack.url, stack.api_key).submit(...)
+
+DATABASE_URL or BROKER_URL in the environment replaces the engine of that name.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import httpx2
+
+from bitfoundry.child import finish, spawn, tail
+from bitfoundry.connection import Connection
+from bitfoundry.errors import StackError
+from bitfoundry.folders import Lock, cache_dir, default_home, private_dir
 from bitfoundry.postgres import Postgres
 from bitfoundry.valkey import Valkey
 
-__all__ = ["Postgres", "Valkey"]
+__all__ = ["LocalStack", "Postgres", "Valkey"]
+
+DEFAULT_PORT = 8765
+READY_LIMIT_S = 90.0
+API_STOP_S = 15.0
+WORKER_STOP_S = 60.0  # the worker gives an engine 30 s to end before it kills it
+MAX_RESTARTS = 5
+COMMANDS = {
+    "api": ["-m", "uvicorn", "api.main:create_app", "--factory", "--host", "127.0.0.1", "--no-access-log"],
+    "worker": ["-m", "worker"],
+}
+
+Say = Callable[[str], None]
+
+
+class LocalStack:
+    """PostgreSQL, Valkey, the API on 127.0.0.1 and one worker, all children of this process.
+
+    Start it from the main thread. `url` and `api_key` are there after `start`; both also lie in
+    `home`/connection.json (0600), where the commands
+    find them. `port` 0 takes a free one.
+    """
+
+    def __init__(
+        self,
+        home: Path | None = None,
+        port: int = DEFAULT_PORT,
+        *,
+        model_roots: Sequence[Path] = (),
+        say: Say = lambda message: None,
+    ) -> None:
+        self.home = Path(home or default_home()).resolve()
+        self.url = ""
+        self.api_key = ""
+        self._port = port
+        self._model_roots = [*model_roots] or [Path.home(), Path.cwd(), cache_dir(), self.home]
+        self._say = say
+        self._engines: list[Postgres | Valkey] = []
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._environment: dict[str, str] = {}
+        self._num_restarts = 0
+        self._lock = Lock(self.home / "stack.lock")
+
+    @property
+    def logs(self) -> Path:
+        return self.home / "logs"
+
+    def start(self) -> None:
+        """Start everything and wait until the API says that it is ready. StackError says what is in the way."""
+        private_dir(self.home)
+        private_dir(self.logs)
+        self._lock.acquire()
+        try:
+            self._port = _free_port(self._port)
+            self.url = f"http://127.0.0.1:{self._port}"
+            database_url, broker_url = self._start_engines()
+            self._migrate(database_url)
+            self._environment = self._settings(database_url, broker_url)
+            for name in COMMANDS:
+                self._spawn(name)
+            self._say("waiting for the API")
+            self._await_ready()
+            self.api_key = self._find_or_make_key(database_url)
+        except BaseException:
+            self.stop()
+            raise
+
+    def tend(self) -> None:
+        """Start again what has ended by itself (a worker killed, say). StackError when that happens over and over."""
+        for name, process in list(self._children.items()):
+            if (status := process.poll()) is None:
+                continue
+            self._num_restarts += 1
+            if self._num_restarts > MAX_RESTARTS:
+                raise StackError(
+                    f"the {name} keeps ending (status {status}):\n{tail(self._log(name))}",
+                    hint=f"see {self._log(name)}",
+                )
+            self._say(f"the {name} ended (status {status}): starting it again")
+            self._spawn(name)
+
+    def stop(self) -> None:
+        """End everything in order: API and worker drain side by side, then the engines. A second Ctrl-C hurries it."""
+        try:
+            for process in self._children.values():
+                if process.poll() is None:
+                    process.send_signal(signal.SIGTERM)
+            limits = {"api": API_STOP_S, "worker": WORKER_STOP_S}
+            for name, process in self._children.items():
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(limits[name])
+        finally:
+            for process in self._children.values():
+                finish(process, [])
+            self._children.clear()
+            while self._engines:
+                self._engines.pop().stop()
+            self._lock.release()
+
+    def __enter__(self) -> "LocalStack":
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def _start_engines(self) -> tuple[str, str]:
+        """(database URL, broker URL) of the engines: ours, or those that the environment names."""
+        urls = []
+        for variable, engine in (("DATABASE_URL", Postgres), ("BROKER_URL", Valkey)):
+            if given := os.environ.get(variable):
+                urls.append(given)
+                continue
+            self._say(f"starting {engine.__name__}")
+            server = engine(self.home)
+            urls.append(server.start())
+            self._engines.append(server)
+        return urls[0], urls[1]
+
+    def _migrate(self, database_url: str) -> None:
+        from api.store import migrate  # here: SQLAlchemy is for those who run the stack
+
+        self._say("bringing the database to the newest schema")
+        migrate.upgrade(database_url)
+
+    def _settings(self, database_url: str, broker_url: str) -> dict[str, str]:
+        roots = [str(Path(root).expanduser().resolve()) for root in self._model_roots]
+        ours = {"DATABASE_URL": database_url, "BROKER_URL": broker_url, "BITFOUNDRY_DATA_DIR": str(self.home)}
+        return os.environ | {"BITFOUNDRY_MODEL_ROOTS": os.pathsep.join(roots)} | ours
+
+    def _spawn(self, name: str) -> None:
+        """Start the API or the worker. They run in `home`, where no folder can pass for one of our packages."""
+        command = [sys.executable, *COMMANDS[name]]
+        if name == "api":
+            command += ["--port", str(self._port), "--timeout-graceful-shutdown", "5"]
+        self._children[name] = spawn(command, log=self._log(name), cwd=self.home, env=self._environment)
+
+    def _log(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+    def _await_ready(self) -> None:
+        limit = time.monotonic() + READY_LIMIT_S
+        with httpx2.Client(base_url=self.url, trust_env=False, timeout=5.0) as session:
+            while time.monotonic() < limit:
+                for name, process in self._children.items():
+                    if process.poll() is not None:
+                        raise StackError(
+                            f"the {name} ended at once (status {process.returncode}):\n{tail(self._log(name))}",
+                            hint=f"see {self._log(name)}",
+                        )
+                with suppress(httpx2.TransportError):
+                    if session.get("/healthz/ready").status_code == 200:
+                        return
+                time.sleep(0.1)
+        raise StackError(f"the API was not ready after {READY_LIMIT_S:.0f} s", hint=f"see {self._log('api')}")
+
+    def _find_or_make_key(self, database_url: str) -> str:
+        """The key of an earlier run if the database still knows it, else the first key of this database."""
+        from api.security import create_key  # here, as above
+
+        known = Connection.read(self.home)
+        key = known.api_key if known and self._accepts(known.api_key) else create_key(database_url, "local")
+        Connection(url=self.url, api_key=key).write(self.home)
+        return key
+
+    def _accepts(self, key: str) -> bool:
+        headers = {"Authorization": f"Bearer {key}"}
+        with httpx2.Client(base_url=self.url, trust_env=False, headers=headers) as session:
+            return session.get("/v1/jobs", params={"limit": 1}).status_code == 200
+
+
+def _free_port(wanted: int) -> int:
+    """`wanted`, or a free one for 0; StackError when another program listens there."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError as error:
+            raise StackError(f"port {wanted}: {error.strerror}", hint="choose another with --port") from None
+        return int(probe.getsockname()[1])

@@ -115,8 +115,8 @@ class Postgres:
         fresh = self.data.with_name("postgres.new")
         shutil.rmtree(fresh, ignore_errors=True)
         private_dir(fresh, owner)
-        command = [binaries / "initdb", "-D", _seen_from_inside(fresh, owner), "-U", SUPERUSER, "-A", "trust"]
-        command += ["--locale=C", "-E", "UTF8", "-N"]
+        command: list[str | Path] = [binaries / "initdb", "-D", _seen_from_inside(fresh, owner)]
+        command += ["-U", SUPERUSER, "-A", "trust", "--locale=C", "-E", "UTF8", "-N"]
         status = spawn(command, log=self.log, cwd=fresh, env=_environment(), owner=owner).wait()
         if status != 0:
             raise StackError(f"initdb failed with status {status}:\n{tail(self.log)}", hint=f"see {self.log}")
@@ -184,9 +184,9 @@ def _servers_in(data: Path) -> list[psutil.Process]:
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.name() == "postgres" and process.status() != psutil.STATUS_ZOMBIE:
-                if process.cwd() == str(data):
-                    found[process.pid] = process
+            alive = process.name() == "postgres" and process.status() != psutil.STATUS_ZOMBIE
+            if alive and process.cwd() == str(data):
+                found[process.pid] = process
     with suppress(psutil.Error):
         return [process for process in found.values() if process.ppid() not in found]
     return list(found.values())

@@ -1,4 +1,4 @@
-"""The real engines for every test that wants them: one PostgreSQL and one Valkey a session, a fresh database a module."""
+"""The real engines for the tests: one PostgreSQL and one Valkey a session, a fresh database a test module."""
 
 import os
 import secrets

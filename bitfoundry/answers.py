@@ -1,0 +1,83 @@
+"""What the service answers with, as frozen values. Fields that this client does not know yet are kept, not refused."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+FINAL_STATES = frozenset({"succeeded", "failed", "cancelled"})
+
+
+class Answer(BaseModel):
+    """What the service sends: frozen, and free to grow fields that this client does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
+class Progress(Answer):
+    """`done` of `total` units of the present phase; `eta_s` is the rest of the phase in seconds."""
+
+    phase: str
+    done: int
+    total: int
+    unit: str
+    eta_s: float | None = None
+
+
+class JobError(Answer):
+    """Why a job failed, what to do about it, and whether a retry can help."""
+
+    code: str
+    message: str
+    hint: str = ""
+    retryable: bool = False
+
+
+class ArtifactRef(Answer):
+    """Where the service keeps the artifact, and the hash of its manifest."""
+
+    manifest_sha256: str
+    bytes: int
+    path: str | None = None
+
+
+class Job(Answer):
+    """One job as the service saw it when asked."""
+
+    id: str
+    state: str
+    name: str | None = None
+    labels: dict[str, str] = {}
+    phase: str | None = None
+    progress: Progress | None = None
+    model: dict[str, Any]
+    config: dict[str, Any]
+    preset: str | None = None
+    attempt: int = 0
+    created_at: str
+    started_at: str | None = None
+    finished_at: str | None = None
+    error: JobError | None = None
+    summary: dict[str, Any] | None = None
+    artifact: ArtifactRef | None = None
+    cancel_requested: bool = False
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in FINAL_STATES
+
+
+class Event(Answer):
+    """One line of a job's history; `seq` counts within the job."""
+
+    seq: int
+    at: str
+    kind: str
+    data: dict[str, Any] = {}
+
+
+class ArtifactFile(Answer):
+    """One file of an artifact."""
+
+    path: str
+    bytes: int
+    sha256: str
