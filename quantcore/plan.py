@@ -237,7 +237,11 @@ def _check_groups(layers: Sequence[LayerPlan]) -> None:
 def _check_exports(layers: Sequence[LayerPlan], exports: Sequence[str]) -> None:
     if not exports or len(set(exports)) != len(exports):
         raise ConfigError(
-            "export needs at least one format, each named once.", code="invalid_export", field="/export", allowed=EXPORTERS
+            f"export is {list(exports)}; it needs at least one format, each named once.",
+            code="invalid_export",
+            hint=f"Formats: {', '.join(EXPORTERS)}.",
+            field="/export",
+            allowed=EXPORTERS,
         )
     for name in exports:
         exporter = EXPORTERS.get(name)

@@ -39,7 +39,7 @@ def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrained
     config = clean_config(raw_config)
     try:
         with init_empty_weights(include_buffers=False):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     except (ValueError, TypeError, ZeroDivisionError, RuntimeError) as error:
         raise ModelError(
             f"Transformers cannot build this '{config.model_type}' model: {error}.",

@@ -38,26 +38,17 @@ class FloatFormat:
         return self.max
 
     def encode(self, x: torch.Tensor, round_method: str) -> torch.Tensor:
-        """Scaled values (any shape, float) to codes in the storage dtype. The grid decides the rounding: half to even."""
+        """Scaled values (any shape, float) to codes in the storage dtype: saturating, nearest, ties to even.
+
+        torch's own cast rounds so; ``round_method`` is for integers. NaN stays NaN.
+        """
         import torch
 
-        return self.round_to_grid(x).to(getattr(torch, self.storage))
+        return x.clamp(-self.max, self.max).to(getattr(torch, self.storage))
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         """Codes to scaled values in float32."""
         return codes.float()
-
-    def round_to_grid(self, x: torch.Tensor) -> torch.Tensor:
-        """Nearest representable value in float32, ties to even; NaN stays NaN.
-
-        The exponent of |x| gives the step 2^(e - mantissa_bits); below the smallest normal the step stays constant.
-        """
-        import torch
-
-        x = x.float().clamp(-self.max, self.max)
-        _, exponent = torch.frexp(x)  # |x| = m * 2^exponent with m in [0.5, 1)
-        step = torch.exp2((exponent - 1).clamp(min=1 - self.bias).float() - self.mantissa_bits)
-        return torch.round(x / step) * step
 
 
 FLOATS = (FloatFormat("fp8_e4m3", 4, 3, bias=7, max=448.0, storage="float8_e4m3fn"),)

@@ -1,0 +1,64 @@
+"""Tiny random models, made from nothing: seconds to build, small enough for every test."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+VOCAB_SIZE = 512
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+
+
+def tiny_model(
+    folder: Path, *, model_type: str = "llama", seed: int = 0, dtype: torch.dtype = torch.bfloat16,
+    tie_word_embeddings: bool = True, max_shard_size: str = "5GB", **overrides: Any,
+) -> Path:  # fmt: skip
+    """Save a random model with its tokenizer in ``folder`` and return it; ``overrides`` go into the config."""
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(model_type, **{**SHAPE, **overrides}, tie_word_embeddings=tie_word_embeddings)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            spread = 0.3 if parameter.ndim == 1 else 1.5 * parameter.shape[-1] ** -0.5
+            offset = 1.0 if parameter.ndim == 1 and "norm" in name and "bias" not in name else 0.0
+            parameter.copy_(offset + spread * torch.randn_like(parameter))
+    model.tie_weights()
+    model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@cache
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of ``VOCAB_SIZE`` tokens, trained on the prose that comes with Python."""
+    from pydoc_data import topics
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=["<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([topics.topics[name] for name in sorted(topics.topics)[:20]], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>")
