@@ -18,8 +18,6 @@ from api.store.engine import connect, dispose
 from api.store.upkeep import Upkeep
 from api.store.wakeups import make_celery, sender
 
-MAX_BODY_BYTES = 1 << 20
-
 
 def create_app(settings: Settings | None = None) -> FastAPI:
     """The app with its parts; settings come from the environment unless given."""
@@ -43,7 +41,6 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         lifespan=live,
         docs_url=None,  # Swagger's page would load scripts from another host
         redoc_url=None,
-        max_body_size=MAX_BODY_BYTES,
     )
     app.state.context = Context(settings, sessions, celery, upkeep)
     app.add_middleware(RequestId)

@@ -12,11 +12,12 @@ from typing import Any, NoReturn
 from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 
+MAX_BODY_BYTES = 1 << 20
 MAX_DEPTH = 32
 
 
 class StrictJsonRoute(APIRoute):
-    """A route that reads its body with ``parse``; 415 for a body of another type."""
+    """A route that reads its body with ``parse``; 413 for a body that is too large, 415 for one of another type."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -32,6 +33,16 @@ class StrictJsonRoute(APIRoute):
 
 
 class _StrictRequest(Request):
+    async def body(self) -> bytes:
+        if not hasattr(self, "_body"):  # Starlette's own memory of a body that was read
+            parts: list[bytes] = []
+            async for part in self.stream():
+                parts.append(part)
+                if sum(map(len, parts)) > MAX_BODY_BYTES:
+                    raise HTTPException(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
+            self._body = b"".join(parts)
+        return self._body
+
     async def json(self) -> Any:
         return parse(await self.body())
 

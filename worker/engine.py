@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from api.settings import Settings
 
@@ -62,21 +62,20 @@ class Engine:
                 env=engine_environment(settings),
                 start_new_session=True,
             )
-        threading.Thread(target=self._await_end, name="engine-end", daemon=True).start()
+        self._end = threading.Thread(target=self._await_end, name="engine-end", daemon=True)
+        self._end.start()
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """The JSON objects that the engine prints, until it ends. Anything else is passed over."""
-        stream = self._process.stdout
-        assert stream is not None
-        for line in _bounded_lines(stream):
-            with suppress(ValueError, RecursionError):
-                # Postgres takes neither NaN nor a NUL character in JSON.
-                event = json.loads(line.replace(b"\\u0000", b""), parse_constant=lambda _: None)
-                if isinstance(event, dict) and isinstance(event.get("kind"), str):
+        assert self._process.stdout is not None
+        with self._process.stdout as stream:
+            while line := stream.readline(MAX_LINE_BYTES):  # of a longer one the pieces, which will not parse
+                if event := _parse(line):
                     yield event
 
     def wait(self) -> int:
         """The exit status; 128 + n if signal n ended the engine."""
+        self._end.join()  # only then may the process be reaped
         status = self._process.wait()
         return status if status >= 0 else 128 - status
 
@@ -121,7 +120,10 @@ def engine_environment(settings: Settings) -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
 
 
-def _bounded_lines(stream: BinaryIO | Any) -> Iterator[bytes]:
-    """Lines of at most MAX_LINE_BYTES; of a longer one the pieces, which will not parse."""
-    while line := stream.readline(MAX_LINE_BYTES):
-        yield line
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The event in a line, or None. Without NaN and NUL: Postgres takes neither in its JSON."""
+    try:
+        event = json.loads(line.replace(b"\\u0000", b""), parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("kind"), str) else None

@@ -114,6 +114,7 @@ class Run:
             journal.close()
         except BaseException:
             engine.kill(Stop.LEASE_LOST)  # it must not work on for nobody
+            engine.wait()
             raise
         return journal
 

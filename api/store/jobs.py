@@ -76,6 +76,7 @@ def request_cancel(session: Session, job_id: str) -> Job | None:
         job.finished_at = func.clock_timestamp()
     events.add(session, job, NewEvent("state_changed", {"state": job.state}))
     session.flush()
+    session.refresh(job)
     return job
 
 

@@ -90,7 +90,13 @@ def check_file(folder: Path, file: ManifestFile) -> None:
 
 def _is_safe(name: str) -> bool:
     path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts and str(path) == name and not set(name) & {"\\", "\0"}
+    return (
+        bool(path.parts)
+        and not path.is_absolute()
+        and ".." not in path.parts
+        and str(path) == name
+        and not set(name) & {"\\", "\0"}
+    )
 
 
 def corrupt(what: str) -> ProofError:

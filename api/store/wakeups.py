@@ -29,7 +29,13 @@ def make_celery(broker_url: str) -> Celery:
         task_publish_retry=False,  # the outbox is the retry
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,  # a worker outlives its broker: it polls meanwhile
-        broker_transport_options={"socket_connect_timeout": 5, "socket_keepalive": True},
+        # One quick try to connect: a sender must not wait, a worker has its own loop (broker_connection_max_retries).
+        broker_transport_options={
+            "socket_connect_timeout": 2,
+            "socket_keepalive": True,
+            "max_retries": 1,
+            "interval_start": 0,
+        },
         worker_hijack_root_logger=False,
         worker_enable_remote_control=False,
         worker_send_task_events=False,

@@ -153,7 +153,7 @@ class WorkerProcess:
         environment["BITFOUNDRY_MODEL_ROOTS"] = os.pathsep.join(map(str, settings.model_roots))
         environment["DATABASE_URL"] = settings.database_url.get_secret_value()
         environment["BROKER_URL"] = settings.broker_url.get_secret_value()
-        environment["A_PASSWORD"] = "canary-in-the-environment"  # noqa: S105
+        environment["A_PASSWORD"] = "canary-in-the-environment"
         with log.open("ab") as stream:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "worker"], cwd=ROOT, env=environment, stdout=stream, stderr=stream

@@ -43,7 +43,8 @@ def set_state(sessions: Sessions, job_id: str, state: State, *, reach: bool) -> 
         session.execute(text(f"SET LOCAL session_replication_role = {'replica' if reach else 'origin'}"))
         session.execute(
             text(
-                """UPDATE job SET state = :state, fence = CASE WHEN :held THEN 1 END, worker = CASE WHEN :held THEN 'w' END,
+                """UPDATE job SET state = :state,
+                fence = CASE WHEN :held THEN 1 END, worker = CASE WHEN :held THEN 'w' END,
                 lease_expires_at = CASE WHEN :held THEN clock_timestamp() END,
                 finished_at = CASE WHEN :final THEN clock_timestamp() END,
                 error = '{"code": "x"}', artifact_id = 'art_x' WHERE id = :id"""

@@ -1,0 +1,372 @@
+"""Jobs over HTTP, with the real database and no worker."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import text
+
+from api.store import leases
+from api.store.engine import Sessions
+from api.store.events import NewEvent
+
+MakeModel = Callable[..., Path]
+
+
+def body(folder: Path, **changes: Any) -> dict[str, Any]:
+    return {"model": {"path": str(folder)}, "config": {"preset": "int8_dynamic"}, **changes}
+
+
+def test_submit_answers_with_the_whole_job(client: TestClient, make_model: MakeModel) -> None:
+    model = make_model()
+    labels = {"team": "x", "emoji": "é"}
+    answer = client.post("/v1/jobs", json=body(model, name="first", labels=labels, export=["quark"]))
+    assert answer.status_code == 202
+    job = answer.json()
+    assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
+    assert int(answer.headers["retry-after"]) > 0
+    assert re.fullmatch(r"job_[0-9a-f]{12}7[0-9a-f]{19}", job["id"])
+    assert job | {"id": "", "config": "", "created_at": ""} == {
+        "id": "",
+        "name": "first",
+        "labels": labels,
+        "state": "queued",
+        "phase": None,
+        "progress": None,
+        "model": {"path": str(model)},
+        "preset": "int8_dynamic",
+        "config": "",
+        "calibration": {"source": "builtin", "num_samples": 32, "seq_len": 512, "seed": 0},
+        "export": ["quark"],
+        "attempt": 0,
+        "created_at": "",
+        "started_at": None,
+        "finished_at": None,
+        "error": None,
+        "summary": None,
+        "artifact": None,
+        "cancel_requested": False,
+    }
+    assert job["config"]["global_quant_config"]["weight"]["dtype"] == "int8"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", job["created_at"])
+    assert client.get(answer.headers["location"]).json() == job
+
+
+def test_a_whole_config_is_accepted(client: TestClient, make_model: MakeModel) -> None:
+    spec = {"dtype": "uint4", "qscheme": "per_group", "group_size": 32, "symmetric": False, "ch_axis": 1}
+    config = {"global_quant_config": {"weight": spec}, "exclude": ["*q_proj0"]}
+    answer = client.post("/v1/jobs", json=body(make_model(), config=config))
+    assert answer.status_code == 202, answer.text
+    assert answer.json()["preset"] is None
+    assert answer.json()["config"]["global_quant_config"]["weight"]["group_size"] == 32
+
+
+FULL = {"global_quant_config": {"weight": {"dtype": "int8"}}}
+GROUP_48 = {"weight": {"dtype": "uint4", "qscheme": "per_group", "group_size": 48, "symmetric": False}}
+DEEP: Any = {}
+for _ in range(40):
+    DEEP = {"x": DEEP}
+
+# what is wrong: (changes to a good body, code, pointer or None)
+REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
+    "unknown field": ({"modle": 1}, "unknown_field", "#/modle"),
+    "no model": ({"model": None}, "invalid_request", "#/model"),
+    "no path and no id": ({"model": {}}, "invalid_model", "#/model"),
+    "path and id": ({"model": {"path": "/x", "id": "a/b"}}, "invalid_model", "#/model"),
+    "unknown model field": ({"model": {"path": "/x", "token": "hf_secret"}}, "unknown_field", "#/model/token"),
+    "relative path": ({"model": {"path": "models/tiny"}}, "invalid_model", "#/model"),
+    "path outside the roots": ({"model": {"path": "/etc"}}, "path_not_allowed", "#/model/path"),
+    "path climbs out": ({"model": {"path": "{root}/../../etc"}}, "path_not_allowed", "#/model/path"),
+    "path through a link": ({"model": {"path": "{root}/link"}}, "path_not_allowed", "#/model/path"),
+    "no such folder": ({"model": {"path": "{root}/none"}}, "model_not_found", None),
+    "hub id climbs": ({"model": {"id": "../x"}}, "invalid_model_id", "#/model"),
+    "hub id with a scheme": ({"model": {"id": "file://x"}}, "invalid_model_id", "#/model"),
+    "hub id too deep": ({"model": {"id": "a/b/c"}}, "invalid_model_id", "#/model"),
+    "hub id too long": ({"model": {"id": "a/" + "b" * 300}}, "invalid_model_id", "#/model"),
+    "bad revision": ({"model": {"id": "a/b", "revision": "../x y"}}, "invalid_request", "#/model/revision"),
+    "config is a list": ({"config": []}, "invalid_request", "#/config"),
+    "unknown preset": ({"config": {"preset": "fp9"}}, "unknown_preset", "#/config/preset"),
+    "preset is a number": ({"config": {"preset": 8}}, "invalid_config", "#/config/preset"),
+    "preset and more": ({"config": {"preset": "fp8", "algo": 1}}, "invalid_config", "#/config/algo"),
+    "unknown config field": ({"config": {**FULL, "bits": 3}}, "invalid_config", "#/config/bits"),
+    "unknown dtype": (
+        {"config": {"global_quant_config": {"weight": {"dtype": "int3"}}}},
+        "invalid_config",
+        "#/config/global_quant_config/weight/dtype",
+    ),
+    "string for a number": (
+        {"config": {"global_quant_config": {"weight": {"dtype": "int4", "group_size": "128"}}}},
+        "invalid_config",
+        "#/config/global_quant_config/weight/group_size",
+    ),
+    "group size does not divide": (
+        {"config": {"global_quant_config": GROUP_48}},
+        "group_size_not_dividing",
+        "#/config/global_quant_config/weight/group_size",
+    ),
+    "preset's group size does not divide": (
+        {"config": {"preset": "w4a16", "group_size": 48}},
+        "group_size_not_dividing",
+        "#/config/group_size",
+    ),
+    "group size without groups": (
+        {"config": {"preset": "fp8", "group_size": 64}},
+        "invalid_config",
+        "#/config/group_size",
+    ),
+    "nothing left": ({"config": {"preset": "fp8", "exclude": ["*"]}}, "nothing_to_quantize", "#/config/exclude"),
+    "unknown export": ({"export": ["gguf9"]}, "unknown_export_format", None),
+    "no export": ({"export": []}, "invalid_export", "#/export"),
+    "export twice": ({"export": ["quark", "quark"]}, "invalid_export", "#/export"),
+    "seq_len above the model's": ({"calibration": {"seq_len": 2048}}, "seq_len_too_long", "#/calibration/seq_len"),
+    "no samples": ({"calibration": {"num_samples": 0}}, "invalid_request", "#/calibration/num_samples"),
+    "true for a number": ({"calibration": {"num_samples": True}}, "invalid_request", "#/calibration/num_samples"),
+    "huge number": ({"calibration": {"seed": 2**63}}, "invalid_request", "#/calibration/seed"),
+    "calibration file outside": (
+        {"calibration": {"source": "/etc/passwd"}},
+        "path_not_allowed",
+        "#/calibration/source",
+    ),
+    "no calibration file": (
+        {"calibration": {"source": "{root}/none.txt"}},
+        "calibration_not_found",
+        "#/calibration/source",
+    ),
+    "direction mark in the name": ({"name": "a\u202eb"}, "invalid_text", "#/name"),
+    "line break in a label": ({"labels": {"a": "b\nc"}}, "invalid_text", "#/labels/a"),
+    "number as label": ({"labels": {"a": 1}}, "invalid_request", "#/labels/a"),
+    "too many labels": ({"labels": {str(n): "" for n in range(17)}}, "invalid_request", "#/labels"),
+    "empty name": ({"name": ""}, "invalid_request", "#/name"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_requests_are_told_what_is_wrong(
+    case: str, client: TestClient, make_model: MakeModel, sessions: Sessions
+) -> None:
+    changes, code, pointer = REFUSED[case]
+    model = make_model()
+    (model.parent / "link").symlink_to("/usr")
+    request = body(model, **fill_in(changes, str(model.parent)))
+    for path in ("/v1/jobs", "/v1/plans"):
+        if path == "/v1/plans" and changes.keys() & {"name", "labels"}:
+            continue
+        answer = client.post(path, json=request)
+        assert answer.status_code == 422, answer.text
+        assert answer.headers["content-type"] == "application/problem+json"
+        problem = answer.json()
+        assert problem["code"] == code, problem
+        assert problem["type"] == f"urn:bitfoundry:error:{code}"
+        assert (problem["status"], problem["instance"]) == (422, path)
+        assert problem["request_id"] == answer.headers["x-request-id"]
+        assert problem["detail"]
+        if pointer is not None:
+            assert [error["pointer"] for error in problem["errors"]] == [pointer]
+        assert "hf_secret" not in answer.text
+        assert "Traceback" not in answer.text
+    with sessions.begin() as session:
+        assert session.scalar(text("SELECT count(*) FROM job")) == 0
+
+
+def fill_in(value: Any, root: str) -> Any:
+    if isinstance(value, dict):
+        return {name: fill_in(member, root) for name, member in value.items()}
+    return value.replace("{root}", root) if isinstance(value, str) else value
+
+
+def test_errors_list_what_is_allowed(client: TestClient, make_model: MakeModel) -> None:
+    model = make_model()
+    problem = client.post("/v1/jobs", json=body(model, config={"preset": "fp9"})).json()
+    assert "int8_dynamic" in problem["errors"][0]["allowed"]
+    problem = client.post("/v1/jobs", json=body(model, config={"global_quant_config": GROUP_48})).json()
+    assert "32" in problem["errors"][0]["allowed"]
+    assert "q_proj" in problem["detail"]
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "code"),
+    [
+        (b"{", 400, "invalid_json"),
+        (b'{"name": NaN}', 400, "invalid_json"),
+        (b'{"name": -Infinity}', 400, "invalid_json"),
+        (b'{"name": "a", "name": "b"}', 400, "invalid_json"),
+        (b'{"name": "a\\u0000b"}', 400, "invalid_json"),
+        (b'{"name": "\\ud800"}', 400, "invalid_json"),
+        (b'{"name": "\xff"}', 400, "invalid_json"),
+        (b"[" * 100_000, 400, "invalid_json"),
+        (b"[" * 40 + b"]" * 40, 400, "invalid_json"),
+        (b"[]", 422, "invalid_request"),
+        (b"", 422, "missing_field"),
+        (b'{"name": "' + b"a" * 1_100_000 + b'"}', 413, "body_too_large"),
+    ],
+    ids=lambda value: None if isinstance(value, str | int) else value[:12].decode("latin-1") + f" {len(value)}",
+)
+def test_bodies_that_are_not_plain_json(content: bytes, status: int, code: str, client: TestClient) -> None:
+    answer = client.post("/v1/jobs", content=content, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_other_types_methods_and_paths(client: TestClient) -> None:
+    answer = client.post("/v1/jobs", content=b"{}", headers={"Content-Type": "text/plain"})
+    assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
+    answer = client.put("/v1/jobs", json={})
+    assert (answer.status_code, answer.json()["code"]) == (405, "method_not_allowed")
+    answer = client.get("/v1/none")
+    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+    for bad in ("job_1", "1", "job_" + "g" * 32, "job_%00"):
+        assert client.get(f"/v1/jobs/{bad}").status_code in (404, 422), bad
+    answer = client.get("/v1/jobs/job_" + "0" * 32)
+    assert (answer.status_code, answer.json()["code"]) == (404, "job_not_found")
+
+
+def test_a_hub_model_is_refused_clearly_while_there_is_no_hub(client: TestClient) -> None:
+    answer = client.post("/v1/jobs", json={"model": {"id": "org/name"}, "config": {"preset": "fp8"}})
+    assert answer.status_code in (422, 503)
+    assert answer.json()["code"].startswith("hub_")
+
+
+def test_list_pages_do_not_shift(client: TestClient, make_model: MakeModel, submit: Callable[..., str]) -> None:
+    ids = [submit() for _ in range(7)][::-1]
+    seen: list[str] = []
+    url: str | None = "/v1/jobs?limit=3"
+    while url:
+        answer = client.get(url)
+        page = answer.json()
+        seen += [job["id"] for job in page["data"]]
+        submit()  # arrives meanwhile; must not push an old one onto the next page again
+        assert page["has_more"] == (page["next_cursor"] is not None)
+        link = re.fullmatch(r'<(.*)>; rel="next"', answer.headers.get("link", ""))
+        assert (link is not None) == page["has_more"]
+        url = link[1] if link else None
+    assert seen == ids
+
+
+def test_list_filters_by_state(client: TestClient, submit: Callable[..., str], sessions: Sessions) -> None:
+    first, second = submit(), submit()
+    with sessions.begin() as session:
+        leases.claim(session, worker="w", lease_s=60)
+
+    def ids(query: str) -> list[str]:
+        return [job["id"] for job in client.get(f"/v1/jobs?{query}").json()["data"]]
+
+    assert ids("state=running") == [first]
+    assert ids("state=queued") == [second]
+    assert ids("state=queued&state=running") == [second, first]
+    assert ids("state=failed") == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=0",
+        "limit=1000000000",
+        "limit=x",
+        "state=dreaming",
+        "cursor=abc",
+        "cursor=",
+        "cursor=" + "9" * 600,
+        "cursor=WyIyMDI2IiwgImpvYl8iLCBbXV0",
+        "cursor=bnVsbA",
+        "cursor=%00",
+    ],
+)
+def test_bad_list_queries(query: str, client: TestClient) -> None:
+    answer = client.get(f"/v1/jobs?{query}")
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["code"] in ("invalid_request", "invalid_cursor")
+
+
+def test_a_cursor_belongs_to_its_filter(client: TestClient, submit: Callable[..., str]) -> None:
+    submit(), submit()
+    cursor = client.get("/v1/jobs?limit=1&state=queued").json()["next_cursor"]
+    assert client.get(f"/v1/jobs?limit=1&state=queued&cursor={cursor}").status_code == 200
+    assert client.get(f"/v1/jobs?limit=1&cursor={cursor}").json()["code"] == "invalid_cursor"
+
+
+def test_polling_with_an_etag(client: TestClient, submit: Callable[..., str], sessions: Sessions) -> None:
+    job_id = submit()
+    first = client.get(f"/v1/jobs/{job_id}")
+    tag = first.headers["etag"]
+    again = client.get(f"/v1/jobs/{job_id}", headers={"If-None-Match": tag})
+    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+    assert client.get(f"/v1/jobs/{job_id}", headers={"If-None-Match": f'"other", W/{tag}'}).status_code == 304
+    assert client.get(f"/v1/jobs/{job_id}", headers={"If-None-Match": "*"}).status_code == 304
+    with sessions.begin() as session:
+        lease = leases.claim(session, worker="w", lease_s=60)
+        assert lease
+    changed = client.get(f"/v1/jobs/{job_id}", headers={"If-None-Match": tag})
+    assert (changed.status_code, changed.json()["state"]) == (200, "running")
+    with sessions.begin() as session:
+        leases.renew(session, lease, lease_s=60)
+    tag = changed.headers["etag"]
+    assert client.get(f"/v1/jobs/{job_id}", headers={"If-None-Match": tag}).status_code == 304
+
+
+def test_events_are_read_in_pieces(client: TestClient, submit: Callable[..., str], sessions: Sessions) -> None:
+    job_id = submit()
+    with sessions.begin() as session:
+        lease = leases.claim(session, worker="w", lease_s=60)
+        assert lease
+        news = [NewEvent("warning", {"code": str(n), "message": ""}) for n in range(3)]
+        leases.record(session, lease, happened=news, columns={})
+    page = client.get(f"/v1/jobs/{job_id}/events?limit=2").json()
+    assert [(event["seq"], event["data"].get("state")) for event in page["data"]] == [(1, "queued"), (2, "running")]
+    assert page["has_more"] is True
+    page = client.get(f"/v1/jobs/{job_id}/events?after=2").json()
+    assert [(event["seq"], event["data"]["code"]) for event in page["data"]] == [(3, "0"), (4, "1"), (5, "2")]
+    assert page["has_more"] is False
+    assert client.get(f"/v1/jobs/{job_id}/events?after=99").json() == {"data": [], "has_more": False}
+    assert client.get(f"/v1/jobs/{job_id}/events?after=-1").status_code == 422
+    assert client.get("/v1/jobs/job_" + "0" * 32 + "/events").status_code == 404
+
+
+def test_cancel_waiting_running_and_final(client: TestClient, submit: Callable[..., str], sessions: Sessions) -> None:
+    waiting = submit()
+    answer = client.post(f"/v1/jobs/{waiting}/cancel")
+    assert (answer.status_code, answer.json()["state"]) == (202, "cancelled")
+    assert answer.json()["finished_at"] is not None
+    answer = client.post(f"/v1/jobs/{waiting}/cancel")
+    assert (answer.status_code, answer.json()["code"]) == (409, "job_already_final")
+    with sessions.begin() as session:
+        assert leases.claim(session, worker="w", lease_s=60) is None
+
+    running = submit()
+    with sessions.begin() as session:
+        leases.claim(session, worker="w", lease_s=60)
+    for _ in range(2):  # asking twice is asking once
+        answer = client.post(f"/v1/jobs/{running}/cancel")
+        assert (answer.status_code, answer.json()["state"]) == (202, "cancelling")
+        assert answer.json()["cancel_requested"] is True
+    kinds = [event["data"]["state"] for event in client.get(f"/v1/jobs/{running}/events").json()["data"]]
+    assert kinds == ["queued", "running", "cancelling"]
+    assert client.post("/v1/jobs/job_" + "0" * 32 + "/cancel").status_code == 404
+
+
+def test_plans_and_presets(client: TestClient, make_model: MakeModel, sessions: Sessions) -> None:
+    presets = {preset["name"]: preset for preset in client.get("/v1/presets").json()["data"]}
+    assert {"int8_dynamic", "fp8", "w4a16"} <= presets.keys()
+    assert presets["fp8"]["needs_calibration"] is True
+    model = make_model()
+    for name in presets:
+        answer = client.post("/v1/plans", json=body(model, config={"preset": name}))
+        assert answer.status_code == 200, answer.text
+        plan = answer.json()
+        assert plan["num_layers"] == 2
+        assert plan["size_after_bytes"] < plan["size_before_bytes"]
+        assert plan["config"] == presets[name]["config"]
+    with sessions.begin() as session:
+        assert session.scalar(text("SELECT count(*) FROM job")) == 0
+
+
+def test_a_damaged_model_is_refused_at_the_door(client: TestClient, make_model: MakeModel) -> None:
+    model = make_model()
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    answer = client.post("/v1/jobs", json=body(model))
+    assert (answer.status_code, answer.json()["code"]) == (422, "corrupt_weights")
+    (model / "config.json").unlink()
+    assert client.post("/v1/jobs", json=body(model)).json()["code"] == "no_config"

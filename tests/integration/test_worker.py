@@ -1,0 +1,278 @@
+"""Whole workers, as processes of their own, with a stub engine: they are killed, stopped, drained, cut off."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from fastapi.testclient import TestClient
+from pydantic import SecretStr
+from sqlalchemy import select, text
+
+from api.main import create_app
+from api.security import create_key
+from api.settings import Settings
+from api.store import events
+from api.store.engine import Sessions
+from api.store.tables import Artifact, Attempt, Job, Outbox
+from tests.integration.conftest import WorkerProcess, is_alive, wait_gone
+
+MakeModel = Callable[..., Path]
+Submit = Callable[..., str]
+StartWorker = Callable[..., WorkerProcess]
+WaitFor = Callable[..., Job]
+ReadPids = Callable[..., list[list[int]]]
+
+
+def outcomes(sessions: Sessions, job_id: str) -> list[str | None]:
+    with sessions.begin() as session:
+        wanted = select(Attempt.outcome).where(Attempt.job_id == job_id).order_by(Attempt.number)
+        return list(session.scalars(wanted))
+
+
+def post(client: TestClient, model: Path) -> str:
+    answer = client.post("/v1/jobs", json={"model": {"path": str(model)}, "config": {"preset": "fp8"}})
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["id"])
+
+
+def patient(settings: Settings, **changes: Any) -> Settings:
+    """Settings under which only a message from the broker makes things quick."""
+    return settings.model_copy(update={"poll_s": 60, **changes})
+
+
+def test_a_job_from_the_request_to_the_download(
+    client: TestClient, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor, settings: Settings
+) -> None:
+    start_worker()
+    job_id = post(client, make_model(environment=str(settings.data_dir / "environment.json")))
+    wait_for(job_id, "succeeded")
+    job = client.get(f"/v1/jobs/{job_id}").json()
+    assert (job["attempt"], job["phase"], job["error"]) == (1, "export", None)
+    assert job["summary"] == {"size_after_bytes": 19000, "note": "stub"}
+    assert job["started_at"] < job["finished_at"]
+    folder = Path(job["artifact"]["path"])
+    assert folder == settings.data_dir / "artifacts" / job_id / job["artifact"]["manifest_sha256"]
+
+    listing = client.get(f"/v1/jobs/{job_id}/artifacts").json()["data"]
+    assert {file["path"] for file in listing} == {"model.safetensors", "sub/report.json", "manifest.json"}
+    assert sum(file["bytes"] for file in listing) == job["artifact"]["bytes"]
+    assert client.get(f"/v1/jobs/{job_id}/artifacts/sub/report.json").json() == {"summary": {}}
+
+    story = client.get(f"/v1/jobs/{job_id}/events").json()["data"]
+    assert [event["seq"] for event in story] == list(range(1, len(story) + 1))
+    kinds = [event["kind"] for event in story]
+    assert kinds[:3] == ["state_changed", "state_changed", "phase_started"]
+    assert kinds[-2:] == ["completed", "state_changed"]
+    assert kinds.count("layer_quantized") == 20
+    assert story[-1]["data"] == {"state": "succeeded", "attempt": 1, "outcome": "succeeded"}
+
+    assert list(settings.work_dir.iterdir()) == []
+    assert "stub engine starts" in (settings.logs_dir / f"{job_id}.1.log").read_text()
+    environment = json.loads((settings.data_dir / "environment.json").read_text())
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert "canary" not in str(environment)
+    assert not {"DATABASE_URL", "BROKER_URL", "BITFOUNDRY_DATA_DIR"} & environment.keys()
+
+
+def test_kill_9_of_a_worker(
+    sessions: Sessions,
+    make_model: MakeModel,
+    submit: Submit,
+    start_worker: StartWorker,
+    wait_for: WaitFor,
+    read_pids: ReadPids,
+    settings: Settings,
+    tmp_path: Path,
+) -> None:
+    """Its engine dies with it, grandchildren included; a second worker takes the job up again and ends it well."""
+    job_id = submit(make_model(mode="slow_once", pids=str(tmp_path / "pids")))
+    first = start_worker()
+    wait_for(job_id, "running", phase="quantize")
+    [pids] = read_pids(tmp_path / "pids")
+    assert all(map(is_alive, pids))
+    [orphaned] = settings.work_dir.iterdir()
+    first.kill()
+    wait_gone(pids)
+    start_worker()
+    job = wait_for(job_id, "succeeded", timeout_s=15)
+    assert (job.attempt, job.lost_count, job.failure_count) == (2, 1, 0)
+    assert outcomes(sessions, job_id) == ["lost", "succeeded"]
+    with sessions.begin() as session:
+        states = [
+            e.data["state"] for e in events.read(session, job_id, after=0, limit=999) if e.kind == "state_changed"
+        ]
+    assert states == ["queued", "running", "queued", "running", "succeeded"]
+    third = start_worker()  # its start clears away what the first one left
+    deadline = time.monotonic() + 10
+    while orphaned.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert third.process.poll() is None
+
+
+def test_a_worker_that_was_stopped_too_long_writes_nothing(
+    sessions: Sessions, make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor,
+    read_pids: ReadPids, tmp_path: Path,
+) -> None:  # fmt: skip
+    job_id = submit(make_model(mode="slow_once", pids=str(tmp_path / "pids")))
+    frozen = start_worker()
+    wait_for(job_id, "running", phase="quantize")
+    [pids] = read_pids(tmp_path / "pids")
+    frozen.process.send_signal(signal.SIGSTOP)
+    start_worker()
+    wait_for(job_id, "succeeded", timeout_s=15)
+    with sessions.begin() as session:
+        before = session.execute(text("SELECT to_jsonb(job) FROM job")).all()
+    frozen.process.send_signal(signal.SIGCONT)
+    wait_gone(pids)
+    time.sleep(0.5)
+    with sessions.begin() as session:
+        assert session.execute(text("SELECT to_jsonb(job) FROM job")).all() == before
+        assert len(session.scalars(select(Artifact)).all()) == 1
+    assert frozen.process.poll() is None  # and it goes on with its life
+
+
+@pytest.mark.parametrize("mode", ["slow", "ignores_sigterm"])
+def test_cancel_ends_the_engine_and_all_it_started(
+    mode: str, client: TestClient, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor,
+    read_pids: ReadPids, tmp_path: Path, settings: Settings,
+) -> None:  # fmt: skip
+    start_worker()
+    job_id = post(client, make_model(mode=mode, pids=str(tmp_path / "pids")))
+    wait_for(job_id, "running", phase="quantize")
+    [pids] = read_pids(tmp_path / "pids")
+    assert client.post(f"/v1/jobs/{job_id}/cancel").json()["state"] == "cancelling"
+    wait_for(job_id, "cancelled", timeout_s=5)
+    wait_gone(pids, timeout_s=1)
+    assert list(settings.work_dir.iterdir()) == []
+
+
+def test_drain_gives_the_job_back_uncharged(
+    sessions: Sessions, make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor,
+    read_pids: ReadPids, tmp_path: Path,
+) -> None:  # fmt: skip
+    job_id = submit(make_model(mode="slow_once", pids=str(tmp_path / "pids")))
+    worker = start_worker()
+    wait_for(job_id, "running", phase="quantize")
+    [pids] = read_pids(tmp_path / "pids")
+    started = time.monotonic()
+    assert worker.drain() == 0
+    assert time.monotonic() - started < 8
+    wait_gone(pids, timeout_s=0.5)
+    job = wait_for(job_id, "queued")
+    assert (job.failure_count, job.lost_count) == (0, 0)
+    assert outcomes(sessions, job_id) == ["drained"]
+    start_worker()
+    assert wait_for(job_id, "succeeded").attempt == 2
+
+
+def test_failures_crashes_and_damaged_output(
+    make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor, sessions: Sessions,
+    settings: Settings,
+) -> None:  # fmt: skip
+    modes = ("fails", "fails_retryable", "killed", "tamper")
+    ids = {mode: submit(make_model(mode, mode=mode)) for mode in modes}
+    elsewhere = submit("/etc")
+    start_worker()
+
+    job = wait_for(ids["fails"], "failed")
+    assert job.error is not None
+    assert {name: job.error[name] for name in ("code", "message", "hint", "retryable")} == {
+        "code": "nonfinite_weights",
+        "message": "NaN in a",
+        "hint": "Give another.",
+        "retryable": False,
+    }
+    assert outcomes(sessions, ids["fails"]) == ["failed"]
+
+    job = wait_for(ids["fails_retryable"], "failed")
+    assert outcomes(sessions, ids["fails_retryable"]) == ["retry", "retry", "failed"]
+
+    job = wait_for(ids["killed"], "failed")
+    assert job.error is not None
+    assert job.error["code"] == "engine_crashed"
+    assert "SIGKILL" in job.error["message"]
+    assert "stub engine starts" in job.error["detail"]
+    assert outcomes(sessions, ids["killed"]) == ["retry", "failed"]
+
+    job = wait_for(ids["tamper"], "failed")
+    assert job.error is not None
+    assert job.error["code"] == "artifact_corrupt"
+    assert not (settings.artifacts_dir / ids["tamper"]).exists()
+
+    job = wait_for(elsewhere, "failed")
+    assert job.error is not None
+    assert job.error["code"] == "path_not_allowed"
+    assert list(settings.work_dir.iterdir()) == []
+
+
+def test_a_message_wakes_the_worker_at_once(
+    settings: Settings, sessions: Sessions, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor
+) -> None:
+    slow_poll = patient(settings)
+    worker = start_worker(slow_poll)
+    model = make_model()
+    key = create_key(sessions, "k")
+    with TestClient(create_app(slow_poll), headers={"Authorization": f"Bearer {key}"}) as client:
+        wait_for(post(client, model), "succeeded", timeout_s=10)  # also waits for the worker's start
+        started = time.monotonic()
+        wait_for(post(client, model), "succeeded", timeout_s=5)
+        assert time.monotonic() - started < 5
+    with sessions.begin() as session:
+        assert session.scalars(select(Outbox)).all() == []
+    assert worker.drain() == 0
+
+
+def test_losing_every_message_costs_a_poll(
+    settings: Settings, sessions: Sessions, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor,
+    broker_url: str, client: TestClient,
+) -> None:  # fmt: skip
+    model = make_model()
+    ids = [post(client, model) for _ in range(5)]
+    deadline = time.monotonic() + 5
+    while True:  # until the relay has sent them all
+        with sessions.begin() as session:
+            if not session.scalars(select(Outbox)).all():
+                break
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    broker = redis.Redis(unix_socket_path=broker_url.removeprefix("redis+socket://"))
+    assert broker.llen("bitfoundry") == 5
+    assert all(b"job_" not in message for message in broker.lrange("bitfoundry", 0, -1))
+    broker.flushall()
+    broker.close()
+    start_worker()
+    for job_id in ids:
+        wait_for(job_id, "succeeded")
+
+
+def test_without_a_broker_jobs_are_taken_and_done(
+    settings: Settings, sessions: Sessions, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor
+) -> None:
+    away = settings.model_copy(update={"broker_url": SecretStr("redis+socket:///nowhere/valkey.sock")})
+    key = create_key(sessions, "k")
+    worker = start_worker(away)
+    with TestClient(create_app(away), headers={"Authorization": f"Bearer {key}"}) as client:
+        started = time.monotonic()
+        job_id = post(client, make_model())
+        assert time.monotonic() - started < 1
+        wait_for(job_id, "succeeded")
+    with sessions.begin() as session:
+        assert len(session.scalars(select(Outbox)).all()) == 1  # kept for better times
+    assert worker.drain() == 0
+
+
+def test_the_workers_parent_leaves_torch_unloaded(
+    make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor
+) -> None:
+    worker = start_worker()
+    wait_for(submit(make_model()), "succeeded")
+    mapped = Path(f"/proc/{worker.process.pid}/maps").read_text()
+    assert "libtorch" not in mapped
+    assert os.getpid() != worker.process.pid

@@ -1,0 +1,151 @@
+"""The engine's process: what it is given, what is heard of it, and that nothing of it survives."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from api.settings import Settings
+from worker.engine import Engine, Stop, engine_environment
+
+
+def make(tmp_path: Path, program: str, **options: float) -> Engine:
+    script = tmp_path / "engine.py"
+    script.write_text(program)
+    settings = Settings(
+        database_url="x",
+        broker_url="x",
+        data_dir=tmp_path,
+        engine_command=f"{{python}} -S {script}",
+        engine_threads=3,
+        **options,
+    )  # type: ignore[arg-type]
+    return Engine(settings, tmp_path / "task.json", tmp_path / "log")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_gone(pid: int) -> None:
+    deadline = time.monotonic() + 5
+    while is_alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_lines_and_status(tmp_path: Path) -> None:
+    engine = make(
+        tmp_path,
+        r"""
+import sys
+print('{"kind": "a", "x": NaN, "y": "nul\\u0000"}')
+print("no json"); print('[1]'); print('{"no": "kind"}'); print('{"kind": 7}'); print("[" * 100000); print("")
+sys.stdout.buffer.write(b'{"kind": "\xff"}\n')
+print('{"kind": "long", "text": "' + "x" * 300000 + '"}')
+print('{"kind": "z"}', end="")
+print("to the log", sys.argv[1], file=sys.stderr)
+sys.exit(7)
+""",
+    )
+    assert list(engine.lines()) == [{"kind": "a", "x": None, "y": "nul"}, {"kind": "z"}]
+    assert engine.wait() == 7
+    assert engine.stopped_by is None
+    assert (tmp_path / "log").read_text() == f"to the log {tmp_path / 'task.json'}\n"
+
+
+@pytest.mark.parametrize(("signal_name", "status"), [("SIGKILL", 137), ("SIGSEGV", 139), ("SIGTERM", 143)])
+def test_death_by_signal(signal_name: str, status: int, tmp_path: Path) -> None:
+    engine = make(tmp_path, f"import os, signal; os.kill(os.getpid(), signal.{signal_name})")
+    assert list(engine.lines()) == []
+    assert engine.wait() == status
+
+
+GRANDCHILD = """
+import subprocess, sys, time
+child = subprocess.Popen(["sleep", "300"])  # holds our stdout as well
+print('{"kind": "pid", "pid": %d}' % child.pid, flush=True)
+"""
+
+
+def test_what_the_engine_leaves_behind_is_ended(tmp_path: Path) -> None:
+    """Or the pipe would never close, and the GPU never be free."""
+    engine = make(tmp_path, GRANDCHILD)
+    started = time.monotonic()
+    [line] = engine.lines()
+    assert engine.wait() == 0
+    assert time.monotonic() - started < 5
+    wait_gone(line["pid"])
+
+
+def test_stop_lets_it_tidy_up(tmp_path: Path) -> None:
+    engine = make(
+        tmp_path,
+        """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (print('{"kind": "bye"}', flush=True), sys.exit(1)))
+print('{"kind": "ready"}', flush=True)
+time.sleep(60)
+""",
+        stop_grace_s=20,
+    )
+    lines = engine.lines()
+    assert next(lines) == {"kind": "ready"}
+    started = time.monotonic()
+    engine.stop(Stop.CANCELLED)
+    engine.stop(Stop.DRAINED)  # the first reason counts
+    assert list(lines) == [{"kind": "bye"}]
+    assert engine.wait() == 1
+    assert time.monotonic() - started < 5
+    assert engine.stopped_by is Stop.CANCELLED
+
+
+def test_what_does_not_stop_is_killed(tmp_path: Path) -> None:
+    engine = make(
+        tmp_path,
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + GRANDCHILD + "time.sleep(60)",
+        stop_grace_s=0.3,
+    )
+    lines = engine.lines()
+    pid = next(lines)["pid"]
+    engine.stop(Stop.DRAINED)
+    assert list(lines) == []
+    engine.wait()
+    wait_gone(pid)
+    assert engine.stopped_by is Stop.DRAINED
+
+
+def test_kill_is_at_once_and_a_lost_lease_outweighs_a_cancel(tmp_path: Path) -> None:
+    engine = make(tmp_path, GRANDCHILD + "time.sleep(60)", stop_grace_s=60)
+    lines = engine.lines()
+    pid = next(lines)["pid"]
+    engine.stop(Stop.CANCELLED)
+    engine.kill(Stop.LEASE_LOST)
+    assert list(lines) == []
+    assert engine.wait() == 137
+    wait_gone(pid)
+    assert engine.stopped_by is Stop.LEASE_LOST
+    engine.stop(Stop.CANCELLED)  # after the end: nothing happens
+    engine.kill(Stop.CANCELLED)
+    assert engine.stopped_by is Stop.LEASE_LOST
+
+
+def test_the_environment_is_an_allow_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = {
+        "DATABASE_URL": "x", "BROKER_URL": "x", "BITFOUNDRY_DATA_DIR": "x", "HF_TOKEN": "x",
+        "AWS_SECRET_ACCESS_KEY": "x", "PGPASSWORD": "x", "OPENAI_API_KEY": "x", "SSH_AUTH_SOCK": "x",
+    }  # fmt: skip
+    for name, value in secret.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    settings = Settings(database_url="x", broker_url="x", data_dir=tmp_path, engine_threads=3)  # type: ignore[arg-type]
+    given = engine_environment(settings)
+    assert not secret.keys() & given.keys()
+    assert given["CUDA_VISIBLE_DEVICES"] == "1"
+    assert given["OMP_NUM_THREADS"] == "3"
+    assert given["PATH"]
+    assert settings.engine_argv[0] == sys.executable
