@@ -13,7 +13,7 @@ POOL_TIMEOUT_S = 5
 Sessions = sessionmaker[Session]
 
 
-def connect(database_url: str, *, pool_size: int = 5) -> Sessions:
+def connect(database_url: str, *, pool_size: int = 10) -> Sessions:
     """A factory of sessions on ``postgresql+psycopg://...``. ``with sessions.begin() as session`` is one transaction.
 
     ``tcp_user_timeout`` bounds what a statement timeout cannot: a network that swallows packets.

@@ -1,7 +1,8 @@
 """A STUB of the engine, for tests of the service only: it quantizes nothing. Run like the real one, with a task file.
 
 It prints real events and writes a real manifest. ``stub.json`` in the model folder says what to do:
-``steps`` ("fast" by default), ``pids``: a file to note its own and a grandchild's process id in.
+``mode`` (see below; by default all goes well at once), ``pids``: a file to note its own and a grandchild's process id
+in, ``environment``: a file to write its environment to.
 """
 
 import hashlib
@@ -63,6 +64,7 @@ def main() -> int:
     for block in range(20):
         say("layer_quantized", name=f"l{block}", block=block, relative_error=0.01, sqnr_db=40.0, scheme="int8")
         say("progress", phase="quantize", done=block, total=20, unit="block", eta_s=float("nan"))
+        time.sleep(0.1 if mode == "steady" else 0)
     say("phase_started", phase="export")
     write_output(Path(task["output_dir"]), tamper=mode == "tamper")
     print("this is not JSON", flush=True)

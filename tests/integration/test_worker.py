@@ -172,6 +172,22 @@ def test_drain_gives_the_job_back_uncharged(
     assert wait_for(job_id, "succeeded").attempt == 2
 
 
+def test_losing_every_connection_loses_no_job(
+    client: TestClient, sessions: Sessions, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor
+) -> None:
+    start_worker()
+    job_id = post(client, make_model(mode="steady"))
+    wait_for(job_id, "running", phase="quantize")
+    with sessions.begin() as session:
+        others = "pid <> pg_backend_pid() AND datname = current_database() AND backend_type = 'client backend'"
+        ended = session.execute(text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")).all()
+    assert len(ended) >= 2
+    job = wait_for(job_id, "succeeded")
+    assert (job.attempt, job.lost_count, job.failure_count) == (1, 0, 0)
+    story = client.get(f"/v1/jobs/{job_id}/events").json()["data"]
+    assert [event["kind"] for event in story].count("layer_quantized") == 20
+
+
 def test_failures_crashes_and_damaged_output(
     make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor, sessions: Sessions,
     settings: Settings,
@@ -263,8 +279,9 @@ def test_without_a_broker_jobs_are_taken_and_done(
         job_id = post(client, make_model())
         assert time.monotonic() - started < 1
         wait_for(job_id, "succeeded")
+        wait_for(post(client, make_model("second")), "succeeded")  # found by polling: the worker is idle now
     with sessions.begin() as session:
-        assert len(session.scalars(select(Outbox)).all()) == 1  # kept for better times
+        assert len(session.scalars(select(Outbox)).all()) == 2  # kept for better times
     assert worker.drain() == 0
 
 
