@@ -21,7 +21,7 @@ from sqlalchemy import (
     Text,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
+from sqlalchemy.dialects.postgresql import ARRAY, JSON, JSONB, TIMESTAMP
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from api.store.states import CLAIMABLE, FINAL, HELD, OUTCOMES, State
@@ -86,7 +86,9 @@ class Job(Base):
     # what was asked, with every default filled in
     model: Mapped[dict[str, Any]]
     preset: Mapped[str | None]
-    config: Mapped[dict[str, Any]]
+    config: Mapped[dict[str, Any]] = mapped_column(
+        JSON
+    )  # not JSONB, which would sort the patterns: the first one counts
     calibration: Mapped[dict[str, Any]]
     export: Mapped[list[str]]
 

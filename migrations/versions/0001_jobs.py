@@ -6,7 +6,7 @@ Revises:
 
 import sqlalchemy as sa
 from alembic import op
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
+from sqlalchemy.dialects.postgresql import ARRAY, JSON, JSONB, TIMESTAMP
 
 from api.store.states import create_trigger_sql, drop_trigger_sql
 
@@ -47,7 +47,7 @@ def upgrade() -> None:
         sa.Column("labels", JSONB(), nullable=False),
         sa.Column("model", JSONB(), nullable=False),
         sa.Column("preset", sa.Text(), nullable=True),
-        sa.Column("config", JSONB(), nullable=False),
+        sa.Column("config", JSON(), nullable=False),
         sa.Column("calibration", JSONB(), nullable=False),
         sa.Column("export", ARRAY(sa.Text()), nullable=False),
         sa.Column("state", sa.Text(), server_default="queued", nullable=False),

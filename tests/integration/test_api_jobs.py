@@ -64,6 +64,21 @@ def test_a_whole_config_is_accepted(client: TestClient, make_model: MakeModel) -
     assert answer.json()["config"]["global_quant_config"]["weight"]["group_size"] == 32
 
 
+def test_the_order_of_patterns_is_kept(client: TestClient, make_model: MakeModel, sessions: Sessions) -> None:
+    """The first pattern that matches counts, and Postgres' JSONB would sort them by length."""
+    kept: dict[str, Any] = {"weight": None}
+    patterns = ["*zzzzzzzzz*", "*layers.1*", "*w*", "*b*"]
+    config = {**FULL, "layer_quant_config": dict.fromkeys(patterns, kept)}
+    answer = client.post("/v1/jobs", json=body(make_model(), config=config))
+    assert answer.status_code == 202, answer.text
+    job = client.get(answer.headers["location"]).json()
+    assert list(job["config"]["layer_quant_config"]) == patterns
+    with sessions.begin() as session:
+        lease = leases.claim(session, worker="w", lease_s=60)
+    assert lease
+    assert list(lease.config["layer_quant_config"]) == patterns
+
+
 FULL = {"global_quant_config": {"weight": {"dtype": "int8"}}}
 GROUP_48 = {"weight": {"dtype": "uint4", "qscheme": "per_group", "group_size": 48, "symmetric": False}}
 DEEP: Any = {}
