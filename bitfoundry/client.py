@@ -1,9 +1,9 @@
 """The service from Python: typed, synchronous, and light (no torch, no web framework).
 
-    client = Client("http://127.0.0.1:8765", api_key)
-    job = client.submit("/models/SmolLM2-135M", config="w4a16", export=["compressed_tensors"])
-    job = client.wait(job.id)
-    client.download(job.id, Path("smollm2-w4a16"))
+client = Client("http://127.0.0.1:8765", api_key)
+job = client.submit("/models/SmolLM2-135M", config="w4a16", export=["compressed_tensors"])
+job = client.wait(job.id)
+client.download(job.id, Path("smollm2-w4a16"))
 """
 
 import hashlib

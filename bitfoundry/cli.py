@@ -1,0 +1,334 @@
+"""The command `bitfoundry`. Exit status: 0 done, 1 a failure (explained), 2 wrong usage, 130 interrupted.
+
+Each command imports what it needs when it runs: `bitfoundry jobs` starts without torch, FastAPI or the engines.
+"""
+
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from typer.exceptions import Abort, TyperException
+
+from bitfoundry import __version__, terminal
+from bitfoundry.answers import Job
+from bitfoundry.client import Client
+from bitfoundry.connection import Connection
+from bitfoundry.errors import BitfoundryError
+from bitfoundry.folders import default_home
+
+app = typer.Typer(
+    name="bitfoundry",
+    help="Quantize language models, and prove the result.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Home = Annotated[Path | None, typer.Option(help="The data folder. [default: ~/.local/share/bitfoundry]")]
+Url = Annotated[str | None, typer.Option(envvar="BITFOUNDRY_URL", help="The service. [default: the one of `up` here]")]
+Key = Annotated[str | None, typer.Option(envvar="BITFOUNDRY_API_KEY", help="Its API key. [default: as for --url]")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs instead of text for people.")]
+JobId = Annotated[str, typer.Argument(help="The job's id, as `jobs` lists it.")]
+Model = Annotated[str, typer.Argument(help="A model folder on the service's machine, or a Hub id org/name.")]
+Preset = Annotated[str, typer.Option("--config", "-c", help="A preset's name, or a JSON file with a whole config.")]
+Export = Annotated[list[str] | None, typer.Option(help="A checkpoint format to write; repeat for several.")]
+Samples = Annotated[int | None, typer.Option(help="Calibration samples.")]
+SeqLen = Annotated[int | None, typer.Option(help="Tokens of a calibration sample.")]
+Source = Annotated[str | None, typer.Option(help="Calibration text: builtin, or a .txt or .jsonl file.")]
+
+
+@app.command()
+def up(
+    home: Home = None,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.")] = 8765,
+    models: Annotated[
+        list[Path] | None, typer.Option(help="A folder that jobs may read models from; repeatable.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the whole service here, in the foreground. Ctrl-C drains and stops it; the data stays."""
+    from bitfoundry.local import LocalStack
+
+    stack = LocalStack(home, port, model_roots=models or (), say=lambda message: terminal.err.print(f"· {message}"))
+    with stack:
+        if as_json:
+            terminal.print_json({"url": stack.url, "api_key": stack.api_key, "home": str(stack.home)})
+        else:
+            terminal.out.print(f"[bold green]ready[/]    {stack.url}", highlight=False)
+            terminal.out.print(f"API key  {stack.api_key}", highlight=False, soft_wrap=True)
+            terminal.out.print(f"data     {stack.home}   logs in {stack.logs}", highlight=False, soft_wrap=True)
+            terminal.out.print("Ctrl-C stops it.", highlight=False)
+        sys.stdout.flush()
+        try:
+            while True:
+                time.sleep(1.0)
+                stack.tend()
+        except KeyboardInterrupt:
+            terminal.err.print("· stopping: running jobs go back to the queue (Ctrl-C again hurries)")
+
+
+@app.command()
+def demo(home: Home = None, as_json: AsJson = False) -> None:
+    """Quantize a real small model three ways on the real stack, and show the proof."""
+    from bitfoundry import demo as the_demo
+
+    if not the_demo.run(home, as_json=as_json):
+        raise typer.Exit(1)
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+    add_help_option=False,
+)
+def quantize(context: typer.Context) -> None:
+    """Quantize here and now, without any service (the flags of AMD Quark's script; see `quantize --help`)."""
+    from quantcore import cli as engine
+
+    raise typer.Exit(engine.main(context.args))
+
+
+@app.command()
+def submit(
+    model: Model,
+    config: Preset,
+    export: Export = None,
+    calibration_source: Source = None,
+    num_samples: Samples = None,
+    seq_len: SeqLen = None,
+    name: Annotated[str | None, typer.Option(help="A name to find the job by.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="key=value; repeatable.")] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Stay until the job has ended; status 1 if it did not succeed.")
+    ] = False,
+    url: Url = None,
+    api_key: Key = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Queue a job. A job that cannot work is refused at once, with the reason."""
+    labels = dict(_key_value(each) for each in label) if label else None
+    with _client(url, api_key, home) as client:
+        job = client.submit(
+            model,
+            config=_config(config),
+            export=export,
+            calibration=_calibration(calibration_source, num_samples, seq_len),
+            name=name,
+            labels=labels,
+        )
+        if wait:
+            job = _await(client, job)
+    _show_job(job, as_json)
+    if wait and job.state != "succeeded":
+        raise typer.Exit(1)
+
+
+@app.command()
+def plan(
+    model: Model,
+    config: Preset,
+    export: Export = None,
+    calibration_source: Source = None,
+    num_samples: Samples = None,
+    seq_len: SeqLen = None,
+    url: Url = None,
+    api_key: Key = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a job would do with this model: sizes, memory, layers. Nothing is done."""
+    calibration = _calibration(calibration_source, num_samples, seq_len)
+    with _client(url, api_key, home) as client:
+        found = client.plan(model, config=_config(config), export=export, calibration=calibration)
+    if as_json:
+        terminal.print_json(found)
+        return
+    size = f"{terminal.megabytes(found['size_before_bytes'])} → {terminal.megabytes(found['size_after_bytes'])}"
+    terminal.out.print(f"{found['model_type']}: {found['num_blocks']} blocks, {found['num_layers']} layers to quantize")
+    terminal.out.print(f"size {size}, peak {terminal.megabytes(found['peak_memory_bytes'])}", highlight=False)
+    for kept in found["kept"]:
+        terminal.out.print(f"kept {kept['name']}: {kept['reason']}", highlight=False, soft_wrap=True)
+    for warning in found["warnings"]:
+        terminal.out.print(f"[yellow]warning[/] {warning}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def jobs(
+    state: Annotated[list[str] | None, typer.Option(help="Only jobs in this state; repeatable.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
+    url: Url = None,
+    api_key: Key = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, newest first."""
+    with _client(url, api_key, home) as client:
+        listed = client.list(states=state or (), page_size=min(limit, 100))
+        found = [job for _, job in zip(range(limit), listed, strict=False)]
+    if as_json:
+        terminal.print_json([job.model_dump(mode="json") for job in found])
+    else:
+        terminal.out.print(terminal.jobs_table(found) if found else "no jobs yet: `bitfoundry submit` makes one")
+
+
+@app.command()
+def job(job_id: JobId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
+    """Show one job."""
+    with _client(url, api_key, home) as client:
+        _show_job(client.get(job_id), as_json)
+
+
+@app.command()
+def events(
+    job_id: JobId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    url: Url = None,
+    api_key: Key = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what has happened to a job, one line an event (with --json one JSON object a line)."""
+    after = 0
+    with _client(url, api_key, home) as client:
+        while True:
+            ended = not follow or client.get(job_id).is_final  # asked first: the events after it are the last ones
+            for event in client.events(job_id, after=after):
+                after = event.seq
+                print(event.model_dump_json() if as_json else terminal.event_line(event), flush=True)
+            if ended:
+                return
+            time.sleep(1.0)
+
+
+@app.command()
+def cancel(job_id: JobId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
+    """End a job: at once if it waits, as soon as its engine has stopped if it runs."""
+    with _client(url, api_key, home) as client:
+        _show_job(client.cancel(job_id), as_json)
+
+
+@app.command()
+def presets(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
+    """List the named configs of the service."""
+    with _client(url, api_key, home) as client:
+        found = client.presets()
+    if as_json:
+        terminal.print_json(found)
+        return
+    for preset in found:
+        calibrated = "  [dim](needs calibration)[/]" if preset.get("needs_calibration") else ""
+        terminal.out.print(
+            f"[bold]{preset['name']:28}[/] {preset['title']}{calibrated}", highlight=False, soft_wrap=True
+        )
+
+
+@app.command()
+def download(
+    job_id: JobId,
+    folder: Annotated[Path | None, typer.Argument(help="Where to put the files. [default: ./JOB_ID]")] = None,
+    url: Url = None,
+    api_key: Key = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a job's artifact, each file checked against its SHA-256. Run it again to go on where it stopped."""
+    with _client(url, api_key, home) as client:
+        target = client.download(job_id, folder or Path(job_id))
+    if as_json:
+        terminal.print_json({"folder": str(target.absolute())})
+    else:
+        terminal.out.print(f"the artifact is whole in {target}", highlight=False, soft_wrap=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(run(given))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit status. SIGTERM ends it as Ctrl-C does: in order."""
+    if arguments in (["--version"], ["version"]):
+        print(f"bitfoundry {__version__}")
+        return 0
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        status: Any = app(arguments, standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except BitfoundryError as error:
+        terminal.explain(error, as_json="--json" in arguments)
+        return 1
+    except TyperException as error:
+        error.show() if hasattr(error, "show") else print(error.format_message(), file=sys.stderr)
+        return error.exit_code
+    except ModuleNotFoundError as error:
+        extra = "engine" if "quantize" in arguments[:1] else "demo" if "demo" in arguments[:1] else "local"
+        missing = BitfoundryError(f"this needs {error.name}", hint=f"pip install 'bitfoundry[{extra}]'")
+        terminal.explain(missing, as_json="--json" in arguments)
+        return 1
+    except (KeyboardInterrupt, Abort):
+        terminal.err.print("interrupted")
+        return 130
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _client(url: str | None, api_key: str | None, home: Path | None) -> Client:
+    """From the options, the environment, or what `bitfoundry up` left in its home."""
+    local = Connection.read((home or default_home()).expanduser().absolute())
+    if not url and not local:
+        raise BitfoundryError(
+            "no service is known here", hint="start one with `bitfoundry up`, or give --url and --api-key"
+        )
+    chosen = url or (local.url if local else "")
+    key = api_key or (local.api_key if local and chosen == local.url else "")
+    if not key:
+        raise BitfoundryError(f"{chosen} needs an API key", hint="give --api-key or set BITFOUNDRY_API_KEY")
+    return Client(chosen, key)
+
+
+def _config(text: str) -> str | dict[str, Any]:
+    """A preset's name as it is; the content of a .json file."""
+    import json
+
+    if not text.endswith(".json"):
+        return text
+    try:
+        content = json.loads(Path(text).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise BitfoundryError(f"{text} cannot be read as a config: {error}") from error
+    if not isinstance(content, dict):
+        raise BitfoundryError(f"{text} holds no JSON object")
+    return content
+
+
+def _calibration(source: str | None, num_samples: int | None, seq_len: int | None) -> dict[str, Any] | None:
+    given = {"source": source, "num_samples": num_samples, "seq_len": seq_len}
+    return {key: value for key, value in given.items() if value is not None} or None
+
+
+def _key_value(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not sign or not key:
+        raise typer.BadParameter(f"{text!r} is not key=value")
+    return key, value
+
+
+def _await(client: Client, job: Job) -> Job:
+    with terminal.Watch(terminal.err) as watch:
+        return client.wait(job.id, on_change=watch.update)
+
+
+def _show_job(job: Job, as_json: bool) -> None:
+    if as_json:
+        terminal.print_json(job.model_dump(mode="json"))
+    else:
+        terminal.out.print(terminal.job_details(job))

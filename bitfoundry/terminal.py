@@ -1,0 +1,203 @@
+"""What a person sees: errors, tables, and jobs that move. On a terminal it is live; in a log it is one line a step."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from bitfoundry.answers import Event, Job
+from bitfoundry.errors import ApiError, BitfoundryError
+
+out = Console()
+err = Console(stderr=True)
+
+STATE_STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan"}
+
+
+def print_json(data: Any) -> None:
+    """One JSON document on stdout, for programs: no colours, no wrapping."""
+    print(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def explain(error: BitfoundryError, *, as_json: bool = False) -> None:
+    """An error on stderr: what is wrong, where, what to do, and its code."""
+    places = error.errors if isinstance(error, ApiError) else []
+    if as_json:
+        body = {"code": error.code, "message": error.message, "hint": error.hint, "errors": places}
+        print(json.dumps({"error": body}), file=sys.stderr)
+        return
+    err.print(Text.assemble(("error ", "bold red"), error.message), soft_wrap=True)
+    for place in places:
+        detail = str(place.get("detail", ""))
+        if detail and detail != error.message:
+            err.print(Text(f"      {place.get('pointer', '')} {detail}"), soft_wrap=True)
+        if allowed := place.get("allowed"):
+            err.print(Text(f"      allowed: {', '.join(map(str, allowed))}"), soft_wrap=True)
+    if error.hint:
+        err.print(Text(f"      {error.hint}"), soft_wrap=True)
+    err.print(Text(f"      {error.code}", "dim"))
+
+
+def megabytes(num_bytes: float) -> str:
+    """Decimal megabytes, as disks and downloads count them."""
+    return f"{num_bytes / 1e6:,.1f} MB"
+
+
+def state_text(state: str) -> Text:
+    return Text(state, STATE_STYLES.get(state, ""))
+
+
+def jobs_table(jobs: Sequence[Job]) -> Table:
+    """Newest first, as the service lists them."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("id", "name", "config", "state", "phase", "created"):
+        table.add_column(heading, no_wrap=heading == "id")
+    for job in jobs:
+        table.add_row(
+            job.id,
+            job.name or "",
+            job.preset or "custom",
+            state_text(job.state),
+            progress_text(job),
+            job.created_at[:19],
+        )
+    return table
+
+
+def progress_text(job: Job) -> str:
+    """'quantize: block 12 of 30, 40 s left', as much of it as is known."""
+    progress = job.progress
+    if job.is_final or progress is None or progress.phase != job.phase:
+        return "" if job.is_final else job.phase or ""
+    left = "" if progress.eta_s is None else f", {progress.eta_s:.0f} s left"
+    return f"{progress.phase}: {progress.unit} {progress.done} of {progress.total}{left}"
+
+
+def job_details(job: Job) -> Table:
+    """Everything that a person asks of one job."""
+    rows: list[tuple[str, str | Text]] = [
+        ("id", job.id),
+        ("name", job.name or ""),
+        ("model", str(job.model.get("path") or f"{job.model.get('id')} ({job.model.get('revision')})")),
+        ("config", job.preset or "custom"),
+        ("state", state_text(job.state)),
+        ("phase", progress_text(job)),
+        ("attempt", str(job.attempt)),
+        ("created", job.created_at),
+        ("finished", job.finished_at or ""),
+    ]
+    if job.error:
+        rows += [("error", f"{job.error.message} ({job.error.code})"), ("hint", job.error.hint)]
+    if job.summary:
+        size, perplexity, worst, seconds, memory = summary_cells(job.summary)
+        rows += [("size", size), ("perplexity", perplexity), ("worst layer", worst)]
+        rows += [("seconds", seconds), ("peak memory", memory)]
+    if job.artifact:
+        rows.append(("artifact", job.artifact.path or ""))
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        if text:
+            table.add_row(name, text)
+    return table
+
+
+def event_line(event: Event) -> str:
+    """One event as one line: '12 12:01:33 progress phase=quantize done=3 ...'."""
+    data = " ".join(f"{key}={value}" for key, value in event.data.items() if key != "kind" and value is not None)
+    return f"{event.seq:4} {event.at[11:19]} {event.kind} {data}".rstrip()
+
+
+def summary_cells(summary: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+    """(size, perplexity, worst layer, seconds, peak memory) of a finished job, before and after where there are two."""
+    before, after = summary["size_before_bytes"], summary["size_after_bytes"]
+    size = f"{megabytes(before)} → {megabytes(after)}  (÷{before / after:.2f})"
+    perplexity = "not measured"
+    if summary.get("perplexity_before") and summary.get("perplexity_after"):
+        change = 100 * (summary["perplexity_after"] / summary["perplexity_before"] - 1)
+        perplexity = f"{summary['perplexity_before']:.2f} → {summary['perplexity_after']:.2f}  ({change:+.1f} %)"
+    worst = summary["worst_layer"]
+    layer = f"{worst['name']}\nrelative error {worst['relative_error']:.4f}"
+    return size, perplexity, layer, f"{summary['total_s']:.0f}", megabytes(summary["peak_memory_bytes"])
+
+
+def results_table(jobs: Sequence[Job]) -> Table:
+    """What each succeeded job gained and what it cost; failed ones say so."""
+    table = Table(header_style="bold", show_lines=True)
+    for heading in ("config", "size", "perplexity", "worst layer", "seconds", "peak memory"):
+        table.add_column(heading, justify="right" if heading in {"seconds", "peak memory"} else "left")
+    for job in jobs:
+        if job.summary:
+            table.add_row(job.preset or "custom", *summary_cells(job.summary))
+        else:
+            table.add_row(
+                job.preset or "custom", state_text(job.state), job.error.message if job.error else "", "", "", ""
+            )
+    return table
+
+
+def load_lines(job: Job) -> list[tuple[str, str, str]]:
+    """(format, folder, Python lines that load it) for each checkpoint of a succeeded job."""
+    found = []
+    for name, export in ((job.summary or {}).get("exports") or {}).items():
+        folder = (job.artifact.path if job.artifact else None) or "."
+        folder = folder if export["path"] == "." else f"{folder}/{export['path']}"
+        found.append((name, folder, export["load"].replace(f"'{export['path']}'", f"'{folder}'")))
+    return found
+
+
+class Watch:
+    """Shows several jobs while they move; a context manager. `update` with each job as it changes."""
+
+    def __init__(self, console: Console = out) -> None:
+        self._console = console
+        self._bars: dict[str, TaskID] = {}
+        self._said: dict[str, str] = {}
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("[bold]{task.fields[title]:12}[/]"),
+            TextColumn("{task.description:9}"),
+            BarColumn(bar_width=28),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def update(self, job: Job) -> None:
+        """Show where this job is now."""
+        title = job.name or job.preset or job.id
+        bar = self._bars.get(job.id)
+        if bar is None:
+            bar = self._bars[job.id] = self._progress.add_task("", total=None, start=False, title=title, note="")
+        if job.started_at and not self._progress.tasks[bar].started:
+            self._progress.start_task(bar)
+        progress = job.progress if job.progress and job.progress.phase == job.phase else None
+        note = ""
+        if progress and not job.is_final:
+            note = progress.unit + ("" if progress.eta_s is None else f", {progress.eta_s:.0f} s left")
+        what = job.phase if job.state == "running" and job.phase else job.state
+        done, total = (progress.done, progress.total) if progress else (0, None)
+        if job.is_final:
+            done, total = 1, 1
+        self._progress.update(bar, description=what, completed=done, total=total, note=note)
+        if job.is_final:
+            self._progress.stop_task(bar)
+        if not self._console.is_terminal and self._said.get(job.id) != what:
+            self._said[job.id] = what
+            self._console.print(f"{title}: {what}", highlight=False)
+
+    def __enter__(self) -> "Watch":
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._progress.stop()

@@ -1,0 +1,247 @@
+"""The container files, held to what can be known without a container engine: the compose file's shape, that what is
+copied exists, that what is started starts, and that nothing runs with more rights than it needs."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = ("migrate", "api", "worker-cuda", "worker-rocm")
+DOCKERFILES = ("Dockerfile.cuda", "Dockerfile.rocm")
+SERVICE_KEYS = {
+    "build",
+    "cap_add",
+    "cap_drop",
+    "command",
+    "depends_on",
+    "deploy",
+    "devices",
+    "environment",
+    "group_add",
+    "healthcheck",
+    "image",
+    "init",
+    "logging",
+    "networks",
+    "pids_limit",
+    "ports",
+    "profiles",
+    "read_only",
+    "restart",
+    "security_opt",
+    "shm_size",
+    "stop_grace_period",
+    "tmpfs",
+    "user",
+    "volumes",
+}
+DURATION = re.compile(r"(\d+(us|ms|s|m|h))+")
+NEEDED = re.compile(r"\$\{[A-Z_]+:\?")
+
+
+def instructions(dockerfile: str) -> list[tuple[str, str]]:
+    """(INSTRUCTION, rest) with continued lines joined and comments gone."""
+    text = re.sub(r"^#.*\n", "", (ROOT / dockerfile).read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    return [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]  # type: ignore[misc]
+
+
+def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=120)
+
+
+def all_texts(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [text for each in value.values() for text in all_texts(each)]
+    if isinstance(value, list):
+        return [text for each in value for text in all_texts(each)]
+    return [str(value)]
+
+
+def test_the_file_has_only_keys_that_compose_knows() -> None:
+    known = {"name", "services", "networks", "volumes"}
+    assert {key for key in COMPOSE if not key.startswith("x-")} == known
+    for name, service in SERVICES.items():
+        assert service.keys() <= SERVICE_KEYS, name
+        assert "image" in service, name
+
+
+def test_references_lead_somewhere() -> None:
+    for name, service in SERVICES.items():
+        for other, wanted in service.get("depends_on", {}).items():
+            condition = wanted["condition"]
+            assert other in SERVICES, name
+            assert condition in {"service_healthy", "service_completed_successfully"}
+            assert condition != "service_healthy" or "healthcheck" in SERVICES[other], (name, other)
+        assert set(service["networks"]) <= COMPOSE["networks"].keys(), name
+        for volume in service.get("volumes", []):
+            source = re.sub(r"\$\{[^}]*\}", "/given", volume).split(":")[0]
+            assert source.startswith("/") or source in COMPOSE["volumes"], (name, volume)
+
+
+def test_every_server_has_a_health_check_and_time_to_stop() -> None:
+    for name, service in SERVICES.items():
+        if name == "migrate":
+            assert service["restart"] == "no"
+            continue
+        check = service["healthcheck"]
+        assert check["test"][0] in {"CMD", "CMD-SHELL"}, name
+        assert all(DURATION.fullmatch(check[key]) for key in ("interval", "timeout")), name
+        assert DURATION.fullmatch(service["stop_grace_period"]), name
+        assert service["restart"] == "unless-stopped", name
+    for worker in ("worker-cuda", "worker-rocm"):
+        assert SERVICES[worker]["stop_grace_period"] == "180s"
+
+
+def test_no_container_has_more_rights_than_it_needs() -> None:
+    for name, service in SERVICES.items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["read_only"] is True, name
+        assert "privileged" not in service, name
+        assert set(service.get("cap_add", [])) <= {"CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID", "SETUID"}, name
+        assert not service.get("cap_add") or name == "postgres"
+        assert not any("docker.sock" in text for text in all_texts(service)), name
+    models = [volume for name in OURS for volume in SERVICES[name].get("volumes", []) if "/models" in volume]
+    assert len(models) == 3
+    assert all(volume.endswith(":ro") for volume in models)
+
+
+def test_databases_are_reachable_from_inside_alone() -> None:
+    assert COMPOSE["networks"]["backend"]["internal"] is True
+    for name in ("postgres", "redis"):
+        assert SERVICES[name]["networks"] == ["backend"]
+        assert "ports" not in SERVICES[name]
+    assert all(port.startswith("127.0.0.1:") for port in SERVICES["api"]["ports"])
+
+
+def test_there_is_no_default_secret() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    uses = re.findall(r"\$\{([A-Z_]*(?:PASSWORD|SECRET|KEY|TOKEN)[A-Z_]*)(.*?)\}", text)
+    assert {name for name, _ in uses} == {"POSTGRES_PASSWORD", "VALKEY_PASSWORD"}
+    assert all(rest.startswith(":?set ") for _, rest in uses), "a secret must be demanded, with a clear message"
+    for name, service in SERVICES.items():
+        for key, value in service.get("environment", {}).items():
+            if re.search("PASSWORD|AUTH|_URL", key):
+                assert NEEDED.search(value), (name, key)
+
+
+def test_images_are_pinned() -> None:
+    images = [service["image"] for service in SERVICES.values()]
+    for dockerfile in DOCKERFILES:
+        images += [
+            rest.split("=", 1)[1] for name, rest in instructions(dockerfile) if name == "ARG" and "_IMAGE=" in rest
+        ]
+    for image in images:
+        tag = image.rpartition(":")[2]
+        assert re.match(r"\d+\.\d+", tag), image
+
+
+def test_our_images_come_from_stages_that_exist() -> None:
+    for name in OURS:
+        build = SERVICES[name]["build"]
+        stages = [rest.split(" AS ")[1] for word, rest in instructions(build["dockerfile"]) if word == "FROM"]
+        assert build["target"] in stages, name
+
+
+def test_versions_agree() -> None:
+    from bitfoundry import __version__
+
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    for name in OURS:
+        assert SERVICES[name]["image"].endswith(f":{__version__}"), name
+    for dockerfile in DOCKERFILES:
+        assert ("ARG", f"TORCH=torch=={pins['torch']}") in instructions(dockerfile)
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES)
+def test_what_is_copied_exists_in_the_repository(dockerfile: str) -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    tracked = listed.stdout.splitlines()
+    let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    stages = {rest.split(" AS ")[1] for word, rest in instructions(dockerfile) if word == "FROM"}
+    for word, rest in instructions(dockerfile):
+        if word != "COPY":
+            continue
+        *sources, _ = [part for part in rest.split() if not part.startswith("--")]
+        if origin := re.search(r"--from=(\S+)", rest):
+            assert origin[1] in stages
+            continue
+        for source in sources:
+            assert any(path == source or path.startswith(f"{source}/") for path in tracked), source
+            assert source in let_through, f".dockerignore keeps {source} out"
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES)
+def test_images_run_as_a_plain_user(dockerfile: str) -> None:
+    users: dict[str, str] = {}
+    stage, parent = "", ""
+    for word, rest in instructions(dockerfile):
+        if word == "FROM":
+            parent, stage = rest.split(" AS ")
+            users[stage] = users.get(parent, "root")
+        elif word == "USER":
+            users[stage] = rest
+    for target in {
+        SERVICES[name]["build"]["target"] for name in OURS if SERVICES[name]["build"]["dockerfile"] == dockerfile
+    }:
+        assert users[target] == "10001:10001", target
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES)
+def test_extras_that_are_installed_exist(dockerfile: str) -> None:
+    import tomllib
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    installed = re.findall(r"'\.\[([a-z,]+)\]'", (ROOT / dockerfile).read_text())
+    assert installed
+    assert {name for names in installed for name in names.split(",")} <= extras.keys()
+
+
+def commands() -> list[list[str]]:
+    found = [SERVICES[name]["command"] for name in OURS if "command" in SERVICES[name]]
+    for dockerfile in DOCKERFILES:
+        found += [json.loads(rest) for word, rest in instructions(dockerfile) if word == "CMD"]
+    return found
+
+
+@pytest.mark.parametrize("command", commands(), ids=lambda command: " ".join(command[:3]))
+def test_the_commands_start_here(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    program, *arguments = command
+    if program == "alembic":
+        assert run_python("-m", "alembic", *arguments[:1], "--help").returncode == 0
+        assert "script_location" in (ROOT / "alembic.ini").read_text()
+    elif program == "uvicorn":
+        known = run_python("-m", "uvicorn", "--help").stdout
+        assert all(flag in known for flag in arguments if flag.startswith("--"))
+        module, _, factory = arguments[0].partition(":")
+        found = run_python("-c", f"import {module}; assert callable({module}.{factory})")
+        assert found.returncode == 0, found.stderr
+    else:
+        assert command == ["python", "-m", "worker"]
+        source = "import os; os.environ.update(DATABASE_URL='postgresql+psycopg://x@/x', BROKER_URL='memory://')"
+        found = run_python("-c", f"{source}; os.environ['BITFOUNDRY_DATA_DIR'] = '/tmp'; import worker.__main__")
+        assert found.returncode == 0, found.stderr
+
+
+def test_health_checks_are_commands_that_exist() -> None:
+    api = SERVICES["api"]["healthcheck"]["test"]
+    assert api[:3] == ["CMD", "python", "-c"]
+    compile(api[3], "healthcheck", "exec")
+    assert "/healthz/ready" in api[3]
+    worker = shlex.split(SERVICES["worker-cuda"]["healthcheck"]["test"][1])
+    assert worker[:6] == ["celery", "-A", "worker.app", "inspect", "ping", "--destination"]
+    known = run_python("-m", "celery", "inspect", "--help").stdout
+    assert all(flag in known for flag in worker if flag.startswith("--"))
+    assert SERVICES["postgres"]["healthcheck"]["test"][1] == "pg_isready"
+    assert SERVICES["redis"]["healthcheck"]["test"][1].startswith("valkey-cli ping")

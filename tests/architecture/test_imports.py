@@ -1,0 +1,225 @@
+"""Who may import whom, read from the source; that nothing goes in circles; that torch stays unloaded where it must."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("quantcore", "api", "worker", "bitfoundry", "migrations")
+NUM_LINES_LIMIT = 450
+NUM_FUNCTION_LINES_LIMIT = 80
+
+# Package or module -> what of ours it may import besides itself. The longest matching name decides.
+ALLOWED = {
+    "quantcore": set(),
+    "api": {
+        "quantcore.config",
+        "quantcore.presets",
+        "quantcore.plan",
+        "quantcore.registry",
+        "quantcore.errors",
+        "quantcore.events",
+        "quantcore.checkpoint.headers",
+    },
+    "api.store": {"quantcore.errors", "quantcore.events", "quantcore.config"},
+    "worker": {"api.store", "api.settings", "quantcore"},
+    "migrations": {"api.store"},
+    "bitfoundry": set(),
+    "bitfoundry.local": {"api.store.migrate", "api.security"},
+    "bitfoundry.cli": {"quantcore.cli"},
+}
+
+# Inside the engine, from the bottom up: a module imports from its own level or below.
+LEVELS = (
+    ("errors", "formats", "registry", "events", "timing"),
+    ("config",),
+    ("presets",),
+    ("qtensor", "affine"),
+    ("observers", "solvers", "transforms", "blocks", "layer", "task"),
+    ("plan", "calibration", "checkpoint", "runtime", "nn"),
+    ("export", "evaluation"),
+    ("pipeline",),
+    ("console", "cli", "__main__"),
+)
+# The one look upwards: a plan asks the exporters what they can write and how large that is; they do not know plans.
+UPWARD = {"quantcore.plan": {"quantcore.export"}}
+PLUG_INS = ("observers", "solvers", "transforms", "formats", "export")
+
+
+def sources() -> Iterator[Path]:
+    for package in PACKAGES:
+        yield from sorted((ROOT / package).rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+MODULES = {module_name(path): path for path in sources()}
+
+
+def imports(module: str, *, at_import: bool = False) -> set[str]:
+    """Modules of ours that `module` imports; with `at_import` only those that load as soon as it does."""
+    path = MODULES[module]
+    found: set[str] = set()
+    waiting: list[ast.AST] = [tree_of(path)]
+    while waiting:
+        node = waiting.pop()
+        if at_import and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting.extend(node.orelse)  # what only a type checker reads is no dependency
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute here"
+            base = node.module or ""
+            found |= {name if (name := f"{base}.{alias.name}") in MODULES else base for alias in node.names}
+        waiting.extend(ast.iter_child_nodes(node))
+    return {name for name in found if name.split(".")[0] in PACKAGES} - {module}
+
+
+def lies_in(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_it_imports_only_what_it_may(module: str) -> None:
+    rule = max((name for name in ALLOWED if lies_in(module, name)), key=len)
+    own = module.split(".")[0] if rule != "api.store" else "api.store"
+    allowed = ALLOWED[rule] | {own}
+    for imported in imports(module):
+        assert any(lies_in(imported, name) for name in allowed), f"{module} imports {imported}"
+
+
+def level_of(module: str) -> int:
+    part = module.split(".")[1] if "." in module else "errors"  # quantcore/__init__ is everybody's
+    found = [level for level, names in enumerate(LEVELS) if part in names]
+    assert found, f"{module} has no level: give it one in LEVELS"
+    return found[0]
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("quantcore.")])
+def test_the_engine_imports_downwards(module: str) -> None:
+    for imported in imports(module) - UPWARD.get(module, set()):
+        assert level_of(imported) <= level_of(module), f"{module} imports {imported}, which lies above it"
+
+
+def test_plug_ins_do_not_know_each_other() -> None:
+    for module in MODULES:
+        parts = module.split(".")
+        if parts[0] == "quantcore" and len(parts) > 2 and parts[1] in PLUG_INS:
+            for imported in imports(module):
+                other = imported.split(".")
+                if len(other) > 2 and other[1] in PLUG_INS:
+                    assert other[1] == parts[1] or other[1] == "formats", f"{module} imports {imported}"
+
+
+def test_nothing_goes_in_circles() -> None:
+    """Packages count as their __init__; imports inside functions do not close a circle at load time."""
+    edges = {module: {name for name in imports(module, at_import=True) if name in MODULES} for module in MODULES}
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join((*path[path.index(module) :], module))
+        if module in done:
+            return
+        for imported in sorted(edges[module]):
+            visit(imported, (*path, module))
+        done.add(module)
+
+    for module in MODULES:
+        visit(module, ())
+
+
+LIGHT = [
+    "api.main",
+    "api.store.migrate",
+    "worker.app",
+    "worker.__main__",
+    "quantcore",
+    "quantcore.config",
+    "quantcore.plan",
+    "quantcore.presets",
+    "quantcore.events",
+    "quantcore.checkpoint.headers",
+    "quantcore.export",
+    "bitfoundry.client",
+    "bitfoundry.cli",
+    "bitfoundry.demo",
+    "bitfoundry.local",
+]
+HEAVY = ("torch._C", "transformers", "numpy")
+
+
+def loaded_after(module: str, watched: tuple[str, ...]) -> list[str]:
+    code = (
+        "import os, sys, importlib\n"
+        "os.environ.update(DATABASE_URL='postgresql+psycopg://x@/x', BROKER_URL='memory://')\n"
+        "os.environ.update(BITFOUNDRY_DATA_DIR='/tmp')\n"
+        f"importlib.import_module({module!r})\n"
+        f"print(*[name for name in {watched!r} if name in sys.modules])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.split()
+
+
+@pytest.mark.parametrize("module", [module for module in LIGHT if module in MODULES])
+def test_torch_stays_unloaded(module: str) -> None:
+    assert loaded_after(module, HEAVY) == []
+
+
+def test_the_watch_sees_torch() -> None:
+    """The test above can fail."""
+    assert "numpy" in loaded_after("numpy", HEAVY)
+
+
+def test_the_client_loads_no_server() -> None:
+    servers = ("fastapi", "starlette", "sqlalchemy", "celery", "alembic", "redis", "psycopg", "quantcore", "api")
+    assert loaded_after("bitfoundry.client", servers) == []
+    assert loaded_after("bitfoundry.cli", servers) == []
+
+
+def test_the_store_loads_no_web_framework() -> None:
+    assert loaded_after("api.store.jobs", ("fastapi", "starlette")) == []
+
+
+def test_every_package_is_ours() -> None:
+    """Another distribution with a top-level package of our name would win over us in some ways of starting Python."""
+    for package in PACKAGES[:-1]:
+        found = __import__(package).__file__
+        assert found is not None
+        assert Path(found).is_relative_to(ROOT), found
+
+
+@pytest.mark.parametrize("path", [*sources()], ids=module_name)
+def test_files_and_functions_are_short(path: Path) -> None:
+    num_lines = len(path.read_text().splitlines())
+    assert num_lines <= NUM_LINES_LIMIT, f"{path.name} has {num_lines} lines"
+    for node in ast.walk(tree_of(path)):
+        if (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and path.parent.name != "versions"
+        ):  # lists of tables
+            length = (node.end_lineno or 0) - node.lineno + 1
+            assert length <= NUM_FUNCTION_LINES_LIMIT, f"{path.name}: {node.name} has {length} lines"
+
+
+def test_modules_have_names_that_say_something() -> None:
+    assert not [module for module in MODULES if module.split(".")[-1] in {"utils", "helpers", "common", "misc"}]
+
+
+def test_public_modules_say_what_they_are() -> None:
+    silent = [name for name, path in MODULES.items() if path.stat().st_size and not ast.get_docstring(tree_of(path))]
+    assert [name for name in silent if not name.startswith("migrations.versions")] == []

@@ -1,0 +1,208 @@
+"""The command line: exit codes, errors for people and for programs, and where it finds the service."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitfoundry import cli
+from bitfoundry.answers import ArtifactFile, Event, Job
+from bitfoundry.connection import Connection
+from bitfoundry.errors import ApiError
+
+SUMMARY: dict[str, Any] = {
+    "size_before_bytes": 269_000_000,
+    "size_after_bytes": 164_000_000,
+    "perplexity_before": 20.0,
+    "perplexity_after": 20.2,
+    "worst_layer": {"name": "model.layers.3.mlp.down_proj", "relative_error": 0.012, "sqnr_db": 38.1},
+    "total_s": 61.2,
+    "peak_memory_bytes": 700_000_000,
+    "exports": {"quark": {"path": "quark", "bytes": 1, "load": "LLM('quark', quantization='quark')"}},
+}
+JOB = Job(
+    id="job_1",
+    state="succeeded",
+    name="mine",
+    model={"path": "/m"},
+    config={},
+    preset="fp8",
+    created_at="2026-11-21T12:00:00Z",
+    summary=SUMMARY,
+)
+
+
+class FakeClient:
+    """Remembers what it was asked; answers with JOB unless told to fail."""
+
+    failure: ApiError | None = None
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]]
+
+    def __init__(self, url: str, key: str) -> None:
+        type(self).calls = [("connect", (url, key), {})]
+
+    def __enter__(self) -> "FakeClient":
+        return self
+
+    def __exit__(self, *raised: object) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **named: Any) -> Any:
+            self.calls.append((name, args, named))
+            if self.failure:
+                raise self.failure
+            answers: dict[str, Any] = {
+                "list": iter([JOB, JOB.model_copy(update={"id": "job_2", "state": "running", "phase": "quantize"})]),
+                "events": iter([Event(seq=1, at="2026-11-21T12:00:00Z", kind="progress", data={"done": 3})]),
+                "presets": [{"name": "fp8", "title": "eight bits", "needs_calibration": True}],
+                "artifacts": [ArtifactFile(path="a", bytes=1, sha256="0")],
+                "download": args[1] if len(args) > 1 else None,
+                "plan": {"size_before_bytes": 2, "size_after_bytes": 1, "peak_memory_bytes": 1, "model_type": "llama"}
+                | {"num_blocks": 3, "num_layers": 21, "kept": [{"name": "lm_head", "reason": "excluded"}]}
+                | {"warnings": ["mind this"]},
+            }
+            return answers.get(name, JOB)
+
+        return call
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeClient]:
+    monkeypatch.setattr(cli, "Client", FakeClient)
+    monkeypatch.setattr(FakeClient, "failure", None)
+    monkeypatch.setenv("BITFOUNDRY_URL", "http://service")
+    monkeypatch.setenv("BITFOUNDRY_API_KEY", "bf_key")
+    monkeypatch.setenv("BITFOUNDRY_HOME", str(tmp_path))
+    return FakeClient
+
+
+COMMANDS: list[list[str]] = [
+    ["submit", "/m", "--config", "fp8"],
+    ["plan", "/m", "--config", "fp8"],
+    ["jobs"],
+    ["job", "job_1"],
+    ["events", "job_1"],
+    ["cancel", "job_1"],
+    ["presets"],
+    ["download", "job_1"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_every_command_speaks_json(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([*command, "--json"]) == 0
+    json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_every_command_speaks_to_people(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(command) == 0
+    said = capsys.readouterr()
+    assert said.out.strip()
+    assert not said.out.lstrip().startswith(("{", "["))
+    assert said.err == ""
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_refusal_is_explained_with_status_1(
+    command: list[str], fake: type[FakeClient], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {"pointer": "#/config/preset", "detail": "fp9 is none", "allowed": ["fp8", "w4a16"]}
+    problem = {"code": "unknown_preset", "detail": "no such preset", "hint": "take another", "errors": [place]}
+    monkeypatch.setattr(fake, "failure", ApiError(422, problem))
+    assert cli.run(command) == 1
+    said = capsys.readouterr().err
+    for part in ("no such preset", "#/config/preset", "fp8, w4a16", "take another", "unknown_preset"):
+        assert part in said
+    assert cli.run([*command, "--json"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert json.loads(captured.err)["error"]["code"] == "unknown_preset"
+
+
+@pytest.mark.parametrize("wrong", [["submit"], ["nonsense"], ["jobs", "--limit", "x"], ["jobs", "--limit", "0"]])
+def test_wrong_usage_is_status_2(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(wrong) == 2
+    assert "Usage" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "Client", interrupted)
+    assert cli.run(["jobs"]) == 130
+
+
+def test_submit_passes_everything_on(fake: type[FakeClient], tmp_path: Path) -> None:
+    config = tmp_path / "mine.json"
+    config.write_text('{"global_quant_config": {}}')
+    line = f"submit /m -c {config} --export quark --export compressed_tensors --num-samples 4 --name n --label a=b=c"
+    assert cli.run(line.split()) == 0
+    _, given, named = fake.calls[1]
+    assert given == ("/m",)
+    assert named == {
+        "config": {"global_quant_config": {}},
+        "export": ["quark", "compressed_tensors"],
+        "calibration": {"num_samples": 4},
+        "name": "n",
+        "labels": {"a": "b=c"},
+    }
+
+
+def test_a_config_file_that_is_no_json_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "broken.json").write_text("{")
+    assert cli.run(["submit", "/m", "-c", str(tmp_path / "broken.json")]) == 1
+    assert "cannot be read as a config" in capsys.readouterr().err
+
+
+def test_waiting_for_a_job_that_fails_is_status_1(fake: type[FakeClient], monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = JOB.model_copy(update={"state": "failed", "summary": None})
+    monkeypatch.setattr(fake, "wait", lambda self, job_id, on_change: failed, raising=False)
+    assert cli.run(["submit", "/m", "-c", "fp8", "--wait"]) == 1
+
+
+def test_the_service_of_up_is_found(
+    fake: type[FakeClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("BITFOUNDRY_URL")
+    monkeypatch.delenv("BITFOUNDRY_API_KEY")
+    assert cli.run(["jobs"]) == 1
+    assert "bitfoundry up" in capsys.readouterr().err
+    Connection(url="http://127.0.0.1:8765", api_key="bf_local").write(tmp_path)
+    assert cli.run(["jobs"]) == 0
+    assert fake.calls[0][1] == ("http://127.0.0.1:8765", "bf_local")
+    assert cli.run(["jobs", "--url", "http://other"]) == 1  # the local key is not sent elsewhere
+    assert "needs an API key" in capsys.readouterr().err
+
+
+def test_the_connection_is_for_us_alone(tmp_path: Path) -> None:
+    Connection(url="http://127.0.0.1:1", api_key="bf_secret").write(tmp_path)
+    assert (tmp_path / "connection.json").stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["connection.json"]
+    (tmp_path / "connection.json").write_text("not json")
+    assert Connection.read(tmp_path) is None
+
+
+def test_quantize_hands_its_flags_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quantcore import cli as engine
+
+    given: list[str] = []
+    monkeypatch.setattr(engine, "main", lambda arguments: given.extend(arguments) or 1)
+    line = ["quantize", "--model_dir", "/m", "--output_dir", "/o", "--exclude_layers", "a", "b", "--json", "-h"]
+    assert cli.run(line) == 1
+    assert given == line[1:]
+
+
+def test_a_missing_part_names_its_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "bitfoundry.local", None)
+    assert cli.run(["up"]) == 1
+    assert "pip install 'bitfoundry[local]'" in capsys.readouterr().err
+
+
+def test_the_module_is_the_command() -> None:
+    ran = subprocess.run([sys.executable, "-m", "bitfoundry", "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout.startswith("bitfoundry 0.")

@@ -1,0 +1,200 @@
+"""The client against a scripted service: what it sends, what it makes of answers, and what it refuses to write."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from bitfoundry import client as module
+from bitfoundry.client import Client
+from bitfoundry.errors import ApiError, BitfoundryError, WaitTimeout
+
+JOB: dict[str, Any] = {
+    "id": "job_1",
+    "state": "queued",
+    "model": {"path": "/m"},
+    "config": {},
+    "created_at": "2026-11-21T12:00:00Z",
+    "a_field_of_tomorrow": 1,
+}
+Handler = Callable[[httpx2.Request], httpx2.Response]
+
+
+@pytest.fixture(autouse=True)
+def no_sleep(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    slept: list[float] = []
+    monkeypatch.setattr(module.time, "sleep", slept.append)
+    return slept
+
+
+def client_of(handler: Handler) -> Client:
+    return Client("http://service", "bf_key", transport=httpx2.MockTransport(handler))
+
+
+def answering(*answers: httpx2.Response | Exception) -> tuple[Client, list[httpx2.Request]]:
+    """A client of a service that gives these answers in turn, and the list of what was asked."""
+    asked: list[httpx2.Request] = []
+    left = list(answers)
+
+    def handle(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request)
+        answer = left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return client_of(handle), asked
+
+
+def test_submit_sends_the_contracts_body(tmp_path: Path) -> None:
+    client, asked = answering(httpx2.Response(202, json=JOB))
+    job = client.submit(
+        tmp_path, config="fp8", export=["quark"], calibration={"num_samples": 4}, name="n", labels={"a": "b"}
+    )
+    assert job.id == "job_1"
+    assert asked[0].headers["Authorization"] == "Bearer bf_key"
+    assert json.loads(asked[0].content) == {
+        "model": {"path": str(tmp_path)},
+        "config": {"preset": "fp8"},
+        "export": ["quark"],
+        "calibration": {"num_samples": 4},
+        "name": "n",
+        "labels": {"a": "b"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ("org/name", {"id": "org/name"}),
+        ("/abs/model", {"path": "/abs/model"}),
+        ({"id": "org/name", "revision": "v1"}, {"id": "org/name", "revision": "v1"}),
+    ],
+)
+def test_a_model_is_a_path_or_a_hub_id(given: Any, sent: dict[str, str]) -> None:
+    assert module._model(given) == sent
+
+
+def test_a_problem_becomes_an_error_with_its_code() -> None:
+    problem = {"code": "unknown_preset", "detail": "no such preset", "errors": [{"pointer": "#/config/preset"}]}
+    client, asked = answering(httpx2.Response(422, json=problem))
+    with pytest.raises(ApiError, match="no such preset") as refused:
+        client.submit("/m", config="fp9")
+    assert (refused.value.status, refused.value.code) == (422, "unknown_preset")
+    assert refused.value.errors == [{"pointer": "#/config/preset"}]
+    assert len(asked) == 1
+
+
+def test_reading_is_tried_again_and_writing_is_not(no_sleep: list[float]) -> None:
+    away = httpx2.ConnectError("refused")
+    busy = httpx2.Response(503, headers={"Retry-After": "3"})
+    client, asked = answering(away, busy, httpx2.Response(200, json=JOB))
+    assert client.get("job_1").state == "queued"
+    assert len(asked) == 3
+    assert no_sleep[1] == 3.0
+    client, asked = answering(away)
+    with pytest.raises(ApiError) as lost:
+        client.submit("/m", config="fp8")  # it may have been queued: a second try could queue it twice
+    assert (lost.value.status, lost.value.code) == (0, "no_answer")
+    assert "bitfoundry up" in lost.value.hint
+
+
+def test_an_answer_that_is_no_problem_document_is_still_an_error() -> None:
+    client, _ = answering(httpx2.Response(500, text="<html>oops"))
+    with pytest.raises(ApiError, match="HTTP status 500"):
+        client.get("job_1")
+
+
+def test_ids_cannot_leave_their_place_in_the_url() -> None:
+    client, asked = answering(httpx2.Response(200, json=JOB))
+    client.get("../../v2/x?y")
+    assert asked[0].url.raw_path == b"/v1/jobs/..%2F..%2Fv2%2Fx%3Fy"
+
+
+def test_list_follows_the_cursor() -> None:
+    first = {"data": [JOB, JOB | {"id": "job_2"}], "has_more": True, "next_cursor": "c1"}
+    last = {"data": [JOB | {"id": "job_3"}], "has_more": False, "next_cursor": None}
+    client, asked = answering(httpx2.Response(200, json=first), httpx2.Response(200, json=last))
+    assert [job.id for job in client.list(states=["queued"])] == ["job_1", "job_2", "job_3"]
+    assert "state=queued" in str(asked[1].url)
+    assert "cursor=c1" in str(asked[1].url)
+
+
+def test_events_go_on_after_the_last_seen() -> None:
+    event = {"seq": 4, "at": "2026-11-21T12:00:00Z", "kind": "progress", "data": {"done": 1}}
+    first = {"data": [event], "has_more": True}
+    last = {"data": [event | {"seq": 5}], "has_more": False}
+    client, asked = answering(httpx2.Response(200, json=first), httpx2.Response(200, json=last))
+    assert [event.seq for event in client.events("job_1", after=3)] == [4, 5]
+    assert [request.url.params["after"] for request in asked] == ["3", "4"]
+
+
+def test_wait_reports_each_change_once() -> None:
+    running = JOB | {"state": "running"}
+    answers = [JOB, JOB, running, running, JOB | {"state": "succeeded"}]
+    client, _ = answering(*(httpx2.Response(200, json=answer) for answer in answers))
+    seen: list[str] = []
+    job = client.wait("job_1", on_change=lambda job: seen.append(job.state))
+    assert job.is_final
+    assert seen == ["queued", "running", "succeeded"]
+
+
+def test_wait_gives_up_in_time() -> None:
+    client = client_of(lambda request: httpx2.Response(200, json=JOB))
+    with pytest.raises(WaitTimeout, match="still queued after 0 s"):
+        client.wait("job_1", timeout_s=0)
+
+
+def serve_files(files: dict[str, bytes], *, sent: dict[str, bytes] | None = None) -> tuple[Client, list[str]]:
+    """A service with one artifact; `sent` replaces what really travels. And the paths of what was fetched."""
+    fetched: list[str] = []
+
+    def handle(request: httpx2.Request) -> httpx2.Response:
+        name = request.url.path.partition("/artifacts")[2].lstrip("/")
+        if not name:
+            listed = [
+                {"path": path, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+                for path, content in files.items()
+            ]
+            return httpx2.Response(200, json={"data": listed})
+        fetched.append(name)
+        return httpx2.Response(200, content=(sent or files)[name])
+
+    return client_of(handle), fetched
+
+
+def test_download_checks_and_keeps_what_is_there(tmp_path: Path) -> None:
+    files = {"quark/model.safetensors": b"weights", "report.json": b"{}"}
+    client, fetched = serve_files(files)
+    (tmp_path / "report.json").write_bytes(b"{}")
+    client.download("job_1", tmp_path)
+    assert fetched == ["quark/model.safetensors"]
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == files.keys()
+    assert (tmp_path / "quark/model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_damaged_file_is_not_kept(tmp_path: Path) -> None:
+    client, _ = serve_files({"model.safetensors": b"weights"}, sent={"model.safetensors": b"weight!"})
+    with pytest.raises(BitfoundryError, match="arrived damaged"):
+        client.download("job_1", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["../evil", "/etc/evil", "a/../../evil", "..\\evil", "", "a\0b"])
+def test_a_file_cannot_leave_its_folder(tmp_path: Path, path: str) -> None:
+    client, fetched = serve_files({path: b"evil"})
+    with pytest.raises(BitfoundryError, match="unsafe file"):
+        client.download("job_1", tmp_path / "inside")
+    assert fetched == []
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_loopback_service_is_not_asked_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    with Client("http://127.0.0.1:1", "bf_key") as client, pytest.raises(ApiError, match=r"127\.0\.0\.1:1 does not"):
+        client.get("job_1")
+    assert client._http.trust_env is False
