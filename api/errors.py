@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
@@ -24,6 +25,29 @@ logger = logging.getLogger(__name__)
 RETRY_AFTER_S = 5
 CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large"} | {
     415: "unsupported_media_type"
+}
+
+
+class ProblemOut(BaseModel):
+    """What an error looks like (RFC 9457). Match on ``code``: it never changes; the texts may."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    code: str
+    request_id: str
+    hint: str | None = None
+    errors: list[dict[str, Any]] | None = None
+
+
+# For OpenAPI: every route may answer so.
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "description": "A problem",
+        "content": {"application/problem+json": {"schema": ProblemOut.model_json_schema()}},
+    }
 }
 
 
@@ -85,20 +109,19 @@ _REPORT = "Tell the operator the request_id: the server's log has the details."
 
 
 def _answer(request: Request, problem: Problem) -> JSONResponse:
-    body: dict[str, Any] = {
-        "type": f"urn:bitfoundry:error:{problem.code}",
-        "title": HTTPStatus(problem.status).phrase,
-        "status": problem.status,
-        "detail": problem.detail,
-        "instance": request.url.path,
-        "code": problem.code,
-        "request_id": request.scope.get("request_id"),
-    }
-    if problem.hint:
-        body["hint"] = problem.hint
-    if problem.errors:
-        body["errors"] = list(problem.errors)
-    return JSONResponse(body, problem.status, problem.headers, media_type="application/problem+json")
+    body = ProblemOut(
+        type=f"urn:bitfoundry:error:{problem.code}",
+        title=HTTPStatus(problem.status).phrase,
+        status=problem.status,
+        detail=problem.detail,
+        instance=request.url.path,
+        code=problem.code,
+        request_id=request.scope["request_id"],
+        hint=problem.hint or None,
+        errors=[dict(entry) for entry in problem.errors] or None,
+    )
+    content = body.model_dump(mode="json", exclude_none=True)
+    return JSONResponse(content, problem.status, problem.headers, media_type="application/problem+json")
 
 
 def _from_quant_error(error: QuantError) -> Problem:

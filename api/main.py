@@ -41,6 +41,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         lifespan=live,
         docs_url=None,  # Swagger's page would load scripts from another host
         redoc_url=None,
+        responses=errors.RESPONSES,
     )
     app.state.context = Context(settings, sessions, celery, upkeep)
     app.add_middleware(RequestId)

@@ -4,7 +4,9 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import unquote_to_bytes
 
+import anyio
 import pytest
 from fastapi.testclient import TestClient
 
@@ -106,8 +108,6 @@ def test_only_names_in_the_manifest_exist(path: str, client: TestClient, done: t
 
     async def request() -> None:
         raw = f"/v1/jobs/{job_id}/artifacts/{path}".encode()
-        from urllib.parse import unquote_to_bytes
-
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http",
             "path": unquote_to_bytes(raw).decode("latin-1"), "raw_path": raw, "query_string": b"", "root_path": "",
@@ -116,7 +116,10 @@ def test_only_names_in_the_manifest_exist(path: str, client: TestClient, done: t
         }  # fmt: skip
 
         async def receive() -> dict[str, object]:
-            return {"type": "http.request", "body": b"", "more_body": False}
+            await anyio.sleep(0)
+            return (
+                {"type": "http.request", "body": b"", "more_body": False} if not sent else {"type": "http.disconnect"}
+            )
 
         async def send(message: dict[str, object]) -> None:
             if message["type"] == "http.response.start":

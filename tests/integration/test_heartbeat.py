@@ -56,13 +56,14 @@ def reap(sessions: Sessions) -> int:
 
 def test_it_outlives_the_first_lease(sessions: Sessions, settings: Settings, lease: Lease) -> None:
     heard = Heard()
-    with hold(sessions, settings, lease, heard) as held:
+    short = settings.model_copy(update={"lease_s": 1.5, "heartbeat_s": 0.3})
+    with hold(sessions, short, lease, heard) as held:
         for _ in range(8):
             time.sleep(0.5)
             assert reap(sessions) == 0
         held.write(leases.record, happened=[NewEvent("x")], columns={})
     assert not heard.lost.is_set()
-    time.sleep(settings.lease_s + 0.2)  # nobody beats any more
+    time.sleep(short.lease_s + 0.2)  # nobody beats any more
     assert reap(sessions) == 1
 
 
