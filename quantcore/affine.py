@@ -69,9 +69,7 @@ def quantize(
     return fmt.encode(x_RGS, round_method).reshape(x.shape)
 
 
-def dequantize(
-    codes: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, fmt: Format
-) -> torch.Tensor:
+def dequantize(codes: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, fmt: Format) -> torch.Tensor:
     """(code - zero_point) * scale in float32, same shape as ``codes``."""
     x_RGS = grouped(fmt.decode(codes), *scale.shape)
     if zero_point is not None:

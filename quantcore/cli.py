@@ -1,8 +1,8 @@
 """The engine's command line.
 
-``python -m quantcore --model_dir ... --output_dir ... --quant_scheme ...`` quantizes, with the flags of the quantization
-script of AMD Quark. Two subcommands serve programs: ``run TASK.json`` (what a worker starts; JSON lines on stdout) and
-``verify FOLDER EXPECTED`` (the fresh process of the proof).
+``python -m quantcore --model_dir ... --output_dir ... --quant_scheme ...`` quantizes, with the flags of the
+quantization script of AMD Quark. Two subcommands serve programs: ``run TASK.json`` (what a worker starts; JSON lines
+on stdout) and ``verify FOLDER EXPECTED`` (the fresh process of the proof).
 """
 
 from __future__ import annotations
@@ -171,7 +171,11 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model_dir", required=True, help="folder with config.json, tokenizer and *.safetensors")
     add("--output_dir", required=True, help="folder to create")
-    add("--quant_scheme", default="fp8", help="a preset, or a config .json in the names of docs/config.md (default: fp8)")
+    add(
+        "--quant_scheme",
+        default="fp8",
+        help="a preset, or a config .json in the names of docs/config.md (default: fp8)",
+    )
     add("--quant_algo", help=f"comma list of: {', '.join(QUANT_ALGOS)} (default)")
     add("--pre_quantization_optimization", action="append", default=[], help="none is available yet")
     add("--kv_cache_dtype", help="none is available yet")

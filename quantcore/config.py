@@ -5,16 +5,25 @@ All values are frozen and refuse unknown fields. ``Config.model_dump(mode="json"
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    ValidationError,
+    model_validator,
+)
 
 from quantcore.errors import ConfigError
 from quantcore.formats import FORMATS, Format
 
 
-class Dtype(str, Enum):
+class Dtype(StrEnum):
     """Number formats a tensor can be quantized to; the facts of each are in ``quantcore.formats``."""
 
     int4 = "int4"
@@ -23,7 +32,7 @@ class Dtype(str, Enum):
     fp8_e4m3 = "fp8_e4m3"
 
 
-class QSchemeType(str, Enum):
+class QSchemeType(StrEnum):
     """How many values share one scale: the whole tensor, one output channel (or token), one group of inputs."""
 
     per_tensor = "per_tensor"
@@ -31,7 +40,7 @@ class QSchemeType(str, Enum):
     per_group = "per_group"
 
 
-class ScaleType(str, Enum):
+class ScaleType(StrEnum):
     """The number type of the stored scale; ``float`` means the model's own dtype."""
 
     float = "float"
@@ -40,7 +49,7 @@ class ScaleType(str, Enum):
     bfloat16 = "bfloat16"
 
 
-class RoundType(str, Enum):
+class RoundType(StrEnum):
     """How integer codes are rounded. Float formats always round half to even."""
 
     round = "round"
@@ -144,7 +153,9 @@ class QuantizationConfig(_Frozen):
             if weight is None:
                 raise ValueError("input_tensors without weight: quantize the weight as well, or neither")
             if inputs.qscheme is QSchemeType.per_group:
-                raise ValueError("input_tensors can be per_tensor, or per_channel with is_dynamic=true (one scale a token)")
+                raise ValueError(
+                    "input_tensors can be per_tensor, or per_channel with is_dynamic=true (one scale a token)"
+                )
             if inputs.qscheme is QSchemeType.per_channel and not inputs.is_dynamic:
                 raise ValueError("per_channel input_tensors are one scale a token, which needs is_dynamic=true")
         return self

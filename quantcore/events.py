@@ -46,7 +46,7 @@ class Progress(Event):
 
 @dataclass(frozen=True)
 class LayerQuantized(Event):
-    """One weight has its codes. ``relative_error`` is ||W - Q|| / ||W|| (Frobenius), ``sqnr_db`` the same in decibel."""
+    """One weight has its codes. ``relative_error`` is ||W - Q|| / ||W|| (Frobenius), ``sqnr_db`` the same in dB."""
 
     kind: ClassVar[str] = "layer_quantized"
     name: str

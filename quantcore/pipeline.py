@@ -22,6 +22,7 @@ from quantcore.checkpoint.artifact import building, copy_side_files, seal, write
 from quantcore.checkpoint.headers import ModelHeaders, read_local
 from quantcore.checkpoint.sink import Sink
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
+from quantcore.errors import NumericsError
 from quantcore.evaluation.expectation import PROBE_POSITIONS, Expectation, digest
 from quantcore.evaluation.perplexity import perplexity
 from quantcore.evaluation.proof import as_floats, prove_in_fresh_process
@@ -55,9 +56,7 @@ def run(task: Task, emit: Emit) -> dict[str, Any]:
     emit(PhaseStarted("resolve"))
     headers = read_local(task.model_dir)
     emit(PhaseStarted("plan"))
-    plan = resolve(
-        task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export
-    )
+    plan = resolve(task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export)
     for message in plan.warnings:
         emit(Warned("pattern_matches_nothing", message))
     with building(task.output_dir) as folder:
@@ -80,7 +79,7 @@ def run(task: Task, emit: Emit) -> dict[str, Any]:
 
 
 def quantize(task: Task, headers: ModelHeaders, plan: Plan, folder: Path, emit: Emit) -> Outcome:
-    """Every block once: run it in float, learn its input ranges, choose codes, write them, run it quantized, drop it."""
+    """Every block once: run it in float, learn its input ranges, choose codes, write them, run it quantized, drop."""
     source = Source(task.model_dir, headers.tensors)
     windows = read_windows(task)
     model = StreamedModel(
@@ -96,11 +95,14 @@ def quantize(task: Task, headers: ModelHeaders, plan: Plan, folder: Path, emit: 
     quantizer = BlockQuantizer(plan, source, model.dtype, expected, emit)
     with ExitStack() as stack:
         for export in plan.exports:
-            quantizer.sinks[export] = stack.enter_context(closing(Sink(export_dir(folder, plan, export), plan.layouts[export])))
+            quantizer.sinks[export] = stack.enter_context(
+                closing(Sink(export_dir(folder, plan, export), plan.layouts[export]))
+            )
         eta = Eta(plan.num_blocks)
         for index in range(plan.num_blocks):
             with model.block(index) as block:
                 layers = {layer: model.model.get_submodule(layer.name) for layer in plan.layers_of(index)}
+                check_finite(layers)
                 with collect_ranges(layers) as ranges:
                     model.run_block(block, index, calibration)
                 model.run_block(block, index, held_out)
@@ -124,6 +126,7 @@ def finish_head(
     with model.head() as logits:
         before = perplexity(logits, held_out.states, windows.held_out_NT) if held_out.states else None
         layers = {layer: model.model.get_submodule(layer.name) for layer in plan.layers_of(None)}
+        check_finite(layers)
         with collect_ranges(layers) as ranges:
             for state in calibration.states if calibration and ranges else ():
                 logits(state)
@@ -185,6 +188,18 @@ class BlockQuantizer:
         event = LayerQuantized(layer.name, block, round(error, 6), round(min(sqnr_db, 999.0), 2), layer.scheme)
         self.done.append(event)
         self.emit(event)
+
+
+def check_finite(layers: dict[LayerPlan, nn.Module]) -> None:
+    """Raises NumericsError that names the first layer whose weight holds NaN or infinity."""
+    for layer, module in layers.items():
+        num_bad = int((~torch.isfinite(module.get_parameter("weight"))).sum())
+        if num_bad:
+            raise NumericsError(
+                f"The weight of {layer.name} has {num_bad} value(s) that are NaN or infinite.",
+                code="nonfinite_weights",
+                hint="The checkpoint is damaged, or was saved from a diverged run.",
+            )
 
 
 def read_windows(task: Task) -> TokenWindows:

@@ -187,7 +187,11 @@ def _decide(
         kept.append(KeptTensor("lm_head", "shares its weight with the embedding"))
         names.append("lm_head")
     unmatched = [p for p in (*config.exclude, *config.layer_quant_config) if not any(fnmatchcase(n, p) for n in names)]
-    return tuple(layers), tuple(kept), tuple(f"The pattern '{pattern}' matches no linear layer." for pattern in unmatched)
+    return (
+        tuple(layers),
+        tuple(kept),
+        tuple(f"The pattern '{pattern}' matches no linear layer." for pattern in unmatched),
+    )
 
 
 def _is_linear(name: str, tensor: TensorHeader, prefix: str) -> bool:

@@ -12,7 +12,7 @@ PER_TENSOR, PER_CHANNEL, PER_GROUP = QSchemeType.per_tensor, QSchemeType.per_cha
 
 INT8_TENSOR = Spec(dtype=Dtype.int8, qscheme=PER_TENSOR)
 INT8_CHANNEL = Spec(dtype=Dtype.int8, qscheme=PER_CHANNEL, ch_axis=0)
-INT8_TOKEN = Spec(dtype=Dtype.int8, qscheme=PER_CHANNEL, ch_axis=1, is_dynamic=True)
+INT8_TOKEN = Spec(dtype=Dtype.int8, qscheme=PER_CHANNEL, ch_axis=1, is_dynamic=True, symmetric=False)
 FP8_TENSOR = Spec(dtype=Dtype.fp8_e4m3, qscheme=PER_TENSOR)
 FP8_CHANNEL = Spec(dtype=Dtype.fp8_e4m3, qscheme=PER_CHANNEL, ch_axis=0)
 FP8_TOKEN = Spec(dtype=Dtype.fp8_e4m3, qscheme=PER_CHANNEL, ch_axis=1, is_dynamic=True)
@@ -44,7 +44,12 @@ class Preset:
 
 
 _TABLE = (
-    Preset("int8_dynamic", "int8 weights per channel, int8 activations per token, found at run time", INT8_CHANNEL, INT8_TOKEN),
+    Preset(
+        "int8_dynamic",
+        "int8 weights per channel, asymmetric int8 activations with one scale a token, found at run time",
+        INT8_CHANNEL,
+        INT8_TOKEN,
+    ),
     Preset(
         "int8_static",
         "int8 weights per channel, int8 activations with one calibrated scale a tensor",
@@ -52,7 +57,12 @@ _TABLE = (
         INT8_TENSOR,
         aliases=("w_int8_per_channel_a_int8_per_tensor_sym",),
     ),
-    Preset("int8_weight_only", "int8 weights per channel, activations untouched", INT8_CHANNEL, aliases=("w_int8_per_channel_sym",)),
+    Preset(
+        "int8_weight_only",
+        "int8 weights per channel, activations untouched",
+        INT8_CHANNEL,
+        aliases=("w_int8_per_channel_sym",),
+    ),
     Preset(
         "int8_weight_only_per_tensor",
         "int8 weights with one scale a tensor, activations untouched",
@@ -66,7 +76,12 @@ _TABLE = (
         FP8_TENSOR,
         aliases=("w_fp8_a_fp8",),
     ),
-    Preset("fp8_dynamic", "fp8 (e4m3) weights per channel, activations per token, found at run time", FP8_CHANNEL, FP8_TOKEN),
+    Preset(
+        "fp8_dynamic",
+        "fp8 (e4m3) weights per channel, activations per token, found at run time",
+        FP8_CHANNEL,
+        FP8_TOKEN,
+    ),
     Preset(
         "w4a16",
         "uint4 weights in asymmetric groups of 64, activations untouched",

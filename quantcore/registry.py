@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Names to plug-ins. Every module of ``package`` is imported at the first look-up; a name may be given only once."""
+    """Names to plug-ins. Every module of ``package`` is imported at the first look-up; a name is given only once."""
 
     def __init__(self, what: str, package: str) -> None:
         self.what = what

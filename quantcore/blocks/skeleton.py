@@ -12,7 +12,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from quantcore.errors import ModelError
 
 UNTRUSTED_KEYS = ("auto_map", "trust_remote_code", "quantization_config")
-UNTRUSTED_PREFIXES = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
+UNTRUSTED_PREFIXES = (
+    "attn_implementation",
+    "_attn_implementation",
+    "experts_implementation",
+    "_experts_implementation",
+)
 
 
 def clean_config(raw: dict[str, Any]) -> PretrainedConfig:
@@ -20,14 +25,16 @@ def clean_config(raw: dict[str, Any]) -> PretrainedConfig:
 
     Raises ModelError ``unsupported_architecture`` for a model type that this Transformers does not know.
     """
-    model_type = raw.get("model_type")
+    model_type = str(raw.get("model_type"))
     if model_type not in CONFIG_MAPPING:
         raise ModelError(
             f"Model type '{model_type}' is not known to the installed Transformers.",
             code="unsupported_architecture",
             hint="Models that bring their own code are not run. Update Transformers if the type is new.",
         )
-    kept = {key: value for key, value in raw.items() if key not in UNTRUSTED_KEYS and not key.startswith(UNTRUSTED_PREFIXES)}
+    kept = {
+        key: value for key, value in raw.items() if key not in UNTRUSTED_KEYS and not key.startswith(UNTRUSTED_PREFIXES)
+    }
     config: PretrainedConfig = CONFIG_MAPPING[model_type].from_dict(kept)
     return config
 
@@ -39,7 +46,7 @@ def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrained
     config = clean_config(raw_config)
     try:
         with init_empty_weights(include_buffers=False):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
     except (ValueError, TypeError, ZeroDivisionError, RuntimeError) as error:
         raise ModelError(
             f"Transformers cannot build this '{config.model_type}' model: {error}.",
@@ -47,7 +54,8 @@ def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrained
             hint="Check config.json; decoder-only language models are supported.",
         ) from error
     model.config.use_cache = False
-    return model.eval().requires_grad_(False)
+    model.train(False).requires_grad_(False)
+    return model
 
 
 def find_block_list(model: nn.Module, prefix: str, num_blocks: int) -> nn.ModuleList:

@@ -25,7 +25,12 @@ class TokenWindows:
 
 
 def token_windows(
-    calibration: CalibrationConfig, tokenize: Tokenize, *, num_held_out: int, held_out_len: int, separator: int | None = None
+    calibration: CalibrationConfig,
+    tokenize: Tokenize,
+    *,
+    num_held_out: int,
+    held_out_len: int,
+    separator: int | None = None,
 ) -> TokenWindows:
     """Read the source, tokenize it into one stream (documents joined by ``separator``) and cut windows without padding.
 
@@ -46,8 +51,9 @@ def token_windows(
     held_out = _cut(stream[border:], held_out_len)
     if len(pool) < calibration.num_samples or len(held_out) < num_held_out:
         raise CalibrationError(
-            f"The source '{calibration.source}' gives {len(pool)} calibration windows of {calibration.seq_len} tokens and "
-            f"{len(held_out)} held-out ones of {held_out_len}; {calibration.num_samples} and {num_held_out} are needed.",
+            f"The source '{calibration.source}' gives {len(pool)} calibration windows of {calibration.seq_len} tokens "
+            f"and {len(held_out)} held-out ones of {held_out_len}; "
+            f"{calibration.num_samples} and {num_held_out} are needed.",
             code="not_enough_samples",
             hint="Lower num_samples or seq_len, or give more text.",
             field="/calibration/num_samples",
@@ -96,7 +102,9 @@ def _json_lines(path: Path) -> Iterator[str]:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise CalibrationError(
-                    f"Line {number} of {path} is not valid JSON: {error}.", code="bad_row", hint="One JSON object a line."
+                    f"Line {number} of {path} is not valid JSON: {error}.",
+                    code="bad_row",
+                    hint="One JSON object a line.",
                 ) from error
             if not isinstance(row, dict) or not isinstance(row.get("text"), str):
                 columns = ", ".join(row) if isinstance(row, dict) else type(row).__name__

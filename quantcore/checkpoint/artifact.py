@@ -39,7 +39,7 @@ def building(output_dir: Path) -> Iterator[Path]:
     partial.mkdir()
     try:
         yield partial
-        os.replace(partial, output_dir)
+        partial.replace(output_dir)
         _sync(output_dir.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -61,7 +61,8 @@ def seal(folder: Path) -> str:
     """Write manifest.json (path, bytes, sha256 of every file), sync all to disk; the manifest's own sha256."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json")
     entries = [
-        {"path": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size, "sha256": sha256(path)} for path in files
+        {"path": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size, "sha256": sha256(path)}
+        for path in files
     ]
     manifest = folder / "manifest.json"
     write_json(manifest, {"schema_version": 1, "files": entries})

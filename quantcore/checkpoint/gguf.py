@@ -11,7 +11,7 @@ GENERATED_KEYS = ("_name_or_path", "quantization_config", "transformers_version"
 
 
 def unpack(gguf_file: Path, model_dir: Path) -> None:
-    """Write config, tokenizer and bfloat16 weights of ``gguf_file`` to ``model_dir`` (which appears whole or not at all).
+    """Write config, tokenizer and bfloat16 weights of ``gguf_file`` to ``model_dir``, which appears whole or not.
 
     Transformers reads the GGUF but refuses to save the model it made, so the weights move into a plain model built
     from the cleaned config. The whole model is in memory meanwhile. Raises ModelError ``invalid_gguf``.
@@ -29,7 +29,7 @@ def unpack(gguf_file: Path, model_dir: Path) -> None:
         raise ModelError(f"{gguf_file} cannot be read: {error}.", code="invalid_gguf") from error
     settings = {key: value for key, value in loaded.config.to_dict().items() if key not in GENERATED_KEYS}
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    plain = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    plain = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
     plain.load_state_dict(loaded.state_dict())
     plain.tie_weights()
     with building(model_dir) as partial:

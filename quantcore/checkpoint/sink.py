@@ -22,7 +22,9 @@ MAX_SHARD_BYTES = 5_000_000_000
 class Sink:
     """The weights of one checkpoint folder. ``write`` every tensor of ``layouts`` once, then ``finish``."""
 
-    def __init__(self, folder: Path, layouts: Mapping[str, TensorLayout], max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
+    def __init__(
+        self, folder: Path, layouts: Mapping[str, TensorLayout], max_shard_bytes: int = MAX_SHARD_BYTES
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._layouts = layouts
@@ -41,9 +43,13 @@ class Sink:
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Store ``tensor`` (any device). Its dtype and shape must be the planned ones; each name is written once."""
         layout = self._layouts[name]
-        if TORCH_DTYPES[layout.dtype] != tensor.dtype or layout.shape != tuple(tensor.shape) or name not in self._missing:
+        if (
+            TORCH_DTYPES[layout.dtype] != tensor.dtype
+            or layout.shape != tuple(tensor.shape)
+            or name not in self._missing
+        ):
             raise RuntimeError(f"{name}: planned {layout}, got {tensor.dtype} {tuple(tensor.shape)}, or written twice")
-        data = memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()).cast("B")
+        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
         shard, offset = self._places[name]
         done = 0
         while done < len(data):

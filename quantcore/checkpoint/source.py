@@ -37,7 +37,7 @@ class Source:
             )
         header = self.tensors[name]
         buffer = torch.empty(header.num_bytes, dtype=torch.uint8)
-        view = memoryview(buffer.numpy()).cast("B") if header.num_bytes else memoryview(b"")
+        view = buffer.numpy().data
         with (self._folder / header.file).open("rb", buffering=0) as file:
             done = 0
             while done < header.num_bytes:

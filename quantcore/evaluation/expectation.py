@@ -17,9 +17,9 @@ PROBE_POSITIONS = 16  # the last positions of a window whose logits are compared
 class Expectation:
     """Digests of every tensor, and the logits of the quantized model that was in memory.
 
-    ``weights``: sha256 of each quantized layer's dequantized float32 weight; ``inputs``: its static [scale, zero point];
-    ``tensors``: sha256 of every tensor that is written as it was; ``probe_logits`` [N, PROBE_POSITIONS, V] float32 for
-    the first N of ``held_out_NT``.
+    ``weights``: sha256 of each quantized layer's dequantized float32 weight; ``inputs``: its static
+    [scale, zero point]; ``tensors``: sha256 of every tensor that is written as it was; ``probe_logits``
+    [N, PROBE_POSITIONS, V] float32 for the first N of ``held_out_NT``.
     """
 
     held_out_NT: torch.Tensor
@@ -43,4 +43,4 @@ class Expectation:
 def digest(tensor: torch.Tensor) -> str:
     """sha256 of a tensor's bytes in row-major order."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return hashlib.sha256(memoryview(flat.view(torch.uint8).numpy())).hexdigest()
+    return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()

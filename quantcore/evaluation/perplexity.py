@@ -26,7 +26,7 @@ def negative_log_likelihood(logits_TV: torch.Tensor, ids_T: torch.Tensor) -> flo
 def perplexity(
     logits: Callable[[torch.Tensor], torch.Tensor], states: list[torch.Tensor], windows_NT: torch.Tensor
 ) -> float:
-    """Perplexity of N windows whose last hidden states [1, T, H] are given. Raises NumericsError if it is not finite."""
+    """Perplexity of N windows whose last hidden states [1, T, H] are given. NumericsError if it is not finite."""
     total = sum(negative_log_likelihood(logits(state)[0], ids) for state, ids in zip(states, windows_NT, strict=True))
     mean = total / (windows_NT.shape[0] * (windows_NT.shape[1] - 1))
     if not math.isfinite(mean) or mean > 700:

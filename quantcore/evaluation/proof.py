@@ -34,7 +34,7 @@ from quantcore.task import Task
 from quantcore.timing import Eta
 
 LOGIT_TOLERANCE = 1e-3
-"""Largest |difference| of a logit over the largest |logit|: same weights and same kernels give 0; float32 noise is below."""
+"""Largest |difference| of a logit over the largest |logit|: same weights and kernels give 0, float32 noise less."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,9 @@ def prove(plan: Plan, headers: ModelHeaders, folder: Path, export: str, expected
     run_quantized(model, plan, hidden, reader.inputs, export, emit)
     head = {layer: model.model.get_submodule(layer.name) for layer in plan.layers_of(None)}
     with model.head() as logits, quantized_inputs(head, reader.inputs):
-        probes = torch.stack([logits(state)[0, -PROBE_POSITIONS:].float().cpu() for state in hidden.states[:num_probes]])
+        probes = torch.stack(
+            [logits(state)[0, -PROBE_POSITIONS:].float().cpu() for state in hidden.states[:num_probes]]
+        )
         value = perplexity(logits, hidden.states, expected.held_out_NT)
     difference = ((probes - expected.probe_logits).abs().max() / expected.probe_logits.abs().max()).item()
     if not difference <= LOGIT_TOLERANCE:
@@ -131,7 +133,9 @@ class WrittenCheckpoint:
         planned = {name: (layout.dtype, layout.shape) for name, layout in self._layouts.items()}
         if found != planned:
             odd = sorted(name for name in found.keys() | planned.keys() if found.get(name) != planned.get(name))
-            raise ProofError(f"The {export} files hold other tensors than planned, first '{odd[0]}'.", code="proof_layout_differs")
+            raise ProofError(
+                f"The {export} files hold other tensors than planned, first '{odd[0]}'.", code="proof_layout_differs"
+            )
 
     def _differs(self, name: str) -> None:
         raise ProofError(
@@ -147,7 +151,7 @@ def as_floats(params: QParams) -> list[float]:
 
 
 def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit: Emit) -> dict[str, Proof]:
-    """Run ``python -m quantcore verify`` on ``folder`` and relay its events. Raises ProofError (or what it reported)."""
+    """Run ``python -m quantcore verify`` on ``folder`` and relay its events. Raises ProofError with what it said."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".proof-") as scratch:
         expected.save(Path(scratch))
         (Path(scratch) / "task.json").write_text(task.model_dump_json(), "utf-8")

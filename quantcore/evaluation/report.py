@@ -15,6 +15,7 @@ from quantcore.plan import Plan
 from quantcore.runtime.devices import default_device, peak_memory_bytes
 from quantcore.task import Task
 
+
 def build_report(
     task: Task,
     plan: Plan,

@@ -2,7 +2,7 @@
 
 Layout as compressed-tensors 0.20 reads it. 8-bit (``int-quantized``, ``float-quantized``): weight [out, in],
 ``weight_scale`` [out, 1] or [1], static ``input_scale`` [1]. Weight-only integers (``pack-quantized``): int32 words
-[out, in / slots], code i at bits [i * bits, ...), every code shifted to start at 0; zero points packed along the output.
+[out, in / slots], code i at bits [i * bits, ...), codes shifted to start at 0; zero points packed along the output.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ class CompressedTensorsExporter:
                 return "weights of layers with quantized inputs must be symmetric"
             if inputs is not None and inputs.format != weight.format:
                 return "weight and input must have the same dtype"
-            if inputs is not None and not inputs.symmetric:
-                return "inputs must be symmetric"
             return None
         slots = 32 // weight.format.bits
         if weight.qscheme is QSchemeType.per_tensor:
@@ -67,6 +65,8 @@ class CompressedTensorsExporter:
         }
         if layer.config.needs_calibration and layer.input_tensors is not None:
             tensors["input_scale"] = TensorLayout(stored_scale_dtype(layer.input_tensors, model_dtype), (1,))
+            if not layer.input_tensors.symmetric:
+                tensors["input_zero_point"] = TensorLayout("I8", (1,))
         return tensors
 
     def encode(self, layer: LayerPlan, weight: QTensor, inputs: QParams | None) -> Tensors:
@@ -88,6 +88,8 @@ class CompressedTensorsExporter:
         tensors = {"weight": weight.codes_OI, "weight_scale": params.scale.reshape(shape)}
         if inputs is not None:
             tensors["input_scale"] = inputs.scale.reshape(1)
+            if inputs.zero_point is not None:
+                tensors["input_zero_point"] = inputs.zero_point.reshape(1).to(torch.int8)
         return tensors
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> tuple[QTensor, QParams | None]:
@@ -107,10 +109,18 @@ class CompressedTensorsExporter:
                 zero_point = unpack(tensors["weight_zero_point"].T, plain).T.to(torch.int32) + int(fmt.min)
         else:
             codes = tensors["weight"]
-        inputs = QParams(tensors["input_scale"].float().reshape(())) if "input_scale" in tensors else None
+        inputs = None
+        if "input_scale" in tensors:
+            input_zero_point = tensors.get("input_zero_point")
+            inputs = QParams(
+                tensors["input_scale"].float().reshape(()),
+                None if input_zero_point is None else input_zero_point.to(torch.int32).reshape(()),
+            )
         return QTensor(codes, QParams(scale, zero_point), fmt), inputs
 
-    def quantization_config(self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]) -> dict[str, Any]:
+    def quantization_config(
+        self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
+    ) -> dict[str, Any]:
         by_config: dict[QuantizationConfig, list[LayerPlan]] = {}
         for layer in layers:
             by_config.setdefault(layer.config, []).append(layer)

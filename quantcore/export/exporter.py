@@ -38,7 +38,9 @@ class Exporter(Protocol):
     def decode(self, layer: LayerPlan, tensors: Tensors) -> tuple[QTensor, QParams | None]:
         """What ``encode`` was given, rebuilt from the stored tensors alone."""
 
-    def quantization_config(self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]) -> dict[str, Any]:
+    def quantization_config(
+        self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
+    ) -> dict[str, Any]:
         """The ``quantization_config`` of config.json. ``kept`` are full names of linear layers left as they were."""
 
     def load_hint(self, path: str) -> str:

@@ -41,8 +41,6 @@ class QuarkExporter:
             return "8-bit weights must be symmetric"
         if inputs is not None and inputs.format != weight.format:
             return "weight and input must have the same dtype"
-        if inputs is not None and inputs.is_dynamic and inputs.format.bits == 8 and not inputs.symmetric:
-            return "dynamic inputs must be symmetric"
         return None
 
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
@@ -75,7 +73,9 @@ class QuarkExporter:
         from quantcore.formats.packing import AWQ_ORDER, pack
 
         params = weight.params
-        zero_point = torch.zeros_like(params.scale, dtype=torch.int32) if params.zero_point is None else params.zero_point
+        zero_point = (
+            torch.zeros_like(params.scale, dtype=torch.int32) if params.zero_point is None else params.zero_point
+        )
         if weight.format.bits == 4:
             return {
                 "weight": pack(weight.codes_OI.T, 4, AWQ_ORDER),
@@ -116,7 +116,9 @@ class QuarkExporter:
             inputs = QParams(tensors["input_scale"].float(), input_zero_point)
         return QTensor(codes, params, fmt), inputs
 
-    def quantization_config(self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]) -> dict[str, Any]:
+    def quantization_config(
+        self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
+    ) -> dict[str, Any]:
         return {
             "quant_method": "quark",
             "version": QUARK_VERSION,
@@ -162,7 +164,9 @@ def _spec_dict(spec: QuantizationSpec | None, *, is_input: bool) -> dict[str, An
     if spec is None:
         return None
     channel_axis = 1 if is_input else 0
-    ch_axis = {QSchemeType.per_tensor: None, QSchemeType.per_channel: channel_axis, QSchemeType.per_group: -1}[spec.qscheme]
+    ch_axis = {QSchemeType.per_tensor: None, QSchemeType.per_channel: channel_axis, QSchemeType.per_group: -1}[
+        spec.qscheme
+    ]
     return {
         "dtype": spec.dtype.value,
         "observer_cls": spec.observer_cls,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,8 +38,12 @@ class IntFormat:
         """Scaled values (any shape, float) to codes: int8 for signed formats, uint8 for unsigned ones."""
         import torch
 
-        rounded = {"half_even": torch.round, "round": _round_half_away, "floor": torch.floor}[round_method](x)
-        return rounded.clamp(self.min, self.max).to(torch.int8 if self.signed else torch.uint8)
+        rounding: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            "half_even": torch.round,
+            "round": _round_half_away,
+            "floor": torch.floor,
+        }
+        return rounding[round_method](x).clamp(self.min, self.max).to(torch.int8 if self.signed else torch.uint8)
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         """Codes to scaled values in float32."""

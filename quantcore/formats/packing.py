@@ -17,7 +17,7 @@ def pack(codes: torch.Tensor, bits: int, order: tuple[int, ...] | None = None) -
     Slot i of a word lies at bits [i * bits, (i + 1) * bits). N must be a multiple of 32 / bits.
     """
     slots = 32 // bits
-    words = codes.to(torch.int64).unflatten(-1, (-1, slots)) & ((1 << bits) - 1)
+    words = codes.to(torch.int64).reshape(*codes.shape[:-1], -1, slots) & ((1 << bits) - 1)
     if order is not None:
         words = words[..., list(order)]
     shifts = torch.arange(0, 32, bits, device=codes.device)

@@ -115,7 +115,7 @@ class StreamedModel:
     def _blocks_replaced(self, kwargs: list[dict[str, Any]]) -> Iterator[_FirstBlock]:
         first = _FirstBlock()
         for index, block in enumerate(self.blocks):
-            block.forward = _recorder(kwargs[index], first if index == 0 else None)  # type: ignore[method-assign]
+            block.forward = _recorder(kwargs[index], first if index == 0 else None)
         try:
             yield first
         finally:

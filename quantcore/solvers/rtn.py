@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from quantcore.affine import affine_params, min_max, quantize, scale_dtype
-from quantcore.errors import NumericsError
 from quantcore.layer import LayerPlan
 from quantcore.qtensor import QParams, QTensor
 from quantcore.solvers import SOLVERS
@@ -13,16 +12,9 @@ from quantcore.solvers import SOLVERS
 
 @SOLVERS.add("rtn")
 def solve(weight_OI: torch.Tensor, layer: LayerPlan) -> QTensor:
-    """Quantize ``weight_OI`` as ``layer`` says. Raises NumericsError when a weight is NaN or infinite."""
+    """Quantize the finite ``weight_OI`` as ``layer`` says."""
     spec = layer.weight
     minimum, maximum = min_max(weight_OI, *layer.num_scales)
-    if not torch.isfinite(maximum - minimum).all():
-        bad = int((~torch.isfinite(weight_OI)).sum())
-        raise NumericsError(
-            f"The weight of {layer.name} has {bad} value(s) that are NaN or infinite.",
-            code="nonfinite_weights",
-            hint="The checkpoint is damaged, or was saved from a diverged run.",
-        )
     scale, zero_point = affine_params(minimum, maximum, spec, scale_dtype(spec, weight_OI.dtype))
     codes = quantize(weight_OI, scale, zero_point, spec.format, spec.round_method.value)
     return QTensor(codes, QParams(scale, zero_point), spec.format)

@@ -28,7 +28,9 @@ EXTRA = {
         input_tensors=QuantizationSpec(dtype="int8", symmetric=False),
     ),
     "float32_scales": QuantizationConfig(
-        weight=QuantizationSpec(dtype="uint4", qscheme="per_group", group_size=32, symmetric=False, scale_type="float32")
+        weight=QuantizationSpec(
+            dtype="uint4", qscheme="per_group", group_size=32, symmetric=False, scale_type="float32"
+        )
     ),
 }
 CONFIGS = {**{name: preset.layer_config for name, preset in PRESETS.items()}, **EXTRA}
@@ -87,7 +89,9 @@ def test_layout_and_round_trip(name):
 @pytest.mark.parametrize("name", list(EXPORTERS))
 def test_every_refusal_is_a_sentence(name):
     exporter = EXPORTERS.get(name)
-    refusals = [exporter.refuse(solved(config, (72, 192))[0]) for config in CONFIGS.values() if config.weight.group_size != 64]
+    refusals = [
+        exporter.refuse(solved(config, (72, 192))[0]) for config in CONFIGS.values() if config.weight.group_size != 64
+    ]
     for reason in filter(None, refusals):
         assert len(reason) > 15 and not reason.endswith("."), reason
 

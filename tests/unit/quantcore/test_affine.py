@@ -54,7 +54,9 @@ def test_codes_are_those_of_torch_fake_quantize():
     scale, zero_point = affine_params(*min_max(x, 8, 1), spec, torch.float32)
     ours = fake_quantize(x, scale, zero_point, spec.format)
     theirs = torch.fake_quantize_per_channel_affine(x, scale[:, 0], zero_point[:, 0], 0, -128, 127)
-    assert (ours - theirs).abs().max() <= scale.max() * 1.001  # they multiply by 1 / scale: a tie may fall the other way
+    assert (
+        ours - theirs
+    ).abs().max() <= scale.max() * 1.001  # they multiply by 1 / scale: a tie may fall the other way
     assert ((ours - theirs).abs() > 1e-6).float().mean() < 0.01
 
 

@@ -62,7 +62,10 @@ REFUSED = {
         "/global_quant_config/weight",
     ),
     "axis 2": ({"global_quant_config": {"weight": {**WEIGHT, "ch_axis": 2}}}, "/global_quant_config/weight"),
-    "weight channels on axis 1": ({"global_quant_config": {"weight": {**WEIGHT, "ch_axis": 1}}}, "/global_quant_config"),
+    "weight channels on axis 1": (
+        {"global_quant_config": {"weight": {**WEIGHT, "ch_axis": 1}}},
+        "/global_quant_config",
+    ),
     "dynamic weight": ({"global_quant_config": {"weight": {**WEIGHT, "is_dynamic": True}}}, "/global_quant_config"),
     "inputs alone": ({"global_quant_config": {"input_tensors": WEIGHT}}, "/global_quant_config"),
     "static token scales": (

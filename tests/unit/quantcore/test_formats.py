@@ -20,7 +20,9 @@ def test_fp8_e4m3_takes_the_nearest_value_of_the_grid_ties_to_even():
     fmt, grid = FORMATS["fp8_e4m3"], e4m3_grid()
     assert (fmt.max, fmt.bits) == (grid[-1].item(), 8)
     middles = (grid[1:] + grid[:-1]) / 2
-    x = torch.cat([grid, middles, torch.rand(50_000, dtype=torch.float64) * 448, torch.rand(50_000, dtype=torch.float64) ** 20])
+    x = torch.cat(
+        [grid, middles, torch.rand(50_000, dtype=torch.float64) * 448, torch.rand(50_000, dtype=torch.float64) ** 20]
+    )
     above = torch.searchsorted(grid, x).clamp(max=len(grid) - 1)
     below = (above - 1).clamp(min=0)
     nearer_below = (x - grid[below]) < (grid[above] - x)

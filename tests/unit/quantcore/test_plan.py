@@ -25,7 +25,8 @@ def smollm2(num_blocks=30, tied=True):
     """The names and shapes of SmolLM2-135M."""
     linears = {
         "self_attn.q_proj": (576, 576), "self_attn.k_proj": (192, 576), "self_attn.v_proj": (192, 576),
-        "self_attn.o_proj": (576, 576), "mlp.gate_proj": (1536, 576), "mlp.up_proj": (1536, 576), "mlp.down_proj": (576, 1536),
+        "self_attn.o_proj": (576, 576), "mlp.gate_proj": (1536, 576), "mlp.up_proj": (1536, 576),
+        "mlp.down_proj": (576, 1536),
     }  # fmt: skip
     tensors = {"model.embed_tokens.weight": header((49152, 576)), "model.norm.weight": header((576,))}
     for i in range(num_blocks):
@@ -48,7 +49,9 @@ def test_every_linear_layer_of_every_block_in_natural_order():
     assert (result.block_prefix, result.num_blocks, len(result.layers)) == ("model.layers.", 30, 210)
     assert [layer.block for layer in result.layers] == sorted(layer.block for layer in result.layers)
     assert result.needs_calibration and not plan("int8_dynamic").needs_calibration
-    assert [(entry.name, entry.reason) for entry in result.kept] == [("lm_head", "shares its weight with the embedding")]
+    assert [(entry.name, entry.reason) for entry in result.kept] == [
+        ("lm_head", "shares its weight with the embedding")
+    ]
     assert result.warnings == ()
 
 
@@ -101,11 +104,11 @@ def test_the_sizes_that_fit_do_fit(group_size):
 
 
 REFUSED = {
-    "nothing_to_quantize": dict(exclude=("*",)),
-    "incompatible_export": dict(preset="w4a16", group_size=-1),
-    "unknown_export_format": dict(exports=("gguf",)),
-    "invalid_export": dict(exports=("quark", "quark")),
-    "seq_len_too_long": dict(calibration=CalibrationConfig(seq_len=16384)),
+    "nothing_to_quantize": {"exclude": ("*",)},
+    "incompatible_export": {"preset": "w4a16", "group_size": -1},
+    "unknown_export_format": {"exports": ("gguf",)},
+    "invalid_export": {"exports": ("quark", "quark")},
+    "seq_len_too_long": {"calibration": CalibrationConfig(seq_len=16384)},
 }
 
 

@@ -18,7 +18,10 @@ ARCHITECTURES = {
     "qwen2": {},
     "qwen3": {},
     "gemma2": {"query_pre_attn_scalar": 16, "sliding_window": 8, "final_logit_softcapping": 5.0},
-    "gemma3_text": {"query_pre_attn_scalar": 16, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4},
+    "gemma3_text": {
+        "query_pre_attn_scalar": 16, "sliding_window": 8, "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
     "granite": {"logits_scaling": 3.0, "embedding_multiplier": 2.0},
     "olmo2": {},
     "phi3": {"tie_word_embeddings": False},

@@ -1,0 +1,359 @@
+"""The whole engine on tiny models: what it writes loads in Transformers and computes what the engine computed."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from compressed_tensors.quantization import QuantizationConfig as ForeignConfig
+from transformers import AutoModelForCausalLM
+
+from quantcore import presets
+from quantcore.calibration.text import token_windows
+from quantcore.checkpoint.artifact import sha256
+from quantcore.checkpoint.headers import read_local
+from quantcore.config import CalibrationConfig, Config, QuantizationConfig
+from quantcore.errors import ModelError, NumericsError, ProofError, QuantError
+from quantcore.evaluation import proof
+from quantcore.evaluation.expectation import Expectation
+from quantcore.events import Completed, LayerQuantized, Progress
+from quantcore.pipeline import run
+from quantcore.plan import resolve
+from quantcore.task import EvaluationConfig, Task
+from tests.factories import tiny_model, tiny_tokenizer
+
+BOTH = ("quark", "compressed_tensors")
+
+
+def task(model_dir, output_dir, preset="fp8", export=("quark",), config=None, **changes):
+    group_size = 32 if preset.startswith("w4a16") else None
+    return Task(
+        model_dir=model_dir,
+        output_dir=output_dir,
+        config=config or presets.resolve(preset, group_size=group_size),
+        calibration=CalibrationConfig(num_samples=4, seq_len=64),
+        evaluation=EvaluationConfig(num_windows=3, seq_len=64),
+        export=export,
+        **changes,
+    )
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture
+def proof_in_this_process(monkeypatch):
+    """Starting a fresh interpreter takes seconds: most tests run the same proof without one."""
+
+    def prove_here(task, folder, expected, emit):
+        with tempfile.TemporaryDirectory() as scratch:
+            expected.save(Path(scratch))
+            return {found.export: found for found in proof.prove_all(task, folder, Path(scratch), emit)}
+
+    monkeypatch.setattr("quantcore.pipeline.prove_in_fresh_process", prove_here)
+    return prove_here
+
+
+@pytest.fixture(scope="module")
+def artifacts(model_dir, tmp_path_factory):
+    """One run of each demo preset, both formats, proven in a fresh process: (folder, report, events) by preset."""
+    results = {}
+    for preset in ("int8_dynamic", "fp8", "w4a16", "int8_static"):
+        folder, events = tmp_path_factory.mktemp("out") / preset, []
+        results[preset] = (folder, run(task(model_dir, folder, preset, BOTH), events.append), events)
+    return results
+
+
+@pytest.mark.parametrize("preset", ["int8_dynamic", "fp8", "w4a16", "int8_static"])
+def test_report_events_and_manifest(artifacts, model_dir, preset):
+    folder, report, events = artifacts[preset]
+    assert json.loads((folder / "report.json").read_text()) == json.loads(json.dumps(report))
+    summary = report["summary"]
+    assert [event.name for event in events if isinstance(event, LayerQuantized)] == [
+        layer["name"] for layer in report["layers"]
+    ]
+    assert len(report["layers"]) == summary["num_layers_quantized"] == 21
+    assert summary["worst_layer"]["relative_error"] == max(layer["relative_error"] for layer in report["layers"])
+    assert 0.8 < summary["perplexity_ratio"] < 1.5 and summary["perplexity_before"] > 1
+    assert isinstance(events[-1], Completed) and events[-1].summary == summary
+    blocks = [event.done for event in events if isinstance(event, Progress) and event.phase == "quantize"]
+    assert blocks == [1, 2, 3]
+    manifest = json.loads((folder / "manifest.json").read_text())["files"]
+    assert {entry["path"] for entry in manifest} == {
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    } - {"manifest.json"}
+    for entry in manifest:
+        assert entry["sha256"] == sha256(folder / entry["path"])
+    for export in BOTH:
+        written = sum(path.stat().st_size for path in (folder / export).glob("*.safetensors"))
+        assert 0 < written - summary["exports"][export]["bytes"] < 60_000  # the header
+        assert (folder / export / "tokenizer.json").read_bytes() == (model_dir / "tokenizer.json").read_bytes()
+    assert summary["exports"]["quark"]["perplexity"] == summary["exports"]["compressed_tensors"]["perplexity"]
+
+
+@pytest.mark.parametrize("preset", ["int8_dynamic", "fp8", "int8_static"])
+def test_transformers_loads_the_compressed_tensors_files_and_agrees(artifacts, preset):
+    folder, report, _ = artifacts[preset]
+    path = folder / "compressed_tensors"
+    stored = json.loads((path / "config.json").read_text())["quantization_config"]
+    ForeignConfig.model_validate(stored)
+    loaded = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
+    assert math_close(perplexity_of(loaded), report["summary"]["perplexity_after"], 0.05)
+
+
+def perplexity_of(model):
+    tokenizer = tiny_tokenizer()
+    windows = token_windows(
+        CalibrationConfig(num_samples=4, seq_len=64),
+        lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
+        num_held_out=3, held_out_len=64, separator=tokenizer.eos_token_id,
+    ).held_out_NT  # fmt: skip
+    with torch.no_grad():
+        losses = [model(window[None], labels=window[None]).loss.float() for window in windows]
+    return torch.stack(losses).mean().exp().item()
+
+
+def math_close(a, b, share):
+    return abs(a - b) <= share * abs(b)
+
+
+def test_the_float_perplexity_is_that_of_transformers(artifacts, model_dir):
+    whole = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16).eval()
+    assert math_close(perplexity_of(whole), artifacts["fp8"][1]["summary"]["perplexity_before"], 1e-3)
+
+
+def test_static_scales_are_the_ranges_of_the_float_model(artifacts, model_dir):
+    """The input scale of every layer is max|x| / 448 over the calibration windows, seen by hooks on the whole model."""
+    whole = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16).eval()
+    largest = {}
+
+    def watch(name):
+        return lambda _, inputs: largest.update({name: max(largest.get(name, 0.0), inputs[0].abs().max().item())})
+
+    for name, module in whole.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            module.register_forward_pre_hook(watch(name))
+    tokenizer = tiny_tokenizer()
+    windows = token_windows(
+        CalibrationConfig(num_samples=4, seq_len=64),
+        lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
+        num_held_out=3, held_out_len=64, separator=tokenizer.eos_token_id,
+    )  # fmt: skip
+    with torch.no_grad():
+        for window in windows.calibration_NT:
+            whole(window[None])
+    from safetensors.torch import load_file
+
+    stored = load_file(artifacts["fp8"][0] / "quark" / "model.safetensors")
+    for name, value in largest.items():
+        expected = torch.tensor(value / 448).bfloat16()
+        torch.testing.assert_close(stored[f"{name}.input_scale"], expected, rtol=0.01, atol=0)
+
+
+def test_same_inputs_give_the_same_files(artifacts, model_dir, tmp_path, proof_in_this_process):
+    folder, _, _ = artifacts["fp8"]
+    run(task(model_dir, tmp_path / "again", "fp8", BOTH), lambda event: None)
+    for export in BOTH:
+        assert sha256(tmp_path / "again" / export / "model.safetensors") == sha256(
+            folder / export / "model.safetensors"
+        )
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"model_type": "qwen2"},
+        {"model_type": "llama", "tie_word_embeddings": False, "attention_bias": True, "dtype": torch.float32},
+        {"model_type": "gemma2", "query_pre_attn_scalar": 16, "sliding_window": 8, "dtype": torch.float16},
+        {"model_type": "opt", "ffn_dim": 128, "word_embed_proj_dim": 64},
+    ],
+    ids=["qwen2", "llama_untied_bias_float32", "gemma2_float16", "opt"],
+)
+def test_other_architectures_and_dtypes(tmp_path, overrides, proof_in_this_process):
+    model_dir = tiny_model(tmp_path / "model", **overrides)
+    report = run(task(model_dir, tmp_path / "out", "fp8", BOTH), lambda event: None)
+    assert all(entry["max_logit_difference"] == 0 for entry in report["proof"].values())
+
+
+def test_an_untied_lm_head_can_be_quantized(tmp_path, proof_in_this_process):
+    model_dir = tiny_model(tmp_path / "model", tie_word_embeddings=False)
+    config = Config(global_quant_config=presets.PRESETS["fp8"].layer_config)
+    report = run(task(model_dir, tmp_path / "out", config=config), lambda event: None)
+    assert report["layers"][-1]["name"] == "lm_head" and report["layers"][-1]["block"] == -1
+    assert report["summary"]["num_layers_kept"] == 0
+
+
+def test_mixed_layers_and_shards(tmp_path, proof_in_this_process):
+    model_dir = tiny_model(tmp_path / "model", max_shard_size="60KB")
+    assert len(list(model_dir.glob("*.safetensors"))) > 2
+    config = Config(
+        global_quant_config=presets.PRESETS["int8_dynamic"].layer_config,
+        layer_quant_config={
+            "*.down_proj": presets.PRESETS["int8_weight_only"].layer_config,
+            "*.1.*.o_proj": QuantizationConfig(),
+        },
+        exclude=("lm_head", "*.0.*.gate_proj"),
+    )
+    run(task(model_dir, tmp_path / "out", config=config, export=BOTH), lambda event: None)
+    quark = json.loads((tmp_path / "out/quark/config.json").read_text())["quantization_config"]
+    kept = {"lm_head", "model.layers.0.mlp.gate_proj", "model.layers.1.self_attn.o_proj"}
+    assert set(quark["exclude"]) == kept
+    assert set(quark["layer_quant_config"]) == {f"model.layers.{i}.mlp.down_proj" for i in range(3)}
+    foreign = json.loads((tmp_path / "out/compressed_tensors/config.json").read_text())["quantization_config"]
+    assert set(foreign["ignore"]) == kept
+    assert foreign["format"] == "mixed-precision"
+
+
+def test_nothing_is_left_behind_after_a_failure(model_dir, tmp_path):
+    broken = tmp_path / "broken"
+    subprocess.run(["cp", "-r", str(model_dir), str(broken)], check=True)
+    poison(broken, "model.layers.1.mlp.up_proj.weight")
+    with pytest.raises(NumericsError, match=r"model\.layers\.1\.mlp\.up_proj has 1 value"):
+        run(task(broken, tmp_path / "out"), lambda event: None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken"]
+
+
+def poison(model_dir: Path, name: str) -> None:
+    """Put one NaN into a stored bfloat16 tensor."""
+    header = read_local(model_dir).tensors[name]
+    with (model_dir / header.file).open("r+b") as file:
+        file.seek(header.begin)
+        file.write(b"\xc0\x7f")
+
+
+def test_a_folder_with_something_in_it_is_never_overwritten(model_dir, tmp_path):
+    (tmp_path / "keep.txt").write_text("mine")
+    with pytest.raises(QuantError, match="not empty"):
+        run(task(model_dir, tmp_path), lambda event: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["keep.txt"]
+
+
+def test_a_model_without_tokenizer_is_said(model_dir, tmp_path):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (bare / name).write_bytes((model_dir / name).read_bytes())
+    with pytest.raises(ModelError) as caught:
+        run(task(bare, tmp_path / "out"), lambda event: None)
+    assert caught.value.code == "no_tokenizer"
+
+
+TAMPERED = {
+    "a code": ("model.layers.1.mlp.up_proj.weight", "proof_tensor_differs"),
+    "a scale": ("model.layers.2.self_attn.q_proj.weight_scale", "proof_tensor_differs"),
+    "an input scale": ("model.layers.0.mlp.down_proj.input_scale", "proof_tensor_differs"),
+    "a norm": ("model.norm.weight", "proof_tensor_differs"),
+}
+
+
+@pytest.mark.parametrize("case", TAMPERED)
+def test_the_proof_sees_one_changed_byte(model_dir, tmp_path, monkeypatch, proof_in_this_process, case):
+    name, code = TAMPERED[case]
+
+    def tamper(task, folder, expected, emit):
+        header = proof.read_tensor_headers(folder)[name]
+        with (folder / header.file).open("r+b") as file:
+            file.seek(header.begin)
+            byte = file.read(1)[0]
+            file.seek(header.begin)
+            file.write(bytes([byte ^ 1]))
+        return proof_in_this_process(task, folder, expected, emit)
+
+    monkeypatch.setattr("quantcore.pipeline.prove_in_fresh_process", tamper)
+    with pytest.raises(ProofError) as caught:
+        run(task(model_dir, tmp_path / "out"), lambda event: None)
+    assert caught.value.code == code and name.rpartition(".")[0] in caught.value.message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_proof_sees_other_logits(model_dir, tmp_path, monkeypatch):
+    def tamper(task, folder, expected: Expectation, emit):
+        expected.probe_logits[0, 3, 7] += 0.01 * expected.probe_logits.abs().max()
+        return proof.prove_in_fresh_process(task, folder, expected, emit)
+
+    monkeypatch.setattr("quantcore.pipeline.prove_in_fresh_process", tamper)
+    with pytest.raises(ProofError, match="other logits"):
+        run(task(model_dir, tmp_path / "out", "int8_dynamic"), lambda event: None)
+
+
+def test_the_plan_of_the_report_is_the_plan(artifacts, model_dir):
+    folder, report, _ = artifacts["w4a16"]
+    headers = read_local(model_dir)
+    config = presets.resolve("w4a16", group_size=32)
+    plan = resolve(
+        config, headers.config, headers.tensors, calibration=CalibrationConfig(num_samples=4, seq_len=64), exports=BOTH
+    )
+    assert json.loads((folder / "plan.json").read_text()) == json.loads(json.dumps(plan.to_dict()))
+    assert report["summary"]["size_after_bytes"] == plan.size_after_bytes
+
+
+def engine(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "quantcore", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,
+    )
+
+
+def test_command_line_runs_a_task_with_json_lines(model_dir, tmp_path):
+    file = tmp_path / "task.json"
+    file.write_text(task(model_dir, tmp_path / "out", "int8_dynamic").model_dump_json())
+    result = engine("run", file)
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert result.returncode == 0, result.stderr
+    phases = [line["phase"] for line in lines if line["kind"] == "phase_started"]
+    assert phases == ["resolve", "plan", "quantize", "export", "verify"]
+    assert lines[-1]["kind"] == "completed" and (tmp_path / "out/manifest.json").exists()
+    again = engine("run", file)
+    last = json.loads(again.stdout.splitlines()[-1])
+    assert again.returncode == 1 and (last["kind"], last["code"]) == ("failed", "output_exists")
+    assert "Traceback" not in again.stderr
+
+
+def test_command_line_with_the_flags_of_the_quark_script(model_dir, tmp_path):
+    result = engine(
+        "--model_dir", model_dir, "--output_dir", tmp_path / "out", "--quant_scheme", "w_uint4_per_group_asym",
+        "--group_size", 32, "--num_calib_data", 4, "--seq_len", 64, "--dataset", "builtin",
+        "--model_export", "hf_format", "--custom_mode", "quark",
+        "--exclude_layers", "lm_head", "*.o_proj", "--skip_evaluation", "--seed", 1,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "LLM(" in result.stdout and "Traceback" not in result.stderr
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    assert report["summary"]["perplexity_before"] is None and len(report["layers"]) == 18
+
+
+REFUSED_FLAGS = {
+    "unknown_preset": ["--quant_scheme", "w_fp9"],
+    "unknown_quant_algo": ["--quant_algo", "awq"],
+    "unknown_pre_quantization_optimization": ["--pre_quantization_optimization", "rotation"],
+    "unknown_kv_cache_dtype": ["--kv_cache_dtype", "fp8"],
+    "unknown_custom_mode": ["--custom_mode", "awq"],
+    "unknown_model_export": ["--model_export", "onnx"],
+    "unknown_tasks": ["--tasks", "gsm8k"],
+    "invalid_config": ["--quant_scheme", "fp8", "--group_size", "64"],
+    "group_size_not_dividing": ["--quant_scheme", "w4a16", "--group_size", "48"],
+    "seq_len_too_long": ["--seq_len", "100000"],
+    "not_enough_samples": ["--num_calib_data", "60000"],
+    "calibration_not_found": ["--dataset", "./nowhere.txt"],
+    "model_not_found": ["--model_dir", "/nowhere"],
+}
+
+
+@pytest.mark.parametrize("code", REFUSED_FLAGS)
+def test_command_line_refuses_with_a_code_and_no_traceback(model_dir, tmp_path, code, capfd):
+    from quantcore.cli import main
+
+    arguments = ["--model_dir", str(model_dir), "--output_dir", str(tmp_path / "out"), "--seq_len", "64"]
+    arguments += [*REFUSED_FLAGS[code], "--json"]
+    assert main(arguments) == 1
+    last = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert last["kind"] == "failed" and last["code"] == code and last["message"]
+    assert list(tmp_path.iterdir()) == []
