@@ -74,11 +74,21 @@ def up(
 
 
 @app.command()
-def demo(home: Home = None, as_json: AsJson = False) -> None:
+def demo(
+    home: Home = None,
+    picture: Annotated[Path | None, typer.Option(help="Also save what was shown as an SVG.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """Quantize a real small model three ways on the real stack, and show the proof."""
-    from bitfoundry import demo as the_demo
+    from bitfoundry.demo import Demo
 
-    if not the_demo.run(home, as_json=as_json):
+    show = Demo(home, quiet=as_json)
+    ended = show.run()
+    if picture:
+        show.save_picture(picture)
+    if as_json:
+        terminal.print_json([job.model_dump(mode="json") for job in ended])
+    if any(job.state != "succeeded" for job in ended):
         raise typer.Exit(1)
 
 

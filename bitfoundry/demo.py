@@ -1,9 +1,11 @@
 """`bitfoundry demo`: a real model quantized three ways by the real stack, over HTTP as any client would."""
 
+import io
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from bitfoundry import demo_model, terminal
@@ -14,64 +16,88 @@ from bitfoundry.local import LocalStack
 PRESETS = ("int8_dynamic", "fp8", "w4a16")
 CALIBRATION = {"source": "builtin", "num_samples": 32, "seq_len": 512}
 EXPORTS = ("quark", "compressed_tensors")
-POLL_S = 0.5
+POLL_S = 1.0
+PICTURE_WIDTH = 92
 
 
-def run(home: Path | None, *, presets: Sequence[str] = PRESETS, as_json: bool = False) -> bool:
-    """Unpack, start, submit, watch, show, stop. True when every job succeeded. Artifacts stay in `home`.
+class Demo:
+    """Unpack, start, submit, watch, show, stop. Artifacts stay in the home; nothing else stays."""
 
-    Raises BitfoundryError; whatever happens, nothing that was started here is left running.
-    """
-    started = time.monotonic()
-    model_dir = demo_model.prepare(_say)
-    with LocalStack(home, port=0, model_roots=[model_dir.parent], say=_say) as stack:
-        with Client(stack.url, stack.api_key) as client:
-            jobs = [_submit(client, model_dir, preset) for preset in presets]
-            jobs = _watch(client, stack, jobs)
-        _say("stopping everything")
-    if as_json:
-        terminal.print_json([job.model_dump(mode="json") for job in jobs])
-    else:
-        _show(jobs, stack, time.monotonic() - started)
-    return all(job.state == "succeeded" for job in jobs)
+    def __init__(self, home: Path | None, *, presets: Sequence[str] = PRESETS, quiet: bool = False) -> None:
+        self._home = home
+        self._presets = presets
+        self._quiet = quiet  # the results then are the caller's to print
+        self._shown: list[RenderableType] = []
 
-
-def _submit(client: Client, model_dir: Path, preset: str) -> Job:
-    job = client.submit(
-        model_dir, config=preset, calibration=CALIBRATION, export=EXPORTS, name=preset, labels={"from": "demo"}
-    )
-    _say(f"POST /v1/jobs {{preset: {preset}}} → 202 {job.id}")
-    return job
-
-
-def _watch(client: Client, stack: LocalStack, jobs: Sequence[Job]) -> list[Job]:
-    """Poll until all have ended; a job that the worker has not reached yet shows as queued."""
-    latest = {job.id: job for job in jobs}
-    with terminal.Watch(terminal.err) as watch:
+    def run(self) -> list[Job]:
+        """The jobs as they ended. Raises BitfoundryError; whatever happens, nothing is left running."""
+        started = time.monotonic()
+        model_dir = demo_model.prepare(self._say)
+        with LocalStack(self._home, port=0, model_roots=[model_dir.parent], say=self._say) as stack:
+            with Client(stack.url, stack.api_key) as client:
+                jobs = self._watch(client, stack, [self._submit(client, model_dir, preset) for preset in self._presets])
+            self._say("stopping everything")
+        self._show(terminal.results_table(jobs))
         for job in jobs:
-            watch.update(job)
-        while not all(job.is_final for job in latest.values()):
-            time.sleep(POLL_S)
-            stack.tend()
-            for job_id, job in latest.items():
-                if not job.is_final:
-                    latest[job_id] = client.get(job_id)
-                    watch.update(latest[job_id])
-    return list(latest.values())
+            self._show_loading(job, stack.home)
+        self._show(Text(f"{time.monotonic() - started:.0f} s in all. `bitfoundry up` shows these jobs again."))
+        return jobs
+
+    def save_picture(self, path: Path) -> None:
+        """What was shown, as an SVG of a terminal."""
+        console = Console(record=True, width=PICTURE_WIDTH, file=io.StringIO(), force_terminal=True)
+        console.print(Text("$ make demo", "bold"))
+        for each in self._shown:
+            console.print(each, soft_wrap=isinstance(each, Text))
+        console.save_svg(str(path), title="Bitfoundry")
+
+    def _submit(self, client: Client, model_dir: Path, preset: str) -> Job:
+        job = client.submit(
+            model_dir, config=preset, calibration=CALIBRATION, export=EXPORTS, name=preset, labels={"from": "demo"}
+        )
+        self._say(f"POST /v1/jobs, preset {preset} → 202 {job.id}")
+        return job
+
+    def _watch(self, client: Client, stack: LocalStack, jobs: Sequence[Job]) -> list[Job]:
+        """Poll until all have ended; a job that the worker has not reached yet shows as queued."""
+        latest = {job.id: job for job in jobs}
+        with terminal.Watch(terminal.err) as watch:
+            for job in jobs:
+                watch.update(job)
+            while not all(job.is_final for job in latest.values()):
+                time.sleep(POLL_S)
+                stack.tend()
+                for job_id, job in latest.items():
+                    if not job.is_final:
+                        latest[job_id] = client.get(job_id)
+                        watch.update(latest[job_id])
+        self._shown.append(watch.picture)
+        return list(latest.values())
+
+    def _show_loading(self, job: Job, home: Path) -> None:
+        if job.artifact is None or job.artifact.path is None:
+            return
+        folder = _link(home / "demo" / str(job.name), Path(job.artifact.path))
+        self._show(Text.assemble((f"{job.name} ", "bold"), (f"{folder}", "cyan")))
+        for lines in terminal.load_lines(job, str(folder)).values():
+            self._show(Text("\n".join(f"  {line}" for line in lines.splitlines())))
+
+    def _show(self, each: RenderableType) -> None:
+        self._shown.append(each)
+        if not self._quiet:
+            terminal.out.print(each, soft_wrap=isinstance(each, Text))
+
+    def _say(self, message: str) -> None:
+        line = Text.assemble(("· ", "cyan"), message)
+        self._shown.append(line)
+        terminal.err.print(line, soft_wrap=True)
 
 
-def _show(jobs: Sequence[Job], stack: LocalStack, seconds: float) -> None:
-    out = terminal.out
-    out.print(terminal.results_table(jobs))
-    for job in jobs:
-        if job.artifact:
-            out.print(Text(f"{job.name}: {job.artifact.path}", "bold"), soft_wrap=True)
-        for name, _, lines in terminal.load_lines(job):
-            out.print(Text(f"  # {name}", "dim"))
-            out.print(Text("\n".join(f"  {line}" for line in lines.splitlines())), soft_wrap=True)
-    out.print(f"\n{seconds:.0f} s. The jobs and artifacts stay in {stack.home}:", highlight=False, soft_wrap=True)
-    out.print("`bitfoundry up` shows them again, `make up` as well.", highlight=False)
-
-
-def _say(message: str) -> None:
-    terminal.err.print(Text.assemble(("· ", "cyan"), message), soft_wrap=True)
+def _link(name: Path, artifact: Path) -> Path:
+    """A short name for the artifact of the last demo: the artifact's own path ends in its hash."""
+    name.parent.mkdir(mode=0o700, exist_ok=True)
+    if name.exists() and not name.is_symlink():
+        return artifact  # somebody's own folder
+    name.unlink(missing_ok=True)
+    name.symlink_to(artifact, target_is_directory=True)
+    return name

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
+from rich import box
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -95,9 +96,7 @@ def job_details(job: Job) -> Table:
     if job.error:
         rows += [("error", f"{job.error.message} ({job.error.code})"), ("hint", job.error.hint)]
     if job.summary:
-        size, perplexity, worst, seconds, memory = summary_cells(job.summary)
-        rows += [("size", size), ("perplexity", perplexity), ("worst layer", worst)]
-        rows += [("seconds", seconds), ("peak memory", memory)]
+        rows += summary_rows(job.summary).items()
     if job.artifact:
         rows.append(("artifact", job.artifact.path or ""))
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -115,41 +114,45 @@ def event_line(event: Event) -> str:
     return f"{event.seq:4} {event.at[11:19]} {event.kind} {data}".rstrip()
 
 
-def summary_cells(summary: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
-    """(size, perplexity, worst layer, seconds, peak memory) of a finished job, before and after where there are two."""
+def summary_rows(summary: Mapping[str, Any]) -> dict[str, str]:
+    """What a finished job gained and what it cost, before and after where there are two."""
     before, after = summary["size_before_bytes"], summary["size_after_bytes"]
-    size = f"{megabytes(before)} → {megabytes(after)}  (÷{before / after:.2f})"
     perplexity = "not measured"
     if summary.get("perplexity_before") and summary.get("perplexity_after"):
         change = 100 * (summary["perplexity_after"] / summary["perplexity_before"] - 1)
-        perplexity = f"{summary['perplexity_before']:.2f} → {summary['perplexity_after']:.2f}  ({change:+.1f} %)"
+        perplexity = f"{summary['perplexity_before']:.2f} → {summary['perplexity_after']:.2f} ({change:+.1f} %)"
     worst = summary["worst_layer"]
-    layer = f"{worst['name']}\nrelative error {worst['relative_error']:.4f}"
-    return size, perplexity, layer, f"{summary['total_s']:.0f}", megabytes(summary["peak_memory_bytes"])
+    return {
+        "size": f"{megabytes(before)} → {megabytes(after)}",
+        "perplexity": perplexity,
+        "worst layer": f"{worst['name'].removeprefix('model.')}\nrelative error {worst['relative_error']:.4f}",
+        "seconds": f"{summary['total_s']:.0f}",
+        "peak memory": megabytes(summary["peak_memory_bytes"]),
+    }
 
 
 def results_table(jobs: Sequence[Job]) -> Table:
-    """What each succeeded job gained and what it cost; failed ones say so."""
-    table = Table(header_style="bold", show_lines=True)
-    for heading in ("config", "size", "perplexity", "worst layer", "seconds", "peak memory"):
-        table.add_column(heading, justify="right" if heading in {"seconds", "peak memory"} else "left")
+    """One column a job, so that it fits 80 characters; a job that did not succeed says why."""
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
     for job in jobs:
-        if job.summary:
-            table.add_row(job.preset or "custom", *summary_cells(job.summary))
-        else:
-            table.add_row(
-                job.preset or "custom", state_text(job.state), job.error.message if job.error else "", "", "", ""
-            )
+        table.add_column(job.name or job.preset or "custom", overflow="fold")
+    rows = [summary_rows(job.summary) if job.summary else {"size": _ending(job)} for job in jobs]
+    for name in dict.fromkeys(name for each in rows for name in each):
+        table.add_row(Text(name, "bold"), *(each.get(name, "") for each in rows))
     return table
 
 
-def load_lines(job: Job) -> list[tuple[str, str, str]]:
-    """(format, folder, Python lines that load it) for each checkpoint of a succeeded job."""
-    found = []
+def _ending(job: Job) -> str:
+    return f"{job.state}: {job.error.message} ({job.error.code})" if job.error else job.state
+
+
+def load_lines(job: Job, artifact: str) -> dict[str, str]:
+    """Format -> the Python lines that load that checkpoint of a succeeded job, whose artifact lies in `artifact`."""
+    found = {}
     for name, export in ((job.summary or {}).get("exports") or {}).items():
-        folder = (job.artifact.path if job.artifact else None) or "."
-        folder = folder if export["path"] == "." else f"{folder}/{export['path']}"
-        found.append((name, folder, export["load"].replace(f"'{export['path']}'", f"'{folder}'")))
+        folder = artifact if export["path"] == "." else f"{artifact}/{export['path']}"
+        found[name] = export["load"].replace(f"'{export['path']}'", f"'{folder}'", 1)
     return found
 
 
@@ -194,6 +197,11 @@ class Watch:
         if not self._console.is_terminal and self._said.get(job.id) != what:
             self._said[job.id] = what
             self._console.print(f"{title}: {what}", highlight=False)
+
+    @property
+    def picture(self) -> RenderableType:
+        """All bars as they stand."""
+        return self._progress.get_renderable()
 
     def __enter__(self) -> "Watch":
         self._progress.start()

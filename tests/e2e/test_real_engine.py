@@ -1,0 +1,104 @@
+"""The whole way with the real engine and a tiny random model: HTTP in, proven artifact out, over the real stack."""
+
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bitfoundry.answers import Job
+from bitfoundry.client import Client
+from bitfoundry.errors import ApiError
+from bitfoundry.local import LocalStack
+from tests.factories import tiny_model
+
+CALIBRATION = {"source": "builtin", "num_samples": 4, "seq_len": 64}
+EXPORTS = ["quark", "compressed_tensors"]
+SHORT_TIMES = {"BITFOUNDRY_LEASE_S": "4", "BITFOUNDRY_HEARTBEAT_S": "1", "BITFOUNDRY_POLL_S": "1"}
+LIMIT_S = 300.0
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[LocalStack]:
+    """A stack whose leases are short, and which may read models below its home."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="bf-test-", dir="/tmp") as folder:
+        for name, value in SHORT_TIMES.items():
+            patch.setenv(name, value)
+        patch.delenv("DATABASE_URL", raising=False)
+        patch.delenv("BROKER_URL", raising=False)
+        with LocalStack(Path(folder) / "home", 0, model_roots=[Path(folder)]) as stack:
+            tiny_model(stack.home / "model")
+            yield stack
+
+
+@pytest.fixture
+def client(stack: LocalStack) -> Iterator[Client]:
+    with Client(stack.url, stack.api_key) as client:
+        yield client
+
+
+def wait_until(stack: LocalStack, client: Client, job: Job, reached: Callable[[Job], bool]) -> Job:
+    limit = time.monotonic() + LIMIT_S
+    while not reached(job := client.get(job.id)):
+        assert not job.is_final, job
+        assert time.monotonic() < limit, job
+        stack.tend()
+        time.sleep(0.2)
+    return job
+
+
+def engines() -> list[psutil.Process]:
+    """Running engine processes below this one."""
+    found = psutil.Process().children(recursive=True)
+    return [process for process in found if "quantcore" in process.cmdline() and "run" in process.cmdline()]
+
+
+def test_a_job_ends_in_a_proven_artifact(stack: LocalStack, client: Client, tmp_path: Path) -> None:
+    model = stack.home / "model"
+    planned = client.plan(model, config="fp8", calibration=CALIBRATION, export=EXPORTS)
+    assert planned["num_blocks"] == 3
+    job = client.submit(model, config="fp8", calibration=CALIBRATION, export=EXPORTS, labels={"e2e": "1"})
+    assert job.state == "queued"
+    job = client.wait(job.id, timeout_s=LIMIT_S, poll_s=0.5)
+    assert job.state == "succeeded", job.error
+    assert job.summary is not None and job.artifact is not None
+
+    folder = client.download(job.id, tmp_path / "artifact")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    listed = {file["path"] for file in manifest["files"]}
+    assert {f"{name}/config.json" for name in EXPORTS} <= listed
+    assert "report.json" in listed
+    assert job.summary["exports"].keys() == set(EXPORTS)
+    assert job.summary["size_after_bytes"] < job.summary["size_before_bytes"]
+    kinds = {event.kind for event in client.events(job.id)}
+    assert {"phase_started", "progress", "completed"} <= kinds
+    with pytest.raises(ApiError) as final:
+        client.cancel(job.id)
+    assert final.value.code == "job_already_final"
+
+
+def test_a_cancel_ends_the_engine(stack: LocalStack, client: Client) -> None:
+    job = client.submit(stack.home / "model", config="w4a16", calibration=CALIBRATION)
+    wait_until(stack, client, job, lambda job: job.state == "running")
+    client.cancel(job.id)
+    assert wait_until(stack, client, job, lambda job: job.is_final).state == "cancelled"
+    assert engines() == []
+    assert list((stack.home / "work").iterdir()) == []
+
+
+def test_a_job_survives_its_worker(stack: LocalStack, client: Client) -> None:
+    job = client.submit(stack.home / "model", config="int8_dynamic", calibration=CALIBRATION)
+    wait_until(stack, client, job, lambda job: job.state == "running" and bool(engines()))
+    (engine,) = engines()
+    os.kill(stack._children["worker"].pid, signal.SIGKILL)
+    psutil.wait_procs([engine], timeout=20)
+    assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE  # it did not outlive its worker
+    job = wait_until(stack, client, job, lambda job: job.is_final)
+    assert job.state == "succeeded", job.error
+    assert job.attempt == 2
+    assert engines() == []

@@ -1,0 +1,175 @@
+"""The local stack as a person runs it: `bitfoundry up` in a process of its own, asked over HTTP, ended in every way."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bitfoundry.client import Client
+from bitfoundry.connection import Connection
+from bitfoundry.errors import ApiError
+from bitfoundry.local import LocalStack
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="bf-test-", dir="/tmp") as folder:
+        yield Path(folder) / "home"
+
+
+@pytest.fixture
+def up(home: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """Start `bitfoundry up` and wait until it says that it is ready."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "bitfoundry", "up", "--home", str(home), "--port", "0", "--json"]
+        environment = {name: value for name, value in os.environ.items() if name not in {"DATABASE_URL", "BROKER_URL"}}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        started.append(process)
+        assert process.stdout is not None
+        said = ""
+        while "}" not in said:
+            line = process.stdout.readline()
+            assert line, process.stderr.read() if process.stderr else ""
+            said += line
+        assert json.loads(said)["home"] == str(home.resolve())
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """All that runs because of it: the server processes have sessions of their own but stay its descendants."""
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def left_of(processes: list[psutil.Process], limit_s: float = 20.0) -> list[str]:
+    """The command lines of those that still run after a while."""
+    _, alive = psutil.wait_procs(processes, timeout=limit_s)
+    living = [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    return [" ".join(process.cmdline()) for process in living]
+
+
+def client_of(home: Path) -> Client:
+    connection = Connection.read(home)
+    assert connection is not None
+    return Client(connection.url, connection.api_key)
+
+
+def test_up_serves_keeps_its_data_and_leaves_nothing(home: Path, up: Callable[[], subprocess.Popen[str]]) -> None:
+    first = up()
+    processes = family(first)
+    names = {process.name() for process in processes}
+    assert {"postgres", "valkey-server"} <= names
+    with client_of(home) as client:
+        assert client.presets()
+        with pytest.raises(ApiError) as refused:
+            client.submit("/nowhere", config="fp8")
+        assert refused.value.status == 422
+    key = Connection.read(home)
+    assert stat.S_IMODE((home / "connection.json").stat().st_mode) == 0o600
+    listening = [each for process in processes for each in process.net_connections("inet") if each.status == "LISTEN"]
+    assert {each.laddr.ip for each in listening} == {"127.0.0.1"}
+    assert len(listening) == 1  # the API; the engines have no port
+    assert key is not None
+    for log in (home / "logs").iterdir():
+        assert key.api_key.encode() not in log.read_bytes(), log.name
+
+    first.send_signal(signal.SIGINT)
+    assert first.wait(30) == 0
+    assert left_of(processes) == []
+
+    second = up()
+    found = Connection.read(home)
+    assert found is not None and found.api_key == key.api_key  # the database knew it
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(30) == 0
+
+
+def test_a_killed_up_takes_everything_with_it_and_starts_again(
+    home: Path, up: Callable[[], subprocess.Popen[str]]
+) -> None:
+    first = up()
+    processes = family(first)
+    assert len(processes) >= 4
+    first.kill()
+    first.wait()
+    assert left_of(processes) == []
+    up()
+    with client_of(home) as client:
+        assert client.presets()
+
+
+def test_a_killed_worker_comes_back(home: Path, up: Callable[[], subprocess.Popen[str]]) -> None:
+    process = up()
+
+    def workers() -> list[psutil.Process]:
+        alive = [each for each in family(process) if each.status() != psutil.STATUS_ZOMBIE]
+        return [each for each in alive if each.cmdline()[-2:] == ["-m", "worker"]]
+
+    (before,) = workers()
+    before.kill()
+    limit = time.monotonic() + 20
+    while not (now := [each for each in workers() if each.pid != before.pid]):
+        assert time.monotonic() < limit
+        time.sleep(0.2)
+    assert len(now) == 1
+
+
+def test_a_second_up_on_the_same_home_is_refused(home: Path, up: Callable[[], subprocess.Popen[str]]) -> None:
+    up()
+    command = [sys.executable, "-m", "bitfoundry", "up", "--home", str(home), "--port", "0"]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert second.returncode == 1
+    assert "in use by another bitfoundry" in second.stderr
+    with client_of(home) as client:  # the first did not notice
+        assert client.presets()
+
+
+def test_a_taken_port_is_a_clear_error(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        command = [sys.executable, "-m", "bitfoundry", "up", "--home", str(home), "--port", str(taken.getsockname()[1])]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 1
+    assert "--port" in ran.stderr
+    assert left_of(psutil.Process().children(recursive=True), 0) == []
+
+
+def test_a_failure_on_the_way_up_ends_what_had_started(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    monkeypatch.delenv("BROKER_URL", raising=False)
+
+    def broken(self: LocalStack, database_url: str) -> None:
+        raise RuntimeError("no schema today")
+
+    monkeypatch.setattr(LocalStack, "_migrate", broken)
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    with pytest.raises(RuntimeError, match="no schema today"):
+        LocalStack(home, 0).start()
+    after = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
+    assert left_of(after) == []
+
+
+def test_the_environment_replaces_the_engines(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql+psycopg://elsewhere/x")
+    monkeypatch.setenv("BROKER_URL", "redis://elsewhere")
+    stack = LocalStack(home, 0)
+    assert stack._start_engines() == ("postgresql+psycopg://elsewhere/x", "redis://elsewhere")
+    assert stack._engines == []
