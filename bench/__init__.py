@@ -1,0 +1,1 @@
+"""Measurements that a person runs and reads; nothing here is a test."""

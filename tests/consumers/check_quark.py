@@ -1,0 +1,37 @@
+"""Runs in AMD Quark's own environment: read a checkpoint with Quark's import and measure token windows.
+
+usage: check_quark.py MODEL_DIR WINDOWS.json -> one line ``RESULT {json}``: perplexity, and the sum of |weight| that
+Quark's own dequantization gives for every layer.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("QUARK_DISABLE_COMPILE", "1")
+
+import torch
+
+
+def main() -> None:
+    from quark.torch import import_model_from_safetensors
+
+    model_dir, windows = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
+    model = import_model_from_safetensors(None, model_dir, device="cpu", attn_implementation="sdpa").eval()
+    losses, sums = [], {}
+    with torch.no_grad():
+        for window in windows:
+            ids = torch.tensor([window])
+            logits = model(ids).logits[0, :-1].float()
+            losses.append(torch.nn.functional.cross_entropy(logits, ids[0, 1:]))
+    for name, module in model.named_modules():
+        if hasattr(module, "weight_scale") or hasattr(module, "weight_quantizer"):
+            sums[name] = type(module).__name__
+    perplexity = torch.stack(losses).mean().exp().item()
+    print("RESULT " + json.dumps({"perplexity": perplexity, "layers": sums}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Programs that we did not write load what we export and compute what we measured: vLLM on CPU, AMD Quark.
+
+They need ``make consumers`` (environments of their own) and a real trained model; ``make test-all`` runs them.
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bitfoundry import demo_model
+from quantcore import presets
+from quantcore.evaluation.expectation import Expectation
+from quantcore.pipeline import run
+from quantcore.task import EvaluationConfig, Task
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+ROOT = Path(__file__).parents[2]
+FORMATS = ("quark", "compressed_tensors")
+TOLERANCE = 0.04
+"""Consumers multiply in other orders and round scales otherwise: gaps of 1 to 3 % on a few hundred tokens are noise."""
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct as a safetensors folder in the cache."""
+    return demo_model.prepare(print)
+
+
+@pytest.fixture(scope="session")
+def exports(smollm2, tmp_path_factory):
+    """Both formats of three schemes, and the windows their perplexity was measured on."""
+    from quantcore import pipeline
+
+    results, seen = {}, {}
+    prove = pipeline.prove_in_fresh_process
+
+    def keep_windows(task, folder, expected: Expectation, emit):
+        seen["windows"] = expected.held_out_NT.tolist()
+        return prove(task, folder, expected, emit)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "prove_in_fresh_process", keep_windows)
+        for preset in ("int8_dynamic", "w4a16", "fp8"):
+            folder = tmp_path_factory.mktemp("exports") / preset
+            task = Task(
+                model_dir=smollm2, output_dir=folder, config=presets.resolve(preset), export=FORMATS,
+                evaluation=EvaluationConfig(num_windows=4, seq_len=256),
+            )  # fmt: skip
+            results[preset] = (folder, run(task, lambda event: None)["summary"])
+    windows = tmp_path_factory.mktemp("windows") / "windows.json"
+    windows.write_text(json.dumps(seen["windows"]))
+    return results, windows
+
+
+def check(environment, script, model_dir, windows):
+    """Run a check script in a consumer's environment; its RESULT line."""
+    python = ROOT / ".venv-consumers" / environment / "bin" / "python"
+    assert python.exists(), f"run `make consumers` first: {python} is missing"
+    process = subprocess.run(
+        [python, Path(__file__).with_name(script), model_dir, windows],
+        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    found = [line for line in process.stdout.splitlines() if line.startswith("RESULT ")]
+    assert found, process.stdout[-2000:] + process.stderr[-4000:]
+    return json.loads(found[-1].removeprefix("RESULT "))
+
+
+@pytest.mark.parametrize("preset", ["int8_dynamic", "w4a16"])
+def test_vllm_loads_both_formats_generates_and_agrees(exports, preset):
+    results, windows = exports
+    folder, summary = results[preset]
+    found = {name: check("vllm", "check_vllm.py", folder / name, windows) for name in FORMATS}
+    assert found["quark"]["method"] == "quark" and found["compressed_tensors"]["method"] == "compressed-tensors"
+    for result in found.values():
+        assert "Paris" in result["texts"][0]
+        assert abs(result["perplexity"] / summary["perplexity_after"] - 1) < TOLERANCE
+    # The same codes under two sets of names must be the same model to the last bit.
+    assert found["quark"]["perplexity"] == found["compressed_tensors"]["perplexity"]
+
+
+@pytest.mark.parametrize("preset", ["fp8", "int8_dynamic", "w4a16"])
+def test_amd_quark_reads_the_quark_format_and_agrees(exports, preset):
+    results, windows = exports
+    folder, summary = results[preset]
+    found = check("quark", "check_quark.py", folder / "quark", windows)
+    assert len(found["layers"]) >= summary["num_layers_quantized"]
+    assert abs(found["perplexity"] / summary["perplexity_after"] - 1) < TOLERANCE
