@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.exceptions import Abort, TyperException
@@ -20,6 +20,9 @@ from bitfoundry.client import Client
 from bitfoundry.connection import Connection
 from bitfoundry.errors import BitfoundryError
 from bitfoundry.folders import default_home
+
+if TYPE_CHECKING:
+    from bitfoundry.local import LocalStack
 
 app = typer.Typer(
     name="bitfoundry",
@@ -57,15 +60,8 @@ def up(
 
     stack = LocalStack(home, port, model_roots=models or (), say=lambda message: terminal.err.print(f"· {message}"))
     with stack:
-        if as_json:
-            terminal.print_json({"url": stack.url, "api_key": stack.api_key, "home": str(stack.home)})
-        else:
-            terminal.out.print(f"[bold green]ready[/]    {stack.url}", highlight=False)
-            terminal.out.print(f"API key  {stack.api_key}", highlight=False, soft_wrap=True)
-            terminal.out.print(f"data     {stack.home}   logs in {stack.logs}", highlight=False, soft_wrap=True)
-            terminal.out.print("Ctrl-C stops it.", highlight=False)
-        sys.stdout.flush()
         try:
+            _announce(stack, as_json)
             while True:
                 time.sleep(1.0)
                 stack.tend()
@@ -289,6 +285,17 @@ def run(arguments: list[str]) -> int:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def _announce(stack: "LocalStack", as_json: bool) -> None:
+    if as_json:
+        terminal.print_json({"url": stack.url, "api_key": stack.api_key, "home": str(stack.home)})
+    else:
+        terminal.out.print(f"[bold green]ready[/]    {stack.url}", highlight=False)
+        terminal.out.print(f"API key  {stack.api_key}", highlight=False, soft_wrap=True)
+        terminal.out.print(f"data     {stack.home}   logs in {stack.logs}", highlight=False, soft_wrap=True)
+        terminal.out.print("Ctrl-C stops it.", highlight=False)
+    sys.stdout.flush()
 
 
 def _client(url: str | None, api_key: str | None, home: Path | None) -> Client:

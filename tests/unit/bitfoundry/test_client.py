@@ -109,10 +109,12 @@ def test_an_answer_that_is_no_problem_document_is_still_an_error() -> None:
         client.get("job_1")
 
 
-def test_ids_cannot_leave_their_place_in_the_url() -> None:
-    client, asked = answering(httpx2.Response(200, json=JOB))
-    client.get("../../v2/x?y")
-    assert asked[0].url.raw_path == b"/v1/jobs/..%2F..%2Fv2%2Fx%3Fy"
+@pytest.mark.parametrize("ask", ["get", "events", "cancel", "artifacts"])
+def test_ids_cannot_leave_their_place_in_the_url(ask: str) -> None:
+    client, asked = answering(httpx2.Response(404, json={}))
+    with pytest.raises(ApiError):
+        list(getattr(client, ask)("../../v2/x?y"))
+    assert asked[0].url.raw_path.startswith(b"/v1/jobs/..%2F..%2Fv2%2Fx%3Fy")
 
 
 def test_list_follows_the_cursor() -> None:

@@ -124,16 +124,23 @@ def test_a_server_that_lost_its_parent_is_ended_first(home: Path, monkeypatch: p
 
 
 def test_a_pid_file_that_names_a_stranger_does_no_harm(home: Path) -> None:
+    """After a crash the number may belong to another program of the same account: PostgreSQL alone would give up."""
     server = Postgres(home, durable=False)
     server.start()
-    lines = (server.data / "postmaster.pid").read_text().splitlines()
-    server.stop()
     pid_file = server.data / "postmaster.pid"
-    pid_file.write_text("\n".join([str(os.getppid()), *lines[1:]]))
-    if os.geteuid() == 0:
-        os.chown(pid_file, server.data.stat().st_uid, server.data.stat().st_gid)
-    server.start()
+    lines = pid_file.read_text().splitlines()
     server.stop()
+    account = server.data.stat()
+    stranger = subprocess.Popen(["sleep", "60"], user=account.st_uid if os.geteuid() == 0 else None)
+    try:
+        pid_file.write_text("\n".join([str(stranger.pid), *lines[1:]]))
+        os.chown(pid_file, account.st_uid, account.st_gid)
+        server.start()
+        assert stranger.poll() is None
+        server.stop()
+    finally:
+        stranger.kill()
+        stranger.wait()
 
 
 def test_two_at_once_on_one_home_are_refused(home: Path) -> None:
