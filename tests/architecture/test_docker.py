@@ -3,7 +3,6 @@ copied exists, that what is started starts, and that nothing runs with more righ
 
 import json
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -234,14 +233,31 @@ def test_the_commands_start_here(command: list[str], monkeypatch: pytest.MonkeyP
         assert found.returncode == 0, found.stderr
 
 
-def test_health_checks_are_commands_that_exist() -> None:
-    api = SERVICES["api"]["healthcheck"]["test"]
-    assert api[:3] == ["CMD", "python", "-c"]
-    compile(api[3], "healthcheck", "exec")
-    assert "/healthz/ready" in api[3]
-    worker = shlex.split(SERVICES["worker-cuda"]["healthcheck"]["test"][1])
-    assert worker[:6] == ["celery", "-A", "worker.app", "inspect", "ping", "--destination"]
-    known = run_python("-m", "celery", "inspect", "--help").stdout
-    assert all(flag in known for flag in worker if flag.startswith("--"))
+def test_the_workers_health_check_asks_the_database(postgres_url: str) -> None:
+    (check,) = {tuple(SERVICES[name]["healthcheck"]["test"]) for name in ("worker-cuda", "worker-rocm")}
+    assert check[:3] == ("CMD", "python", "-c")
+
+    def run(url: str) -> int:
+        return subprocess.run(
+            [sys.executable, "-c", check[3]], env={"DATABASE_URL": url}, capture_output=True
+        ).returncode
+
+    assert run(postgres_url) == 0
+    assert run(postgres_url.partition("?")[0] + "?host=/nowhere") != 0
+
+
+def test_the_apis_health_check_asks_whether_it_is_ready() -> None:
+    """It is run against the real service in tests/e2e."""
+    check = SERVICES["api"]["healthcheck"]["test"]
+    assert check[:3] == ["CMD", "python", "-c"]
+    assert "http://127.0.0.1:8000/healthz/ready" in check[3]
+    served = next(
+        json.loads(rest) for word, rest in instructions("Dockerfile.cuda") if "uvicorn" in rest and word == "CMD"
+    )
+    assert served[served.index("--port") + 1] == "8000"
+    assert SERVICES["api"]["ports"][0].endswith(":8000")
+
+
+def test_the_engines_health_checks_are_their_own_tools() -> None:
     assert SERVICES["postgres"]["healthcheck"]["test"][1] == "pg_isready"
     assert SERVICES["redis"]["healthcheck"]["test"][1].startswith("valkey-cli ping")

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from bitfoundry.answers import Job
 from bitfoundry.client import Client
@@ -80,6 +83,15 @@ def test_a_job_ends_in_a_proven_artifact(stack: LocalStack, client: Client, tmp_
     with pytest.raises(ApiError) as final:
         client.cancel(job.id)
     assert final.value.code == "job_already_final"
+
+
+def test_the_containers_health_check_is_satisfied(stack: LocalStack) -> None:
+    compose = yaml.safe_load((Path(__file__).parents[2] / "docker-compose.yml").read_text())
+    code = compose["services"]["api"]["healthcheck"]["test"][3]
+    assert subprocess.run([sys.executable, "-c", code.replace("http://127.0.0.1:8000", stack.url)]).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", code.replace(":8000", ":1")], stderr=subprocess.DEVNULL).returncode != 0
+    )
 
 
 def test_a_cancel_ends_the_engine(stack: LocalStack, client: Client) -> None:
