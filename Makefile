@@ -10,9 +10,9 @@ BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check install --quiet --progress-bar off
 # The stamp's name carries the hash of what decides the environment: a second run has nothing to install.
 STAMP := $(VENV)/.stamp-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
-PYTEST := $(BIN)/python -m pytest
+# One thread a process: several test processes run at a time, and their numbers must not depend on the machine.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 ARGS ?=
-export OMP_NUM_THREADS ?= 1
 
 .PHONY: help setup demo test test-all check lint up consumers bench clean
 

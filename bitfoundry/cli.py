@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 from typer.exceptions import Abort, TyperException
 
 from bitfoundry import __version__, terminal
@@ -157,11 +158,11 @@ def plan(
         return
     size = f"{terminal.megabytes(found['size_before_bytes'])} → {terminal.megabytes(found['size_after_bytes'])}"
     terminal.out.print(f"{found['model_type']}: {found['num_blocks']} blocks, {found['num_layers']} layers to quantize")
-    terminal.out.print(f"size {size}, peak {terminal.megabytes(found['peak_memory_bytes'])}", highlight=False)
+    terminal.out.print(f"size {size}, peak {terminal.megabytes(found['peak_memory_bytes'])}")
     for kept in found["kept"]:
-        terminal.out.print(f"kept {kept['name']}: {kept['reason']}", highlight=False, soft_wrap=True)
+        terminal.out.print(f"kept {kept['name']}: {kept['reason']}", soft_wrap=True)
     for warning in found["warnings"]:
-        terminal.out.print(f"[yellow]warning[/] {warning}", highlight=False, soft_wrap=True)
+        terminal.out.print(Text.assemble(("warning ", "yellow"), warning), soft_wrap=True)
 
 
 @app.command()
@@ -228,10 +229,9 @@ def presets(url: Url = None, api_key: Key = None, home: Home = None, as_json: As
         terminal.print_json(found)
         return
     for preset in found:
-        calibrated = "  [dim](needs calibration)[/]" if preset.get("needs_calibration") else ""
-        terminal.out.print(
-            f"[bold]{preset['name']:28}[/] {preset['title']}{calibrated}", highlight=False, soft_wrap=True
-        )
+        calibrated = " (needs calibration)" if preset.get("needs_calibration") else ""
+        line = Text.assemble((f"{preset['name']:28}", "bold"), preset["title"], (calibrated, "dim"))
+        terminal.out.print(line, soft_wrap=True)
 
 
 @app.command()
@@ -249,7 +249,7 @@ def download(
     if as_json:
         terminal.print_json({"folder": str(target.absolute())})
     else:
-        terminal.out.print(f"the artifact is whole in {target}", highlight=False, soft_wrap=True)
+        terminal.out.print(f"the artifact is whole in {target}", soft_wrap=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -291,10 +291,10 @@ def _announce(stack: "LocalStack", as_json: bool) -> None:
     if as_json:
         terminal.print_json({"url": stack.url, "api_key": stack.api_key, "home": str(stack.home)})
     else:
-        terminal.out.print(f"[bold green]ready[/]    {stack.url}", highlight=False)
-        terminal.out.print(f"API key  {stack.api_key}", highlight=False, soft_wrap=True)
-        terminal.out.print(f"data     {stack.home}   logs in {stack.logs}", highlight=False, soft_wrap=True)
-        terminal.out.print("Ctrl-C stops it.", highlight=False)
+        terminal.out.print(Text.assemble(("ready    ", "bold green"), stack.url))
+        terminal.out.print(f"API key  {stack.api_key}", soft_wrap=True)
+        terminal.out.print(f"data     {stack.home}   logs in {stack.logs}", soft_wrap=True)
+        terminal.out.print("Ctrl-C stops it.")
     sys.stdout.flush()
 
 

@@ -45,7 +45,7 @@ class Demo:
 
     def save_picture(self, path: Path) -> None:
         """What was shown, as an SVG of a terminal."""
-        console = Console(record=True, width=PICTURE_WIDTH, file=io.StringIO(), force_terminal=True)
+        console = Console(record=True, markup=False, width=PICTURE_WIDTH, file=io.StringIO(), force_terminal=True)
         console.print(Text("$ make demo", "bold"))
         for each in self._shown:
             console.print(each, soft_wrap=isinstance(each, Text))

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -15,8 +16,9 @@ from rich.text import Text
 from bitfoundry.answers import Event, Job
 from bitfoundry.errors import ApiError, BitfoundryError
 
-out = Console()
-err = Console(stderr=True)
+# No markup: names of models and jobs come from others and are shown as they are. Styles come as Text.
+out = Console(markup=False, highlight=False)
+err = Console(markup=False, highlight=False, stderr=True)
 
 STATE_STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan"}
 
@@ -60,14 +62,9 @@ def jobs_table(jobs: Sequence[Job]) -> Table:
     for heading in ("id", "name", "config", "state", "phase", "created"):
         table.add_column(heading, no_wrap=heading == "id")
     for job in jobs:
-        table.add_row(
-            job.id,
-            job.name or "",
-            job.preset or "custom",
-            state_text(job.state),
-            progress_text(job),
-            job.created_at[:19],
-        )
+        state = state_text(job.state)
+        config = job.preset or "custom"
+        table.add_row(job.id, job.name or "", config, state, progress_text(job), job.created_at[:19])
     return table
 
 
@@ -120,15 +117,21 @@ def summary_rows(summary: Mapping[str, Any]) -> dict[str, str]:
     perplexity = "not measured"
     if summary.get("perplexity_before") and summary.get("perplexity_after"):
         change = 100 * (summary["perplexity_after"] / summary["perplexity_before"] - 1)
-        perplexity = f"{summary['perplexity_before']:.2f} → {summary['perplexity_after']:.2f} ({change:+.1f} %)"
+        perplexity = f"{summary['perplexity_before']:.2f} → {summary['perplexity_after']:.2f}\n{change:+.1f} %"
     worst = summary["worst_layer"]
     return {
         "size": f"{megabytes(before)} → {megabytes(after)}",
         "perplexity": perplexity,
-        "worst layer": f"{worst['name'].removeprefix('model.')}\nrelative error {worst['relative_error']:.4f}",
+        "worst layer": f"{_short_lines(worst['name'])}\nrelative error {worst['relative_error']:.4f}",
         "seconds": f"{summary['total_s']:.0f}",
         "peak memory": megabytes(summary["peak_memory_bytes"]),
     }
+
+
+def _short_lines(layer: str) -> str:
+    """'model.layers.3.mlp.up_proj' on two lines, so that a table of three jobs fits 80 characters."""
+    *place, block, name = layer.removeprefix("model.").split(".") if layer.count(".") > 1 else ["", layer]
+    return "\n".join(filter(None, [".".join(place), f"{block}.{name}" if block else name]))
 
 
 def results_table(jobs: Sequence[Job]) -> Table:
@@ -180,7 +183,9 @@ class Watch:
         title = job.name or job.preset or job.id
         bar = self._bars.get(job.id)
         if bar is None:
-            bar = self._bars[job.id] = self._progress.add_task("", total=None, start=False, title=title, note="")
+            bar = self._bars[job.id] = self._progress.add_task(
+                "", total=None, start=False, title=escape(title), note=""
+            )
         if job.started_at and not self._progress.tasks[bar].started:
             self._progress.start_task(bar)
         progress = job.progress if job.progress and job.progress.phase == job.phase else None
@@ -196,7 +201,7 @@ class Watch:
             self._progress.stop_task(bar)
         if not self._console.is_terminal and self._said.get(job.id) != what:
             self._said[job.id] = what
-            self._console.print(f"{title}: {what}", highlight=False)
+            self._console.print(f"{title}: {what}")
 
     @property
     def picture(self) -> RenderableType:
