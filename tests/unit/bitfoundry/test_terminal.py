@@ -1,0 +1,119 @@
+"""What people see: tables that fit a plain terminal, progress in words, and lines that can be pasted."""
+
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from bitfoundry import terminal
+from bitfoundry.answers import ArtifactRef, Job, JobError, Progress
+
+SUMMARY: dict[str, Any] = {
+    "size_before_bytes": 269_000_000,
+    "size_after_bytes": 163_300_000,
+    "perplexity_before": 11.51,
+    "perplexity_after": 11.71,
+    "worst_layer": {"name": "model.layers.29.self_attn.o_proj", "relative_error": 0.0116, "sqnr_db": 38.1},
+    "total_s": 61.2,
+    "peak_memory_bytes": 728_500_000,
+    "exports": {
+        "quark": {"path": "quark", "bytes": 1, "load": "llm = LLM('quark', quantization='quark')"},
+        "compressed_tensors": {"path": "compressed_tensors", "bytes": 1, "load": "load('compressed_tensors')"},
+    },
+}
+
+
+def job_with(**fields: Any) -> Job:
+    given = {
+        "id": "job_1",
+        "state": "queued",
+        "model": {"path": "/m"},
+        "config": {},
+        "created_at": "2026-11-21T12:00:00Z",
+    }
+    return Job.model_validate(given | fields)
+
+
+def shown(what: RenderableType, width: int = 80) -> str:
+    console = Console(file=StringIO(), width=width, markup=terminal.out._markup)
+    console.print(what)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_three_results_fit_80_characters() -> None:
+    jobs = [job_with(name=name, state="succeeded", summary=SUMMARY) for name in ("int8_dynamic", "fp8", "w4a16")]
+    text = shown(terminal.results_table(jobs))
+    assert max(map(len, text.splitlines())) <= 80
+    for whole in ("269.0 MB → 163.3 MB", "11.51 → 11.71", "+1.7 %", "self_attn.o_proj", "0.0116", "728.5 MB", "61"):
+        assert text.count(whole) == 3, whole
+
+
+def test_a_failed_job_has_its_reason_in_the_table() -> None:
+    failure = JobError(code="disk_full", message="The worker's disk is full.")
+    jobs = [job_with(name="a", state="succeeded", summary=SUMMARY), job_with(name="b", state="failed", error=failure)]
+    text = " ".join(shown(terminal.results_table(jobs), 200).split())
+    assert "failed: The worker's disk is full. (disk_full)" in text
+
+
+def test_lines_to_load_name_the_folder_and_nothing_else_changes() -> None:
+    job = job_with(state="succeeded", summary=SUMMARY, artifact=ArtifactRef(manifest_sha256="0", bytes=1, path="/x"))
+    lines = terminal.load_lines(job, "/a")
+    assert lines == {
+        "quark": "llm = LLM('/a/quark', quantization='quark')",
+        "compressed_tensors": "load('/a/compressed_tensors')",
+    }
+    alone = SUMMARY | {"exports": {"quark": {"path": ".", "load": "LLM('.', quantization='quark')"}}}
+    assert terminal.load_lines(job_with(summary=alone), "/a") == {"quark": "LLM('/a', quantization='quark')"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"state": "running", "phase": "resolve"}, "resolve"),
+        (
+            {"state": "running", "phase": "quantize"}
+            | {"progress": Progress(phase="quantize", done=3, total=30, unit="block", eta_s=41.6)},
+            "quantize: block 3 of 30, 42 s left",
+        ),
+        (  # the bar of the phase before says nothing about this one
+            {"state": "running", "phase": "verify"}
+            | {"progress": Progress(phase="quantize", done=30, total=30, unit="block")},
+            "verify",
+        ),
+        ({"state": "failed", "phase": "quantize"}, ""),
+    ],
+)
+def test_progress_in_words(fields: dict[str, Any], text: str) -> None:
+    assert terminal.progress_text(job_with(**fields)) == text
+
+
+def test_without_a_terminal_each_step_is_one_line() -> None:
+    console = Console(file=StringIO(), width=80)
+    with terminal.Watch(console) as watch:
+        for _ in range(3):
+            watch.update(job_with(name="fp8", state="running", phase="quantize"))
+        watch.update(job_with(name="fp8", state="succeeded"))
+    assert console.file.getvalue().splitlines() == ["fp8: quantize", "fp8: succeeded"]  # type: ignore[attr-defined]
+
+
+def test_on_a_terminal_the_bar_shows_block_and_rest() -> None:
+    console = Console(file=StringIO(), width=120, force_terminal=True)
+    progress = Progress(phase="quantize", done=12, total=30, unit="block", eta_s=40)
+    with terminal.Watch(console) as watch:
+        watch.update(job_with(name="fp8", state="running", phase="quantize", progress=progress, started_at="now"))
+        text = shown(watch.picture, 120)
+    assert "quantize" in text
+    assert "12/30" in text
+    assert "block, 40 s left" in text
+
+
+def test_what_others_wrote_is_shown_as_text() -> None:
+    """A model's or a job's name is no markup."""
+    evil = "[red]x[/red][link=https://evil]"
+    failed = job_with(name=evil, state="failed", error=JobError(code="x", message=evil))
+    for table in (terminal.jobs_table([failed]), terminal.job_details(failed), terminal.results_table([failed])):
+        assert evil in shown(table, 200)
+    with terminal.Watch(Console(file=StringIO(), width=200, force_terminal=True)) as watch:
+        watch.update(job_with(name=evil))
+        assert evil in shown(watch.picture, 200)
