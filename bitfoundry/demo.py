@@ -48,7 +48,7 @@ class Demo:
         console = Console(record=True, markup=False, width=PICTURE_WIDTH, file=io.StringIO(), force_terminal=True)
         console.print(Text("$ make demo", "bold"))
         for each in self._shown:
-            console.print(each, soft_wrap=isinstance(each, Text))
+            console.print(each)
         console.save_svg(str(path), title="Bitfoundry")
 
     def _submit(self, client: Client, model_dir: Path, preset: str) -> Job:
