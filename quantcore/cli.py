@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from quantcore import presets
+from quantcore.checkpoint.hub import is_model_id, resolve
 from quantcore.config import CalibrationConfig, Config, parse_config
 from quantcore.errors import ConfigError, QuantError, unknown_value
 from quantcore.events import Emit, Failed, print_json_lines
@@ -116,7 +117,7 @@ def _task(options: argparse.Namespace) -> Task:
     _one_of("tasks", options.tasks.split(",") if options.tasks else [], ())
     exports = ["quark" if name == "hf_format" else name for name in options.model_export or ["hf_format"]]
     return Task(
-        model_dir=Path(options.model_dir).absolute(),
+        **_model(options),
         output_dir=Path(options.output_dir).absolute(),
         config=_config(options),
         calibration=CalibrationConfig(
@@ -125,6 +126,18 @@ def _task(options: argparse.Namespace) -> Task:
         export=tuple(dict.fromkeys(exports)),
         evaluation=EvaluationConfig(num_windows=0 if options.skip_evaluation else EvaluationConfig().num_windows),
     )
+
+
+def _model(options: argparse.Namespace) -> dict[str, Any]:
+    """A folder as it is; else what looks like a Hub id is one, as in the script of Quark, at the commit it has now."""
+    folder = Path(options.model_dir)
+    if folder.exists() or not is_model_id(options.model_dir):
+        if options.revision:
+            raise ConfigError(
+                "--revision goes with a model on the Hub.", code="invalid_task", hint="Leave it out for a folder."
+            )
+        return {"model_dir": folder.absolute()}
+    return {"model_id": options.model_dir, "revision": resolve(options.model_dir, options.revision or "main")}
 
 
 def _config(options: argparse.Namespace) -> Config:
@@ -169,7 +182,12 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--model_dir", required=True, help="folder with config.json, tokenizer and *.safetensors")
+    add(
+        "--model_dir",
+        required=True,
+        help="folder with config.json, tokenizer and *.safetensors; or a model on the Hugging Face Hub: org/name",
+    )
+    add("--revision", help="branch, tag or commit of a model on the Hub (default: main)")
     add("--output_dir", required=True, help="folder to create")
     add(
         "--quant_scheme",

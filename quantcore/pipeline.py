@@ -20,6 +20,7 @@ from quantcore.calibration.text import TokenWindows, token_windows
 from quantcore.calibration.tokenizer import load_tokenizer
 from quantcore.checkpoint.artifact import building, copy_side_files, seal, write_json
 from quantcore.checkpoint.headers import ModelHeaders, read_local
+from quantcore.checkpoint.hub import fetch
 from quantcore.checkpoint.sink import Sink
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
 from quantcore.errors import NumericsError
@@ -54,7 +55,8 @@ def run(task: Task, emit: Emit) -> dict[str, Any]:
     """Quantize, export, prove, seal. Returns the report; ``output_dir`` appears only when all of it is done."""
     started = time.monotonic()
     emit(PhaseStarted("resolve"))
-    headers = read_local(task.model_dir)
+    task = fetch(task, emit)
+    headers = read_local(task.model_folder)
     emit(PhaseStarted("plan"))
     plan = resolve(task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export)
     for message in plan.warnings:
@@ -80,7 +82,7 @@ def run(task: Task, emit: Emit) -> dict[str, Any]:
 
 def quantize(task: Task, headers: ModelHeaders, plan: Plan, folder: Path, emit: Emit) -> Outcome:
     """Every block once: run it in float, learn its input ranges, choose codes, write them, run it quantized, drop."""
-    source = Source(task.model_dir, headers.tensors)
+    source = Source(task.model_folder, headers.tensors)
     windows = read_windows(task)
     model = StreamedModel(
         headers.config, source.read, set(headers.tensors), plan.block_prefix, plan.num_blocks,
@@ -204,7 +206,7 @@ def check_finite(layers: dict[LayerPlan, nn.Module]) -> None:
 
 def read_windows(task: Task) -> TokenWindows:
     """Calibration and held-out token windows of the task's text."""
-    tokenizer = load_tokenizer(task.model_dir)
+    tokenizer = load_tokenizer(task.model_folder)
     return token_windows(
         task.calibration,
         lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
@@ -221,4 +223,4 @@ def write_side_files(task: Task, headers: ModelHeaders, plan: Plan, folder: Path
         target = export_dir(folder, plan, export)
         quantization = EXPORTERS.get(export).quantization_config(task.config, plan.layers, kept)
         write_json(target / "config.json", {**headers.config, "quantization_config": quantization})
-        copy_side_files(task.model_dir, target)
+        copy_side_files(task.model_folder, target)

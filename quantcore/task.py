@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, model_validator
 
 from quantcore.config import CalibrationConfig, Config
 from quantcore.errors import ConfigError
@@ -17,21 +17,42 @@ class EvaluationConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    num_windows: Annotated[StrictInt, Field(ge=0, le=4096)] = 8
+    num_windows: Annotated[StrictInt, Field(ge=0, le=4096)] = 12
     seq_len: Annotated[StrictInt, Field(ge=32, le=131072)] = 512
 
 
 class Task(BaseModel):
-    """A float model folder in, an artifact folder out."""
+    """A float model in, an artifact folder out.
+
+    The model is the folder ``model_dir``, or ``model_id`` on the Hub at the commit ``revision``: never a branch, so
+    that a second run reads the same bytes. With both, ``model_dir`` holds what was downloaded.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model_dir: Path
+    model_dir: Path | None = None
+    model_id: str = ""
+    revision: Annotated[str, Field(pattern="^([0-9a-f]{40})?$")] = ""
     output_dir: Path
     config: Config
     calibration: CalibrationConfig = CalibrationConfig()
     export: tuple[str, ...] = ("quark",)
     evaluation: EvaluationConfig = EvaluationConfig()
+
+    @model_validator(mode="after")
+    def _name_one_model(self) -> Task:
+        if self.model_dir is None and not self.model_id:
+            raise ValueError("give model_dir, or model_id and revision")
+        if bool(self.model_id) != bool(self.revision):
+            raise ValueError("model_id and revision (a commit of 40 hex digits) go together")
+        return self
+
+    @property
+    def model_folder(self) -> Path:
+        """``model_dir`` of a task whose model is on this machine (see ``checkpoint.hub.fetch``)."""
+        if self.model_dir is None:
+            raise RuntimeError("the model of this task was not downloaded yet")
+        return self.model_dir
 
 
 def read_task(path: Path) -> Task:

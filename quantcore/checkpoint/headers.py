@@ -174,16 +174,24 @@ def _weight_files(folder: Path) -> list[str]:
 
 
 def _check_inside(folder: Path, name: str) -> None:
-    """A shard must be a plain file name; a symlink may only lead to a regular file (the Hub's cache uses them)."""
+    """A shard must be a plain file name, and a link may not leave the model (the Hub's cache is made of links)."""
     if Path(name).name != name or name in ("", ".", "..") or "\\" in name or "\0" in name:
         raise ModelError(f"The index names '{name}', which is not a plain file name.", code="unsafe_path")
     if not name.endswith(".safetensors"):
         raise ModelError(f"The index names '{name}', which is not a safetensors file.", code="unsafe_weights_format")
     path = folder / name
     if path.is_symlink():
-        root = folder.resolve().parent.parent  # Hub cache: models--x--y/snapshots/<sha>/file -> ../../blobs/<hash>
-        if not path.resolve().is_relative_to(root):
+        target = path.resolve()
+        if not any(target.is_relative_to(root) for root in _link_targets(folder.resolve())):
             raise ModelError(f"'{name}' is a link that leaves the model's folder.", code="unsafe_path")
+
+
+def _link_targets(folder: Path) -> tuple[Path, ...]:
+    """Where a link in ``folder`` may lead: into it; from a snapshot in the Hub's cache also to that cache's blobs."""
+    snapshots = folder.parent  # <cache>/models--x--y/snapshots/<sha>/file -> ../../blobs/<hash> (-> <cache>/blobs/..)
+    if snapshots.name != "snapshots" or not snapshots.parent.name.startswith("models--"):
+        return (folder,)
+    return folder, snapshots.parent / "blobs", snapshots.parent.parent / "blobs"
 
 
 def _check_index(folder: Path, tensors: dict[str, TensorHeader]) -> None:

@@ -39,7 +39,10 @@ LOGIT_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Proof:
-    """What was seen of one export: counts of equal tensors, the largest relative logit difference, the perplexity."""
+    """What was seen of one export: counts of equal tensors, the largest relative logit difference, the perplexity.
+
+    ``perplexity`` is None where it was not measured: without evaluation, and for all exports but the first.
+    """
 
     export: str
     num_tensors_equal: int
@@ -47,8 +50,10 @@ class Proof:
     perplexity: float | None
 
 
-def prove(plan: Plan, headers: ModelHeaders, folder: Path, export: str, expected: Expectation, emit: Emit) -> Proof:
-    """Check one written checkpoint. Raises ProofError that names what differs."""
+def prove(
+    plan: Plan, headers: ModelHeaders, folder: Path, export: str, expected: Expectation, emit: Emit, *, score: bool
+) -> Proof:
+    """Check one written checkpoint; ``score`` measures its perplexity too. Raises ProofError that names what differs."""
     reader = WrittenCheckpoint(plan, folder, export)
     num_equal = reader.check(expected)
     names = set(headers.tensors)
@@ -57,14 +62,15 @@ def prove(plan: Plan, headers: ModelHeaders, folder: Path, export: str, expected
         headers.config, reader.read_float, names, plan.block_prefix, plan.num_blocks, dtype, default_device()
     )
     num_probes = expected.probe_logits.shape[0]
-    hidden = model.embed(expected.held_out_NT)
+    windows_NT = expected.held_out_NT if score else expected.held_out_NT[:num_probes]
+    hidden = model.embed(windows_NT)
     run_quantized(model, plan, hidden, reader.inputs, export, emit)
     head = {layer: model.model.get_submodule(layer.name) for layer in plan.layers_of(None)}
     with model.head() as logits, quantized_inputs(head, reader.inputs):
         probes = torch.stack(
             [logits(state)[0, -PROBE_POSITIONS:].float().cpu() for state in hidden.states[:num_probes]]
         )
-        value = perplexity(logits, hidden.states, expected.held_out_NT)
+        value = perplexity(logits, hidden.states, windows_NT) if score else None
     difference = ((probes - expected.probe_logits).abs().max() / expected.probe_logits.abs().max()).item()
     if not difference <= LOGIT_TOLERANCE:
         raise ProofError(
@@ -188,8 +194,10 @@ def proof_line(proof: Proof) -> str:
 
 def prove_all(task: Task, folder: Path, scratch: Path, emit: Emit) -> Iterator[Proof]:
     """The fresh process: plan again from the float model's headers, then prove every export in turn."""
-    headers = read_local(task.model_dir)
+    headers = read_local(task.model_folder)
     plan = resolve(task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export)
     expected = Expectation.load(scratch)
-    for export in plan.exports:
-        yield prove(plan, headers, export_dir(folder, plan, export), export, expected, emit)
+    for index, export in enumerate(plan.exports):
+        # Files whose every tensor is equal are the same model: its perplexity is measured once, on the first.
+        score = index == 0 and task.evaluation.num_windows > 0
+        yield prove(plan, headers, export_dir(folder, plan, export), export, expected, emit, score=score)

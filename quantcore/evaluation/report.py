@@ -29,7 +29,7 @@ def build_report(
     """The whole report as JSON data; ``summary`` is what a table shows. Times in seconds, sizes in bytes."""
     worst = max(layers, key=lambda layer: layer.relative_error)
     before = perplexity_before
-    after = proofs[plan.exports[0]].perplexity if before is not None else None
+    after = proofs[plan.exports[0]].perplexity
     return {
         "schema_version": 1,
         "summary": {
@@ -45,9 +45,9 @@ def build_report(
             "total_s": round(total_s, 2),
             "peak_memory_bytes": peak_memory_bytes(),
             "planned_peak_memory_bytes": plan.peak_memory_bytes,
-            "exports": {name: _export(plan, name, proofs[name]) for name in plan.exports},
+            "exports": {name: _export(plan, name) for name in plan.exports},
         },
-        "model": {"path": str(task.model_dir), "model_type": plan.model_type},
+        "model": _model(task) | {"model_type": plan.model_type},
         "config": task.config.model_dump(mode="json"),
         "calibration": task.calibration.model_dump(mode="json"),
         "evaluation": task.evaluation.model_dump(mode="json"),
@@ -65,11 +65,17 @@ def build_report(
     }
 
 
-def _export(plan: Plan, name: str, proof: Proof) -> dict[str, Any]:
+def _model(task: Task) -> dict[str, str]:
+    """Where the float model is from: enough to get the same bytes again."""
+    if task.model_id:
+        return {"id": task.model_id, "sha": task.revision}
+    return {"path": str(task.model_folder)}
+
+
+def _export(plan: Plan, name: str) -> dict[str, Any]:
     path = "." if len(plan.exports) == 1 else name
     return {
         "path": path,
         "bytes": sum(layout.num_bytes for layout in plan.layouts[name].values()),
-        "perplexity": proof.perplexity,
         "load": EXPORTERS.get(name).load_hint(path),
     }

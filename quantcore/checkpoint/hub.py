@@ -1,0 +1,267 @@
+"""Models on the Hugging Face Hub: what they hold, read without their weights, and the download. No torch.
+
+A repository is a stranger's. Only plain files in its root that a language model is made of are fetched: config,
+tokenizer, safetensors. Pickled weights and Python code stay where they are. A revision is resolved to its commit once;
+all that follows names the commit, and every downloaded file is held against the hash that the commit records.
+
+The token, the endpoint and the cache folder are huggingface_hub's own: HF_TOKEN, HF_ENDPOINT, HF_HOME.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import hashlib
+import json
+import re
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantcore.checkpoint.artifact import SIDE_FILES, sha256
+from quantcore.checkpoint.headers import MAX_CONFIG_BYTES, MAX_HEADER_BYTES, ModelHeaders, read_local
+from quantcore.checkpoint.hub_progress import ByteCounter
+from quantcore.errors import ModelError
+from quantcore.events import Emit, PhaseStarted
+from quantcore.task import Task
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
+MAX_SHARDS = 2000
+NUM_CONNECTIONS = 8
+TIMEOUT_S = 10.0
+FIRST_BYTES = 100_000  # holds the whole header of nearly every file, so that one request does
+
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
+_MODEL_ID = re.compile(f"{_PART}/{_PART}")
+_SHA = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of a commit. ``sha256`` is there for large files (LFS), ``git_sha1`` (a git blob's id) for the others."""
+
+    size: int
+    git_sha1: str
+    sha256: str | None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One commit of a model's repository: the files in its root, by name."""
+
+    model_id: str
+    sha: str
+    files: dict[str, RemoteFile]
+
+
+def is_model_id(text: str) -> bool:
+    """True for ``org/name`` as the Hub allows it: never a path, never an address."""
+    return _MODEL_ID.fullmatch(text) is not None and not re.search(r"--|\.\.|\.git$", text)
+
+
+def resolve(model_id: str, revision: str = "main") -> str:
+    """The commit that a branch, tag or commit of the model stands for now. Raises ModelError (see ``hub_errors``)."""
+    return _list(model_id, revision).sha
+
+
+def read_headers(model_id: str, revision: str = "main") -> tuple[ModelHeaders, str]:
+    """(the model's headers, the commit they are of); some requests of a few kB, no weights.
+
+    Raises ModelError: ``invalid_model_id``, ``hub_*`` (see ``hub_errors``), and all that ``read_local`` finds wrong.
+    """
+    listing = _list(model_id, revision)
+    with tempfile.TemporaryDirectory(prefix="bf-hub-") as folder:
+        _draw_outline(listing, Path(folder))
+        try:
+            return read_local(folder), listing.sha
+        except ModelError as error:
+            error.message = error.message.replace(folder, f"'{model_id}'")  # the folder is ours, not the user's
+            raise
+
+
+def fetch(task: Task, emit: Emit) -> Task:
+    """The task with its model in a folder: as it is, or with what was downloaded. Raises as ``download`` does."""
+    if task.model_dir is not None:
+        return task
+    emit(PhaseStarted("download"))
+    return task.model_copy(update={"model_dir": download(task.model_id, task.revision, emit)})
+
+
+def download(model_id: str, sha: str, emit: Emit) -> Path:
+    """Fetch what a quantization needs of commit ``sha`` into the Hub's cache; the folder, its files checked.
+
+    A dropped connection is taken up again where it broke. Raises ModelError: ``hub_*``; retryable
+    ``hub_hash_mismatch`` if a file is not the commit's (it is removed, so that the next try fetches it anew).
+    """
+    listing = _list(model_id, sha)
+    names = _wanted(listing, _read_index(listing))
+    from huggingface_hub import snapshot_download
+
+    from quantcore.checkpoint.hub_errors import explained
+
+    counter = ByteCounter(sum(listing.files[name].size for name in names), emit)
+    with explained(model_id, sha):
+        folder = Path(
+            snapshot_download(
+                model_id,
+                revision=listing.sha,
+                allow_patterns=[glob.escape(name) for name in names],
+                max_workers=NUM_CONNECTIONS,
+                tqdm_class=counter.bar_class(),
+            )
+        )
+        for name in names:
+            _check(folder / name, listing.files[name])
+    counter.finish()
+    return folder
+
+
+def _list(model_id: str, revision: str) -> Listing:
+    """The commit and its files in one request."""
+    if not is_model_id(model_id):
+        raise ModelError(
+            f"'{model_id[:100]}' is not the id of a model on the Hub.",
+            code="invalid_model_id",
+            hint="An id looks like org/name: letters, digits, '-', '_' and '.'.",
+        )
+    from huggingface_hub import HfApi
+
+    from quantcore.checkpoint.hub_errors import explained
+
+    with explained(model_id, revision):
+        info = HfApi().model_info(model_id, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
+        if info.sha is None or not _SHA.fullmatch(info.sha):
+            raise ValueError("the answer names no commit")
+        files = {}
+        for entry in info.siblings or ():
+            if _is_plain(entry.rfilename):
+                digest = entry.lfs.sha256 if entry.lfs else None
+                files[entry.rfilename] = RemoteFile(entry.size or 0, entry.blob_id or "", digest)
+    return Listing(model_id, info.sha, files)
+
+
+def _is_plain(name: str) -> bool:
+    return Path(name).name == name and name not in ("", ".", "..") and "\\" not in name and name.isprintable()
+
+
+def _draw_outline(listing: Listing, folder: Path) -> None:
+    """The model in ``folder`` with holes for weights: true names, sizes and headers, so that the checks of a local
+    folder can be made of it. Sparse files: a terabyte of holes takes no disk."""
+    index = _read_index(listing)
+    if CONFIG in listing.files:
+        _write_outline(folder / CONFIG, _read_start(listing, CONFIG, MAX_CONFIG_BYTES), listing.files[CONFIG])
+    if INDEX in listing.files:
+        _write_outline(folder / INDEX, index, listing.files[INDEX])
+    for name in listing.files:
+        if _matches(name, PICKLES):
+            (folder / name).touch()  # only the name: to say that pickles are all there is
+    names = _weights(listing, index)
+    if len(names) > MAX_SHARDS:
+        raise ModelError(f"The model has {len(names)} files of weights.", code="header_too_large")
+    with ThreadPoolExecutor(NUM_CONNECTIONS) as pool:
+        try:
+            for name, start in zip(names, pool.map(lambda name: _read_header(listing, name), names), strict=True):
+                _write_outline(folder / name, start, listing.files[name])
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _write_outline(path: Path, start: bytes, file: RemoteFile) -> None:
+    with path.open("wb") as stream:
+        stream.write(start[: file.size])
+        stream.truncate(file.size)
+
+
+def _read_header(listing: Listing, name: str) -> bytes:
+    """The bytes of a safetensors file up to the end of its header (fewer if that is implausible)."""
+    start = _read_start(listing, name, FIRST_BYTES)
+    needed = 8 + int.from_bytes(start[:8], "little")
+    if len(start) < needed <= min(listing.files[name].size, 8 + MAX_HEADER_BYTES):
+        start = _read_start(listing, name, needed)
+    return start[:needed]
+
+
+def _read_index(listing: Listing) -> bytes:
+    return _read_start(listing, INDEX, MAX_CONFIG_BYTES) if INDEX in listing.files else b""
+
+
+def _read_start(listing: Listing, name: str, num_bytes: int) -> bytes:
+    """At most the first ``num_bytes`` of a file, also from a server that sends more than it was asked for."""
+    if listing.files[name].size == 0:
+        return b""  # no range of nothing can be asked for
+    from huggingface_hub import get_session, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
+
+    from quantcore.checkpoint.hub_errors import explained
+
+    # Identity: a compressed answer has no ranges.
+    headers = build_hf_headers() | {"Range": f"bytes=0-{num_bytes - 1}", "Accept-Encoding": "identity"}
+    url = hf_hub_url(listing.model_id, name, revision=listing.sha)
+    parts: list[bytes] = []
+    with (
+        explained(listing.model_id, listing.sha),
+        get_session().stream("GET", url, headers=headers, timeout=TIMEOUT_S) as response,
+    ):
+        hf_raise_for_status(response)
+        for part in response.iter_bytes():
+            parts.append(part)
+            if sum(map(len, parts)) >= num_bytes:
+                break
+    return b"".join(parts)[:num_bytes]
+
+
+def _wanted(listing: Listing, index: bytes) -> list[str]:
+    """What is downloaded: config, index, side files, and the weights that are read; no pickle by whatever name."""
+    side = (name for name in listing.files if _matches(name, SIDE_FILES) and not _matches(name, PICKLES))
+    top = (name for name in (CONFIG, INDEX) if name in listing.files)
+    return sorted({*top, *side, *_weights(listing, index)})
+
+
+def _weights(listing: Listing, index: bytes) -> list[str]:
+    """The safetensors files that ``read_local`` will read: those of the index if there is one, else all.
+
+    Names of the index that are no file in the root are left out here; ``read_local`` refuses such an index.
+    """
+    names = [name for name in listing.files if name.endswith(".safetensors")]
+    if INDEX not in listing.files:
+        return sorted(names)
+    try:
+        named = set(json.loads(index)["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return []
+    return sorted(named & set(names))
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _check(path: Path, file: RemoteFile) -> None:
+    """Size and hash as in the commit: huggingface_hub checks the size only."""
+    if not path.is_file():  # it falls back to what its cache has when the Hub is away
+        raise ModelError(
+            f"{path.name} could not be fetched.", code="hub_unreachable", hint="Try again in a moment.", retryable=True
+        )
+    digest = sha256(path) if file.sha256 else _git_sha1(path)
+    if path.stat().st_size != file.size or digest != (file.sha256 or file.git_sha1):
+        path.resolve().unlink()
+        path.unlink(missing_ok=True)
+        raise ModelError(
+            f"{path.name} is not what the Hub has: its hash differs.",
+            code="hub_hash_mismatch",
+            hint="It was removed from the cache: try again.",
+            retryable=True,
+        )
+
+
+def _git_sha1(path: Path) -> str:
+    """Git's name of a file's content: SHA-1 of ``blob <size>`` NUL content."""
+    digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()

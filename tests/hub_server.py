@@ -1,0 +1,232 @@
+"""A STAND-IN of the Hugging Face Hub for tests: the read side of its HTTP interface, on this machine, with faults.
+
+It is ours, not the Hub. It does what huggingface_hub 2.4 was seen to ask for, and answers in the Hub's form: model
+info, revision, tree, resolve with HEAD, GET and Range, X-Repo-Commit, ETag, X-Linked-*, X-Error-Code. As on the Hub a
+large file (LFS) is a redirect to a second host, which refuses a request that carries a token (signed addresses do),
+and a repository nobody may see is a 401. NOT covered: the Xet path (no X-Xet headers are sent), uploads, rate-limit
+headers, and how the real Hub behaves under load.
+"""
+
+import hashlib
+import json
+import re
+import threading
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+LFS_SUFFIXES = (".safetensors", ".bin", ".model")
+TOKEN = "hf_canaryCanaryCanaryCanary"
+
+
+@dataclass
+class Repository:
+    """A model's commits (sha -> files) and branches. ``gated``: listed for all, its files for nobody."""
+
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    refs: dict[str, str] = field(default_factory=dict)
+    private: bool = False
+    gated: bool = False
+
+
+@dataclass
+class Request:
+    """What was asked, and with whose rights."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+
+
+class HubServer:
+    """``with HubServer() as hub: hub.add("org/name", folder)``; then ``hub.url`` is an HF_ENDPOINT."""
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, Repository] = {}
+        self.requests: list[Request] = []
+        self.drops: dict[str, list[int]] = {}  # file -> after how many bytes to cut the line, one entry an answer
+        self.tampered: dict[str, bytes] = {}  # file -> what is sent in its place
+        self.status: int | None = None  # answer everything so
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+        self.port = self._server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.cdn_url = f"http://localhost:{self.port}/cdn"  # another host to a client: the token must not go there
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def add(self, model_id: str, files: Path | Mapping[str, bytes], *, branch: str = "main", **rights: bool) -> str:
+        """Commit ``files`` to a branch; the commit's sha. A link is a file that holds its target, as in git."""
+        content = _read(files) if isinstance(files, Path) else dict(files)
+        repository = self.repositories.setdefault(model_id, Repository())
+        for name, value in rights.items():
+            setattr(repository, name, value)
+        names = "".join(f"{name} {hashlib.sha1(data).hexdigest()}\n" for name, data in sorted(content.items()))
+        sha = hashlib.sha1(f"{len(repository.commits)} {names}".encode()).hexdigest()
+        repository.commits[sha] = content
+        repository.refs[branch] = sha
+        return sha
+
+    def asked(self, part: str, method: str = "GET") -> list[Request]:
+        """The requests whose address has ``part`` in it."""
+        return [request for request in self.requests if part in request.path and request.method == method]
+
+
+def _read(folder: Path) -> dict[str, bytes]:
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            found[name] = str(path.readlink()).encode()
+        elif path.is_file():
+            found[name] = path.read_bytes()
+    return found
+
+
+def _entry(name: str, data: bytes) -> dict[str, Any]:
+    """A file as the tree lists it."""
+    blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    entry: dict[str, Any] = {"type": "file", "path": name, "size": len(data), "oid": blob}
+    if name.endswith(LFS_SUFFIXES):
+        entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
+    return entry
+
+
+class _Error(Exception):
+    def __init__(self, status: int, code: str = "", message: str = "", **headers: str) -> None:
+        self.status = status
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        if code:
+            self.headers["X-Error-Code"] = code
+        self.headers["X-Error-Message"] = message or code
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: HubServer
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        path, _, query = self.path.partition("?")
+        self.hub.requests.append(Request(self.command, path, {k.lower(): v for k, v in self.headers.items()}))
+        try:
+            if self.hub.status is not None:
+                raise _Error(self.hub.status, Retry_After="1")
+            for pattern, handle in self._routes():
+                if found := re.fullmatch(pattern, path):
+                    handle(*map(urllib.parse.unquote, found.groups()), query)
+                    return
+            raise _Error(404)
+        except _Error as error:
+            body = json.dumps({"error": error.headers["X-Error-Message"]}).encode()
+            self._send(error.status, body, {"Content-Type": "application/json", **error.headers})
+
+    def _routes(self) -> list[tuple[str, Any]]:
+        model = "([^/]+/[^/]+)"
+        return [
+            (f"/api/models/{model}", lambda model_id, query: self._info(model_id, "main", query)),
+            (f"/api/models/{model}/revision/([^/]+)", self._info),
+            (f"/api/models/{model}/tree/([^/]+)", self._tree),
+            ("/cdn/([^/]+/[^/]+)/([0-9a-f]{40})/(.+)", self._cdn),
+            (f"/{model}/resolve/([^/]+)/(.+)", self._resolve),
+        ]
+
+    def _commit(self, model_id: str, revision: str) -> tuple[Repository, str, dict[str, bytes]]:
+        given = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if given and given != TOKEN:
+            raise _Error(401, message="Invalid credentials in Authorization header")
+        repository = self.hub.repositories.get(model_id)
+        if repository is None or (repository.private and not given):
+            raise _Error(404 if given else 401, "RepoNotFound", "Repository not found")
+        sha = repository.refs.get(revision, revision)
+        if sha not in repository.commits:
+            raise _Error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        return repository, sha, repository.commits[sha]
+
+    def _info(self, model_id: str, revision: str, query: str) -> None:
+        repository, sha, files = self._commit(model_id, revision)
+        siblings = [{"rfilename": name} for name in files]
+        if "blobs=" in query:
+            for sibling, (name, data) in zip(siblings, files.items(), strict=True):
+                entry = _entry(name, data)
+                sibling |= {"size": entry["size"], "blobId": entry["oid"]}
+                if "lfs" in entry:
+                    sibling["lfs"] = {"sha256": entry["lfs"]["oid"], "size": entry["size"], "pointerSize": 134}
+        info = {"id": model_id, "modelId": model_id, "sha": sha, "private": repository.private}
+        self._send_json(info | {"gated": repository.gated and "manual", "siblings": siblings, "tags": []}, sha)
+
+    def _tree(self, model_id: str, revision: str, query: str) -> None:
+        _, sha, files = self._commit(model_id, revision)
+        self._send_json([_entry(name, data) for name, data in files.items()], sha)
+
+    def _resolve(self, model_id: str, revision: str, name: str, query: str) -> None:
+        repository, sha, files = self._commit(model_id, revision)
+        if repository.gated:
+            status = 403 if "Authorization" in self.headers else 401
+            raise _Error(status, "GatedRepo", f"Access to model {model_id} is restricted.")
+        if name not in files:
+            raise _Error(404, "EntryNotFound", "Entry not found", X_Repo_Commit=sha)
+        entry = _entry(name, files[name])
+        headers = {"X-Repo-Commit": sha, "ETag": f'"{entry["oid"]}"', "Accept-Ranges": "bytes"}
+        if "lfs" in entry:
+            headers |= {"X-Linked-Etag": f'"{entry["lfs"]["oid"]}"', "X-Linked-Size": str(entry["size"])}
+            target = f"{self.hub.cdn_url}/{model_id}/{sha}/{urllib.parse.quote(name)}?Signature=secret-signature"
+            self._send(302, b"", headers | {"Location": target})
+        else:
+            self._send_file(name, files[name], headers)
+
+    def _cdn(self, model_id: str, sha: str, name: str, query: str) -> None:
+        if "Authorization" in self.headers or "Signature=" not in query:
+            raise _Error(400, message="Only one auth mechanism allowed")
+        data = self.hub.repositories[model_id].commits[sha][name]
+        self._send_file(name, data, {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "Accept-Ranges": "bytes"})
+
+    def _send_file(self, name: str, data: bytes, headers: dict[str, str]) -> None:
+        data = self.hub.tampered.get(name, data)
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if not wanted:
+            self._send(200, data, headers, drops=self.hub.drops.get(name))
+            return
+        first, last = int(wanted[1]), min(int(wanted[2] or len(data)), len(data) - 1)
+        if first > last:
+            raise _Error(416, Content_Range=f"bytes */{len(data)}")
+        headers |= {"Content-Range": f"bytes {first}-{last}/{len(data)}"}
+        self._send(206, data[first : last + 1], headers, drops=self.hub.drops.get(name))
+
+    def _send_json(self, data: Any, sha: str) -> None:
+        self._send(200, json.dumps(data).encode(), {"Content-Type": "application/json", "X-Repo-Commit": sha})
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str], drops: list[int] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if drops:
+            body = body[: drops.pop(0)]
+            self.close_connection = True
+        try:
+            self.wfile.write(body)
+        except OSError:
+            self.close_connection = True  # a client that had enough
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Tests read ``HubServer.requests``."""
