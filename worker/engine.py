@@ -32,6 +32,17 @@ KEPT_VARIABLES = (
     "VIRTUAL_ENV",
     "HF_HOME",
 )
+# Only an engine that fetches its model from the Hub also gets the way there and the right to.
+HUB_VARIABLES = (
+    "HF_ENDPOINT",
+    "HF_TOKEN",
+    "HF_HUB_CACHE",
+    "HF_HUB_DISABLE_XET",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "SSL_CERT_FILE",
+)
 KEPT_PREFIXES = ("LC_", "XDG_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "PYTORCH_")
 
 
@@ -46,7 +57,7 @@ class Stop(Enum):
 class Engine:
     """One running engine. ``stop`` may be called from any thread; the first reason is the one that counts."""
 
-    def __init__(self, settings: Settings, task_file: Path, log_file: Path) -> None:
+    def __init__(self, settings: Settings, task_file: Path, log_file: Path, *, with_hub: bool = False) -> None:
         """Start it. Must be called from a thread that outlives it: the kernel ties the child to that thread."""
         self.stopped_by: Stop | None = None
         self._grace_s = settings.stop_grace_s
@@ -59,7 +70,7 @@ class Engine:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=engine_environment(settings),
+                env=engine_environment(settings, with_hub=with_hub),
                 start_new_session=True,
             )
         self._end = threading.Thread(target=self._await_end, name="engine-end", daemon=True)
@@ -111,13 +122,14 @@ class Engine:
             os.killpg(self._process.pid, number)
 
 
-def engine_environment(settings: Settings) -> dict[str, str]:
+def engine_environment(settings: Settings, *, with_hub: bool = False) -> dict[str, str]:
     """The environment of an engine: an allow-list of ours, and the number of threads it may use."""
-    kept = {
-        name: value for name, value in os.environ.items() if name in KEPT_VARIABLES or name.startswith(KEPT_PREFIXES)
-    }
+    names = KEPT_VARIABLES + HUB_VARIABLES if with_hub else KEPT_VARIABLES
+    kept = {name: value for name, value in os.environ.items() if name in names or name.startswith(KEPT_PREFIXES)}
     threads = str(settings.engine_threads)
-    return kept | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+    # The Hub's library would log signed addresses of files when a download stumbles.
+    quiet = {"HF_HUB_VERBOSITY": "error", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    return kept | quiet | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

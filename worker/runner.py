@@ -82,15 +82,13 @@ class Run:
             self._fail(DISK_FULL if full else WORKER_ERROR)
 
     def _prepare(self) -> None:
-        # Looked up again: a link may lead elsewhere by now than when the job was submitted.
-        model_dir = self._settings.find_input(self.lease.model["path"], field="/model/path")
         source = self.lease.calibration["source"]
         if source != BUILTIN_SOURCE:
             source = str(self._settings.find_input(source, field="/calibration/source"))
         self._workspace.create()
         self._workspace.write_task(
-            {
-                "model_dir": str(model_dir),
+            self._model()
+            | {
                 "output_dir": str(self._workspace.output_dir),
                 "config": self.lease.config,
                 "calibration": self.lease.calibration | {"source": source},
@@ -98,9 +96,19 @@ class Run:
             }
         )
 
+    def _model(self) -> dict[str, str]:
+        """The task's model: a commit on the Hub, or a folder."""
+        model = self.lease.model
+        if "id" in model:
+            return {"model_id": model["id"], "revision": model["sha"]}
+        # Looked up again: a link may lead elsewhere by now than when the job was submitted.
+        return {"model_dir": str(self._settings.find_input(model["path"], field="/model/path"))}
+
     def _start_engine(self) -> Engine:
         with self._lock:
-            self._engine = Engine(self._settings, self._workspace.task_file, self._workspace.log_file)
+            self._engine = Engine(
+                self._settings, self._workspace.task_file, self._workspace.log_file, with_hub="id" in self.lease.model
+            )
             if self._stop:
                 self._engine.stop(self._stop)
             return self._engine

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from typing import Any
 
 from api.jobs.schemas import ModelRef
 from api.settings import Settings
+from quantcore.checkpoint import hub
 from quantcore.checkpoint.headers import ModelHeaders, read_local
 from quantcore.errors import ModelError
 
-HUB_MODULE = "quantcore.checkpoint.hub"
-
 
 def read_headers(model: ModelRef, settings: Settings) -> tuple[dict[str, Any], ModelHeaders]:
-    """(the reference to store, the headers). Paths are stored as real paths. Raises ModelError."""
-    if model.path is not None:
-        folder = settings.find_input(model.path, field="/model/path")
-        return {"path": str(folder)}, read_local(folder)
-    return {"id": model.id, "revision": model.revision}, _read_hub(model)
+    """(the reference to store, the headers). Raises ModelError.
+
+    What is stored says exactly what was read: a path as a real path, a Hub model with the commit that its revision
+    stood for at this moment (``sha``), so that a retry of the job quantizes the same bytes.
+    """
+    if model.id is not None:
+        headers, sha = _read_hub(model.id, model.revision)
+        return {"id": model.id, "revision": model.revision, "sha": sha}, headers
+    assert model.path is not None  # ModelRef has one of the two
+    folder = settings.find_input(model.path, field="/model/path")
+    return {"path": str(folder)}, read_local(folder)
 
 
-def _read_hub(model: ModelRef) -> ModelHeaders:
-    if importlib.util.find_spec(HUB_MODULE) is None:
-        raise ModelError(
-            "This service cannot fetch models from the Hugging Face Hub yet.",
-            code="hub_not_available",
-            hint="Give `model.path`: a folder with config.json and *.safetensors.",
-            field="/model/id",
-        )
-    hub = importlib.import_module(HUB_MODULE)
-    headers: ModelHeaders = hub.read_headers(model.id, model.revision)
-    return headers
+def _read_hub(model_id: str, revision: str) -> tuple[ModelHeaders, str]:
+    try:
+        return hub.read_headers(model_id, revision)
+    except ModelError as error:
+        error.field = "/model/revision" if error.code == "hub_revision_not_found" else "/model/id"
+        raise

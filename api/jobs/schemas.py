@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -11,10 +10,10 @@ from pydantic_core import PydanticCustomError
 
 from api.store.states import State
 from api.store.tables import Artifact, Event, Job
+from quantcore.checkpoint.hub import is_model_id
 from quantcore.config import CalibrationConfig
 
 MAX_LABELS = 16
-_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _REVISION = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
 
 
@@ -48,7 +47,7 @@ class ModelRef(_Request):
             raise PydanticCustomError("invalid_model", "give either `path` (a folder) or `id` (a model on the Hub)")
         if self.path is not None and not self.path.startswith("/"):
             raise PydanticCustomError("invalid_model", "`path` must be absolute: it starts with /")
-        if self.id is not None and (not _HUB_ID.fullmatch(self.id) or ".." in self.id):
+        if self.id is not None and not is_model_id(self.id):
             raise PydanticCustomError("invalid_model_id", "`id` must look like org/name")
         return self
 

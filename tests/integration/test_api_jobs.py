@@ -238,12 +238,6 @@ def test_other_types_methods_and_paths(client: TestClient) -> None:
     assert (answer.status_code, answer.json()["code"]) == (404, "job_not_found")
 
 
-def test_a_hub_model_is_refused_clearly_while_there_is_no_hub(client: TestClient) -> None:
-    answer = client.post("/v1/jobs", json={"model": {"id": "org/name"}, "config": {"preset": "fp8"}})
-    assert answer.status_code in (422, 503)
-    assert answer.json()["code"].startswith("hub_")
-
-
 def test_list_pages_do_not_shift(client: TestClient, make_model: MakeModel, submit: Callable[..., str]) -> None:
     ids = [submit() for _ in range(7)][::-1]
     seen: list[str] = []

@@ -145,6 +145,7 @@ def test_the_environment_is_an_allow_list(tmp_path: Path, monkeypatch: pytest.Mo
     settings = Settings(database_url="x", broker_url="x", data_dir=tmp_path, engine_threads=3)  # type: ignore[arg-type]
     given = engine_environment(settings)
     assert not secret.keys() & given.keys()
+    assert secret.keys() & engine_environment(settings, with_hub=True).keys() == {"HF_TOKEN"}
     assert given["CUDA_VISIBLE_DEVICES"] == "1"
     assert given["OMP_NUM_THREADS"] == "3"
     assert given["PATH"]

@@ -1,0 +1,149 @@
+"""Jobs whose model is on the Hub: submitted by id, fetched by the real engine, from our stand-in of the Hub."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from fastapi.testclient import TestClient
+from huggingface_hub import constants
+from sqlalchemy import text
+
+from api.settings import Settings
+from api.store.engine import Sessions
+from api.store.tables import Job
+from tests.factories import tiny_model
+from tests.hub_server import TOKEN, HubServer
+from tests.integration.conftest import WorkerProcess
+
+CALIBRATION = {"source": "builtin", "num_samples": 2, "seq_len": 32}
+LIMIT_S = 120.0
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
+    """The stand-in, for the API in this process and, by the environment, for workers."""
+    with HubServer() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+        for name, value in (environment | {"HF_TOKEN": TOKEN}).items():
+            monkeypatch.setenv(name, value)
+        for name in ("HF_HUB_CACHE", "HF_HUB_OFFLINE"):
+            monkeypatch.delenv(name, raising=False)
+        yield hub
+        huggingface_hub.close_session()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """The real engine, which needs more than a stub's time between two heartbeats."""
+    return settings.model_copy(update={"engine_command": "{python} -m quantcore run", "lease_s": 15})
+
+
+def body(model_id: str = "org/tiny", **model: str) -> dict[str, Any]:
+    return {"model": {"id": model_id, **model}, "config": {"preset": "int8_dynamic"}, "calibration": CALIBRATION}
+
+
+def test_a_model_by_id_from_the_request_to_the_artifact(
+    client: TestClient,
+    hub: HubServer,
+    start_worker: Callable[..., WorkerProcess],
+    wait_for: Callable[..., Job],
+    sessions: Sessions,
+    settings: Settings,
+    tmp_path: Path,
+) -> None:
+    """The line is cut twice in mid-file, the branch moves on after the submit, a pickle lies beside the weights."""
+    folder = tiny_model(tmp_path / "model")
+    (folder / "pytorch_model.bin").write_bytes(b"a pickle")
+    sha = hub.add("org/tiny", folder, private=True)
+    answer = client.post("/v1/jobs", json=body())
+    assert answer.status_code == 202, answer.text
+    job = answer.json()
+    assert job["model"] == {"id": "org/tiny", "revision": "main", "sha": sha}
+    hub.add("org/tiny", {"config.json": b"{}"})
+    hub.drops["model.safetensors"] = [100_000, 50_000]
+
+    start_worker()
+    row = wait_for(job["id"], "succeeded", "failed", timeout_s=LIMIT_S)
+    assert row.state == "succeeded", row.error
+    assert hub.drops["model.safetensors"] == []
+    assert hub.asked("pytorch_model.bin") == []
+    events = client.get(f"/v1/jobs/{job['id']}/events").json()["data"]
+    phases = [event["data"]["phase"] for event in events if event["kind"] == "phase_started"]
+    assert phases[:3] == ["resolve", "download", "plan"]
+    report = client.get(f"/v1/jobs/{job['id']}/artifacts/report.json").json()
+    assert report["model"] == {"id": "org/tiny", "sha": sha, "model_type": "llama"}
+
+    assert any(TOKEN in request.headers.get("authorization", "") for request in hub.requests)
+    assert_no_secret_was_kept(sessions, settings, tmp_path)
+
+
+def assert_no_secret_was_kept(sessions: Sessions, settings: Settings, tmp_path: Path) -> None:
+    """Neither the token nor a signed address: not in a row, not in a log, not in the artifact."""
+    with sessions.begin() as session:
+        rows = [
+            str(row)
+            for table in ("job", "event", "attempt", "artifact", "outbox")
+            for row in session.execute(text(f"SELECT to_jsonb(t) FROM {table} t"))
+        ]
+    files = [path for path in (*settings.data_dir.rglob("*"), *tmp_path.glob("*.log")) if path.is_file()]
+    assert rows and [path for path in files if path.suffix == ".log"]
+    for secret in (TOKEN, "secret-signature"):
+        assert not [row for row in rows if secret in row]
+        assert not [path for path in files if secret.encode() in path.read_bytes()]
+
+
+def test_a_file_that_is_not_the_commits_is_tried_again_and_refused(
+    client: TestClient, hub: HubServer, start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    folder = tiny_model(tmp_path / "model")
+    hub.add("org/tiny", folder)
+    job_id = client.post("/v1/jobs", json=body()).json()["id"]
+    hub.tampered["tokenizer.json"] = b"X" + (folder / "tokenizer.json").read_bytes()[1:]
+    start_worker()
+    job = wait_for(job_id, "retry_wait", "succeeded", "failed", timeout_s=LIMIT_S)
+    assert job.error is not None or job.state == "retry_wait"
+    hub.tampered.clear()
+    job = wait_for(job_id, "succeeded", "failed", timeout_s=LIMIT_S)
+    assert job.state == "succeeded", job.error
+    assert job.attempt > 1
+
+
+def test_what_cannot_be_had_is_said_at_once(client: TestClient, hub: HubServer) -> None:
+    config = json.dumps({"model_type": "llama", "num_hidden_layers": 1}).encode()
+    hub.add("org/tiny", {"config.json": config})
+    hub.add("org/gated", {"config.json": config}, gated=True)
+    climbs = json.dumps({"weight_map": {"a": "../../x/model.safetensors"}}).encode()
+    hub.add("org/climbs", {"config.json": config, "model.safetensors.index.json": climbs})
+    hub.add("org/pickle", {"config.json": config, "pytorch_model.bin": b"x"})
+    for given, code, pointer in (
+        (body("org/none"), "hub_not_found", "#/model/id"),
+        (body(revision="v9"), "hub_revision_not_found", "#/model/revision"),
+        (body("org/gated"), "hub_gated", "#/model/id"),
+        (body("org/climbs"), "unsafe_path", "#/model/id"),
+        (body("org/pickle"), "unsafe_weights_format", "#/model/id"),
+    ):
+        for route in ("/v1/jobs", "/v1/plans"):
+            answer = client.post(route, json=given)
+            assert (answer.status_code, answer.json()["code"]) == (422, code), answer.text
+            assert [error["pointer"] for error in answer.json()["errors"]] == [pointer]
+    for status, code in ((503, "hub_unreachable"), (429, "hub_rate_limited")):
+        hub.status = status
+        answer = client.post("/v1/jobs", json=body())
+        assert (answer.status_code, answer.json()["code"]) == (503, code)
+        assert int(answer.headers["Retry-After"]) > 0
+    assert client.get("/v1/jobs").json()["data"] == []
+
+
+def test_a_bad_id_asks_nobody(client: TestClient, hub: HubServer) -> None:
+    for model_id in ("../x", "/etc", "a/b/c", "file://x", "a/" + "b" * 300, "a/b--c", "a/b.git"):
+        answer = client.post("/v1/jobs", json=body(model_id))
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_model_id"), model_id
+    assert hub.requests == []
