@@ -16,6 +16,7 @@ from typing import Any
 from quantcore.errors import ModelError
 
 MAX_CONFIG_BYTES = 4 << 20
+MAX_INDEX_BYTES = 32 << 20  # a mixture of experts has tens of thousands of tensors, some 100 bytes each
 MAX_HEADER_BYTES = 16 << 20
 MAX_TENSORS = 200_000
 
@@ -93,11 +94,11 @@ def read_tensor_headers(folder: Path) -> dict[str, TensorHeader]:
     return tensors
 
 
-def read_json(path: Path, missing_code: str) -> dict[str, Any]:
+def read_json(path: Path, missing_code: str, *, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """A JSON object of bounded size; ModelError for anything else."""
     try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ModelError(f"{path.name} is larger than {MAX_CONFIG_BYTES >> 20} MiB.", code="config_implausible")
+        if path.stat().st_size > max_bytes:
+            raise ModelError(f"{path.name} is larger than {max_bytes >> 20} MiB.", code="config_implausible")
         data = json.loads(path.read_text("utf-8"), parse_constant=_refuse_constant)
     except FileNotFoundError as error:
         raise ModelError(
@@ -153,7 +154,7 @@ def _weight_files(folder: Path) -> list[str]:
     """Names of the safetensors files: those of the index if there is one, else all in the folder."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        weight_map = read_json(index, "no_weights").get("weight_map")
+        weight_map = read_json(index, "no_weights", max_bytes=MAX_INDEX_BYTES).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
             raise ModelError("The index has no weight_map of file names.", code="invalid_json")
         names = sorted(set(weight_map.values()))
@@ -197,7 +198,8 @@ def _link_targets(folder: Path) -> tuple[Path, ...]:
 def _check_index(folder: Path, tensors: dict[str, TensorHeader]) -> None:
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        missing = sorted(set(read_json(index, "no_weights")["weight_map"]) - set(tensors))
+        weight_map = read_json(index, "no_weights", max_bytes=MAX_INDEX_BYTES)["weight_map"]
+        missing = sorted(set(weight_map) - set(tensors))
         if missing:
             raise ModelError(
                 f"{len(missing)} tensor(s) of the index are in no file, first '{missing[0]}'.", code="missing_tensors"

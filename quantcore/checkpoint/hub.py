@@ -20,7 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantcore.checkpoint.artifact import SIDE_FILES, sha256
-from quantcore.checkpoint.headers import MAX_CONFIG_BYTES, MAX_HEADER_BYTES, ModelHeaders, read_local
+from quantcore.checkpoint.headers import (
+    MAX_CONFIG_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_INDEX_BYTES,
+    ModelHeaders,
+    read_local,
+)
 from quantcore.checkpoint.hub_progress import ByteCounter
 from quantcore.errors import ModelError
 from quantcore.events import Emit, PhaseStarted
@@ -186,7 +192,7 @@ def _read_header(listing: Listing, name: str) -> bytes:
 
 
 def _read_index(listing: Listing) -> bytes:
-    return _read_start(listing, INDEX, MAX_CONFIG_BYTES) if INDEX in listing.files else b""
+    return _read_start(listing, INDEX, MAX_INDEX_BYTES) if INDEX in listing.files else b""
 
 
 def _read_start(listing: Listing, name: str, num_bytes: int) -> bytes:
@@ -209,7 +215,7 @@ def _read_start(listing: Listing, name: str, num_bytes: int) -> bytes:
         hf_raise_for_status(response)
         for part in response.iter_bytes():
             parts.append(part)
-            if sum(map(len, parts)) >= num_bytes:
+            if response.num_bytes_downloaded >= num_bytes:
                 break
     return b"".join(parts)[:num_bytes]
 

@@ -53,7 +53,7 @@ class Proof:
 def prove(
     plan: Plan, headers: ModelHeaders, folder: Path, export: str, expected: Expectation, emit: Emit, *, score: bool
 ) -> Proof:
-    """Check one written checkpoint; ``score`` measures its perplexity too. Raises ProofError that names what differs."""
+    """Check one written checkpoint; ``score`` measures its perplexity too. Raises ProofError naming what differs."""
     reader = WrittenCheckpoint(plan, folder, export)
     num_equal = reader.check(expected)
     names = set(headers.tensors)

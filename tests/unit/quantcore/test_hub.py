@@ -2,13 +2,14 @@
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
+from quantcore import cli
 from quantcore.checkpoint import hub
 from quantcore.checkpoint.headers import read_local
 from quantcore.errors import ModelError
@@ -82,6 +83,8 @@ def test_headers_are_those_of_the_downloaded_model(server: HubServer) -> None:
     sha = server.add("org/tiny", MODEL)
     headers, resolved = hub.read_headers("org/tiny")
     assert resolved == sha
+    asked = server.asked("/resolve/")
+    assert asked and all(f"/resolve/{sha}/" in request.path for request in asked)  # the branch may move meanwhile
     assert set(headers.tensors) == {"a", "b"}
     assert headers == read_local(hub.download("org/tiny", sha, lambda event: None))
 
@@ -111,6 +114,14 @@ def test_a_revision_is_a_commit_from_then_on(server: HubServer) -> None:
         assert hub.resolve("org/tiny", revision) == sha
         assert hub.read_headers("org/tiny", revision)[1] == sha
     assert set(read_local(hub.download("org/tiny", old, lambda event: None)).tensors) == {"a", "b"}
+
+
+def test_the_index_of_a_mixture_of_experts(server: HubServer) -> None:
+    names = [f"model.layers.{at % 61}.mlp.experts.{at}.gate_up_projection.weight" for at in range(45_000)]
+    shard = {"m-1.safetensors": safetensors(*names, size=0), "unused.safetensors": b"x"}
+    server.add("org/tiny", {"config.json": CONFIG, **shard, INDEX: index(**dict.fromkeys(names, "m-1.safetensors"))})
+    assert len(hub.read_headers("org/tiny")[0].tensors) == 45_000
+    assert server.asked("unused") == []
 
 
 BAD_IDS = ("../x", "/etc", "a/b/c", "file://x", "file:///etc/passwd", "tiny", "a/..", "a/b--c", "a/b\n", "a/.b", "",
@@ -343,3 +354,42 @@ def int8() -> dict[str, object]:
 def test_a_task_names_one_model_and_a_commit(model: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=r"model_id|model_dir|pattern"):
         Task.model_validate({"output_dir": "/o", "config": int8(), **model})
+
+
+@pytest.fixture
+def quantize(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, Task | None]]:
+    """``quantize("org/tiny", ...)``: the command line's exit status, and the task it would have run."""
+    tasks: list[Task] = []
+    monkeypatch.setattr(cli, "_pipeline", lambda task, emit: tasks.append(task))
+    monkeypatch.chdir(tmp_path)
+
+    def run(model: str, *more: str) -> tuple[int, Task | None]:
+        status = cli.main(["--model_dir", model, "--output_dir", "out", "--json", *more])
+        return status, tasks.pop() if tasks else None
+
+    return run
+
+
+def test_the_command_line_takes_a_hub_id(
+    server: HubServer, quantize: Callable[..., tuple[int, Task | None]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = server.add("org/tiny", MODEL)
+    new = server.add("org/tiny", MODEL | {"LICENSE": b"freer"})
+    for more, sha in (((), new), (("--revision", old), old)):
+        status, task = quantize("org/tiny", *more)
+        assert status == 0 and task is not None
+        assert (task.model_dir, task.model_id, task.revision) == (None, "org/tiny", sha)
+    assert quantize("org/none") == (1, None)
+    assert json.loads(capsys.readouterr().out)["code"] == "hub_not_found"
+
+
+def test_the_command_line_takes_a_folder_first(
+    server: HubServer, quantize: Callable[..., tuple[int, Task | None]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("org/tiny").mkdir(parents=True)
+    for model in ("org/tiny", "./org/none", "/org/none"):
+        _, task = quantize(model)
+        assert task is not None and task.model_dir == Path(model).absolute()
+    assert quantize("org/tiny", "--revision", "main") == (1, None)
+    assert "--revision" in json.loads(capsys.readouterr().out)["message"]
+    assert server.requests == []
