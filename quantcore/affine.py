@@ -39,24 +39,41 @@ def affine_params(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Scale (float32, exact in ``dtype``) and zero point (int32 codes, or None) for values in [minimum, maximum].
 
-    Symmetric: scale = max(|min|, |max|) / half_range. Asymmetric (Jacob et al. 2018, arXiv:1712.05877): the range is
-    widened to hold zero, scale = (max - min) / (code_max - code_min), and the zero point is a code. The scale is
-    rounded to ``dtype`` here, before any code is chosen, so that the codes fit the scale that is stored. A group of
-    zeros gets scale 1; a scale too small for ``dtype`` becomes its smallest normal number.
+    The smallest scale with which neither end clips: the largest values of a group matter most, and min-max rules that
+    round the zero point afterwards cut up to half a step from one of them (docs/decisions/0002). The scale is rounded
+    to ``dtype`` here, before any code is chosen, so that the codes fit the scale that is stored. A group of zeros gets
+    scale 1; a scale too small for ``dtype`` becomes its smallest normal number.
     """
     fmt = spec.format
     minimum, maximum = minimum.float(), maximum.float()
+    zero_point = None
     if spec.symmetric:
-        scale = torch.maximum(minimum.abs(), maximum.abs()) / fmt.half_range
+        scale = torch.maximum(maximum / fmt.max, minimum / fmt.min)
     else:
-        minimum, maximum = minimum.clamp(max=0), maximum.clamp(min=0)
-        scale = (maximum - minimum) / (fmt.max - fmt.min)
+        scale, zero_point = _asymmetric(minimum.clamp(max=0), maximum.clamp(min=0), fmt)
     scale = torch.where(scale == 0, torch.ones_like(scale), scale.clamp(min=torch.finfo(dtype).tiny))
-    scale = scale.to(dtype).float()
-    if spec.symmetric:
-        return scale, None
-    zero_point = (fmt.min - torch.round(minimum / scale)).clamp(fmt.min, fmt.max)
-    return scale, zero_point.to(torch.int32)
+    return scale.to(dtype).float(), zero_point
+
+
+def _asymmetric(minimum: torch.Tensor, maximum: torch.Tensor, fmt: Format) -> tuple[torch.Tensor, torch.Tensor]:
+    """The smallest scale that holds [minimum, maximum] around 0 with a whole zero point, and that zero point.
+
+    With z codes below zero and n - z above, the scale must be at least -minimum / z and maximum / (n - z). The best
+    real z is n * -minimum / (maximum - minimum); the best whole one is a neighbour of it.
+    """
+    num_steps = fmt.max - fmt.min
+    span = maximum - minimum
+    best = torch.where(span > 0, -minimum / span * num_steps, 0)
+    below_2 = torch.stack([best.floor(), best.ceil()])
+    scale_2 = torch.maximum(_divide(-minimum, below_2), _divide(maximum, num_steps - below_2))
+    scale, choice = scale_2.min(dim=0)
+    below = below_2.gather(0, choice.unsqueeze(0)).squeeze(0)
+    return scale, (below + fmt.min).to(torch.int32)
+
+
+def _divide(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """x / count for x >= 0, where nothing needs no room: 0 / 0 is 0."""
+    return torch.where(x == 0, 0, x / count)
 
 
 def quantize(

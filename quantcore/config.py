@@ -84,8 +84,8 @@ class QuantizationSpec(_Frozen):
 
     ``ch_axis``: a weight [out, in] has its channels on axis 0; an activation [..., tokens, features] that is
     ``per_channel`` and dynamic has one scale per token. Groups always run along the input features, whatever axis
-    is named. ``group_size`` -1 means one group as wide as the row. Defaults that depend on the dtype are filled in:
-    ``symmetric`` is True, ``observer_cls`` is the min-max one of the scheme.
+    is named. ``group_size`` -1 means one group as wide as the row. What is left out is filled in: ``symmetric`` is True
+    for signed formats, ``observer_cls`` is the min-max one of the scheme.
     """
 
     dtype: Dtype
@@ -109,7 +109,8 @@ class QuantizationSpec(_Frozen):
         if not isinstance(values, dict):
             return values
         filled = {name: value for name, value in values.items() if value is not None}
-        filled.setdefault("symmetric", True)
+        dtype = getattr(filled.get("dtype"), "value", filled.get("dtype"))
+        filled.setdefault("symmetric", dtype not in FORMATS or FORMATS[dtype].signed)
         filled.setdefault("is_dynamic", False)
         if "observer_cls" not in filled:
             scheme = filled.get("qscheme", QSchemeType.per_tensor)
@@ -130,6 +131,10 @@ class QuantizationSpec(_Frozen):
             raise ValueError(f"ch_axis is {self.ch_axis}; a linear layer's tensors have axes 0 and 1 (or -1)")
         if not self.symmetric and self.dtype is Dtype.fp8_e4m3:
             raise ValueError("symmetric=false needs an integer dtype; a float format has no zero point")
+        if self.symmetric and not self.format.signed:
+            raise ValueError(
+                f"{self.dtype.value} has no negative codes: set symmetric to false, or take a signed dtype"
+            )
         return self
 
 

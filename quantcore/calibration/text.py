@@ -59,7 +59,8 @@ def token_windows(
             field="/calibration/num_samples",
         )
     order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(calibration.seed))
-    return TokenWindows(pool[order[: calibration.num_samples]], held_out[:num_held_out])
+    spread = torch.linspace(0, len(held_out) - 1, num_held_out).long()  # from all over the held-out part
+    return TokenWindows(pool[order[: calibration.num_samples]], held_out[spread])
 
 
 def read_documents(source: str) -> Iterator[str]:

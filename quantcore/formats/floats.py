@@ -32,11 +32,6 @@ class FloatFormat:
     def signed(self) -> bool:
         return True
 
-    @property
-    def half_range(self) -> float:
-        """What |x|max is divided by for a symmetric scale."""
-        return self.max
-
     def encode(self, x: torch.Tensor, round_method: str) -> torch.Tensor:
         """Scaled values (any shape, float) to codes in the storage dtype: saturating, nearest, ties to even.
 

@@ -26,14 +26,6 @@ class IntFormat:
     def max(self) -> int:
         return (1 << (self.bits - 1)) - 1 if self.signed else (1 << self.bits) - 1
 
-    @property
-    def half_range(self) -> float:
-        """What |x|max is divided by for a symmetric scale: (max - min) / 2, that is 7.5 for int4, 127.5 for int8.
-
-        The convention of AMD Quark and compressed-tensors: the positive end clips by half a step, the step is finer.
-        """
-        return (self.max - self.min) / 2
-
     def encode(self, x: torch.Tensor, round_method: str) -> torch.Tensor:
         """Scaled values (any shape, float) to codes: int8 for signed formats, uint8 for unsigned ones."""
         import torch

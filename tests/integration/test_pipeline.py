@@ -93,7 +93,8 @@ def test_report_events_and_manifest(artifacts, model_dir, preset):
         written = sum(path.stat().st_size for path in (folder / export).glob("*.safetensors"))
         assert 0 < written - summary["exports"][export]["bytes"] < 60_000  # the header
         assert (folder / export / "tokenizer.json").read_bytes() == (model_dir / "tokenizer.json").read_bytes()
-    assert summary["exports"]["quark"]["perplexity"] == summary["exports"]["compressed_tensors"]["perplexity"]
+    assert report["proof"]["quark"]["perplexity"] == summary["perplexity_after"]
+    assert [proof["max_logit_difference"] for proof in report["proof"].values()] == [0, 0]
 
 
 @pytest.mark.parametrize("preset", ["int8_dynamic", "fp8", "int8_static"])

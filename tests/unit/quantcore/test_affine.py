@@ -1,9 +1,7 @@
-"""Scale, zero point, quantize, dequantize: properties, edges, and two independent references."""
+"""Scale, zero point, quantize, dequantize: properties, edges, and independent references."""
 
 import pytest
 import torch
-from compressed_tensors.quantization import QuantizationArgs
-from compressed_tensors.quantization.utils import calculate_qparams
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,18 +32,32 @@ def test_error_is_at_most_half_a_step_and_a_second_pass_changes_nothing(name, se
     assert torch.equal(fake_quantize(once, scale, zero_point, spec.format), once)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_scales_and_zero_points_are_those_of_compressed_tensors(bits, symmetric):
-    x = torch.randn(64, 32)
-    minimum, maximum = min_max(x, 64, 1)
-    spec = QuantizationSpec(dtype=f"int{bits}", symmetric=symmetric)
-    scale, zero_point = affine_params(minimum, maximum, spec, torch.float32)
-    args = QuantizationArgs(num_bits=bits, type="int", symmetric=symmetric, strategy="channel")
-    expected_scale, expected_zero_point = calculate_qparams(minimum, maximum, args)
-    torch.testing.assert_close(scale, expected_scale.float(), rtol=1e-6, atol=0)
-    if zero_point is not None:
-        assert torch.equal(zero_point, expected_zero_point.to(torch.int32))
+@pytest.mark.parametrize("name", ["int4_asym", "uint4_asym", "int8_asym"])
+def test_asymmetric_scale_is_the_smallest_of_all_zero_points_that_clips_nothing(name):
+    fmt = SPECS[name].format
+    x = torch.randn(200, 16) + torch.randn(200, 1)
+    minimum, maximum = min_max(x, 200, 1)
+    scale, zero_point = affine_params(minimum, maximum, SPECS[name], torch.float32)
+    low, high = minimum.double().clamp(max=0), maximum.double().clamp(min=0)
+    every_zero_point = torch.arange(fmt.min, fmt.max + 1, dtype=torch.float64)
+    needed_below = torch.where(low < 0, -low / (every_zero_point - fmt.min), 0.0)
+    needed_above = torch.where(high > 0, high / (fmt.max - every_zero_point), 0.0)
+    needed = torch.maximum(needed_below, needed_above)
+    torch.testing.assert_close(scale[:, 0].double(), needed.min(dim=1).values, rtol=1e-6, atol=0)
+    chosen = needed.gather(1, (zero_point - fmt.min).long())
+    torch.testing.assert_close(chosen[:, 0], needed.min(dim=1).values, rtol=1e-6, atol=0)
+    codes = (x / scale + zero_point).round()
+    assert codes.min() >= fmt.min and codes.max() <= fmt.max
+
+
+@pytest.mark.parametrize("name", ["int4", "int8", "fp8"])
+def test_symmetric_scale_puts_the_largest_value_on_the_last_code(name):
+    fmt = SPECS[name].format
+    x = torch.tensor([[-3.0, 1.0, 0.5], [-1.0, 3.0, 0.5]])
+    scale, zero_point = affine_params(*min_max(x, 2, 1), SPECS[name], torch.float32)
+    assert zero_point is None
+    expected = torch.tensor([max(3 / -fmt.min, 1 / fmt.max), max(1 / -fmt.min, 3 / fmt.max)])
+    torch.testing.assert_close(scale[:, 0], expected)
 
 
 def test_codes_are_those_of_torch_fake_quantize():

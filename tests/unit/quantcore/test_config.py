@@ -61,6 +61,10 @@ REFUSED = {
         {"global_quant_config": {"weight": {"dtype": "fp8_e4m3", "symmetric": False}}},
         "/global_quant_config/weight",
     ),
+    "symmetric unsigned": (
+        {"global_quant_config": {"weight": {"dtype": "uint4", "symmetric": True}}},
+        "/global_quant_config/weight",
+    ),
     "axis 2": ({"global_quant_config": {"weight": {**WEIGHT, "ch_axis": 2}}}, "/global_quant_config/weight"),
     "weight channels on axis 1": (
         {"global_quant_config": {"weight": {**WEIGHT, "ch_axis": 1}}},
