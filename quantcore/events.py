@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TextIO
 
-PHASES = ("resolve", "download", "plan", "quantize", "export", "verify", "evaluate")
+PHASES = ("resolve", "download", "plan", "quantize", "export", "verify")
 
 
 @dataclass(frozen=True)

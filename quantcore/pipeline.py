@@ -23,7 +23,7 @@ from quantcore.checkpoint.headers import ModelHeaders, read_local
 from quantcore.checkpoint.hub import fetch
 from quantcore.checkpoint.sink import Sink
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
-from quantcore.errors import NumericsError
+from quantcore.errors import ModelError, NumericsError
 from quantcore.evaluation.expectation import PROBE_POSITIONS, Expectation, digest
 from quantcore.evaluation.perplexity import perplexity
 from quantcore.evaluation.proof import as_floats, prove_in_fresh_process
@@ -90,9 +90,9 @@ def quantize(task: Task, headers: ModelHeaders, plan: Plan, folder: Path, emit: 
     )  # fmt: skip
     calibration = model.embed(windows.calibration_NT) if plan.needs_calibration else None
     held_out = model.embed(windows.held_out_NT)
-    probes = Hidden(held_out.states[:NUM_PROBES], held_out.kwargs)
+    probes = Hidden(held_out.states[:NUM_PROBES], held_out.arguments)
     if task.evaluation.num_windows == 0:
-        held_out = Hidden([], held_out.kwargs)
+        held_out = Hidden([], held_out.arguments)
     expected = Expectation(windows.held_out_NT, torch.empty(0))
     quantizer = BlockQuantizer(plan, source, model.dtype, expected, emit)
     with ExitStack() as stack:
@@ -103,8 +103,7 @@ def quantize(task: Task, headers: ModelHeaders, plan: Plan, folder: Path, emit: 
         eta = Eta(plan.num_blocks)
         for index in range(plan.num_blocks):
             with model.block(index) as block:
-                layers = {layer: model.model.get_submodule(layer.name) for layer in plan.layers_of(index)}
-                check_finite(layers)
+                layers = find_modules(model.model, plan.layers_of(index))
                 with collect_ranges(layers) as ranges:
                     model.run_block(block, index, calibration)
                 model.run_block(block, index, held_out)
@@ -127,8 +126,7 @@ def finish_head(
     """After the last block: perplexity of the float model (None if not wanted), lm_head if planned, probe logits."""
     with model.head() as logits:
         before = perplexity(logits, held_out.states, windows.held_out_NT) if held_out.states else None
-        layers = {layer: model.model.get_submodule(layer.name) for layer in plan.layers_of(None)}
-        check_finite(layers)
+        layers = find_modules(model.model, plan.layers_of(None))
         with collect_ranges(layers) as ranges:
             for state in calibration.states if calibration and ranges else ():
                 logits(state)
@@ -192,16 +190,27 @@ class BlockQuantizer:
         self.emit(event)
 
 
-def check_finite(layers: dict[LayerPlan, nn.Module]) -> None:
-    """Raises NumericsError that names the first layer whose weight holds NaN or infinity."""
-    for layer, module in layers.items():
-        num_bad = int((~torch.isfinite(module.get_parameter("weight"))).sum())
+def find_modules(model: nn.Module, layers: tuple[LayerPlan, ...]) -> dict[LayerPlan, nn.Module]:
+    """The module of each planned layer, its weight in memory. Raises ModelError for one that is not a plain linear
+    layer, NumericsError for a weight that holds NaN or infinity."""
+    modules: dict[LayerPlan, nn.Module] = {}
+    for layer in layers:
+        module = model.get_submodule(layer.name)
+        if not isinstance(module, nn.Linear):
+            raise ModelError(
+                f"{layer.name} is a {type(module).__name__}; only nn.Linear layers are quantized yet.",
+                code="unsupported_layer",
+                hint=f"Exclude it, for example with the pattern '*.{layer.name.rpartition('.')[2]}'.",
+            )
+        num_bad = int((~torch.isfinite(module.weight)).sum())
         if num_bad:
             raise NumericsError(
                 f"The weight of {layer.name} has {num_bad} value(s) that are NaN or infinite.",
                 code="nonfinite_weights",
                 hint="The checkpoint is damaged, or was saved from a diverged run.",
             )
+        modules[layer] = module
+    return modules
 
 
 def read_windows(task: Task) -> TokenWindows:

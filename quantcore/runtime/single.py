@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,15 +22,23 @@ ReadTensor = Callable[[str], torch.Tensor]
 
 
 @dataclass
+class Arguments:
+    """What one block is called with after the hidden states."""
+
+    positional: tuple[Any, ...] = ()
+    named: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
 class Hidden:
     """Hidden states of some windows on their way through the blocks: N tensors [1, T, H], all of the same T.
 
-    ``kwargs`` are what the model gives to block i beside them (masks, RoPE tables): the same for every window, because
-    windows have one length and no padding.
+    ``arguments[i]`` is what the model gives to block i beside them (masks, RoPE tables): the same for every window,
+    because windows have one length and no padding.
     """
 
     states: list[torch.Tensor]
-    kwargs: list[dict[str, Any]]
+    arguments: list[Arguments]
 
 
 class StreamedModel:
@@ -52,8 +60,8 @@ class StreamedModel:
 
     def embed(self, windows_NT: torch.Tensor) -> Hidden:
         """Token ids [N, T] to the input of block 0."""
-        hidden = Hidden([], [{} for _ in self.blocks])
-        with self._outside_loaded(head=False), self._blocks_replaced(hidden.kwargs) as first:
+        hidden = Hidden([], [Arguments() for _ in self.blocks])
+        with self._outside_loaded(head=False), self._blocks_replaced(hidden.arguments) as first:
             for window_T in windows_NT:
                 self.model.base_model(input_ids=window_T[None].to(self.device), use_cache=False)
                 hidden.states.append(first.seen)
@@ -75,15 +83,16 @@ class StreamedModel:
         """Take every window one block further, in place; None is no window at all."""
         if hidden is None:
             return
+        arguments = hidden.arguments[index]
         with torch.inference_mode():
             for i, state in enumerate(hidden.states):
-                output = block(state, **hidden.kwargs[index])
+                output = block(state, *arguments.positional, **arguments.named)
                 hidden.states[i] = output[0] if isinstance(output, tuple) else output
 
     @contextmanager
     def head(self) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
         """A function from the last block's output [1, T, H] to logits [1, T, V]; the head's weights live inside."""
-        with self._outside_loaded(head=True), self._blocks_replaced([{} for _ in self.blocks]) as first:
+        with self._outside_loaded(head=True), self._blocks_replaced([Arguments() for _ in self.blocks]) as first:
 
             def logits(state: torch.Tensor) -> torch.Tensor:
                 first.give = state
@@ -112,10 +121,10 @@ class StreamedModel:
             self._drop(self.model, names)
 
     @contextmanager
-    def _blocks_replaced(self, kwargs: list[dict[str, Any]]) -> Iterator[_FirstBlock]:
+    def _blocks_replaced(self, arguments: list[Arguments]) -> Iterator[_FirstBlock]:
         first = _FirstBlock()
         for index, block in enumerate(self.blocks):
-            block.forward = _recorder(kwargs[index], first if index == 0 else None)
+            block.forward = _recorder(arguments[index], first if index == 0 else None)
         try:
             yield first
         finally:
@@ -138,13 +147,11 @@ class _FirstBlock:
     give: torch.Tensor | None = None
 
 
-def _recorder(kwargs: dict[str, Any], first: _FirstBlock | None) -> Callable[..., torch.Tensor]:
-    """A stand-in for a block's forward: remembers its keyword arguments, passes the hidden states through."""
+def _recorder(arguments: Arguments, first: _FirstBlock | None) -> Callable[..., torch.Tensor]:
+    """A stand-in for a block's forward: remembers what comes beside the hidden states and passes these through."""
 
-    def forward(hidden_states: torch.Tensor, *args: Any, **given: Any) -> torch.Tensor:
-        if args:
-            raise TypeError("this architecture hands positional arguments to its blocks")
-        kwargs.update(given)
+    def forward(hidden_states: torch.Tensor, *positional: Any, **named: Any) -> torch.Tensor:
+        arguments.positional, arguments.named = positional, named
         if first is None:
             return hidden_states
         first.seen = hidden_states

@@ -227,6 +227,13 @@ def poison(model_dir: Path, name: str) -> None:
         file.write(b"\xc0\x7f")
 
 
+def test_a_layer_that_is_not_linear_is_refused_by_name(tmp_path, proof_in_this_process):
+    model_dir = tiny_model(tmp_path / "model", model_type="gpt2", n_embd=64, n_layer=2, n_head=4, n_positions=128)
+    with pytest.raises(ModelError, match="is a Conv1D") as caught:
+        run(task(model_dir, tmp_path / "out"), lambda event: None)
+    assert caught.value.code == "unsupported_layer"
+
+
 def test_a_folder_with_something_in_it_is_never_overwritten(model_dir, tmp_path):
     (tmp_path / "keep.txt").write_text("mine")
     with pytest.raises(QuantError, match="not empty"):

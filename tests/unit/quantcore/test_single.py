@@ -29,6 +29,7 @@ ARCHITECTURES = {
     "stablelm": {},
     "starcoder2": {},
     "opt": {"ffn_dim": 128, "word_embed_proj_dim": 64},
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128},
     "phi": {"tie_word_embeddings": False},
 }  # fmt: skip
 
