@@ -33,5 +33,6 @@ def test_the_demo_runs_shows_and_leaves_nothing_running(
     picture = (tmp_path / "demo.svg").read_text()
     assert picture.startswith("<svg")
     assert "make&#160;demo" in picture
+    assert "@font-face" not in picture  # it loads nothing from anywhere
     left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
     assert [process for process in left if process.status() != psutil.STATUS_ZOMBIE] == []
