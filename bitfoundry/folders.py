@@ -52,8 +52,7 @@ def socket_dir(home: Path, name: str, owner: Owner | None = None) -> Path:
     Below $XDG_RUNTIME_DIR when that is ours, else below /tmp. A folder somebody else put there first is left alone
     and a fresh one is made.
     """
-    key = hashlib.sha256(f"{os.geteuid()}:{home}".encode()).hexdigest()[:10]
-    leaf = f"bf-{key}-{name}"
+    leaf = socket_leaf(home, name)
     bases = [Path("/tmp")]
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and owner is None and os.access(runtime, os.W_OK | os.X_OK):
@@ -63,6 +62,12 @@ def socket_dir(home: Path, name: str, owner: Owner | None = None) -> Path:
         return private_dir(base / leaf, owner)
     except (StackError, OSError):
         return private_dir(Path(tempfile.mkdtemp(prefix="bf-", dir="/tmp")), owner)
+
+
+def socket_leaf(home: Path, name: str) -> str:
+    """The socket folder's own name: one for each user, home and engine."""
+    key = hashlib.sha256(f"{os.geteuid()}:{home}".encode()).hexdigest()[:10]
+    return f"bf-{key}-{name}"
 
 
 class Lock:

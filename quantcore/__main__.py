@@ -3,8 +3,8 @@
 import os
 import sys
 
-# Before torch loads its OpenMP: threads that wait shall sleep. Spinning ones take the cores of whoever else works here
-# (measured: several times the CPU time on a busy machine, nothing gained on an idle one).
+# Before torch loads its OpenMP: threads that wait shall sleep. Spinning ones take the cores of whoever else works here,
+# the proof's process and another job's engine among them.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from quantcore.cli import main

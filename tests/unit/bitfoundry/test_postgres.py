@@ -6,7 +6,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -27,13 +26,6 @@ server.start()
 print("started", flush=True)
 time.sleep(600)
 """
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    """A home below a folder that no other account may enter, as root's own is."""
-    with tempfile.TemporaryDirectory(prefix="bf-test-", dir="/tmp") as folder:
-        yield Path(folder) / "below" / "home"
 
 
 def execute(server: Postgres, statement: str) -> list[tuple[object, ...]]:

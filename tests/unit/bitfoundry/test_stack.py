@@ -3,10 +3,10 @@
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,12 +18,6 @@ from bitfoundry.client import Client
 from bitfoundry.connection import Connection
 from bitfoundry.errors import ApiError
 from bitfoundry.local import LocalStack
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="bf-test-", dir="/tmp") as folder:
-        yield Path(folder) / "home"
 
 
 @pytest.fixture
@@ -139,9 +133,8 @@ def test_a_second_up_on_the_same_home_is_refused(home: Path, up: Callable[[], su
         assert client.presets()
 
 
-def test_a_taken_port_is_a_clear_error(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import socket
-
+def test_a_taken_port_is_a_clear_error(home: Path) -> None:
+    before = psutil.Process().children(recursive=True)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -149,7 +142,7 @@ def test_a_taken_port_is_a_clear_error(home: Path, capsys: pytest.CaptureFixture
         ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 1
     assert "--port" in ran.stderr
-    assert left_of(psutil.Process().children(recursive=True), 0) == []
+    assert left_of([each for each in psutil.Process().children(recursive=True) if each not in before], 0) == []
 
 
 def test_a_failure_on_the_way_up_ends_what_had_started(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

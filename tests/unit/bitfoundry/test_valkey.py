@@ -1,8 +1,6 @@
 """The embedded Valkey on the real binary."""
 
 import stat
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -12,12 +10,6 @@ import redis
 from bitfoundry import valkey as module
 from bitfoundry.errors import StackError
 from bitfoundry.local import Valkey
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="bf-test-", dir="/tmp") as folder:
-        yield Path(folder) / "home"
 
 
 def ask(url: str) -> dict[str, object]:
