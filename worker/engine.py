@@ -110,7 +110,8 @@ class Engine:
 
     def _await_end(self) -> None:
         """When the engine ends, so does everything it started: nothing may hold the GPU, or our end of the pipe."""
-        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)  # not reaped yet: its group id is still its own
+        with suppress(ChildProcessError):  # somebody reaped it already: what it started must end all the same
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)  # not reaped: its group id is still its own
         with self._lock:
             self._ended = True
             self._signal_group(signal.SIGKILL)
