@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,50 +39,66 @@ LOGIT_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Proof:
-    """What was seen of one export: counts of equal tensors, the largest relative logit difference, the perplexity.
+    """What was seen of one export.
 
-    ``perplexity`` is None where it was not measured: without evaluation, and for all exports but the first.
+    Every tensor of every export is compared. The model that was read back runs once, from the first export: files whose
+    tensors are all equal are the same model. So ``max_logit_difference`` (relative) and ``perplexity`` are None for the
+    others, and the perplexity also when no evaluation was wanted.
     """
 
     export: str
     num_tensors_equal: int
-    max_logit_difference: float
-    perplexity: float | None
+    max_logit_difference: float | None = None
+    perplexity: float | None = None
 
 
-def prove(
-    plan: Plan, headers: ModelHeaders, folder: Path, export: str, expected: Expectation, emit: Emit, *, score: bool
-) -> Proof:
-    """Check one written checkpoint; ``score`` measures its perplexity too. Raises ProofError naming what differs."""
-    reader = WrittenCheckpoint(plan, folder, export)
-    num_equal = reader.check(expected)
-    names = set(headers.tensors)
-    dtype = TORCH_DTYPES[headers.main_dtype]
+def prove_all(task: Task, folder: Path, scratch: Path, emit: Emit) -> Iterator[Proof]:
+    """The fresh process: plan again from the float model's headers, then prove every export in turn.
+
+    Raises ProofError that names what differs.
+    """
+    headers = read_local(task.model_folder)
+    plan = resolve(task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export)
+    expected = Expectation.load(scratch)
+    for index, export in enumerate(plan.exports):
+        written = WrittenCheckpoint(plan, export_dir(folder, plan, export), export)
+        proof = Proof(export, written.check(expected))
+        if index == 0:
+            difference, value = run_model(plan, headers, written, expected, emit)
+            wanted = task.evaluation.num_windows > 0
+            proof = replace(proof, max_logit_difference=difference, perplexity=value if wanted else None)
+        yield proof
+
+
+def run_model(
+    plan: Plan, headers: ModelHeaders, written: WrittenCheckpoint, expected: Expectation, emit: Emit
+) -> tuple[float, float]:
+    """(largest relative logit difference, perplexity) of the model in the files. ProofError if the logits differ."""
     model = StreamedModel(
-        headers.config, reader.read_float, names, plan.block_prefix, plan.num_blocks, dtype, default_device()
-    )
+        headers.config, written.read_float, set(headers.tensors), plan.block_prefix, plan.num_blocks,
+        TORCH_DTYPES[headers.main_dtype], default_device(),
+    )  # fmt: skip
     num_probes = expected.probe_logits.shape[0]
-    windows_NT = expected.held_out_NT if score else expected.held_out_NT[:num_probes]
-    hidden = model.embed(windows_NT)
-    run_quantized(model, plan, hidden, reader.inputs, export, emit)
+    hidden = model.embed(expected.held_out_NT)
+    run_quantized(model, plan, hidden, written.inputs, emit)
     head = {layer: model.model.get_submodule(layer.name) for layer in plan.layers_of(None)}
-    with model.head() as logits, quantized_inputs(head, reader.inputs):
+    with model.head() as logits, quantized_inputs(head, written.inputs):
         probes = torch.stack(
             [logits(state)[0, -PROBE_POSITIONS:].float().cpu() for state in hidden.states[:num_probes]]
         )
-        value = perplexity(logits, hidden.states, windows_NT) if score else None
+        value = perplexity(logits, hidden.states, expected.held_out_NT)
     difference = ((probes - expected.probe_logits).abs().max() / expected.probe_logits.abs().max()).item()
     if not difference <= LOGIT_TOLERANCE:
         raise ProofError(
-            f"The {export} files give other logits than the model in memory: relative difference {difference:.2e}.",
+            f"The files give other logits than the model in memory: relative difference {difference:.2e}.",
             code="proof_logits_differ",
             hint=f"Allowed is {LOGIT_TOLERANCE:.0e}. Please report this: the artifact is not handed out.",
         )
-    return Proof(export, num_equal, difference, value)
+    return difference, value
 
 
 def run_quantized(
-    model: StreamedModel, plan: Plan, hidden: Hidden, inputs: dict[LayerPlan, QParams], export: str, emit: Emit
+    model: StreamedModel, plan: Plan, hidden: Hidden, inputs: dict[LayerPlan, QParams], emit: Emit
 ) -> None:
     """Take ``hidden`` through all blocks with quantized inputs where the plan says so."""
     eta = Eta(plan.num_blocks)
@@ -190,14 +206,3 @@ def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit
 def proof_line(proof: Proof) -> str:
     """The JSON line in which the fresh process reports one export."""
     return json.dumps({"kind": "proof", **asdict(proof)})
-
-
-def prove_all(task: Task, folder: Path, scratch: Path, emit: Emit) -> Iterator[Proof]:
-    """The fresh process: plan again from the float model's headers, then prove every export in turn."""
-    headers = read_local(task.model_folder)
-    plan = resolve(task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export)
-    expected = Expectation.load(scratch)
-    for index, export in enumerate(plan.exports):
-        # Files whose every tensor is equal are the same model: its perplexity is measured once, on the first.
-        score = index == 0 and task.evaluation.num_windows > 0
-        yield prove(plan, headers, export_dir(folder, plan, export), export, expected, emit, score=score)
