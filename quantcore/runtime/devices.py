@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 
@@ -19,6 +20,13 @@ def limit_threads() -> int:
     threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
     torch.set_num_threads(threads)
     return threads
+
+
+def release_freed_memory() -> None:
+    """Give freed host memory back to the system. glibc keeps it otherwise, and memory grows with the model's depth."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # glibc only
+        libc.malloc_trim(0)
 
 
 def peak_memory_bytes() -> int:

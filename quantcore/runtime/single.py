@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from quantcore.blocks.skeleton import build_skeleton, find_block_list, set_parameter
+from quantcore.runtime.devices import release_freed_memory
 
 ReadTensor = Callable[[str], torch.Tensor]
 
@@ -78,6 +79,7 @@ class StreamedModel:
             yield block
         finally:
             self._drop(block, names)
+            release_freed_memory()
 
     def run_block(self, block: nn.Module, index: int, hidden: Hidden | None) -> None:
         """Take every window one block further, in place; None is no window at all."""
