@@ -1,15 +1,22 @@
 """The streamed model gives the logits that Transformers gives with the whole model in memory."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from bench.random_model import write_random_model
 from quantcore.checkpoint.headers import read_local
 from quantcore.checkpoint.source import Source
 from quantcore.errors import ModelError
 from quantcore.plan import find_blocks
 from quantcore.runtime.single import StreamedModel
 from tests.factories import tiny_model
+
+ROOT = Path(__file__).parents[3]
 
 ARCHITECTURES = {
     "llama": {},
@@ -86,3 +93,30 @@ def test_a_missing_tensor_is_named(tmp_path):
     model._read.__self__.tensors.pop("model.layers.1.mlp.up_proj.weight")
     with pytest.raises(ModelError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"), model.block(1):
         pass
+
+
+WALK = """
+import os, sys
+from pathlib import Path
+import torch
+from tests.unit.quantcore.test_single import streamed
+
+model = streamed(Path(sys.argv[1]), torch.bfloat16)
+model.embed(torch.ones(2, 64, dtype=torch.long))
+for index in range(5):
+    with model.block(index):
+        pass
+    print(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+"""
+
+
+def test_memory_does_not_grow_with_the_depth(tmp_path):
+    """In a fresh process that loads block after block: freed weights go back to the system."""
+    write_random_model(tmp_path / "model", num_blocks=5)
+    result = subprocess.run(
+        [sys.executable, "-c", WALK, tmp_path / "model"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    sizes = [int(line) for line in result.stdout.split()]
+    block_bytes = 88_000_000
+    assert len(sizes) == 5
+    assert sizes[-1] - sizes[0] < block_bytes, sizes
