@@ -28,7 +28,7 @@ from quantcore.export import EXPORTERS
 from quantcore.layer import LayerPlan
 from quantcore.plan import Plan, export_dir, resolve
 from quantcore.qtensor import QParams
-from quantcore.runtime.devices import default_device
+from quantcore.runtime.devices import default_device, release_freed_memory
 from quantcore.runtime.single import Hidden, StreamedModel
 from quantcore.task import Task
 from quantcore.timing import Eta
@@ -145,6 +145,7 @@ class WrittenCheckpoint:
                 self._differs(name)
             if layer in self.inputs and as_floats(self.inputs[layer]) != expected.inputs[layer.name]:
                 self._differs(f"{layer.name}.input_scale")
+            release_freed_memory()
         for name, value in expected.tensors.items():
             if digest(self._source.read(name)) != value:
                 self._differs(name)
