@@ -24,7 +24,7 @@ from quantcore.checkpoint.hub import fetch
 from quantcore.checkpoint.sink import Sink
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
 from quantcore.errors import ModelError, NumericsError
-from quantcore.evaluation.expectation import PROBE_POSITIONS, Expectation, digest
+from quantcore.evaluation.expectation import Expectation, digest, probe_logits
 from quantcore.evaluation.perplexity import perplexity
 from quantcore.evaluation.proof import as_floats, prove_in_fresh_process
 from quantcore.evaluation.report import build_report
@@ -133,8 +133,7 @@ def finish_head(
         inputs = {layer: input_params(layer, ranges[layer], model.dtype) for layer in ranges}
         quantizer.replace_weights(layers, inputs)
         with quantized_inputs(layers, inputs):
-            rows = [logits(state)[0, -PROBE_POSITIONS:].float().cpu() for state in probes.states]
-    quantizer.expected.probe_logits = torch.stack(rows)
+            quantizer.expected.probe_logits = probe_logits(logits, probes.states)
     return before
 
 

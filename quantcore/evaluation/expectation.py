@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -38,6 +39,11 @@ class Expectation:
         tensors = load_file(folder / "expected.safetensors")
         digests = json.loads((folder / "expected.json").read_text("utf-8"))
         return cls(tensors["held_out"], tensors["probe_logits"], **digests)
+
+
+def probe_logits(logits: Callable[[torch.Tensor], torch.Tensor], states: list[torch.Tensor]) -> torch.Tensor:
+    """Logits [N, PROBE_POSITIONS, V] of the last positions of N windows, float32 on the CPU."""
+    return torch.stack([logits(state)[0, -PROBE_POSITIONS:].float().cpu() for state in states])
 
 
 def digest(tensor: torch.Tensor) -> str:

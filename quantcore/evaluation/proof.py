@@ -21,7 +21,7 @@ from quantcore.calibration.stats import quantized_inputs
 from quantcore.checkpoint.headers import ModelHeaders, TensorHeader, read_local, read_tensor_headers
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
 from quantcore.errors import ProofError
-from quantcore.evaluation.expectation import PROBE_POSITIONS, Expectation, digest
+from quantcore.evaluation.expectation import Expectation, digest, probe_logits
 from quantcore.evaluation.perplexity import perplexity
 from quantcore.events import Emit, Progress, parse
 from quantcore.export import EXPORTERS
@@ -78,14 +78,11 @@ def run_model(
         headers.config, written.read_float, set(headers.tensors), plan.block_prefix, plan.num_blocks,
         TORCH_DTYPES[headers.main_dtype], default_device(),
     )  # fmt: skip
-    num_probes = expected.probe_logits.shape[0]
     hidden = model.embed(expected.held_out_NT)
     run_quantized(model, plan, hidden, written.inputs, emit)
     head = {layer: model.model.get_submodule(layer.name) for layer in plan.layers_of(None)}
     with model.head() as logits, quantized_inputs(head, written.inputs):
-        probes = torch.stack(
-            [logits(state)[0, -PROBE_POSITIONS:].float().cpu() for state in hidden.states[:num_probes]]
-        )
+        probes = probe_logits(logits, hidden.states[: expected.probe_logits.shape[0]])
         value = perplexity(logits, hidden.states, expected.held_out_NT)
     difference = ((probes - expected.probe_logits).abs().max() / expected.probe_logits.abs().max()).item()
     if not difference <= LOGIT_TOLERANCE:
@@ -128,11 +125,8 @@ class WrittenCheckpoint:
         if name not in self._layers:
             return self._source.read(name)
         layer = self._layers[name]
-        stored = {
-            key.removeprefix(f"{layer.name}."): self._source.read(key)
-            for key in self._layouts
-            if key.startswith(f"{layer.name}.") and key != f"{layer.name}.bias"
-        }
+        parts = self._exporter.layout(layer, "F32")  # the names; the stored dtypes were checked already
+        stored = {part: self._source.read(f"{layer.name}.{part}") for part in parts}
         weight, inputs = self._exporter.decode(layer, stored)
         if inputs is not None:
             self.inputs[layer] = inputs
@@ -192,8 +186,9 @@ def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit
                         failure = data
                     else:
                         emit(parse(data))
-            finally:
+            except BaseException:
                 process.kill()
+                raise
         if process.returncode != 0 or failure:
             raise ProofError(
                 failure.get("message", f"The proof process ended with status {process.returncode}."),

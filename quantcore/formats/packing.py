@@ -6,7 +6,6 @@ import torch
 
 from quantcore.formats import IntFormat
 
-SEQUENTIAL_ORDER = tuple(range(8))
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Slot i of a word holds column AWQ_ORDER[i]: the order of the AWQ GEMM kernels, which AMD Quark calls "reorder"."""
 
