@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, ClassVar
+
+from quantcore.formats.tables import kept
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,7 @@ class CodebookFormat:
     name: str
     table: tuple[float, ...]
     sign_bit: bool
+    cells_per_unit: int  # cells of this width (see _Ladder) hold at most one threshold each
     storage: ClassVar[str] = "uint8"
     scaled: ClassVar[bool] = True
     signed: ClassVar[bool] = True
@@ -57,89 +59,85 @@ class CodebookFormat:
 
     def encode(self, x: torch.Tensor, round_method: str = "half_even") -> torch.Tensor:
         """Scaled values (any shape, float32) to codes."""
-        ladder = _ladder(self)
-        return ladder.nearest(x, ladder.codes)
+        ladder = kept(_ladder, self, x.device)
+        return ladder.nearest(x.float(), ladder.codes)
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         """Codes to scaled values in float32."""
-        import torch
-
-        table = torch.tensor(self.table, dtype=torch.float32, device=codes.device)
+        table = kept(_value_table, self, codes.device)
         return table.index_select(0, codes.int().flatten()).view(codes.shape)
 
     def round(self, x: torch.Tensor, round_method: str = "half_even") -> torch.Tensor:
         """decode(encode(x)) in float32."""
-        return self.round_(x.float().clone(), round_method)
+        import torch
+
+        return self.round_(x.to(torch.float32, copy=True), round_method)
 
     def round_(self, x: torch.Tensor, round_method: str = "half_even") -> torch.Tensor:
         """``round`` in place on a float32 tensor."""
-        ladder = _ladder(self)
+        ladder = kept(_ladder, self, x.device)
         nearest = ladder.nearest(x, ladder.values)
         return x.clamp_(self.min, self.max).mul_(0.0).add_(nearest)  # 0 * NaN is NaN
 
 
 @dataclass(frozen=True)
 class _Ladder:
-    """A codebook's entries in ascending order, and cells of equal width that hold at most one threshold each.
+    """A codebook in ascending order, with cells of equal width that hold at most one threshold each.
 
-    A value's cell says how many thresholds lie below, save for one comparison: four times faster than a binary search.
+    A value's cell and one comparison say which entry is nearest: several times faster than a binary search. ``codes``
+    and ``values`` hold two entries for each cell: the answers below and above its threshold.
     """
 
     low: float
     high: float
-    cells_per_unit: float
-    codes: torch.Tensor  # uint8 [16]
-    values: torch.Tensor  # float32 [16]
-    num_below: torch.Tensor  # int32 [cells]: thresholds in the cells below
-    threshold: torch.Tensor  # float32 [cells]: values above it are one step higher; infinity if the cell has none
-
-    def cell(self, x: torch.Tensor) -> torch.Tensor:
-        """Index of the cell (int32) of each value in [low, high]."""
-        import torch
-
-        return x.sub(self.low).mul_(self.cells_per_unit).to(torch.int32)
+    cells_per_unit: int
+    threshold: torch.Tensor  # float32 [cells]: the smallest value that counts as above; infinity if the cell has none
+    codes: torch.Tensor  # uint8 [2 * cells]
+    values: torch.Tensor  # float32 [2 * cells]
 
     def nearest(self, x: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
-        """The element of ``answers`` (one for each entry) that belongs to the entry nearest to each x; NaN is 0."""
+        """The element of ``answers`` for each x (float32, any shape); NaN counts as 0."""
         import torch
 
-        shape, x = x.shape, x.flatten().float().nan_to_num(nan=0.0).clamp_(self.low, self.high)
-        cell = self.cell(x)
-        is_above = self.threshold.to(x.device).index_select(0, cell).sub_(x).view(torch.int32).bitwise_right_shift_(31)
-        rank = self.num_below.to(x.device).index_select(0, cell).sub_(is_above)  # is_above is -1 or 0
-        return answers.to(x.device).index_select(0, rank).view(shape)
+        shape, x = x.shape, x.nan_to_num(nan=0.0).clamp_(self.low, self.high).flatten()
+        cell = x.sub(self.low).mul_(self.cells_per_unit).to(torch.int32)
+        # The sign of the difference, as -1 for below and 0 for above.
+        side = x.sub_(self.threshold.index_select(0, cell)).view(torch.int32).bitwise_right_shift_(31)
+        return answers.index_select(0, side.add_(cell, alpha=2).add_(1)).view(shape)
 
 
-@cache
-def _ladder(fmt: CodebookFormat) -> _Ladder:
+def _value_table(fmt: CodebookFormat, device: torch.device) -> torch.Tensor:
+    import torch
+
+    return torch.tensor(fmt.table, dtype=torch.float32, device=device)
+
+
+def _ladder(fmt: CodebookFormat, device: torch.device) -> _Ladder:
     import torch
 
     codes = sorted(range(len(fmt.table)), key=lambda code: (fmt.table[code], math.copysign(1, fmt.table[code])))
-    values = torch.tensor([fmt.table[code] for code in codes], dtype=torch.float32)
+    values = torch.tensor([fmt.table[code] for code in codes], dtype=torch.float32, device=device)
     thresholds = _thresholds(values, ties_to_zero=fmt.sign_bit)
-    cells_per_unit = 8
-    while True:
-        cell = ((thresholds - fmt.min) * cells_per_unit).to(torch.int64)
-        if bool((cell.diff() > 0).all()):
-            break
-        cells_per_unit *= 2
-    num_cells = int((fmt.max - fmt.min) * cells_per_unit) + 1
-    threshold = torch.full((num_cells,), math.inf).scatter_(0, cell, thresholds)
-    num_below = torch.searchsorted(cell, torch.arange(num_cells), out_int32=True)
-    codes_in_order = torch.tensor(codes, dtype=torch.uint8)
-    return _Ladder(fmt.min, fmt.max, cells_per_unit, codes_in_order, values, num_below, threshold)
+    cell = thresholds.sub(fmt.min).mul_(fmt.cells_per_unit).to(torch.int64)
+    num_cells = int((fmt.max - fmt.min) * fmt.cells_per_unit) + 1
+    threshold = torch.full((num_cells,), math.inf, device=device).scatter_(0, cell, thresholds)
+    num_below = torch.searchsorted(cell, torch.arange(num_cells, device=device))  # thresholds in the cells below
+    rank = torch.stack([num_below, (num_below + 1).clamp(max=len(codes) - 1)], dim=-1).flatten()
+    sorted_codes = torch.tensor(codes, dtype=torch.uint8, device=device)
+    return _Ladder(fmt.min, fmt.max, fmt.cells_per_unit, threshold, sorted_codes[rank], values[rank])
 
 
 def _thresholds(values: torch.Tensor, *, ties_to_zero: bool) -> torch.Tensor:
-    """The largest float32 that still belongs to the lower of two neighbours, for each pair of ascending ``values``."""
+    """The smallest float32 that belongs to the upper of two neighbours, for each pair of ascending ``values``."""
     import torch
 
     middle = (values[1:].double() + values[:-1].double()) / 2
     nearest = middle.float()
-    too_high = nearest.double() > middle
-    if ties_to_zero:  # below zero the upper neighbour is the one nearer to it; so is +0 beside -0
-        too_high |= (nearest.double() == middle) & (values[:-1].signbit())
-    return torch.where(too_high, nearest.nextafter(torch.tensor(-math.inf)), nearest)
+    is_tie = nearest.double() == middle
+    # Below zero the upper neighbour is the one nearer to zero; so is 0 beside -0.
+    goes_down = is_tie & ~values[:-1].signbit() if ties_to_zero else is_tie
+    too_low = (nearest.double() < middle) | goes_down
+    return torch.where(too_low, nearest.nextafter(torch.full_like(nearest, math.inf)), nearest)
 
 
 _NF4 = (
@@ -151,6 +149,6 @@ _NF4 = (
 _FP4_BNB = tuple(value / 12 for value in (0.0, 1 / 16, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0))
 
 CODEBOOKS = (
-    CodebookFormat("nf4", _NF4, sign_bit=False),
-    CodebookFormat("fp4_bnb", _FP4_BNB + tuple(-value for value in _FP4_BNB), sign_bit=True),
+    CodebookFormat("nf4", _NF4, sign_bit=False, cells_per_unit=16),
+    CodebookFormat("fp4_bnb", _FP4_BNB + tuple(-value for value in _FP4_BNB), sign_bit=True, cells_per_unit=512),
 )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, ClassVar
+
+from quantcore.formats.tables import kept
 
 if TYPE_CHECKING:
     import torch
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 FLOAT32_MANTISSA_BITS = 23
 FLOAT32_BIAS = 127
 FLOAT32_EXPONENT = 0x7F800000  # the exponent's bits in a float32
-FLOAT16_MANTISSA_BITS = 10
-FLOAT16_BIAS = 15
 
 
 @dataclass(frozen=True)
@@ -86,14 +85,17 @@ class FloatFormat:
         import torch
 
         if self.storage != "uint8":
-            return x.clamp(-self.max, self.max).to(getattr(torch, self.storage))
+            return x.float().clamp(-self.max, self.max).to(getattr(torch, self.storage))
         x = x.float().nan_to_num(nan=0.0)
-        rounded = self.round(x).copysign_(x)
-        # As float16 with this format's bias, whose subnormals then match: the code is a shift away.
-        half = rounded.mul_(2.0 ** (self.bias - FLOAT16_BIAS)).to(torch.float16).view(torch.int16)
-        sign = 1 << (self.bits - 1)
-        magnitude = (half >> (FLOAT16_MANTISSA_BITS - self.mantissa_bits)).bitwise_and_(sign - 1)
-        return (half >> (16 - self.bits)).bitwise_and_(sign).bitwise_or_(magnitude).to(torch.uint8)
+        magnitude = x.abs().clamp_(max=self.max)
+        binade = self._binade(magnitude)
+        # The sum's low bits count steps of x's binade; with the binade's number added above them they are the code
+        # (the sum's own exponent lies above the byte that is kept).
+        code = magnitude.add_(binade, alpha=self._magic).view(torch.int32).sub_(binade.view(torch.int32))
+        shift = FLOAT32_MANTISSA_BITS - self.mantissa_bits
+        code.add_(binade.view(torch.int32).bitwise_right_shift_(shift)).sub_(self._lowest_binade >> shift)
+        code.sub_(x.view(torch.int32).bitwise_right_shift_(31), alpha=1 << (self.bits - 1))
+        return code.to(torch.uint8)
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         """Codes to scaled values in float32."""
@@ -102,12 +104,14 @@ class FloatFormat:
         if self.bits > 8:
             return codes.float()
         # Faster than torch's own cast from fp8, and the same for all small formats.
-        table = _table(self).to(codes.device)
+        table = kept(_value_table, self, codes.device)
         return table.index_select(0, codes.view(torch.uint8).int().flatten()).view(codes.shape)
 
     def round(self, x: torch.Tensor, round_method: str = "half_even") -> torch.Tensor:
         """decode(encode(x)) in float32, without the way through codes; the sign of a zero may differ."""
-        return self.round_(x.float().clone(), round_method)
+        import torch
+
+        return self.round_(x.to(torch.float32, copy=True), round_method)
 
     def round_(self, x: torch.Tensor, round_method: str = "half_even") -> torch.Tensor:
         """``round`` in place on a float32 tensor.
@@ -118,19 +122,38 @@ class FloatFormat:
         import torch
 
         x.clamp_(-self.max, self.max)
-        if not self.scaled:
-            return x.copy_(x.to(getattr(torch, self.storage)))
-        lowest = (self.emin + FLOAT32_BIAS) << FLOAT32_MANTISSA_BITS
-        binade = x.view(torch.int32).bitwise_and(FLOAT32_EXPONENT).clamp_(min=lowest).view(torch.float32)
-        magic = 1.5 * 2.0 ** (FLOAT32_MANTISSA_BITS - self.mantissa_bits)
+        if self.bias == FLOAT32_BIAS:
+            # bfloat16, whose magic number would overflow, is the upper half of a float32. A cast there and back would
+            # do, but torch.compile takes it for nothing and leaves it out.
+            upper = x.to(getattr(torch, self.storage)).view(torch.int16)
+            x.view(torch.int32).copy_(upper).bitwise_left_shift_(16)
+            return x
+        binade = self._binade(x)
+        magic = 1.5 * self._magic  # and a half, so that a negative x does not leave the sum's binade
         return x.add_(binade, alpha=magic).sub_(binade, alpha=magic)
 
+    @property
+    def _magic(self) -> float:
+        """Times x's binade and added to x, it leaves no bits below the format's step."""
+        return 2.0 ** (FLOAT32_MANTISSA_BITS - self.mantissa_bits)
 
-@cache
-def _table(fmt: FloatFormat) -> torch.Tensor:
+    @property
+    def _lowest_binade(self) -> int:
+        """The smallest normal value, as the bits of a float32."""
+        return (self.emin + FLOAT32_BIAS) << FLOAT32_MANTISSA_BITS
+
+    def _binade(self, x: torch.Tensor) -> torch.Tensor:
+        """The largest power of two that is at most abs(x), but at least the smallest normal value; infinity for NaN."""
+        import torch
+
+        bits = x.view(torch.int32).bitwise_and(FLOAT32_EXPONENT).clamp_(min=self._lowest_binade)
+        return bits.view(torch.float32)
+
+
+def _value_table(fmt: FloatFormat, device: torch.device) -> torch.Tensor:
     import torch
 
-    return torch.tensor(fmt.values(), dtype=torch.float32)
+    return torch.tensor(fmt.values(), dtype=torch.float32, device=device)
 
 
 FLOATS = (
