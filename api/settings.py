@@ -31,6 +31,7 @@ class Settings(BaseSettings):
     database_url: SecretStr = Field(validation_alias=AliasChoices("database_url", "DATABASE_URL"))
     broker_url: SecretStr = Field(validation_alias=AliasChoices("broker_url", "BROKER_URL"))
     data_dir: Annotated[Path, AfterValidator(Path.resolve)]
+    presets_file: Path | None = None
     model_roots: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_split_folders)] = ()
 
     lease_s: PositiveFloat = 90

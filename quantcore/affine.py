@@ -1,69 +1,198 @@
 """Scale, zero point, quantize, dequantize: pure functions that know a format's limits but no format's name.
 
-Shapes: x is [out, in] for weights (or [tokens, features] for activations); scale and zero point are [rows, groups],
-rows 1 or out, groups dividing the last dimension. Legend: O out, I in, R rows, G groups, S values that share a scale.
+Tensors come cut into [R, G, S] (see ``grouping``); scales and zero points are [R, G].
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from quantcore.config import QuantizationSpec, ScaleType
-from quantcore.formats import Format
+from quantcore.formats import FORMATS, Format
+from quantcore.grouping import Grouping, activation_grouping
+from quantcore.spec import QuantizationSpec, ScaleMode, ScaleType, ZeroPointType
 
 SCALE_DTYPES = {
     ScaleType.float32: torch.float32,
     ScaleType.float16: torch.float16,
     ScaleType.bfloat16: torch.bfloat16,
+    ScaleType.e8m0: torch.float32,
+    ScaleType.e4m3: torch.float32,
 }
+E8M0_LIMIT = 127  # exponents of an e8m0 scale run from -127 to 127
+E4M3 = FORMATS["fp8_e4m3"]
+
+
+@dataclass(frozen=True)
+class QParams:
+    """What turns codes into values: ``(decode(code) - zero_point) * scale * global_scale``.
+
+    ``scale`` [R, G] is float32 with values that are exact in the stored type. ``zero_point`` [R, G], None if symmetric,
+    is int32 codes or a float32 number. ``global_scale``, a float32 scalar or None, lies above the scales of NVFP4 and
+    of two-stage specs. A dynamic input whose global scale is calibrated has that alone, as a scalar ``scale``.
+    """
+
+    scale: torch.Tensor
+    zero_point: torch.Tensor | None = None
+    global_scale: torch.Tensor | None = None
+
+    @property
+    def step(self) -> torch.Tensor:
+        """What one unit of the format's grid is worth, [R, G] float32."""
+        return self.scale if self.global_scale is None else self.scale * self.global_scale
+
+
+def min_max(x_RGS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Smallest and largest value of every group, each [R, G]. NaN in a group gives NaN."""
+    if x_RGS.shape[:2] == (1, 1):
+        minimum, maximum = torch.aminmax(x_RGS)
+        return minimum.view(1, 1), maximum.view(1, 1)
+    return x_RGS.amin(dim=-1), x_RGS.amax(dim=-1)  # aminmax of a dimension is not vectorised on CPUs: 4 times as slow
+
+
+def find_params(
+    minimum_RG: torch.Tensor, maximum_RG: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dtype,
+    global_scale: torch.Tensor | None = None,
+) -> QParams:  # fmt: skip
+    """Scales (and zero points) for values in [minimum, maximum]; ``ScaleType.float`` is stored in ``model_dtype``.
+
+    Integers and floats take the smallest scale with which neither end clips (docs/decisions/0002). The scale is rounded
+    to its stored type here, before any code is chosen, so that the codes fit the scale that is stored. A group of zeros
+    gets scale 1; a scale too small for its type becomes the smallest normal number. ``global_scale``, if it is known
+    already, is taken as given.
+    """
+    minimum, maximum = minimum_RG.float(), maximum_RG.float()
+    if not spec.format.scaled:
+        return QParams(torch.ones_like(maximum))
+    if global_scale is None:
+        global_scale = _global_scale(minimum, maximum, spec)
+    if spec.over is not None and global_scale is not None:
+        minimum, maximum = (spec.over.format.round(end / global_scale) for end in (minimum, maximum))
+    zero_point = None
+    if not spec.symmetric:
+        scale, zero_point = _asymmetric(minimum.clamp(max=0), maximum.clamp(min=0), spec)
+    elif spec.scale_type is ScaleType.e8m0:
+        scale = _power_of_two(torch.maximum(maximum, -minimum), spec)
+    else:
+        unit = 1.0 if spec.over is not None or global_scale is None else global_scale
+        scale = torch.maximum(maximum / (unit * spec.format.max), minimum / (unit * spec.format.min))
+    return QParams(_as_stored(scale, spec, model_dtype), zero_point, global_scale)
+
+
+def quantize(x_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec) -> torch.Tensor:
+    """Codes [R, G, S] in the format's storage dtype; values outside the range take the nearest end."""
+    return spec.format.encode(_scaled(x_RGS, params, spec), spec.round_method.value)
+
+
+def dequantize(codes_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec) -> torch.Tensor:
+    """What the codes stand for, float32 [R, G, S]."""
+    return _unscaled(spec.format.decode(codes_RGS), params, spec)
+
+
+def fake_quantize(x: torch.Tensor, spec: QuantizationSpec, grouping: Grouping, params: QParams) -> torch.Tensor:
+    """x as a consumer sees it after quantize and dequantize, in x's shape and dtype."""
+    rounded = spec.format.round_(_scaled(grouping.split(x), params, spec), spec.round_method.value)
+    return grouping.join(_unscaled(rounded, params, spec), tuple(x.shape)).to(x.dtype)
+
+
+def static_params(params: QParams, spec: QuantizationSpec) -> QParams:
+    """What calibration leaves of an activation's parameters: all, or the global scale where groups are dynamic."""
+    if not spec.is_dynamic:
+        return params
+    assert params.global_scale is not None
+    return QParams(params.global_scale)
+
+
+def fake_quantize_activation(x: torch.Tensor, spec: QuantizationSpec, static: QParams | None) -> torch.Tensor:
+    """An activation [..., T, I] as a kernel sees it; scales that are not ``static`` are taken from x, in float32."""
+    grouping = activation_grouping(spec)
+    if static is None or spec.is_dynamic:
+        known = None if static is None else static.scale.to(x.device)
+        return fake_quantize(x, spec, grouping, find_params(*min_max(grouping.split(x)), spec, torch.float32, known))
+    zero_point = None if static.zero_point is None else static.zero_point.to(x.device)
+    return fake_quantize(x, spec, grouping, QParams(static.scale.to(x.device), zero_point, static.global_scale))
 
 
 def scale_dtype(spec: QuantizationSpec, model_dtype: torch.dtype) -> torch.dtype:
-    """The dtype that the scale is stored in; ``ScaleType.float`` is the model's own."""
+    """The torch dtype in which the scale's value is exact; ``ScaleType.float`` and ``pof2`` use the model's own."""
     return SCALE_DTYPES.get(spec.scale_type, model_dtype)
 
 
-def grouped(x: torch.Tensor, rows: int, groups: int) -> torch.Tensor:
-    """View x [O, I] as [R, G, S]: all values that share one scale lie on the last axis."""
-    return x.reshape(rows, groups, -1)
-
-
-def min_max(x: torch.Tensor, rows: int, groups: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Smallest and largest value of every group, each [R, G]. NaN in a group gives NaN."""
-    minimum, maximum = torch.aminmax(grouped(x, rows, groups), dim=-1)
-    return minimum, maximum
-
-
-def affine_params(
-    minimum: torch.Tensor, maximum: torch.Tensor, spec: QuantizationSpec, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Scale (float32, exact in ``dtype``) and zero point (int32 codes, or None) for values in [minimum, maximum].
-
-    The smallest scale with which neither end clips: the largest values of a group matter most, and min-max rules that
-    round the zero point afterwards cut up to half a step from one of them (docs/decisions/0002). The scale is rounded
-    to ``dtype`` here, before any code is chosen, so that the codes fit the scale that is stored. A group of zeros gets
-    scale 1; a scale too small for ``dtype`` becomes its smallest normal number.
-    """
-    fmt = spec.format
-    minimum, maximum = minimum.float(), maximum.float()
-    zero_point = None
-    if spec.symmetric:
-        scale = torch.maximum(maximum / fmt.max, minimum / fmt.min)
+def _scaled(x_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec) -> torch.Tensor:
+    """x on the format's grid, not rounded yet: float32 in memory of its own, so that rounding may work in place."""
+    x = x_RGS.float()
+    if spec.over is not None and params.global_scale is not None:
+        x = spec.over.format.round(x / params.global_scale) / params.scale.unsqueeze(-1)
     else:
-        scale, zero_point = _asymmetric(minimum.clamp(max=0), maximum.clamp(min=0), fmt)
+        x = x / params.step.unsqueeze(-1)
+    return x if params.zero_point is None else x.add_(params.zero_point.unsqueeze(-1))
+
+
+def _unscaled(values_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec) -> torch.Tensor:
+    """The inverse of ``_scaled``; overwrites its argument."""
+    if params.zero_point is not None:
+        values_RGS = values_RGS.sub_(params.zero_point.unsqueeze(-1))
+    if spec.over is not None and params.global_scale is not None:
+        return values_RGS.mul_(params.scale.unsqueeze(-1)).mul_(params.global_scale)
+    return values_RGS.mul_(params.step.unsqueeze(-1))
+
+
+def _global_scale(minimum: torch.Tensor, maximum: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor | None:
+    """One scale above all groups, so that theirs fit e4m3 (NVFP4), or that of the first stage; 1 for zeros."""
+    if spec.over is not None:
+        largest = spec.over.format.max
+    elif spec.scale_type is ScaleType.e4m3:
+        largest = spec.format.max * E4M3.max
+    else:
+        return None
+    scale = torch.maximum(maximum, -minimum).amax() / largest
+    return torch.where(scale == 0, torch.ones_like(scale), scale.clamp(min=torch.finfo(torch.float32).tiny))
+
+
+def _as_stored(scale: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dtype) -> torch.Tensor:
+    """float32 scales that are exact in the stored type; none is 0."""
+    if spec.scale_type is ScaleType.e8m0:
+        return scale
+    if spec.scale_type is ScaleType.e4m3:
+        scale = E4M3.round(scale)
+        return torch.where(scale == 0, torch.ones_like(scale), scale)
+    dtype = scale_dtype(spec, model_dtype)
     scale = torch.where(scale == 0, torch.ones_like(scale), scale.clamp(min=torch.finfo(dtype).tiny))
-    return scale.to(dtype).float(), zero_point
+    if spec.scale_type is ScaleType.pof2:
+        fraction, exponent = torch.frexp(scale)  # scale = fraction * 2^exponent, 0.5 <= fraction < 1
+        scale = torch.ldexp(torch.ones_like(scale), exponent - (fraction == 0.5).int())
+    return scale.to(dtype).float()
 
 
-def _asymmetric(minimum: torch.Tensor, maximum: torch.Tensor, fmt: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """The smallest scale that holds [minimum, maximum] around 0 with a whole zero point, and that zero point.
+def _power_of_two(largest: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor:
+    """The e8m0 scale for groups with this largest magnitude (OCP Microscaling Formats v1.0, section 6.3)."""
+    fraction, exponent = torch.frexp(largest)  # largest = 2 * fraction * 2^(exponent - 1), 1 <= 2 * fraction < 2
+    exponent = exponent - 1
+    if spec.scale_calculation_mode is ScaleMode.ceil:
+        exponent = exponent + (fraction > 0.5).int()
+    elif spec.scale_calculation_mode is ScaleMode.even:
+        exponent = exponent + (2 * fraction >= 2 - 2.0 ** -(spec.format.mantissa_bits + 1)).int()
+    exponent = (exponent - spec.format.emax).clamp(-E8M0_LIMIT, E8M0_LIMIT)
+    scale = torch.ldexp(torch.ones_like(largest), exponent)
+    scale = torch.where(largest == 0, torch.ones_like(scale), scale)
+    return torch.where(torch.isfinite(largest), scale, largest)
 
-    With z codes below zero and n - z above, the scale must be at least -minimum / z and maximum / (n - z). The best
-    real z is n * -minimum / (maximum - minimum); the best whole one is a neighbour of it.
+
+def _asymmetric(
+    minimum: torch.Tensor, maximum: torch.Tensor, spec: QuantizationSpec
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The smallest scale that holds [minimum, maximum] around 0, and its zero point.
+
+    A whole zero point with z codes below zero and n - z above needs a scale of at least -minimum / z and
+    maximum / (n - z). The best real z is n * -minimum / (maximum - minimum); the best whole one is a neighbour of it.
     """
+    fmt: Format = spec.format
     num_steps = fmt.max - fmt.min
     span = maximum - minimum
     best = torch.where(span > 0, -minimum / span * num_steps, 0)
+    if spec.zero_point_type is ZeroPointType.float32:
+        return span / num_steps, best + fmt.min
     below_2 = torch.stack([best.floor(), best.ceil()])
     scale_2 = torch.maximum(_divide(-minimum, below_2), _divide(maximum, num_steps - below_2))
     scale, choice = scale_2.min(dim=0)
@@ -74,28 +203,3 @@ def _asymmetric(minimum: torch.Tensor, maximum: torch.Tensor, fmt: Format) -> tu
 def _divide(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     """x / count for x >= 0, where nothing needs no room: 0 / 0 is 0."""
     return torch.where(x == 0, 0, x / count)
-
-
-def quantize(
-    x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, fmt: Format, round_method: str = "half_even"
-) -> torch.Tensor:
-    """Codes of x, same shape, in the format's storage dtype; values outside the range take the nearest end."""
-    x_RGS = grouped(x.float(), *scale.shape) / scale.unsqueeze(-1)
-    if zero_point is not None:
-        x_RGS = x_RGS + zero_point.unsqueeze(-1)
-    return fmt.encode(x_RGS, round_method).reshape(x.shape)
-
-
-def dequantize(codes: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, fmt: Format) -> torch.Tensor:
-    """(code - zero_point) * scale in float32, same shape as ``codes``."""
-    x_RGS = grouped(fmt.decode(codes), *scale.shape)
-    if zero_point is not None:
-        x_RGS = x_RGS - zero_point.unsqueeze(-1)
-    return (x_RGS * scale.unsqueeze(-1)).reshape(codes.shape)
-
-
-def fake_quantize(
-    x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, fmt: Format, round_method: str = "half_even"
-) -> torch.Tensor:
-    """x as a consumer would see it after quantize and dequantize, in x's dtype."""
-    return dequantize(quantize(x, scale, zero_point, fmt, round_method), scale, zero_point, fmt).to(x.dtype)

@@ -1,8 +1,8 @@
 """The engine's command line.
 
 ``python -m quantcore --model_dir ... --output_dir ... --quant_scheme ...`` quantizes, with the flags of the
-quantization script of AMD Quark. Two subcommands serve programs: ``run TASK.json`` (what a worker starts; JSON lines
-on stdout) and ``verify FOLDER EXPECTED`` (the fresh process of the proof).
+quantization script of AMD Quark. ``presets`` and ``schema`` print what a scheme can be. Two subcommands serve programs:
+``run TASK.json`` (what a worker starts; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process).
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from quantcore import presets
 from quantcore.checkpoint.hub import is_model_id, resolve
-from quantcore.config import CalibrationConfig, Config, parse_config
+from quantcore.config import CalibrationConfig, Config, json_schema
 from quantcore.errors import ConfigError, QuantError, unknown_value
 from quantcore.events import Emit, Failed, print_json_lines
+from quantcore.quark_config import read_config
 from quantcore.task import EvaluationConfig, Task, read_task
 
 CUSTOM_MODES = ("quark",)
@@ -32,7 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 a known failure (explained), 2 wrong usage, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, _stop)
-    commands: dict[str, Callable[[list[str]], int]] = {"run": _run, "verify": _verify}
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "run": _run,
+        "verify": _verify,
+        "presets": _presets,
+        "schema": _schema,
+    }
     try:
         if arguments and arguments[0] in commands:
             return commands[arguments[0]](arguments[1:])
@@ -73,6 +80,21 @@ def _verify(arguments: list[str]) -> int:
     return _reporting(verify, print_json_lines())
 
 
+def _presets(arguments: list[str]) -> int:
+    """``presets [FILE]``: the named schemes, with those of a file, as JSON."""
+    found = presets.read_presets(Path(arguments[0])) if arguments else presets.PRESETS
+    rows = {name: {"title": preset.title, "aliases": preset.aliases, "config": preset.config.to_dict()}
+            for name, preset in found.items()}  # fmt: skip
+    print(json.dumps(rows, indent=2))
+    return 0
+
+
+def _schema(arguments: list[str]) -> int:
+    """``schema``: the JSON Schema of a config."""
+    print(json.dumps(json_schema(), indent=2))
+    return 0
+
+
 def _quantize(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     if options.json:
@@ -111,7 +133,6 @@ def _task(options: argparse.Namespace) -> Task:
     """The flags as a Task. Raises ConfigError for a value that is not there (yet), with the list of what is."""
     _one_of("quant_algo", options.quant_algo.split(",") if options.quant_algo else [], QUANT_ALGOS)
     _one_of("pre_quantization_optimization", options.pre_quantization_optimization, ())
-    _one_of("kv_cache_dtype", [options.kv_cache_dtype] if options.kv_cache_dtype else [], ())
     _one_of("custom_mode", [options.custom_mode], CUSTOM_MODES)
     _one_of("model_export", options.model_export, MODEL_EXPORTS)
     _one_of("tasks", options.tasks.split(",") if options.tasks else [], ())
@@ -141,7 +162,9 @@ def _model(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _config(options: argparse.Namespace) -> Config:
+    """The config of the flags: a preset or a file, then what single flags change of it."""
     exclude = None if options.exclude_layers is None else tuple(options.exclude_layers)
+    known = presets.PRESETS if options.preset_file is None else presets.read_presets(Path(options.preset_file))
     if options.quant_scheme.endswith(".json"):
         if options.group_size is not None or exclude is not None:
             raise ConfigError(
@@ -150,10 +173,15 @@ def _config(options: argparse.Namespace) -> Config:
                 hint="Change them in the file, or give --quant_scheme the name of a preset.",
             )
         try:
-            return parse_config(json.loads(Path(options.quant_scheme).read_text("utf-8")))
+            config = read_config(json.loads(Path(options.quant_scheme).read_text("utf-8")))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{options.quant_scheme} cannot be read: {error}.", code="invalid_config") from error
-    return presets.resolve(options.quant_scheme, group_size=options.group_size, exclude=exclude)
+    else:
+        config = presets.resolve(options.quant_scheme, group_size=options.group_size, exclude=exclude, presets=known)
+    named = {pattern: presets.resolve(scheme, presets=known).global_quant_config
+             for pattern, scheme in options.layer_quant_scheme}  # fmt: skip
+    config = replace(config, layer_quant_config={**named, **config.layer_quant_config})
+    return presets.with_kv_cache(config, options.kv_cache_dtype) if options.kv_cache_dtype else config
 
 
 def _one_of(flag: str, given: Sequence[str], allowed: Sequence[str]) -> None:
@@ -196,7 +224,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--quant_algo", help=f"comma list of: {', '.join(QUANT_ALGOS)} (default)")
     add("--pre_quantization_optimization", action="append", default=[], help="none is available yet")
-    add("--kv_cache_dtype", help="none is available yet")
+    add("--kv_cache_dtype", help=f"one of: {', '.join(presets.KV_CACHE_SPECS)} (default: not quantized)")
+    add(
+        "--layer_quant_scheme",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("PATTERN", "SCHEME"),
+        help="another preset for the layers that a glob matches; repeat for several, the first match counts",
+    )
+    add("--preset_file", help="JSON with presets of your own")
     add("--custom_mode", default="quark", help=f"one of: {', '.join(CUSTOM_MODES)}")
     add("--num_calib_data", type=_positive, default=32, help="calibration samples (default: 32)")
     add("--seq_len", type=_positive, default=512, help="tokens per sample (default: 512)")

@@ -1,198 +1,173 @@
 """What a user asks for, in the field's names: spec of a tensor, config of a layer, config of a model.
 
-All values are frozen and refuse unknown fields. ``Config.model_dump(mode="json")`` and ``parse_config`` are inverse.
+All are frozen dataclasses that validate themselves and refuse unknown fields, so ``dataclasses.replace`` works and
+checks again. ``to_dict`` and ``parse_config`` are inverse.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StrictBool,
-    StrictInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
+from pydantic import model_validator as validator
+from pydantic.dataclasses import dataclass
 
+from quantcore.algorithms import STRICT, AlgoConfig
 from quantcore.errors import ConfigError
-from quantcore.formats import FORMATS, Format
+from quantcore.spec import (
+    Dtype,
+    QSchemeType,
+    QuantizationSpec,
+    RoundType,
+    ScaleMode,
+    ScaleType,
+    Value,
+    ZeroPointType,
+    given_fields,
+    one_of,
+)  # fmt: skip
+
+__all__ = [
+    "CalibrationConfig", "Config", "Dtype", "QSchemeType", "QuantizationConfig", "QuantizationMode", "QuantizationSpec",
+    "RoundType", "ScaleMode", "ScaleType", "ZeroPointType", "json_schema", "learns_from_data", "parse_config",
+]  # fmt: skip
+
+LAYER_TYPES = ("Linear", "Conv1d", "Conv2d", "ConvTranspose2d", "Conv1D", "Embedding", "EmbeddingBag")
+"""Classes whose weight can be quantized. ``Conv1D`` is Transformers' transposed linear layer (GPT-2)."""
+
+ONLY_WHEN_ASKED = ("Embedding", "EmbeddingBag")
+LayerType = Annotated[str, one_of("layer type", LAYER_TYPES)]
 
 
-class Dtype(StrEnum):
-    """Number formats a tensor can be quantized to; the facts of each are in ``quantcore.formats``."""
+class QuantizationMode(StrEnum):
+    """``eager_mode`` replaces modules; ``fx_graph_mode`` traces the model with torch.export first."""
 
-    int4 = "int4"
-    uint4 = "uint4"
-    int8 = "int8"
-    fp8_e4m3 = "fp8_e4m3"
+    eager_mode = "eager_mode"
+    fx_graph_mode = "fx_graph_mode"
 
 
-class QSchemeType(StrEnum):
-    """How many values share one scale: the whole tensor, one output channel (or token), one group of inputs."""
-
-    per_tensor = "per_tensor"
-    per_channel = "per_channel"
-    per_group = "per_group"
-
-
-class ScaleType(StrEnum):
-    """The number type of the stored scale; ``float`` means the model's own dtype."""
-
-    float = "float"
-    float32 = "float32"
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-
-
-class RoundType(StrEnum):
-    """How integer codes are rounded. Float formats always round half to even."""
-
-    round = "round"
-    floor = "floor"
-    half_even = "half_even"
-
-
-MIN_MAX_OBSERVERS = {
-    QSchemeType.per_tensor: "PerTensorMinMaxObserver",
-    QSchemeType.per_channel: "PerChannelMinMaxObserver",
-    QSchemeType.per_group: "PerGroupMinMaxObserver",
-}
-
-
-def _observer_name(value: object) -> object:
-    """Accept an observer class as well as its name."""
-    return value.__name__ if isinstance(value, type) else value
-
-
-ObserverName = Annotated[
-    Literal["PerTensorMinMaxObserver", "PerChannelMinMaxObserver", "PerGroupMinMaxObserver"],
-    BeforeValidator(_observer_name),
-]
-
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class QuantizationSpec(_Frozen):
-    """How one tensor is quantized.
-
-    ``ch_axis``: a weight [out, in] has its channels on axis 0; an activation [..., tokens, features] that is
-    ``per_channel`` and dynamic has one scale per token. Groups always run along the input features, whatever axis
-    is named. ``group_size`` -1 means one group as wide as the row. What is left out is filled in: ``symmetric`` is True
-    for signed formats, ``observer_cls`` is the min-max one of the scheme.
-    """
-
-    dtype: Dtype
-    observer_cls: ObserverName | None = None
-    is_dynamic: StrictBool | None = None
-    qscheme: QSchemeType = QSchemeType.per_tensor
-    ch_axis: StrictInt | None = None
-    group_size: StrictInt | None = None
-    symmetric: StrictBool | None = None
-    round_method: RoundType = RoundType.half_even
-    scale_type: ScaleType = ScaleType.float
-
-    @property
-    def format(self) -> Format:
-        return FORMATS[self.dtype.value]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in(cls, values: Any) -> Any:
-        """Null means "the default", as in the JSON that other tools write."""
-        if not isinstance(values, dict):
-            return values
-        filled = {name: value for name, value in values.items() if value is not None}
-        dtype = getattr(filled.get("dtype"), "value", filled.get("dtype"))
-        filled.setdefault("symmetric", dtype not in FORMATS or FORMATS[dtype].signed)
-        filled.setdefault("is_dynamic", False)
-        if "observer_cls" not in filled:
-            scheme = filled.get("qscheme", QSchemeType.per_tensor)
-            if scheme in [member.value for member in QSchemeType]:
-                filled["observer_cls"] = MIN_MAX_OBSERVERS[QSchemeType(scheme)]
-        return filled
-
-    @model_validator(mode="after")
-    def _make_sense(self) -> QuantizationSpec:
-        if self.qscheme is QSchemeType.per_group:
-            if self.group_size is None:
-                raise ValueError("qscheme per_group needs group_size: a whole number above 0, or -1 for the whole row")
-            if self.group_size == 0 or self.group_size < -1:
-                raise ValueError(f"group_size is {self.group_size}; it must be above 0, or -1 for the whole row")
-        elif self.group_size is not None:
-            raise ValueError(f"group_size goes with qscheme per_group, not with {self.qscheme.value}; leave it out")
-        if self.ch_axis is not None and self.ch_axis not in (-1, 0, 1):
-            raise ValueError(f"ch_axis is {self.ch_axis}; a linear layer's tensors have axes 0 and 1 (or -1)")
-        if not self.symmetric and self.dtype is Dtype.fp8_e4m3:
-            raise ValueError("symmetric=false needs an integer dtype; a float format has no zero point")
-        if self.symmetric and not self.format.signed:
-            raise ValueError(
-                f"{self.dtype.value} has no negative codes: set symmetric to false, or take a signed dtype"
-            )
-        return self
-
-
-class QuantizationConfig(_Frozen):
-    """What happens to one layer: its weight and, if wanted, its input. None keeps a tensor as it is."""
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class QuantizationConfig(Value):
+    """What happens to one layer's tensors. None keeps a tensor as it is."""
 
     input_tensors: QuantizationSpec | None = None
-    output_tensors: None = Field(default=None, description="Quantized outputs are not available yet: leave it null.")
+    output_tensors: QuantizationSpec | None = None
     weight: QuantizationSpec | None = None
-    bias: None = Field(default=None, description="Quantized biases are not available yet: leave it null.")
+    bias: QuantizationSpec | None = None
 
-    @model_validator(mode="after")
-    def _make_sense(self) -> QuantizationConfig:
-        weight, inputs = self.weight, self.input_tensors
-        if weight is not None:
-            if weight.is_dynamic:
-                raise ValueError("a weight does not change: set is_dynamic to false in the weight's spec")
-            if weight.qscheme is QSchemeType.per_channel and weight.ch_axis not in (None, 0):
-                raise ValueError(f"a per_channel weight has its channels on ch_axis 0, not {weight.ch_axis}")
-        if inputs is not None:
-            if weight is None:
-                raise ValueError("input_tensors without weight: quantize the weight as well, or neither")
-            if inputs.qscheme is QSchemeType.per_group:
-                raise ValueError(
-                    "input_tensors can be per_tensor, or per_channel with is_dynamic=true (one scale a token)"
-                )
-            if inputs.qscheme is QSchemeType.per_channel and not inputs.is_dynamic:
-                raise ValueError("per_channel input_tensors are one scale a token, which needs is_dynamic=true")
+    @validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, values: Any) -> Any:
+        return given_fields(values)
+
+    @validator(mode="after")
+    def _make_sense(self) -> Self:
+        for name, fixed in (("weight", self.weight), ("bias", self.bias)):
+            if fixed is not None and fixed.is_dynamic:
+                raise ValueError(f"a {name} does not change: set is_dynamic to false in the {name}'s spec")
+        if self.bias is not None and self.bias.qscheme not in (QSchemeType.per_tensor, QSchemeType.per_channel):
+            raise ValueError(f"a bias has one axis: its qscheme is per_tensor or per_channel, not {self.bias.qscheme}")
+        if self.input_tensors is not None and self.weight is None:
+            raise ValueError("input_tensors without weight: quantize the weight as well, or neither")
+        for name, spec in (("input_tensors", self.input_tensors), ("output_tensors", self.output_tensors)):
+            if spec is not None:
+                _check_activation(name, spec)
         return self
 
     @property
     def needs_calibration(self) -> bool:
-        """True if the input's range must be learned from data."""
-        return self.input_tensors is not None and not self.input_tensors.is_dynamic
+        """True if the range of the input or of the output must be learned from data."""
+        return any(spec is not None and learns_from_data(spec) for spec in (self.input_tensors, self.output_tensors))
 
 
-class Config(_Frozen):
+def learns_from_data(spec: QuantizationSpec) -> bool:
+    """Whether an activation's spec needs calibration: static scales, or NVFP4's one static scale above dynamic ones."""
+    return spec.is_static or spec.scale_type is ScaleType.e4m3
+
+
+def _check_activation(name: str, spec: QuantizationSpec) -> None:
+    if spec.qscheme is QSchemeType.per_block or spec.over is not None:
+        raise ValueError(f"{name} can be per_tensor, per_channel or per_group; blocks and two stages are for weights")
+    per_channel = spec.qscheme is QSchemeType.per_channel
+    if per_channel and not spec.is_dynamic and spec.ch_axis not in (-1, 2):
+        raise ValueError(
+            f"{name} that are per_channel have one scale a token, which needs is_dynamic=true; "
+            "or one a feature: static with ch_axis -1"
+        )
+    if per_channel and spec.is_dynamic and spec.ch_axis not in (None, 1, -2):
+        raise ValueError(f"dynamic per_channel {name} have one scale a token: leave ch_axis out (or 1)")
+    if spec.qscheme is QSchemeType.per_group and spec.ch_axis not in (None, -1, 1, 2):
+        raise ValueError(f"groups of {name} run along the features: leave ch_axis out (or -1)")
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Config(Value):
     """How a whole model is quantized.
 
-    A layer's config is the first match of: ``exclude`` (kept as it is), ``layer_quant_config`` (patterns in order),
-    ``global_quant_config``. Patterns are shell globs on the full module name (``*.down_proj``).
+    A layer's config is the first match of: ``exclude`` (kept as it is), ``kv_cache_quant_config`` and
+    ``layer_quant_config`` (patterns in order), ``layer_type_quant_config``, ``global_quant_config``. Patterns are shell
+    globs on the full module name (``*.down_proj``). Embeddings are quantized only where a name or a type asks for it.
+    ``softmax_quant_spec``: the attention probabilities (fp8 attention).
     """
 
     global_quant_config: QuantizationConfig
-    layer_type_quant_config: dict[str, QuantizationConfig] = Field(default={}, max_length=0)
-    layer_quant_config: dict[str, QuantizationConfig] = {}
-    kv_cache_quant_config: dict[str, QuantizationConfig] = Field(default={}, max_length=0)
+    layer_type_quant_config: dict[LayerType, QuantizationConfig] = Field(default_factory=dict)
+    layer_quant_config: dict[str, QuantizationConfig] = Field(default_factory=dict)
+    kv_cache_quant_config: dict[str, QuantizationConfig] = Field(default_factory=dict)
+    softmax_quant_spec: QuantizationSpec | None = None
     exclude: tuple[str, ...] = ()
-    algo_config: None = None
-    quant_mode: Literal["eager_mode"] = "eager_mode"
+    algo_config: tuple[AlgoConfig, ...] = ()
+    quant_mode: QuantizationMode = QuantizationMode.eager_mode
+
+    @property
+    def needs_calibration(self) -> bool:
+        """True if some layer's config needs data."""
+        named = (self.kv_cache_quant_config, self.layer_quant_config, self.layer_type_quant_config)
+        layers = (self.global_quant_config, *(layer for table in named for layer in table.values()))
+        return any(layer.needs_calibration for layer in layers)
+
+    def choose(self, name: str, layer_type: str) -> tuple[QuantizationConfig | None, str]:
+        """The config of layer ``name`` of class ``layer_type`` (None: kept as it is), and what decided it."""
+        for pattern in self.exclude:
+            if fnmatchcase(name, pattern):
+                return None, f"excluded by '{pattern}'"
+        for field in ("kv_cache_quant_config", "layer_quant_config"):
+            for pattern, chosen in getattr(self, field).items():
+                if fnmatchcase(name, pattern):
+                    return chosen, f"{field} '{pattern}'"
+        if layer_type in self.layer_type_quant_config:
+            return self.layer_type_quant_config[layer_type], f"layer_type_quant_config '{layer_type}'"
+        if layer_type in ONLY_WHEN_ASKED:
+            return None, f"{layer_type} is quantized only where a name or a type asks for it"
+        return self.global_quant_config, "global_quant_config"
+
+    @validator(mode="before")
+    @classmethod
+    def _fill_in(cls, values: Any) -> Any:
+        values = given_fields(values)
+        if isinstance(values, dict) and not isinstance(values.get("algo_config", ()), list | tuple):
+            values["algo_config"] = (values["algo_config"],)
+        return values
 
 
-class CalibrationConfig(_Frozen):
+_ADAPTER = TypeAdapter(Config)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a Config."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_ADAPTER.json_schema()}
+
+
+class CalibrationConfig(BaseModel):
     """The text that shows the engine what activations look like: ``num_samples`` windows of ``seq_len`` tokens.
 
     ``source``: ``builtin`` (prose that comes with Python), a ``.txt``/``.md`` file, or a ``.jsonl`` file with a
     ``text`` field a line.
     """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: Annotated[str, Field(min_length=1, max_length=4096)] = "builtin"
     num_samples: Annotated[StrictInt, Field(ge=1, le=65536)] = 32
@@ -203,7 +178,7 @@ class CalibrationConfig(_Frozen):
 def parse_config(data: object) -> Config:
     """JSON data -> Config. Raises ConfigError(code='invalid_config') that points at the first field at fault."""
     try:
-        return Config.model_validate(data)
+        return _ADAPTER.validate_python(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         pointer = "".join(f"/{part}" for part in first["loc"])

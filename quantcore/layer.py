@@ -5,18 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from quantcore.config import QSchemeType, QuantizationConfig, QuantizationSpec
+from quantcore.config import QSchemeType, QuantizationConfig, QuantizationSpec, ScaleType
+from quantcore.grouping import weight_grouping
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """A linear layer that will be quantized. ``block`` is its decoder block, None outside the blocks (lm_head)."""
+    """A layer whose weight will be quantized. ``block`` is its decoder block, None outside the blocks (lm_head).
+
+    ``shape`` is that of the weight as [out, in, *kernel], whatever a module of class ``kind`` stores. ``chosen_by``
+    says where in the Config its config stands.
+    """
 
     name: str
     block: int | None
-    out_features: int
-    in_features: int
+    shape: tuple[int, ...]
     config: QuantizationConfig
+    kind: str = "Linear"
+    chosen_by: str = "global_quant_config"
+
+    @property
+    def out_features(self) -> int:
+        return self.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        return self.shape[1]
 
     @property
     def weight(self) -> QuantizationSpec:
@@ -30,11 +44,7 @@ class LayerPlan:
     @property
     def num_scales(self) -> tuple[int, int]:
         """Shape [rows, groups] of the weight's scales."""
-        if self.weight.qscheme is QSchemeType.per_tensor:
-            return (1, 1)
-        if self.weight.qscheme is QSchemeType.per_channel:
-            return (self.out_features, 1)
-        return (self.out_features, self.in_features // self.group_size)
+        return weight_grouping(self.weight).num_scales(self.shape)
 
     @property
     def group_size(self) -> int:
@@ -43,21 +53,50 @@ class LayerPlan:
         return self.in_features if size is None or size == -1 else size
 
     @property
+    def groups(self) -> list[tuple[int, int]]:
+        """(length of the axis, group size) of the weight and of the input, where they have groups of a fixed size."""
+        axes = ((self.weight, weight_grouping(self.weight).axis), (self.input_tensors, 1))
+        return [
+            (self.shape[axis or 0], spec.group_size)
+            for spec, axis in axes
+            if spec is not None and spec.group_size is not None and spec.group_size > 0
+        ]
+
+    @property
     def scheme(self) -> str:
         """A short name for people: ``uint4 per_group 64``, ``int8 per_channel + int8 per_token dynamic``."""
-        weight = self.weight
-        text = f"{weight.dtype.value} {weight.qscheme.value}"
-        text += f" {self.group_size}" if weight.qscheme is QSchemeType.per_group else ""
-        if self.input_tensors is not None:
-            inputs = self.input_tensors
-            granularity = "per_token" if inputs.qscheme is QSchemeType.per_channel else "per_tensor"
-            text += f" + {inputs.dtype.value} {granularity} {'dynamic' if inputs.is_dynamic else 'static'}"
+        text = _describe(self.weight, group_size=self.group_size)
+        if self.config.input_tensors is not None:
+            text += f" + {_describe_activation(self.config.input_tensors)}"
+        if self.config.output_tensors is not None:
+            text += f" -> {_describe_activation(self.config.output_tensors)}"
         return text
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "block": self.block,
-            "shape": [self.out_features, self.in_features],
+            "shape": list(self.shape),
             "scheme": self.scheme,
+            "chosen_by": self.chosen_by,
         }
+
+
+def _describe(spec: QuantizationSpec, *, group_size: int | None) -> str:
+    text = f"{spec.dtype.value} {spec.qscheme.value}"
+    if spec.qscheme is QSchemeType.per_group:
+        text += f" {spec.group_size if group_size is None else group_size}"
+    if spec.block_size is not None:
+        text += f" {spec.block_size[0]}x{spec.block_size[1]}"
+    if spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3, ScaleType.pof2):
+        text += f" {spec.scale_type.value}"
+    return text if spec.over is None else f"{text} over {_describe(spec.over, group_size=None)}"
+
+
+def _describe_activation(spec: QuantizationSpec) -> str:
+    if not spec.format.scaled:
+        return spec.dtype.value
+    text = _describe(spec, group_size=None)
+    if spec.is_dynamic:
+        text = text.replace("per_channel", "per_token")
+    return f"{text} {'dynamic' if spec.is_dynamic else 'static'}"

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quantcore.calibration.stats import collect_ranges, input_params, quantized_inputs
+from quantcore.calibration.stats import Activations, collect_ranges, learned, quantized_activations
 from quantcore.calibration.text import TokenWindows, token_windows
 from quantcore.calibration.tokenizer import load_tokenizer
 from quantcore.checkpoint.artifact import building, copy_side_files, seal, write_json
@@ -31,8 +31,9 @@ from quantcore.evaluation.report import build_report
 from quantcore.events import Completed, Emit, LayerQuantized, PhaseStarted, Progress, Warned
 from quantcore.export import EXPORTERS
 from quantcore.layer import LayerPlan
+from quantcore.nn.layouts import canonical, stored
 from quantcore.plan import Plan, export_dir, resolve
-from quantcore.qtensor import QParams, QTensor
+from quantcore.qtensor import QLayer
 from quantcore.runtime.devices import default_device
 from quantcore.runtime.single import Hidden, StreamedModel
 from quantcore.solvers import SOLVERS
@@ -107,9 +108,9 @@ def quantize(task: Task, headers: ModelHeaders, plan: Plan, folder: Path, emit: 
                 with collect_ranges(layers) as ranges:
                     model.run_block(block, index, calibration)
                 model.run_block(block, index, held_out)
-                inputs = {layer: input_params(layer, ranges[layer], model.dtype) for layer in ranges}
-                quantizer.replace_weights(layers, inputs)
-                with quantized_inputs(layers, inputs):
+                activations = {layer: learned(layer, ranges[layer], model.dtype) for layer in ranges}
+                quantizer.replace_weights(layers, activations)
+                with quantized_activations(layers, activations):
                     model.run_block(block, index, probes)
             emit(Progress("quantize", index + 1, plan.num_blocks, "block", eta.after(index + 1)))
         before = finish_head(model, plan, quantizer, calibration, held_out, probes, windows)
@@ -130,9 +131,9 @@ def finish_head(
         with collect_ranges(layers) as ranges:
             for state in calibration.states if calibration and ranges else ():
                 logits(state)
-        inputs = {layer: input_params(layer, ranges[layer], model.dtype) for layer in ranges}
-        quantizer.replace_weights(layers, inputs)
-        with quantized_inputs(layers, inputs):
+        activations = {layer: learned(layer, ranges[layer], model.dtype) for layer in ranges}
+        quantizer.replace_weights(layers, activations)
+        with quantized_activations(layers, activations):
             quantizer.expected.probe_logits = probe_logits(logits, probes.states)
     return before
 
@@ -150,15 +151,19 @@ class BlockQuantizer:
         self.done: list[LayerQuantized] = []
         self._solve = SOLVERS.get("rtn")
 
-    def replace_weights(self, layers: dict[LayerPlan, nn.Module], inputs: dict[LayerPlan, QParams]) -> None:
-        """Quantize the weight of each module in place, with ``inputs`` beside it in the files."""
+    def replace_weights(self, layers: dict[LayerPlan, nn.Module], activations: dict[LayerPlan, Activations]) -> None:
+        """Quantize the weight of each module in place, with what calibration learned beside it in the files."""
         for layer, module in layers.items():
-            weight = module.get_parameter("weight")
-            codes = self._solve(weight.data, layer)
-            restored = codes.dequantize()
-            self._note(layer, weight.data, restored, inputs.get(layer))
-            self._write(layer, codes, inputs.get(layer))
-            weight.data = restored.to(self.dtype)
+            parameter = module.get_parameter("weight")
+            weight = canonical(parameter.data, layer.kind)
+            known = activations.get(layer, Activations())
+            quantized = QLayer(self._solve(weight, layer), known.inputs, known.outputs)
+            restored = quantized.weight.dequantize()
+            self.expected.weights[layer.name] = digest(restored)
+            self.expected.activations[layer.name] = as_floats(known)
+            self._report(layer, weight, restored)
+            self._write(layer, quantized)
+            parameter.data = stored(restored.to(self.dtype), layer.kind)
 
     def copy_the_rest(self) -> None:
         """Write every tensor that is not quantized as it was: embeddings, norms, biases, excluded layers."""
@@ -170,16 +175,13 @@ class BlockQuantizer:
                 for sink in self.sinks.values():
                     sink.write(name, tensor)
 
-    def _write(self, layer: LayerPlan, codes: QTensor, inputs: QParams | None) -> None:
+    def _write(self, layer: LayerPlan, quantized: QLayer) -> None:
         for export, sink in self.sinks.items():
-            for part, tensor in EXPORTERS.get(export).encode(layer, codes, inputs).items():
+            for part, tensor in EXPORTERS.get(export).encode(layer, quantized).items():
                 name = f"{layer.name}.{part}"
                 sink.write(name, tensor.to(TORCH_DTYPES[self.plan.layouts[export][name].dtype]))
 
-    def _note(self, layer: LayerPlan, weight: torch.Tensor, restored: torch.Tensor, inputs: QParams | None) -> None:
-        self.expected.weights[layer.name] = digest(restored)
-        if inputs is not None:
-            self.expected.inputs[layer.name] = as_floats(inputs)
+    def _report(self, layer: LayerPlan, weight: torch.Tensor, restored: torch.Tensor) -> None:
         signal = weight.float().norm()
         error = ((weight.float() - restored).norm() / signal).item() if signal > 0 else 0.0
         sqnr_db = -20 * torch.log10(torch.tensor(error)).item() if error > 0 else float("inf")
@@ -190,18 +192,18 @@ class BlockQuantizer:
 
 
 def find_modules(model: nn.Module, layers: tuple[LayerPlan, ...]) -> dict[LayerPlan, nn.Module]:
-    """The module of each planned layer, its weight in memory. Raises ModelError for one that is not a plain linear
-    layer, NumericsError for a weight that holds NaN or infinity."""
+    """The module of each planned layer, its weight in memory. Raises ModelError for a module of another class than
+    planned, NumericsError for a weight that holds NaN or infinity."""
     modules: dict[LayerPlan, nn.Module] = {}
     for layer in layers:
         module = model.get_submodule(layer.name)
-        if not isinstance(module, nn.Linear):
+        if layer.kind not in {parent.__name__ for parent in type(module).__mro__}:
             raise ModelError(
-                f"{layer.name} is a {type(module).__name__}; only nn.Linear layers are quantized yet.",
+                f"{layer.name} is a {type(module).__name__}, not the {layer.kind} that its weight looks like.",
                 code="unsupported_layer",
                 hint=f"Exclude it, for example with the pattern '*.{layer.name.rpartition('.')[2]}'.",
             )
-        num_bad = int((~torch.isfinite(module.weight)).sum())
+        num_bad = int((~torch.isfinite(module.get_parameter("weight"))).sum())
         if num_bad:
             raise NumericsError(
                 f"The weight of {layer.name} has {num_bad} value(s) that are NaN or infinite.",

@@ -15,7 +15,7 @@ from typing import Any
 
 from quantcore.checkpoint.headers import TensorHeader
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.config import CalibrationConfig, Config, QuantizationConfig
+from quantcore.config import CalibrationConfig, Config
 from quantcore.errors import ConfigError, ModelError
 from quantcore.export import EXPORTERS, Exporter
 from quantcore.layer import LayerPlan
@@ -102,7 +102,7 @@ def resolve(
             hint="Loosen `exclude`, or give global_quant_config a weight.",
             field="/exclude",
         )
-    _check_groups(layers)
+    check_groups(layers)
     _check_exports(layers, exports)
     _check_calibration(calibration, model_config)
     layouts = {name: _layout(EXPORTERS.get(name), layers, tensors) for name in exports}
@@ -156,16 +156,6 @@ def find_blocks(tensors: Mapping[str, TensorHeader], model_config: Mapping[str, 
     return prefix, count
 
 
-def layer_config(config: Config, name: str) -> QuantizationConfig | None:
-    """The config of the layer called ``name``: exclude, then the first matching pattern, then the global one."""
-    if any(fnmatchcase(name, pattern) for pattern in config.exclude):
-        return None
-    for pattern, chosen in config.layer_quant_config.items():
-        if fnmatchcase(name, pattern):
-            return chosen
-    return config.global_quant_config
-
-
 def _decide(
     config: Config, tensors: Mapping[str, TensorHeader], prefix: str
 ) -> tuple[tuple[LayerPlan, ...], tuple[KeptTensor, ...], tuple[str, ...]]:
@@ -174,19 +164,21 @@ def _decide(
         if not _is_linear(name, tensor, prefix):
             continue
         module = name.removesuffix(".weight")
-        chosen = layer_config(config, module)
+        kind = "Linear"
+        chosen, why = config.choose(module, kind)
         if chosen is None:
-            kept.append(KeptTensor(module, "excluded"))
+            kept.append(KeptTensor(module, why))
         elif chosen.weight is None:
-            kept.append(KeptTensor(module, "its config has no weight spec"))
+            kept.append(KeptTensor(module, f"{why} has no weight spec"))
         else:
             block = int(module[len(prefix) :].split(".")[0]) if module.startswith(prefix) else None
-            layers.append(LayerPlan(module, block, tensor.shape[0], tensor.shape[1], chosen))
+            layers.append(LayerPlan(module, block, tensor.shape, chosen, kind, why))
     names = [layer.name for layer in layers] + [entry.name for entry in kept]
     if "lm_head.weight" not in tensors:
         kept.append(KeptTensor("lm_head", "shares its weight with the embedding"))
         names.append("lm_head")
-    unmatched = [p for p in (*config.exclude, *config.layer_quant_config) if not any(fnmatchcase(n, p) for n in names)]
+    patterns = (*config.exclude, *config.kv_cache_quant_config, *config.layer_quant_config)
+    unmatched = [pattern for pattern in dict.fromkeys(patterns) if not any(fnmatchcase(n, pattern) for n in names)]
     return (
         tuple(layers),
         tuple(kept),
@@ -217,20 +209,20 @@ def _check_architecture(tensors: Mapping[str, TensorHeader], prefix: str) -> Non
         )
 
 
-def _check_groups(layers: Sequence[LayerPlan]) -> None:
-    """A group size must divide every row it is used on; say which do not and what would fit."""
-    bad = [layer for layer in layers if layer.in_features % layer.group_size]
+def check_groups(layers: Sequence[LayerPlan]) -> None:
+    """A group size must divide the axis along which groups run; say which do not and what would fit."""
+    rows = [(layer, length, size) for layer in layers for length, size in layer.groups]
+    bad = [(layer, length, size) for layer, length, size in rows if length % size]
     if not bad:
         return
-    grouped = [layer for layer in layers if layer.group_size != layer.in_features]
-    fitting = [size for size in GROUP_SIZES if all(layer.in_features % size == 0 for layer in grouped)]
+    fitting = [size for size in GROUP_SIZES if not any(length % size for _, length, _ in rows)]
     widths = "; ".join(
         f"{width} inputs: {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-        for width in sorted({layer.in_features for layer in bad})
-        if (names := [layer.name for layer in bad if layer.in_features == width])
+        for width in sorted({length for _, length, _ in bad})
+        if (names := [layer.name for layer, length, _ in bad if length == width])
     )
     raise ConfigError(
-        f"group_size {bad[0].group_size} does not divide the rows of {len(bad)} layer(s): {widths}.",
+        f"group_size {bad[0][2]} does not divide the rows of {len(bad)} layer(s): {widths}.",
         code="group_size_not_dividing",
         hint=f"Sizes that fit every grouped layer: {', '.join(map(str, fitting)) or 'none'}, or -1 for the whole row.",
         field="/global_quant_config/weight/group_size",

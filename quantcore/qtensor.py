@@ -6,32 +6,37 @@ from dataclasses import dataclass
 
 import torch
 
-from quantcore.affine import dequantize
-from quantcore.formats import Format
-
-
-@dataclass(frozen=True)
-class QParams:
-    """Scale and zero point. ``scale`` is float32 whose values are exact in the stored dtype; both have one shape.
-
-    ``zero_point`` is in codes (int32), None for symmetric quantization.
-    """
-
-    scale: torch.Tensor
-    zero_point: torch.Tensor | None = None
+from quantcore.affine import QParams, dequantize, quantize
+from quantcore.grouping import weight_grouping
+from quantcore.spec import QuantizationSpec
 
 
 @dataclass(frozen=True)
 class QTensor:
-    """A quantized weight. ``codes_OI`` [out, in] in the format's storage dtype; ``params`` of shape [rows, groups].
+    """A quantized weight: ``codes`` [out, in, *kernel] in the format's storage dtype, ``params`` as the spec groups it."""
 
-    rows is 1 (per tensor) or out; groups is 1 or in / group_size. Dequantized value = (code - zero_point) * scale.
-    """
-
-    codes_OI: torch.Tensor
+    codes: torch.Tensor
     params: QParams
-    format: Format
+    spec: QuantizationSpec
 
     def dequantize(self) -> torch.Tensor:
-        """The weight that the codes stand for, float32 [out, in]."""
-        return dequantize(self.codes_OI, self.params.scale, self.params.zero_point, self.format)
+        """The weight that the codes stand for, float32 in the shape of ``codes``."""
+        grouping = weight_grouping(self.spec)
+        values_RGS = dequantize(grouping.split(self.codes), self.params, self.spec)
+        return grouping.join(values_RGS, tuple(self.codes.shape))
+
+
+@dataclass(frozen=True)
+class QLayer:
+    """All that an exporter stores of one layer: its weight and the static parameters of its input and output."""
+
+    weight: QTensor
+    inputs: QParams | None = None
+    outputs: QParams | None = None
+
+
+def quantize_weight(weight: torch.Tensor, params: QParams, spec: QuantizationSpec) -> QTensor:
+    """``weight`` [out, in, *kernel] with the given parameters."""
+    grouping = weight_grouping(spec)
+    codes_RGS = quantize(grouping.split(weight), params, spec)
+    return QTensor(grouping.join(codes_RGS, tuple(weight.shape)), params, spec)

@@ -12,7 +12,7 @@ from api.jobs import service
 from api.jobs.schemas import PlanCreate
 from api.security import Reader
 from api.strict_json import StrictJsonRoute
-from quantcore.presets import PRESETS
+from quantcore.config import json_schema
 
 router = APIRouter(tags=["catalog"], route_class=StrictJsonRoute)
 
@@ -34,7 +34,7 @@ class PresetList(BaseModel):
 
 
 @router.get("/presets")
-def list_presets(_: Reader) -> PresetList:
+def list_presets(_: Reader, context: ContextDep) -> PresetList:
     """The named schemes."""
     return PresetList(
         data=[
@@ -43,15 +43,21 @@ def list_presets(_: Reader) -> PresetList:
                 title=preset.title,
                 aliases=list(preset.aliases),
                 needs_calibration=preset.needs_calibration,
-                config=preset.config.model_dump(mode="json"),
+                config=preset.config.to_dict(),
             )
-            for preset in PRESETS.values()
+            for preset in service.known_presets(context.settings.presets_file).values()
         ]
     )
+
+
+@router.get("/config-schema")
+def config_schema(_: Reader) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a whole config."""
+    return json_schema()
 
 
 @router.post("/plans")
 def make_plan(body: PlanCreate, _: Reader, context: ContextDep) -> dict[str, Any]:
     """What a job would do with this model: a decision per layer, sizes, memory. No side effect."""
     planned = service.make_plan(body, context.settings)
-    return planned.plan.to_dict() | {"config": planned.config.model_dump(mode="json"), "preset": planned.preset}
+    return planned.plan.to_dict() | {"config": planned.config.to_dict(), "preset": planned.preset}

@@ -42,7 +42,7 @@ def submit(body: JobCreate, key: Writer, context: ContextDep, response: Response
             labels=body.labels,
             model=planned.model,
             preset=planned.preset,
-            config=planned.config.model_dump(mode="json"),
+            config=planned.config.to_dict(),
             calibration=planned.calibration.model_dump(mode="json"),
             export=list(body.export),
         )

@@ -53,7 +53,11 @@ class ModelRef(_Request):
 
 
 class PlanCreate(_Request):
-    """What a plan needs. ``config`` is {preset, group_size?, exclude?}, or a whole config in the engine's names."""
+    """What a plan needs.
+
+    ``config`` is {preset, group_size?, exclude?, kv_cache?}, a whole config in the engine's names (``GET
+    /v1/config-schema``), or the ``quantization_config`` of a checkpoint of AMD Quark.
+    """
 
     model: ModelRef
     config: dict[str, Any] = Field(examples=[{"preset": "w4a16"}])
@@ -69,11 +73,12 @@ class JobCreate(PlanCreate):
 
 
 class PresetConfig(_Request):
-    """A named scheme and the two things people change most."""
+    """A named scheme and what people change most."""
 
     preset: str
     group_size: Annotated[int, Field(strict=True)] | None = None
     exclude: tuple[str, ...] | None = None
+    kv_cache: str | None = None
 
 
 class ArtifactOut(BaseModel):

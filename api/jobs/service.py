@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,9 +18,11 @@ from api.store import manifest
 from api.store.manifest import Manifest, ManifestFile
 from api.store.tables import Artifact
 from quantcore import plan, presets
-from quantcore.config import CalibrationConfig, Config, parse_config
+from quantcore.config import CalibrationConfig, Config
 from quantcore.errors import CalibrationError, QuantError
 from quantcore.plan import Plan
+from quantcore.presets import Preset
+from quantcore.quark_config import read_config
 
 BUILTIN_SOURCE = "builtin"
 _BODY_FIELDS = frozenset(JobCreate.model_fields)
@@ -39,7 +42,7 @@ class Planned:
 def make_plan(request: PlanCreate, settings: Settings) -> Planned:
     """Resolve the request against the model's headers. Raises QuantError whose ``field`` points into the request."""
     try:
-        preset, config = _parse_config(request.config)
+        preset, config = _parse_config(request.config, known_presets(settings.presets_file))
         calibration = _locate(request.calibration, settings)
         model, headers = models.read_headers(request.model, settings)
         resolved = plan.resolve(
@@ -73,10 +76,16 @@ def find_file(artifact: Artifact, name: str) -> tuple[Path, ManifestFile]:
     return folder / name, file
 
 
-def _parse_config(data: dict[str, Any]) -> tuple[str | None, Config]:
+@lru_cache(maxsize=1)
+def known_presets(file: Path | None) -> Mapping[str, Preset]:
+    """The built-in presets and the house's own, read once. Raises ConfigError for a broken file."""
+    return presets.PRESETS if file is None else presets.read_presets(file)
+
+
+def _parse_config(data: dict[str, Any], known: Mapping[str, Preset]) -> tuple[str | None, Config]:
     """{preset ...} or a whole config -> (preset's name or None, config)."""
     if "preset" not in data:
-        return None, parse_config(data)
+        return None, read_config(data)
     try:
         chosen = PresetConfig.model_validate(data)
     except ValidationError as error:
@@ -84,10 +93,17 @@ def _parse_config(data: dict[str, Any]) -> tuple[str | None, Config]:
         raise QuantError(
             f"The config is not valid at {first['loc'][0]}: {first['msg']}.",
             code="invalid_config",
-            hint="With a preset go only group_size and exclude; or give a whole config without a preset.",
+            hint="With a preset go only group_size, exclude and kv_cache; or give a whole config without a preset.",
             field="/config/" + "/".join(map(str, first["loc"])),
         ) from error
-    return chosen.preset, presets.resolve(chosen.preset, group_size=chosen.group_size, exclude=chosen.exclude)
+    config = presets.resolve(
+        chosen.preset,
+        group_size=chosen.group_size,
+        exclude=chosen.exclude,
+        kv_cache=chosen.kv_cache,
+        presets=known,
+    )
+    return chosen.preset, config
 
 
 def _locate(calibration: CalibrationConfig, settings: Settings) -> CalibrationConfig:

@@ -1,71 +1,120 @@
-"""What calibration learns about the input of each layer, gathered with hooks while a block runs."""
+"""What calibration learns about the inputs and outputs of each layer, gathered with hooks while a block runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from quantcore.affine import affine_params, fake_quantize, min_max, scale_dtype
-from quantcore.config import QSchemeType, QuantizationSpec
+from quantcore.affine import QParams, fake_quantize_activation, find_params, static_params
+from quantcore.config import learns_from_data
 from quantcore.errors import NumericsError
+from quantcore.grouping import PER_TENSOR, activation_grouping
 from quantcore.layer import LayerPlan
-from quantcore.observers.min_max import MinMax
-from quantcore.qtensor import QParams
+from quantcore.observers import Observer, observer_for
+from quantcore.spec import QuantizationSpec
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The observers of a layer's input and output; None where nothing is to be learned."""
+
+    inputs: Observer | None
+    outputs: Observer | None
+
+
+@dataclass(frozen=True)
+class Activations:
+    """The static parameters of a layer's input and output; None where there are none."""
+
+    inputs: QParams | None = None
+    outputs: QParams | None = None
 
 
 @contextmanager
-def collect_ranges(modules: dict[LayerPlan, nn.Module]) -> Iterator[dict[LayerPlan, MinMax]]:
-    """Watch the inputs of the layers that need a static range; yields the observers, filled while the block runs."""
-    observers = {layer: MinMax() for layer in modules if layer.config.needs_calibration}
+def collect_ranges(modules: dict[LayerPlan, nn.Module]) -> Iterator[dict[LayerPlan, Watched]]:
+    """Watch the tensors that need static parameters; yields the observers, filled while the block runs."""
+    watched = {
+        layer: Watched(_observer(layer.config.input_tensors), _observer(layer.config.output_tensors))
+        for layer in modules
+        if layer.config.needs_calibration
+    }
 
-    def watch(layer: LayerPlan) -> torch.utils.hooks.RemovableHandle:
-        return modules[layer].register_forward_pre_hook(lambda _, inputs: observers[layer].update(inputs[0]))
+    def watch() -> Iterator[torch.utils.hooks.RemovableHandle]:
+        for layer, observers in watched.items():
+            if observers.inputs is not None:
+                yield modules[layer].register_forward_pre_hook(_update_with_input(observers.inputs))
+            if observers.outputs is not None:
+                yield modules[layer].register_forward_hook(_update_with_output(observers.outputs))
 
-    with _removed(watch(layer) for layer in observers):
-        yield observers
+    with _removed(watch()):
+        yield watched
 
 
-def input_params(layer: LayerPlan, observer: MinMax, model_dtype: torch.dtype) -> QParams:
-    """The static scale and zero point of ``layer``'s input, as scalars. Raises NumericsError for a range not finite."""
-    spec = layer.input_tensors
-    assert spec is not None
-    minimum, maximum = observer.range()
-    if not torch.isfinite(maximum - minimum):
-        raise NumericsError(
-            f"The input of {layer.name} became NaN or infinite on the calibration text.",
-            code="nonfinite_activations",
-            hint="The float model itself overflows; try a bfloat16 or float32 checkpoint.",
-        )
-    scale, zero_point = affine_params(minimum.view(1, 1), maximum.view(1, 1), spec, scale_dtype(spec, model_dtype))
-    return QParams(scale.view(()), None if zero_point is None else zero_point.view(()))
+def learned(layer: LayerPlan, watched: Watched, model_dtype: torch.dtype) -> Activations:
+    """The static parameters of ``layer``. Raises NumericsError for a range that is not finite."""
+    return Activations(
+        _params(layer, "input", layer.config.input_tensors, watched.inputs, model_dtype),
+        _params(layer, "output", layer.config.output_tensors, watched.outputs, model_dtype),
+    )
 
 
 @contextmanager
-def quantized_inputs(modules: dict[LayerPlan, nn.Module], params: dict[LayerPlan, QParams]) -> Iterator[None]:
-    """While this lasts, every layer with an input spec sees its input through quantize and dequantize."""
+def quantized_activations(
+    modules: dict[LayerPlan, nn.Module], activations: dict[LayerPlan, Activations]
+) -> Iterator[None]:
+    """While this lasts, inputs and outputs that have a spec pass through quantize and dequantize."""
 
-    def hook(layer: LayerPlan, spec: QuantizationSpec) -> torch.utils.hooks.RemovableHandle:
-        return modules[layer].register_forward_pre_hook(
-            lambda _, inputs: (quantize_input(inputs[0], spec, params.get(layer)), *inputs[1:])
-        )
+    def hook() -> Iterator[torch.utils.hooks.RemovableHandle]:
+        for layer, module in modules.items():
+            known = activations.get(layer, Activations())
+            if layer.config.input_tensors is not None:
+                yield module.register_forward_pre_hook(_quantize_input(layer.config.input_tensors, known.inputs))
+            if layer.config.output_tensors is not None:
+                yield module.register_forward_hook(_quantize_output(layer.config.output_tensors, known.outputs))
 
-    with _removed(hook(layer, layer.input_tensors) for layer in modules if layer.input_tensors is not None):
+    with _removed(hook()):
         yield
 
 
-def quantize_input(x: torch.Tensor, spec: QuantizationSpec, static: QParams | None) -> torch.Tensor:
-    """Activations [..., T, I] after fake quantization: with the static scale, else one scale a token or a tensor."""
-    x_TI = x.reshape(-1, x.shape[-1])
-    if static is not None:
-        scale = static.scale.to(x.device).view(1, 1)
-        zero_point = None if static.zero_point is None else static.zero_point.to(x.device).view(1, 1)
-    else:
-        rows = x_TI.shape[0] if spec.qscheme is QSchemeType.per_channel else 1
-        scale, zero_point = affine_params(*min_max(x_TI, rows, 1), spec, torch.float32)
-    return fake_quantize(x_TI, scale, zero_point, spec.format, spec.round_method.value).reshape(x.shape)
+def _observer(spec: QuantizationSpec | None) -> Observer | None:
+    if spec is None or not learns_from_data(spec):
+        return None
+    return observer_for(spec, PER_TENSOR if spec.is_dynamic else activation_grouping(spec))
+
+
+def _params(
+    layer: LayerPlan, what: str, spec: QuantizationSpec | None, observer: Observer | None, model_dtype: torch.dtype
+) -> QParams | None:
+    if spec is None or observer is None:
+        return None
+    minimum, maximum = observer.range()
+    if not torch.isfinite(maximum - minimum).all():
+        raise NumericsError(
+            f"The {what} of {layer.name} became NaN or infinite on the calibration text.",
+            code="nonfinite_activations",
+            hint="The float model itself overflows; try a bfloat16 or float32 checkpoint.",
+        )
+    return static_params(find_params(minimum, maximum, spec, model_dtype), spec)
+
+
+def _update_with_input(observer: Observer):  # type: ignore[no-untyped-def]  # a hook
+    return lambda _, inputs: observer.update(inputs[0])
+
+
+def _update_with_output(observer: Observer):  # type: ignore[no-untyped-def]  # a hook
+    return lambda _, __, output: observer.update(output)
+
+
+def _quantize_input(spec: QuantizationSpec, static: QParams | None):  # type: ignore[no-untyped-def]  # a hook
+    return lambda _, inputs: (fake_quantize_activation(inputs[0], spec, static), *inputs[1:])
+
+
+def _quantize_output(spec: QuantizationSpec, static: QParams | None):  # type: ignore[no-untyped-def]  # a hook
+    return lambda _, __, output: fake_quantize_activation(output, spec, static)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from quantcore.calibration.stats import quantized_inputs
+from quantcore.calibration.stats import Activations, quantized_activations
 from quantcore.checkpoint.headers import ModelHeaders, TensorHeader, read_local, read_tensor_headers
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
 from quantcore.errors import ProofError
@@ -27,7 +27,6 @@ from quantcore.events import Emit, Progress, parse
 from quantcore.export import EXPORTERS
 from quantcore.layer import LayerPlan
 from quantcore.plan import Plan, export_dir, resolve
-from quantcore.qtensor import QParams
 from quantcore.runtime.devices import default_device, release_freed_memory
 from quantcore.runtime.single import Hidden, StreamedModel
 from quantcore.task import Task
@@ -79,9 +78,9 @@ def run_model(
         TORCH_DTYPES[headers.main_dtype], default_device(),
     )  # fmt: skip
     hidden = model.embed(expected.held_out_NT)
-    run_quantized(model, plan, hidden, written.inputs, emit)
+    run_quantized(model, plan, hidden, written.activations, emit)
     head = {layer: model.model.get_submodule(layer.name) for layer in plan.layers_of(None)}
-    with model.head() as logits, quantized_inputs(head, written.inputs):
+    with model.head() as logits, quantized_activations(head, written.activations):
         probes = probe_logits(logits, hidden.states[: expected.probe_logits.shape[0]])
         value = perplexity(logits, hidden.states, expected.held_out_NT)
     difference = ((probes - expected.probe_logits).abs().max() / expected.probe_logits.abs().max()).item()
@@ -95,14 +94,14 @@ def run_model(
 
 
 def run_quantized(
-    model: StreamedModel, plan: Plan, hidden: Hidden, inputs: dict[LayerPlan, QParams], emit: Emit
+    model: StreamedModel, plan: Plan, hidden: Hidden, activations: dict[LayerPlan, Activations], emit: Emit
 ) -> None:
-    """Take ``hidden`` through all blocks with quantized inputs where the plan says so."""
+    """Take ``hidden`` through all blocks with quantized activations where the plan says so."""
     eta = Eta(plan.num_blocks)
     for index in range(plan.num_blocks):
         with model.block(index) as block:
             modules = {layer: model.model.get_submodule(layer.name) for layer in plan.layers_of(index)}
-            with quantized_inputs(modules, inputs):
+            with quantized_activations(modules, activations):
                 model.run_block(block, index, hidden)
         emit(Progress("verify", index + 1, plan.num_blocks, "block", eta.after(index + 1)))
 
@@ -118,7 +117,7 @@ class WrittenCheckpoint:
         self._check_layout(tensors, export)
         self._source = Source(folder, tensors)
         self._export = export
-        self.inputs: dict[LayerPlan, QParams] = {}
+        self.activations: dict[LayerPlan, Activations] = {}
 
     def read_float(self, name: str) -> torch.Tensor:
         """The tensor that Transformers would call ``name``: dequantized float32 if it was quantized."""
@@ -127,18 +126,17 @@ class WrittenCheckpoint:
         layer = self._layers[name]
         parts = self._exporter.layout(layer, "F32")  # the names; the stored dtypes were checked already
         stored = {part: self._source.read(f"{layer.name}.{part}") for part in parts}
-        weight, inputs = self._exporter.decode(layer, stored)
-        if inputs is not None:
-            self.inputs[layer] = inputs
-        return weight.dequantize()
+        quantized = self._exporter.decode(layer, stored)
+        self.activations[layer] = Activations(quantized.inputs, quantized.outputs)
+        return quantized.weight.dequantize()
 
     def check(self, expected: Expectation) -> int:
         """Compare every tensor with its digest; the number compared."""
         for name, layer in self._layers.items():
             if digest(self.read_float(name)) != expected.weights[layer.name]:
                 self._differs(name)
-            if layer in self.inputs and as_floats(self.inputs[layer]) != expected.inputs[layer.name]:
-                self._differs(f"{layer.name}.input_scale")
+            if as_floats(self.activations[layer]) != expected.activations[layer.name]:
+                self._differs(f"{layer.name}.input_scale or output_scale")
             release_freed_memory()
         for name, value in expected.tensors.items():
             if digest(self._source.read(name)) != value:
@@ -162,9 +160,15 @@ class WrittenCheckpoint:
         )
 
 
-def as_floats(params: QParams) -> list[float]:
-    """[scale, zero point] of an input, for an exact comparison through JSON."""
-    return [params.scale.item(), 0.0 if params.zero_point is None else float(params.zero_point.item())]
+def as_floats(activations: Activations) -> list[list[float]]:
+    """Scales and zero points of input and output, for an exact comparison through JSON."""
+    parts = [
+        part
+        for params in (activations.inputs, activations.outputs)
+        if params is not None
+        for part in (params.scale, params.zero_point)
+    ]
+    return [[] if part is None else part.flatten().tolist() for part in parts]
 
 
 def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit: Emit) -> dict[str, Proof]:

@@ -48,7 +48,7 @@ def build_report(
             "exports": {name: _export(plan, name) for name in plan.exports},
         },
         "model": _model(task) | {"model_type": plan.model_type},
-        "config": task.config.model_dump(mode="json"),
+        "config": task.config.to_dict(),
         "calibration": task.calibration.model_dump(mode="json"),
         "evaluation": task.evaluation.model_dump(mode="json"),
         "proof": {name: asdict(proof) for name, proof in proofs.items()},

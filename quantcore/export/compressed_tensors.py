@@ -10,13 +10,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.config import Config, QSchemeType, QuantizationConfig, QuantizationSpec
-from quantcore.export.exporter import EXPORTERS, Exporter, Tensors, stored_scale_dtype
+from quantcore.config import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec
+from quantcore.export.exporter import (
+    EXPORTERS,
+    Exporter,
+    Tensors,
+    is_plain,
+    refuse_everywhere,
+    refuse_inputs,
+    stored_scale_dtype,
+)
 from quantcore.formats import IntFormat
 from quantcore.layer import LayerPlan
 
 if TYPE_CHECKING:
-    from quantcore.qtensor import QParams, QTensor
+    from quantcore.qtensor import QLayer
 
 
 class CompressedTensorsExporter:
@@ -25,16 +33,20 @@ class CompressedTensorsExporter:
 
     def refuse(self, layer: LayerPlan) -> str | None:
         weight, inputs = layer.weight, layer.input_tensors
+        if reason := refuse_everywhere(layer):
+            return reason
+        if weight.dtype not in (Dtype.int4, Dtype.uint4, Dtype.int8, Dtype.fp8_e4m3) or not is_plain(weight):
+            return "its consumers read int4, uint4, int8 and fp8_e4m3 with plain scales"
+        if layer.config.output_tensors is not None:
+            return "scales of outputs have no place in it yet"
         if weight.format.bits < 8 and inputs is not None:
             return "4-bit weights go with unquantized inputs"
         if not _is_packed(layer):
-            if weight.qscheme is QSchemeType.per_group:
+            if weight.qscheme not in (QSchemeType.per_tensor, QSchemeType.per_channel):
                 return "weights of layers with quantized inputs can be per_tensor or per_channel"
             if not weight.symmetric:
                 return "weights of layers with quantized inputs must be symmetric"
-            if inputs is not None and inputs.format != weight.format:
-                return "weight and input must have the same dtype"
-            return None
+            return refuse_inputs(weight, inputs)
         slots = 32 // weight.format.bits
         if weight.qscheme is QSchemeType.per_tensor:
             return "weight-only integers can be per_channel or per_group"
@@ -69,34 +81,36 @@ class CompressedTensorsExporter:
                 tensors["input_zero_point"] = TensorLayout("I8", (1,))
         return tensors
 
-    def encode(self, layer: LayerPlan, weight: QTensor, inputs: QParams | None) -> Tensors:
+    def encode(self, layer: LayerPlan, quantized: QLayer) -> Tensors:
         import torch
 
         from quantcore.formats.packing import pack
 
-        params, fmt = weight.params, weight.format
+        weight, inputs, fmt = quantized.weight, quantized.inputs, layer.weight.format
+        params = weight.params
         if _is_packed(layer):
             tensors = {
-                "weight_packed": pack(weight.codes_OI.to(torch.int32) - int(fmt.min), fmt.bits),
+                "weight_packed": pack(weight.codes.to(torch.int32) - int(fmt.min), fmt.bits),
                 "weight_scale": params.scale,
-                "weight_shape": torch.tensor(weight.codes_OI.shape, dtype=torch.int64),
+                "weight_shape": torch.tensor(weight.codes.shape, dtype=torch.int64),
             }
             if params.zero_point is not None:
                 tensors["weight_zero_point"] = pack((params.zero_point - int(fmt.min)).T, fmt.bits).T
             return tensors
         shape = self.layout(layer, "F32")["weight_scale"].shape
-        tensors = {"weight": weight.codes_OI, "weight_scale": params.scale.reshape(shape)}
+        tensors = {"weight": weight.codes, "weight_scale": params.scale.reshape(shape)}
         if inputs is not None:
             tensors["input_scale"] = inputs.scale.reshape(1)
             if inputs.zero_point is not None:
                 tensors["input_zero_point"] = inputs.zero_point.reshape(1).to(torch.int8)
         return tensors
 
-    def decode(self, layer: LayerPlan, tensors: Tensors) -> tuple[QTensor, QParams | None]:
+    def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
         import torch
 
+        from quantcore.affine import QParams
         from quantcore.formats.packing import unpack
-        from quantcore.qtensor import QParams, QTensor
+        from quantcore.qtensor import QLayer, QTensor
 
         fmt = layer.weight.format
         scale = tensors["weight_scale"].float().reshape(layer.num_scales)
@@ -113,10 +127,10 @@ class CompressedTensorsExporter:
         if "input_scale" in tensors:
             input_zero_point = tensors.get("input_zero_point")
             inputs = QParams(
-                tensors["input_scale"].float().reshape(()),
-                None if input_zero_point is None else input_zero_point.to(torch.int32).reshape(()),
+                tensors["input_scale"].float().reshape(1, 1),
+                None if input_zero_point is None else input_zero_point.to(torch.int32).reshape(1, 1),
             )
-        return QTensor(codes, QParams(scale, zero_point), fmt), inputs
+        return QLayer(QTensor(codes, QParams(scale, zero_point), layer.weight), inputs)
 
     def quantization_config(
         self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.config import Config, QuantizationSpec, ScaleType
+from quantcore.config import Config, QSchemeType, QuantizationSpec, ScaleType, ZeroPointType
 from quantcore.layer import LayerPlan
 from quantcore.registry import Registry
 
 if TYPE_CHECKING:
     import torch
 
-    from quantcore.qtensor import QParams, QTensor
+    from quantcore.qtensor import QLayer
 
 Tensors = dict[str, "torch.Tensor"]
 
@@ -32,10 +32,10 @@ class Exporter(Protocol):
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
         """The tensors that ``encode`` will give for ``layer``; ``model_dtype`` as in safetensors (``BF16``)."""
 
-    def encode(self, layer: LayerPlan, weight: QTensor, inputs: QParams | None) -> Tensors:
-        """The tensors to store. ``inputs`` are the static parameters of the layer's input, scalars, or None."""
+    def encode(self, layer: LayerPlan, quantized: QLayer) -> Tensors:
+        """The tensors to store."""
 
-    def decode(self, layer: LayerPlan, tensors: Tensors) -> tuple[QTensor, QParams | None]:
+    def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
         """What ``encode`` was given, rebuilt from the stored tensors alone."""
 
     def quantization_config(
@@ -45,6 +45,40 @@ class Exporter(Protocol):
 
     def load_hint(self, path: str) -> str:
         """Python lines that load the checkpoint at ``path`` in the format's main consumer."""
+
+
+def refuse_everywhere(layer: LayerPlan) -> str | None:
+    """Why no format for language models can hold ``layer``; None if some may."""
+    weight, outputs = layer.weight, layer.config.output_tensors
+    if layer.kind != "Linear":
+        return f"its consumers know no quantized {layer.kind}"
+    if layer.config.bias is not None:
+        return "biases are stored as they are"
+    if weight.ch_axis not in (None, -1, 1 if weight.qscheme is QSchemeType.per_group else 0):
+        return "scales belong to output channels, or to groups of inputs"
+    if weight.zero_point_type is ZeroPointType.float32:
+        return "zero points are stored as whole numbers"
+    if outputs is not None and (not outputs.is_static or outputs.qscheme is not QSchemeType.per_tensor):
+        return "quantized outputs need one static scale a tensor"
+    return None
+
+
+def is_plain(spec: QuantizationSpec) -> bool:
+    """One stage, and scales that are ordinary numbers."""
+    return spec.over is None and spec.scale_type not in (ScaleType.e8m0, ScaleType.e4m3)
+
+
+def refuse_inputs(weight: QuantizationSpec, inputs: QuantizationSpec | None) -> str | None:
+    """Why 8-bit kernels cannot take these inputs with such a weight; None if they can."""
+    if inputs is None:
+        return None
+    if inputs.dtype != weight.dtype:
+        return "weight and input must have the same dtype"
+    if not is_plain(inputs) or inputs.qscheme is QSchemeType.per_group:
+        return "inputs have one scale a tensor or a token"
+    if inputs.is_static and inputs.qscheme is not QSchemeType.per_tensor:
+        return "static inputs have one scale a tensor"
+    return None
 
 
 EXPORTERS: Registry[Exporter] = Registry("export_format", "quantcore.export")

@@ -10,13 +10,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.config import Config, QSchemeType, QuantizationConfig, QuantizationSpec
-from quantcore.export.exporter import EXPORTERS, Exporter, Tensors, stored_scale_dtype
+from quantcore.config import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec
+from quantcore.export.exporter import (
+    EXPORTERS,
+    Exporter,
+    Tensors,
+    is_plain,
+    refuse_everywhere,
+    refuse_inputs,
+    stored_scale_dtype,
+)
 from quantcore.formats import IntFormat
 from quantcore.layer import LayerPlan
 
 if TYPE_CHECKING:
-    from quantcore.qtensor import QParams, QTensor
+    from quantcore.qtensor import QLayer
 
 QUARK_VERSION = "0.13"
 
@@ -27,6 +35,10 @@ class QuarkExporter:
 
     def refuse(self, layer: LayerPlan) -> str | None:
         weight, inputs = layer.weight, layer.input_tensors
+        if reason := refuse_everywhere(layer):
+            return reason
+        if weight.dtype not in (Dtype.int4, Dtype.uint4, Dtype.int8, Dtype.fp8_e4m3) or not is_plain(weight):
+            return "its consumers read int4, uint4, int8 and fp8_e4m3 with plain scales"
         if weight.format.bits == 4:
             if weight.qscheme is not QSchemeType.per_group or weight.group_size == -1:
                 return "4-bit weights need qscheme per_group with a group_size above 0"
@@ -35,13 +47,11 @@ class QuarkExporter:
             if layer.out_features % 8:
                 return f"it packs 8 output channels in a word, and {layer.out_features} is not a multiple of 8"
             return None
-        if weight.qscheme is QSchemeType.per_group:
+        if weight.qscheme not in (QSchemeType.per_tensor, QSchemeType.per_channel):
             return "8-bit weights can be per_tensor or per_channel"
         if not weight.symmetric:
             return "8-bit weights must be symmetric"
-        if inputs is not None and inputs.format != weight.format:
-            return "weight and input must have the same dtype"
-        return None
+        return refuse_inputs(weight, inputs)
 
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
         spec, (rows, groups) = layer.weight, layer.num_scales
@@ -61,43 +71,55 @@ class QuarkExporter:
         }
         if is_int:
             tensors["weight_zero_point"] = TensorLayout("I8", per_row)
-        if layer.config.needs_calibration and layer.input_tensors is not None:
-            tensors["input_scale"] = TensorLayout(stored_scale_dtype(layer.input_tensors, model_dtype), ())
-            if is_int:
-                tensors["input_zero_point"] = TensorLayout("I8", ())
+        return tensors | self._activation_layout(layer, model_dtype)
+
+    @staticmethod
+    def _activation_layout(layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
+        tensors = {}
+        for name, spec in (("input", layer.config.input_tensors), ("output", layer.config.output_tensors)):
+            if spec is not None and spec.is_static:
+                tensors[f"{name}_scale"] = TensorLayout(stored_scale_dtype(spec, model_dtype), ())
+                if isinstance(spec.format, IntFormat):
+                    tensors[f"{name}_zero_point"] = TensorLayout("I8", ())
         return tensors
 
-    def encode(self, layer: LayerPlan, weight: QTensor, inputs: QParams | None) -> Tensors:
+    def encode(self, layer: LayerPlan, quantized: QLayer) -> Tensors:
         import torch
 
         from quantcore.formats.packing import AWQ_ORDER, pack
 
-        params = weight.params
+        weight, params = quantized.weight, quantized.weight.params
         zero_point = (
             torch.zeros_like(params.scale, dtype=torch.int32) if params.zero_point is None else params.zero_point
         )
-        if weight.format.bits == 4:
-            return {
-                "weight": pack(weight.codes_OI.T, 4, AWQ_ORDER),
+        if layer.weight.format.bits == 4:
+            tensors = {
+                "weight": pack(weight.codes.T, 4, AWQ_ORDER),
                 "weight_scale": params.scale.T,
                 "weight_zero_point": pack(zero_point.T, 4, AWQ_ORDER),
             }
-        shape = self.layout(layer, "F32")["weight_scale"].shape
-        tensors = {"weight": weight.codes_OI, "weight_scale": params.scale.reshape(shape)}
-        if isinstance(weight.format, IntFormat):
-            tensors["weight_zero_point"] = zero_point.reshape(shape).to(torch.int8)
-        if inputs is not None:
-            tensors["input_scale"] = inputs.scale.reshape(())
-            if isinstance(weight.format, IntFormat):
-                input_zero_point = torch.zeros(()) if inputs.zero_point is None else inputs.zero_point.reshape(())
-                tensors["input_zero_point"] = input_zero_point.to(torch.int8)
+        else:
+            shape = self.layout(layer, "F32")["weight_scale"].shape
+            tensors = {"weight": weight.codes, "weight_scale": params.scale.reshape(shape)}
+            if isinstance(layer.weight.format, IntFormat):
+                tensors["weight_zero_point"] = zero_point.reshape(shape).to(torch.int8)
+        for name, spec, static in (
+            ("input", layer.config.input_tensors, quantized.inputs),
+            ("output", layer.config.output_tensors, quantized.outputs),
+        ):
+            if spec is not None and static is not None:
+                tensors[f"{name}_scale"] = static.scale.reshape(())
+                if isinstance(spec.format, IntFormat):
+                    zero = torch.zeros(()) if static.zero_point is None else static.zero_point.reshape(())
+                    tensors[f"{name}_zero_point"] = zero.to(torch.int8)
         return tensors
 
-    def decode(self, layer: LayerPlan, tensors: Tensors) -> tuple[QTensor, QParams | None]:
+    def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
         import torch
 
+        from quantcore.affine import QParams
         from quantcore.formats.packing import AWQ_ORDER, unpack
-        from quantcore.qtensor import QParams, QTensor
+        from quantcore.qtensor import QLayer, QTensor
 
         fmt = layer.weight.format
         if fmt.bits == 4:
@@ -110,11 +132,18 @@ class QuarkExporter:
             scale = tensors["weight_scale"].float().reshape(layer.num_scales)
             zero_point = None  # 8-bit weights are symmetric here: what is stored is zeros
         params = QParams(scale, None if layer.weight.symmetric else zero_point)
-        inputs = None
-        if "input_scale" in tensors and layer.input_tensors is not None:
-            input_zero_point = None if layer.input_tensors.symmetric else tensors["input_zero_point"].to(torch.int32)
-            inputs = QParams(tensors["input_scale"].float(), input_zero_point)
-        return QTensor(codes, params, fmt), inputs
+
+        def activation(name: str, spec: QuantizationSpec | None) -> QParams | None:
+            if spec is None or f"{name}_scale" not in tensors:
+                return None
+            zero = None if spec.symmetric else tensors[f"{name}_zero_point"].to(torch.int32).reshape(1, 1)
+            return QParams(tensors[f"{name}_scale"].float().reshape(1, 1), zero)
+
+        return QLayer(
+            QTensor(codes, params, layer.weight),
+            activation("input", layer.config.input_tensors),
+            activation("output", layer.config.output_tensors),
+        )
 
     def quantization_config(
         self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]

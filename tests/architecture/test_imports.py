@@ -20,6 +20,7 @@ ALLOWED = {
     "api": {
         "quantcore.config",
         "quantcore.presets",
+        "quantcore.quark_config",
         "quantcore.plan",
         "quantcore.registry",
         "quantcore.errors",
@@ -38,8 +39,10 @@ ALLOWED = {
 # Inside the engine, from the bottom up: a module imports from its own level or below.
 LEVELS = (
     ("errors", "formats", "registry", "events", "timing"),
+    ("algorithms",),
+    ("spec",),
     ("config",),
-    ("presets",),
+    ("presets", "quark_config", "specs", "grouping"),
     ("qtensor", "affine"),
     ("observers", "solvers", "transforms", "blocks", "layer", "task"),
     ("plan", "calibration", "checkpoint", "runtime", "nn"),

@@ -6,12 +6,13 @@ New presets and exporters are picked up by themselves.
 import pytest
 import torch
 
+from quantcore import presets
+from quantcore.affine import QParams
 from quantcore.checkpoint.source import TORCH_DTYPES
-from quantcore.config import QSchemeType, QuantizationConfig, QuantizationSpec
+from quantcore.config import QuantizationConfig, QuantizationSpec, learns_from_data
 from quantcore.export import EXPORTERS
 from quantcore.layer import LayerPlan
-from quantcore.presets import PRESETS
-from quantcore.qtensor import QParams
+from quantcore.qtensor import QLayer
 from quantcore.solvers import SOLVERS
 
 EXTRA = {
@@ -27,26 +28,31 @@ EXTRA = {
         weight=QuantizationSpec(dtype="int8", qscheme="per_channel"),
         input_tensors=QuantizationSpec(dtype="int8", symmetric=False),
     ),
+    "kv_cache_fp8": presets.resolve("fp8", kv_cache="fp8").kv_cache_quant_config["*k_proj"],
     "float32_scales": QuantizationConfig(
         weight=QuantizationSpec(
             dtype="uint4", qscheme="per_group", group_size=32, symmetric=False, scale_type="float32"
         )
     ),
 }
-CONFIGS = {**{name: preset.layer_config for name, preset in PRESETS.items()}, **EXTRA}
+CONFIGS = {**{name: preset.layer_config for name, preset in presets.PRESETS.items()}, **EXTRA}
 SHAPES = [(64, 128), (8, 64), (72, 192)]
 
 
+def static(spec):
+    if spec is None or not learns_from_data(spec):
+        return None
+    zero_point = None if spec.symmetric else torch.tensor([[-17]], dtype=torch.int32)
+    return QParams(torch.tensor([[0.0234375]]), zero_point)
+
+
 def solved(config, shape, solver="rtn"):
-    layer = LayerPlan("model.layers.0.x", 0, *shape, config)
+    layer = LayerPlan("model.layers.0.x", 0, shape, config)
     weight = torch.randn(shape, dtype=torch.float32).bfloat16()
     weight[3] = 0  # a dead row
     weight[5, 7] = 30  # an outlier
-    inputs = None
-    if config.needs_calibration:
-        zero_point = None if config.input_tensors.symmetric else torch.tensor(-17, dtype=torch.int32)
-        inputs = QParams(torch.tensor(0.0234375), zero_point)
-    return layer, SOLVERS.get(solver)(weight, layer), inputs
+    quantized = SOLVERS.get(solver)(weight, layer)
+    return layer, QLayer(quantized, static(config.input_tensors), static(config.output_tensors))
 
 
 def accepting(name):
@@ -54,44 +60,40 @@ def accepting(name):
     exporter = EXPORTERS.get(name)
     for config_name, config in CONFIGS.items():
         for shape in SHAPES:
-            if config.weight.qscheme is QSchemeType.per_group and shape[1] % max(config.weight.group_size, 1):
-                continue
-            layer, weight, inputs = solved(config, shape)
-            if exporter.refuse(layer) is None:
-                yield config_name, layer, weight, inputs
+            layer = LayerPlan("model.layers.0.x", 0, shape, config)
+            if all(length % size == 0 for length, size in layer.groups) and exporter.refuse(layer) is None:
+                yield config_name, *solved(config, shape)
 
 
 @pytest.mark.parametrize("name", list(EXPORTERS))
 def test_layout_and_round_trip(name):
     exporter = EXPORTERS.get(name)
     seen = set()
-    for config_name, layer, weight, inputs in accepting(name):
+    for config_name, layer, quantized in accepting(name):
         seen.add(config_name)
         layout = exporter.layout(layer, "BF16")
         stored = {
             part: tensor.to(TORCH_DTYPES[layout[part].dtype]).contiguous()
-            for part, tensor in exporter.encode(layer, weight, inputs).items()
+            for part, tensor in exporter.encode(layer, quantized).items()
         }
         assert {part: tuple(tensor.shape) for part, tensor in stored.items()} == {
             part: entry.shape for part, entry in layout.items()
         }, config_name
-        read, read_inputs = exporter.decode(layer, stored)
-        assert torch.equal(read.dequantize(), weight.dequantize()), (config_name, layer)
-        if inputs is None:
-            assert read_inputs is None
-        else:
-            assert read_inputs.scale == inputs.scale
-            assert (read_inputs.zero_point is None) == (inputs.zero_point is None)
-            assert read_inputs.zero_point is None or read_inputs.zero_point == inputs.zero_point
+        read = exporter.decode(layer, stored)
+        assert torch.equal(read.weight.dequantize(), quantized.weight.dequantize()), (config_name, layer)
+        for part in ("inputs", "outputs"):
+            before, after = getattr(quantized, part), getattr(read, part)
+            assert (before is None) == (after is None), (config_name, part)
+            if before is not None:
+                assert torch.equal(before.scale, after.scale), (config_name, part)
+                assert before.zero_point is after.zero_point is None or before.zero_point == after.zero_point
     assert {"int8_dynamic", "fp8", "w4a16", "w4a16_sym"} <= seen
 
 
 @pytest.mark.parametrize("name", list(EXPORTERS))
 def test_every_refusal_is_a_sentence(name):
     exporter = EXPORTERS.get(name)
-    refusals = [
-        exporter.refuse(solved(config, (72, 192))[0]) for config in CONFIGS.values() if config.weight.group_size != 64
-    ]
+    refusals = [exporter.refuse(LayerPlan("model.layers.0.x", 0, (72, 192), config)) for config in CONFIGS.values()]
     for reason in filter(None, refusals):
         assert len(reason) > 15 and not reason.endswith("."), reason
 
@@ -99,8 +101,8 @@ def test_every_refusal_is_a_sentence(name):
 @pytest.mark.parametrize("solver", list(SOLVERS))
 @pytest.mark.parametrize("config_name", CONFIGS)
 def test_every_solver_with_every_scheme(solver, config_name):
-    layer, weight, _ = solved(CONFIGS[config_name], (64, 128), solver)
-    restored = weight.dequantize()
+    layer, quantized = solved(CONFIGS[config_name], (64, 128), solver)
+    restored = quantized.weight.dequantize()
     assert restored.shape == (64, 128) and torch.isfinite(restored).all()
     assert (restored[3] == 0).all()
-    assert weight.params.scale.shape == layer.num_scales
+    assert quantized.weight.params.scale.shape == layer.num_scales

@@ -345,7 +345,7 @@ REFUSED_FLAGS = {
     "unknown_preset": ["--quant_scheme", "w_fp9"],
     "unknown_quant_algo": ["--quant_algo", "awq"],
     "unknown_pre_quantization_optimization": ["--pre_quantization_optimization", "rotation"],
-    "unknown_kv_cache_dtype": ["--kv_cache_dtype", "fp8"],
+    "unknown_kv_cache_scheme": ["--kv_cache_dtype", "fp9"],
     "unknown_custom_mode": ["--custom_mode", "awq"],
     "unknown_model_export": ["--model_export", "onnx"],
     "unknown_tasks": ["--tasks", "gsm8k"],

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -40,7 +41,7 @@ def smollm2(num_blocks=30, tied=True):
 
 def plan(preset="w4a16", tensors=None, model_config=None, calibration=None, exports=("quark",), **overrides):
     config = presets.resolve(preset, group_size=overrides.pop("group_size", None))
-    config = config.model_copy(update=overrides)
+    config = replace(config, **overrides)
     return resolve(config, model_config or SMOLLM2, tensors or smollm2(), calibration=calibration, exports=exports)
 
 
@@ -66,7 +67,7 @@ def test_sizes_are_exact():
 
 def test_untied_lm_head_is_excluded_by_the_presets_and_planned_without_them():
     kept = plan("fp8", smollm2(tied=False)).kept
-    assert [(entry.name, entry.reason) for entry in kept] == [("lm_head", "excluded")]
+    assert [(entry.name, entry.reason) for entry in kept] == [("lm_head", "excluded by 'lm_head'")]
     result = plan("fp8", smollm2(tied=False), exclude=())
     assert result.layers_of(None)[0].name == "lm_head"
 
@@ -81,8 +82,10 @@ def test_patterns_choose_and_useless_ones_are_said():
     assert len(result.layers) == 30 * 5
     assert {layer.config for layer in result.layers if layer.name.endswith("down_proj")} == {weight_only}
     assert {entry.reason for entry in result.kept} == {
-        "excluded", "its config has no weight spec", "shares its weight with the embedding",
-    }  # fmt: skip
+        "excluded by '*.o_proj'",
+        "layer_quant_config '*.k_proj' has no weight spec",
+        "shares its weight with the embedding",
+    }
     assert result.warnings == ("The pattern '*.nothing' matches no linear layer.",)
 
 

@@ -1,0 +1,127 @@
+"""What a user may say about algorithms, in the seeds' and AMD Quark's names: validated values, no algorithm's code.
+
+Edges between layers (``scaling_layers``) are discovered and proven by the engine; what a config file lists is kept so
+that files written for AMD Quark can be given as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from quantcore.errors import ConfigError
+
+STRICT = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ScalingLayer:
+    """One edge as AMD Quark writes it: the scale of ``layers``' common input is folded into ``prev_op``.
+
+    ``inp`` is the layer whose input is watched, ``module2inspect`` the module whose output error is measured.
+    """
+
+    prev_op: str
+    layers: tuple[str, ...]
+    inp: str
+    module2inspect: str | None = None
+    has_kwargs: bool = False
+    condition: str | None = None
+    help: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class _OnEdges:
+    scaling_layers: tuple[ScalingLayer, ...] = ()
+    model_decoder_layers: str | None = None
+    embedding_layers: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class _OnLayers:
+    inside_layer_modules: tuple[str, ...] = ()
+    model_decoder_layers: str | None = None
+    embedding_layers: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SmoothQuantConfig(_OnEdges):
+    """SmoothQuant (Xiao et al. 2022): move the outliers of activations into the weights, scale = amax_x^alpha / ..."""
+
+    name: Literal["smooth", "smoothquant"] = "smooth"
+    alpha: Annotated[float, Field(ge=0, le=1)] = 1
+    scale_clamp_min: Annotated[float, Field(gt=0)] = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class AutoSmoothQuantConfig(_OnEdges):
+    """SmoothQuant whose alpha is searched for every edge by the error of the output."""
+
+    name: Literal["autosmoothquant"] = "autosmoothquant"
+    compute_scale_loss: Literal["MSE", "MAE", "RMSE"] = "MSE"
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class AWQConfig(_OnEdges):
+    """Activation-aware weight quantization (Lin et al. 2023)."""
+
+    name: Literal["awq"] = "awq"
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class GPTQConfig(_OnLayers):
+    """GPTQ (Frantar et al. 2022). ``damp_percent``: share of the Hessian's mean diagonal that is added to it."""
+
+    name: Literal["gptq"] = "gptq"
+    block_size: Annotated[int, Field(ge=1)] = 128
+    damp_percent: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    desc_act: bool = True
+    static_groups: bool = True
+    true_sequential: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RotationConfig(_OnEdges):
+    """Rotation of the residual stream (QuaRot, Ashkboos et al. 2024): r1 and r2 are folded, r3 and r4 online."""
+
+    name: Literal["rotation"] = "rotation"
+    r1: bool = True
+    r2: bool = False
+    r3: bool = False
+    r4: bool = False
+    rotation_size: Annotated[int, Field(ge=1)] | None = None
+    random_r1: bool = False
+    random_r2: bool = False
+    backbone: str | None = None
+    v_proj: str | None = None
+    o_proj: str | None = None
+    self_attn: str | None = None
+    mlp: str | None = None
+
+
+AlgoConfig = Annotated[
+    SmoothQuantConfig | AutoSmoothQuantConfig | AWQConfig | GPTQConfig | RotationConfig, Field(discriminator="name")
+]
+_ADAPTER: TypeAdapter[Any] = TypeAdapter(AlgoConfig)
+
+
+def load_quant_algo_config_from_file(file_path: str | Path) -> Any:
+    """The algorithm's config in a JSON file such as ``{"name": "autosmoothquant", "scaling_layers": [...]}``.
+
+    Raises ConfigError that names the file and the field at fault.
+    """
+    try:
+        return _ADAPTER.validate_python(json.loads(Path(file_path).read_text("utf-8")))
+    except (OSError, ValueError) as error:
+        problem = error.errors(include_url=False)[0] if isinstance(error, ValidationError) else None
+        where = "" if problem is None else " at " + "/".join(str(part) for part in problem["loc"])
+        raise ConfigError(
+            f"{file_path} is not an algorithm config{where}: {problem['msg'] if problem else error}.",
+            code="invalid_algo_config",
+            hint="It is one JSON object with a `name`: smooth, autosmoothquant, awq, gptq or rotation.",
+            field="/algo_config",
+        ) from error

@@ -1,0 +1,1 @@
+"""Quantized modules for models in memory."""

@@ -1,0 +1,21 @@
+"""Every weight as [out, in, *kernel], whatever its module stores, and back. Both are views where memory allows it."""
+
+from __future__ import annotations
+
+import torch
+
+TRANSPOSED = ("Conv1D", "ConvTranspose2d")
+"""Classes that store [in, out, *kernel]: Transformers' linear layer of GPT-2, and the transposed convolution."""
+
+
+def canonical(weight: torch.Tensor, kind: str, groups: int = 1) -> torch.Tensor:
+    """The stored weight of a module of class ``kind`` as [out, in / groups, *kernel]."""
+    if kind not in TRANSPOSED:
+        return weight
+    by_group = weight.reshape(groups, -1, *weight.shape[1:])  # [groups, in / groups, out / groups, *kernel]
+    return by_group.transpose(1, 2).flatten(0, 1)
+
+
+def stored(weight: torch.Tensor, kind: str, groups: int = 1) -> torch.Tensor:
+    """The inverse of ``canonical``."""
+    return canonical(weight, kind, groups).contiguous() if kind in TRANSPOSED else weight

@@ -1,0 +1,197 @@
+"""How often each value occurred, under many scales at once: what percentile, mse and histogram decide from."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import log2
+from typing import Self
+
+import torch
+
+from quantcore.grouping import Grouping
+from quantcore.observers.observer import Observer
+from quantcore.spec import QuantizationSpec
+
+NUM_KEPT = 1 << 16
+"""A scale's values are kept as they are until there are more than these; then they are counted."""
+NUM_COUNTERS = 1 << 25
+"""At most this many counters (of 8 bytes) for all scales together, or 128 a scale if that is more."""
+CHUNK = 1 << 17  # values that are worked on at a time: temporaries stay in the processor's cache
+
+
+@dataclass(frozen=True)
+class Bins:
+    """The values a counter exists for: 0 and +-2^e * (1 + k / 2^mantissa_bits); others count as the nearest of them.
+
+    Exponents run over ``num_exponents`` numbers from ``first_exponent`` on, as float32 stores them (127 is 2^0). What
+    lies below counts as 0, what lies above as the last bin. Bins do not depend on the data, so that merging is adding.
+    """
+
+    mantissa_bits: int
+    first_exponent: int
+    num_exponents: int
+
+    @classmethod
+    def for_scales(cls, num_scales: int) -> Self:
+        """All of bfloat16 up to 512 scales, so that counting bfloat16 loses nothing; coarser beyond that.
+
+        Then 2^-32 to 2^32 is enough, with 7 mantissa bits up to 2048 scales, 6 up to 4096, 4 up to 16384.
+        """
+        if num_scales * (1 << 16) <= NUM_COUNTERS:
+            return cls(mantissa_bits=7, first_exponent=0, num_exponents=256)
+        return cls(min(7, max(0, int(log2(NUM_COUNTERS / num_scales)) - 7)), first_exponent=95, num_exponents=64)
+
+    @property
+    def num_signed(self) -> int:
+        """Bins of one sign."""
+        return self.num_exponents << self.mantissa_bits
+
+    @property
+    def num(self) -> int:
+        return 2 * self.num_signed
+
+    def index(self, x: torch.Tensor) -> torch.Tensor:
+        """The bin of every value, int32 in [0, num); NaN falls into any."""
+        dropped = 23 - self.mantissa_bits
+        rounded = (x.float().view(torch.int32) + (1 << (dropped - 1))).bitwise_right_shift_(dropped)
+        if self.first_exponent == 0:
+            return rounded.bitwise_and_(self.num - 1)  # sign, exponent, mantissa as they stand
+        magnitude = rounded & ((256 << self.mantissa_bits) - 1)
+        magnitude.sub_(self.first_exponent << self.mantissa_bits).clamp_(0, self.num_signed - 1)
+        return magnitude.add_(rounded.bitwise_right_shift_(31).bitwise_and_(self.num_signed))
+
+    def values(self, device: torch.device) -> torch.Tensor:
+        """What each bin stands for, float32 [num]; the first of each sign is 0, the highest may be infinite or NaN."""
+        magnitude = torch.arange(self.num_signed, dtype=torch.int32, device=device)
+        bits = (magnitude + (self.first_exponent << self.mantissa_bits)) << (23 - self.mantissa_bits)
+        bits[0] = 0
+        values = bits.view(torch.float32)
+        return torch.cat([values, -values])
+
+
+class Distribution:
+    """The values seen under each of N scales, with how often each was.
+
+    Up to ``NUM_KEPT`` values a scale (all weights) they are kept as they are, in their own dtype. Beyond that they are
+    counted in ``Bins``. How many there are decides, so the way they were cut into batches does not.
+    """
+
+    def __init__(self, num_scales: int) -> None:
+        self.num_scales = num_scales
+        self.num_values = 0  # under each scale
+        self._kept: list[torch.Tensor] = []  # [N, S] each
+        self._counts: torch.Tensor | None = None  # int64 [N, num bins]
+
+    def add(self, x_NS: torch.Tensor) -> None:
+        """Take in S more values for every scale."""
+        self.num_values += x_NS.shape[1]
+        if self.num_values <= NUM_KEPT:
+            self._kept.append(x_NS.clone())
+        else:
+            self._count([*self._kept, x_NS])
+
+    def merge(self, other: Distribution) -> None:
+        """Take in all that ``other``, of as many scales, has seen."""
+        self.num_values += other.num_values
+        if self.num_values <= NUM_KEPT:
+            self._kept += other._kept
+            return
+        counts = self._count([*self._kept, *other._kept])
+        if other._counts is not None:
+            counts += other._counts.to(counts.device)
+
+    def chunks(self) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+        """(some of the scales, values_NK ascending float32, counts_NK int64 of each), for all scales in turn."""
+        if self._counts is None:
+            self._kept = [torch.cat([kept.to(self._kept[0].device) for kept in self._kept], dim=1)]
+        num_rows = max(1, CHUNK // (self.num_values if self._counts is None else self._counts.shape[1]))
+        for start in range(0, self.num_scales, num_rows):
+            rows = slice(start, min(start + num_rows, self.num_scales))
+            yield rows, *(self._sorted(self._kept[0][rows]) if self._counts is None else self._used(self._counts[rows]))
+
+    def _count(self, values: list[torch.Tensor]) -> torch.Tensor:
+        """Count all of ``values`` and keep none."""
+        bins = Bins.for_scales(self.num_scales)
+        if self._counts is None:
+            self._counts = torch.zeros(self.num_scales, bins.num, dtype=torch.int64, device=values[0].device)
+        counts = self._counts
+        one = torch.ones((), dtype=torch.int64, device=counts.device)
+        for x_NS in values:
+            num_rows = max(1, CHUNK // x_NS.shape[1])
+            for x_nS, counts_nB in zip(torch.split(x_NS, num_rows), torch.split(counts, num_rows), strict=True):
+                offset = torch.arange(len(x_nS), device=counts.device).unsqueeze(1) * bins.num
+                for x_ns in torch.split(x_nS.to(counts.device), CHUNK, dim=1):
+                    index = (bins.index(x_ns) + offset).flatten()
+                    counts_nB.view(-1).scatter_add_(0, index, one.expand_as(index))
+        self._kept = []
+        return counts
+
+    def _sorted(self, kept_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values_NK = kept_NK.float().sort(dim=-1).values
+        return values_NK, torch.ones((), dtype=torch.int64, device=kept_NK.device).expand_as(values_NK)
+
+    def _used(self, counts_NB: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Without the bins that no scale uses."""
+        values = Bins.for_scales(self.num_scales).values(counts_NB.device)
+        used = counts_NB.any(dim=0).nonzero().squeeze(1)
+        used = used[values[used].argsort(stable=True)]
+        return values[used].expand(len(counts_NB), -1), counts_NB[:, used]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen under N scales: values_NK ascending, how often each (int64), the exact ends, all of them finite.
+
+    ``num_values`` is the number of values under each scale, ``peak`` the largest magnitude under any scale, those
+    outside of this piece included.
+    """
+
+    values_NK: torch.Tensor
+    counts_NK: torch.Tensor
+    minimum_N: torch.Tensor
+    maximum_N: torch.Tensor
+    num_values: int
+    peak: torch.Tensor
+
+
+class DistributionObserver(Observer):
+    """An observer that decides from how often each value occurred."""
+
+    def __init__(self, spec: QuantizationSpec, grouping: Grouping | None = None) -> None:
+        super().__init__(spec, grouping)
+        self._distribution: Distribution | None = None
+
+    @abstractmethod
+    def _choose(self, seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
+        """(minimum, maximum) of the range to quantize, float32 [N] each."""
+
+    def _add(self, x_RGS: torch.Tensor) -> None:
+        super()._add(x_RGS)
+        x_NS = x_RGS.flatten(0, 1)
+        if self._distribution is None:
+            self._distribution = Distribution(len(x_NS))
+        self._distribution.add(x_NS)
+
+    def _merge(self, other: Self) -> None:
+        super()._merge(other)
+        assert other._distribution is not None
+        if self._distribution is None:
+            self._distribution = Distribution(other._distribution.num_scales)
+        self._distribution.merge(other._distribution)
+
+    def _find(self, minimum_RG: torch.Tensor, maximum_RG: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self._distribution is not None
+        finite_RG = minimum_RG.isfinite() & maximum_RG.isfinite()
+        minimum, maximum = minimum_RG.where(finite_RG, 0).flatten(), maximum_RG.where(finite_RG, 0).flatten()
+        peak = torch.maximum(maximum, -minimum).amax()
+        found: list[torch.Tensor] = []
+        for rows, values, counts in self._distribution.chunks():
+            low, high = minimum[rows], maximum[rows]
+            # Bins stand for values beside those seen; the exact ends hold them in. Scales without a range see zeros.
+            values = values.nan_to_num().clamp(low.unsqueeze(1), high.unsqueeze(1))
+            seen = Seen(values, counts, low, high, self._distribution.num_values, peak)
+            found.append(torch.stack(self._choose(seen)))
+        chosen_2RG = torch.cat(found, dim=1).view(2, *minimum_RG.shape)
+        return minimum_RG.where(~finite_RG, chosen_2RG[0]), maximum_RG.where(~finite_RG, chosen_2RG[1])
