@@ -13,7 +13,7 @@ from quantcore.spec import QuantizationSpec
 
 @dataclass(frozen=True)
 class QTensor:
-    """A quantized weight: ``codes`` [out, in, *kernel] in the format's storage dtype, ``params`` as the spec groups it."""
+    """A quantized weight: ``codes`` [out, in, *kernel] in the format's storage dtype, ``params`` for its groups."""
 
     codes: torch.Tensor
     params: QParams

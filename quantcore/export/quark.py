@@ -1,8 +1,6 @@
-"""The checkpoint format of AMD Quark, which vLLM loads with ``quantization='quark'``.
+"""The checkpoint format of AMD Quark 0.13, which vLLM loads with ``quantization='quark'``.
 
-Layout as Quark 0.13 writes it: 8-bit weights [out, in] with ``weight_scale`` [] or [out]; 4-bit weights transposed,
-int32 [in, out / 8] with eight codes along the output in AWQ order ("reorder"), scales [in / group, out] and zero points
-packed like the weights; static inputs as scalars. Signed 4-bit codes are two's complement.
+Weights as in ``quark_weights``; static inputs and outputs (the KV cache: k_proj and v_proj) as scalars beside them.
 """
 
 from __future__ import annotations
@@ -10,7 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.config import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec
+from quantcore.config import (
+    Config,
+    Dtype,
+    QSchemeType,
+    QuantizationConfig,
+    QuantizationSpec,
+    ScaleType,
+    learns_from_data,
+)
 from quantcore.export.exporter import (
     EXPORTERS,
     Exporter,
@@ -20,6 +26,7 @@ from quantcore.export.exporter import (
     refuse_inputs,
     stored_scale_dtype,
 )
+from quantcore.export.quark_weights import family_of
 from quantcore.formats import IntFormat
 from quantcore.layer import LayerPlan
 
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
     from quantcore.qtensor import QLayer
 
 QUARK_VERSION = "0.13"
+MX_DTYPES = (Dtype.fp4, Dtype.fp6_e3m2, Dtype.fp6_e2m3, Dtype.fp8_e4m3, Dtype.fp8_e5m2)
 
 
 class QuarkExporter:
@@ -34,134 +42,81 @@ class QuarkExporter:
     title = "AMD Quark safetensors (vLLM: quantization='quark')"
 
     def refuse(self, layer: LayerPlan) -> str | None:
-        weight, inputs = layer.weight, layer.input_tensors
+        weight = layer.weight
         if reason := refuse_everywhere(layer):
             return reason
-        if weight.dtype not in (Dtype.int4, Dtype.uint4, Dtype.int8, Dtype.fp8_e4m3) or not is_plain(weight):
-            return "its consumers read int4, uint4, int8 and fp8_e4m3 with plain scales"
-        if weight.format.bits == 4:
-            if weight.qscheme is not QSchemeType.per_group or weight.group_size == -1:
-                return "4-bit weights need qscheme per_group with a group_size above 0"
-            if inputs is not None:
-                return "4-bit weights go with unquantized inputs"
-            if layer.out_features % 8:
-                return f"it packs 8 output channels in a word, and {layer.out_features} is not a multiple of 8"
-            return None
+        if weight.over is not None:
+            return _refuse_stages(layer)
+        if not is_plain(weight):
+            return _refuse_blocks(layer)
+        if weight.dtype in (Dtype.int4, Dtype.uint4):
+            return _refuse_words(layer)
+        if weight.dtype not in (Dtype.int8, Dtype.fp8_e4m3):
+            return f"{weight.dtype.value} with plain scales is not among int4, uint4, int8 and fp8_e4m3"
         if weight.qscheme not in (QSchemeType.per_tensor, QSchemeType.per_channel):
             return "8-bit weights can be per_tensor or per_channel"
         if not weight.symmetric:
             return "8-bit weights must be symmetric"
-        return refuse_inputs(weight, inputs)
+        return refuse_inputs(weight, layer.input_tensors)
 
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
-        spec, (rows, groups) = layer.weight, layer.num_scales
-        scale = stored_scale_dtype(spec, model_dtype)
-        if spec.format.bits == 4:
-            words = layer.out_features // 8
-            return {
-                "weight": TensorLayout("I32", (layer.in_features, words)),
-                "weight_scale": TensorLayout(scale, (groups, rows)),
-                "weight_zero_point": TensorLayout("I32", (groups, words)),
-            }
-        per_row = () if rows == 1 and spec.qscheme is QSchemeType.per_tensor else (rows,)
-        is_int = isinstance(spec.format, IntFormat)
-        tensors = {
-            "weight": TensorLayout("I8" if is_int else "F8_E4M3", (layer.out_features, layer.in_features)),
-            "weight_scale": TensorLayout(scale, per_row),
-        }
-        if is_int:
-            tensors["weight_zero_point"] = TensorLayout("I8", per_row)
-        return tensors | self._activation_layout(layer, model_dtype)
-
-    @staticmethod
-    def _activation_layout(layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
-        tensors = {}
-        for name, spec in (("input", layer.config.input_tensors), ("output", layer.config.output_tensors)):
-            if spec is not None and spec.is_static:
-                tensors[f"{name}_scale"] = TensorLayout(stored_scale_dtype(spec, model_dtype), ())
-                if isinstance(spec.format, IntFormat):
-                    tensors[f"{name}_zero_point"] = TensorLayout("I8", ())
+        tensors = family_of(layer).layout(layer, model_dtype)
+        for name, spec in _static_activations(layer).items():
+            if spec.is_dynamic:  # NVFP4: the scales of groups are found at run time, the one above them is not
+                tensors[f"{name}_scale_2"] = TensorLayout("F32", ())
+                continue
+            tensors[f"{name}_scale"] = TensorLayout(stored_scale_dtype(spec, model_dtype), ())
+            if isinstance(spec.format, IntFormat):
+                tensors[f"{name}_zero_point"] = TensorLayout("I8", ())
         return tensors
 
     def encode(self, layer: LayerPlan, quantized: QLayer) -> Tensors:
         import torch
 
-        from quantcore.formats.packing import AWQ_ORDER, pack
-
-        weight, params = quantized.weight, quantized.weight.params
-        zero_point = (
-            torch.zeros_like(params.scale, dtype=torch.int32) if params.zero_point is None else params.zero_point
-        )
-        if layer.weight.format.bits == 4:
-            tensors = {
-                "weight": pack(weight.codes.T, 4, AWQ_ORDER),
-                "weight_scale": params.scale.T,
-                "weight_zero_point": pack(zero_point.T, 4, AWQ_ORDER),
-            }
-        else:
-            shape = self.layout(layer, "F32")["weight_scale"].shape
-            tensors = {"weight": weight.codes, "weight_scale": params.scale.reshape(shape)}
-            if isinstance(layer.weight.format, IntFormat):
-                tensors["weight_zero_point"] = zero_point.reshape(shape).to(torch.int8)
-        for name, spec, static in (
-            ("input", layer.config.input_tensors, quantized.inputs),
-            ("output", layer.config.output_tensors, quantized.outputs),
-        ):
-            if spec is not None and static is not None:
-                tensors[f"{name}_scale"] = static.scale.reshape(())
-                if isinstance(spec.format, IntFormat):
-                    zero = torch.zeros(()) if static.zero_point is None else static.zero_point.reshape(())
-                    tensors[f"{name}_zero_point"] = zero.to(torch.int8)
+        tensors = family_of(layer).encode(layer, quantized.weight)
+        known = {"input": quantized.inputs, "output": quantized.outputs}
+        for name, spec in _static_activations(layer).items():
+            params = known[name]
+            assert params is not None, f"{layer.name} has no {name} scale"
+            tensors[f"{name}_scale_2" if spec.is_dynamic else f"{name}_scale"] = params.scale.reshape(())
+            if isinstance(spec.format, IntFormat):
+                zero_point = torch.zeros(()) if params.zero_point is None else params.zero_point.reshape(())
+                tensors[f"{name}_zero_point"] = zero_point.to(torch.int8)
         return tensors
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
         import torch
 
         from quantcore.affine import QParams
-        from quantcore.formats.packing import AWQ_ORDER, unpack
-        from quantcore.qtensor import QLayer, QTensor
+        from quantcore.qtensor import QLayer
 
-        fmt = layer.weight.format
-        if fmt.bits == 4:
-            assert isinstance(fmt, IntFormat)
-            codes = unpack(tensors["weight"], fmt, AWQ_ORDER).T
-            scale = tensors["weight_scale"].float().T
-            zero_point = unpack(tensors["weight_zero_point"], fmt, AWQ_ORDER).T.to(torch.int32)
-        else:
-            codes = tensors["weight"]
-            scale = tensors["weight_scale"].float().reshape(layer.num_scales)
-            zero_point = None  # 8-bit weights are symmetric here: what is stored is zeros
-        params = QParams(scale, None if layer.weight.symmetric else zero_point)
-
-        def activation(name: str, spec: QuantizationSpec | None) -> QParams | None:
-            if spec is None or f"{name}_scale" not in tensors:
-                return None
-            zero = None if spec.symmetric else tensors[f"{name}_zero_point"].to(torch.int32).reshape(1, 1)
-            return QParams(tensors[f"{name}_scale"].float().reshape(1, 1), zero)
-
-        return QLayer(
-            QTensor(codes, params, layer.weight),
-            activation("input", layer.config.input_tensors),
-            activation("output", layer.config.output_tensors),
-        )
+        found: dict[str, QParams] = {}
+        for name, spec in _static_activations(layer).items():
+            if spec.is_dynamic:
+                found[name] = QParams(tensors[f"{name}_scale_2"].float().reshape(()))
+                continue
+            zero_point = None if spec.symmetric else tensors[f"{name}_zero_point"].to(torch.int32).reshape(1, 1)
+            found[name] = QParams(tensors[f"{name}_scale"].float().reshape(1, 1), zero_point)
+        return QLayer(family_of(layer).decode(layer, tensors), found.get("input"), found.get("output"))
 
     def quantization_config(
         self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
     ) -> dict[str, Any]:
+        cache = {name: _layer_dict(layer) for name, layer in config.kv_cache_quant_config.items()}
         return {
             "quant_method": "quark",
             "version": QUARK_VERSION,
             "quant_mode": "eager_mode",
             "global_quant_config": _layer_dict(config.global_quant_config),
-            "layer_quant_config": self._layer_overrides(config, layers),
+            "layer_quant_config": self._layer_overrides(config, layers) | cache,
             "layer_type_quant_config": {},
-            "kv_cache_quant_config": {},
+            "kv_cache_quant_config": cache,
             "kv_cache_post_rope": False,
-            "softmax_quant_spec": None,
+            "softmax_quant_spec": _spec_dict(config.softmax_quant_spec, is_input=True),
             "algo_config": None,
             "exclude": list(kept),
             "export": {
-                "kv_cache_group": [],
+                "kv_cache_group": list(cache),
                 "min_kv_scale": 0.0,
                 "pack_method": "reorder",
                 "weight_format": "real_quantized",
@@ -175,40 +130,103 @@ class QuarkExporter:
     @staticmethod
     def _layer_overrides(config: Config, layers: tuple[LayerPlan, ...]) -> dict[str, Any]:
         """Full names, not patterns: readers disagree about globs, none about an exact name."""
-        return {layer.name: _layer_dict(layer.config) for layer in layers if layer.config != config.global_quant_config}
+        return {
+            layer.name: _layer_dict(layer.config)
+            for layer in layers
+            if layer.config != config.global_quant_config and not layer.chosen_by.startswith("kv_cache_quant_config")
+        }
+
+
+def _static_activations(layer: LayerPlan) -> dict[str, QuantizationSpec]:
+    """The activations that have a scale in the file."""
+    specs = {"input": layer.config.input_tensors, "output": layer.config.output_tensors}
+    return {name: spec for name, spec in specs.items() if spec is not None and learns_from_data(spec)}
+
+
+def _refuse_words(layer: LayerPlan) -> str | None:
+    if layer.weight.qscheme is not QSchemeType.per_group or layer.weight.group_size == -1:
+        return "4-bit weights need qscheme per_group with a group_size above 0"
+    if layer.input_tensors is not None:
+        return "4-bit weights go with unquantized inputs"
+    if layer.out_features % 8:
+        return f"it packs 8 output channels in a word, and {layer.out_features} is not a multiple of 8"
+    return None
+
+
+def _refuse_blocks(layer: LayerPlan) -> str | None:
+    weight, inputs = layer.weight, layer.input_tensors
+    is_mx = weight.scale_type is ScaleType.e8m0
+    size, dtypes = (32, MX_DTYPES) if is_mx else (16, (Dtype.fp4,))
+    if weight.dtype not in dtypes or weight.group_size != size:
+        return f"{weight.scale_type.value} scales go with {', '.join(dtypes)} in groups of {size}"
+    if inputs is None:
+        return None
+    if not is_plain(inputs):
+        same = inputs.scale_type is weight.scale_type and inputs.group_size == size and inputs.dtype in dtypes
+        return None if same and inputs.is_dynamic else "inputs in blocks are dynamic and of the weight's kind"
+    static_fp8 = inputs.dtype is Dtype.fp8_e4m3 and inputs.is_static and inputs.qscheme is QSchemeType.per_tensor
+    return None if is_mx and static_fp8 else "inputs are blocks as well, or static fp8_e4m3 per_tensor over MX weights"
+
+
+def _refuse_stages(layer: LayerPlan) -> str | None:
+    weight, inputs = layer.weight, layer.input_tensors
+    if weight.dtype is not Dtype.int4 or weight.qscheme is not QSchemeType.per_channel or not _is_first_stage(weight):
+        return "two stages are int4 per_channel over fp8_e4m3 per_tensor with a float32 scale"
+    if layer.out_features % 8 or layer.in_features % 8:
+        return f"it packs 8 codes in a word, and {layer.out_features} x {layer.in_features} is not a multiple of 8"
+    if inputs is None or (inputs.dtype is Dtype.fp8_e4m3 and inputs.qscheme is QSchemeType.per_tensor):
+        return None
+    return "inputs of two-stage weights are fp8_e4m3 per_tensor"
+
+
+def _is_first_stage(weight: QuantizationSpec) -> bool:
+    """Whether the first stage is what the format knows."""
+    first = weight.over
+    return first is not None and first.dtype is Dtype.fp8_e4m3 and first.scale_type is ScaleType.float32
 
 
 def _layer_dict(config: QuantizationConfig) -> dict[str, Any]:
     return {
         "weight": _spec_dict(config.weight, is_input=False),
         "input_tensors": _spec_dict(config.input_tensors, is_input=True),
-        "output_tensors": None,
+        "output_tensors": _spec_dict(config.output_tensors, is_input=True),
         "bias": None,
         "target_device": None,
     }
 
 
-def _spec_dict(spec: QuantizationSpec | None, *, is_input: bool) -> dict[str, Any] | None:
-    """The keys that Quark 0.13 writes for one tensor. Groups run along axis -1; per_channel inputs are per token."""
+def _spec_dict(spec: QuantizationSpec | None, *, is_input: bool) -> Any:
+    """One tensor as Quark 0.13 writes it: a list where there are two stages."""
     if spec is None:
         return None
+    if spec.over is not None:
+        return [_stage_dict(spec.over, is_input=is_input), _stage_dict(spec, is_input=is_input)]
+    if spec.scale_type is ScaleType.e4m3:
+        scales = QuantizationSpec(dtype=Dtype.fp8_e4m3, scale_type=ScaleType.float32)
+        return [
+            _stage_dict(spec, is_input=is_input) | {"scale_type": "float32", "scale_format": "float32"},
+            _stage_dict(scales, is_input=is_input) | {"is_scale_quant": True},
+        ]
+    return _stage_dict(spec, is_input=is_input)
+
+
+def _stage_dict(spec: QuantizationSpec, *, is_input: bool) -> dict[str, Any]:
+    """All keys of Quark 0.13. Groups run along axis -1; per_channel inputs are per token."""
     channel_axis = 1 if is_input else 0
-    ch_axis = {QSchemeType.per_tensor: None, QSchemeType.per_channel: channel_axis, QSchemeType.per_group: -1}[
-        spec.qscheme
-    ]
+    is_mx = spec.scale_type is ScaleType.e8m0
     return {
         "dtype": spec.dtype.value,
-        "observer_cls": spec.observer_cls,
+        "observer_cls": "PerBlockMXObserver" if not is_plain(spec) else spec.observer_cls,
         "is_dynamic": spec.is_dynamic,
         "qscheme": spec.qscheme.value,
-        "ch_axis": ch_axis,
+        "ch_axis": {QSchemeType.per_channel: channel_axis, QSchemeType.per_group: -1}.get(spec.qscheme),
         "group_size": spec.group_size,
         "block_size": None,
-        "symmetric": spec.symmetric,
+        "symmetric": spec.symmetric if is_plain(spec) else None,
         "round_method": spec.round_method.value,
-        "scale_type": spec.scale_type.value,
-        "scale_format": None,
-        "scale_calculation_mode": None,
+        "scale_type": "float" if is_mx else spec.scale_type.value,
+        "scale_format": "e8m0" if is_mx else None,
+        "scale_calculation_mode": spec.scale_calculation_mode.value if spec.scale_calculation_mode else None,
         "mx_element_dtype": None,
         "zero_point_type": "int32",
         "is_scale_quant": False,

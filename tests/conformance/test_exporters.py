@@ -43,7 +43,8 @@ def static(spec):
     if spec is None or not learns_from_data(spec):
         return None
     zero_point = None if spec.symmetric else torch.tensor([[-17]], dtype=torch.int32)
-    return QParams(torch.tensor([[0.0234375]]), zero_point)
+    scale = torch.tensor(0.0234375)
+    return QParams(scale) if spec.is_dynamic else QParams(scale.reshape(1, 1), zero_point)
 
 
 def solved(config, shape, solver="rtn"):
@@ -88,6 +89,8 @@ def test_layout_and_round_trip(name):
                 assert torch.equal(before.scale, after.scale), (config_name, part)
                 assert before.zero_point is after.zero_point is None or before.zero_point == after.zero_point
     assert {"int8_dynamic", "fp8", "w4a16", "w4a16_sym"} <= seen
+    if name == "quark":
+        assert {"mxfp4", "mxfp6_e3m2", "mxfp8", "mxfp4_fp8", "nvfp4", "int4_fp8", "kv_cache_fp8"} <= seen
 
 
 @pytest.mark.parametrize("name", list(EXPORTERS))
