@@ -26,6 +26,23 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
+_EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+
+MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": _EXPERTS,
+    "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 64},
+    "qwen3_moe": _EXPERTS,
+    "deepseek_v3": {
+        **_EXPERTS, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "head_dim": 32,
+        "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 32,
+        "qk_nope_head_dim": 32, "v_head_dim": 32,
+    },
+    "olmoe": _EXPERTS,
+    "granitemoe": _EXPERTS,
+    "gpt_oss": {**_EXPERTS, "layer_types": ["sliding_attention", "full_attention", "full_attention"]},
+}  # fmt: skip
+"""Configs of mixtures of four experts, two a token, beside ``SHAPE``."""
+
 
 def tiny_model(
     folder: Path, *, model_type: str = "llama", seed: int = 0, dtype: torch.dtype = torch.bfloat16,

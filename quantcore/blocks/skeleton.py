@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -35,7 +37,7 @@ def clean_config(raw: dict[str, Any]) -> PretrainedConfig:
     kept = {
         key: value for key, value in raw.items() if key not in UNTRUSTED_KEYS and not key.startswith(UNTRUSTED_PREFIXES)
     }
-    config: PretrainedConfig = CONFIG_MAPPING[model_type].from_dict(kept)
+    config: PretrainedConfig = CONFIG_MAPPING[model_type].from_dict(PretrainedConfig._decode_special_floats(kept))
     return config
 
 
@@ -58,19 +60,28 @@ def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrained
     return model
 
 
-def find_block_list(model: nn.Module, prefix: str, num_blocks: int) -> nn.ModuleList:
-    """The module list that ``prefix`` (``model.layers.``) names. Raises ModelError if the model is built otherwise."""
-    try:
-        blocks = model.get_submodule(prefix.removesuffix("."))
-    except AttributeError:
-        blocks = None
-    if not isinstance(blocks, nn.ModuleList) or len(blocks) != num_blocks:
-        raise ModelError(
-            f"The weights have {num_blocks} decoder blocks under '{prefix}', the architecture has them elsewhere.",
-            code="unsupported_architecture",
-            hint="Checkpoints whose tensor names differ from the Transformers module names are not supported yet.",
-        )
-    return blocks
+def find_block_list(
+    model: nn.Module, placed: Mapping[str, str], prefix: str, num_blocks: int
+) -> tuple[str, nn.ModuleList]:
+    """The module list that holds what the checkpoint has under ``prefix`` (``model.layers.``), and its name with a dot.
+
+    ``placed`` is what ``place_tensors`` gave. Raises ModelError if the model is built otherwise.
+    """
+    first = next((placed[name] for name in placed if name.startswith(f"{prefix}0.")), "")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_blocks and first.startswith(f"{name}.0."):
+            return f"{name}.", module
+    raise ModelError(
+        f"The weights have {num_blocks} decoder blocks under '{prefix}', the architecture has them elsewhere.",
+        code="unsupported_architecture",
+        hint="The checkpoint and its config.json do not belong together.",
+    )
+
+
+def float32_names(model: PreTrainedModel, dtype: torch.dtype) -> Callable[[str], bool]:
+    """Tells which parameters stay float32 in a model of ``dtype``, as ``from_pretrained`` keeps them."""
+    patterns = [pattern.replace("*", ".*") for pattern in model._get_dtype_plan(dtype)]
+    return lambda name: any(re.search(pattern, name) for pattern in patterns)
 
 
 def set_parameter(module: nn.Module, name: str, value: torch.Tensor) -> None:

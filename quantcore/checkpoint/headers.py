@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quantcore.checkpoint.experts import unstack_experts
 from quantcore.errors import ModelError
 
 MAX_CONFIG_BYTES = 4 << 20
@@ -28,13 +29,17 @@ DTYPE_BYTES = {
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """One tensor of a checkpoint: its safetensors dtype (``BF16``), shape, file name and byte range in the file."""
+    """One tensor of a checkpoint: its safetensors dtype (``BF16``), shape, file name and byte range in the file.
+
+    With ``transposed`` the bytes are those of its transpose.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     file: str
     begin: int
     end: int
+    transposed: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -54,10 +59,11 @@ class ModelHeaders:
 
     @property
     def main_dtype(self) -> str:
-        """The dtype that most of the bytes have: the one the model computes in."""
+        """The float dtype that most of the bytes have, which the model computes in; masks and indices do not count."""
         sizes: dict[str, int] = {}
         for tensor in self.tensors.values():
-            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.num_bytes
+            if "F" in tensor.dtype:
+                sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.num_bytes
         return max(sizes, key=lambda dtype: sizes[dtype])
 
 
@@ -82,7 +88,7 @@ def read_local(model_dir: Path | str) -> ModelHeaders:
             code="already_quantized",
             hint="Give the float model that it was made from.",
         )
-    return ModelHeaders(config=config, tensors=read_tensor_headers(folder))
+    return ModelHeaders(config=config, tensors=unstack_experts(read_tensor_headers(folder)))
 
 
 def read_tensor_headers(folder: Path) -> dict[str, TensorHeader]:

@@ -45,4 +45,5 @@ class Source:
                 if count == 0:
                     raise ModelError(f"{header.file} ends inside '{name}'.", code="corrupt_weights")
                 done += count
-        return buffer.view(TORCH_DTYPES[header.dtype]).view(header.shape)
+        tensor = buffer.view(TORCH_DTYPES[header.dtype])
+        return tensor.view(header.shape[::-1]).T.contiguous() if header.transposed else tensor.view(header.shape)

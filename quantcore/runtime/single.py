@@ -16,7 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from quantcore.blocks.skeleton import build_skeleton, find_block_list, set_parameter
+from quantcore.blocks.experts import experts_split, is_fused
+from quantcore.blocks.names import place_tensors, projection_names
+from quantcore.blocks.skeleton import build_skeleton, find_block_list, float32_names, set_parameter
+from quantcore.errors import ModelError
 from quantcore.runtime.devices import release_freed_memory
 
 ReadTensor = Callable[[str], torch.Tensor]
@@ -43,43 +46,67 @@ class Hidden:
 
 
 class StreamedModel:
-    """Runs a causal language model block by block. ``read`` gives a float tensor by its checkpoint name (CPU)."""
+    """Runs a causal language model block by block. ``read`` gives a float tensor by its checkpoint name (CPU).
+
+    ``names`` are the checkpoint's tensors and ``prefix`` is theirs; the model's own names may differ.
+    """
 
     def __init__(
         self, raw_config: dict[str, Any], read: ReadTensor, names: set[str], prefix: str, num_blocks: int,
         dtype: torch.dtype, device: torch.device,
     ) -> None:  # fmt: skip
         self._read = read
-        self._names = names
-        self._prefix = prefix
         self.device = device
         self.dtype = dtype
         self.model = build_skeleton(raw_config, dtype)
-        self.blocks = find_block_list(self.model, prefix, num_blocks)
+        self._placed = place_tensors(self.model, names)
+        self._stored = {place: name for name, place in self._placed.items()}
+        self._prefix, self.blocks = find_block_list(self.model, self._placed, prefix, num_blocks)
+        self._projections = projection_names(self.model)
+        self._keeps_float32 = float32_names(self.model, dtype)
+        self._returns_tuple = False  # whether a block returns (hidden states, ...)
         for name, buffer in list(self.model.named_buffers()):
-            set_parameter(self.model, name, buffer.to(device))
+            if name in self._stored:
+                self._load(self.model, name, name)
+            else:
+                set_parameter(self.model, name, buffer.to(device))
+
+    def find_module(self, name: str) -> nn.Module:
+        """The module of the layer that the checkpoint calls ``name``; one inside a block exists while that is loaded.
+
+        Raises ModelError if the model has no place for it.
+        """
+        place = self._placed.get(f"{name}.weight")
+        if place is None:
+            raise ModelError(
+                f"Transformers builds this model without the layer {name}.",
+                code="unsupported_layer",
+                hint=f"Exclude it, for example with the pattern '*.{name.rpartition('.')[2]}'.",
+            )
+        return self.model.get_submodule(place.rpartition(".")[0])
 
     def embed(self, windows_NT: torch.Tensor) -> Hidden:
         """Token ids [N, T] to the input of block 0."""
         hidden = Hidden([], [Arguments() for _ in self.blocks])
-        with self._outside_loaded(head=False), self._blocks_replaced(hidden.arguments) as first:
+        with self._outside_loaded(head=False), self._blocks_replaced(hidden.arguments) as relay:
             for window_T in windows_NT:
-                self.model.base_model(input_ids=window_T[None].to(self.device), use_cache=False)
-                hidden.states.append(first.seen)
+                self._run_around_blocks(window_T[None].to(self.device), relay)
+                hidden.states.append(relay.seen)
         return hidden
 
     @contextmanager
     def block(self, index: int) -> Iterator[nn.Module]:
         """Block ``index`` with its weights in memory; they are dropped at the end."""
         block = self.blocks[index]
-        names = [name for name, _ in block.named_parameters()]
-        try:
-            for name in names:
-                self._load(block, name, f"{self._prefix}{index}.{name}")
-            yield block
-        finally:
-            self._drop(block, names)
-            release_freed_memory()
+        with experts_split(block, self._fused_experts(block, index), self._projections):
+            names = [name for name, _ in block.named_parameters()]
+            try:
+                for name in names:
+                    self._load(block, name, f"{self._prefix}{index}.{name}")
+                yield block
+            finally:
+                self._drop(block, names)
+        release_freed_memory()
 
     def run_block(self, block: nn.Module, index: int, hidden: Hidden | None) -> None:
         """Take every window one block further, in place; None is no window at all."""
@@ -89,28 +116,45 @@ class StreamedModel:
         with torch.inference_mode():
             for i, state in enumerate(hidden.states):
                 output = block(state, *arguments.positional, **arguments.named)
-                hidden.states[i] = output[0] if isinstance(output, tuple) else output
+                self._returns_tuple = isinstance(output, tuple)
+                hidden.states[i] = output[0] if self._returns_tuple else output
 
     @contextmanager
     def head(self) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
         """A function from the last block's output [1, T, H] to logits [1, T, V]; the head's weights live inside."""
-        with self._outside_loaded(head=True), self._blocks_replaced([Arguments() for _ in self.blocks]) as first:
+        with self._outside_loaded(head=True), self._blocks_replaced([Arguments() for _ in self.blocks]) as relay:
 
             def logits(state: torch.Tensor) -> torch.Tensor:
-                first.give = state
+                relay.give = state
                 ids = torch.zeros(state.shape[:2], dtype=torch.long, device=self.device)
                 result: torch.Tensor = self.model(input_ids=ids, use_cache=False).logits
                 return result
 
             yield logits
 
+    def _run_around_blocks(self, ids_NT: torch.Tensor, relay: _Relay) -> None:
+        """The model without its blocks. Blocks of some models return a tuple: known once the next one gets a part."""
+        try:
+            self.model.base_model(input_ids=ids_NT, use_cache=False)
+        except ModelError:
+            if relay.as_tuple:
+                raise
+            relay.as_tuple = True
+            self.model.base_model(input_ids=ids_NT, use_cache=False)
+
+    def _fused_experts(self, block: nn.Module, index: int) -> list[str]:
+        """The modules in the block whose experts the checkpoint holds one by one."""
+        start = f"{self._prefix}{index}."
+        fused = [name for name, module in block.named_modules() if is_fused(module)]
+        return [name for name in fused if f"{start}{name}.down_proj" not in self._stored]
+
     @contextmanager
     def _outside_loaded(self, *, head: bool) -> Iterator[None]:
         """The weights outside the blocks; the output projection only if ``head``."""
         names = [name for name, _ in self.model.named_parameters() if not name.startswith(self._prefix)]
-        if not head and "lm_head.weight" in self._names:
-            names = [name for name in names if not name.startswith("lm_head.")]
-        stored = [name for name in names if name in self._names]
+        if not head:
+            names = [name for name in names if not self._is_stored_head(name)]
+        stored = [name for name in names if name in self._stored]
         try:
             for name in stored:
                 self._load(self.model, name, name)
@@ -122,19 +166,29 @@ class StreamedModel:
         finally:
             self._drop(self.model, names)
 
+    def _is_stored_head(self, name: str) -> bool:
+        """Whether this is a parameter of the output projection, and that has a weight of its own."""
+        path = name.rpartition(".")[0]
+        head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        return f"{path}.weight" in self._stored and self.model.get_submodule(path) is head
+
     @contextmanager
-    def _blocks_replaced(self, arguments: list[Arguments]) -> Iterator[_FirstBlock]:
-        first = _FirstBlock()
+    def _blocks_replaced(self, arguments: list[Arguments]) -> Iterator[_Relay]:
+        relay = _Relay(self._returns_tuple)
         for index, block in enumerate(self.blocks):
-            block.forward = _recorder(arguments[index], first if index == 0 else None)
+            block.forward = _recorder(arguments[index], relay, is_first=index == 0)
         try:
-            yield first
+            yield relay
         finally:
+            self._returns_tuple = relay.as_tuple
             for block in self.blocks:
                 del block.forward  # the class's own forward again
 
-    def _load(self, module: nn.Module, name: str, stored_name: str) -> None:
-        set_parameter(module, name, self._read(stored_name).to(self.device, self.dtype))
+    def _load(self, module: nn.Module, name: str, place: str) -> None:
+        """Fill the parameter ``name`` of ``module``, which the whole model calls ``place``."""
+        path, _, last = name.rpartition(".")
+        dtype = torch.float32 if self._keeps_float32(place) else getattr(module.get_submodule(path), last).dtype
+        set_parameter(module, name, self._read(self._stored.get(place, place)).to(self.device, dtype))
 
     def _drop(self, module: nn.Module, names: list[str]) -> None:
         for name in names:
@@ -142,21 +196,37 @@ class StreamedModel:
             set_parameter(module, name, torch.empty_like(parameter, device="meta"))
 
 
-class _FirstBlock:
-    """What the first block saw, and what it shall return instead of its input (None: the input)."""
+@dataclass
+class _Relay:
+    """What goes through the replaced blocks: ``seen`` by the first, which returns ``give`` instead of it if it is set.
 
-    seen: torch.Tensor
+    ``passed`` is what the last block that was called returned.
+    """
+
+    as_tuple: bool
     give: torch.Tensor | None = None
+    seen: torch.Tensor = field(init=False)
+    passed: torch.Tensor = field(init=False)
 
 
-def _recorder(arguments: Arguments, first: _FirstBlock | None) -> Callable[..., torch.Tensor]:
-    """A stand-in for a block's forward: remembers what comes beside the hidden states and passes these through."""
+def _recorder(arguments: Arguments, relay: _Relay, *, is_first: bool) -> Callable[..., Any]:
+    """A stand-in for a block's forward: remembers what comes beside the hidden states and passes these through.
 
-    def forward(hidden_states: torch.Tensor, *positional: Any, **named: Any) -> torch.Tensor:
+    The model must hand to each block just what the one before returned: what it did in between would be missed.
+    """
+
+    def forward(hidden_states: torch.Tensor, *positional: Any, **named: Any) -> Any:
         arguments.positional, arguments.named = positional, named
-        if first is None:
-            return hidden_states
-        first.seen = hidden_states
-        return hidden_states if first.give is None else first.give
+        if is_first:
+            relay.seen = hidden_states
+            hidden_states = hidden_states if relay.give is None else relay.give
+        elif hidden_states is not relay.passed:
+            raise ModelError(
+                "This model computes something between its decoder blocks, outside of them.",
+                code="unsupported_architecture",
+                hint="Bitfoundry quantizes models that are a plain chain of decoder blocks.",
+            )
+        relay.passed = hidden_states
+        return (hidden_states,) if relay.as_tuple else hidden_states
 
     return forward

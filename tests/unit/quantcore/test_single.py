@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.random_model import write_random_model
+from quantcore.blocks.names import place_tensors
+from quantcore.blocks.skeleton import find_block_list
 from quantcore.checkpoint.headers import read_local
 from quantcore.checkpoint.source import Source
 from quantcore.errors import ModelError
 from quantcore.plan import find_blocks
 from quantcore.runtime.single import StreamedModel
-from tests.factories import tiny_model
+from tests.factories import MIXTURES, SHAPE, tiny_model
 
 ROOT = Path(__file__).parents[3]
 
@@ -38,6 +41,9 @@ ARCHITECTURES = {
     "opt": {"ffn_dim": 128, "word_embed_proj_dim": 64},
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128},
     "phi": {"tie_word_embeddings": False},
+    "gpt_neox": {"tie_word_embeddings": False},
+    "bloom": {},  # its blocks return a tuple
+    **MIXTURES,
 }  # fmt: skip
 
 
@@ -59,16 +65,87 @@ def run(model, windows):
         return torch.cat([logits(state) for state in hidden.states])
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_same_logits_as_the_whole_model(name, tmp_path):
-    overrides = {"model_type": name, **ARCHITECTURES[name]}
-    folder = tiny_model(tmp_path / "model", dtype=torch.float32, **overrides)
+def assert_same_logits(folder, dtype=torch.float32):
     windows = torch.randint(1, 500, (3, 40), generator=torch.Generator().manual_seed(1))
-    whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    whole = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     with torch.no_grad():
         expected = torch.cat([whole(window[None]).logits for window in windows])
-    got = run(streamed(folder), windows)
+    got = run(streamed(folder, dtype), windows)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_same_logits_as_the_whole_model(name, tmp_path):
+    overrides = {"model_type": name.removesuffix("_untied"), **ARCHITECTURES[name]}
+    assert_same_logits(tiny_model(tmp_path / "model", dtype=torch.float32, **overrides))
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("gpt2", "transformer."), ("llama", "model."), ("bloom", "transformer.")])
+def test_checkpoints_of_the_bare_model_have_no_prefix(name, prefix, tmp_path):
+    """GPT-2 on the Hub: ``h.0.attn.c_attn.weight``, where the causal language model says ``transformer.h.0...``."""
+    folder = tiny_model(tmp_path / "model", model_type=name, dtype=torch.float32, **ARCHITECTURES[name])
+    tensors = load_file(folder / "model.safetensors")
+    assert all(name.startswith(prefix) for name in tensors)
+    save_file({name.removeprefix(prefix): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    assert_same_logits(folder)
+
+
+def test_a_checkpoint_with_the_model_s_own_names_needs_no_renaming():
+    """Laguna's table would make ``shared_experts..gate_proj`` of ``shared_experts.gate_proj``: its dot is any sign."""
+    with torch.device("meta"):
+        config = AutoConfig.for_model("laguna", **SHAPE, num_attention_heads_per_layer=[4] * 3, num_experts=4)
+        model = AutoModelForCausalLM.from_config(config)
+    names = [name for name in model.state_dict() if ".experts." not in name]
+    assert any(".shared_experts." in name for name in names)
+    assert place_tensors(model, names) == {name: name for name in names}
+
+
+def test_the_blocks_are_found_beside_another_list_of_that_length():
+    model = torch.nn.Module()
+    model.towers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(3))
+    model.layers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(3))
+    assert find_block_list(model, {"h.0.weight": "layers.0.weight"}, "h.", 3) == ("layers.", model.layers)
+    with pytest.raises(ModelError, match="elsewhere"):
+        find_block_list(model, {"h.0.weight": "layers.0.weight"}, "h.", 2)
+
+
+def test_the_head_is_not_read_before_it_is_needed(tmp_path):
+    folder = tiny_model(tmp_path / "model", model_type="gpt_neox", tie_word_embeddings=False)
+    model, read = streamed(folder), []
+    model._read = lambda name, old=model._read: (read.append(name), old(name))[1]
+    model.embed(torch.ones(1, 8, dtype=torch.long))
+    assert "gpt_neox.embed_in.weight" in read and "embed_out.weight" not in read
+    with model.head():
+        assert "embed_out.weight" in read
+
+
+def test_buffers_of_the_checkpoint_are_read_and_stay_float32(tmp_path):
+    """DeepSeek's router bias: a buffer, stored, and float32 also in a bfloat16 model. It decides who gets a token."""
+    folder = tiny_model(tmp_path / "model", model_type="deepseek_v3", **MIXTURES["deepseek_v3"])
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    tensors[name] = torch.tensor([0.3001, -0.2, 0.1, 0.0])
+    save_file(tensors, folder / "model.safetensors")
+    assert torch.equal(streamed(folder, torch.bfloat16).model.get_buffer(name), tensors[name])
+    assert_same_logits(folder, torch.bfloat16)
+
+
+def test_a_layer_is_found_by_its_name_in_the_checkpoint(tmp_path):
+    model = streamed(tiny_model(tmp_path / "model", model_type="mixtral", **MIXTURES["mixtral"]))
+    with model.block(1) as block:
+        found = model.find_module("model.layers.1.block_sparse_moe.experts.3.w2")
+        assert found is block.get_submodule("mlp.experts.3.w2") and found.weight.shape == (64, 128)
+    with pytest.raises(ModelError, match=r"without the layer model\.layers\.1\.mlp\.gate") as caught:
+        model.find_module("model.layers.1.mlp.gate")
+    assert caught.value.code == "unsupported_layer"
+
+
+def test_a_model_that_computes_between_its_blocks_is_refused(tmp_path):
+    """What is done there would be missed, and nothing would look wrong."""
+    model = streamed(tiny_model(tmp_path / "model"))
+    model.blocks[1].register_forward_pre_hook(lambda _, inputs: (inputs[0] * 1, *inputs[1:]))
+    with pytest.raises(ModelError, match="between its decoder blocks"):
+        model.embed(torch.ones(1, 8, dtype=torch.long))
 
 
 def test_blocks_hold_no_weights_before_and_after(tmp_path):

@@ -1,0 +1,140 @@
+"""Mixture of experts: the fused experts of Transformers 5 as one ``nn.Linear`` per expert and projection.
+
+Transformers keeps the experts of a block in 3-D parameters, ``gate_up_proj`` [E, 2I, H] and ``down_proj`` [E, H, I], in
+modules decorated with ``use_experts_implementation`` (``transformers/integrations/moe.py``; the decorator's flags say
+whether the weights are transposed, interleaved, gated or biased). Checkpoints hold one matrix per expert and
+projection. Split like the checkpoint, every expert is an ordinary layer: planned, observed and quantized by itself.
+
+Legend: E experts, H hidden size, I inner size, T tokens, K experts a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class ProjectionNames:
+    """What a checkpoint calls the projections of an expert (Mixtral: w1, w3, w2).
+
+    Without a ``gate``, ``up`` holds both gate and up: gpt-oss, whose rows take turns (gate 0, up 0, gate 1, ...).
+    """
+
+    gate: str | None = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+class SplitExperts(nn.Module):
+    """Computes what the fused module computes, with the children ``0`` .. ``E-1``, each of two or three linear layers.
+
+    Their weights are views of the fused parameters (a transposed parameter gives strided ones): nothing is copied, and
+    meta tensors stay meta. Only experts that a token reaches run, on just the tokens that reach them. Raises ValueError
+    for names that tear apart a gate and up that are interleaved.
+    """
+
+    def __init__(self, fused: nn.Module, names: ProjectionNames) -> None:
+        super().__init__()
+        if names.gate is not None and fused.has_gate and not fused.is_concatenated:
+            raise ValueError("interleaved gate and up projections cannot be two layers: give no name for the gate")
+        self.names = names
+        self.num_experts = fused.get_parameter("down_proj").shape[0]
+        self._fused = (fused,)  # in a tuple, so that its parameters are not ours; it still knows the activation
+        for name, child in fused.named_children():  # activation, norm after the expert
+            self.add_module(name, child)
+        for index in range(self.num_experts):
+            self.add_module(str(index), nn.ModuleDict(_linears(fused, index, names)))
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Hidden states [T, H], expert numbers [T, K] and their weights [T, K] to [T, H].
+
+        Experts are summed in float32: bit for bit what Transformers' default (``grouped_mm``) gives in bfloat16.
+        """
+        result = torch.zeros_like(hidden_states, dtype=torch.promote_types(hidden_states.dtype, torch.float32))
+        chosen_KT = top_k_index.T
+        for index in torch.unique(chosen_KT).tolist():
+            position, token = torch.where(chosen_KT == index)
+            output = self._run(index, hidden_states[token]) * top_k_weights[token, position, None]
+            result.index_add_(0, token, output.to(result.dtype))
+        return result.to(hidden_states.dtype)
+
+    def _run(self, index: int, x_TH: torch.Tensor) -> torch.Tensor:
+        fused: Any = self._fused[0]
+        expert: Any = self.get_submodule(str(index))
+        inner = expert[self.names.up](x_TH)
+        if not fused.has_gate:
+            inner = fused.act_fn(inner)
+        elif self.names.gate is None:
+            inner = fused._apply_gate(inner)
+        else:
+            inner = fused._apply_gate(torch.cat([expert[self.names.gate](x_TH), inner], dim=-1))
+        output: torch.Tensor = expert[self.names.down](inner)
+        return fused.post_expert_norm(output) if fused.has_post_expert_norm else output
+
+
+def is_fused(module: nn.Module) -> bool:
+    """True for a module that ``use_experts_implementation`` made, with its parameters still 3-D."""
+    return hasattr(module, "is_concatenated") and "down_proj" in module._parameters
+
+
+def split_experts(model: nn.Module, names: ProjectionNames) -> list[str]:
+    """Replace every fused experts module of a loaded model, in place; the names of those replaced.
+
+    The 3-D parameters are gone afterwards; their memory is shared by the weights of the new linear layers.
+    """
+    found = [name for name, module in model.named_modules() if is_fused(module)]
+    for name in found:
+        fused = model.get_submodule(name)
+        model.set_submodule(name, SplitExperts(fused, names))
+        fused._parameters.clear()
+    return found
+
+
+@contextmanager
+def experts_split(block: nn.Module, modules: Iterable[str], names: ProjectionNames) -> Iterator[None]:
+    """The same for some ``modules``, while the context lasts: a model need not hold the layers of all experts at once.
+
+    The fused modules come back as they were, whatever was loaded into the split ones.
+    """
+    fused = {name: block.get_submodule(name) for name in modules}
+    for name, module in fused.items():
+        block.set_submodule(name, SplitExperts(module, names))
+    try:
+        yield
+    finally:
+        for name, module in fused.items():
+            block.set_submodule(name, module)
+
+
+def _linears(fused: nn.Module, index: int, names: ProjectionNames) -> dict[str, nn.Module]:
+    """The linear layers of expert ``index``: views of the fused parameters, as [out, in]."""
+    up, up_bias = _part(fused, "gate_up_proj" if fused.has_gate else "up_proj", index)
+    linears = {names.down: _linear(*_part(fused, "down_proj", index))}
+    if names.gate is None or not fused.has_gate:
+        return {names.up: _linear(up, up_bias), **linears}
+    gate, up = up.chunk(2)
+    gate_bias, up_bias = (None, None) if up_bias is None else up_bias.chunk(2)
+    return {names.gate: _linear(gate, gate_bias), names.up: _linear(up, up_bias), **linears}
+
+
+def _part(fused: nn.Module, name: str, index: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(weight [out, in], bias [out] or None) of one expert."""
+    weight = fused.get_parameter(name)[index].detach()
+    bias = fused.get_parameter(f"{name}_bias")[index].detach() if fused.has_bias else None
+    return weight.T if fused.is_transposed else weight, bias
+
+
+def _linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> nn.Linear:
+    linear = nn.Linear(weight_OI.shape[1], weight_OI.shape[0], bias=bias_O is not None, device="meta")
+    linear.weight = nn.Parameter(weight_OI, requires_grad=False)
+    if bias_O is not None:
+        linear.bias = nn.Parameter(bias_O, requires_grad=False)
+    return linear

@@ -1,0 +1,60 @@
+"""Which tensor of a checkpoint fills which parameter of the model that Transformers builds.
+
+The two often differ: Mixtral's files say ``block_sparse_moe.experts.0.w1.weight`` where the model has
+``mlp.experts.gate_up_proj``. Transformers holds the tables (``transformers/conversion_mapping.py``) and the matching
+(``transformers/core_model_loading.py``); both are used here as ``from_pretrained`` uses them, so there are no tables
+of ours to keep up. Tensors that only change their name are placed, and so are the experts' matrices, in the model
+whose experts are split (``quantcore.blocks.experts``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+from quantcore.blocks.experts import ProjectionNames, is_fused
+
+_EXPERT = re.compile(r"^(.*)\.(\d+)\.([^.]+)\.(weight|bias)$")
+_PER_EXPERT = re.compile(r"\*\.([^.]+)\.weight$")  # in a source pattern: experts.*.w1.weight
+_ROLES = {"gate_up_proj": ("gate", "up"), "up_proj": ("up",), "down_proj": ("down",)}
+
+
+def place_tensors(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, str]:
+    """The parameter or buffer of ``model`` (its experts split) that each of the ``stored`` tensors fills.
+
+    Tensors that the model has no place for are left out, as Transformers ignores them: masks, RoPE tables, blocks for
+    multi-token prediction, and tensors whose values would have to be rearranged.
+    """
+    transforms = get_model_conversion_mapping(model)
+    renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
+    converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
+    state = model.state_dict()
+    fused = {name for name, module in model.named_modules() if is_fused(module)}
+    placed: dict[str, str] = {}
+    for name in sorted(stored, key=dot_natural_key):
+        renamed, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        if renamed not in state and name in state:
+            renamed, pattern = name, None
+        if pattern is None and renamed in state:
+            placed[name] = renamed
+        elif expert := _EXPERT.match(name if pattern else renamed):
+            experts = renamed.rpartition(".")[0] if pattern else expert[1]
+            if experts in fused:
+                placed[name] = ".".join((experts, *expert.groups()[1:]))
+    return placed
+
+
+def projection_names(model: PreTrainedModel) -> ProjectionNames:
+    """What the checkpoints of this kind of model call an expert's projections; the usual names if they do not say."""
+    if any(is_fused(module) and not module.is_concatenated for module in model.modules()):
+        return ProjectionNames(gate=None, up="gate_up_proj")
+    names: dict[str, str] = {}
+    for transform in get_model_conversion_mapping(model):
+        leaves = [match[1] for source in transform.source_patterns if (match := _PER_EXPERT.search(source))]
+        target = transform.target_patterns[0].rpartition(".")[2]
+        names |= dict(zip(_ROLES.get(target, ()), leaves, strict=False))
+    return ProjectionNames(**names)

@@ -1,0 +1,96 @@
+"""Experts in a checkpoint, as far as names and shapes tell: which tensors are theirs, and which matrix routes to them.
+
+Legend: E experts, H hidden size, I inner size.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quantcore.checkpoint.headers import TensorHeader
+
+EXPERT = re.compile(r"^(?P<moe>.+)\.experts\.(?P<index>\d+)\.(?P<projection>.+)$")
+"""A matrix or layer of one expert, in the module that holds the experts, the router and shared experts."""
+
+_GATE_UP = re.compile(r"^(.+)\.(?:experts\.gate_up_proj|input_linear\.weight)$")  # the second: Granite
+_DOWN = {"experts.gate_up_proj": "experts.down_proj", "input_linear.weight": "output_linear.weight"}
+
+
+def unstack_experts(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
+    """The same bytes, with 3-D stacks of expert weights seen as one matrix [out, in] per expert and projection.
+
+    ``X.experts.gate_up_proj`` [E, 2I, H] and ``X.experts.down_proj`` [E, H, I] (Qwen 3.5; Granite calls them
+    ``X.input_linear.weight`` and ``X.output_linear.weight``) become ``X.experts.0.gate_proj.weight``, ``up_proj`` and
+    ``down_proj``: what other quantizers write and vLLM reads. gpt-oss stores transposes with interleaved rows
+    and biases: its gate and up stay one matrix, ``X.experts.0.gate_up_proj.weight``. Other stacks stay as they are.
+    """
+    parts: dict[str, dict[str, TensorHeader]] = {}
+    for name, gate_up in tensors.items():
+        if (match := _GATE_UP.match(name)) and len(gate_up.shape) == 3:
+            down_name = f"{match[1]}.{_DOWN[name.removeprefix(match[1] + '.')]}"
+            down = tensors.get(down_name)
+            if down is None or len(down.shape) != 3:
+                continue
+            experts = f"{match[1]}.experts"
+            (_, a, b), (_, c, d) = gate_up.shape, down.shape
+            if (a, b) == (2 * d, c):
+                parts[name] = dict(_matrices(gate_up, experts, ("gate_proj", "up_proj")))
+                parts[down_name] = dict(_matrices(down, experts, ("down_proj",)))
+            elif (a, b) == (d, 2 * c) and f"{name}_bias" in tensors and f"{down_name}_bias" in tensors:
+                for stack, projection in ((name, "gate_up_proj"), (down_name, "down_proj")):
+                    parts[stack] = dict(_transposes(tensors[stack], experts, projection))
+                    parts[f"{stack}_bias"] = dict(_biases(tensors[f"{stack}_bias"], experts, projection))
+    return {new: header for name, old in tensors.items() for new, header in parts.get(name, {name: old}).items()}
+
+
+def find_routers(tensors: Mapping[str, TensorHeader]) -> set[str]:
+    """Modules that choose experts, or weigh shared ones: small, and an error there sends a token to the wrong place.
+
+    By shape and place: one output an expert (or a single one), directly beside the experts (``mlp.gate``,
+    ``mlp.shared_expert_gate``) or in a module beside them called gate or router (``router.layer``).
+    """
+    num_experts: dict[str, int] = {}
+    for name in tensors:
+        if match := EXPERT.match(name):
+            num_experts[match["moe"]] = max(num_experts.get(match["moe"], 0), int(match["index"]) + 1)
+    routers = set()
+    for name, tensor in tensors.items():
+        module = name.removesuffix(".weight")
+        owner = module.rpartition(".")[0]
+        if owner.rpartition(".")[2] in ("gate", "router"):
+            owner = owner.rpartition(".")[0]
+        if len(tensor.shape) == 2 and owner in num_experts and tensor.shape[0] in (1, num_experts[owner]):
+            routers.add(module)
+    return routers
+
+
+def _matrices(stack: TensorHeader, experts: str, projections: tuple[str, ...]) -> Iterator[tuple[str, TensorHeader]]:
+    """[E, n * out, in]: the matrices of an expert, and those of all experts, lie one after the other."""
+    num_experts, rows, columns = stack.shape
+    shape = (rows // len(projections), columns)
+    names = [f"{experts}.{index}.{projection}.weight" for index in range(num_experts) for projection in projections]
+    yield from _slices(stack, names, shape, transposed=False)
+
+
+def _transposes(stack: TensorHeader, experts: str, projection: str) -> Iterator[tuple[str, TensorHeader]]:
+    num_experts, columns, rows = stack.shape
+    names = [f"{experts}.{index}.{projection}.weight" for index in range(num_experts)]
+    yield from _slices(stack, names, (rows, columns), transposed=True)
+
+
+def _biases(stack: TensorHeader, experts: str, projection: str) -> Iterator[tuple[str, TensorHeader]]:
+    names = [f"{experts}.{index}.{projection}.bias" for index in range(stack.shape[0])]
+    yield from _slices(stack, names, stack.shape[1:], transposed=False)
+
+
+def _slices(
+    stack: TensorHeader, names: list[str], shape: tuple[int, ...], *, transposed: bool
+) -> Iterator[tuple[str, TensorHeader]]:
+    size = stack.num_bytes // len(names)
+    for index, name in enumerate(names):
+        begin = stack.begin + index * size
+        yield name, replace(stack, shape=shape, begin=begin, end=begin + size, transposed=transposed)

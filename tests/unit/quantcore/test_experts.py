@@ -1,0 +1,186 @@
+"""Experts as linear layers: the same outputs as the fused module, no second copy, and found in headers alone."""
+
+import json
+import weakref
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from quantcore.blocks.experts import ProjectionNames, SplitExperts, experts_split, is_fused, split_experts
+from quantcore.blocks.names import projection_names
+from quantcore.checkpoint.experts import find_routers
+from quantcore.checkpoint.headers import TensorHeader, read_local
+from quantcore.checkpoint.source import Source
+from tests.factories import MIXTURES, SHAPE
+
+USUAL = ("gate_proj", "up_proj", "down_proj")
+PROJECTIONS = {
+    "mixtral": ("w1", "w3", "w2"),
+    "gpt_oss": (None, "gate_up_proj", "down_proj"),
+}
+
+
+def random_model(name):
+    torch.manual_seed(0)
+    overrides = {**SHAPE, **MIXTURES[name], "tie_word_embeddings": False}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **overrides), experts_implementation="eager")
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point() and tensor.ndim > 1:
+            tensor.data.normal_(std=tensor.shape[-1] ** -0.5)
+        elif tensor.is_floating_point() and tensor.shape == (4,):  # the routers' biases, of 4 experts
+            tensor.data.normal_(std=0.1)
+    return model.eval()
+
+
+def first_fused(model):
+    return next((name, module) for name, module in model.named_modules() if is_fused(module))
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_the_split_module_computes_what_the_fused_one_does(name):
+    """30 tokens to 2 of 4 experts each, and on another batch only to experts 1 and 3."""
+    model = random_model(name)
+    _, fused = first_fused(model)
+    x_TH = torch.randn(30, SHAPE["hidden_size"])
+    split = SplitExperts(fused, projection_names(model))
+    weights_TK = torch.rand(30, 2)
+    for index_TK in (torch.rand(30, 4).argsort(dim=1)[:, :2], torch.tensor([[1, 3]]).expand(30, 2)):
+        with torch.no_grad():
+            expected = fused(x_TH, index_TK, weights_TK)
+            got = split(x_TH, index_TK, weights_TK)
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+        assert expected.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
+def test_in_bfloat16_it_gives_the_bits_of_the_default_implementation(name):
+    model = random_model(name).bfloat16()
+    model.set_experts_implementation("grouped_mm")
+    ids = torch.randint(1, 500, (2, 20))
+    with torch.no_grad():
+        expected = model(ids).logits
+        split_experts(model, projection_names(model))
+        assert torch.equal(model(ids).logits, expected)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_loaded_model_is_split_in_place_without_a_copy(name):
+    model = random_model(name)
+    ids = torch.randint(1, 500, (2, 20))
+    with torch.no_grad():
+        expected = model(ids).logits
+    storages = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    size = sum(p.numel() for p in model.parameters())
+    stacks = [weakref.ref(parameter) for parameter in first_fused(model)[1].parameters()]
+    names = projection_names(model)
+    assert (names.gate, names.up, names.down) == PROJECTIONS.get(name, USUAL)
+    replaced = split_experts(model, names)
+    assert replaced and not any(map(is_fused, model.modules()))
+    assert all(stack() is None for stack in stacks)  # nothing but the linear layers holds their memory
+    assert {p.untyped_storage().data_ptr() for p in model.parameters()} == storages
+    assert sum(p.numel() for p in model.parameters()) == size
+    linear = model.get_submodule(f"{replaced[0]}.3.{names.down}")
+    assert isinstance(linear, torch.nn.Linear)
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, expected, rtol=1e-5, atol=1e-5)
+        linear.weight.zero_()
+        assert not torch.equal(model(ids).logits, expected)
+
+
+def test_only_the_tokens_of_an_expert_reach_it():
+    model = random_model("mixtral")
+    split = SplitExperts(first_fused(model)[1], ProjectionNames("w1", "w3", "w2"))
+    seen = {}
+    for index in range(4):
+        linear = split.get_submodule(f"{index}.w1")
+        linear.register_forward_pre_hook(lambda _, inputs, index=index: seen.update({index: inputs[0]}))
+    x_TH = torch.randn(3, 64)
+    split(x_TH, torch.tensor([[0, 2], [2, 0], [2, 3]]), torch.ones(3, 2))
+    assert {index: len(x) for index, x in seen.items()} == {0: 2, 2: 3, 3: 1}
+    assert torch.equal(seen[3], x_TH[2:])
+
+
+def test_fused_modules_come_back_after_the_context():
+    model = random_model("qwen3_moe")
+    name, fused = first_fused(model)
+    with experts_split(model, [name], ProjectionNames()):
+        assert isinstance(model.get_submodule(name), SplitExperts)
+    assert model.get_submodule(name) is fused and is_fused(fused)
+
+
+def test_interleaved_gate_and_up_are_not_torn_apart():
+    with pytest.raises(ValueError, match="interleaved"):
+        SplitExperts(first_fused(random_model("gpt_oss"))[1], ProjectionNames())
+
+
+E, INNER, H = 4, 24, 16
+STACKS = {
+    "qwen3_5": ({"gate_up_proj": (E, 2 * INNER, H), "down_proj": (E, H, INNER)}, "experts."),
+    "granite": ({"input_linear.weight": (E, 2 * INNER, H), "output_linear.weight": (E, H, INNER)}, ""),
+    "as_wide": ({"gate_up_proj": (E, 2 * INNER, 2 * INNER), "down_proj": (E, 2 * INNER, INNER)}, "experts."),
+}  # fmt: skip
+
+
+def stored(folder, tensors):
+    """(headers, source) of a checkpoint that holds ``tensors``."""
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
+    headers = read_local(folder)
+    return headers, Source(folder, headers.tensors)
+
+
+@pytest.mark.parametrize("case", STACKS)
+def test_stacked_experts_are_read_one_by_one(case, tmp_path):
+    shapes, folder = STACKS[case]
+    (gate_up, down) = (torch.randn(shape).bfloat16() for shape in shapes.values())
+    first, second = (f"model.layers.0.mlp.{folder}{name}" for name in shapes)
+    headers, source = stored(tmp_path, {first: gate_up, second: down, "norm.weight": torch.ones(3).bfloat16()})
+    assert len(headers.tensors) == 3 * E + 1 and headers.total_bytes == 2 * (gate_up.numel() + down.numel() + 3)
+    for index in range(E):
+        start = f"model.layers.0.mlp.experts.{index}"
+        assert torch.equal(source.read(f"{start}.gate_proj.weight"), gate_up[index, :INNER])
+        assert torch.equal(source.read(f"{start}.up_proj.weight"), gate_up[index, INNER:])
+        assert torch.equal(source.read(f"{start}.down_proj.weight"), down[index])
+
+
+def test_stacked_transposes_with_biases_are_read_one_by_one(tmp_path):
+    start = "model.layers.0.mlp.experts"
+    tensors = {
+        f"{start}.gate_up_proj": torch.randn(E, H, 2 * INNER),
+        f"{start}.gate_up_proj_bias": torch.randn(E, 2 * INNER),
+        f"{start}.down_proj": torch.randn(E, INNER, H),
+        f"{start}.down_proj_bias": torch.randn(E, H),
+    }
+    headers, source = stored(tmp_path, tensors)
+    assert len(headers.tensors) == 4 * E
+    for index in range(E):
+        for projection in ("gate_up_proj", "down_proj"):
+            weight = source.read(f"{start}.{index}.{projection}.weight")
+            assert weight.is_contiguous() and torch.equal(weight, tensors[f"{start}.{projection}"][index].T)
+            bias = source.read(f"{start}.{index}.{projection}.bias")
+            assert torch.equal(bias, tensors[f"{start}.{projection}_bias"][index])
+
+
+def test_a_stack_of_unknown_layout_stays_whole(tmp_path):
+    """Llama 4 stores transposes without biases: gate and up of an expert are not one run of bytes."""
+    start = "model.layers.0.feed_forward.experts"
+    tensors = {f"{start}.gate_up_proj": torch.randn(E, H, 2 * INNER), f"{start}.down_proj": torch.randn(E, INNER, H)}
+    assert set(stored(tmp_path, tensors)[0].tensors) == set(tensors)
+    assert set(load_file(tmp_path / "model.safetensors")) == set(tensors)
+
+
+def test_routers_are_found_by_shape_and_place():
+    """512 experts and a shared expert of width 512, as in Qwen3-Next: the shape alone would take both."""
+    shapes = {
+        "mlp.experts.511.up_proj": (512, 64), "mlp.gate": (512, 64), "mlp.shared_expert_gate": (1, 64),
+        "mlp.shared_expert.gate_proj": (512, 64), "mlp.shared_expert.down_proj": (64, 512),
+        "self_attn.q_proj": (512, 64), "moe.experts.0.w1": (8, 8), "moe.experts.7.w1": (8, 8),
+        "moe.router.layer": (8, 8), "moe.gate.wg": (8, 8), "moe.latent": (16, 8),
+    }  # fmt: skip
+    tensors = {
+        f"model.layers.3.{name}.weight": TensorHeader("BF16", shape, "f", 0, 2) for name, shape in shapes.items()
+    }
+    found = {"mlp.gate", "mlp.shared_expert_gate", "moe.router.layer", "moe.gate.wg"}
+    assert find_routers(tensors) == {f"model.layers.3.{name}" for name in found}
