@@ -103,7 +103,7 @@ def resolve(
             field="/exclude",
         )
     check_groups(layers)
-    _check_exports(layers, exports)
+    check_exports(layers, exports)
     _check_calibration(calibration, model_config)
     layouts = {name: _layout(EXPORTERS.get(name), layers, tensors) for name in exports}
     return Plan(
@@ -230,7 +230,7 @@ def check_groups(layers: Sequence[LayerPlan]) -> None:
     )
 
 
-def _check_exports(layers: Sequence[LayerPlan], exports: Sequence[str]) -> None:
+def check_exports(layers: Sequence[LayerPlan], exports: Sequence[str]) -> None:
     if not exports or len(set(exports)) != len(exports):
         raise ConfigError(
             f"export is {list(exports)}; it needs at least one format, each named once.",

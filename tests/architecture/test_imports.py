@@ -45,8 +45,8 @@ LEVELS = (
     ("presets", "quark_config", "specs", "grouping"),
     ("qtensor", "affine"),
     ("observers", "solvers", "transforms", "blocks", "layer", "task"),
-    ("plan", "calibration", "checkpoint", "runtime", "nn"),
-    ("export", "evaluation"),
+    ("plan", "calibration", "checkpoint", "runtime"),
+    ("export", "evaluation", "nn"),
     ("pipeline",),
     ("console", "cli", "__main__"),
 )

@@ -1,0 +1,105 @@
+"""Run a model on a user's batches once, and learn the ranges that static specs need."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch import nn
+
+from quantcore.calibration.stats import Activations, Watched, collect_ranges, learned
+from quantcore.errors import CalibrationError
+from quantcore.layer import LayerPlan
+
+
+def calibrate(
+    model: nn.Module, modules: dict[LayerPlan, nn.Module], batches: Iterable[Any] | None
+) -> dict[LayerPlan, Activations]:
+    """What the layers that need it learn from one pass of the float model over ``batches``; nothing runs if none does.
+
+    Raises CalibrationError for no batches, batches that the model cannot take, and layers that none of them reached;
+    NumericsError for activations that are not finite.
+    """
+    if not any(layer.config.needs_calibration for layer in modules):
+        return {}
+    num_batches = 0
+    with evaluating(model), torch.no_grad(), collect_ranges(modules) as watched:
+        for batch in _shown(batches or ()):
+            run(model, batch)
+            num_batches += 1
+    if num_batches == 0:
+        raise CalibrationError(
+            f"The dataloader gave no batch, and {len(watched)} layer(s) have static activation specs.",
+            code="no_calibration_data",
+            hint="Give quantize_model a dataloader with a few batches, or take specs with is_dynamic=True.",
+        )
+    _check_all_seen(watched)
+    return {
+        layer: learned(layer, observers, modules[layer].get_parameter("weight").dtype)
+        for layer, observers in watched.items()
+    }
+
+
+def run(model: nn.Module, batch: Any) -> Any:
+    """``model`` on one batch: a tensor, a mapping of named arguments (BatchEncoding), or a tuple of arguments."""
+    args, kwargs = as_arguments(batch, next(model.parameters()).device)
+    try:
+        inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise CalibrationError(
+            f"The model cannot be called with a batch of the dataloader: {error}.",
+            code="batch_does_not_fit",
+            hint="A dict is given as named arguments, a tuple as positional ones: give the model's inputs, no labels.",
+        ) from error
+    return model(*args, **kwargs)
+
+
+def as_arguments(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(positional, named) arguments that a batch stands for, its tensors on ``device``."""
+
+    def moved(value: Any) -> Any:
+        return value.to(device) if isinstance(value, torch.Tensor) else value
+
+    if isinstance(batch, Mapping):
+        return (), {name: moved(value) for name, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return tuple(moved(value) for value in batch), {}
+    return (moved(batch),), {}
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; every module gets its own mode back."""
+    training = [module for module in model.modules() if module.training]
+    model.train(False)
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _shown(batches: Iterable[Any]) -> Iterable[Any]:
+    """``batches`` with a progress bar where a person watches."""
+    console = Console(stderr=True)
+    return track(batches, "calibrate", console=console, transient=True, disable=not console.is_terminal)
+
+
+def _check_all_seen(watched: dict[LayerPlan, Watched]) -> None:
+    unseen = [
+        layer.name
+        for layer, observers in watched.items()
+        if any(part is not None and part.num_values == 0 for part in (observers.inputs, observers.outputs))
+    ]
+    if unseen:
+        raise CalibrationError(
+            f"{len(unseen)} layer(s) with static specs saw no data: {', '.join(unseen[:5])}"
+            + (" ..." if len(unseen) > 5 else "."),
+            code="layers_without_data",
+            hint="Exclude them if the model never calls them, give batches that reach them, or take is_dynamic=True.",
+        )

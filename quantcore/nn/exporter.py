@@ -1,0 +1,203 @@
+"""``ModelExporter``: write a frozen model from memory, to the same bits as the pipeline does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from quantcore.affine import QParams
+from quantcore.checkpoint.artifact import building, write_json
+from quantcore.checkpoint.layout import TensorLayout
+from quantcore.checkpoint.sink import Sink
+from quantcore.checkpoint.source import TORCH_DTYPES
+from quantcore.config import ONLY_WHEN_ASKED, Config
+from quantcore.errors import ConfigError, ProofError
+from quantcore.export import EXPORTERS, Exporter
+from quantcore.layer import LayerPlan
+from quantcore.nn.layers import QuantizedLayer, kind_of, quantized_layers
+from quantcore.nn.tensor_quantizer import TensorQuantizer
+from quantcore.plan import check_exports
+from quantcore.qtensor import QLayer, quantize_weight
+from quantcore.spec import RoundType
+
+DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+@dataclass
+class JsonExporterConfig:
+    """Options of safetensors exports.
+
+    ``kv_cache_group``: patterns of the key and value projections; those of one attention layer get one common scale.
+    """
+
+    kv_cache_group: list[str] = field(default_factory=list)
+
+
+@dataclass
+class OnnxExporterConfig:
+    """Options of ONNX exports: none yet."""
+
+
+@dataclass
+class ExporterConfig:
+    """Options of all exports."""
+
+    json_export_config: JsonExporterConfig = field(default_factory=JsonExporterConfig)
+    onnx_export_config: OnnxExporterConfig | None = None
+
+
+class ModelExporter:
+    """Writes frozen models into ``export_dir``, a folder that must be empty or not there yet.
+
+    ``ModelExporter("folder")`` is short for the default config.
+    """
+
+    def __init__(self, config: ExporterConfig | str | Path | None = None, export_dir: str | Path | None = None) -> None:
+        if isinstance(config, str | Path):
+            config, export_dir = None, config
+        if export_dir is None:
+            raise ConfigError(
+                "ModelExporter has no folder to write to.", code="invalid_config", hint="Give export_dir.",
+                field="/export_dir",
+            )  # fmt: skip
+        self.config = config or ExporterConfig()
+        self.export_dir = Path(export_dir)
+
+    def export_safetensors_model(
+        self, model: nn.Module, quant_config: Config, tokenizer: Any = None, custom_mode: str = "quark"
+    ) -> None:
+        """Write the weights of ``model``, config.json and the tokenizer. ``custom_mode`` is the format.
+
+        Raises ConfigError for a model that is not frozen or was quantized otherwise than ``quant_config`` says, and for
+        a layer that the format cannot hold; ProofError if the codes would not give the model's weights.
+        """
+        layers = _frozen_layers(model)
+        exporter = EXPORTERS.get(custom_mode)
+        plans = [layer.plan for layer in layers.values()]
+        _check_same(plans, quant_config)
+        check_exports(plans, (custom_mode,))
+        with building(self.export_dir) as folder:
+            _write(model, layers, exporter, folder)
+            kept = tuple(name for name, kind in _float_layers(model) if kind not in ONLY_WHEN_ASKED)
+            quantization = exporter.quantization_config(quant_config, tuple(plans), kept)
+            write_json(folder / "config.json", {**_model_config(model), "quantization_config": quantization})
+            for part in (getattr(model, "generation_config", None), tokenizer):
+                if part is not None:
+                    part.save_pretrained(folder)
+
+
+def encode_layer(layer: QuantizedLayer) -> QLayer:
+    """What an exporter stores of a frozen ``layer``: the codes are found again from the weight, exactly.
+
+    Raises ProofError if they do not give back every bit of the weight.
+    """
+    assert layer.weight_quantizer is not None and layer.weight_quantizer.params is not None
+    weight = layer.canonical_weight().detach()
+    nearest = replace(layer.plan.weight, round_method=RoundType.half_even)  # the weight lies beside a code, not between
+    quantized = quantize_weight(weight, layer.weight_quantizer.params, nearest)
+    if not torch.equal(quantized.dequantize().to(weight.dtype), weight):
+        raise ProofError(
+            f"The codes of {layer.plan.name} do not give back its weight in {weight.dtype}.",
+            code="proof_tensor_differs",
+            hint="Formats of more than 8 bits need a float32 model, and a frozen model's weights must not be changed.",
+        )
+    return QLayer(quantized, _params(layer.input_quantizer), _params(layer.output_quantizer))
+
+
+def _params(quantizer: TensorQuantizer | None) -> QParams | None:
+    return None if quantizer is None else quantizer.params
+
+
+def _frozen_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
+    layers = dict(quantized_layers(model))
+    if not layers or not all(layer.frozen for layer in layers.values()):
+        raise ConfigError(
+            "The model is not frozen.",
+            code="not_frozen",
+            hint="Export what ModelQuantizer.freeze returned.",
+        )
+    return layers
+
+
+def _float_layers(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """(name, kind) of the layers that could have been quantized and were not."""
+    for name, module in model.named_modules():
+        kind = kind_of(module)
+        if kind is not None and not isinstance(module, QuantizedLayer):
+            yield name, kind
+
+
+def _check_same(plans: list[LayerPlan], config: Config) -> None:
+    odd = [plan.name for plan in plans if config.choose(plan.name, plan.kind)[0] != plan.config]
+    if odd:
+        raise ConfigError(
+            f"{len(odd)} layer(s) were quantized otherwise than quant_config says, first '{odd[0]}'.",
+            code="other_config",
+            hint="Give the config that ModelQuantizer was given.",
+            field="/quant_config",
+        )
+    unheld = [plan.name for plan in plans if plan.config.weight is None]
+    if unheld:
+        raise ConfigError(
+            f"{len(unheld)} layer(s) have quantized outputs but a float weight, first '{unheld[0]}'.",
+            code="incompatible_export",
+            hint="Checkpoints keep activation scales beside quantized weights: give these layers a weight spec, too.",
+            field="/quant_config",
+        )
+
+
+def _stored_tensors(
+    model: nn.Module, layers: dict[str, QuantizedLayer]
+) -> list[tuple[str, torch.Tensor, QuantizedLayer | None]]:
+    """(name, tensor, None) of what is stored as it is, (layer's name, weight, layer) of what is quantized.
+
+    Without the quantizers' buffers, and a tensor that several modules share only once.
+    """
+    inside = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, TensorQuantizer))
+    entries: list[tuple[str, torch.Tensor, QuantizedLayer | None]] = []
+    seen: set[tuple[int, torch.Size]] = set()
+    for name, tensor in model.state_dict().items():
+        key = (tensor.data_ptr(), tensor.shape)
+        if name.startswith(inside) or (tensor.numel() > 0 and key in seen):
+            continue
+        seen.add(key)
+        owner, _, last = name.rpartition(".")
+        layer = layers.get(owner) if last == "weight" else None
+        entries.append((name, tensor, None) if layer is None else (owner, tensor, layer))
+    return entries
+
+
+def _write(model: nn.Module, layers: dict[str, QuantizedLayer], exporter: Exporter, folder: Path) -> None:
+    """All weights, one layer at a time."""
+    entries = _stored_tensors(model, layers)
+    layouts: dict[str, TensorLayout] = {}
+    for name, tensor, layer in entries:
+        dtype = DTYPE_NAMES[tensor.dtype]
+        if layer is None:
+            layouts[name] = TensorLayout(dtype, tuple(tensor.shape))
+        else:
+            layouts |= {f"{name}.{part}": layout for part, layout in exporter.layout(layer.plan, dtype).items()}
+    with closing(Sink(folder, layouts)) as sink:
+        for name, tensor, layer in entries:
+            if layer is None:
+                sink.write(name, tensor)
+                continue
+            for part, stored in exporter.encode(layer.plan, encode_layer(layer)).items():
+                sink.write(f"{name}.{part}", stored.to(TORCH_DTYPES[layouts[f"{name}.{part}"].dtype]))
+        sink.finish()
+
+
+def _model_config(model: nn.Module) -> dict[str, Any]:
+    """config.json of a Transformers model, as ``save_pretrained`` would write it; nothing for others."""
+    if not isinstance(model, PreTrainedModel):
+        return {}
+    data: dict[str, Any] = json.loads(model.config.to_json_string())
+    return data | {"architectures": [type(model).__name__]}

@@ -1,0 +1,145 @@
+"""Quantized layers: a module keeps its parameters, its hooks and its own ``forward``, and sees quantized numbers.
+
+A quantized module is of a class derived, on the fly, from the module's own class: its ``weight`` and ``bias`` are what
+the codes stand for, its input and output pass through quantizers. So there is no class for a dtype, a scheme or a kind
+of layer, and what a subclass does with its weight stays as it was. How a weight is laid out is in ``layouts``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from quantcore.affine import QParams
+from quantcore.calibration.stats import Activations
+from quantcore.layer import LayerPlan
+from quantcore.nn.layouts import canonical, stored
+from quantcore.nn.tensor_quantizer import TensorQuantizer
+from quantcore.spec import QuantizationSpec
+
+CLASSES: dict[str, type[nn.Module]] = {
+    "Linear": nn.Linear,
+    "Conv1d": nn.Conv1d,
+    "Conv2d": nn.Conv2d,
+    "ConvTranspose2d": nn.ConvTranspose2d,
+    "Conv1D": Conv1D,
+    "Embedding": nn.Embedding,
+    "EmbeddingBag": nn.EmbeddingBag,
+}
+
+
+class QuantizedLayer(nn.Module):
+    """What a layer's class is mixed with. A quantizer is None where the layer's config has no spec."""
+
+    plan: LayerPlan
+    frozen: bool
+    input_quantizer: TensorQuantizer | None
+    weight_quantizer: TensorQuantizer | None
+    bias_quantizer: TensorQuantizer | None
+    output_quantizer: TensorQuantizer | None
+
+    def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self.input_quantizer is not None:
+            input = self.input_quantizer(input)
+        output: torch.Tensor = super().forward(input, *args, **kwargs)
+        return output if self.output_quantizer is None else self.output_quantizer(output)
+
+    @property
+    def weight(self) -> torch.Tensor | None:
+        """What the codes stand for, as the layer stores it. The parameter of this name is the same once frozen."""
+        weight = self._parameters["weight"]
+        if weight is None or self.frozen or self.weight_quantizer is None:
+            return weight
+        return stored(self.weight_quantizer(self.canonical_weight()), self.plan.kind, num_groups(self))
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        bias = self._parameters.get("bias")
+        return bias if bias is None or self.frozen or self.bias_quantizer is None else self.bias_quantizer(bias)
+
+    def canonical_weight(self) -> torch.Tensor:
+        """The parameter as [out, in / groups, *kernel]: in float, or what the codes stand for once frozen."""
+        weight = self._parameters["weight"]
+        assert weight is not None
+        return canonical(weight, self.plan.kind, num_groups(self))
+
+    def freeze(self, done: set[int]) -> None:
+        """Put what the codes stand for in the place of the float weight and bias, in the model's dtype.
+
+        ``done`` holds the ids of parameters that another layer, which shares them, put in place already.
+        """
+        for name, value in (("weight", self.weight), ("bias", self.bias)):
+            parameter = self._parameters.get(name)
+            if parameter is not None and value is not None and id(parameter) not in done:
+                parameter.data = value.detach()
+                done.add(id(parameter))
+        self.frozen = True
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, {'frozen' if self.frozen else 'not frozen'}"
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """Copy and pickle by the class that it was derived from: its own class has no name to be found by."""
+        return _without_state, (type(self).__mro__[2],), self.__dict__
+
+
+_DERIVED: dict[type[nn.Module], type[QuantizedLayer]] = {}
+
+
+def quantized_class(base: type[nn.Module]) -> type[QuantizedLayer]:
+    """``base`` with quantizers; the same class every time."""
+    if base not in _DERIVED:
+        _DERIVED[base] = type(f"Quantized{base.__name__}", (QuantizedLayer, base), {})
+    return _DERIVED[base]
+
+
+def _without_state(base: type[nn.Module]) -> QuantizedLayer:
+    made = quantized_class(base)
+    return made.__new__(made)
+
+
+def kind_of(module: nn.Module) -> str | None:
+    """The class of layers that ``module`` is one of; None if its weight cannot be quantized."""
+    return next((kind for kind, parent in CLASSES.items() if isinstance(module, parent)), None)
+
+
+def num_groups(module: nn.Module) -> int:
+    """Of a convolution; 1 for any other layer."""
+    groups: int = getattr(module, "groups", 1)
+    return groups
+
+
+def quantized_layers(model: nn.Module) -> Iterator[tuple[str, QuantizedLayer]]:
+    """The quantized layers of ``model`` with their names."""
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, QuantizedLayer))
+
+
+def quantize_layer(module: nn.Module, plan: LayerPlan, learned: Activations) -> None:
+    """Make ``module`` a quantized one in place. The ranges of its weight and bias are taken from what they hold."""
+    config = plan.config
+    weight = canonical(module.get_parameter("weight").detach(), plan.kind, num_groups(module))
+    bias = getattr(module, "bias", None)
+    state = {
+        "input_quantizer": _of_activation(config.input_tensors, learned.inputs),
+        "weight_quantizer": None if config.weight is None else TensorQuantizer.of_weight(weight, config.weight),
+        "bias_quantizer": (
+            None if config.bias is None or bias is None else TensorQuantizer.of_weight(bias.detach(), config.bias)
+        ),
+        "output_quantizer": _of_activation(config.output_tensors, learned.outputs),
+        "plan": plan,
+        "frozen": False,
+    }
+    for name, value in state.items():
+        setattr(module, name, value)
+    module.__class__ = quantized_class(type(module))
+    if "_old_forward" in module.__dict__:  # Accelerate's hook (device_map) holds the float layer's bound method
+        setattr(module, "_old_forward", MethodType(type(module).forward, module))  # noqa: B010  # no type says it
+
+
+def _of_activation(spec: QuantizationSpec | None, params: QParams | None) -> TensorQuantizer | None:
+    return None if spec is None else TensorQuantizer(spec, params)

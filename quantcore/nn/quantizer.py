@@ -1,0 +1,77 @@
+"""``ModelQuantizer``: quantize a model in memory, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from quantcore.calibration.stats import Activations
+from quantcore.config import Config
+from quantcore.errors import ConfigError
+from quantcore.nn.calibration import calibrate
+from quantcore.nn.layers import quantize_layer, quantized_layers
+from quantcore.nn.log import log
+from quantcore.nn.selection import select_layers
+
+
+class ModelQuantizer:
+    """Quantizes models as ``config`` says.
+
+    The float model is calibrated first, then its layers are replaced: if anything fails, the model is as it was.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def quantize_model(self, model: nn.Module, dataloader: Iterable[Any] | None = None) -> nn.Module:
+        """Replace the layers of ``model`` in place by ones that compute with quantized numbers; the same model.
+
+        ``dataloader`` gives what ``model`` is called with: tensors, dicts or tuples. It is read once, and only if a
+        spec is static. Raises ConfigError, ModelError, CalibrationError or NumericsError, each with what to do.
+        """
+        self._refuse(model)
+        selection = select_layers(model, self.config)
+        for warning in selection.warnings:
+            log.warning(warning)
+        learned = calibrate(model, selection.modules, dataloader)
+        for plan, module in selection.modules.items():
+            quantize_layer(module, plan, learned.get(plan, Activations()))
+        log.info("Model quantization has been completed.")
+        return model
+
+    @staticmethod
+    def freeze(model: nn.Module) -> nn.Module:
+        """Put the quantized weights in the place of the float ones, in the model's dtype: the same model, faster.
+
+        The float weights are gone; the outputs stay the same to the last bit. Raises ConfigError ``not_quantized``.
+        """
+        layers = [layer for _, layer in quantized_layers(model)]
+        if not layers:
+            raise ConfigError(
+                "This model is not quantized, so there is nothing to freeze.",
+                code="not_quantized",
+                hint="Freeze what quantize_model returned.",
+            )
+        done: set[int] = set()
+        for layer in layers:
+            if not layer.frozen:
+                layer.freeze(done)
+        return model
+
+    def _refuse(self, model: nn.Module) -> None:
+        if any(quantized_layers(model)):
+            raise ConfigError(
+                "This model is quantized already.",
+                code="already_quantized",
+                hint="Load the float model again to quantize it another way.",
+            )
+        if self.config.algo_config:
+            names = ", ".join(algorithm.name for algorithm in self.config.algo_config)
+            raise ConfigError(
+                f"The algorithm {names} is not applied by ModelQuantizer yet.",
+                code="unsupported_algorithm",
+                hint="Leave algo_config out: dataclasses.replace(config, algo_config=()).",
+                field="/algo_config",
+            )

@@ -1,0 +1,132 @@
+"""Which layers of a model in memory are quantized, how, and which are left alone and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+
+from quantcore.config import Config, QSchemeType
+from quantcore.errors import ConfigError, ModelError, NumericsError
+from quantcore.layer import LayerPlan
+from quantcore.nn.layers import kind_of, num_groups
+from quantcore.nn.layouts import canonical
+from quantcore.plan import check_groups
+
+INDEXED = ("Embedding", "EmbeddingBag")
+CONVOLUTIONS = ("Conv1d", "Conv2d", "ConvTranspose2d")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """``modules``: what will be quantized. ``kept``: the names of the other layers that could be, with the reason."""
+
+    modules: dict[LayerPlan, nn.Module]
+    kept: dict[str, str]
+    warnings: tuple[str, ...]
+
+
+def select_layers(model: nn.Module, config: Config) -> Selection:
+    """Choose every layer's config by its name and class.
+
+    A weight that several modules share is quantized only if all of them want it, in the same way: then it stays shared.
+    Otherwise it stays as it is, so that no module changes behind another's back. Raises ConfigError, ModelError or
+    NumericsError that names the layer.
+    """
+    layers = {name: module for name, module in model.named_modules() if kind_of(module) is not None}
+    chosen: dict[str, LayerPlan] = {}
+    kept: dict[str, str] = {}
+    for name, module in layers.items():
+        kind = str(kind_of(module))
+        layer_config, why = config.choose(name, kind)
+        if layer_config is None:
+            kept[name] = why
+        elif layer_config.weight is None and layer_config.output_tensors is None:
+            kept[name] = f"{why} has no weight spec"
+        else:
+            shape = canonical(module.get_parameter("weight"), kind, num_groups(module)).shape
+            chosen[name] = LayerPlan(name, None, tuple(shape), layer_config, kind, why)
+    shared = dict(_shared_otherwise(model, chosen))
+    for name in shared:
+        del chosen[name]
+    kept |= {name: f"shares its weight with {partner}" for name, partner in shared.items()}
+    modules = {plan: layers[name] for name, plan in chosen.items()}
+    if not modules:
+        raise ConfigError(
+            "Nothing is left to quantize: every layer is excluded or has no weight spec.",
+            code="nothing_to_quantize",
+            hint=f"Loosen `exclude`, or give global_quant_config a weight. Layers: {', '.join(layers) or 'none'}.",
+            field="/exclude",
+        )
+    for plan, module in modules.items():
+        _check_layer(plan, module)
+    check_groups([plan for plan in modules if plan.config.weight is not None])
+    return Selection(modules, kept, tuple(_warnings(config, layers, shared)))
+
+
+def _shared_otherwise(model: nn.Module, chosen: dict[str, LayerPlan]) -> Iterator[tuple[str, str]]:
+    """(name, partner) of each chosen layer whose weight a partner has, too, that is not quantized in the same way."""
+    owners: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(name)
+    for names in owners.values():
+        plans = [chosen.get(name) for name in names]
+        wanted = {None if plan is None else (plan.config.weight, plan.shape) for plan in plans}
+        if len(names) > 1 and len(wanted) > 1:
+            for name in names:
+                if name in chosen and chosen[name].config.weight is not None:
+                    yield name, next(other for other in names if other != name)
+
+
+def _warnings(config: Config, layers: dict[str, nn.Module], shared: dict[str, str]) -> Iterator[str]:
+    for pattern in dict.fromkeys((*config.exclude, *config.kv_cache_quant_config, *config.layer_quant_config)):
+        if not any(fnmatchcase(name, pattern) for name in layers):
+            yield f"The pattern '{pattern}' matches no layer."
+    for name, partner in shared.items():
+        yield (
+            f"{name} shares its weight with {partner}, which is not quantized in the same way: it stays as it is. "
+            f"Give both the same weight spec, or untie them: {name}.weight = nn.Parameter({name}.weight.clone())."
+        )
+
+
+def _check_layer(plan: LayerPlan, module: nn.Module) -> None:
+    weight = module.get_parameter("weight")
+    if weight.is_meta:
+        raise ModelError(
+            f"The weight of {plan.name} is not in memory.",
+            code="weight_not_in_memory",
+            hint="A model that device_map offloads cannot be quantized in memory: use the pipeline (quantcore run).",
+        )
+    if not weight.is_floating_point() or weight.element_size() < 2:
+        raise ModelError(
+            f"The weight of {plan.name} is {weight.dtype}.",
+            code="unsupported_weights_dtype",
+            hint="Give the float model (float16, bfloat16 or float32).",
+        )
+    num_bad = int((~torch.isfinite(weight)).sum())
+    if num_bad:
+        raise NumericsError(
+            f"The weight of {plan.name} has {num_bad} value(s) that are NaN or infinite.",
+            code="nonfinite_weights",
+            hint="The checkpoint is damaged, or was saved from a diverged run.",
+        )
+    if plan.kind in INDEXED and plan.config.input_tensors is not None:
+        raise ConfigError(
+            f"{plan.name} is an {plan.kind}: its inputs are indices, which have no scale.",
+            code="invalid_config",
+            hint=f"Leave input_tensors out of its config ({plan.chosen_by}).",
+            field="/input_tensors",
+        )
+    for field in ("input_tensors", "output_tensors"):
+        spec = getattr(plan.config, field)
+        if plan.kind in CONVOLUTIONS and spec is not None and spec.qscheme is not QSchemeType.per_tensor:
+            raise ConfigError(
+                f"{plan.name} is a {plan.kind}; its {field} are {spec.qscheme.value}.",
+                code="invalid_config",
+                hint="Activations of convolutions can be per_tensor: their last axis is space, not features.",
+                field=f"/{field}",
+            )

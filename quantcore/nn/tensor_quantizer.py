@@ -1,0 +1,72 @@
+"""One tensor's way through quantize and dequantize, as a module, so that its scales live and move with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from quantcore.affine import QParams, fake_quantize, fake_quantize_activation, find_params
+from quantcore.grouping import weight_grouping
+from quantcore.observers import observer_for
+from quantcore.spec import QuantizationSpec
+
+
+class TensorQuantizer(nn.Module):
+    """Quantizes and dequantizes one tensor: an activation [..., T, I] or a weight [out, in, *kernel].
+
+    ``scale``, ``zero_point`` and ``global_scale`` are buffers (None where ``params`` has none): float32 whatever the
+    model's dtype becomes, because codes were chosen for exactly these numbers. Without ``params`` the scales are taken
+    from every tensor anew; a spec without scales (bfloat16) is a plain cast.
+    """
+
+    scale: torch.Tensor | None
+    zero_point: torch.Tensor | None
+    global_scale: torch.Tensor | None
+
+    def __init__(self, spec: QuantizationSpec, params: QParams | None, *, is_weight: bool = False) -> None:
+        super().__init__()
+        self.spec = spec
+        self.is_weight = is_weight
+        for name in ("scale", "zero_point", "global_scale"):
+            self.register_buffer(name, None if params is None else getattr(params, name))
+
+    @classmethod
+    def of_weight(cls, weight: torch.Tensor, spec: QuantizationSpec) -> Self:
+        """For a weight [out, in, *kernel] or a bias [out], whose range is what it holds now."""
+        if not spec.format.scaled:
+            return cls(spec, None, is_weight=True)
+        observer = observer_for(spec, weight_grouping(spec))
+        observer.update(weight)
+        return cls(spec, find_params(*observer.range(), spec, weight.dtype), is_weight=True)
+
+    @property
+    def params(self) -> QParams | None:
+        """What the buffers hold; None for scales that are taken from every tensor anew."""
+        return None if self.scale is None else QParams(self.scale, self.zero_point, self.global_scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x as a consumer of the codes sees it, in x's shape and dtype."""
+        params = self.params
+        if not self.spec.format.scaled:
+            return self.spec.format.round(x.float()).to(x.dtype)
+        if self.is_weight:
+            assert params is not None
+            return fake_quantize(x, self.spec, weight_grouping(self.spec), params)
+        return fake_quantize_activation(x, self.spec, params)
+
+    def extra_repr(self) -> str:
+        how = "dynamic" if self.spec.is_dynamic else "static"
+        return f"{self.spec.dtype.value} {self.spec.qscheme.value} {how}"
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """Move with the model, but keep the numbers when the model is cast (``.half()``)."""
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in before.items():
+            moved = self._buffers[name]
+            if buffer is not None and moved is not None and moved.dtype != buffer.dtype:
+                self._buffers[name] = buffer.to(moved.device)
+        return self
