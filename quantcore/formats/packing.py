@@ -95,10 +95,10 @@ def _padded(x: torch.Tensor, unit: int) -> torch.Tensor:
 
 def _viewed(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The memory of x as another type, copied only where it has gaps or starts between two elements."""
-    if x.storage_offset() * x.itemsize % dtype.itemsize:
-        x = x.clone()
-    length = x.shape[-1] * x.itemsize // dtype.itemsize
-    return x.flatten().view(dtype).view(*x.shape[:-1], length)
+    flat = x.flatten()
+    if flat.stride(0) != 1 or flat.storage_offset() * x.itemsize % dtype.itemsize:
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(dtype).view(*x.shape[:-1], x.shape[-1] * x.itemsize // dtype.itemsize)
 
 
 def _reordered(codes: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
