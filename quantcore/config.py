@@ -6,6 +6,7 @@ checks again. ``to_dict`` and ``parse_config`` are inverse.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Self
@@ -50,7 +51,10 @@ class QuantizationMode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class QuantizationConfig(Value):
-    """What happens to one layer's tensors. None keeps a tensor as it is."""
+    """What happens to one layer's tensors. None keeps a tensor as it is.
+
+    A weight or a bias does not change, so ``is_dynamic`` of its spec makes no difference and becomes False.
+    """
 
     input_tensors: QuantizationSpec | None = None
     output_tensors: QuantizationSpec | None = None
@@ -65,8 +69,8 @@ class QuantizationConfig(Value):
     @validator(mode="after")
     def _make_sense(self) -> Self:
         for name, fixed in (("weight", self.weight), ("bias", self.bias)):
-            if fixed is not None and fixed.is_dynamic:
-                raise ValueError(f"a {name} does not change: set is_dynamic to false in the {name}'s spec")
+            if fixed is not None and fixed.is_dynamic:  # it does not change: scales found anew would be the same ones
+                object.__setattr__(self, name, replace(fixed, is_dynamic=False))
         if self.bias is not None and self.bias.qscheme not in (QSchemeType.per_tensor, QSchemeType.per_channel):
             raise ValueError(f"a bias has one axis: its qscheme is per_tensor or per_channel, not {self.bias.qscheme}")
         if self.input_tensors is not None and self.weight is None:

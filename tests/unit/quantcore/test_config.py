@@ -85,7 +85,6 @@ REFUSED = {
         "/global_quant_config/weight",
     ),
     "axis 4": ({"global_quant_config": {"weight": {**WEIGHT, "ch_axis": 4}}}, "/global_quant_config/weight"),
-    "dynamic weight": ({"global_quant_config": {"weight": {**WEIGHT, "is_dynamic": True}}}, "/global_quant_config"),
     "inputs alone": ({"global_quant_config": {"input_tensors": WEIGHT}}, "/global_quant_config"),
     "static token scales": (
         {"global_quant_config": {"weight": WEIGHT, "input_tensors": WEIGHT}},
@@ -144,10 +143,6 @@ REFUSED = {
     "two stages of integers": (
         {"global_quant_config": {"weight": {**WEIGHT, "over": {"dtype": "int8"}}}},
         "/global_quant_config/weight",
-    ),
-    "a dynamic bias": (
-        {"global_quant_config": {"bias": {"dtype": "int8", "is_dynamic": True}}},
-        "/global_quant_config",
     ),
     "unknown observer": (
         {"global_quant_config": {"weight": {**WEIGHT, "observer_cls": "MinMax"}}},
@@ -293,3 +288,11 @@ def test_a_kv_cache_scheme_goes_to_keys_and_values():
     assert layer.output_tensors.dtype == "int8" and layer.weight.dtype == "fp8_e4m3" and "*v_proj" in why
     with pytest.raises(ConfigError, match="Did you mean 'fp8'"):
         presets.resolve("fp8", kv_cache="fp9")
+
+
+def test_a_dynamic_weight_is_a_static_one():
+    dynamic, static = (
+        QuantizationConfig(**{part: QuantizationSpec(dtype="int8", is_dynamic=flag) for part in ("weight", "bias")})
+        for flag in (True, False)
+    )
+    assert dynamic == static and dynamic.weight.is_dynamic is False
