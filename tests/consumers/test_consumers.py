@@ -86,6 +86,6 @@ def test_vllm_loads_both_formats_generates_and_agrees(exports, preset):
 def test_amd_quark_reads_the_quark_format_and_agrees(exports, preset):
     results, windows = exports
     folder, summary = results[preset]
-    found = check("quark", "check_quark.py", folder / "quark", windows)
+    found = check("peers", "check_quark.py", folder / "quark", windows)
     assert len(found["layers"]) >= summary["num_layers_quantized"]
     assert abs(found["perplexity"] / summary["perplexity_after"] - 1) < TOLERANCE

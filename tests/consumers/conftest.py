@@ -1,0 +1,55 @@
+"""Fixtures of the tests that need programs in environments of their own (``make consumers``)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quantcore.formats import FORMATS
+from tests.consumers import peers_inputs
+from tests.consumers.peers_compare import Tensors
+
+PYTHON = Path(__file__).parents[2] / ".venv-consumers" / "peers" / "bin" / "python"
+SCRIPT = Path(__file__).with_name("check_peers.py")
+Outputs = dict[str, dict[str, Tensors]]
+
+
+@pytest.fixture(scope="session")
+def weights() -> Tensors:
+    return peers_inputs.weights()
+
+
+@pytest.fixture(scope="session")
+def peers(tmp_path_factory: pytest.TempPathFactory, weights: Tensors) -> Outputs:
+    """All outputs of the peers: case or function, input, part."""
+    assert PYTHON.exists(), f"run `make consumers` first: {PYTHON} is missing"
+    folder = tmp_path_factory.mktemp("peers")
+    codes = peers_inputs.codes()
+    floats = {name: FORMATS[name].decode(code) for name, code in codes.items() if name.startswith("fp")}
+    given = {f"x/{name}": x_OI for name, x_OI in weights.items()}
+    given |= {f"codes/{name}": code for name, code in codes.items()}
+    given |= {f"levels/{name}": levels for name, levels in floats.items()}
+    save_file(given, folder / "in.safetensors")
+    process = subprocess.run(
+        [PYTHON, SCRIPT, folder / "in.safetensors", folder / "out.safetensors"],
+        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
+    found: Outputs = defaultdict(lambda: defaultdict(dict))
+    for key, value in load_file(folder / "out.safetensors").items():
+        case, name, part = key.split("/")
+        found[case][name][part] = value
+    return found
+
+
+@pytest.fixture
+def each(peers: Outputs, weights: Tensors) -> Callable[[str], list[tuple[str, torch.Tensor, Tensors]]]:
+    """(name, weight, the peer's outputs) for every input of a case or a function."""
+    return lambda case: [(name, x_OI, peers[case][name]) for name, x_OI in weights.items()]
