@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quantcore.calibration.experts import share_ranges
 from quantcore.calibration.stats import Activations, collect_ranges, learned, quantized_activations
 from quantcore.calibration.text import TokenWindows, token_windows
 from quantcore.calibration.tokenizer import load_tokenizer
@@ -49,6 +50,7 @@ class Outcome:
 
     expected: Expectation
     layers: list[LayerQuantized]
+    warnings: list[Warned]
     perplexity_before: float | None
 
 
@@ -71,7 +73,7 @@ def run(task: Task, emit: Emit) -> dict[str, Any]:
         emit(PhaseStarted("verify"))
         proofs = prove_in_fresh_process(task, folder, outcome.expected, emit)
         report = build_report(
-            task, plan, outcome.layers, outcome.perplexity_before, proofs,
+            task, plan, outcome.layers, outcome.warnings, outcome.perplexity_before, proofs,
             quantize_s=quantized_s, total_s=time.monotonic() - started,
         )  # fmt: skip
         write_json(folder / "plan.json", plan.to_dict())
@@ -104,11 +106,13 @@ def quantize(task: Task, headers: ModelHeaders, plan: Plan, folder: Path, emit: 
         eta = Eta(plan.num_blocks)
         for index in range(plan.num_blocks):
             with model.block(index) as block:
-                layers = find_modules(model.model, plan.layers_of(index))
+                layers = find_modules(model, plan.layers_of(index))
                 with collect_ranges(layers) as ranges:
                     model.run_block(block, index, calibration)
                 model.run_block(block, index, held_out)
-                activations = {layer: learned(layer, ranges[layer], model.dtype) for layer in ranges}
+                shared, warnings = share_ranges(ranges)
+                quantizer.warn(warnings)
+                activations = {layer: learned(layer, shared[layer], model.dtype) for layer in shared}
                 quantizer.replace_weights(layers, activations)
                 with quantized_activations(layers, activations):
                     model.run_block(block, index, probes)
@@ -117,7 +121,7 @@ def quantize(task: Task, headers: ModelHeaders, plan: Plan, folder: Path, emit: 
         quantizer.copy_the_rest()
         for sink in quantizer.sinks.values():
             sink.finish()
-    return Outcome(expected, quantizer.done, before)
+    return Outcome(expected, quantizer.done, quantizer.warnings, before)
 
 
 def finish_head(
@@ -127,7 +131,7 @@ def finish_head(
     """After the last block: perplexity of the float model (None if not wanted), lm_head if planned, probe logits."""
     with model.head() as logits:
         before = perplexity(logits, held_out.states, windows.held_out_NT) if held_out.states else None
-        layers = find_modules(model.model, plan.layers_of(None))
+        layers = find_modules(model, plan.layers_of(None))
         with collect_ranges(layers) as ranges:
             for state in calibration.states if calibration and ranges else ():
                 logits(state)
@@ -149,6 +153,7 @@ class BlockQuantizer:
         self.emit = emit
         self.sinks: dict[str, Sink] = {}
         self.done: list[LayerQuantized] = []
+        self.warnings: list[Warned] = []
         self._solve = SOLVERS.get("rtn")
 
     def replace_weights(self, layers: dict[LayerPlan, nn.Module], activations: dict[LayerPlan, Activations]) -> None:
@@ -164,6 +169,12 @@ class BlockQuantizer:
             self._report(layer, weight, restored)
             self._write(layer, quantized)
             parameter.data = stored(restored.to(self.dtype), layer.kind)
+
+    def warn(self, warnings: list[Warned]) -> None:
+        """Say them now, and again in the report."""
+        self.warnings += warnings
+        for warning in warnings:
+            self.emit(warning)
 
     def copy_the_rest(self) -> None:
         """Write every tensor that is not quantized as it was: embeddings, norms, biases, excluded layers."""
@@ -191,12 +202,12 @@ class BlockQuantizer:
         self.emit(event)
 
 
-def find_modules(model: nn.Module, layers: tuple[LayerPlan, ...]) -> dict[LayerPlan, nn.Module]:
+def find_modules(model: StreamedModel, layers: tuple[LayerPlan, ...]) -> dict[LayerPlan, nn.Module]:
     """The module of each planned layer, its weight in memory. Raises ModelError for a module of another class than
     planned, NumericsError for a weight that holds NaN or infinity."""
     modules: dict[LayerPlan, nn.Module] = {}
     for layer in layers:
-        module = model.get_submodule(layer.name)
+        module = model.find_module(layer.name)
         if layer.kind not in {parent.__name__ for parent in type(module).__mro__}:
             raise ModelError(
                 f"{layer.name} is a {type(module).__name__}, not the {layer.kind} that its weight looks like.",

@@ -13,7 +13,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from quantcore.checkpoint.experts import EXPERT, find_routers
 from quantcore.checkpoint.headers import TensorHeader
+from quantcore.checkpoint.layers import HEADS, find_conv1d, is_linear
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.config import CalibrationConfig, Config
 from quantcore.errors import ConfigError, ModelError
@@ -94,7 +96,7 @@ def resolve(
     calibration = calibration or CalibrationConfig()
     prefix, num_blocks = find_blocks(tensors, model_config)
     _check_architecture(tensors, prefix)
-    layers, kept, warnings = _decide(config, tensors, prefix)
+    layers, kept, warnings = _decide(config, tensors, prefix, num_blocks)
     if not layers:
         raise ConfigError(
             "Nothing is left to quantize: every linear layer is excluded or has no weight spec.",
@@ -115,7 +117,7 @@ def resolve(
         exports=tuple(exports),
         calibration=calibration,
         needs_calibration=any(layer.config.needs_calibration for layer in layers),
-        tied_lm_head="lm_head.weight" not in tensors,
+        tied_lm_head=not any(name in tensors for name in HEADS),
         size_before_bytes=sum(tensor.num_bytes for tensor in tensors.values()),
         size_after_bytes=sum(layout.num_bytes for layout in layouts[exports[0]].values()),
         layouts=layouts,
@@ -130,7 +132,10 @@ def export_dir(folder: Path, plan: Plan, export: str) -> Path:
 
 
 def find_blocks(tensors: Mapping[str, TensorHeader], model_config: Mapping[str, Any]) -> tuple[str, int]:
-    """(prefix, count) of the decoder blocks: the numbered module list with the most tensors, ``model.layers.``, 30."""
+    """(prefix, count) of the decoder blocks: the numbered module list with the most tensors, ``model.layers.``, 30.
+
+    Blocks for multi-token prediction, which some checkpoints hold after the others, do not count: they do not run.
+    """
     numbered = Counter[str]()
     indices: dict[str, set[int]] = {}
     for name in tensors:
@@ -147,36 +152,45 @@ def find_blocks(tensors: Mapping[str, TensorHeader], model_config: Mapping[str, 
     prefix = numbered.most_common(1)[0][0]
     count = len(indices[prefix])
     declared = model_config.get("num_hidden_layers", model_config.get("n_layer", count))
-    if indices[prefix] != set(range(count)) or declared != count:
+    extra = model_config.get("num_nextn_predict_layers") or 0
+    if indices[prefix] != set(range(count)) or count not in (declared, declared + extra):
         raise ModelError(
             f"config.json promises {declared} decoder blocks, the weights hold {count} under '{prefix}*'.",
             code="config_implausible",
             hint="The checkpoint and its config.json do not belong together, or a shard is missing.",
         )
-    return prefix, count
+    return prefix, declared
 
 
 def _decide(
-    config: Config, tensors: Mapping[str, TensorHeader], prefix: str
+    config: Config, tensors: Mapping[str, TensorHeader], prefix: str, num_blocks: int
 ) -> tuple[tuple[LayerPlan, ...], tuple[KeptTensor, ...], tuple[str, ...]]:
     layers, kept = [], []
+    routers, conv1d = find_routers(tensors), find_conv1d(tensors, prefix)
     for name, tensor in sorted(tensors.items(), key=lambda item: _natural(item[0])):
-        if not _is_linear(name, tensor, prefix):
+        if not is_linear(name, tensor, prefix):
             continue
         module = name.removesuffix(".weight")
-        kind = "Linear"
+        block = int(module[len(prefix) :].split(".")[0]) if module.startswith(prefix) else None
+        kind = "Conv1D" if name in conv1d else "Linear"
         chosen, why = config.choose(module, kind)
-        if chosen is None:
+        if name in HEADS and chosen is not None:
+            chosen, why = config.choose("lm_head", kind)  # whatever the checkpoint calls it
+        if block is not None and block >= num_blocks:
+            kept.append(KeptTensor(module, "only for multi-token prediction"))
+        elif module in routers and module not in config.layer_quant_config:
+            kept.append(KeptTensor(module, "router"))
+        elif chosen is None:
             kept.append(KeptTensor(module, why))
         elif chosen.weight is None:
             kept.append(KeptTensor(module, f"{why} has no weight spec"))
         else:
-            block = int(module[len(prefix) :].split(".")[0]) if module.startswith(prefix) else None
-            layers.append(LayerPlan(module, block, tensor.shape, chosen, kind, why))
+            shape = tensor.shape[::-1] if kind == "Conv1D" else tensor.shape
+            layers.append(LayerPlan(module, block, shape, chosen, kind, why))
     names = [layer.name for layer in layers] + [entry.name for entry in kept]
-    if "lm_head.weight" not in tensors:
+    names.append("lm_head")
+    if not any(name in tensors for name in HEADS):
         kept.append(KeptTensor("lm_head", "shares its weight with the embedding"))
-        names.append("lm_head")
     patterns = (*config.exclude, *config.kv_cache_quant_config, *config.layer_quant_config)
     unmatched = [pattern for pattern in dict.fromkeys(patterns) if not any(fnmatchcase(n, pattern) for n in names)]
     return (
@@ -186,24 +200,20 @@ def _decide(
     )
 
 
-def _is_linear(name: str, tensor: TensorHeader, prefix: str) -> bool:
-    """Two-dimensional weights inside the blocks, and lm_head. The embedding lies outside; norms have one dimension."""
-    inside = name.startswith(prefix) or name == "lm_head.weight"
-    return inside and name.endswith(".weight") and len(tensor.shape) == 2
-
-
 def _check_architecture(tensors: Mapping[str, TensorHeader], prefix: str) -> None:
-    experts = [name for name in tensors if name.startswith(prefix) and ".experts." in name]
-    if experts:
-        raise ModelError(
-            f"This is a mixture-of-experts model ('{experts[0]}'), which is not supported yet.",
-            code="unsupported_architecture",
-            hint="Dense decoder models are.",
-        )
-    odd = [name for name, tensor in tensors.items() if tensor.dtype not in FLOAT_DTYPES]
+    stacks = [name for name in tensors if name.startswith(prefix) and ".experts." in name and not EXPERT.match(name)]
+    odd = [name for name in stacks if len(tensors[name].shape) > 1]
     if odd:
         raise ModelError(
-            f"{len(odd)} tensor(s) are not float16, bfloat16 or float32, first '{odd[0]}' ({tensors[odd[0]].dtype}).",
+            f"The experts of this model are stored in a layout that is not supported: '{odd[0]}'"
+            f" {list(tensors[odd[0]].shape)}.",
+            code="unsupported_architecture",
+            hint="One matrix an expert is, and stacks of [out, in] matrices called gate_up_proj and down_proj are.",
+        )
+    odd = [name for name, tensor in tensors.items() if name.endswith("weight") and tensor.dtype not in FLOAT_DTYPES]
+    if odd:
+        raise ModelError(
+            f"{len(odd)} weight(s) are not float16, bfloat16 or float32, first '{odd[0]}' ({tensors[odd[0]].dtype}).",
             code="unsupported_weights_dtype",
             hint="Give the float model.",
         )
@@ -293,8 +303,8 @@ def _memory(
         else:
             outside += tensor.num_bytes
     largest = max((layer.out_features * layer.in_features for layer in layers), default=0)
-    hidden = min((layer.in_features for layer in layers), default=0)
-    element = FLOAT_DTYPES[next(iter(tensors.values())).dtype]
+    [(hidden, _)] = Counter(layer.in_features for layer in layers).most_common(1)  # most layers read the hidden states
+    element = FLOAT_DTYPES[tensors[f"{layers[0].name}.weight"].dtype]
     return {
         "runtime": RUNTIME_BYTES,
         "embedding_and_head": outside,

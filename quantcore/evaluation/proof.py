@@ -79,7 +79,7 @@ def run_model(
     )  # fmt: skip
     hidden = model.embed(expected.held_out_NT)
     run_quantized(model, plan, hidden, written.activations, emit)
-    head = {layer: model.model.get_submodule(layer.name) for layer in plan.layers_of(None)}
+    head = {layer: model.find_module(layer.name) for layer in plan.layers_of(None)}
     with model.head() as logits, quantized_activations(head, written.activations):
         probes = probe_logits(logits, hidden.states[: expected.probe_logits.shape[0]])
         value = perplexity(logits, hidden.states, expected.held_out_NT)
@@ -100,7 +100,7 @@ def run_quantized(
     eta = Eta(plan.num_blocks)
     for index in range(plan.num_blocks):
         with model.block(index) as block:
-            modules = {layer: model.model.get_submodule(layer.name) for layer in plan.layers_of(index)}
+            modules = {layer: model.find_module(layer.name) for layer in plan.layers_of(index)}
             with quantized_activations(modules, activations):
                 model.run_block(block, index, hidden)
         emit(Progress("verify", index + 1, plan.num_blocks, "block", eta.after(index + 1)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import quantcore
 from quantcore.evaluation.proof import Proof
-from quantcore.events import LayerQuantized
+from quantcore.events import LayerQuantized, Warned
 from quantcore.export import EXPORTERS
 from quantcore.plan import Plan
 from quantcore.runtime.devices import default_device, peak_memory_bytes
@@ -20,6 +20,7 @@ def build_report(
     task: Task,
     plan: Plan,
     layers: list[LayerQuantized],
+    warnings: list[Warned],
     perplexity_before: float | None,
     proofs: dict[str, Proof],
     *,
@@ -54,7 +55,7 @@ def build_report(
         "proof": {name: asdict(proof) for name, proof in proofs.items()},
         "layers": [layer.to_dict() for layer in layers],
         "kept": [asdict(entry) for entry in plan.kept],
-        "warnings": list(plan.warnings),
+        "warnings": [*plan.warnings, *(warning.message for warning in warnings)],
         "environment": {
             "quantcore": quantcore.__version__,
             "python": platform.python_version(),

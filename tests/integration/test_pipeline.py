@@ -23,7 +23,7 @@ from quantcore.events import Completed, LayerQuantized, Progress
 from quantcore.pipeline import run
 from quantcore.plan import resolve
 from quantcore.task import EvaluationConfig, Task
-from tests.factories import tiny_model, tiny_tokenizer
+from tests.factories import MIXTURES, tiny_model, tiny_tokenizer
 
 BOTH = ("quark", "compressed_tensors")
 
@@ -229,10 +229,16 @@ def poison(model_dir: Path, name: str) -> None:
         file.write(b"\xc0\x7f")
 
 
-def test_a_layer_that_is_not_linear_is_refused_by_name(tmp_path, proof_in_this_process):
-    model_dir = tiny_model(tmp_path / "model", model_type="gpt2", n_embd=64, n_layer=2, n_head=4, n_positions=128)
-    with pytest.raises(ModelError, match="is a Conv1D") as caught:
-        run(task(model_dir, tmp_path / "out"), lambda event: None)
+def test_a_layer_of_another_class_than_its_weight_looks_like_is_refused_by_name(tmp_path, proof_in_this_process):
+    """Mixtral's router, asked for by its name: a class of its own that holds a matrix."""
+    model_dir = tiny_model(tmp_path / "model", model_type="mixtral", **MIXTURES["mixtral"])
+    layer_config = presets.PRESETS["int8_weight_only"].layer_config
+    config = Config(
+        global_quant_config=layer_config,
+        layer_quant_config={"model.layers.0.block_sparse_moe.gate": layer_config},
+    )
+    with pytest.raises(ModelError, match="gate is a MixtralTopKRouter") as caught:
+        run(task(model_dir, tmp_path / "out", config=config), lambda event: None)
     assert caught.value.code == "unsupported_layer"
 
 

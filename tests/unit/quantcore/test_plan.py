@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from quantcore import presets
-from quantcore.checkpoint.headers import TensorHeader
+from quantcore.checkpoint.headers import ModelHeaders, TensorHeader
+from quantcore.checkpoint.layers import find_conv1d
 from quantcore.config import CalibrationConfig, Config, QuantizationConfig
 from quantcore.errors import ConfigError, ModelError
 from quantcore.plan import resolve
@@ -16,7 +17,7 @@ SMOLLM2 = {"model_type": "llama", "num_hidden_layers": 30, "max_position_embeddi
 
 
 def header(shape, dtype="BF16"):
-    count = {"BF16": 2, "F32": 4, "I8": 1}[dtype]
+    count = {"BF16": 2, "F32": 4, "I8": 1, "U8": 1}[dtype]
     for side in shape:
         count *= side
     return TensorHeader(dtype, shape, "model.safetensors", 0, count)
@@ -130,7 +131,7 @@ def test_an_impossible_export_says_which_format_can():
 
 ODD_MODELS = {
     "unsupported_architecture": {"embed.weight": header((8, 8))},
-    "unsupported_architecture ": {**smollm2(), "model.layers.0.mlp.experts.0.w1.weight": header((64, 64))},
+    "unsupported_architecture ": {**smollm2(), "model.layers.0.mlp.experts.gate_up_proj": header((4, 64, 128))},
     "config_implausible": smollm2(num_blocks=29),
     "unsupported_weights_dtype": {**smollm2(), "model.layers.3.x.weight": header((8, 8), "I8")},
 }
@@ -151,3 +152,102 @@ def test_planning_needs_no_torch():
 def test_config_without_lm_head_exclusion_on_a_tied_model_keeps_the_head():
     result = resolve(Config(global_quant_config=presets.PRESETS["fp8"].layer_config), SMOLLM2, smollm2())
     assert result.tied_lm_head and result.layers_of(None) == ()
+
+
+def mixtral(num_blocks=2):
+    """The names of Mixtral: eight experts, a router beside them."""
+    tensors = {"model.embed_tokens.weight": header((1000, 64)), "lm_head.weight": header((1000, 64))}
+    for i in range(num_blocks):
+        tensors[f"model.layers.{i}.self_attn.q_proj.weight"] = header((64, 64))
+        tensors[f"model.layers.{i}.block_sparse_moe.gate.weight"] = header((8, 64))
+        for expert in range(8):
+            for name, shape in {"w1": (32, 64), "w2": (64, 32), "w3": (32, 64)}.items():
+                tensors[f"model.layers.{i}.block_sparse_moe.experts.{expert}.{name}.weight"] = header(shape)
+    return tensors
+
+
+MIXTRAL = {"model_type": "mixtral", "num_hidden_layers": 2}
+
+
+def test_every_expert_is_planned_and_routers_are_kept():
+    result = plan("w4a16", mixtral(), MIXTRAL, group_size=32)
+    assert len(result.layers) == 2 * (1 + 8 * 3)
+    assert result.layers_of(1)[7].name == "model.layers.1.block_sparse_moe.experts.2.w2"
+    kept = {entry.name: entry.reason for entry in result.kept}
+    assert kept == {
+        "lm_head": "excluded by 'lm_head'",
+        "model.layers.0.block_sparse_moe.gate": "router",
+        "model.layers.1.block_sparse_moe.gate": "router",
+    }
+    assert result.warnings == ()
+    num_tokens = CalibrationConfig().num_samples * CalibrationConfig().seq_len
+    assert result.memory_bytes["activations"] == num_tokens * 64 * 2  # the hidden size; experts are narrower
+
+
+def test_a_router_is_planned_only_if_it_is_named_exactly():
+    weight_only = presets.PRESETS["int8_weight_only"].layer_config
+    name = "model.layers.1.block_sparse_moe.gate"
+    patterns = {"*.block_sparse_moe.*": weight_only, name: weight_only}
+    layers = plan("fp8", mixtral(), MIXTRAL, layer_quant_config=patterns).layers
+    assert [layer.name for layer in layers if layer.name.endswith(".gate")] == [name]
+
+
+def test_blocks_for_multi_token_prediction_are_kept():
+    """DeepSeek-V3: config.json says 61 blocks, the files hold a 62nd that Transformers does not build."""
+    model_config = {**MIXTRAL, "num_nextn_predict_layers": 1}
+    result = plan("int8_dynamic", mixtral(3), model_config)
+    assert result.num_blocks == 2 and {layer.block for layer in result.layers} == {0, 1}
+    reasons = {entry.reason for entry in result.kept if entry.name.startswith("model.layers.2.")}
+    assert reasons == {"only for multi-token prediction"}
+    with pytest.raises(ModelError, match="promises 2 decoder blocks, the weights hold 3"):
+        plan("w4a16", mixtral(3), MIXTRAL)
+
+
+def gpt2():
+    """GPT-2's names and its layout: weights [in, out]; the square one does not show it."""
+    shapes = {"attn.c_attn": (768, 2304), "attn.c_proj": (768, 768), "mlp.c_fc": (768, 3072), "mlp.c_proj": (3072, 768)}
+    tensors = {"wte.weight": header((50257, 768)), "wpe.weight": header((1024, 768))}
+    for name, shape in shapes.items():
+        tensors |= {f"h.0.{name}.weight": header(shape), f"h.0.{name}.bias": header(shape[1:])}
+    return tensors
+
+
+def test_weights_stored_as_in_out_are_seen_by_their_biases():
+    assert find_conv1d(gpt2(), "h.") == {name for name in gpt2() if name.startswith("h.") and name.endswith("weight")}
+    assert find_conv1d(smollm2(), "model.layers.") == set()
+    dense = {
+        "h.0.up.weight": header((3072, 768)), "h.0.up.bias": header((3072,)),
+        "h.0.o.weight": header((768, 768)), "h.0.o.bias": header((768,)),
+    }  # fmt: skip
+    assert find_conv1d(dense, "h.") == set()
+
+
+def test_groups_of_a_conv1d_run_along_its_inputs():
+    with pytest.raises(ConfigError) as caught:
+        plan("w4a16", gpt2(), {"model_type": "gpt2", "n_layer": 1}, group_size=512)
+    assert "of 3 layer(s): 768 inputs: h.0.attn.c_attn and 2 more" in caught.value.message
+
+
+def neox(**tensors):
+    names = {"gpt_neox.embed_in.weight": (1000, 64), "embed_out.weight": (1000, 64)}
+    names |= {f"gpt_neox.layers.{i}.mlp.dense_h_to_4h.weight": (256, 64) for i in range(2)}
+    return {name: header(shape) for name, shape in names.items()} | tensors
+
+
+NEOX = {"model_type": "gpt_neox", "num_hidden_layers": 2}
+
+
+def test_a_head_of_another_name_is_the_lm_head_of_patterns():
+    """GPT-NeoX calls it embed_out. Both names work; the presets' ``lm_head`` excludes it."""
+    for exclude in (("lm_head",), ("embed_out",)):
+        result = plan("w4a16", neox(), NEOX, exclude=exclude)
+        assert [(entry.name, entry.reason) for entry in result.kept] == [("embed_out", f"excluded by '{exclude[0]}'")]
+        assert result.warnings == () and not result.tied_lm_head
+    assert [layer.name for layer in plan("w4a16", neox(), NEOX, exclude=()).layers_of(None)] == ["embed_out"]
+
+
+def test_masks_in_the_checkpoint_are_no_weights():
+    """Old GPT-NeoX checkpoints hold causal masks as bytes."""
+    mask = {"gpt_neox.layers.0.attention.bias": header((1, 1, 2048, 2048), "U8")}
+    assert len(plan("w4a16", mask | neox(), NEOX).layers) == 2
+    assert ModelHeaders({}, mask | neox()).main_dtype == "BF16"

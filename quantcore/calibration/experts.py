@@ -1,0 +1,76 @@
+"""Experts that few calibration tokens reached, or none: they take the ranges of all experts beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+
+from quantcore.calibration.stats import Watched
+from quantcore.checkpoint.experts import EXPERT
+from quantcore.errors import CalibrationError
+from quantcore.events import Warned
+from quantcore.layer import LayerPlan
+from quantcore.observers import Observer
+
+MIN_TOKENS = 16  # a range of fewer says little about the tokens to come
+
+
+def share_ranges(watched: Mapping[LayerPlan, Watched]) -> tuple[dict[LayerPlan, Watched], list[Warned]]:
+    """The observers to use instead of ``watched``, and a warning for each mixture where that makes a difference.
+
+    A layer of an expert with fewer than ``MIN_TOKENS`` tokens takes what all experts of its block saw at the same
+    projection (and with the same config): their inputs are alike, and a range that is too wide costs precision where
+    one that is too narrow clips. Raises CalibrationError for a layer that has no sibling either to learn from.
+    """
+    families: dict[tuple[object, ...], list[LayerPlan]] = {}
+    poor: dict[str, dict[int, int]] = {}
+    for layer in watched:
+        if match := EXPERT.match(layer.name):
+            families.setdefault((match["moe"], match["projection"], layer.config), []).append(layer)
+            if (count := num_tokens(layer, watched[layer])) < MIN_TOKENS:
+                poor.setdefault(match["moe"], {})[int(match["index"])] = count
+    shared = dict(watched)
+    for layers in families.values():
+        few = [layer for layer in layers if num_tokens(layer, watched[layer]) < MIN_TOKENS]
+        if few:
+            together = Watched(
+                _merged([watched[layer].inputs for layer in layers]),
+                _merged([watched[layer].outputs for layer in layers]),
+            )
+            shared |= dict.fromkeys(few, together)
+    for layer, observers in shared.items():
+        if num_tokens(layer, observers) == 0:
+            raise CalibrationError(
+                f"No token of the calibration text reached {layer.name}.",
+                code="layer_saw_no_token",
+                hint="Give more calibration text, quantize its input dynamically, or exclude the layer.",
+                field="/calibration/num_samples",
+            )
+    return shared, [_warning(moe, counts) for moe, counts in poor.items()]
+
+
+def num_tokens(layer: LayerPlan, watched: Watched) -> int:
+    """How many tokens ``layer`` saw."""
+    if watched.inputs is not None:
+        return watched.inputs.num_values // layer.in_features
+    return 0 if watched.outputs is None else watched.outputs.num_values // layer.out_features
+
+
+def _merged(observers: list[Observer | None]) -> Observer | None:
+    seen = [observer for observer in observers if observer is not None]
+    if not seen:
+        return None
+    merged = deepcopy(seen[0])
+    for observer in seen[1:]:
+        merged.merge(observer)
+    return merged
+
+
+def _warning(moe: str, counts: dict[int, int]) -> Warned:
+    listed = ", ".join(f"expert {index} {count}" for index, count in sorted(counts.items())[:8])
+    more = f" and {len(counts) - 8} more" if len(counts) > 8 else ""
+    return Warned(
+        "expert_saw_few_tokens",
+        f"{len(counts)} expert(s) of {moe} saw fewer than {MIN_TOKENS} calibration tokens ({listed}{more}):"
+        " their activation ranges are those of all experts there.",
+    )
