@@ -1,0 +1,44 @@
+"""A tensor that is worked on in pieces gives what it gives in one go, whatever its groups."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from quantcore import affine
+from quantcore.affine import QParams, fake_quantize, find_params, min_max
+from quantcore.config import QuantizationSpec
+from quantcore.grouping import Grouping, weight_grouping
+from quantcore.presets import PRESETS
+from quantcore.qtensor import quantize_weight
+
+SPECS = {name: preset.layer_config.weight for name, preset in PRESETS.items()} | {
+    "int8_asym": QuantizationSpec(dtype="int8", qscheme="per_channel", symmetric=False),
+    "uint8_float_zero": QuantizationSpec(dtype="uint8", symmetric=False, zero_point_type="float32"),
+    "down": QuantizationSpec(dtype="int4", qscheme="per_group", group_size=64, ch_axis=0),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("piece", [64, 1000, 4096])
+def test_the_size_of_the_pieces_does_not_matter(monkeypatch, name, piece):
+    spec = SPECS[name]
+    weight = torch.randn(128, 256).bfloat16()
+    grouping = weight_grouping(spec)
+    params = find_params(*min_max(grouping.split(weight)), spec, torch.bfloat16)
+    whole = quantize_weight(weight, params, spec)
+    restored, faked = whole.dequantize(), fake_quantize(weight, spec, grouping, params)
+    assert weight.numel() <= affine.PIECE
+    monkeypatch.setattr(affine, "PIECE", piece)
+    cut = quantize_weight(weight, params, spec)
+    assert torch.equal(cut.codes.view(torch.uint8), whole.codes.view(torch.uint8))
+    assert torch.equal(replace(whole).dequantize(), restored)
+    assert torch.equal(fake_quantize(weight, spec, grouping, params), faked)
+
+
+def test_the_input_is_never_written_to():
+    x = torch.randn(4, 64)
+    before = x.clone()
+    params = QParams(torch.full((1, 1), 0.1))
+    fake_quantize(x, QuantizationSpec(dtype="fp8_e4m3"), Grouping(), params)
+    assert torch.equal(x, before)
