@@ -39,7 +39,7 @@ _WHERE = {
     "quantcore.nn.quantizer": "ModelQuantizer",
     "quantcore.nn.exporter": "ExporterConfig JsonExporterConfig ModelExporter OnnxExporterConfig",
     "quantcore.nn.processors": "AwqProcessor GptqProcessor SmoothQuantProcessor",
-    "quantcore.errors": "CalibrationError ConfigError ModelError NumericsError QuantError",
+    "quantcore.errors": "CalibrationError ConfigError ModelError NumericsError ProofError QuantError",
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names.split()}
 __all__ = ["__version__", *_MODULE_OF]  # all of them are strings

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 class JsonExporterConfig:
     """Options of safetensors exports.
 
-    ``kv_cache_group``: patterns of the key and value projections; those of one attention layer get one common scale.
+    ``kv_cache_group``: patterns of the key and value projections. Those of one attention layer get the larger of their
+    output scales, in the files and in the model in memory.
     """
 
     kv_cache_group: list[str] = field(default_factory=list)
@@ -84,6 +86,7 @@ class ModelExporter:
         plans = [layer.plan for layer in layers.values()]
         _check_same(plans, quant_config)
         check_exports(plans, (custom_mode,))
+        merge_output_scales(layers, self.config.json_export_config)
         with building(self.export_dir) as folder:
             _write(model, layers, exporter, folder)
             kept = tuple(name for name, kind in _float_layers(model) if kind not in ONLY_WHEN_ASKED)
@@ -92,6 +95,29 @@ class ModelExporter:
             for part in (getattr(model, "generation_config", None), tokenizer):
                 if part is not None:
                     part.save_pretrained(folder)
+
+
+def merge_output_scales(layers: dict[str, QuantizedLayer], config: JsonExporterConfig) -> None:
+    """One output scale for the layers of one module that ``kv_cache_group`` names: what is exported is what runs here.
+
+    Raises ConfigError for a layer whose output has no static scale without zero point.
+    """
+    groups: dict[str, list[torch.Tensor]] = {}
+    for name, layer in layers.items():
+        if any(fnmatchcase(name, pattern) for pattern in config.kv_cache_group):
+            params = _params(layer.output_quantizer)
+            if params is None or params.zero_point is not None or params.scale.numel() != 1:
+                raise ConfigError(
+                    f"kv_cache_group names {name}, whose output has no static per_tensor symmetric scale.",
+                    code="invalid_config",
+                    hint="Give it output_tensors (layer_quant_config or kv_cache_quant_config), or leave it out.",
+                    field="/json_export_config/kv_cache_group",
+                )
+            groups.setdefault(name.rpartition(".")[0], []).append(params.scale)
+    for scales in groups.values():
+        largest = torch.stack([scale.cpu() for scale in scales]).amax(0)
+        for scale in scales:
+            scale.copy_(largest)
 
 
 def encode_layer(layer: QuantizedLayer) -> QLayer:

@@ -59,6 +59,7 @@ class QuantizedLayer(nn.Module):
 
     @property
     def bias(self) -> torch.Tensor | None:
+        """As ``weight``."""
         bias = self._parameters.get("bias")
         return bias if bias is None or self.frozen or self.bias_quantizer is None else self.bias_quantizer(bias)
 
@@ -73,11 +74,13 @@ class QuantizedLayer(nn.Module):
 
         ``done`` holds the ids of parameters that another layer, which shares them, put in place already.
         """
-        for name, value in (("weight", self.weight), ("bias", self.bias)):
-            parameter = self._parameters.get(name)
-            if parameter is not None and value is not None and id(parameter) not in done:
-                parameter.data = value.detach()
-                done.add(id(parameter))
+        weight, bias = self._parameters["weight"], self._parameters.get("bias")
+        if weight is not None and self.weight_quantizer is not None and id(weight) not in done:
+            restored = self.weight_quantizer.through_codes(self.canonical_weight().detach())
+            weight.data = stored(restored, self.plan.kind, num_groups(self))
+        if bias is not None and self.bias_quantizer is not None and id(bias) not in done:
+            bias.data = self.bias_quantizer.through_codes(bias.detach())
+        done |= {id(weight), id(bias)}
         self.frozen = True
 
     def extra_repr(self) -> str:

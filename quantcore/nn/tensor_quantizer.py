@@ -11,6 +11,7 @@ from torch import nn
 from quantcore.affine import QParams, fake_quantize, fake_quantize_activation, find_params
 from quantcore.grouping import weight_grouping
 from quantcore.observers import observer_for
+from quantcore.qtensor import quantize_weight
 from quantcore.spec import QuantizationSpec
 
 
@@ -56,6 +57,13 @@ class TensorQuantizer(nn.Module):
             assert params is not None
             return fake_quantize(x, self.spec, weight_grouping(self.spec), params)
         return fake_quantize_activation(x, self.spec, params)
+
+    def through_codes(self, weight: torch.Tensor) -> torch.Tensor:
+        """The same numbers as ``forward``, and a zero with the sign that its code has: nothing is lost on the way."""
+        params = self.params
+        if params is None:
+            return self.forward(weight)
+        return quantize_weight(weight, params, self.spec).dequantize().to(weight.dtype)
 
     def extra_repr(self) -> str:
         how = "dynamic" if self.spec.is_dynamic else "static"

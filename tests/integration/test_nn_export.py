@@ -1,0 +1,197 @@
+"""Exports from memory: the same bits as the streaming pipeline writes, and a consumer computes what the model does."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from quantcore import (
+    Config,
+    ConfigError,
+    ExporterConfig,
+    JsonExporterConfig,
+    ModelExporter,
+    ModelQuantizer,
+    ProofError,
+    QuantizationConfig,
+    QuantizationSpec,
+)
+from quantcore.checkpoint.headers import read_local
+from quantcore.config import CalibrationConfig
+from quantcore.pipeline import quantize, read_windows
+from quantcore.plan import resolve
+from quantcore.presets import resolve as preset
+from quantcore.task import EvaluationConfig, Task
+from tests.factories import tiny_model, tiny_tokenizer
+
+FP8 = QuantizationSpec(dtype="fp8_e4m3")
+KV = QuantizationConfig(weight=FP8, input_tensors=FP8, output_tensors=FP8)
+CONFIGS = {
+    "fp8": preset("fp8"),
+    "fp8 with kv cache": replace(preset("fp8"), kv_cache_quant_config={"*k_proj": KV, "*v_proj": KV}),
+    "int8_dynamic": preset("int8_dynamic"),
+    "int8_static": preset("int8_static"),
+    "w4a16": preset("w4a16", group_size=32),
+    "w4a16_sym": preset("w4a16_sym", group_size=32, exclude=()),
+}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+def float_model(folder, dtype="auto"):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+
+
+def same_bits(one, other):
+    same_kind = (one.dtype, one.shape) == (other.dtype, other.shape)
+    return same_kind and torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)))
+
+
+def in_memory(model, config, batches=None):
+    quantizer = ModelQuantizer(config)
+    return quantizer.freeze(quantizer.quantize_model(model, batches))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_memory_and_stream_write_the_same_bits(name, model_dir, tmp_path):
+    task = Task(
+        model_dir=model_dir, output_dir=tmp_path / "stream", config=CONFIGS[name],
+        calibration=CalibrationConfig(num_samples=3, seq_len=32),
+        evaluation=EvaluationConfig(num_windows=1, seq_len=32),
+        export=("quark",) if "kv" in name else ("quark", "compressed_tensors"),
+    )  # fmt: skip
+    headers = read_local(model_dir)
+    plan = resolve(task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export)
+    quantize(task, headers, plan, task.output_dir, lambda event: None)
+    model = in_memory(
+        float_model(model_dir), task.config, [window[None] for window in read_windows(task).calibration_NT]
+    )
+    for export in task.export:
+        ModelExporter(export_dir=tmp_path / export).export_safetensors_model(model, task.config, custom_mode=export)
+        streamed = load_file(
+            (task.output_dir / export if len(task.export) > 1 else task.output_dir) / "model.safetensors"
+        )
+        written = load_file(tmp_path / export / "model.safetensors")
+        assert written.keys() == streamed.keys()
+        assert [key for key in written if not same_bits(written[key], streamed[key])] == []
+
+
+@pytest.mark.parametrize("name", ["fp8", "int8_static", "w4a16_sym"])
+def test_transformers_computes_what_the_frozen_model_computes(name, tmp_path):
+    ids = torch.randint(0, 512, (2, 24), generator=torch.Generator().manual_seed(0))
+    tiny_model(tmp_path / "model", dtype=torch.float32)  # their fake quantization rounds on the way in two-byte floats
+    model = in_memory(float_model(tmp_path / "model"), CONFIGS[name], [ids])
+    folder = tmp_path / "out"
+    ModelExporter(export_dir=folder).export_safetensors_model(
+        model, CONFIGS[name], tokenizer=tiny_tokenizer(), custom_mode="compressed_tensors"
+    )
+    with torch.no_grad():
+        ours, theirs = model(ids).logits.float(), float_model(folder)(ids).logits.float()
+    assert (ours - theirs).abs().max() <= 1e-4 * ours.abs().max()
+    assert (folder / "tokenizer.json").exists() and (folder / "generation_config.json").exists()
+
+
+def test_a_stored_config_is_the_models(model_dir, tmp_path):
+    config = CONFIGS["fp8"]
+    model = in_memory(float_model(model_dir), config, [torch.arange(8)[None]])
+    ModelExporter(tmp_path / "out").export_safetensors_model(model, config)
+    given, written = (json.loads((folder / "config.json").read_text()) for folder in (model_dir, tmp_path / "out"))
+    assert written.pop("quantization_config")["exclude"] == ["lm_head"]
+    assert written == given
+
+
+def test_key_and_value_scales_are_merged_in_the_files_and_in_memory(model_dir, tmp_path):
+    config = CONFIGS["fp8 with kv cache"]
+    model = in_memory(float_model(model_dir), config, [torch.arange(64).view(2, 32)])
+    layer = model.model.layers[0].self_attn
+    scales = {float(part.output_quantizer.scale) for part in (layer.k_proj, layer.v_proj)}
+    assert len(scales) == 2
+    options = ExporterConfig(json_export_config=JsonExporterConfig(kv_cache_group=["*k_proj", "*v_proj"]))
+    ModelExporter(config=options, export_dir=tmp_path / "out").export_safetensors_model(model, config)
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    for part in ("k_proj", "v_proj"):
+        assert float(getattr(layer, part).output_quantizer.scale) == max(scales)
+        assert float(stored[f"model.layers.0.self_attn.{part}.output_scale"]) == max(scales)
+    others = {float(model.model.layers[i].self_attn.v_proj.output_quantizer.scale) for i in range(3)}
+    assert len(others) > 1
+
+
+def test_tensors_that_modules_share_are_stored_once(tmp_path):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(16, 8)
+            self.body = nn.Linear(8, 8)
+            self.head = nn.Linear(8, 16, bias=False)
+            self.head.weight = self.embed.weight
+
+    config = Config(global_quant_config=QuantizationConfig(weight=QuantizationSpec(dtype="int8")), exclude=["head"])
+    model = in_memory(Net(), config)
+    ModelExporter(tmp_path / "out").export_safetensors_model(model, config)
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert stored.keys() == {"embed.weight", "body.weight", "body.weight_scale", "body.weight_zero_point", "body.bias"}
+    restored = stored["body.weight"].float() * stored["body.weight_scale"]
+    assert torch.equal(restored, model.body.weight)
+
+
+def net(**kwargs):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 16, **kwargs))
+
+
+INT8 = Config(global_quant_config=QuantizationConfig(weight=QuantizationSpec(dtype="int8")))
+INT16 = Config(global_quant_config=QuantizationConfig(weight=QuantizationSpec(dtype="int16")))
+KV_ONLY = Config(global_quant_config=QuantizationConfig(output_tensors=FP8))
+
+
+def test_refusals_teach(tmp_path):
+    exporter = ModelExporter(tmp_path / "out")
+    with pytest.raises(ConfigError, match="The model is not frozen"):
+        exporter.export_safetensors_model(ModelQuantizer(INT8).quantize_model(net()), INT8)
+    with pytest.raises(ConfigError, match="not frozen"):
+        exporter.export_safetensors_model(net(), INT8)
+    with pytest.raises(ConfigError, match="otherwise than quant_config says, first '0'"):
+        exporter.export_safetensors_model(in_memory(net(), INT8), INT16)
+    with pytest.raises(ConfigError, match=r"'awq'\..*Available: compressed_tensors"):
+        exporter.export_safetensors_model(in_memory(net(), INT8), INT8, custom_mode="awq")
+    with pytest.raises(ConfigError, match="quark format cannot hold 0"):
+        exporter.export_safetensors_model(in_memory(net(), INT16), INT16)
+    with pytest.raises(ConfigError, match="quantized outputs but a float weight, first '0'"):
+        exporter.export_safetensors_model(in_memory(net(), KV_ONLY, [torch.ones(1, 16)]), KV_ONLY)
+    with pytest.raises(ConfigError, match="no folder to write to"):
+        ModelExporter()
+    options = ExporterConfig(json_export_config=JsonExporterConfig(kv_cache_group=["0"]))
+    with pytest.raises(ConfigError, match="kv_cache_group names 0, whose output has no static"):
+        ModelExporter(options, tmp_path / "out").export_safetensors_model(in_memory(net(), INT8), INT8)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_frozen_weight_that_was_changed_is_not_exported(tmp_path):
+    model = in_memory(net(), INT8)
+    with torch.no_grad():
+        model[0].weight[3, 3] += 1e-4
+    with pytest.raises(ProofError, match="codes of 0 do not give back its weight"):
+        ModelExporter(tmp_path / "out").export_safetensors_model(model, INT8)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int4", "uint4", "fp8_e4m3", "fp4", "nf4", "int3", "fp6_e2m3"])
+@pytest.mark.parametrize("round_method", ["half_even", "floor", "round"])
+@pytest.mark.parametrize("model_dtype", [torch.bfloat16, torch.float16])
+def test_codes_are_found_again_from_a_weight_of_two_bytes(dtype, round_method, model_dtype):
+    from quantcore.nn.exporter import encode_layer
+    from quantcore.solvers import SOLVERS
+
+    spec = QuantizationSpec(dtype=dtype, qscheme="per_group", group_size=32, round_method=round_method)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 128).to(model_dtype))
+    weight = model[0].weight.detach().clone()
+    layer = in_memory(model, Config(global_quant_config=QuantizationConfig(weight=spec)))[0]
+    assert torch.equal(encode_layer(layer).weight.codes, SOLVERS.get("rtn")(weight, layer.plan).codes)
