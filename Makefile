@@ -14,7 +14,7 @@ STAMP := $(VENV)/.stamp-$(shell cat pyproject.toml constraints.txt | cksum | cut
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 ARGS ?=
 
-.PHONY: help setup demo test test-all check lint up consumers bench clean
+.PHONY: help setup demo test test-all check lint up consumers bench bench-formats clean
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -72,6 +72,9 @@ $(PEERS_STAMP):
 	@$(CONSUMERS)/peers/bin/python $(PIP) -r tests/consumers/peers-requirements.txt
 	@rm -f $(CONSUMERS)/peers/.stamp-*
 	@touch $@
+
+bench-formats: $(PEERS_STAMP)  ## quantize and dequantize a large weight, against a copy, AMD Quark and torchao
+	@OMP_NUM_THREADS=1 $(CONSUMERS)/peers/bin/python -m bench.formats $(ARGS)
 
 clean:  ## remove the environments and caches of this checkout (never your models or artifacts)
 	@rm -rf $(VENV) $(CONSUMERS) .pytest_cache .mypy_cache .ruff_cache build dist
