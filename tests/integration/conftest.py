@@ -6,6 +6,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -221,3 +222,17 @@ def read_pids() -> Callable[[Path], list[list[int]]]:
             time.sleep(0.05)
 
     return read
+
+
+@pytest.fixture
+def proof_in_this_process(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Starting a fresh interpreter takes seconds: most tests run the same proof without one."""
+    from quantcore.evaluation.proof import prove_all
+
+    def prove_here(task: Any, folder: Path, expected: Any, emit: Any) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as scratch:
+            expected.save(Path(scratch))
+            return {found.export: found for found in prove_all(task, folder, Path(scratch), emit)}
+
+    monkeypatch.setattr("quantcore.pipeline.prove_in_fresh_process", prove_here)
+    return prove_here

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -44,19 +43,6 @@ def task(model_dir, output_dir, preset="fp8", export=("quark",), config=None, **
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
     return tiny_model(tmp_path_factory.mktemp("tiny") / "model")
-
-
-@pytest.fixture
-def proof_in_this_process(monkeypatch):
-    """Starting a fresh interpreter takes seconds: most tests run the same proof without one."""
-
-    def prove_here(task, folder, expected, emit):
-        with tempfile.TemporaryDirectory() as scratch:
-            expected.save(Path(scratch))
-            return {found.export: found for found in proof.prove_all(task, folder, Path(scratch), emit)}
-
-    monkeypatch.setattr("quantcore.pipeline.prove_in_fresh_process", prove_here)
-    return prove_here
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from quantcore import presets
 from quantcore.blocks.experts import ProjectionNames, SplitExperts, experts_split, is_fused, split_experts
 from quantcore.blocks.names import projection_names
+from quantcore.calibration.experts import MIN_TOKENS, share_ranges
+from quantcore.calibration.stats import collect_ranges
 from quantcore.checkpoint.experts import find_routers
 from quantcore.checkpoint.headers import TensorHeader, read_local
 from quantcore.checkpoint.source import Source
+from quantcore.errors import CalibrationError
+from quantcore.layer import LayerPlan
 from tests.factories import MIXTURES, SHAPE
 
 USUAL = ("gate_proj", "up_proj", "down_proj")
@@ -184,3 +189,47 @@ def test_routers_are_found_by_shape_and_place():
     }
     found = {"mlp.gate", "mlp.shared_expert_gate", "moe.router.layer", "moe.gate.wg"}
     assert find_routers(tensors) == {f"model.layers.3.{name}" for name in found}
+
+
+def watch_experts(tokens_by_expert, configs=None):
+    """Four linear layers of 8 inputs, watched while expert i sees so many tokens, all of value i + 1."""
+    fp8 = presets.PRESETS["fp8"].layer_config
+    modules = {
+        LayerPlan(f"model.layers.2.mlp.experts.{index}.up_proj", 2, (4, 8), (configs or {}).get(index, fp8)):
+        torch.nn.Linear(8, 4) for index in range(len(tokens_by_expert))
+    }  # fmt: skip
+    with collect_ranges(modules) as watched:
+        for index, (module, num_tokens) in enumerate(zip(modules.values(), tokens_by_expert, strict=True)):
+            if num_tokens:
+                module(torch.full((num_tokens, 8), index + 1.0))
+    return watched
+
+
+def input_ranges(watched):
+    return [tuple(x.item() for x in observers.inputs.range()) for observers in watched.values()]
+
+
+def test_experts_that_few_tokens_reached_take_the_range_of_all():
+    watched = watch_experts([100, MIN_TOKENS - 1, 0, MIN_TOKENS])
+    shared, warnings = share_ranges(watched)
+    assert input_ranges(shared) == [(1, 1), (1, 4), (1, 4), (4, 4)]
+    assert [warning.code for warning in warnings] == ["expert_saw_few_tokens"]
+    assert "2 expert(s) of model.layers.2.mlp saw fewer than 16 calibration tokens (expert 1 15, expert 2 0)" in (
+        warnings[0].message
+    )
+    assert [observers.inputs.num_values for observers in watched.values()] == [800, 120, 0, 128]  # left as they were
+
+
+def test_experts_with_tokens_enough_keep_what_they_saw():
+    watched = watch_experts([MIN_TOKENS] * 3)
+    assert share_ranges(watched) == (watched, [])
+
+
+def test_only_experts_of_the_same_config_share():
+    """Expert 2 is quantized otherwise, so that nobody's range is its: it is named, instead of a crash later."""
+    other = presets.PRESETS["int8_static"].layer_config
+    with pytest.raises(
+        CalibrationError, match=r"No token .* reached model\.layers\.2\.mlp\.experts\.2\.up_proj"
+    ) as caught:
+        share_ranges(watch_experts([100, 100, 0], {2: other}))
+    assert caught.value.code == "layer_saw_no_token"
