@@ -12,6 +12,7 @@ from quantcore.observers.observer import OBSERVERS
 NUM_BINS = 2048
 FEWEST_BINS = 128
 STRIDE = 16
+LEAST_COUNT = 1e-4  # of a value, for Q where P has some and Q none; MXNet and ONNX Runtime smooth with as much
 
 
 @OBSERVERS.add("histogram")
@@ -21,9 +22,12 @@ class HistogramObserver(DistributionObserver):
     S. Migacz, "8-bit inference with TensorRT" (GTC 2017): a histogram of 2048 equal bins over the exact range (of the
     magnitudes for symmetric specs) is cut to its innermost 2048, 2032, ... 128 bins. P is what remains, with all that
     was cut off in the outermost bin; Q spreads what remains, without that, evenly over those bins of each code that are
-    not empty in P. The candidate with the least KL(P || Q) wins, of equals the widest. Unlike there, bins belong to the
-    code that the spec really gives their centre, so that any format will do; asymmetric ranges shrink at both ends.
-    Fewer than 2048 values have no histogram to speak of and keep their exact range.
+    not empty in P, with a ten-thousandth of a value at least. The candidate with the least KL(P || Q) wins, of equals
+    the widest. Unlike there, bins belong to the code that the spec really gives their centre, so that any format will
+    do, and asymmetric ranges shrink at both ends. Fewer than 2048 values are no histogram and keep their exact range.
+
+    Made for activations per tensor: it takes seconds for a thousand scales, and the counters of more than 2048 are too
+    coarse for it.
     """
 
     def _choose(self, seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,7 +56,7 @@ class HistogramObserver(DistributionObserver):
     def _divergence(
         self, counts_NB: torch.Tensor, centres_NB: torch.Tensor, low_N1: torch.Tensor, high_N1: torch.Tensor
     ) -> torch.Tensor:
-        """KL(P || Q) of the range [low, high], float64 [N]; infinite where Q has nothing for a part of P."""
+        """KL(P || Q) of the range [low, high], float64 [N]; infinite if nothing remains."""
         below, above = centres_NB < low_N1, centres_NB > high_N1
         left_NB = counts_NB.where(~(below | above), 0).double()
         first, last = below.sum(1, keepdim=True), NUM_BINS - 1 - above.sum(1, keepdim=True)
@@ -65,9 +69,9 @@ class HistogramObserver(DistributionObserver):
         code_NB = torch.nn.functional.pad((quantized_NB.diff(dim=1) != 0).cumsum(dim=1), (1, 0))
         mass_NB = torch.zeros_like(p_NB).scatter_add_(1, code_NB, left_NB)
         num_bins_NB = torch.zeros_like(p_NB).scatter_add_(1, code_NB, (p_NB > 0).double())
-        q_NB = (mass_NB / num_bins_NB).gather(1, code_NB)
+        q_NB = (mass_NB / num_bins_NB).gather(1, code_NB).clamp(min=LEAST_COUNT)
 
-        p_NB = p_NB / p_NB.sum(dim=1, keepdim=True)
-        q_NB = q_NB / left_NB.sum(dim=1, keepdim=True)
-        parts_NB = torch.where(p_NB > 0, p_NB * (p_NB / q_NB).log(), 0)
-        return parts_NB.sum(dim=1).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        num_p_N1, num_left_N1 = p_NB.sum(dim=1, keepdim=True), left_NB.sum(dim=1, keepdim=True)
+        parts_NB = torch.where(p_NB > 0, p_NB * (p_NB / q_NB * (num_left_N1 / num_p_N1)).log(), 0)
+        divergence_N1 = parts_NB.sum(dim=1, keepdim=True) / num_p_N1
+        return divergence_N1.where(num_left_N1 > 0, torch.inf).squeeze(1)

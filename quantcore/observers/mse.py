@@ -18,11 +18,12 @@ CANDIDATES_AN_OCTAVE = 32
 class MSEObserver(DistributionObserver):
     """Shrinks the exact range by 2^(-i / 32), i = 0, 1, 2 ..., and takes the first with the least squared error.
 
-    The error is that of ``fake_quantize`` under the spec, summed over all values seen; both ends shrink alike. Scales
-    that are powers of two are tried octave by octave. The search goes on until clipping alone costs more than the best
-    candidate, so no range, however small, is missed. The full range is the first candidate: never worse than min-max.
-    Scales below a global one (NVFP4, two stages) are tried under that of the full range, and the scale that holds the
-    largest value of all does not shrink, so that the global one is the same in the end.
+    The error is that of ``fake_quantize`` under the spec, summed over all values seen, with scales as a model of the
+    values' own dtype stores them; both ends shrink alike. Scales that are powers of two are tried octave by octave. The
+    search goes on until clipping alone costs more than the best candidate, so no range, however small, is missed. The
+    full range is the first candidate: never worse than min-max. Scales below a global one (NVFP4, two stages) are tried
+    under that of the full range, and the scale that holds the largest value of all does not shrink, so that the global
+    one is the same in the end.
     """
 
     def _choose(self, seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,7 +55,7 @@ class _Search:
     """Errors of the scales ``rows`` for one candidate after another, in units of each scale's largest magnitude."""
 
     def __init__(self, observer: MSEObserver, seen: Seen, rows: torch.Tensor, global_scale: torch.Tensor | None):
-        self._spec = observer.spec
+        self._spec, self._dtype = observer.spec, seen.dtype
         self._values_NK, self._counts_NK = seen.values_NK[rows], seen.counts_NK[rows].float()
         self._minimum_N1, self._maximum_N1 = seen.minimum_N[rows].unsqueeze(1), seen.maximum_N[rows].unsqueeze(1)
         largest = torch.maximum(self._maximum_N1, -self._minimum_N1)
@@ -73,7 +74,7 @@ class _Search:
 
     def _quantize(self, x_NK: torch.Tensor, factor: float) -> torch.Tensor:
         ends = self._minimum_N1 * factor, self._maximum_N1 * factor
-        params = find_params(*ends, self._spec, torch.float32, self._global_scale)
+        params = find_params(*ends, self._spec, self._dtype, self._global_scale)
         return fake_quantize(x_NK, self._spec, PER_TOKEN, params)
 
     def _sum_of_squares(self, quantized_NK: torch.Tensor) -> torch.Tensor:
