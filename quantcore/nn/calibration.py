@@ -12,9 +12,12 @@ from rich.console import Console
 from rich.progress import track
 from torch import nn
 
+from quantcore.calibration.experts import share_ranges
 from quantcore.calibration.stats import Activations, Watched, collect_ranges, learned
+from quantcore.checkpoint.experts import EXPERT
 from quantcore.errors import CalibrationError
 from quantcore.layer import LayerPlan
+from quantcore.nn.log import log
 
 
 def calibrate(
@@ -39,9 +42,12 @@ def calibrate(
             hint="Give quantize_model a dataloader with a few batches, or take specs with is_dynamic=True.",
         )
     _check_all_seen(watched)
+    shared, warnings = share_ranges(watched)
+    for warning in warnings:
+        log.warning(warning.message)
     return {
         layer: learned(layer, observers, modules[layer].get_parameter("weight").dtype)
-        for layer, observers in watched.items()
+        for layer, observers in shared.items()
     }
 
 
@@ -94,7 +100,8 @@ def _check_all_seen(watched: dict[LayerPlan, Watched]) -> None:
     unseen = [
         layer.name
         for layer, observers in watched.items()
-        if any(part is not None and part.num_values == 0 for part in (observers.inputs, observers.outputs))
+        if not EXPERT.match(layer.name)  # an expert that no token reached learns from the others
+        and any(part is not None and part.num_values == 0 for part in (observers.inputs, observers.outputs))
     ]
     if unseen:
         raise CalibrationError(

@@ -21,9 +21,10 @@ from quantcore.checkpoint.sink import Sink
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.config import ONLY_WHEN_ASKED, Config
 from quantcore.errors import ConfigError, ProofError
-from quantcore.export import EXPORTERS, Exporter
+from quantcore.export import EXPORTERS, Exporter, tensor_name
 from quantcore.layer import LayerPlan
 from quantcore.nn.layers import QuantizedLayer, kind_of, quantized_layers
+from quantcore.nn.names import renamer, stored_names
 from quantcore.nn.tensor_quantizer import TensorQuantizer
 from quantcore.plan import check_exports
 from quantcore.qtensor import QLayer, quantize_weight
@@ -89,8 +90,10 @@ class ModelExporter:
         merge_output_scales(layers, self.config.json_export_config)
         with building(self.export_dir) as folder:
             _write(model, layers, exporter, folder)
-            kept = tuple(name for name, kind in _float_layers(model) if kind not in ONLY_WHEN_ASKED)
-            quantization = exporter.quantization_config(quant_config, tuple(plans), kept)
+            rename = renamer(model)
+            kept = tuple(rename(name) for name, kind in _float_layers(model) if kind not in ONLY_WHEN_ASKED)
+            stored_plans = tuple(replace(plan, name=rename(plan.name)) for plan in plans)
+            quantization = exporter.quantization_config(quant_config, stored_plans, kept)
             write_json(folder / "config.json", {**_model_config(model), "quantization_config": quantization})
             for part in (getattr(model, "generation_config", None), tokenizer):
                 if part is not None:
@@ -180,44 +183,20 @@ def _check_same(plans: list[LayerPlan], config: Config) -> None:
         )
 
 
-def _stored_tensors(
-    model: nn.Module, layers: dict[str, QuantizedLayer]
-) -> list[tuple[str, torch.Tensor, QuantizedLayer | None]]:
-    """(name, tensor, None) of what is stored as it is, (layer's name, weight, layer) of what is quantized.
-
-    Without the quantizers' buffers, and a tensor that several modules share only once.
-    """
-    inside = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, TensorQuantizer))
-    entries: list[tuple[str, torch.Tensor, QuantizedLayer | None]] = []
-    seen: set[tuple[int, torch.Size]] = set()
-    for name, tensor in model.state_dict().items():
-        key = (tensor.data_ptr(), tensor.shape)
-        if name.startswith(inside) or (tensor.numel() > 0 and key in seen):
-            continue
-        seen.add(key)
-        owner, _, last = name.rpartition(".")
-        layer = layers.get(owner) if last == "weight" else None
-        entries.append((name, tensor, None) if layer is None else (owner, tensor, layer))
-    return entries
-
-
 def _write(model: nn.Module, layers: dict[str, QuantizedLayer], exporter: Exporter, folder: Path) -> None:
     """All weights, one layer at a time."""
-    entries = _stored_tensors(model, layers)
-    layouts: dict[str, TensorLayout] = {}
-    for name, tensor, layer in entries:
-        dtype = DTYPE_NAMES[tensor.dtype]
-        if layer is None:
-            layouts[name] = TensorLayout(dtype, tuple(tensor.shape))
-        else:
-            layouts |= {f"{name}.{part}": layout for part, layout in exporter.layout(layer.plan, dtype).items()}
+    float_tensors, names = stored_names(model, layers)
+    layouts = {name: TensorLayout(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in float_tensors}
+    for name, layer in names.items():
+        parts = exporter.layout(layer.plan, DTYPE_NAMES[layer.canonical_weight().dtype])
+        layouts |= {tensor_name(name, part): layout for part, layout in parts.items()}
     with closing(Sink(folder, layouts)) as sink:
-        for name, tensor, layer in entries:
-            if layer is None:
-                sink.write(name, tensor)
-                continue
-            for part, stored in exporter.encode(layer.plan, encode_layer(layer)).items():
-                sink.write(f"{name}.{part}", stored.to(TORCH_DTYPES[layouts[f"{name}.{part}"].dtype]))
+        for name, tensor in float_tensors:
+            sink.write(name, tensor)
+        for name, layer in names.items():
+            for part, tensor in exporter.encode(layer.plan, encode_layer(layer)).items():
+                full = tensor_name(name, part)
+                sink.write(full, tensor.to(TORCH_DTYPES[layouts[full].dtype]))
         sink.finish()
 
 

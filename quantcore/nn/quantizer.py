@@ -6,7 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
+from quantcore.blocks.experts import split_experts
+from quantcore.blocks.names import projection_names
 from quantcore.calibration.stats import Activations
 from quantcore.config import Config
 from quantcore.errors import ConfigError
@@ -19,7 +22,8 @@ from quantcore.nn.selection import select_layers
 class ModelQuantizer:
     """Quantizes models as ``config`` says.
 
-    The float model is calibrated first, then its layers are replaced: if anything fails, the model is as it was.
+    The float model is calibrated first, then its layers are replaced: if anything fails, the model is as it was. Only
+    that fused experts (Transformers' 3-D weights) are one linear layer each from then on.
     """
 
     def __init__(self, config: Config) -> None:
@@ -32,6 +36,8 @@ class ModelQuantizer:
         spec is static. Raises ConfigError, ModelError, CalibrationError or NumericsError, each with what to do.
         """
         self._refuse(model)
+        if isinstance(model, PreTrainedModel):
+            split_experts(model, projection_names(model))
         selection = select_layers(model, self.config)
         for warning in selection.warnings:
             log.warning(warning)

@@ -9,6 +9,8 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
+from quantcore.checkpoint.experts import find_routers
+from quantcore.checkpoint.headers import TensorHeader
 from quantcore.config import Config, QSchemeType
 from quantcore.errors import ConfigError, ModelError, NumericsError
 from quantcore.layer import LayerPlan
@@ -39,10 +41,13 @@ def select_layers(model: nn.Module, config: Config) -> Selection:
     layers = {name: module for name, module in model.named_modules() if kind_of(module) is not None}
     chosen: dict[str, LayerPlan] = {}
     kept: dict[str, str] = {}
+    routers = _find_routers(layers)
     for name, module in layers.items():
         kind = str(kind_of(module))
         layer_config, why = config.choose(name, kind)
-        if layer_config is None:
+        if name in routers and name not in config.layer_quant_config:
+            kept[name] = "router"
+        elif layer_config is None:
             kept[name] = why
         elif layer_config.weight is None and layer_config.output_tensors is None:
             kept[name] = f"{why} has no weight spec"
@@ -65,6 +70,14 @@ def select_layers(model: nn.Module, config: Config) -> Selection:
         _check_layer(plan, module)
     check_groups([plan for plan in modules if plan.config.weight is not None])
     return Selection(modules, kept, tuple(_warnings(config, layers, shared)))
+
+
+def _find_routers(layers: dict[str, nn.Module]) -> set[str]:
+    """Layers that choose experts, by the same rule as in a checkpoint."""
+    weights = {name: module.get_parameter("weight") for name, module in layers.items()}
+    return find_routers(
+        {f"{name}.weight": TensorHeader("", tuple(weight.shape), "", 0, 0) for name, weight in weights.items()}
+    )
 
 
 def _shared_otherwise(model: nn.Module, chosen: dict[str, LayerPlan]) -> Iterator[tuple[str, str]]:

@@ -59,26 +59,43 @@ def in_memory(model, config, batches=None):
     return quantizer.freeze(quantizer.quantize_model(model, batches))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_memory_and_stream_write_the_same_bits(name, model_dir, tmp_path):
+def written_both_ways(model_dir, config, folder, exports):
+    """For each export, the tensors that the pipeline wrote and those written from memory."""
     task = Task(
-        model_dir=model_dir, output_dir=tmp_path / "stream", config=CONFIGS[name],
+        model_dir=model_dir, output_dir=folder / "stream", config=config, export=exports,
         calibration=CalibrationConfig(num_samples=3, seq_len=32),
         evaluation=EvaluationConfig(num_windows=1, seq_len=32),
-        export=("quark",) if "kv" in name else ("quark", "compressed_tensors"),
     )  # fmt: skip
     headers = read_local(model_dir)
-    plan = resolve(task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export)
+    plan = resolve(config, headers.config, headers.tensors, calibration=task.calibration, exports=exports)
     quantize(task, headers, plan, task.output_dir, lambda event: None)
-    model = in_memory(
-        float_model(model_dir), task.config, [window[None] for window in read_windows(task).calibration_NT]
-    )
-    for export in task.export:
-        ModelExporter(export_dir=tmp_path / export).export_safetensors_model(model, task.config, custom_mode=export)
-        streamed = load_file(
-            (task.output_dir / export if len(task.export) > 1 else task.output_dir) / "model.safetensors"
-        )
-        written = load_file(tmp_path / export / "model.safetensors")
+    model = in_memory(float_model(model_dir), config, [window[None] for window in read_windows(task).calibration_NT])
+    for export in exports:
+        ModelExporter(export_dir=folder / export).export_safetensors_model(model, config, custom_mode=export)
+        streamed = task.output_dir / export if len(exports) > 1 else task.output_dir
+        yield load_file(streamed / "model.safetensors"), load_file(folder / export / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_memory_and_stream_write_the_same_bits(name, model_dir, tmp_path):
+    exports = ("quark",) if "kv" in name else ("quark", "compressed_tensors")
+    for streamed, written in written_both_ways(model_dir, CONFIGS[name], tmp_path, exports):
+        assert written.keys() == streamed.keys()
+        assert [key for key in written if not same_bits(written[key], streamed[key])] == []
+
+
+MOE = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+OTHERS = {
+    "mixtral": MOE,
+    "qwen3_moe": MOE,
+    "opt": {"ffn_dim": 128, "word_embed_proj_dim": 64},  # biases
+}
+
+
+@pytest.mark.parametrize("model_type", OTHERS)
+def test_so_do_experts_biases_and_other_names(model_type, tmp_path):
+    folder = tiny_model(tmp_path / "model", model_type=model_type, **OTHERS[model_type])
+    for streamed, written in written_both_ways(folder, CONFIGS["fp8"], tmp_path, ("quark",)):
         assert written.keys() == streamed.keys()
         assert [key for key in written if not same_bits(written[key], streamed[key])] == []
 
