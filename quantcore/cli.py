@@ -22,11 +22,12 @@ from quantcore.checkpoint.hub import is_model_id, resolve
 from quantcore.config import CalibrationConfig, Config, json_schema
 from quantcore.errors import ConfigError, QuantError, unknown_value
 from quantcore.events import Emit, Failed, print_json_lines
+from quantcore.export import EXPORTERS
 from quantcore.quark_config import read_config
 from quantcore.task import EvaluationConfig, Task, read_task
 
-CUSTOM_MODES = ("quark",)
-MODEL_EXPORTS = ("hf_format", "quark", "compressed_tensors")
+CUSTOM_MODES = ("quark", "fp8")
+MODEL_EXPORTS = ("hf_format", *EXPORTERS)
 QUANT_ALGOS = ("rtn",)
 
 
@@ -136,7 +137,7 @@ def _task(options: argparse.Namespace) -> Task:
     _one_of("custom_mode", [options.custom_mode], CUSTOM_MODES)
     _one_of("model_export", options.model_export, MODEL_EXPORTS)
     _one_of("tasks", options.tasks.split(",") if options.tasks else [], ())
-    exports = ["quark" if name == "hf_format" else name for name in options.model_export or ["hf_format"]]
+    exports = [options.custom_mode if name == "hf_format" else name for name in options.model_export or ["hf_format"]]
     return Task(
         **_model(options),
         output_dir=Path(options.output_dir).absolute(),

@@ -30,7 +30,7 @@ from quantcore.evaluation.perplexity import perplexity
 from quantcore.evaluation.proof import as_floats, prove_in_fresh_process
 from quantcore.evaluation.report import build_report
 from quantcore.events import Completed, Emit, LayerQuantized, PhaseStarted, Progress, Warned
-from quantcore.export import EXPORTERS
+from quantcore.export import EXPORTERS, tensor_name
 from quantcore.layer import LayerPlan
 from quantcore.nn.layouts import canonical, stored
 from quantcore.plan import Plan, export_dir, resolve
@@ -189,7 +189,7 @@ class BlockQuantizer:
     def _write(self, layer: LayerPlan, quantized: QLayer) -> None:
         for export, sink in self.sinks.items():
             for part, tensor in EXPORTERS.get(export).encode(layer, quantized).items():
-                name = f"{layer.name}.{part}"
+                name = tensor_name(layer.name, part)
                 sink.write(name, tensor.to(TORCH_DTYPES[self.plan.layouts[export][name].dtype]))
 
     def _report(self, layer: LayerPlan, weight: torch.Tensor, restored: torch.Tensor) -> None:

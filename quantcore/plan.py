@@ -19,7 +19,7 @@ from quantcore.checkpoint.layers import HEADS, find_conv1d, is_linear
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.config import CalibrationConfig, Config
 from quantcore.errors import ConfigError, ModelError
-from quantcore.export import EXPORTERS, Exporter
+from quantcore.export import EXPORTERS, Exporter, tensor_name
 from quantcore.layer import LayerPlan
 
 FLOAT_DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -285,7 +285,7 @@ def _layout(
         if name in planned:
             layer = planned[name]
             parts = exporter.layout(layer, tensors[name].dtype)
-            layout.update({f"{layer.name}.{part}": entry for part, entry in parts.items()})
+            layout.update({tensor_name(layer.name, part): entry for part, entry in parts.items()})
         else:
             layout[name] = TensorLayout(tensors[name].dtype, tensors[name].shape)
     return layout

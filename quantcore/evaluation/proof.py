@@ -24,7 +24,7 @@ from quantcore.errors import ProofError
 from quantcore.evaluation.expectation import Expectation, digest, probe_logits
 from quantcore.evaluation.perplexity import perplexity
 from quantcore.events import Emit, Progress, parse
-from quantcore.export import EXPORTERS
+from quantcore.export import EXPORTERS, tensor_name
 from quantcore.layer import LayerPlan
 from quantcore.plan import Plan, export_dir, resolve
 from quantcore.runtime.devices import default_device, release_freed_memory
@@ -125,7 +125,7 @@ class WrittenCheckpoint:
             return self._source.read(name)
         layer = self._layers[name]
         parts = self._exporter.layout(layer, "F32")  # the names; the stored dtypes were checked already
-        stored = {part: self._source.read(f"{layer.name}.{part}") for part in parts}
+        stored = {part: self._source.read(tensor_name(layer.name, part)) for part in parts}
         quantized = self._exporter.decode(layer, stored)
         self.activations[layer] = Activations(quantized.inputs, quantized.outputs)
         return quantized.weight.dequantize()

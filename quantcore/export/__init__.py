@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from quantcore.export.exporter import EXPORTERS, Exporter
+from quantcore.export.exporter import EXPORTERS, Exporter, tensor_name
 
-__all__ = ["EXPORTERS", "Exporter"]
+__all__ = ["EXPORTERS", "Exporter", "tensor_name"]

@@ -3,16 +3,19 @@
 Layout as compressed-tensors 0.20 reads it. 8-bit (``int-quantized``, ``float-quantized``): weight [out, in],
 ``weight_scale`` [out, 1] or [1], static ``input_scale`` [1]. Weight-only integers (``pack-quantized``): int32 words
 [out, in / slots], code i at bits [i * bits, ...), codes shifted to start at 0; zero points packed along the output.
+Scales of the KV cache: ``self_attn.k_scale`` and ``self_attn.v_scale`` [1].
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.config import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec
 from quantcore.export.exporter import (
     EXPORTERS,
+    KV_SCALES,
     Exporter,
     Tensors,
     is_plain,
@@ -37,8 +40,9 @@ class CompressedTensorsExporter:
             return reason
         if weight.dtype not in (Dtype.int4, Dtype.uint4, Dtype.int8, Dtype.fp8_e4m3) or not is_plain(weight):
             return "its consumers read int4, uint4, int8 and fp8_e4m3 with plain scales"
-        if layer.config.output_tensors is not None:
-            return "scales of outputs have no place in it yet"
+        outputs = layer.config.output_tensors
+        if outputs is not None and (not outputs.symmetric or layer.name.rpartition(".")[2] not in KV_SCALES):
+            return f"only outputs of {' and '.join(KV_SCALES)} have a scale, a symmetric one"
         if weight.format.bits < 8 and inputs is not None:
             return "4-bit weights go with unquantized inputs"
         if not _is_packed(layer):
@@ -57,29 +61,36 @@ class CompressedTensorsExporter:
         return None
 
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
+        inputs, outputs = layer.input_tensors, layer.config.output_tensors
+        tensors = self._packed_layout(layer, model_dtype) if _is_packed(layer) else self._layout(layer, model_dtype)
+        if inputs is not None and inputs.is_static:
+            tensors["input_scale"] = TensorLayout(stored_scale_dtype(inputs, model_dtype), (1,))
+            if not inputs.symmetric:
+                tensors["input_zero_point"] = TensorLayout("I8", (1,))
+        if outputs is not None:
+            tensors[_kv_scale(layer)] = TensorLayout(stored_scale_dtype(outputs, model_dtype), (1,))
+        return tensors
+
+    @staticmethod
+    def _packed_layout(layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
         spec, (rows, groups) = layer.weight, layer.num_scales
-        scale = stored_scale_dtype(spec, model_dtype)
-        if _is_packed(layer):
-            slots = 32 // spec.format.bits
-            tensors = {
-                "weight_packed": TensorLayout("I32", (layer.out_features, layer.in_features // slots)),
-                "weight_scale": TensorLayout(scale, (rows, groups)),
-                "weight_shape": TensorLayout("I64", (2,)),
-            }
-            if not spec.symmetric:
-                tensors["weight_zero_point"] = TensorLayout("I32", (rows // slots, groups))
-            return tensors
+        slots = 32 // spec.format.bits
+        tensors = {
+            "weight_packed": TensorLayout("I32", (layer.out_features, layer.in_features // slots)),
+            "weight_scale": TensorLayout(stored_scale_dtype(spec, model_dtype), (rows, groups)),
+            "weight_shape": TensorLayout("I64", (2,)),
+        }
+        if not spec.symmetric:
+            tensors["weight_zero_point"] = TensorLayout("I32", (rows // slots, groups))
+        return tensors
+
+    @staticmethod
+    def _layout(layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
+        spec, (rows, _) = layer.weight, layer.num_scales
         shape = (1,) if spec.qscheme is QSchemeType.per_tensor else (rows, 1)
         dtype = "I8" if isinstance(spec.format, IntFormat) else "F8_E4M3"
-        tensors = {
-            "weight": TensorLayout(dtype, (layer.out_features, layer.in_features)),
-            "weight_scale": TensorLayout(scale, shape),
-        }
-        if layer.config.needs_calibration and layer.input_tensors is not None:
-            tensors["input_scale"] = TensorLayout(stored_scale_dtype(layer.input_tensors, model_dtype), (1,))
-            if not layer.input_tensors.symmetric:
-                tensors["input_zero_point"] = TensorLayout("I8", (1,))
-        return tensors
+        scale = TensorLayout(stored_scale_dtype(spec, model_dtype), shape)
+        return {"weight": TensorLayout(dtype, layer.shape), "weight_scale": scale}
 
     def encode(self, layer: LayerPlan, quantized: QLayer) -> Tensors:
         import torch
@@ -96,13 +107,15 @@ class CompressedTensorsExporter:
             }
             if params.zero_point is not None:
                 tensors["weight_zero_point"] = pack((params.zero_point - int(fmt.min)).T, fmt.bits).T
-            return tensors
-        shape = self.layout(layer, "F32")["weight_scale"].shape
-        tensors = {"weight": weight.codes, "weight_scale": params.scale.reshape(shape)}
+        else:
+            shape = self.layout(layer, "F32")["weight_scale"].shape
+            tensors = {"weight": weight.codes, "weight_scale": params.scale.reshape(shape)}
         if inputs is not None:
             tensors["input_scale"] = inputs.scale.reshape(1)
             if inputs.zero_point is not None:
                 tensors["input_zero_point"] = inputs.zero_point.reshape(1).to(torch.int8)
+        if quantized.outputs is not None:
+            tensors[_kv_scale(layer)] = quantized.outputs.scale.reshape(1)
         return tensors
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
@@ -113,7 +126,6 @@ class CompressedTensorsExporter:
         from quantcore.qtensor import QLayer, QTensor
 
         fmt = layer.weight.format
-        scale = tensors["weight_scale"].float().reshape(layer.num_scales)
         zero_point = None
         if _is_packed(layer):
             plain = IntFormat("word", fmt.bits, signed=False)
@@ -123,43 +135,51 @@ class CompressedTensorsExporter:
                 zero_point = unpack(tensors["weight_zero_point"].T, plain).T.to(torch.int32) + int(fmt.min)
         else:
             codes = tensors["weight"]
-        inputs = None
-        if "input_scale" in tensors:
-            input_zero_point = tensors.get("input_zero_point")
-            inputs = QParams(
-                tensors["input_scale"].float().reshape(1, 1),
-                None if input_zero_point is None else input_zero_point.to(torch.int32).reshape(1, 1),
-            )
-        return QLayer(QTensor(codes, QParams(scale, zero_point), layer.weight), inputs)
+        params = QParams(tensors["weight_scale"].float().reshape(layer.num_scales), zero_point)
+
+        def static(scale: str, zero_point: str) -> QParams | None:
+            if scale not in tensors:
+                return None
+            found = tensors.get(zero_point)
+            zero = None if found is None else found.to(torch.int32).reshape(1, 1)
+            return QParams(tensors[scale].float().reshape(1, 1), zero)
+
+        outputs = static(_kv_scale(layer), "") if layer.config.output_tensors is not None else None
+        return QLayer(QTensor(codes, params, layer.weight), static("input_scale", "input_zero_point"), outputs)
 
     def quantization_config(
         self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
     ) -> dict[str, Any]:
-        by_config: dict[QuantizationConfig, list[LayerPlan]] = {}
+        by_scheme: dict[QuantizationConfig, list[LayerPlan]] = {}
         for layer in layers:
-            by_config.setdefault(layer.config, []).append(layer)
+            by_scheme.setdefault(replace(layer.config, output_tensors=None), []).append(layer)
         groups = {
             f"group_{index}": {
-                "targets": ["Linear"] if len(by_config) == 1 else [layer.name for layer in members],
+                "targets": ["Linear"] if len(by_scheme) == 1 else [layer.name for layer in members],
                 "weights": _args(members[0].weight, is_input=False),
                 "input_activations": _args(members[0].input_tensors, is_input=True),
                 "output_activations": None,
                 "format": _format_name(members[0]),
             }
-            for index, members in enumerate(by_config.values())
+            for index, members in enumerate(by_scheme.values())
         }
         formats = {str(group["format"]) for group in groups.values()}
+        cache = next((layer.config.output_tensors for layer in layers if layer.config.output_tensors is not None), None)
         return {
             "quant_method": "compressed-tensors",
             "format": formats.pop() if len(formats) == 1 else "mixed-precision",
             "quantization_status": "compressed",
             "config_groups": groups,
             "ignore": list(kept),
-            "kv_cache_scheme": None,
+            "kv_cache_scheme": _args(cache, is_input=True),
         }
 
     def load_hint(self, path: str) -> str:
         return f"from transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained('{path}')"
+
+
+def _kv_scale(layer: LayerPlan) -> str:
+    return KV_SCALES[layer.name.rpartition(".")[2]]
 
 
 def _is_packed(layer: LayerPlan) -> bool:

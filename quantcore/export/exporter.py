@@ -16,11 +16,15 @@ if TYPE_CHECKING:
 
 Tensors = dict[str, "torch.Tensor"]
 
+KV_SCALES = {"k_proj": "../k_scale", "v_proj": "../v_scale"}
+"""Where formats that know the KV cache keep its scales: beside the projection whose output they belong to."""
+
 
 class Exporter(Protocol):
     """One on-disk format. Exporters keep no state: they map values to tensors and back.
 
-    ``encode`` and ``decode`` speak of one layer's tensors by their last name (``weight_scale``), without the layer's.
+    ``encode`` and ``decode`` speak of one layer's tensors by their last name (``weight_scale``), without the layer's;
+    ``../k_scale`` lies beside the layer (see ``tensor_name``).
     """
 
     name: str
@@ -45,6 +49,11 @@ class Exporter(Protocol):
 
     def load_hint(self, path: str) -> str:
         """Python lines that load the checkpoint at ``path`` in the format's main consumer."""
+
+
+def tensor_name(layer: str, part: str) -> str:
+    """The full name of a layer's tensor: ``self_attn.k_proj`` and ``../k_scale`` give ``self_attn.k_scale``."""
+    return f"{layer.rpartition('.')[0]}.{part[3:]}" if part.startswith("../") else f"{layer}.{part}"
 
 
 def refuse_everywhere(layer: LayerPlan) -> str | None:
