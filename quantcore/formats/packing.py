@@ -43,7 +43,7 @@ def pack(
     codes = _padded(codes.to(torch.uint8), unit)
     if order is not None:
         codes = _reordered(codes, order)
-    x = _viewed(codes, torch.int64) & _repeated((1 << bits) - 1, every=8)
+    x = _viewed(codes, torch.int64).clone()
     for width in (8, 16, 32):
         _join_lanes(x, width, bits * width // 8)
     return _viewed(_low_bytes(x, bits), dtype)[..., :num_words].contiguous()
@@ -112,7 +112,7 @@ def _repeated(field: int, every: int) -> int:
 
 
 def _join_lanes(x: torch.Tensor, width: int, field: int) -> None:
-    """Lanes of ``width`` bits with ``field`` bits in use become half as many with the fields of two side by side."""
+    """In place: lanes of ``width`` bits, ``field`` of them in use, become half as many with two fields side by side."""
     if field == width:
         return
     moved = (x >> (width - field)).bitwise_and_(_repeated((1 << field) - 1 << field, every=2 * width))
@@ -135,9 +135,9 @@ def _low_bytes(x: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _from_low_bytes(data: torch.Tensor, count: int) -> torch.Tensor:
-    """The inverse of ``_low_bytes``, in memory of its own; what lies above the low bytes is undefined."""
+    """The inverse of ``_low_bytes`` (for less than 8 a copy); what lies above the low bytes is undefined."""
     if count in _INTEGERS:
-        return _viewed(data, _INTEGERS[count]).to(torch.int64, copy=True)
+        return _viewed(data, _INTEGERS[count]).to(torch.int64)
     x = data.new_zeros(*data.shape[:-1], data.shape[-1] // count, 8)
     x[..., :count] = data.view(*x.shape[:-1], count)
     return _viewed(x, torch.int64).squeeze(-1)

@@ -127,10 +127,11 @@ def test_any_memory_layout():
 
 
 def test_arguments_are_left_alone():
-    codes = random_codes((4, 16), -8, 8).to(torch.int8)
+    codes = random_codes((4, 16), 0, 256).to(torch.uint8)
     before = codes.clone()
     words = pack(codes, 4)
     assert torch.equal(codes, before)
+    assert torch.equal(words, pack(codes & 0xF, 4))
     before = words.clone()
     unpack(words, FORMATS["int4"])
     assert torch.equal(words, before)
