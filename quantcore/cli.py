@@ -22,7 +22,7 @@ from quantcore.checkpoint.hub import is_model_id, resolve
 from quantcore.config import CalibrationConfig, Config, json_schema
 from quantcore.errors import ConfigError, QuantError, unknown_value
 from quantcore.events import Emit, Failed, print_json_lines
-from quantcore.export import EXPORTERS
+from quantcore.export import EXPORTERS, formats_for
 from quantcore.quark_config import read_config
 from quantcore.task import EvaluationConfig, Task, read_task
 
@@ -84,8 +84,15 @@ def _verify(arguments: list[str]) -> int:
 def _presets(arguments: list[str]) -> int:
     """``presets [FILE]``: the named schemes, with those of a file, as JSON."""
     found = presets.read_presets(Path(arguments[0])) if arguments else presets.PRESETS
-    rows = {name: {"title": preset.title, "aliases": preset.aliases, "config": preset.config.to_dict()}
-            for name, preset in found.items()}  # fmt: skip
+    rows = {
+        name: {
+            "title": preset.title,
+            "aliases": preset.aliases,
+            "exports": formats_for(preset.config),
+            "config": preset.config.to_dict(),
+        }
+        for name, preset in found.items()
+    }
     print(json.dumps(rows, indent=2))
     return 0
 

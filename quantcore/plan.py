@@ -17,11 +17,12 @@ from quantcore.checkpoint.experts import EXPERT, find_routers
 from quantcore.checkpoint.headers import TensorHeader
 from quantcore.checkpoint.layers import HEADS, find_conv1d, is_linear
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.config import CalibrationConfig, Config
+from quantcore.config import CalibrationConfig, Config, QuantizationMode
 from quantcore.errors import ConfigError, ModelError
 from quantcore.export import EXPORTERS, Exporter, tensor_name
 from quantcore.layer import LayerPlan
 
+STREAMED_TYPES = ("Linear", "Conv1D")
 FLOAT_DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
 GROUP_SIZES = (16, 32, 64, 96, 128, 192, 256, 512)
 RUNTIME_BYTES = 450 << 20  # Python, torch and Transformers before any weight: measured by bench/memory.py
@@ -94,6 +95,7 @@ def resolve(
 ) -> Plan:
     """Decide every layer. Raises ConfigError or ModelError that names the layers and what would fit."""
     calibration = calibration or CalibrationConfig()
+    _check_possible(config)
     prefix, num_blocks = find_blocks(tensors, model_config)
     _check_architecture(tensors, prefix)
     layers, kept, warnings = _decide(config, tensors, prefix, num_blocks)
@@ -217,6 +219,28 @@ def _check_architecture(tensors: Mapping[str, TensorHeader], prefix: str) -> Non
             code="unsupported_weights_dtype",
             hint="Give the float model.",
         )
+
+
+def _check_possible(config: Config) -> None:
+    """Refuse what the pipeline would have to leave undone."""
+    types = [kind for kind in config.layer_type_quant_config if kind not in STREAMED_TYPES]
+    faults = {
+        "algo_config": (
+            ", ".join(algorithm.name for algorithm in config.algo_config),
+            "Leave it out: weights are rounded.",
+        ),
+        "quant_mode": ("fx_graph_mode" * (config.quant_mode is QuantizationMode.fx_graph_mode), "Take eager_mode."),
+        "softmax_quant_spec": ("softmax" * (config.softmax_quant_spec is not None), "Use ModelQuantizer, in memory."),
+        "layer_type_quant_config": (", ".join(types), f"Here it can name {' and '.join(STREAMED_TYPES)}."),
+    }
+    for field, (given, hint) in faults.items():
+        if given:
+            raise ConfigError(
+                f"{field} asks for {given}, which is not available when a checkpoint is quantized block by block.",
+                code="unsupported_config",
+                hint=hint,
+                field=f"/{field}",
+            )
 
 
 def check_groups(layers: Sequence[LayerPlan]) -> None:

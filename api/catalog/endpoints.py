@@ -13,17 +13,19 @@ from api.jobs.schemas import PlanCreate
 from api.security import Reader
 from api.strict_json import StrictJsonRoute
 from quantcore.config import json_schema
+from quantcore.export import formats_for
 
 router = APIRouter(tags=["catalog"], route_class=StrictJsonRoute)
 
 
 class PresetOut(BaseModel):
-    """A named scheme and the config that it stands for."""
+    """A named scheme, the config that it stands for, and the formats that can hold it (none yet: Python only)."""
 
     name: str
     title: str
     aliases: list[str]
     needs_calibration: bool
+    exports: list[str]
     config: dict[str, Any]
 
 
@@ -43,6 +45,7 @@ def list_presets(_: Reader, context: ContextDep) -> PresetList:
                 title=preset.title,
                 aliases=list(preset.aliases),
                 needs_calibration=preset.needs_calibration,
+                exports=formats_for(preset.config),
                 config=preset.config.to_dict(),
             )
             for preset in service.known_presets(context.settings.presets_file).values()

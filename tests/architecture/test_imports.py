@@ -22,6 +22,7 @@ ALLOWED = {
         "quantcore.presets",
         "quantcore.quark_config",
         "quantcore.plan",
+        "quantcore.export",
         "quantcore.registry",
         "quantcore.errors",
         "quantcore.events",

@@ -108,7 +108,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
     "preset and more": ({"config": {"preset": "fp8", "algo": 1}}, "invalid_config", "#/config/algo"),
     "unknown config field": ({"config": {**FULL, "bits": 3}}, "invalid_config", "#/config/bits"),
     "unknown dtype": (
-        {"config": {"global_quant_config": {"weight": {"dtype": "int3"}}}},
+        {"config": {"global_quant_config": {"weight": {"dtype": "int5"}}}},
         "invalid_config",
         "#/config/global_quant_config/weight/dtype",
     ),
@@ -360,8 +360,11 @@ def test_plans_and_presets(client: TestClient, make_model: MakeModel, sessions: 
     assert {"int8_dynamic", "fp8", "w4a16"} <= presets.keys()
     assert presets["fp8"]["needs_calibration"] is True
     model = make_model()
-    for name in presets:
-        answer = client.post("/v1/plans", json=body(model, config={"preset": name}))
+    usable = {name for name, preset in presets.items() if preset["exports"]}
+    assert {"mxfp4", "nvfp4", "int4_fp8", "fp8"} <= usable and presets["fp8"]["exports"] != ["quark"]
+    for name in usable - {"uint4_wo_128", "int4_wo_128"}:  # the model is narrower
+        export = presets[name]["exports"][:1]
+        answer = client.post("/v1/plans", json=body(model, config={"preset": name}, export=export))
         assert answer.status_code == 200, answer.text
         plan = answer.json()
         assert plan["num_layers"] == 2
@@ -369,6 +372,41 @@ def test_plans_and_presets(client: TestClient, make_model: MakeModel, sessions: 
         assert plan["config"] == presets[name]["config"]
     with sessions.begin() as session:
         assert session.scalar(text("SELECT count(*) FROM job")) == 0
+
+
+def test_a_preset_with_a_kv_cache_a_quark_config_and_the_schema(client: TestClient, make_model: MakeModel) -> None:
+    import jsonschema
+
+    schema = client.get("/v1/config-schema").json()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    model = make_model()
+    unknown = client.post("/v1/plans", json=body(model, config={"preset": "fp8", "kv_cache": "fp9"}))
+    assert (unknown.status_code, unknown.json()["code"]) == (422, "unknown_kv_cache_scheme")
+    assert unknown.json()["errors"][0]["pointer"] == "#/config/kv_cache"
+    plan = client.post("/v1/plans", json=body(model, config={"preset": "fp8", "kv_cache": "fp8"})).json()
+    assert plan["config"]["kv_cache_quant_config"]["*k_proj"]["output_tensors"]["dtype"] == "fp8_e4m3"
+    jsonschema.Draft202012Validator(schema).validate(plan["config"])
+    spec = {"dtype": "int8", "qscheme": "per_channel", "ch_axis": 0, "group_size": None, "scale_type": "float"}
+    quark = {"quant_method": "quark", "global_quant_config": {"weight": spec, "input_tensors": None}, "exclude": []}
+    answer = client.post("/v1/plans", json=body(model, config=quark))
+    assert answer.status_code == 200 and answer.json()["layers"][0]["scheme"] == "int8 per_channel"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"algo_config": [{"name": "gptq"}]}, "/config/algo_config"),
+        ({"quant_mode": "fx_graph_mode"}, "/config/quant_mode"),
+        ({"layer_type_quant_config": {"Embedding": {"weight": {"dtype": "int8"}}}}, "/config/layer_type_quant_config"),
+    ],
+)
+def test_what_would_be_left_undone_is_refused(
+    client: TestClient, make_model: MakeModel, change: dict[str, Any], field: str
+) -> None:
+    config = {"global_quant_config": {"weight": {"dtype": "int8"}}, **change}
+    answer = client.post("/v1/plans", json=body(make_model(), config=config))
+    assert (answer.status_code, answer.json()["code"]) == (422, "unsupported_config")
+    assert answer.json()["errors"][0]["pointer"] == f"#{field}"
 
 
 def test_a_damaged_model_is_refused_at_the_door(client: TestClient, make_model: MakeModel) -> None:
