@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -11,9 +12,10 @@ from transformers import PreTrainedModel
 from quantcore.blocks.experts import split_experts
 from quantcore.blocks.names import projection_names
 from quantcore.calibration.stats import Activations
-from quantcore.config import Config
-from quantcore.errors import ConfigError
+from quantcore.config import Config, QuantizationMode
+from quantcore.errors import CalibrationError, ConfigError
 from quantcore.nn.calibration import calibrate
+from quantcore.nn.graph import trace
 from quantcore.nn.layers import quantize_layer, quantized_layers
 from quantcore.nn.log import log
 from quantcore.nn.selection import select_layers
@@ -32,12 +34,16 @@ class ModelQuantizer:
     def quantize_model(self, model: nn.Module, dataloader: Iterable[Any] | None = None) -> nn.Module:
         """Replace the layers of ``model`` in place by ones that compute with quantized numbers; the same model.
 
+        In graph mode it is a new model, of the graph that the first batch gives (see ``graph``), and ``model`` stays.
         ``dataloader`` gives what ``model`` is called with: tensors, dicts or tuples. It is read once, and only if a
-        spec is static. Raises ConfigError, ModelError, CalibrationError or NumericsError, each with what to do.
+        spec is static or a graph is traced. Raises ConfigError, ModelError, CalibrationError or NumericsError, each
+        with what to do.
         """
         self._refuse(model)
         if isinstance(model, PreTrainedModel):
             split_experts(model, projection_names(model))
+        if self.config.quant_mode is QuantizationMode.fx_graph_mode:
+            model, dataloader = _traced(model, dataloader)
         selection = select_layers(model, self.config)
         for warning in selection.warnings:
             log.warning(warning)
@@ -81,3 +87,16 @@ class ModelQuantizer:
                 hint="Leave algo_config out: dataclasses.replace(config, algo_config=()).",
                 field="/algo_config",
             )
+
+
+def _traced(model: nn.Module, dataloader: Iterable[Any] | None) -> tuple[nn.Module, Iterable[Any]]:
+    """The graph of ``model``, and all batches: the first is needed twice."""
+    batches = iter(dataloader or ())
+    first = next(batches, None)
+    if first is None:
+        raise CalibrationError(
+            "Graph mode traces the model with the first batch, and the dataloader gave none.",
+            code="no_calibration_data",
+            hint="Give quantize_model a dataloader with at least one batch, or take eager mode.",
+        )
+    return trace(model, first), chain([first], batches)

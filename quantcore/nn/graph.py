@@ -1,0 +1,225 @@
+"""FX graph mode: the model as a graph of operations (torch.export), with batch norms folded into convolutions.
+
+Linear layers, convolutions and embeddings of the graph become modules again, under the names of their weights. So all
+that works on modules works on graphs: patterns, calibration, freezing, exports. What the graph finds and modules do not
+show are operations on bare parameters (``functional.linear``) and the batch norms that follow a convolution.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import Dim
+from torch.utils._pytree import tree_map
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from quantcore.errors import ModelError
+from quantcore.nn.calibration import as_arguments, evaluating
+from quantcore.nn.layers import kind_of, num_groups
+from quantcore.nn.layouts import canonical, stored
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation that is a layer: how to make its module, and what the operation's schema calls its inputs."""
+
+    make: Callable[[torch.Tensor, dict[str, Any]], nn.Module]
+    source: str = "input"
+    weight: str = "weight"
+    bias: str | None = "bias"
+
+    def made(self, weight: torch.Tensor, options: dict[str, Any]) -> nn.Module:
+        with torch.device("meta"):
+            return self.make(weight, options)
+
+
+def _conv(parent: Any) -> Callable[[torch.Tensor, dict[str, Any]], nn.Module]:
+    """For a weight [out, in / groups, *kernel]."""
+    return lambda weight, options: parent(
+        weight.shape[1] * options["groups"], weight.shape[0], tuple(weight.shape[2:]), **options
+    )
+
+
+def _transposed(weight: torch.Tensor, options: Any) -> nn.Module:
+    """For a weight [in, out / groups, *kernel]."""
+    channels = weight.shape[0], weight.shape[1] * options["groups"]
+    return nn.ConvTranspose2d(*channels, tuple(weight.shape[2:]), **options)  # type: ignore[arg-type]
+
+
+def _conv1d_of_gpt2(weight: torch.Tensor, _: Any) -> nn.Module:
+    made: nn.Module = Conv1D(weight.shape[1], weight.shape[0])  # type: ignore[no-untyped-call]
+    return made
+
+
+OPERATIONS = {
+    aten.linear.default: Operation(lambda weight, _: nn.Linear(weight.shape[1], weight.shape[0])),
+    aten.addmm.default: Operation(_conv1d_of_gpt2, "mat1", "mat2", "self"),
+    aten.conv1d.default: Operation(_conv(nn.Conv1d)),
+    aten.conv1d.padding: Operation(_conv(nn.Conv1d)),
+    aten.conv2d.default: Operation(_conv(nn.Conv2d)),
+    aten.conv2d.padding: Operation(_conv(nn.Conv2d)),
+    aten.conv_transpose2d.input: Operation(_transposed),
+    aten.embedding.default: Operation(lambda weight, _: nn.Embedding(*weight.shape), "indices", bias=None),
+}
+
+
+def trace(model: nn.Module, batch: Any) -> fx.GraphModule:
+    """The graph of ``model`` in evaluation mode, as a module that is called like it. ``model`` itself stays as it is.
+
+    ``batch`` is an example of what it is called with; the sizes of its tensors may change from call to call as far as
+    the model allows. The weights are shared with ``model`` until they are frozen. Raises ModelError ``not_traceable``.
+    """
+    arguments = tree_map(_doubled, as_arguments(batch, next(model.parameters()).device))
+    named = inspect.signature(model.forward).bind(*arguments[0], **arguments[1]).arguments
+    with evaluating(model), _without_cache(model), torch.no_grad():
+        try:
+            program = torch.export.export(model, *arguments, dynamic_shapes=tree_map(_free, dict(named)))
+        except Exception as error:  # whatever the model raises comes through torch.export
+            raise ModelError(
+                f"The model cannot be traced into a graph: {str(error).strip().splitlines()[0]}",
+                code="not_traceable",
+                hint="Quantize it in eager mode (quant_mode=QuantizationMode.eager_mode).",
+            ) from error
+    exported = program.module()
+    model_graph = fx.GraphModule(exported, exported.graph)  # without its ban on train()
+    _make_modules(model_graph, model)
+    _fold_batch_norms(model_graph)
+    model_graph.graph.eliminate_dead_code()
+    model_graph.delete_all_unused_submodules()
+    model_graph.recompile()
+    return model_graph
+
+
+def _doubled(value: Any) -> Any:
+    """A batch of one as a batch of two: torch.export takes a size of 1 for a constant."""
+    is_one = isinstance(value, torch.Tensor) and value.ndim > 1 and value.shape[0] == 1
+    return torch.cat([value, value]) if is_one else value
+
+
+def _free(value: Any) -> Any:
+    return dict.fromkeys(range(value.ndim), Dim.AUTO) if isinstance(value, torch.Tensor) else None
+
+
+@contextmanager
+def _without_cache(model: nn.Module) -> Iterator[None]:
+    """A language model's outputs without its key-value cache, for a while."""
+    if not isinstance(model, PreTrainedModel) or not hasattr(model.config, "use_cache"):
+        yield
+        return
+    before = model.config.use_cache
+    model.config.use_cache = False
+    try:
+        yield
+    finally:
+        model.config.use_cache = before
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """All arguments of an operation by name, with defaults."""
+    parameters = node.target._schema.arguments  # type: ignore[union-attr]
+    given = dict(zip((parameter.name for parameter in parameters), node.args, strict=False))
+    return {p.name: p.default_value for p in parameters if p.has_default_value()} | given | dict(node.kwargs)
+
+
+def _make_modules(model: fx.GraphModule, original: nn.Module) -> None:
+    """Replace the operations that are layers, and whose weights are parameters, by calls of modules."""
+    made: dict[str, str] = {}  # operation and its constants -> name of the module
+    shared: dict[int, nn.Parameter] = {}
+    for node in list(model.graph.nodes):
+        operation = OPERATIONS.get(node.target) if node.op == "call_function" else None
+        if operation is None:
+            continue
+        options = _arguments(node)
+        source, weight = options.pop(operation.source), options.pop(operation.weight)
+        bias = None if operation.bias is None else options.pop(operation.bias)
+        plain = options.get("alpha", 1) == options.get("beta", 1) == 1  # of addmm
+        if not plain or not _is_parameter(model, weight) or not (bias is None or _is_parameter(model, bias)):
+            continue
+        key = repr((node.target, weight.target, bias, options))
+        if key not in made:
+            made[key] = _name_of(node, original, weight.target, set(made.values()))
+            layer = operation.made(_get(model, weight.target), options)
+            _give(layer, "weight", _get(model, weight.target), shared)
+            _give(layer, "bias", None if bias is None else _get(model, bias.target), shared)
+            model.add_submodule(made[key], layer)
+        with model.graph.inserting_before(node):
+            call = model.graph.call_module(made[key], (source,))
+        call.meta = node.meta
+        node.replace_all_uses_with(call)
+        model.graph.erase_node(node)
+
+
+def _give(layer: nn.Module, name: str, value: torch.Tensor | None, shared: dict[int, nn.Parameter]) -> None:
+    """A parameter with this value, which is not the float model's own: freezing the graph must not change that."""
+    if value is not None:
+        layer.register_parameter(name, shared.setdefault(id(value), nn.Parameter(value.detach())))
+    elif name in layer._parameters:
+        layer.register_parameter(name, None)
+
+
+def _is_parameter(model: fx.GraphModule, node: Any) -> bool:
+    return isinstance(node, fx.Node) and node.op == "get_attr" and isinstance(_get(model, node.target), nn.Parameter)
+
+
+def _get(model: nn.Module, target: Any) -> Any:
+    owner, _, name = str(target).rpartition(".")
+    return getattr(model.get_submodule(owner), name)
+
+
+def _name_of(node: fx.Node, original: nn.Module, target: str, taken: set[str]) -> str:
+    """The name of the module that did this operation, if its weight was all it had, else ``<the weight's>_layer``.
+
+    Not the weight's own name at once: the graph knows a shared weight by one name only.
+    """
+    path = str(next(reversed(node.meta["nn_module_stack"].values()))[0]).partition("@")[0]  # "conv@1": its second call
+    module = original.get_submodule(path)
+    inside = {*module._parameters, *module._buffers, *module._modules}
+    if path not in taken and kind_of(module) is not None and inside <= {"weight", "bias"}:
+        return path
+    return next(name for i in range(len(taken) + 1) if (name := f"{target}_layer{i or ''}") not in taken)
+
+
+def _fold_batch_norms(model: fx.GraphModule) -> None:
+    """Put each batch norm that follows a layer, and nothing else does, into the layer's weight and bias.
+
+    y = (W x + b - mean) / sqrt(var + eps) * gamma + beta, channel by channel; computed in float64.
+    """
+    calls = Counter(node.target for node in model.graph.nodes if node.op == "call_module")
+    owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+    for node in list(model.graph.nodes):
+        if node.op != "call_function" or node.target is not aten.batch_norm.default:
+            continue
+        norm = _arguments(node)
+        source = norm["input"]
+        if source.op != "call_module" or len(source.users) > 1 or calls[source.target] > 1 or norm["training"]:
+            continue
+        layer = model.get_submodule(source.target)
+        weight = layer.get_parameter("weight")
+        is_per_channel = source.meta["val"].ndim == weight.ndim and not isinstance(layer, nn.Embedding)
+        if not is_per_channel or owners[id(weight)] > 1:
+            continue
+        parts = [norm[name] for name in ("weight", "bias", "running_mean", "running_var")]
+        _fold(layer, norm["eps"], *(None if part is None else _get(model, part.target).double() for part in parts))
+        node.replace_all_uses_with(source)
+        model.graph.erase_node(node)
+
+
+def _fold(layer: Any, eps: float, *norm: Any) -> None:
+    """``norm``: gamma, beta, mean, var. The first two, like the layer's bias, may be None."""
+    gamma, beta, mean, var = norm
+    kind, groups, dtype = str(kind_of(layer)), num_groups(layer), layer.weight.dtype
+    factor = (var + eps).rsqrt() * (1 if gamma is None else gamma)
+    weight = canonical(layer.weight.detach().double(), kind, groups)
+    weight = stored(weight * factor.view(-1, *[1] * (weight.ndim - 1)), kind, groups)
+    bias = ((0 if layer.bias is None else layer.bias.detach().double()) - mean) * factor + (0 if beta is None else beta)
+    layer.weight, layer.bias = nn.Parameter(weight.to(dtype)), nn.Parameter(bias.to(dtype))

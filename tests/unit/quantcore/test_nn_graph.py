@@ -1,0 +1,195 @@
+"""FX graph mode: the same function as a graph, batch norms folded, and the same numbers as eager mode."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from quantcore import (
+    CalibrationError,
+    Config,
+    ModelError,
+    ModelQuantizer,
+    QuantizationConfig,
+    QuantizationMode,
+    QuantizationSpec,
+)
+from quantcore.nn.graph import trace
+from quantcore.nn.layers import quantized_layers
+from tests.factories import SHAPE
+
+INT8 = QuantizationSpec(dtype="int8", qscheme="per_channel")
+STATIC = QuantizationConfig(weight=INT8, input_tensors=QuantizationSpec(dtype="int8", symmetric=False))
+GRAPH = QuantizationMode.fx_graph_mode
+
+
+class Block(nn.Module):
+    """Two convolutions and what went in."""
+
+    def __init__(self, channels, norm):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1, bias=not norm)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding="same", groups=2)
+        self.norm1, self.norm2 = (nn.BatchNorm2d(channels) if norm else nn.Identity() for _ in range(2))
+
+    def forward(self, x):
+        inner = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(self.norm2(self.conv2(inner)) + x)
+
+
+class Net(nn.Module):
+    """A small residual net, with a decoder and an operation on a bare parameter."""
+
+    def __init__(self, norm=True):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8) if norm else nn.Identity(), nn.ReLU())
+        self.blocks = nn.Sequential(Block(8, norm), Block(8, norm))
+        self.up = nn.ConvTranspose2d(8, 4, 2, stride=2, groups=2)
+        self.up_norm = nn.BatchNorm2d(4, affine=False) if norm else nn.Identity()
+        self.head = nn.Linear(4, 10)
+        self.matrix = nn.Parameter(torch.randn(6, 10))
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_()
+                module.running_var.uniform_(0.5, 2)
+                if module.affine:
+                    nn.init.normal_(module.weight)
+                    nn.init.normal_(module.bias)
+
+    def forward(self, x):
+        x = self.up_norm(self.up(self.blocks(self.stem(x))))
+        return functional.linear(self.head(x.mean((2, 3))), self.matrix)
+
+
+IMAGES = torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+CONVOLUTIONS = ["stem.0", "blocks.0.conv1", "blocks.0.conv2", "blocks.1.conv1", "blocks.1.conv2", "up"]
+
+
+def quantize(model, config, mode, batches):
+    quantizer = ModelQuantizer(Config(global_quant_config=config, quant_mode=mode))
+    return quantizer.quantize_model(model, batches)
+
+
+def test_the_graph_computes_what_the_model_computes_without_its_batch_norms():
+    model = Net().train()
+    graph = trace(model, IMAGES[:1])
+    assert model.training and not [name for name, module in graph.named_modules() if "Norm" in type(module).__name__]
+    assert "batch_norm" not in str(graph.graph)
+    model.train(False)
+    for images in (IMAGES, torch.randn(1, 3, 12, 12), torch.randn(3, 3, 20, 16)):
+        torch.testing.assert_close(graph(images), model(images), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("config", [STATIC, QuantizationConfig(weight=INT8)], ids=["static", "weight only"])
+def test_a_convolutional_net_has_the_numbers_of_eager_mode(config):
+    eager = quantize(Net(norm=False), config, QuantizationMode.eager_mode, [IMAGES])
+    graph = quantize(Net(norm=False), config, GRAPH, [IMAGES])
+    assert [name for name, _ in quantized_layers(graph)] == [*CONVOLUTIONS, "head", "matrix_layer"]
+    eager.matrix.data = graph.matrix_layer.weight.data  # the one that eager mode does not see
+    graph.matrix_layer.input_quantizer = None
+    assert torch.equal(graph(IMAGES), eager(IMAGES))
+    assert torch.equal(ModelQuantizer.freeze(graph)(IMAGES), ModelQuantizer.freeze(eager)(IMAGES))
+
+
+def test_quantized_batch_norms_are_those_that_were_folded():
+    """Folding first and quantizing in eager mode gives the same numbers as graph mode."""
+    model, folded = Net(), Net(norm=False)
+    folded.load_state_dict(trace(model, IMAGES).state_dict() | {"matrix": model.matrix}, strict=False)
+    graph = quantize(model, STATIC, GRAPH, [IMAGES])
+    eager = quantize(folded, STATIC, QuantizationMode.eager_mode, [IMAGES])
+    eager.matrix.data = graph.matrix_layer.weight.data
+    graph.matrix_layer.input_quantizer = None
+    assert torch.equal(graph(IMAGES), eager(IMAGES))
+    difference = (graph(IMAGES) - model.train(False)(IMAGES)).norm() / model(IMAGES).norm()
+    assert 0 < difference < 0.1
+
+
+def language_model(model_type, **options):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **{**SHAPE, **options})
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).train(False)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "num_layers"),
+    [("llama", {"tie_word_embeddings": False}, 22), ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 4}, 12)],
+)
+@pytest.mark.filterwarnings("ignore:.*bos_token_id")
+def test_a_language_model_has_the_numbers_of_eager_mode(model_type, options, num_layers):
+    ids = torch.randint(0, 512, (3, 24))
+    eager, graph = (
+        quantize(language_model(model_type, **options), STATIC, mode, [ids[:1], ids])
+        for mode in (QuantizationMode.eager_mode, GRAPH)
+    )
+    assert {name for name, _ in quantized_layers(graph)} == {name for name, _ in quantized_layers(eager)}
+    assert len(list(quantized_layers(graph))) == num_layers
+    assert torch.equal(graph(ids).logits, eager(ids).logits)
+    assert eager.config.use_cache
+
+
+def test_the_float_model_stays_float_and_shares_memory_until_the_graph_is_frozen():
+    model = Net(norm=False).train(False)
+    before = model(IMAGES)
+    graph = quantize(model, QuantizationConfig(weight=INT8), GRAPH, [IMAGES])
+    assert graph.head._parameters["weight"].data_ptr() == model.head.weight.data_ptr()
+    quantized = graph(IMAGES)
+    ModelQuantizer.freeze(graph)
+    assert torch.equal(graph(IMAGES), quantized) and torch.equal(model(IMAGES), before)
+    assert not torch.equal(quantized, before)
+
+
+class Twice(nn.Module):
+    """One convolution before two norms, and a norm behind something else."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(4, 4, 1)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(3))
+        for norm in self.norms:
+            nn.init.normal_(norm.weight)
+
+    def forward(self, x):
+        return self.norms[0](self.conv(x)) + self.norms[1](self.conv(self.norms[2](x)))
+
+
+def test_a_norm_that_does_not_belong_to_one_layer_alone_stays():
+    model, x = Twice().train(False), torch.randn(2, 4, 3, 3)
+    graph = trace(model, x)
+    assert str(graph.graph).count("aten.batch_norm") == 3
+    torch.testing.assert_close(graph(x), model(x))
+    config = QuantizationConfig(weight=INT8)
+    eager, graph = (quantize(Twice().train(False), config, mode, [x]) for mode in (QuantizationMode.eager_mode, GRAPH))
+    assert torch.equal(graph(x), eager(x))
+
+
+def test_shared_weights_stay_shared():
+    model = language_model("llama", tie_word_embeddings=True)
+    config = Config(
+        global_quant_config=QuantizationConfig(weight=INT8),
+        layer_type_quant_config={"Embedding": QuantizationConfig(weight=INT8)}, quant_mode=GRAPH,
+    )  # fmt: skip
+    graph = ModelQuantizer(config).quantize_model(model, [torch.arange(16).view(2, 8)])
+    ModelQuantizer.freeze(graph)
+    assert graph.lm_head.weight is graph.model.embed_tokens.weight
+    assert model.lm_head.weight is model.model.embed_tokens.weight is not graph.lm_head.weight
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x) if x.sum() > 0 else x
+
+
+def test_refusals_teach():
+    with pytest.raises(ModelError, match=r"cannot be traced into a graph.*eager_mode") as caught:
+        quantize(Branching(), STATIC, GRAPH, [torch.randn(2, 4)])
+    assert caught.value.code == "not_traceable"
+    for nothing in (None, []):
+        with pytest.raises(CalibrationError, match="traces the model with the first batch"):
+            quantize(Net(), QuantizationConfig(weight=INT8), GRAPH, nothing)
