@@ -15,7 +15,7 @@ from typing import Any
 
 from quantcore.checkpoint.experts import EXPERT, find_routers
 from quantcore.checkpoint.headers import TensorHeader
-from quantcore.checkpoint.layers import HEADS, find_conv1d, is_linear
+from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.config import CalibrationConfig, Config, QuantizationMode
 from quantcore.errors import ConfigError, ModelError
@@ -119,7 +119,7 @@ def resolve(
         exports=tuple(exports),
         calibration=calibration,
         needs_calibration=any(layer.config.needs_calibration for layer in layers),
-        tied_lm_head=not any(name in tensors for name in HEADS),
+        tied_lm_head=not any(map(is_head, tensors)),
         size_before_bytes=sum(tensor.num_bytes for tensor in tensors.values()),
         size_after_bytes=sum(layout.num_bytes for layout in layouts[exports[0]].values()),
         layouts=layouts,
@@ -170,15 +170,17 @@ def _decide(
     layers, kept = [], []
     routers, conv1d = find_routers(tensors), find_conv1d(tensors, prefix)
     for name, tensor in sorted(tensors.items(), key=lambda item: _natural(item[0])):
-        if not is_linear(name, tensor, prefix):
+        if not is_linear(name, tensor):
             continue
         module = name.removesuffix(".weight")
         block = int(module[len(prefix) :].split(".")[0]) if module.startswith(prefix) else None
         kind = "Conv1D" if name in conv1d else "Linear"
         chosen, why = config.choose(module, kind)
-        if name in HEADS and chosen is not None:
+        if is_head(name) and chosen is not None:
             chosen, why = config.choose("lm_head", kind)  # whatever the checkpoint calls it
-        if block is not None and block >= num_blocks:
+        if block is None and not is_head(name):
+            kept.append(KeptTensor(module, "outside the decoder blocks"))
+        elif block is not None and block >= num_blocks:
             kept.append(KeptTensor(module, "only for multi-token prediction"))
         elif module in routers and module not in config.layer_quant_config:
             kept.append(KeptTensor(module, "router"))
@@ -191,7 +193,7 @@ def _decide(
             layers.append(LayerPlan(module, block, shape, chosen, kind, why))
     names = [layer.name for layer in layers] + [entry.name for entry in kept]
     names.append("lm_head")
-    if not any(name in tensors for name in HEADS):
+    if not any(map(is_head, tensors)):
         kept.append(KeptTensor("lm_head", "shares its weight with the embedding"))
     patterns = (*config.exclude, *config.kv_cache_quant_config, *config.layer_quant_config)
     unmatched = [pattern for pattern in dict.fromkeys(patterns) if not any(fnmatchcase(n, pattern) for n in names)]

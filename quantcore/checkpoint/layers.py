@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from quantcore.checkpoint.headers import TensorHeader
 
-HEADS = ("lm_head.weight", "embed_out.weight")  # the output projection, if it does not share the embedding's weight
+_HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
+_EMBEDDING = re.compile(r"(^|[._])(wte|wpe|emb(ed(dings?)?)?(_tokens|_positions|_in)?)\.weight$")
 
 
-def is_linear(name: str, tensor: TensorHeader, prefix: str) -> bool:
-    """Two-dimensional weights inside the blocks, and the head. Embeddings lie outside; norms have one dimension."""
-    inside = name.startswith(prefix) or name in HEADS
-    return inside and name.endswith(".weight") and len(tensor.shape) == 2
+def is_head(name: str) -> bool:
+    """Whether this is the output projection, which has a weight of its own unless it shares the embedding's."""
+    return _HEAD.search(name) is not None
+
+
+def is_linear(name: str, tensor: TensorHeader) -> bool:
+    """Two-dimensional weights that no embedding is called like; norms have one dimension."""
+    return name.endswith(".weight") and len(tensor.shape) == 2 and _EMBEDDING.search(name) is None
 
 
 def find_conv1d(tensors: Mapping[str, TensorHeader], prefix: str) -> set[str]:
@@ -24,7 +30,9 @@ def find_conv1d(tensors: Mapping[str, TensorHeader], prefix: str) -> set[str]:
     biased = {
         name: (tensor.shape, tensors[bias].shape)
         for name, tensor in tensors.items()
-        if is_linear(name, tensor, prefix) and (bias := f"{name.removesuffix('weight')}bias") in tensors
+        if name.startswith(prefix)
+        and is_linear(name, tensor)
+        and (bias := f"{name.removesuffix('weight')}bias") in tensors
     }
     found = any(shape[1:] == bias != shape[:1] for shape, bias in biased.values())
     return set(biased) if found else set()

@@ -121,6 +121,15 @@ def test_the_files_keep_the_names_of_the_checkpoint(tmp_path, proof_in_this_proc
     assert f"{experts}.3.w2" in {layer["name"] for layer in report["layers"]}
 
 
+def test_transformers_reads_experts_from_the_compressed_tensors_files(tmp_path, proof_in_this_process):
+    """It puts them together in its fused module by itself, without our code (of int4 only symmetric ones)."""
+    model_dir = tiny_model(tmp_path / "model", model_type="mixtral", dtype=torch.float32, **MIXTURES["mixtral"])
+    task = task_for(model_dir, tmp_path / "out", "int4_wo_32", ("compressed_tensors",))
+    report = run(task, lambda event: None)
+    assert report["summary"]["perplexity_after"] == pytest.approx(whole_perplexity(tmp_path / "out"), rel=1e-4)
+    assert report["summary"]["perplexity_after"] != pytest.approx(report["summary"]["perplexity_before"], rel=1e-2)
+
+
 def test_experts_that_no_token_reaches_are_quantized_all_the_same(tmp_path, proof_in_this_process):
     """DeepSeek's router bias keeps every token away from experts 2 and 3: they take the input ranges of 0 and 1."""
     model_dir = tiny_model(tmp_path / "model", model_type="deepseek_v3", **MIXTURES["deepseek_v3"])

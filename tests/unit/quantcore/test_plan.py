@@ -220,6 +220,8 @@ def test_weights_stored_as_in_out_are_seen_by_their_biases():
         "h.0.o.weight": header((768, 768)), "h.0.o.bias": header((768,)),
     }  # fmt: skip
     assert find_conv1d(dense, "h.") == set()
+    elsewhere = {"vision.fc.weight": header((768, 3072)), "vision.fc.bias": header((3072,))}
+    assert find_conv1d(dense | elsewhere, "h.") == set()
 
 
 def test_groups_of_a_conv1d_run_along_its_inputs():
@@ -244,6 +246,20 @@ def test_a_head_of_another_name_is_the_lm_head_of_patterns():
         assert [(entry.name, entry.reason) for entry in result.kept] == [("embed_out", f"excluded by '{exclude[0]}'")]
         assert result.warnings == () and not result.tied_lm_head
     assert [layer.name for layer in plan("w4a16", neox(), NEOX, exclude=()).layers_of(None)] == ["embed_out"]
+
+
+def test_layers_outside_the_blocks_are_kept_and_said():
+    """OPT-350m projects its embeddings; a model that also sees has a second tower. Formats must know: not quantized."""
+    outside = {
+        "gpt_neox.project_in.weight": (64, 32), "vision_tower.layers.0.mlp.fc1.weight": (32, 16),
+        "gpt_neox.embed_positions.weight": (2048, 64), "gpt_neox.wpe.weight": (2048, 64), "norm.weight": (64,),
+        "embed_vision.embedding_projection.weight": (64, 32), "word_embeddings.weight": (1000, 64),
+    }  # fmt: skip
+    result = plan("w4a16", neox(**{name: header(shape) for name, shape in outside.items()}), NEOX)
+    assert {entry.name for entry in result.kept if entry.reason == "outside the decoder blocks"} == {
+        "gpt_neox.project_in", "vision_tower.layers.0.mlp.fc1", "embed_vision.embedding_projection",
+    }  # fmt: skip
+    assert len(result.layers) == 2
 
 
 def test_masks_in_the_checkpoint_are_no_weights():
