@@ -123,6 +123,15 @@ def test_the_document_of_vllm():
         exporter.export_safetensors_model(freezed_model,
             quant_config=quant_config, tokenizer=tokenizer, custom_mode='fp8')
 
+    stored = stored_tensors(EXPORT_DIR)
+    attention = "model.layers.2.self_attn."
+    layer = freezed_model.get_submodule(attention + "v_proj")
+    assert stored[attention + "k_scale"] == stored[attention + "v_scale"] == layer.output_quantizer.scale
+    assert stored[attention + "q_proj.weight"].dtype == torch.float8_e4m3fn
+    weight = stored[attention + "v_proj.weight"].float() * stored[attention + "v_proj.weight_scale"].float()
+    assert torch.equal(weight.bfloat16(), layer.weight)
+    assert json.loads((Path(EXPORT_DIR) / "config.json").read_text())["quantization_config"]["quant_method"] == "fp8"
+
 
 def test_the_document_of_rocm(capsys):
     """The page of ROCm: fp8 weights, activations and KV cache, exported in AMD Quark's own format."""
