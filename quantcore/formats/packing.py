@@ -32,12 +32,14 @@ def pack(
     """Integer codes [..., N] to the fewest words that hold N * bits bits: [..., M], int32 or uint8 as ``dtype`` says.
 
     Only the low ``bits`` (1 to 8) of each code are kept, so signed codes become two's complement. Codes missing in the
-    last word are zeros. Where ``order`` is given, slot i of every len(order) slots holds the code order[i].
+    last word are zeros. Where ``order`` is given, slot i of every len(order) slots holds the code order[i], and N is
+    rounded up to whole such groups.
     """
     if not 1 <= bits <= 8:
         raise ValueError(f"codes of {bits} bits cannot be packed: bits is 1 to 8")
     word_bits = torch.iinfo(dtype).bits
-    num_words = math.ceil(codes.shape[-1] * bits / word_bits)
+    group = 1 if order is None else len(order)
+    num_words = math.ceil(math.ceil(codes.shape[-1] / group) * group * bits / word_bits)
     # The smallest number of codes that fills both whole words and whole int64.
     unit = math.lcm(word_bits // math.gcd(word_bits, bits), _CODES_IN_INT64)
     codes = _padded(codes.to(torch.uint8), unit)
@@ -54,10 +56,13 @@ def unpack(
 ) -> torch.Tensor:
     """The inverse of ``pack``: words [..., M] (int32 or uint8) to codes [..., length] in the format's storage dtype.
 
-    Without ``length`` all codes that lie whole in the words, padding included.
+    Without ``length`` all codes that lie whole in the words, padding included. ValueError if ``length`` is more.
     """
     bits = fmt.bits
-    num_codes = words.shape[-1] * torch.iinfo(words.dtype).bits // bits if length is None else length
+    num_whole = words.shape[-1] * torch.iinfo(words.dtype).bits // bits
+    num_codes = num_whole if length is None else length
+    if num_codes > num_whole:
+        raise ValueError(f"{words.shape[-1]} words hold {num_whole} codes of {bits} bits, not {length}")
     x = _from_low_bytes(_padded(_viewed(words, torch.uint8), bits), bits)
     for width in (32, 16, 8):
         _split_lanes(x, width, bits * width // 8)

@@ -147,3 +147,8 @@ def test_without_a_length_all_whole_codes_are_given():
 def test_wide_codes_are_refused():
     with pytest.raises(ValueError, match="codes of 16 bits cannot be packed: bits is 1 to 8"):
         pack(torch.zeros(4), 16)
+
+
+def test_more_codes_than_there_are_is_an_error():
+    with pytest.raises(ValueError, match="2 words hold 16 codes of 4 bits, not 17"):
+        unpack(torch.zeros(3, 2, dtype=torch.int32), FORMATS["int4"], length=17)
