@@ -66,7 +66,8 @@ def find_params(
 
     Integers and floats take the smallest scale with which neither end clips (docs/decisions/0002). The scale is rounded
     to its stored type here, before any code is chosen, so that the codes fit the scale that is stored. A group of zeros
-    gets scale 1; a scale too small for its type becomes the smallest normal number. ``global_scale``, if it is known
+    (or of values so small that their scale is 0 in float32) gets scale 1; a scale too small for its stored type becomes
+    the smallest normal number. ``global_scale``, if it is known
     already, is taken as given.
     """
     minimum, maximum = minimum_RG.float(), maximum_RG.float()
@@ -228,10 +229,10 @@ def _asymmetric(
     """
     fmt: Format = spec.format
     num_steps = fmt.max - fmt.min
-    span = maximum - minimum
-    best = torch.where(span > 0, -minimum / span * num_steps, 0)
+    span = maximum / num_steps - minimum / num_steps  # of one step: the whole range may overflow
+    best = torch.where(span > 0, -minimum / span, 0).clamp(max=num_steps)
     if spec.zero_point_type is ZeroPointType.float32:
-        return span / num_steps, best + fmt.min
+        return span, best + fmt.min
     below_2 = torch.stack([best.floor(), best.ceil()])
     scale_2 = torch.maximum(_divide(-minimum, below_2), _divide(maximum, num_steps - below_2))
     scale, choice = scale_2.min(dim=0)

@@ -93,6 +93,8 @@ _TABLE = (
     _row("int4_wo_128", "int4 weights in symmetric groups of 128", _groups("int4", 128)),
     _row("int4_wo_per_channel", "int4 weights, symmetric, per channel", _groups("int4", -1),
          aliases="w_int4_per_channel_sym"),
+    _row("int4_wa_64", "int4 weights and activations in symmetric groups of 64, those of activations found at run time",
+         _groups("int4", 64), _spec("int4", PER_GROUP, group_size=64, dynamic=True)),
     _row("int4_fp8", "int4 weights per channel over fp8 per tensor, fp8 activations found at run time",
          _spec("int4", PER_CHANNEL, scale_type=ScaleType.float32, over=_spec("fp8_e4m3", scale_type=ScaleType.float32)),
          FP8_DYNAMIC),

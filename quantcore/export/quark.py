@@ -214,15 +214,16 @@ def _stage_dict(spec: QuantizationSpec, *, is_input: bool) -> dict[str, Any]:
     """All keys of Quark 0.13. Groups run along axis -1; per_channel inputs are per token."""
     channel_axis = 1 if is_input else 0
     is_mx = spec.scale_type is ScaleType.e8m0
+    in_blocks = spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3)
     return {
         "dtype": spec.dtype.value,
-        "observer_cls": "PerBlockMXObserver" if not is_plain(spec) else spec.observer_cls,
+        "observer_cls": "PerBlockMXObserver" if in_blocks else spec.observer_cls,
         "is_dynamic": spec.is_dynamic,
         "qscheme": spec.qscheme.value,
         "ch_axis": {QSchemeType.per_channel: channel_axis, QSchemeType.per_group: -1}.get(spec.qscheme),
         "group_size": spec.group_size,
         "block_size": None,
-        "symmetric": spec.symmetric if is_plain(spec) else None,
+        "symmetric": None if in_blocks else spec.symmetric,
         "round_method": spec.round_method.value,
         "scale_type": "float" if is_mx else spec.scale_type.value,
         "scale_format": "e8m0" if is_mx else None,

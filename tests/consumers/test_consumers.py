@@ -9,17 +9,20 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from bitfoundry import demo_model
-from quantcore import presets
+from quantcore import pipeline, presets
+from quantcore.config import CalibrationConfig, Config
 from quantcore.evaluation.expectation import Expectation
-from quantcore.pipeline import run
 from quantcore.task import EvaluationConfig, Task
+from tests.factories import tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 FORMATS = ("quark", "compressed_tensors")
+BLOCKS = ("mxfp4", "mxfp4_weight_only", "mxfp6_e2m3", "mxfp6_e3m2", "nvfp4", "int4_fp8")
 TOLERANCE = 0.04
 """Consumers multiply in other orders and round scales otherwise: gaps of 1 to 3 % on a few hundred tokens are noise."""
 
@@ -30,11 +33,8 @@ def smollm2() -> Path:
     return demo_model.prepare(print)
 
 
-@pytest.fixture(scope="session")
-def exports(smollm2, tmp_path_factory):
-    """Both formats of three schemes, and the windows their perplexity was measured on."""
-    from quantcore import pipeline
-
+def export_all(model: Path, configs: dict[str, Config], formats: tuple[str, ...], folder: Path):
+    """(name -> (artifact folder, summary), file with the windows that the perplexity was measured on)."""
     results, seen = {}, {}
     prove = pipeline.prove_in_fresh_process
 
@@ -44,16 +44,30 @@ def exports(smollm2, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "prove_in_fresh_process", keep_windows)
-        for preset in ("int8_dynamic", "w4a16", "fp8"):
-            folder = tmp_path_factory.mktemp("exports") / preset
+        for name, config in configs.items():
             task = Task(
-                model_dir=smollm2, output_dir=folder, config=presets.resolve(preset), export=FORMATS,
-                evaluation=EvaluationConfig(num_windows=4, seq_len=256),
+                model_dir=model, output_dir=folder / name, config=config, export=formats,
+                calibration=CalibrationConfig(seq_len=256), evaluation=EvaluationConfig(num_windows=4, seq_len=256),
             )  # fmt: skip
-            results[preset] = (folder, run(task, lambda event: None)["summary"])
-    windows = tmp_path_factory.mktemp("windows") / "windows.json"
+            results[name] = (folder / name, pipeline.run(task, lambda event: None)["summary"])
+    windows = folder / "windows.json"
     windows.write_text(json.dumps(seen["windows"]))
     return results, windows
+
+
+@pytest.fixture(scope="session")
+def exports(smollm2, tmp_path_factory):
+    """Both formats of three schemes of a real model."""
+    configs = {preset: presets.resolve(preset) for preset in ("int8_dynamic", "w4a16", "fp8")}
+    return export_all(smollm2, configs, FORMATS, tmp_path_factory.mktemp("exports"))
+
+
+@pytest.fixture(scope="session")
+def block_exports(tmp_path_factory):
+    """Schemes of blocks and stages, and a KV cache: a tiny float32 model, on which Quark's own kernels run on a CPU."""
+    folder = tmp_path_factory.mktemp("blocks")
+    configs = {preset: presets.resolve(preset) for preset in BLOCKS} | {"kv": presets.resolve("fp8", kv_cache="fp8")}
+    return export_all(tiny_model(folder / "model", dtype=torch.float32), configs, ("quark",), folder)
 
 
 def check(environment, script, model_dir, windows):
@@ -89,3 +103,11 @@ def test_amd_quark_reads_the_quark_format_and_agrees(exports, preset):
     found = check("peers", "check_quark.py", folder / "quark", windows)
     assert len(found["layers"]) >= summary["num_layers_quantized"]
     assert abs(found["perplexity"] / summary["perplexity_after"] - 1) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", [*BLOCKS, "kv"])
+def test_amd_quark_computes_the_same_from_blocks_stages_and_caches(block_exports, name):
+    results, windows = block_exports
+    folder, summary = results[name]
+    found = check("peers", "check_quark.py", folder, windows)
+    assert found["perplexity"] == pytest.approx(summary["perplexity_after"], rel=1e-5)

@@ -148,6 +148,16 @@ def test_a_scale_below_the_dtype_becomes_its_smallest_normal():
     assert scale.item() == torch.finfo(torch.float16).tiny
 
 
+@pytest.mark.parametrize("name", ["int8", "uint4_asym", "uint8_float_zero", "fp8"])
+def test_a_range_as_wide_as_float32_does_not_overflow(name):
+    x = torch.tensor([[-3e38, 3.2e38, 1e38]])
+    params = params_of(x, SPECS[name])
+    assert torch.isfinite(params.scale).all()
+    restored = fake_quantize(x, SPECS[name], Grouping(), params)
+    assert torch.isfinite(restored).all()
+    assert ((restored - x).abs() <= 0.51 * params.scale * (32 if name == "fp8" else 1)).all()
+
+
 @given(value=st.floats(1e-30, 1e30))
 def test_pof2_is_the_next_power_of_two_so_that_nothing_clips(value):
     spec = QuantizationSpec(dtype="int8", scale_type="pof2")
