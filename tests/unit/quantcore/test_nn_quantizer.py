@@ -139,6 +139,20 @@ def test_a_shared_weight_is_left_alone_where_the_wishes_differ(types, capsys):
     assert "[QUANTCORE-WARNING]: head shares its weight with embed" in said and "head.weight.clone()" in said
 
 
+def test_routers_are_left_alone_unless_named():
+    """Of two experts: one output each, beside them; and the weight of a shared expert."""
+
+    def mixture():
+        parts = {"gate": nn.Linear(8, 2), "shared_gate": nn.Linear(8, 1), "up": nn.Linear(8, 2)}
+        experts = nn.ModuleList(nn.ModuleDict({"up": nn.Linear(8, 16)}) for _ in range(2))
+        return nn.ModuleDict({"mlp": nn.ModuleDict(parts | {"experts": experts})})
+
+    inside = {"mlp.experts.0.up", "mlp.experts.1.up"}
+    assert names_of_quantized(quantize(mixture(), WEIGHT_ONLY)) == inside
+    named = {"mlp.gate": WEIGHT_ONLY}
+    assert names_of_quantized(quantize(mixture(), WEIGHT_ONLY, layer_quant_config=named)) == inside | {"mlp.gate"}
+
+
 def test_a_pattern_that_matches_nothing_is_a_warning(capsys):
     quantize(net(), WEIGHT_ONLY, exclude=["lm_head"], layer_quant_config={"*.q_proj": WEIGHT_ONLY})
     said = capsys.readouterr().err
