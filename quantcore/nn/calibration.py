@@ -21,14 +21,16 @@ from quantcore.nn.log import log
 
 
 def calibrate(
-    model: nn.Module, modules: dict[LayerPlan, nn.Module], batches: Iterable[Any] | None
+    model: nn.Module, modules: dict[LayerPlan, nn.Module], batches: Iterable[Any] | None, *, others_learn: bool = False
 ) -> dict[LayerPlan, Activations]:
-    """What the layers that need it learn from one pass of the float model over ``batches``; nothing runs if none does.
+    """What the layers that need it learn from one pass of the float model over ``batches``.
+
+    Nothing runs if none does, unless ``others_learn`` in the same pass.
 
     Raises CalibrationError for no batches, batches that the model cannot take, and layers that none of them reached;
     NumericsError for activations that are not finite.
     """
-    if not any(layer.config.needs_calibration for layer in modules):
+    if not others_learn and not any(layer.config.needs_calibration for layer in modules):
         return {}
     num_batches = 0
     with evaluating(model), torch.no_grad(), collect_ranges(modules) as watched:
@@ -37,7 +39,7 @@ def calibrate(
             num_batches += 1
     if num_batches == 0:
         raise CalibrationError(
-            f"The dataloader gave no batch, and {len(watched)} layer(s) have static activation specs.",
+            f"The dataloader gave no batch, and static activation specs need some ({len(watched)} layer(s)).",
             code="no_calibration_data",
             hint="Give quantize_model a dataloader with a few batches, or take specs with is_dynamic=True.",
         )

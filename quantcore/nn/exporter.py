@@ -85,7 +85,7 @@ class ModelExporter:
         layers = _frozen_layers(model)
         exporter = EXPORTERS.get(custom_mode)
         plans = [layer.plan for layer in layers.values()]
-        _check_same(plans, quant_config)
+        _check_plans(plans, quant_config)
         check_exports(plans, (custom_mode,))
         merge_output_scales(layers, self.config.json_export_config)
         with building(self.export_dir) as folder:
@@ -164,7 +164,7 @@ def _float_layers(model: nn.Module) -> Iterator[tuple[str, str]]:
             yield name, kind
 
 
-def _check_same(plans: list[LayerPlan], config: Config) -> None:
+def _check_plans(plans: list[LayerPlan], config: Config) -> None:
     odd = [plan.name for plan in plans if config.choose(plan.name, plan.kind)[0] != plan.config]
     if odd:
         raise ConfigError(
@@ -172,6 +172,13 @@ def _check_same(plans: list[LayerPlan], config: Config) -> None:
             code="other_config",
             hint="Give the config that ModelQuantizer was given.",
             field="/quant_config",
+        )
+    if config.softmax_quant_spec is not None:
+        raise ConfigError(
+            "No format stores quantized attention, so the files would compute something else than the model.",
+            code="incompatible_export",
+            hint="Quantize without softmax_quant_spec: the weights are the same.",
+            field="/softmax_quant_spec",
         )
     unheld = [plan.name for plan in plans if plan.config.weight is None]
     if unheld:

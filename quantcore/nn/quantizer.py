@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from itertools import chain
 from typing import Any
 
@@ -14,6 +15,7 @@ from quantcore.blocks.names import projection_names
 from quantcore.calibration.stats import Activations
 from quantcore.config import Config, QuantizationMode
 from quantcore.errors import CalibrationError, ConfigError
+from quantcore.nn.attention import attention_watched
 from quantcore.nn.calibration import calibrate
 from quantcore.nn.graph import trace
 from quantcore.nn.layers import quantize_layer, quantized_layers
@@ -47,7 +49,12 @@ class ModelQuantizer:
         selection = select_layers(model, self.config)
         for warning in selection.warnings:
             log.warning(warning)
-        learned = calibrate(model, selection.modules, dataloader)
+        softmax = self.config.softmax_quant_spec
+        with ExitStack() as stack:
+            if softmax is not None:
+                stack.enter_context(attention_watched(model, softmax))
+            is_static = softmax is not None and softmax.is_static
+            learned = calibrate(model, selection.modules, dataloader, others_learn=is_static)
         for plan, module in selection.modules.items():
             quantize_layer(module, plan, learned.get(plan, Activations()))
         log.info("Model quantization has been completed.")
@@ -78,6 +85,13 @@ class ModelQuantizer:
                 "This model is quantized already.",
                 code="already_quantized",
                 hint="Load the float model again to quantize it another way.",
+            )
+        if self.config.softmax_quant_spec is not None and self.config.quant_mode is QuantizationMode.fx_graph_mode:
+            raise ConfigError(
+                "softmax_quant_spec works on attention modules, which a graph has no more.",
+                code="invalid_config",
+                hint="Leave it out, or take eager mode.",
+                field="/softmax_quant_spec",
             )
         if self.config.algo_config:
             names = ", ".join(algorithm.name for algorithm in self.config.algo_config)

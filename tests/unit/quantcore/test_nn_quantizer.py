@@ -177,7 +177,7 @@ class Huge(nn.Module):
 
 GROUP_3 = QuantizationConfig(weight=QuantizationSpec(dtype="int4", qscheme="per_group", group_size=3))
 REFUSED = {
-    "no batch": (net, STATIC, [], CalibrationError, "no_calibration_data", "3 layer.*is_dynamic=True"),
+    "no batch": (net, STATIC, [], CalibrationError, "no_calibration_data", "static activation specs need some .3 layer.*is_dynamic=True"),
     "no dataloader": (net, STATIC, None, CalibrationError, "no_calibration_data", "few batches"),
     "a layer unseen": (net, STATIC, [(IDS, False)], CalibrationError, "layers_without_data", "saw no data: b. Exclude"),
     "labels": (net, STATIC, [(IDS, True, 3)], CalibrationError, "batch_does_not_fit", "too many positional.*no labels"),
