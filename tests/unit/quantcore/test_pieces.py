@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from quantcore import affine
-from quantcore.affine import QParams, fake_quantize, find_params, min_max
+from quantcore.affine import QParams, fake_quantize, fake_quantize_activation, find_params, min_max
 from quantcore.config import QuantizationSpec
-from quantcore.grouping import Grouping, weight_grouping
+from quantcore.grouping import Grouping, activation_grouping, weight_grouping
 from quantcore.presets import PRESETS
 from quantcore.qtensor import quantize_weight
 
@@ -34,6 +34,26 @@ def test_the_size_of_the_pieces_does_not_matter(monkeypatch, name, piece):
     assert torch.equal(cut.codes.view(torch.uint8), whole.codes.view(torch.uint8))
     assert torch.equal(replace(whole).dequantize(), restored)
     assert torch.equal(fake_quantize(weight, spec, grouping, params), faked)
+
+
+DYNAMIC = {
+    name: spec
+    for name, preset in PRESETS.items()
+    if (spec := preset.layer_config.input_tensors) is not None and spec.is_dynamic
+}
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dynamic_scales_are_those_of_the_whole(monkeypatch, name, dtype):
+    spec = DYNAMIC[name]
+    x = (torch.randn(3, 16, 256) * torch.logspace(-2, 2, 16).unsqueeze(1)).to(dtype)
+    grouping = activation_grouping(spec)
+    params = find_params(*torch.aminmax(grouping.split(x.float()), dim=-1), spec, torch.float32)
+    expected = fake_quantize(x, spec, grouping, params)
+    for piece in (affine.PIECE, 1024, 256, 100):
+        monkeypatch.setattr(affine, "PIECE", piece)
+        assert torch.equal(fake_quantize_activation(x, spec, None), expected)
 
 
 def test_the_input_is_never_written_to():
