@@ -122,7 +122,8 @@ class Distribution:
         """Count all of ``values`` and keep none."""
         bins = Bins.for_scales(self.num_scales)
         if self._counts is None:
-            self._counts = torch.zeros(self.num_scales, bins.num, dtype=torch.int64, device=self.device)
+            with torch.inference_mode(False):  # else later batches from outside that mode could not be counted
+                self._counts = torch.zeros(self.num_scales, bins.num, dtype=torch.int64, device=self.device)
         one = torch.ones((), dtype=torch.int64, device=self.device)
         chunk = _chunk(self._counts)
         for x_NS in values:
