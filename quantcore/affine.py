@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 
 from quantcore.formats import FORMATS, Format
+from quantcore.formats.floats import FLOAT32_MANTISSA_BITS
 from quantcore.grouping import Grouping, activation_grouping
 from quantcore.spec import QuantizationSpec, ScaleMode, ScaleType, ZeroPointType
 
@@ -22,7 +23,8 @@ SCALE_DTYPES = {
     ScaleType.e8m0: torch.float32,
     ScaleType.e4m3: torch.float32,
 }
-E8M0_LIMIT = 127  # exponents of an e8m0 scale run from -127 to 127
+E8M0_BIAS = 127  # exponents of an e8m0 scale run from -127 to 127
+FLOAT32_INFINITY = 0xFF << FLOAT32_MANTISSA_BITS
 PIECE = 1 << 17  # values; with their float32 intermediates they fit the second-level cache of a core
 E4M3 = FORMATS["fp8_e4m3"]
 
@@ -229,17 +231,23 @@ def _as_stored(scale: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.d
 
 
 def _power_of_two(largest: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor:
-    """The e8m0 scale for groups with this largest magnitude (OCP Microscaling Formats v1.0, section 6.3)."""
-    fraction, exponent = torch.frexp(largest)  # largest = 2 * fraction * 2^(exponent - 1), 1 <= 2 * fraction < 2
-    exponent = exponent - 1
-    if spec.scale_calculation_mode is ScaleMode.ceil:
-        exponent = exponent + (fraction > 0.5).int()
-    elif spec.scale_calculation_mode is ScaleMode.even:
-        exponent = exponent + (2 * fraction >= 2 - 2.0 ** -(spec.format.mantissa_bits + 1)).int()
-    exponent = (exponent - spec.format.emax).clamp(-E8M0_LIMIT, E8M0_LIMIT)
-    scale = torch.ldexp(torch.ones_like(largest), exponent)
-    scale = torch.where(largest == 0, torch.ones_like(scale), scale)
-    return torch.where(torch.isfinite(largest), scale, largest)
+    """The e8m0 scale for groups with this largest magnitude (OCP Microscaling Formats v1.0, section 6.3).
+
+    Exponents are taken from the bits of float32. What is added to them first carries into the exponent exactly where
+    the rule takes the next power of two.
+    """
+    one_below = {
+        ScaleMode.floor: 0,
+        ScaleMode.even: 1 << (FLOAT32_MANTISSA_BITS - 1 - spec.format.mantissa_bits),
+        ScaleMode.ceil: (1 << FLOAT32_MANTISSA_BITS) - 1,
+    }
+    bits = largest.abs().view(torch.int32)  # abs: the largest of zeros may be -0
+    exponent = (bits + one_below[spec.scale_calculation_mode or ScaleMode.even]) >> FLOAT32_MANTISSA_BITS
+    exponent = exponent.sub_(spec.format.emax).clamp_(0, 2 * E8M0_BIAS)
+    scale = (exponent << FLOAT32_MANTISSA_BITS).view(torch.float32)
+    scale = torch.where(exponent == 0, 2.0**-E8M0_BIAS, scale)  # below the normal numbers
+    scale = torch.where(bits == 0, 1.0, scale)
+    return torch.where(bits >= FLOAT32_INFINITY, largest, scale)
 
 
 def _asymmetric(

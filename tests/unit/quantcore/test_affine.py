@@ -190,6 +190,17 @@ def test_e8m0_scales_follow_their_rules(dtype, mantissa, exponent):
             assert amax.item() / scale <= largest
 
 
+@pytest.mark.parametrize("mode", ["floor", "even", "ceil"])
+def test_e8m0_scales_at_the_ends(mode):
+    spec = QuantizationSpec(dtype="fp4", scale_type="e8m0", scale_calculation_mode=mode)
+    inf, nan = float("inf"), float("nan")
+    largest = torch.tensor([[0.0, -0.0, 1e-45, 2.0**-126, 2.0**-125, 3.4e38, inf, nan]])
+    scale = find_params(-largest, largest, spec, torch.float32).scale[0]
+    top = 128 if mode != "floor" else 127
+    expected = [1.0, 1.0, 2.0**-127, 2.0**-127, 2.0**-127, 2.0 ** (top - 2), inf, nan]
+    torch.testing.assert_close(scale, torch.tensor(expected), rtol=0, atol=0, equal_nan=True)
+
+
 def test_nvfp4_block_scales_fit_e4m3_under_one_global_scale():
     spec = PRESETS["nvfp4"].layer_config.weight
     weight = torch.randn(32, 64) * torch.logspace(-3, 3, 32).unsqueeze(1)
