@@ -102,6 +102,8 @@ def _check_activation(name: str, spec: QuantizationSpec) -> None:
         )
     if per_channel and spec.is_dynamic and spec.ch_axis not in (None, 1, -2):
         raise ValueError(f"dynamic per_channel {name} have one scale a token: leave ch_axis out (or 1)")
+    if spec.qscheme is QSchemeType.per_group and not spec.is_dynamic:
+        raise ValueError(f"groups of {name} get their scales at run time: set is_dynamic to true")
     if spec.qscheme is QSchemeType.per_group and spec.ch_axis not in (None, -1, 1, 2):
         raise ValueError(f"groups of {name} run along the features: leave ch_axis out (or -1)")
 

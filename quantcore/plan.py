@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from quantcore.checkpoint.experts import EXPERT, find_routers
-from quantcore.checkpoint.headers import TensorHeader
 from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear
-from quantcore.checkpoint.layout import TensorLayout
+from quantcore.checkpoint.layout import TensorHeader, TensorLayout
 from quantcore.config import CalibrationConfig, Config, QuantizationMode
 from quantcore.errors import ConfigError, ModelError
 from quantcore.export import EXPORTERS, Exporter, tensor_name

@@ -8,10 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from quantcore.checkpoint.headers import TensorHeader
+from quantcore.checkpoint.layout import TensorHeader
 
 EXPERT = re.compile(r"^(?P<moe>.+)\.experts\.(?P<index>\d+)\.(?P<projection>.+)$")
 """A matrix or layer of one expert, in the module that holds the experts, the router and shared experts."""

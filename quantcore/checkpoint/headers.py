@@ -14,36 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from quantcore.checkpoint.experts import unstack_experts
+from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
 from quantcore.errors import ModelError
 
 MAX_CONFIG_BYTES = 4 << 20
 MAX_INDEX_BYTES = 32 << 20  # a mixture of experts has tens of thousands of tensors, some 100 bytes each
 MAX_HEADER_BYTES = 16 << 20
 MAX_TENSORS = 200_000
-
-DTYPE_BYTES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
-    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class TensorHeader:
-    """One tensor of a checkpoint: its safetensors dtype (``BF16``), shape, file name and byte range in the file.
-
-    With ``transposed`` the bytes are those of its transpose.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    file: str
-    begin: int
-    end: int
-    transposed: bool = False
-
-    @property
-    def num_bytes(self) -> int:
-        return self.end - self.begin
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from quantcore.checkpoint.headers import TensorHeader
+from quantcore.checkpoint.layout import TensorHeader
 
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
 _EMBEDDING = re.compile(r"(^|[._])(wte|wpe|emb(ed(dings?)?)?(_tokens|_positions|_in)?)\.weight$")

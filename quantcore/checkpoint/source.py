@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from quantcore.checkpoint.headers import TensorHeader
+from quantcore.checkpoint.layout import TensorHeader
 from quantcore.errors import ModelError
 
 TORCH_DTYPES = {

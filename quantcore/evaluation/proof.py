@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from quantcore.calibration.stats import Activations, quantized_activations
-from quantcore.checkpoint.headers import ModelHeaders, TensorHeader, read_local, read_tensor_headers
+from quantcore.checkpoint.headers import ModelHeaders, read_local, read_tensor_headers
+from quantcore.checkpoint.layout import TensorHeader
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
 from quantcore.errors import ProofError
 from quantcore.evaluation.expectation import Expectation, digest, probe_logits

@@ -14,7 +14,8 @@ from quantcore.blocks.names import projection_names
 from quantcore.calibration.experts import MIN_TOKENS, share_ranges
 from quantcore.calibration.stats import collect_ranges
 from quantcore.checkpoint.experts import find_routers
-from quantcore.checkpoint.headers import TensorHeader, read_local
+from quantcore.checkpoint.headers import read_local
+from quantcore.checkpoint.layout import TensorHeader
 from quantcore.checkpoint.source import Source
 from quantcore.errors import CalibrationError
 from quantcore.layer import LayerPlan

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from quantcore import presets
-from quantcore.checkpoint.headers import ModelHeaders, TensorHeader
+from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.layers import find_conv1d
+from quantcore.checkpoint.layout import TensorHeader
 from quantcore.config import CalibrationConfig, Config, QuantizationConfig
 from quantcore.errors import ConfigError, ModelError
 from quantcore.plan import resolve
