@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -14,21 +14,19 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from quantcore.affine import QParams
 from quantcore.checkpoint.artifact import building, write_json
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.checkpoint.sink import Sink
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.config import ONLY_WHEN_ASKED, Config
-from quantcore.errors import ConfigError, ProofError
+from quantcore.errors import ConfigError
 from quantcore.export import EXPORTERS, Exporter, tensor_name
 from quantcore.layer import LayerPlan
+from quantcore.nn.codes import encode_layer, learned_params
 from quantcore.nn.layers import QuantizedLayer, kind_of, quantized_layers
 from quantcore.nn.names import renamer, stored_names
-from quantcore.nn.tensor_quantizer import TensorQuantizer
+from quantcore.nn.onnx import OPSET, export_onnx
 from quantcore.plan import check_exports
-from quantcore.qtensor import QLayer, quantize_weight
-from quantcore.spec import RoundType
 
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
@@ -99,6 +97,22 @@ class ModelExporter:
                 if part is not None:
                     part.save_pretrained(folder)
 
+    def export_onnx_model(
+        self, model: nn.Module, input_args: Any, input_names: Sequence[str] = (), output_names: Sequence[str] = (),
+        opset_version: int = OPSET,
+    ) -> None:  # fmt: skip
+        """Write ``model.onnx`` with quantize and dequantize nodes. ``input_args``: an example of a batch.
+
+        The sizes of the inputs may change from call to call as far as the model allows. Raises ConfigError for a model
+        that is not frozen or a spec that ONNX has no node for, ModelError for a model that cannot be traced.
+        """
+        _frozen_layers(model)
+        with building(self.export_dir) as folder:
+            export_onnx(
+                model, input_args, folder / "model.onnx",
+                opset_version=opset_version, input_names=input_names, output_names=output_names,
+            )  # fmt: skip
+
 
 def merge_output_scales(layers: dict[str, QuantizedLayer], config: JsonExporterConfig) -> None:
     """One output scale for the layers of one module that ``kv_cache_group`` names: what is exported is what runs here.
@@ -108,7 +122,7 @@ def merge_output_scales(layers: dict[str, QuantizedLayer], config: JsonExporterC
     groups: dict[str, list[torch.Tensor]] = {}
     for name, layer in layers.items():
         if any(fnmatchcase(name, pattern) for pattern in config.kv_cache_group):
-            params = _params(layer.output_quantizer)
+            params = learned_params(layer.output_quantizer)
             if params is None or params.zero_point is not None or params.scale.numel() != 1:
                 raise ConfigError(
                     f"kv_cache_group names {name}, whose output has no static per_tensor symmetric scale.",
@@ -121,28 +135,6 @@ def merge_output_scales(layers: dict[str, QuantizedLayer], config: JsonExporterC
         largest = torch.stack([scale.cpu() for scale in scales]).amax(0)
         for scale in scales:
             scale.copy_(largest)
-
-
-def encode_layer(layer: QuantizedLayer) -> QLayer:
-    """What an exporter stores of a frozen ``layer``: the codes are found again from the weight, exactly.
-
-    Raises ProofError if they do not give back every bit of the weight.
-    """
-    assert layer.weight_quantizer is not None and layer.weight_quantizer.params is not None
-    weight = layer.canonical_weight().detach()
-    nearest = replace(layer.plan.weight, round_method=RoundType.half_even)  # the weight lies beside a code, not between
-    quantized = quantize_weight(weight, layer.weight_quantizer.params, nearest)
-    if not torch.equal(quantized.dequantize().to(weight.dtype), weight):
-        raise ProofError(
-            f"The codes of {layer.plan.name} do not give back its weight in {weight.dtype}.",
-            code="proof_tensor_differs",
-            hint="Formats of more than 8 bits need a float32 model, and a frozen model's weights must not be changed.",
-        )
-    return QLayer(quantized, _params(layer.input_quantizer), _params(layer.output_quantizer))
-
-
-def _params(quantizer: TensorQuantizer | None) -> QParams | None:
-    return None if quantizer is None else quantizer.params
 
 
 def _frozen_layers(model: nn.Module) -> dict[str, QuantizedLayer]:

@@ -79,18 +79,7 @@ def trace(model: nn.Module, batch: Any) -> fx.GraphModule:
     ``batch`` is an example of what it is called with; the sizes of its tensors may change from call to call as far as
     the model allows. The weights are shared with ``model`` until they are frozen. Raises ModelError ``not_traceable``.
     """
-    arguments = tree_map(_doubled, as_arguments(batch, next(model.parameters()).device))
-    named = inspect.signature(model.forward).bind(*arguments[0], **arguments[1]).arguments
-    with evaluating(model), _without_cache(model), torch.no_grad():
-        try:
-            program = torch.export.export(model, *arguments, dynamic_shapes=tree_map(_free, dict(named)))
-        except Exception as error:  # whatever the model raises comes through torch.export
-            raise ModelError(
-                f"The model cannot be traced into a graph: {str(error).strip().splitlines()[0]}",
-                code="not_traceable",
-                hint="Quantize it in eager mode (quant_mode=QuantizationMode.eager_mode).",
-            ) from error
-    exported = program.module()
+    exported = export_program(model, batch).module()
     model_graph = fx.GraphModule(exported, exported.graph)  # without its ban on train()
     _make_modules(model_graph, model)
     _fold_batch_norms(model_graph)
@@ -98,6 +87,21 @@ def trace(model: nn.Module, batch: Any) -> fx.GraphModule:
     model_graph.delete_all_unused_submodules()
     model_graph.recompile()
     return model_graph
+
+
+def export_program(model: nn.Module, batch: Any) -> torch.export.ExportedProgram:
+    """What torch.export makes of ``model`` in evaluation mode; see ``trace``."""
+    arguments = tree_map(_doubled, as_arguments(batch, next(model.parameters()).device))
+    named = inspect.signature(model.forward).bind(*arguments[0], **arguments[1]).arguments
+    with evaluating(model), _without_cache(model), torch.no_grad():
+        try:
+            return torch.export.export(model, *arguments, dynamic_shapes=tree_map(_free, dict(named)))
+        except Exception as error:  # whatever the model raises comes through torch.export
+            raise ModelError(
+                f"The model cannot be traced into a graph: {str(error).strip().splitlines()[0]}",
+                code="not_traceable",
+                hint="A model whose path depends on its data has no graph; quantize it in eager mode.",
+            ) from error
 
 
 def _doubled(value: Any) -> Any:

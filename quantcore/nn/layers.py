@@ -122,22 +122,24 @@ def quantized_layers(model: nn.Module) -> Iterator[tuple[str, QuantizedLayer]]:
     return ((name, module) for name, module in model.named_modules() if isinstance(module, QuantizedLayer))
 
 
-def quantize_layer(module: nn.Module, plan: LayerPlan, learned: Activations) -> None:
-    """Make ``module`` a quantized one in place. The ranges of its weight and bias are taken from what they hold."""
+def find_quantizers(module: nn.Module, plan: LayerPlan, learned: Activations) -> dict[str, TensorQuantizer | None]:
+    """What ``quantize_layer`` needs. The ranges of weight and bias are taken from what they hold."""
     config = plan.config
     weight = canonical(module.get_parameter("weight").detach(), plan.kind, num_groups(module))
     bias = getattr(module, "bias", None)
-    state = {
+    return {
         "input_quantizer": _of_activation(config.input_tensors, learned.inputs),
         "weight_quantizer": None if config.weight is None else TensorQuantizer.of_weight(weight, config.weight),
         "bias_quantizer": (
             None if config.bias is None or bias is None else TensorQuantizer.of_weight(bias.detach(), config.bias)
         ),
         "output_quantizer": _of_activation(config.output_tensors, learned.outputs),
-        "plan": plan,
-        "frozen": False,
     }
-    for name, value in state.items():
+
+
+def quantize_layer(module: nn.Module, plan: LayerPlan, quantizers: dict[str, TensorQuantizer | None]) -> None:
+    """Make ``module`` a quantized one in place."""
+    for name, value in {**quantizers, "plan": plan, "frozen": False}.items():
         setattr(module, name, value)
     module.__class__ = quantized_class(type(module))
     if "_old_forward" in module.__dict__:  # Accelerate's hook (device_map) holds the float layer's bound method

@@ -18,7 +18,7 @@ from quantcore.errors import CalibrationError, ConfigError
 from quantcore.nn.attention import attention_watched
 from quantcore.nn.calibration import calibrate
 from quantcore.nn.graph import trace
-from quantcore.nn.layers import quantize_layer, quantized_layers
+from quantcore.nn.layers import find_quantizers, quantize_layer, quantized_layers
 from quantcore.nn.log import log
 from quantcore.nn.selection import select_layers
 
@@ -55,8 +55,12 @@ class ModelQuantizer:
                 stack.enter_context(attention_watched(model, softmax))
             is_static = softmax is not None and softmax.is_static
             learned = calibrate(model, selection.modules, dataloader, others_learn=is_static)
+            found = {
+                plan: find_quantizers(module, plan, learned.get(plan, Activations()))
+                for plan, module in selection.modules.items()
+            }
         for plan, module in selection.modules.items():
-            quantize_layer(module, plan, learned.get(plan, Activations()))
+            quantize_layer(module, plan, found[plan])
         log.info("Model quantization has been completed.")
         return model
 

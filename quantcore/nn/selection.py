@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from quantcore.checkpoint.experts import find_routers
-from quantcore.checkpoint.headers import TensorHeader
+from quantcore.checkpoint.layout import TensorHeader
 from quantcore.config import Config, QSchemeType
 from quantcore.errors import ConfigError, ModelError, NumericsError
 from quantcore.layer import LayerPlan
@@ -126,6 +126,13 @@ def _check_layer(plan: LayerPlan, module: nn.Module) -> None:
             f"The weight of {plan.name} has {num_bad} value(s) that are NaN or infinite.",
             code="nonfinite_weights",
             hint="The checkpoint is damaged, or was saved from a diverged run.",
+        )
+    if plan.config.weight is not None and plan.config.weight.qscheme is QSchemeType.per_block and weight.ndim != 2:
+        raise ConfigError(
+            f"{plan.name} is a {plan.kind} whose weight has {weight.ndim} dimensions; per_block cuts matrices.",
+            code="invalid_config",
+            hint=f"Take per_channel or per_group for it ({plan.chosen_by}), or exclude it.",
+            field="/weight/qscheme",
         )
     if plan.kind in INDEXED and plan.config.input_tensors is not None:
         raise ConfigError(

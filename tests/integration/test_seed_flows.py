@@ -452,4 +452,18 @@ def test_the_basic_example(capsys):
     # # 5. (Optional) Export onnx
     # # If you want to export the quantized model, please freeze the quantized model first
     freezed_quantized_model = quantizer.freeze(quant_model)
-    assert freezed_quantized_model is model
+    from quantcore import ModelExporter
+    # Get dummy input
+    for data in calib_dataloader:
+        input_args = data
+        break
+    exporter = ModelExporter('export_path')
+    exporter.export_onnx_model(quant_model, input_args)
+
+    assert freezed_quantized_model is quant_model is model
+    import onnxruntime
+    options = onnxruntime.SessionOptions()  # as the file says: by default the inputs of such layers become int8, too
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    session = onnxruntime.InferenceSession("export_path/model.onnx", options)
+    [logits, *_] = session.run(None, {session.get_inputs()[0].name: input_args.numpy()})
+    assert torch.allclose(torch.from_numpy(logits), model(input_args).logits, atol=1e-4)

@@ -190,7 +190,7 @@ class Branching(nn.Module):
 
 
 def test_refusals_teach():
-    with pytest.raises(ModelError, match=r"cannot be traced into a graph.*eager_mode") as caught:
+    with pytest.raises(ModelError, match=r"cannot be traced into a graph.*eager mode") as caught:
         quantize(Branching(), STATIC, GRAPH, [torch.randn(2, 4)])
     assert caught.value.code == "not_traceable"
     for nothing in (None, []):

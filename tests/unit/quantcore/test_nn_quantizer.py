@@ -177,7 +177,7 @@ class Huge(nn.Module):
 
 GROUP_3 = QuantizationConfig(weight=QuantizationSpec(dtype="int4", qscheme="per_group", group_size=3))
 REFUSED = {
-    "no batch": (net, STATIC, [], CalibrationError, "no_calibration_data", "static activation specs need some .3 layer.*is_dynamic=True"),
+    "no batch": (net, STATIC, [], CalibrationError, "no_calibration_data", "need some .3 layer.*is_dynamic=True"),
     "no dataloader": (net, STATIC, None, CalibrationError, "no_calibration_data", "few batches"),
     "a layer unseen": (net, STATIC, [(IDS, False)], CalibrationError, "layers_without_data", "saw no data: b. Exclude"),
     "labels": (net, STATIC, [(IDS, True, 3)], CalibrationError, "batch_does_not_fit", "too many positional.*no labels"),
@@ -195,6 +195,11 @@ REFUSED = {
     "nothing": (nn.ReLU, STATIC, [], ConfigError, "nothing_to_quantize", "Layers: none"),
     "indices": (
         lambda: nn.Sequential(nn.Embedding(4, 4)), {nn.Embedding: STATIC}, [], ConfigError, "invalid_config", "indices",
+    ),
+    "blocks of a convolution": (
+        lambda: nn.Sequential(nn.Conv2d(4, 4, 3)),
+        QuantizationConfig(weight=QuantizationSpec(dtype="fp8_e4m3", qscheme="per_block", block_size=(2, 2))),
+        [], ConfigError, "invalid_config", "0 is a Conv2d whose weight has 4 dimensions",
     ),
     "tokens of a convolution": (
         lambda: nn.Sequential(nn.Conv2d(4, 4, 3)),

@@ -1,0 +1,191 @@
+"""ONNX files: ONNX Runtime computes what the frozen model computes, and the weights lie there as codes."""
+
+import importlib.util
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from quantcore import (
+    Config,
+    ConfigError,
+    ModelExporter,
+    ModelQuantizer,
+    QuantizationConfig,
+    QuantizationMode,
+    QuantizationSpec,
+)
+from tests.factories import SHAPE
+
+GRAPH = QuantizationMode.fx_graph_mode
+
+
+def spec(dtype, qscheme="per_tensor", **options):
+    return QuantizationSpec(dtype=dtype, qscheme=qscheme, **options)
+
+
+def convolutions():
+    return nn.Sequential(
+        nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.ConvTranspose2d(8, 8, 2, stride=2, groups=2), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=4),
+    )  # fmt: skip
+
+
+def linears():
+    return nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 32))
+
+
+IMAGES, ROWS = (4, 4, 9, 11), (3, 5, 64)
+INT8 = spec("int8", "per_channel")
+# name -> (weight, inputs, type of the stored codes, how far the default optimizations of ONNX Runtime may go away)
+CASES = {
+    "int8 static": (INT8, spec("int8"), TensorProto.INT8, 0.02),
+    "int8 static asymmetric": (spec("int8"), spec("int8", symmetric=False), TensorProto.INT8, 0.02),
+    "uint8": (spec("uint8", "per_channel"), spec("uint8"), TensorProto.UINT8, 0.02),
+    "int16": (spec("int16", "per_channel"), spec("uint16"), TensorProto.INT16, 1e-3),
+    "int8 dynamic": (INT8, spec("int8", is_dynamic=True, symmetric=False), TensorProto.INT8, 0.02),
+    "fp8": (spec("fp8_e4m3"), spec("fp8_e4m3"), TensorProto.FLOAT8E4M3FN, 1e-3),
+    "fp8 e5m2": (spec("fp8_e5m2", "per_channel"), spec("fp8_e5m2"), TensorProto.FLOAT8E5M2, 1e-3),
+    "4 bits": (spec("int4", "per_channel"), spec("int4"), TensorProto.INT4, 1e-3),
+    "uint4 in groups": (spec("uint4", "per_group", group_size=2), None, TensorProto.UINT4, 0.02),
+    "int4 in groups of outputs": (spec("int4", "per_group", group_size=4, ch_axis=0), None, TensorProto.INT4, 1e-3),
+}
+FOR_LINEARS = {
+    "int8 per token": (INT8, spec("int8", "per_channel", is_dynamic=True), TensorProto.INT8, 0.03),
+    "int8 per feature": (INT8, spec("int8", "per_channel", ch_axis=-1), TensorProto.INT8, 1e-3),
+    "fp8 per token": (INT8, spec("fp8_e4m3", "per_channel", is_dynamic=True), TensorProto.INT8, 0.03),
+    "fp8 in blocks": (spec("fp8_e4m3", "per_block", block_size=(20, 32)), None, TensorProto.FLOAT8E4M3FN, 1e-3),
+    "mxfp8": (spec("fp8_e4m3", "per_group", group_size=16, scale_type="e8m0"), None, TensorProto.FLOAT8E4M3FN, 1e-3),
+    "bfloat16": (spec("bfloat16"), spec("bfloat16"), TensorProto.FLOAT, 1e-3),
+}
+ALL = [(name, linears, ROWS) for name in CASES | FOR_LINEARS] + [
+    (name, convolutions, IMAGES)
+    for name in ("int8 static asymmetric", "uint8", "fp8", "4 bits", "int4 in groups of outputs")
+]
+
+
+def frozen(model, config, batch):
+    quantizer = ModelQuantizer(config)
+    return quantizer.freeze(quantizer.quantize_model(model, [batch]))
+
+
+def run(path, x, *, optimized):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    levels = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+
+
+@pytest.mark.parametrize(("name", "make", "shape"), ALL, ids=[f"{name}, {make.__name__}" for name, make, _ in ALL])
+def test_onnx_runtime_computes_what_the_frozen_model_computes(name, make, shape, tmp_path):
+    torch.manual_seed(0)
+    weight, inputs, element_type, tolerance = (CASES | FOR_LINEARS)[name]
+    model, x = make().train(False), torch.randn(shape)
+    config = Config(global_quant_config=QuantizationConfig(weight=weight, input_tensors=inputs))
+    frozen(model, config, x)
+    before, state = model(x), {key: value.clone() for key, value in model.state_dict().items()}
+    ModelExporter(tmp_path / "out").export_onnx_model(model, x[:1])
+    file = tmp_path / "out" / "model.onnx"
+    exactly = 1e-4 if "16" in name else 1e-5  # a step of 16 bits is as small as float32's noise: it may go either way
+    for optimized, allowed in ((False, exactly), (True, tolerance)):
+        assert (run(file, x, optimized=optimized) - before).abs().max() <= allowed * before.abs().max(), optimized
+    stored = {tensor.name: tensor.data_type for tensor in onnx.load(file).graph.initializer}
+    codes = {kind for key, kind in stored.items() if key.startswith("0.weight_codes")}
+    assert codes == ({element_type} if weight.format.scaled else set())
+    assert not weight.format.scaled or "0.weight" not in stored, "the float weight is stored, too"
+    assert torch.equal(model(x), before) and model.state_dict().keys() == state.keys()
+
+
+def test_nodes_say_what_was_asked_for(tmp_path):
+    x = torch.randn(2, 64)
+    weight = spec("uint4", "per_group", group_size=16)
+    config = Config(global_quant_config=QuantizationConfig(weight=weight, input_tensors=spec("uint8")))
+    model = frozen(linears(), config, x)
+    ModelExporter(tmp_path / "out").export_onnx_model(model, x, input_names=["rows"], output_names=["scores"])
+    graph = onnx.load(tmp_path / "out" / "model.onnx").graph
+    assert [value.name for value in (*graph.input, *graph.output)] == ["rows", "scores"]
+    kinds = [node.op_type for node in graph.node if "Linear" in node.op_type]
+    assert sorted(kinds) == ["DequantizeLinear"] * 4 + ["QuantizeLinear"] * 2
+    shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    assert shapes["0.weight_codes_4bit"] == [48, 64] and shapes["0.weight_scale"] == [48, 4]
+    floats = [tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT]
+    assert max(onnx.numpy_helper.to_array(tensor).size for tensor in floats) == 48 * 4
+
+
+@pytest.mark.parametrize("mode", QuantizationMode)
+def test_convolutional_nets_in_both_modes(mode, tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(IMAGES)
+    config = QuantizationConfig(weight=INT8, input_tensors=spec("int8"))
+    model = frozen(convolutions().train(False), Config(global_quant_config=config, quant_mode=mode), x)
+    ModelExporter(tmp_path / "out").export_onnx_model(model, x[:1])
+    result = run(tmp_path / "out" / "model.onnx", torch.cat([x, x]), optimized=False)
+    torch.testing.assert_close(result, model(torch.cat([x, x])), atol=1e-5, rtol=1e-5)
+    kinds = [node.op_type for node in onnx.load(tmp_path / "out" / "model.onnx").graph.node]
+    assert ("BatchNormalization" in kinds) == (mode is QuantizationMode.eager_mode)
+
+
+LANGUAGE_MODELS = {
+    "llama": ({"tie_word_embeddings": False}, {}),
+    "gpt2": ({"n_embd": 64, "n_layer": 2, "n_head": 4}, {}),
+    "llama with fp8 attention": ({"tie_word_embeddings": False}, {"softmax_quant_spec": spec("fp8_e4m3")}),
+}
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+@pytest.mark.filterwarnings("ignore:.*token_id")
+def test_language_models(name, tmp_path):
+    torch.manual_seed(0)
+    options, extra = LANGUAGE_MODELS[name]
+    config = AutoConfig.for_model(name.split()[0], **{**SHAPE, **options, "num_hidden_layers": 2})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).train(False)
+    ids = torch.randint(0, 512, (3, 24))
+    layer = QuantizationConfig(weight=INT8, input_tensors=spec("fp8_e4m3"))
+    frozen(model, Config(global_quant_config=layer, exclude=["lm_head"], **extra), ids)
+    ModelExporter(tmp_path / "out").export_onnx_model(model, {"input_ids": ids[:1, :9]}, output_names=["logits"])
+    result, expected = run(tmp_path / "out" / "model.onnx", ids, optimized=False), model(ids).logits
+    assert (result - expected).abs().max() <= 0.02 * expected.abs().max()  # noise moves a few values over a border
+    assert (result - expected).abs().mean() <= 1e-3 * expected.abs().mean()
+
+
+REFUSED = {
+    "no such type": (spec("fp4", "per_group", group_size=16), None, "weight of 0 .fp4 per_group.: its element types"),
+    "two scales": (spec("int4", "per_channel", over=spec("fp8_e4m3")), None, "one scale for a value, not two"),
+    "real zero points": (
+        spec("uint4", "per_channel", zero_point_type="float32"), None, "zero points are codes: zero_point_type int32",
+    ),
+    "rounding": (INT8, spec("int8", round_method="floor"), "input_tensors of 0 .*: it rounds half to even"),
+    "powers of two": (
+        INT8, spec("fp8_e4m3", "per_group", group_size=16, scale_type="e8m0", is_dynamic=True), "find powers of two",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_onnx_cannot_say_is_refused_by_name(case, tmp_path):
+    weight, inputs, text = REFUSED[case]
+    x = torch.randn(2, 64)
+    config = Config(global_quant_config=QuantizationConfig(weight=weight, input_tensors=inputs))
+    with pytest.raises(ConfigError, match=text) as caught:
+        ModelExporter(tmp_path / "out").export_onnx_model(frozen(linears(), config, x), x)
+    assert caught.value.code == "incompatible_export" and not (tmp_path / "out").exists()
+
+
+def test_other_refusals_teach(tmp_path, monkeypatch):
+    x = torch.randn(2, 64)
+    config = Config(global_quant_config=QuantizationConfig(weight=INT8))
+    exporter = ModelExporter(tmp_path / "out")
+    with pytest.raises(ConfigError, match="not frozen"):
+        exporter.export_onnx_model(linears(), x)
+    model = frozen(linears(), config, x)
+    with pytest.raises(ConfigError, match=r"opset_version is 17; .* need 21 or later"):
+        exporter.export_onnx_model(model, x, opset_version=17)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else name)
+    with pytest.raises(ConfigError, match=r"needs the package.s. onnxscript\. pip install"):
+        exporter.export_onnx_model(model, x)
