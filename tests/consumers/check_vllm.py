@@ -1,6 +1,8 @@
 """Runs in vLLM's own environment: load a checkpoint, generate, and measure the perplexity of given token windows.
 
-usage: check_vllm.py MODEL_DIR WINDOWS.json    (a list of token id lists) -> one line ``RESULT {json}``
+usage: check_vllm.py MODEL_DIR WINDOWS.json [KV_CACHE_DTYPE] -> one line ``RESULT {json}``
+
+WINDOWS.json is a list of token id lists. With a KV cache dtype the result holds the scales that vLLM read.
 """
 
 import json
@@ -20,10 +22,11 @@ def main() -> None:
     from vllm import LLM, SamplingParams
 
     model_dir, windows = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
+    kv_cache_dtype = sys.argv[3] if len(sys.argv) > 3 else "auto"
     longest = max(map(len, windows))
     llm = LLM(
         model_dir, dtype="bfloat16", enforce_eager=True, max_model_len=longest + 32, max_num_seqs=2, seed=0,
-        enable_prefix_caching=False, max_num_batched_tokens=longest + 32,
+        enable_prefix_caching=False, max_num_batched_tokens=longest + 32, kv_cache_dtype=kv_cache_dtype,
     )  # fmt: skip
     greedy = SamplingParams(temperature=0, max_tokens=8)
     texts = [out.outputs[0].text for out in llm.generate(["The capital of France is"], greedy, use_tqdm=False)]
@@ -35,7 +38,12 @@ def main() -> None:
             loss -= logprobs[token].logprob
             count += 1
     method = llm.llm_engine.vllm_config.model_config.quantization
-    print("RESULT " + json.dumps({"texts": texts, "perplexity": math.exp(loss / count), "method": str(method)}))
+    result = {"texts": texts, "perplexity": math.exp(loss / count), "method": str(method)}
+    if kv_cache_dtype != "auto":
+        worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+        attentions = [layer.self_attn.attn for layer in worker.model_runner.model.model.layers]
+        result["kv_scales"] = [[float(attention._k_scale), float(attention._v_scale)] for attention in attentions]
+    print("RESULT " + json.dumps(result))
 
 
 if __name__ == "__main__":

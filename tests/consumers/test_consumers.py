@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from bitfoundry import demo_model
 from quantcore import pipeline, presets
@@ -70,12 +71,12 @@ def block_exports(tmp_path_factory):
     return export_all(tiny_model(folder / "model", dtype=torch.float32), configs, ("quark",), folder)
 
 
-def check(environment, script, model_dir, windows):
+def check(environment, script, *arguments):
     """Run a check script in a consumer's environment; its RESULT line."""
     python = ROOT / ".venv-consumers" / environment / "bin" / "python"
     assert python.exists(), f"run `make consumers` first: {python} is missing"
     process = subprocess.run(
-        [python, Path(__file__).with_name(script), model_dir, windows],
+        [python, Path(__file__).with_name(script), *arguments],
         capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     found = [line for line in process.stdout.splitlines() if line.startswith("RESULT ")]
@@ -93,6 +94,20 @@ def test_vllm_loads_both_formats_generates_and_agrees(exports, preset):
         assert "Paris" in result["texts"][0]
         assert abs(result["perplexity"] / summary["perplexity_after"] - 1) < TOLERANCE
     # The same codes under two sets of names must be the same model to the last bit.
+    assert found["quark"]["perplexity"] == found["compressed_tensors"]["perplexity"]
+
+
+def test_vllm_takes_the_scales_of_the_kv_cache_from_both_formats(smollm2, tmp_path):
+    config = presets.resolve("int8_dynamic", kv_cache="fp8")
+    results, windows = export_all(smollm2, {"kv": config}, FORMATS, tmp_path)
+    folder, summary = results["kv"]
+    stored = load_file(folder / "quark" / "model.safetensors")
+    names = [f"model.layers.{i}.self_attn.{part}_proj.output_scale" for i in range(30) for part in "kv"]
+    expected = torch.stack([stored[name].float() for name in names]).view(30, 2)
+    found = {name: check("vllm", "check_vllm.py", folder / name, windows, "fp8") for name in FORMATS}
+    for result in found.values():
+        torch.testing.assert_close(torch.tensor(result["kv_scales"]), expected, rtol=1e-6, atol=0)
+        assert abs(result["perplexity"] / summary["perplexity_after"] - 1) < TOLERANCE
     assert found["quark"]["perplexity"] == found["compressed_tensors"]["perplexity"]
 
 
