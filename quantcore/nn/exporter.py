@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -18,13 +18,13 @@ from quantcore.checkpoint.artifact import building, write_json
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.checkpoint.sink import Sink
 from quantcore.checkpoint.source import TORCH_DTYPES
-from quantcore.config import ONLY_WHEN_ASKED, Config
+from quantcore.config import Config
 from quantcore.errors import ConfigError
 from quantcore.export import EXPORTERS, Exporter, tensor_name
 from quantcore.layer import LayerPlan
 from quantcore.nn.codes import encode_layer, learned_params
-from quantcore.nn.layers import QuantizedLayer, kind_of, quantized_layers
-from quantcore.nn.names import renamer, stored_names
+from quantcore.nn.layers import QuantizedLayer, quantized_layers
+from quantcore.nn.names import Stored, find_stored
 from quantcore.nn.onnx import OPSET, export_onnx
 from quantcore.plan import check_exports
 
@@ -87,11 +87,10 @@ class ModelExporter:
         check_exports(plans, (custom_mode,))
         merge_output_scales(layers, self.config.json_export_config)
         with building(self.export_dir) as folder:
-            _write(model, layers, exporter, folder)
-            rename = renamer(model)
-            kept = tuple(rename(name) for name, kind in _float_layers(model) if kind not in ONLY_WHEN_ASKED)
-            stored_plans = tuple(replace(plan, name=rename(plan.name)) for plan in plans)
-            quantization = exporter.quantization_config(quant_config, stored_plans, kept)
+            stored = find_stored(model)
+            _write(stored, exporter, folder)
+            stored_plans = tuple(replace(layer.plan, name=name) for name, layer in stored.layers.items())
+            quantization = exporter.quantization_config(quant_config, stored_plans, stored.kept)
             write_json(folder / "config.json", {**_model_config(model), "quantization_config": quantization})
             for part in (getattr(model, "generation_config", None), tokenizer):
                 if part is not None:
@@ -148,14 +147,6 @@ def _frozen_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
     return layers
 
 
-def _float_layers(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """(name, kind) of the layers that could have been quantized and were not."""
-    for name, module in model.named_modules():
-        kind = kind_of(module)
-        if kind is not None and not isinstance(module, QuantizedLayer):
-            yield name, kind
-
-
 def _check_plans(plans: list[LayerPlan], config: Config) -> None:
     odd = [plan.name for plan in plans if config.choose(plan.name, plan.kind)[0] != plan.config]
     if odd:
@@ -182,18 +173,20 @@ def _check_plans(plans: list[LayerPlan], config: Config) -> None:
         )
 
 
-def _write(model: nn.Module, layers: dict[str, QuantizedLayer], exporter: Exporter, folder: Path) -> None:
+def _write(stored: Stored, exporter: Exporter, folder: Path) -> None:
     """All weights, one layer at a time."""
-    float_tensors, names = stored_names(model, layers)
-    layouts = {name: TensorLayout(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in float_tensors}
-    for name, layer in names.items():
-        parts = exporter.layout(layer.plan, DTYPE_NAMES[layer.canonical_weight().dtype])
+    layouts = {
+        name: TensorLayout(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in stored.floats.items()
+    }
+    plans = {name: replace(layer.plan, name=name) for name, layer in stored.layers.items()}
+    for name, layer in stored.layers.items():
+        parts = exporter.layout(plans[name], DTYPE_NAMES[layer.canonical_weight().dtype])
         layouts |= {tensor_name(name, part): layout for part, layout in parts.items()}
     with closing(Sink(folder, layouts)) as sink:
-        for name, tensor in float_tensors:
+        for name, tensor in floats:
             sink.write(name, tensor)
-        for name, layer in names.items():
-            for part, tensor in exporter.encode(layer.plan, encode_layer(layer)).items():
+        for name, layer in stored.layers.items():
+            for part, tensor in exporter.encode(plans[name], encode_layer(layer)).items():
                 full = tensor_name(name, part)
                 sink.write(full, tensor.to(TORCH_DTYPES[layouts[full].dtype]))
         sink.finish()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -17,31 +18,33 @@ from transformers.core_model_loading import (
     revert_weight_conversion,
 )
 
+from quantcore.checkpoint.experts import find_routers
+from quantcore.checkpoint.layout import TensorHeader
+from quantcore.config import ONLY_WHEN_ASKED
 from quantcore.errors import ModelError
-from quantcore.nn.layers import QuantizedLayer
+from quantcore.nn.layers import QuantizedLayer, kind_of, quantized_layers
 from quantcore.nn.tensor_quantizer import TensorQuantizer
 
 
-def renamer(model: nn.Module) -> Callable[[str], str]:
-    """Gives a module's name in memory its name in a checkpoint, by the tables with which Transformers saves models."""
-    reverse = _reverse_conversions(model)
-    renamings = [entry for entry in reverse if isinstance(entry, WeightRenaming)]
+@dataclass(frozen=True)
+class Stored:
+    """What a checkpoint of a model in memory holds, by the names it has there.
 
-    def rename(name: str) -> str:
-        return str(apply_renamings(f"{name}.weight", renamings)).removesuffix(".weight")
+    ``floats`` are the tensors that are stored as they are, ``kept`` the layers and routers among them.
+    """
 
-    return rename
+    floats: dict[str, torch.Tensor]
+    layers: dict[str, QuantizedLayer]
+    kept: tuple[str, ...]
 
 
-def stored_names(
-    model: nn.Module, layers: dict[str, QuantizedLayer]
-) -> tuple[list[tuple[str, torch.Tensor]], dict[str, QuantizedLayer]]:
-    """The float tensors and the quantized layers of ``model``, by their names in a checkpoint.
+def find_stored(model: nn.Module) -> Stored:
+    """The tensors and layers of ``model`` without the quantizers' buffers; what several modules share comes once.
 
-    Without the quantizers' buffers, and a tensor that several modules share only once. Raises ModelError for a
-    quantized weight that checkpoints keep in another form.
+    Raises ModelError for a quantized weight that checkpoints keep in another form.
     """
     inside = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, TensorQuantizer))
+    layers = dict(quantized_layers(model))
     floats: dict[str, torch.Tensor] = {}
     quantized: dict[str, QuantizedLayer] = {}
     seen: set[tuple[int, torch.Size]] = set()
@@ -55,11 +58,31 @@ def stored_names(
             quantized[owner] = layers[owner]
         else:
             floats[name] = tensor
-    rename = renamer(model)
     _check_form(model, quantized)
+    rename = _renamer(model)
     if isinstance(model, PreTrainedModel):
         floats = revert_weight_conversion(model, floats)
-    return list(floats.items()), {rename(name): layer for name, layer in quantized.items()}
+    kept = {rename(name) for name, module in model.named_modules() if _is_kept(module)}
+    stored = {rename(name): layer for name, layer in quantized.items()}
+    return Stored(floats, stored, tuple(sorted(kept | _routers(floats, stored))))
+
+
+def _is_kept(module: nn.Module) -> bool:
+    return not isinstance(module, QuantizedLayer) and kind_of(module) not in (None, *ONLY_WHEN_ASKED)
+
+
+def _routers(floats: dict[str, torch.Tensor], layers: dict[str, QuantizedLayer]) -> set[str]:
+    """What chooses experts is no layer for Transformers, but is one for those who read checkpoints."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in floats.items()}
+    shapes |= {f"{name}.weight": layer.plan.shape for name, layer in layers.items()}
+    found = find_routers({name: TensorHeader("", shape, "", 0, 0) for name, shape in shapes.items()})
+    return {name for name in found if f"{name}.weight" in floats}
+
+
+def _renamer(model: nn.Module) -> Callable[[str], str]:
+    """Gives a module's name in memory its name in a checkpoint, by the tables with which Transformers saves models."""
+    renamings = [entry for entry in _reverse_conversions(model) if isinstance(entry, WeightRenaming)]
+    return lambda name: str(apply_renamings(f"{name}.weight", renamings)).removesuffix(".weight")
 
 
 def _check_form(model: nn.Module, layers: dict[str, QuantizedLayer]) -> None:

@@ -22,6 +22,7 @@ from quantcore import (
 )
 from quantcore.checkpoint.headers import read_local
 from quantcore.config import CalibrationConfig
+from quantcore.export import EXPORTERS
 from quantcore.pipeline import quantize, read_windows
 from quantcore.plan import resolve
 from quantcore.presets import resolve as preset
@@ -73,7 +74,18 @@ def written_both_ways(model_dir, config, folder, exports):
     for export in exports:
         ModelExporter(export_dir=folder / export).export_safetensors_model(model, config, custom_mode=export)
         streamed = task.output_dir / export if len(exports) > 1 else task.output_dir
+        kept = tuple(entry.name for entry in plan.kept)
+        expected = EXPORTERS.get(export).quantization_config(config, plan.layers, kept)
+        stored = json.loads((folder / export / "config.json").read_text())["quantization_config"]
+        assert unordered(stored) == unordered(json.loads(json.dumps(expected)))
         yield load_file(streamed / "model.safetensors"), load_file(folder / export / "model.safetensors")
+
+
+def unordered(data):
+    """JSON data whose lists are in alphabetical order: of names, which may come in any."""
+    if isinstance(data, dict):
+        return {key: unordered(value) for key, value in data.items()}
+    return sorted(data, key=str) if isinstance(data, list) else data
 
 
 @pytest.mark.parametrize("name", CONFIGS)
