@@ -175,9 +175,8 @@ def _check_plans(plans: list[LayerPlan], config: Config) -> None:
 
 def _write(stored: Stored, exporter: Exporter, folder: Path) -> None:
     """All weights, one layer at a time."""
-    layouts = {
-        name: TensorLayout(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in stored.floats.items()
-    }
+    floats = stored.floats.items()
+    layouts = {name: TensorLayout(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in floats}
     plans = {name: replace(layer.plan, name=name) for name, layer in stored.layers.items()}
     for name, layer in stored.layers.items():
         parts = exporter.layout(plans[name], DTYPE_NAMES[layer.canonical_weight().dtype])
