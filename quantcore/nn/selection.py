@@ -63,7 +63,8 @@ def select_layers(model: nn.Module, config: Config) -> Selection:
         raise ConfigError(
             "Nothing is left to quantize: every layer is excluded or has no weight spec.",
             code="nothing_to_quantize",
-            hint=f"Loosen `exclude`, or give global_quant_config a weight. Layers: {', '.join(layers) or 'none'}.",
+            hint="Loosen `exclude`, or give global_quant_config a weight. "
+            f"Layers: {', '.join(list(layers)[:8]) or 'none'}{' ...' if len(layers) > 8 else ''}.",
             field="/exclude",
         )
     for plan, module in modules.items():

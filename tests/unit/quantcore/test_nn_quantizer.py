@@ -6,6 +6,7 @@ from collections import UserDict
 import pytest
 import torch
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from quantcore import (
     AWQConfig,
@@ -18,8 +19,10 @@ from quantcore import (
     NumericsError,
     QuantizationConfig,
     QuantizationSpec,
+    presets,
 )
 from quantcore.nn.layers import QuantizedLayer
+from tests.factories import SHAPE
 
 INT8 = QuantizationSpec(dtype="int8", qscheme="per_channel")
 STATIC = QuantizationConfig(weight=INT8, input_tensors=QuantizationSpec(dtype="fp8_e4m3"))
@@ -243,3 +246,16 @@ def test_freezing_a_float_model_is_refused_and_freezing_twice_changes_nothing():
 def test_an_algorithm_is_refused_by_name(algorithm):
     with pytest.raises(ConfigError, match=f"The algorithm {algorithm.name} is not applied.*algo_config=\\(\\)"):
         quantize(net(), WEIGHT_ONLY, algo_config=algorithm)
+
+
+@pytest.mark.parametrize("preset", presets.PRESETS)
+def test_every_preset_quantizes_and_freezes_to_the_same_bits(preset):
+    torch.manual_seed(0)
+    shape = SHAPE | {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 1}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **shape), dtype=torch.float32).train(False)
+    ids = torch.randint(0, 512, (2, 16))
+    before = model(ids).logits
+    ModelQuantizer(presets.resolve(preset)).quantize_model(model, [ids])
+    quantized = model(ids).logits
+    assert 0 < (quantized - before).norm() / before.norm() < 0.6
+    assert torch.equal(ModelQuantizer.freeze(model)(ids).logits, quantized)
