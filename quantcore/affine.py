@@ -74,8 +74,7 @@ def find_params(
     Integers and floats take the smallest scale with which neither end clips (docs/decisions/0002). The scale is rounded
     to its stored type here, before any code is chosen, so that the codes fit the scale that is stored. A group of zeros
     (or of values so small that their scale is 0 in float32) gets scale 1; a scale too small for its stored type becomes
-    the smallest normal number. ``global_scale``, if it is known
-    already, is taken as given.
+    the smallest normal number. ``global_scale``, if it is known already, is taken as given.
     """
     minimum, maximum = minimum_RG.float(), maximum_RG.float()
     if not spec.format.scaled:

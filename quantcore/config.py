@@ -6,6 +6,7 @@ checks again. ``to_dict`` and ``parse_config`` are inverse.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -148,6 +149,12 @@ class Config(Value):
         if layer_type in ONLY_WHEN_ASKED:
             return None, f"{layer_type} is quantized only where a name or a type asks for it"
         return self.global_quant_config, "global_quant_config"
+
+    def unmatched_patterns(self, names: Iterable[str]) -> list[str]:
+        """The patterns that fit none of ``names``, each once."""
+        names = list(names)
+        patterns = dict.fromkeys((*self.exclude, *self.kv_cache_quant_config, *self.layer_quant_config))
+        return [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]
 
     @validator(mode="before")
     @classmethod

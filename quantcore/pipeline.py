@@ -24,7 +24,7 @@ from quantcore.checkpoint.headers import ModelHeaders, read_local
 from quantcore.checkpoint.hub import fetch
 from quantcore.checkpoint.sink import Sink
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
-from quantcore.errors import ModelError, NumericsError
+from quantcore.errors import ModelError
 from quantcore.evaluation.expectation import Expectation, digest, probe_logits
 from quantcore.evaluation.perplexity import perplexity
 from quantcore.evaluation.proof import as_floats, prove_in_fresh_process
@@ -34,7 +34,7 @@ from quantcore.export import EXPORTERS, tensor_name
 from quantcore.layer import LayerPlan
 from quantcore.nn.layouts import canonical, stored
 from quantcore.plan import Plan, export_dir, resolve
-from quantcore.qtensor import QLayer
+from quantcore.qtensor import QLayer, check_finite
 from quantcore.runtime.devices import default_device
 from quantcore.runtime.single import Hidden, StreamedModel
 from quantcore.solvers import SOLVERS
@@ -214,13 +214,7 @@ def find_modules(model: StreamedModel, layers: tuple[LayerPlan, ...]) -> dict[La
                 code="unsupported_layer",
                 hint=f"Exclude it, for example with the pattern '*.{layer.name.rpartition('.')[2]}'.",
             )
-        num_bad = int((~torch.isfinite(module.get_parameter("weight"))).sum())
-        if num_bad:
-            raise NumericsError(
-                f"The weight of {layer.name} has {num_bad} value(s) that are NaN or infinite.",
-                code="nonfinite_weights",
-                hint="The checkpoint is damaged, or was saved from a diverged run.",
-            )
+        check_finite(module.get_parameter("weight"), layer.name)
         modules[layer] = module
     return modules
 

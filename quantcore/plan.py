@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +166,8 @@ def _decide(
     config: Config, tensors: Mapping[str, TensorHeader], prefix: str, num_blocks: int
 ) -> tuple[tuple[LayerPlan, ...], tuple[KeptTensor, ...], tuple[str, ...]]:
     layers, kept = [], []
-    routers, conv1d = find_routers(tensors), find_conv1d(tensors, prefix)
+    routers = find_routers({name: tensor.shape for name, tensor in tensors.items()})
+    conv1d = find_conv1d(tensors, prefix)
     for name, tensor in sorted(tensors.items(), key=lambda item: _natural(item[0])):
         if not is_linear(name, tensor):
             continue
@@ -194,12 +194,10 @@ def _decide(
     names.append("lm_head")
     if not any(map(is_head, tensors)):
         kept.append(KeptTensor("lm_head", "shares its weight with the embedding"))
-    patterns = (*config.exclude, *config.kv_cache_quant_config, *config.layer_quant_config)
-    unmatched = [pattern for pattern in dict.fromkeys(patterns) if not any(fnmatchcase(n, pattern) for n in names)]
     return (
         tuple(layers),
         tuple(kept),
-        tuple(f"The pattern '{pattern}' matches no linear layer." for pattern in unmatched),
+        tuple(f"The pattern '{pattern}' matches no linear layer." for pattern in config.unmatched_patterns(names)),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from quantcore.affine import QParams, dequantize, quantize
+from quantcore.errors import NumericsError
 from quantcore.grouping import weight_grouping
 from quantcore.spec import QuantizationSpec
 
@@ -33,6 +34,17 @@ class QLayer:
     weight: QTensor
     inputs: QParams | None = None
     outputs: QParams | None = None
+
+
+def check_finite(weight: torch.Tensor, name: str) -> None:
+    """Raises NumericsError for a weight of the layer ``name`` that holds NaN or infinity."""
+    num_bad = int((~torch.isfinite(weight)).sum())
+    if num_bad:
+        raise NumericsError(
+            f"The weight of {name} has {num_bad} value(s) that are NaN or infinite.",
+            code="nonfinite_weights",
+            hint="The checkpoint is damaged, or was saved from a diverged run.",
+        )
 
 
 def quantize_weight(weight: torch.Tensor, params: QParams, spec: QuantizationSpec) -> QTensor:

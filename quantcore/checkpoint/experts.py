@@ -6,7 +6,7 @@ Legend: E experts, H hidden size, I inner size.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from quantcore.checkpoint.layout import TensorHeader
@@ -45,23 +45,24 @@ def unstack_experts(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHead
     return {new: header for name, old in tensors.items() for new, header in parts.get(name, {name: old}).items()}
 
 
-def find_routers(tensors: Mapping[str, TensorHeader]) -> set[str]:
+def find_routers(shapes: Mapping[str, Sequence[int]]) -> set[str]:
     """Modules that choose experts, or weigh shared ones: small, and an error there sends a token to the wrong place.
 
-    By shape and place: one output an expert (or a single one), directly beside the experts (``mlp.gate``,
-    ``mlp.shared_expert_gate``) or in a module beside them called gate or router (``router.layer``).
+    By shape (``shapes`` of all tensors, by name) and place: one output an expert (or a single one), directly beside
+    the experts (``mlp.gate``, ``mlp.shared_expert_gate``) or in a module beside them called gate or router
+    (``router.layer``).
     """
     num_experts: dict[str, int] = {}
-    for name in tensors:
+    for name in shapes:
         if match := EXPERT.match(name):
             num_experts[match["moe"]] = max(num_experts.get(match["moe"], 0), int(match["index"]) + 1)
     routers = set()
-    for name, tensor in tensors.items():
+    for name, shape in shapes.items():
         module = name.removesuffix(".weight")
         owner = module.rpartition(".")[0]
         if owner.rpartition(".")[2] in ("gate", "router"):
             owner = owner.rpartition(".")[0]
-        if len(tensor.shape) == 2 and owner in num_experts and tensor.shape[0] in (1, num_experts[owner]):
+        if len(shape) == 2 and owner in num_experts and shape[0] in (1, num_experts[owner]):
             routers.add(module)
     return routers
 

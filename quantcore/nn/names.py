@@ -19,7 +19,6 @@ from transformers.core_model_loading import (
 )
 
 from quantcore.checkpoint.experts import find_routers
-from quantcore.checkpoint.layout import TensorHeader
 from quantcore.config import ONLY_WHEN_ASKED
 from quantcore.errors import ModelError
 from quantcore.nn.layers import QuantizedLayer, kind_of, quantized_layers
@@ -75,8 +74,7 @@ def _routers(floats: dict[str, torch.Tensor], layers: dict[str, QuantizedLayer])
     """What chooses experts is no layer for Transformers, but is one for those who read checkpoints."""
     shapes = {name: tuple(tensor.shape) for name, tensor in floats.items()}
     shapes |= {f"{name}.weight": layer.plan.shape for name, layer in layers.items()}
-    found = find_routers({name: TensorHeader("", shape, "", 0, 0) for name, shape in shapes.items()})
-    return {name for name in found if f"{name}.weight" in floats}
+    return {name for name in find_routers(shapes) if f"{name}.weight" in floats}
 
 
 def _renamer(model: nn.Module) -> Callable[[str], str]:

@@ -27,7 +27,7 @@ from quantcore.nn.codes import encode_layer
 from quantcore.nn.graph import export_program
 from quantcore.nn.layers import QuantizedLayer, quantized_layers
 from quantcore.nn.tensor_quantizer import TensorQuantizer
-from quantcore.spec import QSchemeType, QuantizationSpec, RoundType, ScaleType, ZeroPointType
+from quantcore.spec import QuantizationSpec, RoundType, ScaleType, ZeroPointType
 
 OPSET = 21
 ELEMENT_TYPES = {
@@ -264,8 +264,6 @@ def _activation_fault(spec: QuantizationSpec | None) -> str | None:
         return "it rounds half to even"
     if spec.is_dynamic and spec.scale_type in (ScaleType.e8m0, ScaleType.pof2):
         return "it cannot find powers of two while it runs"
-    if not spec.is_dynamic and spec.qscheme is QSchemeType.per_group:
-        return "static groups would depend on the number of tokens"
     return None
 
 

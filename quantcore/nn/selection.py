@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
-import torch
 from torch import nn
 
 from quantcore.checkpoint.experts import find_routers
-from quantcore.checkpoint.layout import TensorHeader
 from quantcore.config import Config, QSchemeType
-from quantcore.errors import ConfigError, ModelError, NumericsError
+from quantcore.errors import ConfigError, ModelError
 from quantcore.layer import LayerPlan
 from quantcore.nn.layers import kind_of, num_groups
 from quantcore.nn.layouts import canonical
 from quantcore.plan import check_groups
+from quantcore.qtensor import check_finite
 
 INDEXED = ("Embedding", "EmbeddingBag")
 CONVOLUTIONS = ("Conv1d", "Conv2d", "ConvTranspose2d")
@@ -75,10 +73,7 @@ def select_layers(model: nn.Module, config: Config) -> Selection:
 
 def _find_routers(layers: dict[str, nn.Module]) -> set[str]:
     """Layers that choose experts, by the same rule as in a checkpoint."""
-    weights = {name: module.get_parameter("weight") for name, module in layers.items()}
-    return find_routers(
-        {f"{name}.weight": TensorHeader("", tuple(weight.shape), "", 0, 0) for name, weight in weights.items()}
-    )
+    return find_routers({f"{name}.weight": module.get_parameter("weight").shape for name, module in layers.items()})
 
 
 def _shared_otherwise(model: nn.Module, chosen: dict[str, LayerPlan]) -> Iterator[tuple[str, str]]:
@@ -97,9 +92,7 @@ def _shared_otherwise(model: nn.Module, chosen: dict[str, LayerPlan]) -> Iterato
 
 
 def _warnings(config: Config, layers: dict[str, nn.Module], shared: dict[str, str]) -> Iterator[str]:
-    for pattern in dict.fromkeys((*config.exclude, *config.kv_cache_quant_config, *config.layer_quant_config)):
-        if not any(fnmatchcase(name, pattern) for name in layers):
-            yield f"The pattern '{pattern}' matches no layer."
+    yield from (f"The pattern '{pattern}' matches no layer." for pattern in config.unmatched_patterns(layers))
     for name, partner in shared.items():
         yield (
             f"{name} shares its weight with {partner}, which is not quantized in the same way: it stays as it is. "
@@ -121,13 +114,7 @@ def _check_layer(plan: LayerPlan, module: nn.Module) -> None:
             code="unsupported_weights_dtype",
             hint="Give the float model (float16, bfloat16 or float32).",
         )
-    num_bad = int((~torch.isfinite(weight)).sum())
-    if num_bad:
-        raise NumericsError(
-            f"The weight of {plan.name} has {num_bad} value(s) that are NaN or infinite.",
-            code="nonfinite_weights",
-            hint="The checkpoint is damaged, or was saved from a diverged run.",
-        )
+    check_finite(weight, plan.name)
     if plan.config.weight is not None and plan.config.weight.qscheme is QSchemeType.per_block and weight.ndim != 2:
         raise ConfigError(
             f"{plan.name} is a {plan.kind} whose weight has {weight.ndim} dimensions; per_block cuts matrices.",
