@@ -63,7 +63,7 @@ def refuse_everywhere(layer: LayerPlan) -> str | None:
         return f"its consumers know no quantized {layer.kind}"
     if layer.config.bias is not None:
         return "biases are stored as they are"
-    if weight.ch_axis not in (None, -1, 1 if weight.qscheme is QSchemeType.per_group else 0):
+    if weight.ch_axis not in ((None, -1, 1) if weight.qscheme is QSchemeType.per_group else (None, 0)):
         return "scales belong to output channels, or to groups of inputs"
     if weight.zero_point_type is ZeroPointType.float32:
         return "zero points are stored as whole numbers"

@@ -108,6 +108,14 @@ def test_every_refusal_is_a_sentence(name):
         assert len(reason) > 15 and not reason.endswith("."), reason
 
 
+@pytest.mark.parametrize("name", list(EXPORTERS))
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_scales_of_input_channels_are_refused(name, axis):
+    spec = QuantizationSpec(dtype="int8", qscheme="per_channel", ch_axis=axis)
+    layer = LayerPlan("model.layers.0.self_attn.k_proj", 0, (64, 128), QuantizationConfig(weight=spec))
+    assert "output channels" in EXPORTERS.get(name).refuse(layer)
+
+
 @pytest.mark.parametrize("solver", list(SOLVERS))
 @pytest.mark.parametrize("config_name", CONFIGS)
 def test_every_solver_with_every_scheme(solver, config_name):
