@@ -73,8 +73,24 @@ class AWQConfig(_OnEdges):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class RTNConfig(_OnLayers):
+    """Rounding to the nearest code, with ranges searched so that the layer's output changes least (``range_search``).
+
+    Without it, and without any solver, ranges are those that the spec's observer finds in the weight alone.
+    """
+
+    name: Literal["rtn"] = "rtn"
+    range_search: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class GPTQConfig(_OnLayers):
-    """GPTQ (Frantar et al. 2022). ``damp_percent``: share of the Hessian's mean diagonal that is added to it."""
+    """GPTQ (Frantar et al. 2022). ``damp_percent``: share of the Hessian's mean diagonal that is added to it.
+
+    ``desc_act`` rounds the columns in the order of their inputs' power; ``static_groups`` fixes every group's range
+    beforehand, so that files need no index of groups. ``true_sequential`` takes the inputs of each layer from the
+    quantized layers before it, also within a block: several passes over the calibration text a block instead of one.
+    """
 
     name: Literal["gptq"] = "gptq"
     block_size: Annotated[int, Field(ge=1)] = 128
@@ -82,6 +98,26 @@ class GPTQConfig(_OnLayers):
     desc_act: bool = True
     static_groups: bool = True
     true_sequential: bool = True
+    range_search: bool = True
+    hessian_dtype: Literal["float32", "float64"] = "float32"
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class GPTAQConfig(GPTQConfig):
+    """GPTAQ (Li et al. 2025): GPTQ that also corrects what the quantized layers before changed in the input.
+
+    ``alpha`` is the share of that correction.
+    """
+
+    name: Literal["gptaq"] = "gptaq"  # type: ignore[assignment]
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.25
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class QronosConfig(GPTQConfig):
+    """Qronos (Zhang et al. 2025): corrects past errors of weights and activations before it rounds each column."""
+
+    name: Literal["qronos"] = "qronos"  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -104,8 +140,17 @@ class RotationConfig(_OnEdges):
 
 
 AlgoConfig = Annotated[
-    SmoothQuantConfig | AutoSmoothQuantConfig | AWQConfig | GPTQConfig | RotationConfig, Field(discriminator="name")
+    SmoothQuantConfig
+    | AutoSmoothQuantConfig
+    | AWQConfig
+    | RotationConfig
+    | RTNConfig
+    | GPTQConfig
+    | GPTAQConfig
+    | QronosConfig,
+    Field(discriminator="name"),
 ]
+NAMES = ("smoothquant", "autosmoothquant", "awq", "rotation", "rtn", "gptq", "gptaq", "qronos")
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(AlgoConfig)
 
 
@@ -122,6 +167,6 @@ def load_quant_algo_config_from_file(file_path: str | Path) -> Any:
         raise ConfigError(
             f"{file_path} is not an algorithm config{where}: {problem['msg'] if problem else error}.",
             code="invalid_algo_config",
-            hint="It is one JSON object with a `name`: smooth, autosmoothquant, awq, gptq or rotation.",
+            hint=f"It is one JSON object with a `name`: {', '.join(NAMES)}.",
             field="/algo_config",
         ) from error

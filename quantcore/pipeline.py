@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from quantcore.algorithms import RTNConfig
 from quantcore.calibration.experts import share_ranges
-from quantcore.calibration.stats import Activations, collect_ranges, learned, quantized_activations
+from quantcore.calibration.ranges import Activations, collect_ranges, learned, quantized_activations
 from quantcore.calibration.text import TokenWindows, token_windows
 from quantcore.calibration.tokenizer import load_tokenizer
 from quantcore.checkpoint.artifact import building, copy_side_files, seal, write_json
@@ -32,7 +33,7 @@ from quantcore.evaluation.report import build_report
 from quantcore.events import Completed, Emit, LayerQuantized, PhaseStarted, Progress, Warned
 from quantcore.export import EXPORTERS, tensor_name
 from quantcore.layer import LayerPlan
-from quantcore.nn.layouts import canonical, stored
+from quantcore.layouts import canonical, stored
 from quantcore.plan import Plan, export_dir, resolve
 from quantcore.qtensor import QLayer, check_finite
 from quantcore.runtime.devices import default_device
@@ -154,7 +155,7 @@ class BlockQuantizer:
         self.sinks: dict[str, Sink] = {}
         self.done: list[LayerQuantized] = []
         self.warnings: list[Warned] = []
-        self._solve = SOLVERS.get("rtn")
+        self._solver = SOLVERS.get("rtn")(RTNConfig(range_search=False))
 
     def replace_weights(self, layers: dict[LayerPlan, nn.Module], activations: dict[LayerPlan, Activations]) -> None:
         """Quantize the weight of each module in place, with what calibration learned beside it in the files."""
@@ -162,7 +163,7 @@ class BlockQuantizer:
             parameter = module.get_parameter("weight")
             weight = canonical(parameter.data, layer.kind)
             known = activations.get(layer, Activations())
-            quantized = QLayer(self._solve(weight, layer), known.inputs, known.outputs)
+            quantized = QLayer(self._solver.solve({layer: weight}, None)[layer], known.inputs, known.outputs)
             restored = quantized.weight.dequantize()
             self.expected.weights[layer.name] = digest(restored)
             self.expected.activations[layer.name] = as_floats(known)

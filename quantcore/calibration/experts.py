@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 
-from quantcore.calibration.stats import Watched
+from quantcore.calibration.ranges import Watched
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.errors import CalibrationError
 from quantcore.events import Warned

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from quantcore.calibration.stats import Activations, quantized_activations
+from quantcore.calibration.ranges import Activations, quantized_activations
 from quantcore.checkpoint.headers import ModelHeaders, read_local, read_tensor_headers
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.checkpoint.source import TORCH_DTYPES, Source

@@ -13,7 +13,7 @@ from rich.progress import track
 from torch import nn
 
 from quantcore.calibration.experts import share_ranges
-from quantcore.calibration.stats import Activations, Watched, collect_ranges, learned
+from quantcore.calibration.ranges import Activations, Watched, collect_ranges, learned
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.errors import CalibrationError
 from quantcore.layer import LayerPlan

@@ -16,9 +16,9 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from quantcore.affine import QParams
-from quantcore.calibration.stats import Activations
+from quantcore.calibration.ranges import Activations
 from quantcore.layer import LayerPlan
-from quantcore.nn.layouts import canonical, stored
+from quantcore.layouts import canonical, stored
 from quantcore.nn.tensor_quantizer import TensorQuantizer
 from quantcore.spec import QuantizationSpec
 

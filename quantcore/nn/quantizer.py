@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from quantcore.blocks.experts import split_experts
 from quantcore.blocks.names import projection_names
-from quantcore.calibration.stats import Activations
+from quantcore.calibration.ranges import Activations
 from quantcore.config import Config, QuantizationMode
 from quantcore.errors import CalibrationError, ConfigError
 from quantcore.nn.attention import attention_watched

@@ -11,8 +11,8 @@ from quantcore.checkpoint.experts import find_routers
 from quantcore.config import Config, QSchemeType
 from quantcore.errors import ConfigError, ModelError
 from quantcore.layer import LayerPlan
+from quantcore.layouts import canonical
 from quantcore.nn.layers import kind_of, num_groups
-from quantcore.nn.layouts import canonical
 from quantcore.plan import check_groups
 from quantcore.qtensor import check_finite
 

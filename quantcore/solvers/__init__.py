@@ -1,9 +1,9 @@
-"""Solvers choose the codes of one weight: ``solve(weight_OI, layer, stats) -> QTensor``. One file each."""
+"""Solvers choose the codes of weights, given what calibration learned of their input. One file each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quantcore.registry import Registry
 
@@ -12,7 +12,26 @@ if TYPE_CHECKING:
 
     from quantcore.layer import LayerPlan
     from quantcore.qtensor import QTensor
+    from quantcore.stats import Needs, Stats
 
-    Solver = Callable[[torch.Tensor, LayerPlan], QTensor]
 
-SOLVERS: Registry[Solver] = Registry("solver", "quantcore.solvers")
+Weights = Mapping["LayerPlan", "torch.Tensor"]
+
+
+class Solver(Protocol):
+    """Made from its algorithm's config: ``SOLVERS.get("gptq")(GPTQConfig())``."""
+
+    needs: Needs
+    """What it asks of calibration."""
+
+    def __init__(self, config: Any) -> None: ...
+
+    def solve(self, weights: Weights, stats: Stats | None) -> dict[LayerPlan, QTensor]:
+        """Quantize the finite weights [out, in] of layers that read the same input, each as its plan says.
+
+        The weights are left as they are. ``stats`` is None where calibration saw too little of the input: the solver
+        then chooses from the weights alone.
+        """
+
+
+SOLVERS: Registry[type[Solver]] = Registry("solver", "quantcore.solvers")

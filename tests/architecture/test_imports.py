@@ -44,7 +44,7 @@ LEVELS = (
     ("spec",),
     ("config",),
     ("presets", "quark_config", "specs", "grouping"),
-    ("qtensor", "affine"),
+    ("qtensor", "affine", "stats", "layouts"),
     ("observers", "solvers", "transforms", "blocks", "layer", "task"),
     ("plan", "calibration", "checkpoint", "runtime"),
     ("export", "evaluation", "nn"),

@@ -216,11 +216,11 @@ def test_a_frozen_weight_that_was_changed_is_not_exported(tmp_path):
 @pytest.mark.parametrize("model_dtype", [torch.bfloat16, torch.float16])
 def test_codes_are_found_again_from_a_weight_of_two_bytes(dtype, round_method, model_dtype):
     from quantcore.nn.exporter import encode_layer
-    from quantcore.solvers import SOLVERS
+    from quantcore.solvers.rtn import round_to_nearest
 
     spec = QuantizationSpec(dtype=dtype, qscheme="per_group", group_size=32, round_method=round_method)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 128).to(model_dtype))
     weight = model[0].weight.detach().clone()
     layer = in_memory(model, Config(global_quant_config=QuantizationConfig(weight=spec)))[0]
-    assert torch.equal(encode_layer(layer).weight.codes, SOLVERS.get("rtn")(weight, layer.plan).codes)
+    assert torch.equal(encode_layer(layer).weight.codes, round_to_nearest(weight, layer.plan.weight).codes)

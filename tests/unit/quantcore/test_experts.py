@@ -12,7 +12,7 @@ from quantcore import presets
 from quantcore.blocks.experts import ProjectionNames, SplitExperts, experts_split, is_fused, split_experts
 from quantcore.blocks.names import projection_names
 from quantcore.calibration.experts import MIN_TOKENS, share_ranges
-from quantcore.calibration.stats import collect_ranges
+from quantcore.calibration.ranges import collect_ranges
 from quantcore.checkpoint.experts import find_routers
 from quantcore.checkpoint.headers import read_local
 from quantcore.checkpoint.source import Source

@@ -1,0 +1,67 @@
+"""What calibration learned about one input tensor: plain values, without the hooks that gathered them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What of ``Stats`` an algorithm asks for besides what is always there; ``|`` joins the wishes of several.
+
+    ``sample``: how many tokens. ``shift`` makes calibration run the model with and without quantized layers.
+    """
+
+    gram: bool = False
+    float64: bool = False
+    sample: int = 0
+    shift: bool = False
+
+    def __or__(self, other: Needs) -> Needs:
+        return Needs(
+            self.gram or other.gram,
+            self.float64 or other.float64,
+            max(self.sample, other.sample),
+            self.shift or other.shift,
+        )
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Of all tokens x [I] that one or several layers read. Layers that read the same tensor share one object.
+
+    ``gram_II`` is the mean of x x^T in float32 or float64 (half of GPTQ's Hessian), ``mean_I`` and ``mean_abs_I``
+    those of x and |x|, ``largest_I`` the largest |x|; the last three float32. ``sample_TI`` are some of the tokens as
+    they were, spread evenly over the text. ``shift_II`` is for methods that know what the float model's input y was
+    where this one, x, comes after quantized layers: the mean of (y - x) x^T. None: not asked for.
+    """
+
+    num_tokens: int
+    largest_I: torch.Tensor
+    mean_I: torch.Tensor
+    mean_abs_I: torch.Tensor
+    gram_II: torch.Tensor | None = None
+    sample_TI: torch.Tensor | None = None
+    shift_II: torch.Tensor | None = None
+
+    @property
+    def power_I(self) -> torch.Tensor:
+        """The mean of x^2, float32 [I]."""
+        assert self.gram_II is not None, "calibration was not asked for gram_II"
+        return self.gram_II.diagonal().float()
+
+    def divided(self, scale_I: torch.Tensor) -> Stats:
+        """The same after x is divided by ``scale_I`` [I], all above 0."""
+        scale = scale_I.float()
+        both = scale[:, None] * scale
+        return replace(
+            self,
+            largest_I=self.largest_I / scale,
+            mean_I=self.mean_I / scale,
+            mean_abs_I=self.mean_abs_I / scale,
+            gram_II=None if self.gram_II is None else self.gram_II / both,
+            sample_TI=None if self.sample_TI is None else (self.sample_TI / scale).to(self.sample_TI.dtype),
+            shift_II=None if self.shift_II is None else self.shift_II / both,
+        )

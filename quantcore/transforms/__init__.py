@@ -1,0 +1,42 @@
+"""Transforms change weights before they are rounded, and the function of the float model not at all. One file each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from quantcore.registry import Registry
+
+if TYPE_CHECKING:
+    import torch
+
+    from quantcore.blocks.edges import Edge
+    from quantcore.layer import LayerPlan
+    from quantcore.stats import Needs, Stats
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """A module behind an edge: its weight in float32, what it reads, how it will be quantized (None: it will not)."""
+
+    weight_OI: torch.Tensor
+    stats: Stats
+    layer: LayerPlan | None
+
+
+class Smoothing(Protocol):
+    """Chooses the scales that an edge takes from the activations into the weights. Made from its algorithm's config."""
+
+    needs: Needs
+
+    def __init__(self, config: Any) -> None: ...
+
+    def choose(self, edge: Edge, consumers: Sequence[Consumer]) -> torch.Tensor | None:
+        """Scales [F] of ``edge``, float32, finite and above 0: inputs are divided by them, weights multiplied.
+
+        At least one consumer will be quantized. None: better leave this edge alone.
+        """
+
+
+SMOOTHINGS: Registry[type[Smoothing]] = Registry("smoothing", "quantcore.transforms")
