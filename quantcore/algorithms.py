@@ -7,6 +7,7 @@ that files written for AMD Quark can be given as they are.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -36,6 +37,8 @@ class ScalingLayer:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class _OnEdges:
+    """A transform: it changes weights before they are rounded. A chain may have several."""
+
     scaling_layers: tuple[ScalingLayer, ...] = ()
     model_decoder_layers: str | None = None
     embedding_layers: tuple[str, ...] | None = None
@@ -43,6 +46,8 @@ class _OnEdges:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class _OnLayers:
+    """A solver: it rounds the weights. A chain has one at most, at its end."""
+
     inside_layer_modules: tuple[str, ...] = ()
     model_decoder_layers: str | None = None
     embedding_layers: tuple[str, ...] | None = None
@@ -152,6 +157,28 @@ AlgoConfig = Annotated[
 ]
 NAMES = ("smoothquant", "autosmoothquant", "awq", "rotation", "rtn", "gptq", "gptaq", "qronos")
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(AlgoConfig)
+
+
+def config_of(name: str) -> Any:
+    """The config of the algorithm called ``name``, one of NAMES, with its defaults."""
+    return _ADAPTER.validate_python({"name": name})
+
+
+def check_chain(algo_config: Sequence[Any]) -> None:
+    """Raises ValueError unless ``algo_config`` is transforms, each kind once, and after them one solver at most."""
+    solvers: list[Any] = [algorithm for algorithm in algo_config if isinstance(algorithm, _OnLayers)]
+    if len(solvers) > 1:
+        names = " and ".join(solver.name for solver in solvers)
+        raise ValueError(f"{names} both round the weights: one chain has one of them")
+    if solvers and solvers[0] is not algo_config[-1]:
+        others = (algorithm.name for algorithm in algo_config if algorithm is not solvers[0])
+        raise ValueError(
+            f"{solvers[0].name} rounds the weights, so it comes last: {', '.join((*others, solvers[0].name))}"
+        )
+    kinds = [type(algorithm) for algorithm in algo_config]
+    twice = next((algorithm for algorithm in algo_config if kinds.count(type(algorithm)) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice.name} is named twice")
 
 
 def load_quant_algo_config_from_file(file_path: str | Path) -> Any:

@@ -12,11 +12,11 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, TypeAdapter, ValidationError, field_validator
 from pydantic import model_validator as validator
 from pydantic.dataclasses import dataclass
 
-from quantcore.algorithms import STRICT, AlgoConfig
+from quantcore.algorithms import STRICT, AlgoConfig, check_chain
 from quantcore.errors import ConfigError
 from quantcore.spec import (
     Dtype,
@@ -163,6 +163,12 @@ class Config(Value):
         if isinstance(values, dict) and not isinstance(values.get("algo_config", ()), list | tuple):
             values["algo_config"] = (values["algo_config"],)
         return values
+
+    @field_validator("algo_config")
+    @classmethod
+    def _one_chain(cls, chain: tuple[Any, ...]) -> tuple[Any, ...]:
+        check_chain(chain)
+        return chain
 
 
 _ADAPTER = TypeAdapter(Config)

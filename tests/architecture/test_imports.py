@@ -49,7 +49,7 @@ LEVELS = (
     ("plan", "calibration", "checkpoint", "runtime"),
     ("export", "evaluation", "nn"),
     ("pipeline",),
-    ("console", "cli", "__main__"),
+    ("console", "flags", "cli", "__main__"),
 )
 # The one look upwards: a plan asks the exporters what they can write and how large that is; they do not know plans.
 UPWARD = {"quantcore.plan": {"quantcore.export"}}

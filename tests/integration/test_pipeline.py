@@ -335,8 +335,9 @@ def test_command_line_with_the_flags_of_the_quark_script(model_dir, tmp_path):
 
 REFUSED_FLAGS = {
     "unknown_preset": ["--quant_scheme", "w_fp9"],
-    "unknown_quant_algo": ["--quant_algo", "awq"],
-    "unknown_pre_quantization_optimization": ["--pre_quantization_optimization", "rotation"],
+    "unknown_quant_algo": ["--quant_algo", "magic"],
+    "unknown_pre_quantization_optimization": ["--pre_quantization_optimization", "magic"],
+    "unknown_export_weight_format": ["--export_weight_format", "awq"],
     "unknown_kv_cache_scheme": ["--kv_cache_dtype", "fp9"],
     "unknown_custom_mode": ["--custom_mode", "awq"],
     "unknown_model_export": ["--model_export", "onnx"],

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from quantcore import presets
+from quantcore.algorithms import NAMES, SmoothQuantConfig, config_of
 from quantcore.config import (
     Config,
     Dtype,
@@ -160,6 +161,18 @@ REFUSED = {
         {"global_quant_config": {"weight": WEIGHT}, "algo_config": {"name": "gptq", "damp_percent": 2}},
         "/algo_config/0/gptq/damp_percent",
     ),
+    "two solvers": (
+        {"global_quant_config": {"weight": WEIGHT}, "algo_config": [{"name": "rtn"}, {"name": "gptq"}]},
+        "/algo_config",
+    ),
+    "a solver before a transform": (
+        {"global_quant_config": {"weight": WEIGHT}, "algo_config": [{"name": "gptaq"}, {"name": "awq"}]},
+        "/algo_config",
+    ),
+    "a transform twice": (
+        {"global_quant_config": {"weight": WEIGHT}, "algo_config": [{"name": "smooth"}, {"name": "smoothquant"}]},
+        "/algo_config",
+    ),
     "not an object": ([1, 2], "/"),
 }
 
@@ -296,3 +309,13 @@ def test_a_dynamic_weight_is_a_static_one():
         for flag in (True, False)
     )
     assert dynamic == static and dynamic.weight.is_dynamic is False
+
+
+def test_a_chain_is_transforms_and_then_one_solver():
+    base = {"global_quant_config": {"weight": WEIGHT}}
+    names = ["rotation", "smooth", "autosmoothquant", "awq", "qronos"]
+    chain = parse_config({**base, "algo_config": [{"name": name} for name in names]}).algo_config
+    assert [algorithm.name for algorithm in chain] == names
+    assert [config_of(name).name for name in (*NAMES, "smooth")] == [*NAMES, "smooth"]
+    with pytest.raises(ValidationError, match="gptq rounds the weights, so it comes last: smooth, awq, gptq"):
+        replace(parse_config(base), algo_config=(SmoothQuantConfig(), config_of("gptq"), config_of("awq")))

@@ -1,0 +1,219 @@
+"""The flags of ``bitfoundry quantize``, those of AMD Quark's quantization script, and the Task that they say."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from quantcore import presets
+from quantcore.algorithms import NAMES, config_of, load_quant_algo_config_from_file
+from quantcore.checkpoint.hub import is_model_id, resolve
+from quantcore.config import CalibrationConfig, Config, parse_config
+from quantcore.errors import ConfigError, unknown_value
+from quantcore.export import EXPORTERS
+from quantcore.quark_config import read_config
+from quantcore.task import EvaluationConfig, Task
+
+CUSTOM_MODES = ("quark", "fp8")
+MODEL_EXPORTS = ("hf_format", *EXPORTERS)
+WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
+QUANT_ALGOS = (*NAMES, "smooth")  # AMD Quark's config files say smooth, its flags smoothquant
+
+
+def task_of(options: argparse.Namespace) -> Task:
+    """The flags as a Task. Raises ConfigError for a value that is not there (yet), with the list of what is."""
+    _one_of("tasks", options.tasks.split(",") if options.tasks else [], ())
+    export, config = _exports(options), _config(options)
+    return Task(
+        **_model(options),
+        output_dir=Path(options.output_dir).absolute(),
+        config=config,
+        calibration=CalibrationConfig(
+            source=options.dataset, num_samples=options.num_calib_data, seq_len=options.seq_len, seed=options.seed
+        ),
+        export=export,
+        evaluation=EvaluationConfig(num_windows=0 if options.skip_evaluation else EvaluationConfig().num_windows),
+    )
+
+
+def _exports(options: argparse.Namespace) -> tuple[str, ...]:
+    """The formats, each once; ``hf_format`` is the one that the two other flags say."""
+    _one_of("custom_mode", [options.custom_mode], CUSTOM_MODES)
+    _one_of("model_export", options.model_export, MODEL_EXPORTS)
+    _one_of("export_weight_format", [options.export_weight_format], WEIGHT_FORMATS)
+    names = options.model_export or ["hf_format"]
+    is_fake = options.export_weight_format == "fake_quantized"
+    if is_fake and "hf_format" not in names:
+        raise ConfigError(
+            f"--export_weight_format fake_quantized is about hf_format, but --model_export says {', '.join(names)}.",
+            code="invalid_export",
+            hint="Give --model_export fake_quantized, beside the others or alone.",
+        )
+    hf_format = "fake_quantized" if is_fake else options.custom_mode
+    return tuple(dict.fromkeys(hf_format if name == "hf_format" else name for name in names))
+
+
+def _model(options: argparse.Namespace) -> dict[str, Any]:
+    """A folder as it is; else what looks like a Hub id is one, as in the script of Quark, at the commit it has now."""
+    folder = Path(options.model_dir)
+    if folder.exists() or not is_model_id(options.model_dir):
+        if options.revision:
+            raise ConfigError(
+                "--revision goes with a model on the Hub.", code="invalid_task", hint="Leave it out for a folder."
+            )
+        return {"model_dir": folder.absolute()}
+    return {"model_id": options.model_dir, "revision": resolve(options.model_dir, options.revision or "main")}
+
+
+def _config(options: argparse.Namespace) -> Config:
+    """The config of the flags: a preset or a file, then what single flags change of it."""
+    exclude = None if options.exclude_layers is None else tuple(options.exclude_layers)
+    known = presets.PRESETS if options.preset_file is None else presets.read_presets(Path(options.preset_file))
+    if options.quant_scheme.endswith(".json"):
+        if options.group_size is not None or exclude is not None:
+            raise ConfigError(
+                "A config file says its own group_size and exclude.",
+                code="invalid_config",
+                hint="Change them in the file, or give --quant_scheme the name of a preset.",
+            )
+        try:
+            config = read_config(json.loads(Path(options.quant_scheme).read_text("utf-8")))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{options.quant_scheme} cannot be read: {error}.", code="invalid_config") from error
+    else:
+        config = presets.resolve(options.quant_scheme, group_size=options.group_size, exclude=exclude, presets=known)
+    named = {pattern: presets.resolve(scheme, presets=known).global_quant_config
+             for pattern, scheme in options.layer_quant_scheme}  # fmt: skip
+    config = replace(config, layer_quant_config={**named, **config.layer_quant_config})
+    config = presets.with_kv_cache(config, options.kv_cache_dtype) if options.kv_cache_dtype else config
+    return _with_algorithms(config, options)
+
+
+def _with_algorithms(config: Config, options: argparse.Namespace) -> Config:
+    """``config`` with the chain of the flags: --pre_quantization_optimization as given, then --quant_algo."""
+    before = options.pre_quantization_optimization
+    after = [name.strip() for name in options.quant_algo.split(",")] if options.quant_algo else []
+    _one_of("pre_quantization_optimization", before, QUANT_ALGOS)
+    _one_of("quant_algo", after, QUANT_ALGOS)
+    files = _algorithm_files(options.quant_algo_config_file)
+    defaults = [config_of(name) for name in (*before, *after)]
+    chain = [files.pop(type(default), default) for default in defaults]
+    if files:
+        name = next(iter(files.values())).name
+        raise ConfigError(
+            f"--quant_algo_config_file is for {name}, which is not asked for.",
+            code="invalid_algo_config",
+            hint=f"Add it: --quant_algo {','.join((*after, name))}.",
+        )
+    if chain and config.algo_config:
+        raise ConfigError(
+            f"{options.quant_scheme} says its own algorithms.",
+            code="invalid_config",
+            hint="Change its algo_config, or leave out --quant_algo and --pre_quantization_optimization.",
+            field="/algo_config",
+        )
+    return parse_config({**config.to_dict(), "algo_config": chain}) if chain else config
+
+
+def _algorithm_files(given: Sequence[tuple[str, str]]) -> dict[type, Any]:
+    """The configs in the files of --quant_algo_config_file, by their class."""
+    _one_of("quant_algo_config_file", [name for name, _ in given], QUANT_ALGOS)
+    found: dict[type, Any] = {}
+    for name, path in given:
+        algorithm = load_quant_algo_config_from_file(path)
+        if type(algorithm) is not type(config_of(name)) or type(algorithm) in found:
+            fault = f"the file says {algorithm.name}" if type(algorithm) not in found else "a file before says so, too"
+            raise ConfigError(
+                f"--quant_algo_config_file says that {path} is for {name}, and {fault}.",
+                code="invalid_algo_config",
+                hint="Give the name that stands in the file, and one file for each algorithm.",
+            )
+        found[type(algorithm)] = algorithm
+    return found
+
+
+def _one_of(flag: str, given: Sequence[str], allowed: Sequence[str]) -> None:
+    for value in given or ():
+        if value not in allowed:
+            if not allowed:
+                raise ConfigError(
+                    f"--{flag} {value} is not available yet: no value is.", code=f"unknown_{flag}", hint="Leave it out."
+                )
+            raise unknown_value(f"--{flag}", value, allowed, code=f"unknown_{flag}")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not above 0")
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    scheme_names = ", ".join(presets.PRESETS)
+    flags = argparse.ArgumentParser(
+        prog="bitfoundry quantize",
+        description="Quantize a language model, prove the result, write it. Nothing is overwritten.",
+        epilog="Schemes: " + scheme_names + "; the names of AMD Quark (w_fp8_a_fp8, ...) work as well.",
+        allow_abbrev=False,
+    )
+    add = flags.add_argument
+    add(
+        "--model_dir",
+        required=True,
+        help="folder with config.json, tokenizer and *.safetensors; or a model on the Hugging Face Hub: org/name",
+    )
+    add("--revision", help="branch, tag or commit of a model on the Hub (default: main)")
+    add("--output_dir", required=True, help="folder to create")
+    add(
+        "--quant_scheme",
+        default="fp8",
+        help="a preset, or a config .json in the names of docs/config.md (default: fp8)",
+    )
+    add("--quant_algo", help=f"comma list of: {', '.join(NAMES)} (default: weights are rounded)")
+    add(
+        "--pre_quantization_optimization",
+        action="append",
+        default=[],
+        metavar="ALGO",
+        help="the same names; repeat for several. They are applied in the order given, before those of --quant_algo",
+    )
+    add(
+        "--quant_algo_config_file",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("ALGO", "FILE"),
+        help="JSON with the options of one of these algorithms; repeat for several",
+    )
+    add("--kv_cache_dtype", help=f"one of: {', '.join(presets.KV_CACHE_SPECS)} (default: not quantized)")
+    add(
+        "--layer_quant_scheme",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("PATTERN", "SCHEME"),
+        help="another preset for the layers that a glob matches; repeat for several, the first match counts",
+    )
+    add("--preset_file", help="JSON with presets of your own")
+    add("--custom_mode", default="quark", help=f"one of: {', '.join(CUSTOM_MODES)}")
+    add("--num_calib_data", type=_positive, default=32, help="calibration samples (default: 32)")
+    add("--seq_len", type=_positive, default=512, help="tokens per sample (default: 512)")
+    add("--dataset", default="builtin", help="'builtin', a .txt or .jsonl file, or a Hub dataset (pileval)")
+    add("--model_export", action="append", help=f"repeat for several: {', '.join(MODEL_EXPORTS)} (default: hf_format)")
+    add(
+        "--export_weight_format",
+        default="real_quantized",
+        help=f"of hf_format, one of: {', '.join(WEIGHT_FORMATS)} (default: real_quantized)",
+    )
+    add("--exclude_layers", nargs="*", help="globs of layers to keep (default: lm_head)")
+    add("--group_size", type=int, help="for schemes with groups; -1 is the whole row")
+    add("--tasks", help="none is available yet; perplexity is always measured unless --skip_evaluation")
+    add("--skip_evaluation", action="store_true", help="no perplexity before and after")
+    add("--seed", type=int, default=0, help="picks the calibration windows")
+    add("--json", action="store_true", help="events as JSON lines on stdout instead of a progress bar")
+    return flags

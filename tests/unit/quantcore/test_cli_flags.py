@@ -1,0 +1,147 @@
+"""The flags of ``bitfoundry quantize``, as the Task that they say."""
+
+import json
+
+import pytest
+
+from quantcore import presets
+from quantcore.algorithms import AWQConfig, GPTQConfig, RotationConfig, SmoothQuantConfig
+from quantcore.errors import ConfigError
+from quantcore.flags import parser, task_of
+
+
+def task(tmp_path, *flags):
+    return task_of(parser().parse_args(["--model_dir", str(tmp_path), "--output_dir", "out", *flags]))
+
+
+def chain(tmp_path, *flags):
+    return task(tmp_path, *flags).config.algo_config
+
+
+def algorithm_file(tmp_path, file="algorithm.json", **fields):
+    path = tmp_path / file
+    path.write_text(json.dumps(fields))
+    return str(path)
+
+
+def test_the_two_commands_of_the_document_of_vllm(tmp_path):
+    first = task(
+        tmp_path, "--quant_scheme", "w_fp8_a_fp8", "--kv_cache_dtype", "fp8", "--custom_mode", "fp8",
+        "--quant_algo", "autosmoothquant", "--num_calib_data", "512", "--model_export", "hf_format",
+        "--skip_evaluation",
+    )  # fmt: skip
+    assert [algorithm.name for algorithm in first.config.algo_config] == ["autosmoothquant"]
+    assert first.export == ("fp8",) and first.evaluation.num_windows == 0 and first.calibration.num_samples == 512
+    assert first.config.kv_cache_quant_config == presets.resolve("fp8", kv_cache="fp8").kv_cache_quant_config
+    second = task(
+        tmp_path, "--quant_scheme", "w_int8_per_channel_a_int8_per_tensor_sym",
+        "--kv_cache_dtype", "int8_per_tensor_static", "--pre_quantization_optimization", "rotation",
+        "--pre_quantization_optimization", "smoothquant", "--num_calib_data", "512", "--model_export", "hf_format",
+    )  # fmt: skip
+    assert second.config.algo_config == (RotationConfig(), SmoothQuantConfig(name="smoothquant"))
+    weight, cache = second.config.global_quant_config.weight, second.config.kv_cache_quant_config["*v_proj"]
+    assert (weight.dtype, weight.qscheme) == ("int8", "per_channel")
+    assert (cache.output_tensors.dtype, cache.output_tensors.qscheme, cache.output_tensors.is_static) == (
+        "int8", "per_tensor", True,
+    )  # fmt: skip
+
+
+def test_no_flag_is_no_algorithm(tmp_path):
+    assert chain(tmp_path) == ()
+
+
+def test_what_comes_before_comes_before(tmp_path):
+    names = chain(
+        tmp_path, "--quant_algo", "awq, gptq", "--pre_quantization_optimization", "smooth",
+        "--pre_quantization_optimization", "rotation",
+    )  # fmt: skip
+    assert [algorithm.name for algorithm in names] == ["smooth", "rotation", "awq", "gptq"]
+
+
+def test_files_give_options_to_the_algorithms_of_their_name(tmp_path):
+    damped = algorithm_file(tmp_path, "a.json", name="gptq", damp_percent=0.05)
+    half = algorithm_file(tmp_path, "b.json", name="smooth", alpha=0.5)
+    found = chain(
+        tmp_path, "--quant_algo_config_file", "gptq", damped, "--quant_algo_config_file", "smoothquant", half,
+        "--quant_algo", "smoothquant,awq,gptq",
+    )  # fmt: skip
+    assert found == (SmoothQuantConfig(alpha=0.5), AWQConfig(), GPTQConfig(damp_percent=0.05))
+
+
+def test_a_file_for_another_algorithm_is_refused(tmp_path):
+    path = algorithm_file(tmp_path, name="gptaq")
+    with pytest.raises(ConfigError, match=r"for gptq, and the file says gptaq") as caught:
+        chain(tmp_path, "--quant_algo", "gptq", "--quant_algo_config_file", "gptq", path)
+    assert caught.value.code == "invalid_algo_config"
+
+
+def test_a_file_that_nobody_asked_for_is_refused(tmp_path):
+    path = algorithm_file(tmp_path, name="awq")
+    with pytest.raises(ConfigError, match=r"awq, which is not asked for.*--quant_algo gptq,awq"):
+        chain(tmp_path, "--quant_algo", "gptq", "--quant_algo_config_file", "awq", path)
+
+
+def test_two_files_for_one_algorithm_are_refused(tmp_path):
+    path = algorithm_file(tmp_path, name="awq")
+    with pytest.raises(ConfigError, match="a file before says so, too"):
+        chain(
+            tmp_path, "--quant_algo", "awq", "--quant_algo_config_file", "awq", path,
+            "--quant_algo_config_file", "awq", path,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", ["quant_algo", "pre_quantization_optimization", "quant_algo_config_file"])
+def test_an_unknown_name_is_answered_with_the_list(tmp_path, flag):
+    more = ["file.json"] if flag.endswith("file") else []
+    with pytest.raises(ConfigError, match=r"Did you mean 'gptq'\? Available: smoothquant, .*rotation") as caught:
+        chain(tmp_path, f"--{flag}", "gtpq", *more)
+    assert caught.value.code == f"unknown_{flag}"
+
+
+@pytest.mark.parametrize(
+    ("names", "fault"),
+    [
+        ("gptq,rtn", "gptq and rtn both round the weights"),
+        ("gptq,awq", "comes last: awq, gptq"),
+        ("awq,rotation,awq", "awq is named twice"),
+        ("smooth,smoothquant", "named twice"),
+    ],
+)
+def test_a_chain_that_makes_no_sense_is_refused(tmp_path, names, fault):
+    with pytest.raises(ConfigError, match=fault) as caught:
+        chain(tmp_path, "--quant_algo", names)
+    assert (caught.value.code, caught.value.field) == ("invalid_config", "/algo_config")
+
+
+def test_a_config_file_keeps_its_own_algorithms(tmp_path):
+    config = {**presets.PRESETS["w4a16"].config.to_dict(), "algo_config": [{"name": "gptq", "desc_act": False}]}
+    path = algorithm_file(tmp_path, "config.json", **config)
+    assert chain(tmp_path, "--quant_scheme", path) == (GPTQConfig(desc_act=False),)
+    with pytest.raises(ConfigError, match=r"config\.json says its own algorithms"):
+        chain(tmp_path, "--quant_scheme", path, "--quant_algo", "awq")
+
+
+@pytest.mark.parametrize(
+    ("flags", "export"),
+    [
+        ([], ("quark",)),
+        (["--custom_mode", "fp8"], ("fp8",)),
+        (["--export_weight_format", "real_quantized"], ("quark",)),
+        (["--export_weight_format", "fake_quantized"], ("fake_quantized",)),
+        (["--custom_mode", "fp8", "--export_weight_format", "fake_quantized"], ("fake_quantized",)),
+        (
+            ["--model_export", "hf_format", "--model_export", "quark", "--export_weight_format", "fake_quantized"],
+            ("fake_quantized", "quark"),
+        ),
+    ],
+)
+def test_formats(tmp_path, flags, export):
+    assert task(tmp_path, *flags).export == export
+
+
+def test_a_weight_format_without_the_format_that_it_is_about_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="--model_export says quark") as caught:
+        task(tmp_path, "--model_export", "quark", "--export_weight_format", "fake_quantized")
+    assert caught.value.code == "invalid_export"
+    with pytest.raises(ConfigError, match="real_quantized"):
+        task(tmp_path, "--export_weight_format", "fake")
