@@ -91,7 +91,7 @@ def find_params(
     else:
         unit = 1.0 if spec.over is not None or global_scale is None else global_scale
         scale = torch.maximum(maximum / (unit * spec.format.max), minimum / (unit * spec.format.min))
-    return QParams(_as_stored(scale, spec, model_dtype), zero_point, global_scale)
+    return QParams(as_stored(scale, spec, model_dtype), zero_point, global_scale)
 
 
 def quantize(x_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec) -> torch.Tensor:
@@ -214,7 +214,7 @@ def _global_scale(minimum: torch.Tensor, maximum: torch.Tensor, spec: Quantizati
     return torch.where(scale == 0, torch.ones_like(scale), scale.clamp(min=torch.finfo(torch.float32).tiny))
 
 
-def _as_stored(scale: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dtype) -> torch.Tensor:
+def as_stored(scale: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dtype) -> torch.Tensor:
     """float32 scales that are exact in the stored type; none is 0."""
     if spec.scale_type is ScaleType.e8m0:
         return scale

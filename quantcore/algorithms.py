@@ -43,6 +43,11 @@ class _OnEdges:
     model_decoder_layers: str | None = None
     embedding_layers: tuple[str, ...] | None = None
 
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether it looks at calibration data."""
+        return True
+
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class _OnLayers:
@@ -51,6 +56,11 @@ class _OnLayers:
     inside_layer_modules: tuple[str, ...] = ()
     model_decoder_layers: str | None = None
     embedding_layers: tuple[str, ...] | None = None
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether it looks at calibration data."""
+        return True
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -87,6 +97,10 @@ class RTNConfig(_OnLayers):
     name: Literal["rtn"] = "rtn"
     range_search: bool = True
 
+    @property
+    def needs_calibration(self) -> bool:
+        return self.range_search
+
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class GPTQConfig(_OnLayers):
@@ -111,10 +125,12 @@ class GPTQConfig(_OnLayers):
 class GPTAQConfig(GPTQConfig):
     """GPTAQ (Li et al. 2025): GPTQ that also corrects what the quantized layers before changed in the input.
 
-    ``alpha`` is the share of that correction.
+    ``alpha`` is the share of that correction. Inputs come through the quantized blocks before, never through part of
+    one: ``true_sequential`` does not apply.
     """
 
     name: Literal["gptaq"] = "gptaq"  # type: ignore[assignment]
+    true_sequential: Literal[False] = False
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.25
 
 
@@ -123,6 +139,7 @@ class QronosConfig(GPTQConfig):
     """Qronos (Zhang et al. 2025): corrects past errors of weights and activations before it rounds each column."""
 
     name: Literal["qronos"] = "qronos"  # type: ignore[assignment]
+    true_sequential: Literal[False] = False
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -144,6 +161,22 @@ class RotationConfig(_OnEdges):
     mlp: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class AutoRoundConfig(_OnLayers):
+    """AutoRound (Cheng et al. 2023): tunes rounding and scales of a block's weights together by signed gradients.
+
+    ``iters`` steps, each on ``batch_size`` calibration windows; ``lr`` (1 / iters if None) falls to 0. Every step runs
+    the block forward and backward: the slowest of the algorithms by far, and the best below 4 bits.
+    """
+
+    name: Literal["autoround"] = "autoround"
+    iters: Annotated[int, Field(ge=1)] = 200
+    batch_size: Annotated[int, Field(ge=1)] = 8
+    lr: Annotated[float, Field(gt=0)] | None = None
+    minmax_lr: Annotated[float, Field(gt=0)] | None = None
+    seed: int = 0
+
+
 AlgoConfig = Annotated[
     SmoothQuantConfig
     | AutoSmoothQuantConfig
@@ -152,10 +185,11 @@ AlgoConfig = Annotated[
     | RTNConfig
     | GPTQConfig
     | GPTAQConfig
-    | QronosConfig,
+    | QronosConfig
+    | AutoRoundConfig,
     Field(discriminator="name"),
 ]
-NAMES = ("smoothquant", "autosmoothquant", "awq", "rotation", "rtn", "gptq", "gptaq", "qronos")
+NAMES = ("smoothquant", "autosmoothquant", "awq", "rotation", "rtn", "gptq", "gptaq", "qronos", "autoround")
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(AlgoConfig)
 
 

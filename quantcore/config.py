@@ -130,7 +130,9 @@ class Config(Value):
 
     @property
     def needs_calibration(self) -> bool:
-        """True if some layer's config needs data."""
+        """True if some layer's config or an algorithm needs data."""
+        if any(algorithm.needs_calibration for algorithm in self.algo_config):
+            return True
         named = (self.kv_cache_quant_config, self.layer_quant_config, self.layer_type_quant_config)
         layers = (self.global_quant_config, *(layer for table in named for layer in table.values()))
         return any(layer.needs_calibration for layer in layers)

@@ -46,7 +46,10 @@ class Progress(Event):
 
 @dataclass(frozen=True)
 class LayerQuantized(Event):
-    """One weight has its codes. ``relative_error`` is ||W - Q|| / ||W|| (Frobenius), ``sqnr_db`` the same in dB."""
+    """One weight has its codes. ``relative_error`` is ||W - Q|| / ||W|| (Frobenius), ``sqnr_db`` the same in dB.
+
+    ``output_error`` is ||(W - Q) X|| / ||W X|| on the calibration text, None where no algorithm looked at that.
+    """
 
     kind: ClassVar[str] = "layer_quantized"
     name: str
@@ -54,6 +57,7 @@ class LayerQuantized(Event):
     relative_error: float
     sqnr_db: float
     scheme: str
+    output_error: float | None = None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""THE main path, read top to bottom: plan, then block by block load, collect, solve, write; then prove and seal.
+"""THE main path, read top to bottom: plan, then block by block load, prepare, solve, write; then prove and seal.
 
-Memory holds one decoder block at a time. Three streams of hidden states walk through the blocks: the calibration
-windows and the held-out windows through the float block, a few probe windows through the quantized one.
+Memory holds one decoder block at a time. Streams of hidden states walk through the blocks: the calibration windows, the
+held-out windows through the float block, a few probe windows through the quantized one.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from math import log10
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from quantcore.algorithms import RTNConfig
-from quantcore.calibration.experts import share_ranges
-from quantcore.calibration.ranges import Activations, collect_ranges, learned, quantized_activations
+from quantcore.blockwise import BlockAlgorithms, Prepared, RunningBlock, Solved, Streams
+from quantcore.calibration.ranges import Activations, quantized_activations
 from quantcore.calibration.text import TokenWindows, token_windows
 from quantcore.calibration.tokenizer import load_tokenizer
 from quantcore.checkpoint.artifact import building, copy_side_files, seal, write_json
@@ -33,16 +33,16 @@ from quantcore.evaluation.report import build_report
 from quantcore.events import Completed, Emit, LayerQuantized, PhaseStarted, Progress, Warned
 from quantcore.export import EXPORTERS, tensor_name
 from quantcore.layer import LayerPlan
-from quantcore.layouts import canonical, stored
 from quantcore.plan import Plan, export_dir, resolve
 from quantcore.qtensor import QLayer, check_finite
 from quantcore.runtime.devices import default_device
-from quantcore.runtime.single import Hidden, StreamedModel
-from quantcore.solvers import SOLVERS
+from quantcore.runtime.hidden import Hidden
+from quantcore.runtime.single import StreamedModel
 from quantcore.task import Task
 from quantcore.timing import Eta
 
 NUM_PROBES = 2
+EDGE_PROBE_LEN = 32  # tokens with which edges are proven
 
 
 @dataclass
@@ -92,13 +92,14 @@ def quantize(task: Task, headers: ModelHeaders, plan: Plan, folder: Path, emit: 
         headers.config, source.read, set(headers.tensors), plan.block_prefix, plan.num_blocks,
         TORCH_DTYPES[headers.main_dtype], default_device(),
     )  # fmt: skip
-    calibration = model.embed(windows.calibration_NT) if plan.needs_calibration else None
+    algorithms = BlockAlgorithms(task.config, model.dtype)
+    streams = open_streams(model, plan, algorithms, windows)
     held_out = model.embed(windows.held_out_NT)
     probes = Hidden(held_out.states[:NUM_PROBES], held_out.arguments)
     if task.evaluation.num_windows == 0:
         held_out = Hidden([], held_out.arguments)
     expected = Expectation(windows.held_out_NT, torch.empty(0))
-    quantizer = BlockQuantizer(plan, source, model.dtype, expected, emit)
+    quantizer = BlockQuantizer(plan, source, expected, emit)
     with ExitStack() as stack:
         for export in plan.exports:
             quantizer.sinks[export] = stack.enter_context(
@@ -108,99 +109,129 @@ def quantize(task: Task, headers: ModelHeaders, plan: Plan, folder: Path, emit: 
         for index in range(plan.num_blocks):
             with model.block(index) as block:
                 layers = find_modules(model, plan.layers_of(index))
-                with collect_ranges(layers) as ranges:
-                    model.run_block(block, index, calibration)
+                at = RunningBlock(block, index, streams)
+                prepared = algorithms.prepare(at, layers)
                 model.run_block(block, index, held_out)
-                shared, warnings = share_ranges(ranges)
-                quantizer.warn(warnings)
-                activations = {layer: learned(layer, shared[layer], model.dtype) for layer in shared}
-                quantizer.replace_weights(layers, activations)
-                with quantized_activations(layers, activations):
+                model.run_block(block, index, streams.probe)
+                quantizer.note(prepared)
+                for solved in algorithms.solve(at, layers, prepared):
+                    quantizer.write(solved, prepared.activations)
+                quantizer.write_changed(model, block, index, prepared.changed)
+                with quantized_activations(layers, prepared.activations):
                     model.run_block(block, index, probes)
+                    at.leave()
             emit(Progress("quantize", index + 1, plan.num_blocks, "block", eta.after(index + 1)))
-        before = finish_head(model, plan, quantizer, calibration, held_out, probes, windows)
+        before = finish_head(model, plan, quantizer, algorithms, streams, held_out, probes, windows)
         quantizer.copy_the_rest()
         for sink in quantizer.sinks.values():
             sink.finish()
     return Outcome(expected, quantizer.done, quantizer.warnings, before)
 
 
+def open_streams(model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, windows: TokenWindows) -> Streams:
+    """The hidden states in front of block 0 that the algorithms need."""
+    if not plan.needs_calibration:
+        return Streams(None)
+    calibration = model.embed(windows.calibration_NT)
+    return Streams(
+        calibration,
+        probe=model.embed(windows.calibration_NT[:1, :EDGE_PROBE_LEN]) if algorithms.moves_scales else None,
+        reference=Hidden(list(calibration.states), calibration.arguments) if algorithms.compares else None,
+        through_quantized=algorithms.through_quantized,
+    )
+
+
 def finish_head(
-    model: StreamedModel, plan: Plan, quantizer: BlockQuantizer,
-    calibration: Hidden | None, held_out: Hidden, probes: Hidden, windows: TokenWindows,
+    model: StreamedModel, plan: Plan, quantizer: BlockQuantizer, algorithms: BlockAlgorithms, streams: Streams,
+    held_out: Hidden, probes: Hidden, windows: TokenWindows,
 ) -> float | None:  # fmt: skip
     """After the last block: perplexity of the float model (None if not wanted), lm_head if planned, probe logits."""
     with model.head() as logits:
         before = perplexity(logits, held_out.states, windows.held_out_NT) if held_out.states else None
         layers = find_modules(model, plan.layers_of(None))
-        with collect_ranges(layers) as ranges:
-            for state in calibration.states if calibration and ranges else ():
-                logits(state)
-        activations = {layer: learned(layer, ranges[layer], model.dtype) for layer in ranges}
-        quantizer.replace_weights(layers, activations)
-        with quantized_activations(layers, activations):
+        prepared = algorithms.prepare_head(layers, logits, streams)
+        quantizer.note(prepared)
+        for solved in algorithms.solve(None, layers, prepared):
+            quantizer.write(solved, prepared.activations)
+        with quantized_activations(layers, prepared.activations):
             quantizer.expected.probe_logits = probe_logits(logits, probes.states)
     return before
 
 
 class BlockQuantizer:
-    """Chooses codes, writes them to every export, and leaves the dequantized weight in the module."""
+    """Writes what was chosen to every export, and keeps what the report and the proof need of it."""
 
-    def __init__(self, plan: Plan, source: Source, dtype: torch.dtype, expected: Expectation, emit: Emit) -> None:
+    def __init__(self, plan: Plan, source: Source, expected: Expectation, emit: Emit) -> None:
         self.plan = plan
         self.source = source
-        self.dtype = dtype
         self.expected = expected
         self.emit = emit
         self.sinks: dict[str, Sink] = {}
         self.done: list[LayerQuantized] = []
         self.warnings: list[Warned] = []
-        self._solver = SOLVERS.get("rtn")(RTNConfig(range_search=False))
+        self._written: set[str] = set()
 
-    def replace_weights(self, layers: dict[LayerPlan, nn.Module], activations: dict[LayerPlan, Activations]) -> None:
-        """Quantize the weight of each module in place, with what calibration learned beside it in the files."""
-        for layer, module in layers.items():
-            parameter = module.get_parameter("weight")
-            weight = canonical(parameter.data, layer.kind)
-            known = activations.get(layer, Activations())
-            quantized = QLayer(self._solver.solve({layer: weight}, None)[layer], known.inputs, known.outputs)
-            restored = quantized.weight.dequantize()
-            self.expected.weights[layer.name] = digest(restored)
-            self.expected.activations[layer.name] = as_floats(known)
-            self._report(layer, weight, restored)
-            self._write(layer, quantized)
-            parameter.data = stored(restored.to(self.dtype), layer.kind)
-
-    def warn(self, warnings: list[Warned]) -> None:
-        """Say them now, and again in the report."""
-        self.warnings += warnings
-        for warning in warnings:
+    def note(self, prepared: Prepared) -> None:
+        """Say the warnings now, and again in the report."""
+        self.warnings += prepared.warnings
+        for warning in prepared.warnings:
             self.emit(warning)
 
-    def copy_the_rest(self) -> None:
-        """Write every tensor that is not quantized as it was: embeddings, norms, biases, excluded layers."""
-        quantized = {f"{layer.name}.weight" for layer in self.plan.layers}
-        for name in self.source.tensors:
-            if name not in quantized:
-                tensor = self.source.read(name)
-                self.expected.tensors[name] = digest(tensor)
-                for sink in self.sinks.values():
-                    sink.write(name, tensor)
-
-    def _write(self, layer: LayerPlan, quantized: QLayer) -> None:
+    def write(self, solved: Solved, activations: dict[LayerPlan, Activations]) -> None:
+        """Write one layer's codes, with what calibration learned beside them in the files."""
+        layer, known = solved.layer, activations.get(solved.layer, Activations())
+        quantized = QLayer(solved.quantized, known.inputs, known.outputs)
+        self.expected.weights[layer.name] = digest(solved.quantized.dequantize())
+        self.expected.activations[layer.name] = as_floats(known)
+        event = measured(solved)
+        self.done.append(event)
+        self.emit(event)
         for export, sink in self.sinks.items():
             for part, tensor in EXPORTERS.get(export).encode(layer, quantized).items():
                 name = tensor_name(layer.name, part)
                 sink.write(name, tensor.to(TORCH_DTYPES[self.plan.layouts[export][name].dtype]))
+        self._written.add(f"{layer.name}.weight")
 
-    def _report(self, layer: LayerPlan, weight: torch.Tensor, restored: torch.Tensor) -> None:
-        signal = weight.float().norm()
-        error = ((weight.float() - restored).norm() / signal).item() if signal > 0 else 0.0
-        sqnr_db = -20 * torch.log10(torch.tensor(error)).item() if error > 0 else float("inf")
-        block = -1 if layer.block is None else layer.block
-        event = LayerQuantized(layer.name, block, round(error, 6), round(min(sqnr_db, 999.0), 2), layer.scheme)
-        self.done.append(event)
-        self.emit(event)
+    def write_changed(self, model: StreamedModel, block: nn.Module, index: int, names: set[str]) -> None:
+        """Write the parameters of a block that are not quantized, but other than in the checkpoint."""
+        for name in sorted(names):
+            self._write_float(model.stored_name(index, name), block.get_parameter(name).data)
+
+    def copy_the_rest(self) -> None:
+        """Write every tensor that was not written yet as it was: embeddings, norms, biases, excluded layers."""
+        for name in self.source.tensors:
+            if name not in self._written:
+                self._write_float(name, self.source.read(name))
+
+    def _write_float(self, name: str, tensor: torch.Tensor) -> None:
+        self.expected.tensors[name] = digest(tensor)
+        for sink in self.sinks.values():
+            sink.write(name, tensor)
+        self._written.add(name)
+
+
+def measured(solved: Solved) -> LayerQuantized:
+    """How far the codes are from the weight, and the layer's output from what it was on the calibration text."""
+    layer, weight = solved.layer, solved.weight_OI.float()
+    lost = weight - solved.quantized.dequantize()
+    error = _ratio(lost.norm(), weight.norm())
+    gram = None if solved.stats is None else solved.stats.gram_II
+    output_error = None
+    if gram is not None:
+        power = [((part @ gram.float()) * part).sum().clamp(min=0).sqrt() for part in (lost, weight)]
+        output_error = round(_ratio(*power), 6)
+    return LayerQuantized(
+        name=layer.name,
+        block=-1 if layer.block is None else layer.block,
+        relative_error=round(error, 6),
+        sqnr_db=round(min(-20 * log10(error), 999.0), 2) if error > 0 else 999.0,
+        scheme=layer.scheme,
+        output_error=output_error,
+    )
+
+
+def _ratio(part: torch.Tensor, whole: torch.Tensor) -> float:
+    return (part / whole).item() if whole > 0 else 0.0
 
 
 def find_modules(model: StreamedModel, layers: tuple[LayerPlan, ...]) -> dict[LayerPlan, nn.Module]:

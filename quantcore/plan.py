@@ -116,12 +116,13 @@ def resolve(
         kept=kept,
         exports=tuple(exports),
         calibration=calibration,
-        needs_calibration=any(layer.config.needs_calibration for layer in layers),
+        needs_calibration=any(layer.config.needs_calibration for layer in layers)
+        or any(algorithm.needs_calibration for algorithm in config.algo_config),
         tied_lm_head=not any(map(is_head, tensors)),
         size_before_bytes=sum(tensor.num_bytes for tensor in tensors.values()),
         size_after_bytes=sum(layout.num_bytes for layout in layouts[exports[0]].values()),
         layouts=layouts,
-        memory_bytes=_memory(layers, tensors, prefix, calibration),
+        memory_bytes=_memory(config, layers, tensors, prefix, calibration),
         warnings=warnings,
     )
 
@@ -225,8 +226,8 @@ def _check_possible(config: Config) -> None:
     types = [kind for kind in config.layer_type_quant_config if kind not in STREAMED_TYPES]
     faults = {
         "algo_config": (
-            ", ".join(algorithm.name for algorithm in config.algo_config),
-            "Leave it out: weights are rounded.",
+            ", ".join(algorithm.name for algorithm in config.algo_config if algorithm.name == "rotation"),
+            "Leave it out.",
         ),
         "quant_mode": ("fx_graph_mode" * (config.quant_mode is QuantizationMode.fx_graph_mode), "Take eager_mode."),
         "softmax_quant_spec": ("softmax" * (config.softmax_quant_spec is not None), "Use ModelQuantizer, in memory."),
@@ -314,9 +315,14 @@ def _layout(
     return layout
 
 
+def _needs_calibration(config: Config, layers: Sequence[LayerPlan]) -> bool:
+    return any(one.needs_calibration for one in (*config.algo_config, *(layer.config for layer in layers)))
+
+
 def _memory(
-    layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader], prefix: str, calibration: CalibrationConfig
-) -> dict[str, int]:
+    config: Config, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader], prefix: str,
+    calibration: CalibrationConfig,
+) -> dict[str, int]:  # fmt: skip
     """Where the engine's memory goes, in bytes: independent of the model's depth."""
     blocks = Counter[str]()
     outside = 0
@@ -333,8 +339,18 @@ def _memory(
         "embedding_and_head": outside,
         "one_block": max(blocks.values()),
         "one_weight_in_float32": 3 * 4 * largest,
+        "statistics": _statistics(layers) if config.algo_config else 0,
         "activations": calibration.num_samples * calibration.seq_len * hidden * element,
     }
+
+
+def _statistics(layers: Sequence[LayerPlan]) -> int:
+    """One float32 matrix [I, I] for each input of a block, and two more of the largest to factorise it."""
+    inputs: dict[int | None, set[tuple[str, int]]] = {}
+    for layer in layers:
+        inputs.setdefault(layer.block, set()).add((layer.name.rpartition(".")[0], layer.in_features))
+    widths = [[width for _, width in found] for found in inputs.values()]
+    return 4 * max(sum(width * width for width in one) + 2 * max(one) ** 2 for one in widths)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -16,7 +16,7 @@ from torch import nn
 from quantcore.layouts import canonical
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Edge:
     """``producer`` and ``consumers`` are names of modules in the block, each with a ``weight``.
 
@@ -42,29 +42,38 @@ class Edge:
         Computed in float32 and stored in each weight's dtype. What a norm can store decides: its consumers take back
         the scale that is in its rounded weight. Returns the names of the parameters that changed (``v_proj.weight``).
         """
-        scale = scale_F.float()
+        self.multiply(block, self.divide(block, scale_F))
+        has_bias = getattr(block.get_submodule(self.producer), "bias", None) is not None
+        return [
+            f"{self.producer}.weight",
+            *([f"{self.producer}.bias"] if has_bias else []),
+            *(f"{name}.weight" for name in self.consumers),
+        ]
+
+    def divide(self, block: nn.Module, scale_F: torch.Tensor) -> torch.Tensor:
+        """The producer's half of ``fold``. Returns the scale [F] that its weight could store, for the consumers."""
         producer = block.get_submodule(self.producer)
-        weight = canonical(producer.get_parameter("weight").data, kind_of(producer))
-        rows = self.rows.to(weight.device)
+        weight = weight_of(producer)
+        rows, scale = self.rows.to(weight.device), scale_F.to(weight.device, torch.float32)
+        stored = scale
         if weight.ndim == 1:
             offset = 1.0 if self.plus_one else 0.0
             before = weight[rows].float() + offset
             weight[rows] = (before / scale - offset).to(weight.dtype)
             after = weight[rows].float() + offset
-            scale = torch.where(after == 0, scale, before / after)
+            stored = torch.where(after == 0, scale, before / after)
         else:
             weight[rows] = (weight[rows].float() / scale[:, None]).to(weight.dtype)
-        changed = [f"{self.producer}.weight"]
         if getattr(producer, "bias", None) is not None:
             bias = producer.get_parameter("bias").data
-            bias[rows] = (bias[rows].float() / scale).to(bias.dtype)
-            changed.append(f"{self.producer}.bias")
+            bias[rows] = (bias[rows].float() / stored).to(bias.dtype)
+        return stored
+
+    def multiply(self, block: nn.Module, scale_F: torch.Tensor) -> None:
+        """The consumers' half of ``fold``."""
         for name in self.consumers:
-            consumer = block.get_submodule(name)
-            columns = canonical(consumer.get_parameter("weight").data, kind_of(consumer))
-            columns.copy_(columns.float() * self.spread(scale))
-            changed.append(f"{name}.weight")
-        return changed
+            weight_OI = weight_of(block.get_submodule(name))
+            weight_OI.mul_(self.spread(scale_F.to(weight_OI.device)))
 
     def spread(self, scale_F: torch.Tensor) -> torch.Tensor:
         """``scale_F`` for every input of the consumers, [I]."""
@@ -74,6 +83,28 @@ class Edge:
         """The largest value over the inputs that share a scale, [F]."""
         result = torch.zeros(self.num_scales, dtype=value_I.dtype, device=value_I.device)
         return result.scatter_reduce(0, self.channels.to(value_I.device), value_I, "amax", include_self=False)
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """Linear layers whose inputs take no scale, and why, in words. ``producer`` is None where no layer feeds them."""
+
+    producer: str | None
+    consumers: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class FoundEdges:
+    """What a block has, and what it has not: between them every tensor that linear layers read."""
+
+    edges: tuple[Edge, ...]
+    rejected: tuple[Rejected, ...]
+
+
+def weight_of(module: nn.Module) -> torch.Tensor:
+    """The weight of a norm [O] or of a linear layer [O, I]: a view, to be changed in place."""
+    return canonical(module.get_parameter("weight").data, kind_of(module))
 
 
 def kind_of(module: nn.Module) -> str:

@@ -46,7 +46,7 @@ def share_ranges(watched: Mapping[LayerPlan, Watched]) -> tuple[dict[LayerPlan, 
                 hint="Give more calibration text, quantize its input dynamically, or exclude the layer.",
                 field="/calibration/num_samples",
             )
-    return shared, [_warning(moe, counts) for moe, counts in poor.items()]
+    return shared, [_warning(moe, counts, _SHARED) for moe, counts in poor.items()]
 
 
 def num_tokens(layer: LayerPlan, watched: Watched) -> int:
@@ -66,11 +66,34 @@ def _merged(observers: list[Observer | None]) -> Observer | None:
     return merged
 
 
-def _warning(moe: str, counts: dict[int, int]) -> Warned:
+def too_few_tokens(seen: Mapping[LayerPlan, int]) -> list[Warned]:
+    """Warnings for the layers of which fewer than ``MIN_TOKENS`` inputs were ``seen``: one a mixture, one a layer."""
+    poor: dict[str, dict[int, int]] = {}
+    warnings = []
+    for layer, count in seen.items():
+        if count >= MIN_TOKENS:
+            continue
+        if match := EXPERT.match(layer.name):
+            poor.setdefault(match["moe"], {})[int(match["index"])] = count
+        else:
+            warnings.append(
+                Warned(
+                    "layer_saw_few_tokens",
+                    f"{layer.name} saw {count} calibration token(s), fewer than {MIN_TOKENS}: {_ALONE}",
+                )
+            )
+    return warnings + [_warning(moe, counts, _ALONE) for moe, counts in poor.items()]
+
+
+_SHARED = "their activation ranges are those of all experts there."
+_ALONE = "codes are chosen from the weights alone."
+
+
+def _warning(moe: str, counts: dict[int, int], consequence: str) -> Warned:
     listed = ", ".join(f"expert {index} {count}" for index, count in sorted(counts.items())[:8])
     more = f" and {len(counts) - 8} more" if len(counts) > 8 else ""
     return Warned(
         "expert_saw_few_tokens",
         f"{len(counts)} expert(s) of {moe} saw fewer than {MIN_TOKENS} calibration tokens ({listed}{more}):"
-        " their activation ranges are those of all experts there.",
+        f" {consequence}",
     )

@@ -29,7 +29,8 @@ from quantcore.export import EXPORTERS, tensor_name
 from quantcore.layer import LayerPlan
 from quantcore.plan import Plan, export_dir, resolve
 from quantcore.runtime.devices import default_device, release_freed_memory
-from quantcore.runtime.single import Hidden, StreamedModel
+from quantcore.runtime.hidden import Hidden
+from quantcore.runtime.single import StreamedModel
 from quantcore.task import Task
 from quantcore.timing import Eta
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -18,6 +18,8 @@ from quantcore.checkpoint.experts import EXPERT
 from quantcore.errors import CalibrationError
 from quantcore.layer import LayerPlan
 from quantcore.nn.log import log
+
+T = TypeVar("T")
 
 
 def calibrate(
@@ -34,7 +36,7 @@ def calibrate(
         return {}
     num_batches = 0
     with evaluating(model), torch.no_grad(), collect_ranges(modules) as watched:
-        for batch in _shown(batches or ()):
+        for batch in shown(batches or (), "calibrate"):
             run(model, batch)
             num_batches += 1
     if num_batches == 0:
@@ -92,10 +94,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _shown(batches: Iterable[Any]) -> Iterable[Any]:
-    """``batches`` with a progress bar where a person watches."""
+def shown(things: Iterable[T], what: str) -> Iterable[T]:
+    """``things`` with a progress bar where a person watches."""
     console = Console(stderr=True)
-    return track(batches, "calibrate", console=console, transient=True, disable=not console.is_terminal)
+    return track(things, what, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _check_all_seen(watched: dict[LayerPlan, Watched]) -> None:

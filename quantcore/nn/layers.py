@@ -122,14 +122,22 @@ def quantized_layers(model: nn.Module) -> Iterator[tuple[str, QuantizedLayer]]:
     return ((name, module) for name, module in model.named_modules() if isinstance(module, QuantizedLayer))
 
 
-def find_quantizers(module: nn.Module, plan: LayerPlan, learned: Activations) -> dict[str, TensorQuantizer | None]:
-    """What ``quantize_layer`` needs. The ranges of weight and bias are taken from what they hold."""
+def find_quantizers(
+    module: nn.Module, plan: LayerPlan, learned: Activations, weight_params: QParams | None = None
+) -> dict[str, TensorQuantizer | None]:
+    """What ``quantize_layer`` needs. Ranges of weight and bias that are not given are taken from what they hold."""
     config = plan.config
     weight = canonical(module.get_parameter("weight").detach(), plan.kind, num_groups(module))
     bias = getattr(module, "bias", None)
     return {
         "input_quantizer": _of_activation(config.input_tensors, learned.inputs),
-        "weight_quantizer": None if config.weight is None else TensorQuantizer.of_weight(weight, config.weight),
+        "weight_quantizer": (
+            None
+            if config.weight is None
+            else TensorQuantizer.of_weight(weight, config.weight)
+            if weight_params is None
+            else TensorQuantizer(config.weight, weight_params, is_weight=True)
+        ),
         "bias_quantizer": (
             None if config.bias is None or bias is None else TensorQuantizer.of_weight(bias.detach(), config.bias)
         ),

@@ -15,6 +15,7 @@ from quantcore.blocks.names import projection_names
 from quantcore.calibration.ranges import Activations
 from quantcore.config import Config, QuantizationMode
 from quantcore.errors import CalibrationError, ConfigError
+from quantcore.nn.algorithms import Applied, apply_algorithms
 from quantcore.nn.attention import attention_watched
 from quantcore.nn.calibration import calibrate
 from quantcore.nn.graph import trace
@@ -27,7 +28,8 @@ class ModelQuantizer:
     """Quantizes models as ``config`` says.
 
     The float model is calibrated first, then its layers are replaced: if anything fails, the model is as it was. Only
-    that fused experts (Transformers' 3-D weights) are one linear layer each from then on.
+    that fused experts (Transformers' 3-D weights) are one linear layer each from then on. With ``algo_config`` the
+    decoder blocks are done one after the other: a failure leaves those before it quantized, so load the model again.
     """
 
     def __init__(self, config: Config) -> None:
@@ -50,13 +52,19 @@ class ModelQuantizer:
         for warning in selection.warnings:
             log.warning(warning)
         softmax = self.config.softmax_quant_spec
+        applied = Applied({}, {})
+        if self.config.algo_config:
+            batches = list(dataloader or ())
+            dataloader = batches
+            applied = apply_algorithms(model, self.config, selection.modules, batches)
+        rest = {plan: module for plan, module in selection.modules.items() if plan not in applied.weights}
         with ExitStack() as stack:
             if softmax is not None:
                 stack.enter_context(attention_watched(model, softmax))
             is_static = softmax is not None and softmax.is_static
-            learned = calibrate(model, selection.modules, dataloader, others_learn=is_static)
+            learned = applied.activations | calibrate(model, rest, dataloader, others_learn=is_static)
             found = {
-                plan: find_quantizers(module, plan, learned.get(plan, Activations()))
+                plan: find_quantizers(module, plan, learned.get(plan, Activations()), applied.weights.get(plan))
                 for plan, module in selection.modules.items()
             }
         for plan, module in selection.modules.items():
@@ -97,12 +105,11 @@ class ModelQuantizer:
                 hint="Leave it out, or take eager mode.",
                 field="/softmax_quant_spec",
             )
-        if self.config.algo_config:
-            names = ", ".join(algorithm.name for algorithm in self.config.algo_config)
+        if self.config.algo_config and self.config.quant_mode is QuantizationMode.fx_graph_mode:
             raise ConfigError(
-                f"The algorithm {names} is not applied by ModelQuantizer yet.",
-                code="unsupported_algorithm",
-                hint="Leave algo_config out: dataclasses.replace(config, algo_config=()).",
+                "algo_config works on decoder blocks, which a graph has no more.",
+                code="invalid_config",
+                hint="Leave it out, or take eager mode.",
                 field="/algo_config",
             )
 

@@ -1,16 +1,16 @@
 """A model of which one decoder block is in memory at a time.
 
-The skeleton runs as Transformers wrote it. Two tricks make its blocks ours: while the part before the blocks runs,
-each block's ``forward`` is replaced by one that records what the model hands to it; while the part after the blocks
-runs, the first block returns the hidden states that we computed. So embedding scales, per-layer masks, RoPE tables,
-final norms and logit soft-caps are the model's own, whatever the architecture.
+The skeleton runs as Transformers wrote it. Two tricks make its blocks ours (see ``relay``): while the part before the
+blocks runs, each block's ``forward`` is replaced by one that records what the model hands to it; while the part after
+the blocks runs, the first block returns the hidden states that we computed. So embedding scales, per-layer masks, RoPE
+tables, final norms and logit soft-caps are the model's own, whatever the architecture.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,28 +21,10 @@ from quantcore.blocks.names import place_tensors, projection_names
 from quantcore.blocks.skeleton import build_skeleton, find_block_list, float32_names, set_parameter
 from quantcore.errors import ModelError
 from quantcore.runtime.devices import release_freed_memory
+from quantcore.runtime.hidden import Arguments, Hidden
+from quantcore.runtime.relay import Relay, blocks_replaced
 
 ReadTensor = Callable[[str], torch.Tensor]
-
-
-@dataclass
-class Arguments:
-    """What one block is called with after the hidden states."""
-
-    positional: tuple[Any, ...] = ()
-    named: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class Hidden:
-    """Hidden states of some windows on their way through the blocks: N tensors [1, T, H], all of the same T.
-
-    ``arguments[i]`` is what the model gives to block i beside them (masks, RoPE tables): the same for every window,
-    because windows have one length and no padding.
-    """
-
-    states: list[torch.Tensor]
-    arguments: list[Arguments]
 
 
 class StreamedModel:
@@ -85,12 +67,18 @@ class StreamedModel:
             )
         return self.model.get_submodule(place.rpartition(".")[0])
 
+    def stored_name(self, index: int, name: str) -> str:
+        """The checkpoint's name of the parameter ``name`` of block ``index``."""
+        place = f"{self._prefix}{index}.{name}"
+        return self._stored.get(place, place)
+
     def embed(self, windows_NT: torch.Tensor) -> Hidden:
         """Token ids [N, T] to the input of block 0."""
         hidden = Hidden([], [Arguments() for _ in self.blocks])
         with self._outside_loaded(head=False), self._blocks_replaced(hidden.arguments) as relay:
             for window_T in windows_NT:
-                self._run_around_blocks(window_T[None].to(self.device), relay)
+                ids_NT = window_T[None].to(self.device)
+                relay.run(partial(self.model.base_model, input_ids=ids_NT, use_cache=False))
                 hidden.states.append(relay.seen)
         return hidden
 
@@ -112,12 +100,8 @@ class StreamedModel:
         """Take every window one block further, in place; None is no window at all."""
         if hidden is None:
             return
-        arguments = hidden.arguments[index]
-        with torch.inference_mode():
-            for i, state in enumerate(hidden.states):
-                output = block(state, *arguments.positional, **arguments.named)
-                self._returns_tuple = isinstance(output, tuple)
-                hidden.states[i] = output[0] if self._returns_tuple else output
+        hidden.advance(block, index)
+        self._returns_tuple = hidden.returns_tuple
 
     @contextmanager
     def head(self) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
@@ -131,16 +115,6 @@ class StreamedModel:
                 return result
 
             yield logits
-
-    def _run_around_blocks(self, ids_NT: torch.Tensor, relay: _Relay) -> None:
-        """The model without its blocks. Blocks of some models return a tuple: known once the next one gets a part."""
-        try:
-            self.model.base_model(input_ids=ids_NT, use_cache=False)
-        except ModelError:
-            if relay.as_tuple:
-                raise
-            relay.as_tuple = True
-            self.model.base_model(input_ids=ids_NT, use_cache=False)
 
     def _fused_experts(self, block: nn.Module, index: int) -> list[str]:
         """The modules in the block whose experts the checkpoint holds one by one."""
@@ -173,16 +147,12 @@ class StreamedModel:
         return f"{path}.weight" in self._stored and self.model.get_submodule(path) is head
 
     @contextmanager
-    def _blocks_replaced(self, arguments: list[Arguments]) -> Iterator[_Relay]:
-        relay = _Relay(self._returns_tuple)
-        for index, block in enumerate(self.blocks):
-            block.forward = _recorder(arguments[index], relay, is_first=index == 0)
-        try:
-            yield relay
-        finally:
-            self._returns_tuple = relay.as_tuple
-            for block in self.blocks:
-                del block.forward  # the class's own forward again
+    def _blocks_replaced(self, arguments: list[Arguments]) -> Iterator[Relay]:
+        with blocks_replaced(self.blocks, arguments, as_tuple=self._returns_tuple) as relay:
+            try:
+                yield relay
+            finally:
+                self._returns_tuple = relay.as_tuple
 
     def _load(self, module: nn.Module, name: str, place: str) -> None:
         """Fill the parameter ``name`` of ``module``, which the whole model calls ``place``."""
@@ -194,39 +164,3 @@ class StreamedModel:
         for name in names:
             parameter = module.get_parameter(name)
             set_parameter(module, name, torch.empty_like(parameter, device="meta"))
-
-
-@dataclass
-class _Relay:
-    """What goes through the replaced blocks: ``seen`` by the first, which returns ``give`` instead of it if it is set.
-
-    ``passed`` is what the last block that was called returned.
-    """
-
-    as_tuple: bool
-    give: torch.Tensor | None = None
-    seen: torch.Tensor = field(init=False)
-    passed: torch.Tensor = field(init=False)
-
-
-def _recorder(arguments: Arguments, relay: _Relay, *, is_first: bool) -> Callable[..., Any]:
-    """A stand-in for a block's forward: remembers what comes beside the hidden states and passes these through.
-
-    The model must hand to each block just what the one before returned: what it did in between would be missed.
-    """
-
-    def forward(hidden_states: torch.Tensor, *positional: Any, **named: Any) -> Any:
-        arguments.positional, arguments.named = positional, named
-        if is_first:
-            relay.seen = hidden_states
-            hidden_states = hidden_states if relay.give is None else relay.give
-        elif hidden_states is not relay.passed:
-            raise ModelError(
-                "This model computes something between its decoder blocks, outside of them.",
-                code="unsupported_architecture",
-                hint="Bitfoundry quantizes models that are a plain chain of decoder blocks.",
-            )
-        relay.passed = hidden_states
-        return (hidden_states,) if relay.as_tuple else hidden_states
-
-    return forward

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quantcore.registry import Registry
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from quantcore.layer import LayerPlan
     from quantcore.qtensor import QTensor
@@ -34,4 +35,23 @@ class Solver(Protocol):
         """
 
 
+class Tuner(Protocol):
+    """Improves the codes of all layers of a block together, by what the block computes."""
+
+    needs: Needs
+
+    def __init__(self, config: Any) -> None: ...
+
+    def tune(
+        self, modules: Mapping[LayerPlan, nn.Module], start: Mapping[LayerPlan, QTensor],
+        run: Callable[[int], torch.Tensor], targets: Sequence[torch.Tensor],
+    ) -> dict[LayerPlan, QTensor]:  # fmt: skip
+        """Other codes, and scales, than ``start``; never worse ones.
+
+        ``run`` gives the block's output for a window with the weights that the modules hold, with gradients;
+        ``targets`` are the outputs of the float block. The modules are left as they were.
+        """
+
+
 SOLVERS: Registry[type[Solver]] = Registry("solver", "quantcore.solvers")
+TUNERS: Registry[type[Tuner]] = Registry("tuner", "quantcore.solvers")

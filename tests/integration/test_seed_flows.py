@@ -16,7 +16,6 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from quantcore.errors import ConfigError
 from tests.factories import tiny_model
 
 TEXT = ["The quick brown fox jumps over the lazy dog.", "A module is a file containing Python definitions."] * 4
@@ -104,10 +103,6 @@ def test_the_document_of_vllm():
     from quantcore import ModelQuantizer, ModelExporter
     from quantcore import ExporterConfig, JsonExporterConfig
 
-    with pytest.raises(ConfigError, match="autosmoothquant is not applied by ModelQuantizer yet"):
-        ModelQuantizer(quant_config).quantize_model(model, calib_dataloader)
-    quant_config = replace(quant_config, algo_config=())
-
     quantizer = ModelQuantizer(quant_config)
     quant_model = quantizer.quantize_model(model, calib_dataloader)
     assert quant_model is model
@@ -130,6 +125,9 @@ def test_the_document_of_vllm():
     assert stored[attention + "q_proj.weight"].dtype == torch.float8_e4m3fn
     weight = stored[attention + "v_proj.weight"].float() * stored[attention + "v_proj.weight_scale"].float()
     assert torch.equal(weight.bfloat16(), layer.weight)
+    norm = "model.layers.2.post_attention_layernorm.weight"  # scales were moved from here into the MLP
+    assert torch.equal(stored[norm], freezed_model.get_parameter(norm))
+    assert not torch.equal(stored[norm], AutoModelForCausalLM.from_pretrained(MODEL_ID).get_parameter(norm))
     assert json.loads((Path(EXPORT_DIR) / "config.json").read_text())["quantization_config"]["quant_method"] == "fp8"
 
 
@@ -324,7 +322,7 @@ def test_the_document_on_configs():
 
     example_3 = quant_config
 
-    for quant_config in (example_1, replace(example_2, algo_config=()), example_3):
+    for quant_config in (example_1, replace(example_2, algo_config=AWQ_CONFIG), example_2, example_3):
         model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-2-70b-chat-hf")
         calib_dataloader = DataLoader(torch.randint(0, 512, (4, 16)))
 

@@ -9,11 +9,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quantcore import (
-    AWQConfig,
     CalibrationError,
     Config,
     ConfigError,
-    GPTQConfig,
     ModelError,
     ModelQuantizer,
     NumericsError,
@@ -240,12 +238,6 @@ def test_freezing_a_float_model_is_refused_and_freezing_twice_changes_nothing():
     model = ModelQuantizer.freeze(quantize(net(), WEIGHT_ONLY))
     weight = model.a.weight.detach().clone()
     assert ModelQuantizer.freeze(model) is model and torch.equal(model.a.weight, weight)
-
-
-@pytest.mark.parametrize("algorithm", [AWQConfig(), GPTQConfig()])
-def test_an_algorithm_is_refused_by_name(algorithm):
-    with pytest.raises(ConfigError, match=f"The algorithm {algorithm.name} is not applied.*algo_config=\\(\\)"):
-        quantize(net(), WEIGHT_ONLY, algo_config=algorithm)
 
 
 @pytest.mark.parametrize("preset", presets.PRESETS)

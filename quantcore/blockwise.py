@@ -1,0 +1,328 @@
+"""The algorithms on one decoder block: everything between its float weights and its codes.
+
+``prepare`` runs the calibration windows through the block, moves scales along its edges and learns the ranges of
+activations; ``solve`` then chooses the codes, layer by layer. Both work on whatever holds the block: the streamed model
+of the pipeline or a model in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
+
+import torch
+from torch import nn
+
+from quantcore.algorithms import AlgoConfig, RTNConfig
+from quantcore.blocks.discovery import EdgeFinder, FoundEdges, listed_edges
+from quantcore.blocks.edges import Edge, kind_of
+from quantcore.calibration.experts import MIN_TOKENS, share_ranges, too_few_tokens
+from quantcore.calibration.ranges import Activations, Watched, collect_ranges, learned
+from quantcore.calibration.stats import StatsCollector
+from quantcore.config import Config
+from quantcore.errors import NumericsError
+from quantcore.events import Warned
+from quantcore.layer import LayerPlan
+from quantcore.layouts import canonical, stored
+from quantcore.qtensor import QTensor
+from quantcore.runtime.hidden import Hidden
+from quantcore.solvers import SOLVERS, TUNERS, Tuner
+from quantcore.stats import Stats
+from quantcore.transforms import SMOOTHINGS, Consumer, Smoothing
+
+FOLD_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
+"""Largest relative change of a block's update by folding: rounding of the folded weights gives less, a fault far more.
+"""
+
+PLAIN = RTNConfig(range_search=False)
+Modules = dict[LayerPlan, nn.Module]
+
+
+@dataclass
+class Streams:
+    """Hidden states in front of a block.
+
+    ``calibration``: where statistics are taken; None if nothing is learned from data. With ``through_quantized`` they
+    have come through the quantized blocks, else through the float ones. ``reference``: the same windows through the
+    float blocks, where an algorithm compares the two. ``probe``: one short window, to prove edges with.
+    """
+
+    calibration: Hidden | None
+    probe: Hidden | None = None
+    reference: Hidden | None = None
+    through_quantized: bool = False
+
+
+@dataclass(frozen=True)
+class RunningBlock:
+    """A loaded block, its number, and what stands in front of it."""
+
+    block: nn.Module
+    index: int
+    streams: Streams
+
+    @property
+    def calibration(self) -> Hidden:
+        assert self.streams.calibration is not None
+        return self.streams.calibration
+
+    def run(self, *, collector: StatsCollector | None = None, advance: bool = False) -> None:
+        """Every calibration window through the block as it is; ``advance`` keeps what comes out.
+
+        With a ``collector`` the reference goes along, one window before the other.
+        """
+        reference = self.streams.reference
+        with torch.no_grad():
+            for window in range(len(self.calibration.states)):
+                if collector is not None and reference is not None:
+                    with collector.reference():
+                        reference.states[window] = reference.run(self.block, self.index, window)
+                output = self.output(window)
+                if advance:
+                    self.calibration.states[window] = output
+
+    def output(self, window: int) -> torch.Tensor:
+        """Of one calibration window, with gradients if they are enabled."""
+        return self.calibration.run(self.block, self.index, window)
+
+    def update(self) -> torch.Tensor:
+        """What the block adds to the probe."""
+        probe = self.streams.probe
+        assert probe is not None
+        with torch.no_grad():
+            return probe.run(self.block, self.index, 0) - probe.states[0]
+
+    def leave(self) -> None:
+        """Take the streams that come through quantized blocks to the next one. This block is quantized by now."""
+        if self.streams.calibration is not None and self.streams.through_quantized:
+            self.run(advance=True)
+
+
+@dataclass
+class Prepared:
+    """What is known of a block's layers once its scales are where they stay.
+
+    ``names`` are those of the layers in the block. ``changed``: parameters (names in the block) that are not quantized
+    and have new values. ``edges`` is None where no scale was moved; ``fold_error`` is how much moving them changed the
+    block's update.
+    """
+
+    stats: dict[LayerPlan, Stats]
+    activations: dict[LayerPlan, Activations]
+    names: dict[LayerPlan, str] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)
+    warnings: list[Warned] = field(default_factory=list)
+    edges: FoundEdges | None = None
+    fold_error: float | None = None
+
+
+@dataclass(frozen=True)
+class Solved:
+    """One layer's result: ``weight_OI`` as it was before rounding (float, folded), and its codes."""
+
+    layer: LayerPlan
+    weight_OI: torch.Tensor
+    quantized: QTensor
+    stats: Stats | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that read the same input, and what is known of it: None if that is too little, or not to be used."""
+
+    layers: Modules
+    stats: Stats | None
+
+
+class BlockAlgorithms:
+    """What ``config.algo_config`` asks for, made once for a model."""
+
+    def __init__(self, config: Config, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._solver_config: AlgoConfig = PLAIN
+        self._tuner: Tuner | None = None
+        self._smoothings: list[tuple[AlgoConfig, Smoothing]] = []
+        for one in config.algo_config:
+            if one.name in SMOOTHINGS:
+                self._smoothings.append((one, SMOOTHINGS.get(one.name)(one)))
+            elif one.name in TUNERS:
+                self._tuner, self._solver_config = TUNERS.get(one.name)(one), RTNConfig()
+            elif one.name in SOLVERS:
+                self._solver_config = one
+        self._solver = SOLVERS.get(self._solver_config.name)(self._solver_config)
+        self._plain = SOLVERS.get(PLAIN.name)(PLAIN)
+        self._finder = EdgeFinder()
+        self._sequential: bool = getattr(self._solver_config, "true_sequential", False)
+        self._needs = reduce(or_, (smoothing.needs for _, smoothing in self._smoothings), self._solver.needs)
+        self.through_quantized = self._sequential or self._needs.shift or self._tuner is not None
+        """Whether statistics are taken behind the quantized blocks."""
+        self.compares = self._needs.shift or self._tuner is not None
+        """Whether what is there is compared with the float model."""
+        self.moves_scales = bool(self._smoothings)
+        self._learns = self.moves_scales or self._solver_config != PLAIN
+
+    def prepare(self, at: RunningBlock, layers: Modules) -> Prepared:
+        """Statistics, scales, ranges: leaves the float block computing what it computed.
+
+        Raises NumericsError if a fold changed the block's function, CalibrationError or NumericsError for inputs whose
+        range cannot be learned.
+        """
+        if at.streams.calibration is None:
+            return Prepared({}, {})
+        names = _names(at.block, layers)
+        modules = {names[layer]: module for layer, module in layers.items()}
+        advance = not at.streams.through_quantized
+        if not self._smoothings:
+            with collect_ranges(layers) as ranges:
+                stats = self._collect(modules, at, advance=advance)
+            return self._prepared(names, stats, ranges)
+        is_static = any(layer.config.needs_calibration for layer in layers)
+        before = at.update()
+        found = self._finder.find(at.block, at.update)
+        others = {name: at.block.get_submodule(name) for edge in found.edges for name in edge.consumers}
+        stats = self._collect(others | modules, at, advance=advance and not is_static)
+        changed = self._smooth(at, found, names, stats)
+        error = ((at.update() - before).norm() / before.norm()).item()
+        _check_fold(at.index, error, self._dtype)
+        with collect_ranges(layers) as ranges:
+            if is_static:
+                at.run(advance=advance)
+        prepared = self._prepared(names, stats, ranges)
+        prepared.changed = changed - {f"{name}.weight" for name in names.values()}
+        prepared.edges, prepared.fold_error = found, error
+        return prepared
+
+    def prepare_head(
+        self, layers: Modules, logits: Callable[[torch.Tensor], torch.Tensor], streams: Streams
+    ) -> Prepared:
+        """As ``prepare``, for layers behind the last block; ``logits`` runs them on a window."""
+        if streams.calibration is None or not layers:
+            return Prepared({}, {})
+        states = streams.calibration.states
+        names = {layer: layer.name for layer in layers}
+        collector = StatsCollector({layer.name: module for layer, module in layers.items()}, self._needs, len(states))
+        with torch.no_grad(), collect_ranges(layers) as ranges, collector.watching():
+            for state in states:
+                logits(state)
+        return self._prepared(names, collector.stats() if self._learns else {}, ranges)
+
+    def solve(self, at: RunningBlock | None, layers: Modules, prepared: Prepared) -> Iterator[Solved]:
+        """Codes for every layer; its module holds what they stand for when a result is given. ``at`` is None for layers
+        behind the blocks."""
+        chosen = self._solve_groups(at, layers, prepared)
+        if self._tuner is not None and at is not None and at.streams.reference is not None:
+            untuned = list(chosen)
+            start = {solved.layer: solved.quantized for solved in untuned if solved.stats is not None}
+            tuned = self._tuner.tune(layers, start, at.output, at.streams.reference.states)
+            chosen = (replace(solved, quantized=tuned.get(solved.layer, solved.quantized)) for solved in untuned)
+        for solved in chosen:
+            restored = solved.quantized.dequantize().to(self._dtype)
+            layers[solved.layer].get_parameter("weight").data = stored(restored, solved.layer.kind)
+            yield solved
+
+    def _solve_groups(self, at: RunningBlock | None, layers: Modules, prepared: Prepared) -> Iterator[Solved]:
+        """The solver's codes, input by input."""
+        for number, group in enumerate(self._groups(layers, prepared)):
+            stats = group.stats
+            if self._sequential and number and stats is not None and at is not None:
+                again = self._collect({layer.name: module for layer, module in group.layers.items()}, at)
+                stats = next(iter(again.values()), stats)
+            weights = {
+                layer: canonical(module.get_parameter("weight").data, layer.kind)
+                for layer, module in group.layers.items()
+            }
+            solver = self._plain if stats is None else self._solver
+            for layer, quantized in solver.solve(weights, stats).items():
+                yield Solved(layer, weights[layer], quantized, stats)
+
+    def _collect(self, modules: dict[str, nn.Module], at: RunningBlock, *, advance: bool = False) -> dict[str, Stats]:
+        """Run all windows; the statistics of the modules' inputs, where any algorithm asks for them."""
+        if not self._learns:
+            at.run(advance=advance)
+            return {}
+        collector = StatsCollector(modules, self._needs, len(at.calibration.states))
+        with collector.watching():
+            at.run(collector=collector, advance=advance)
+        return collector.stats()
+
+    def _smooth(
+        self, at: RunningBlock, found: FoundEdges, names: dict[LayerPlan, str], stats: dict[str, Stats]
+    ) -> set[str]:
+        """Choose and fold the scales of all edges, one smoothing after the other; ``stats`` follow. The names of the
+        parameters that changed."""
+        planned = {name: layer for layer, name in names.items()}
+        changed: set[str] = set()
+        for config, smoothing in self._smoothings:
+            listing = getattr(config, "scaling_layers", ())
+            listed = listed_edges(at.block, at.update, listing, found) if listing else found
+            for edge in listed.edges:
+                consumers = [
+                    Consumer(_weight(at.block, name), stats[name], planned.get(name))
+                    for name in edge.consumers
+                    if name in stats and stats[name].num_tokens >= MIN_TOKENS
+                ]
+                if all(consumer.layer is None for consumer in consumers):
+                    continue
+                scale = smoothing.choose(edge, consumers)
+                if scale is not None:
+                    changed.update(edge.fold(at.block, scale))
+                    _divide(stats, edge, scale)
+        return changed
+
+    def _prepared(
+        self, names: dict[LayerPlan, str], stats: dict[str, Stats], ranges: dict[LayerPlan, Watched]
+    ) -> Prepared:
+        shared, warnings = share_ranges(ranges)
+        known: dict[LayerPlan, Stats] = {}
+        if stats:
+            planned = {name: layer for layer, name in names.items()}
+            seen = {layer: stats[name].num_tokens if name in stats else 0 for name, layer in planned.items()}
+            known = {
+                planned[name]: one for name, one in stats.items() if name in planned and one.num_tokens >= MIN_TOKENS
+            }
+            warnings = [*warnings, *too_few_tokens(seen)]
+        activations = {layer: learned(layer, shared[layer], self._dtype) for layer in shared}
+        return Prepared(known, activations, names, warnings=warnings)
+
+    def _groups(self, layers: Modules, prepared: Prepared) -> list[Group]:
+        """The layers that are solved together: those that read the same input, in the order in which they run."""
+        wanted = getattr(self._solver_config, "inside_layer_modules", ())
+        stats = prepared.stats
+        groups: dict[object, Group] = {}
+        for layer in (*stats, *(layer for layer in layers if layer not in stats)):
+            known = stats.get(layer) if not wanted or prepared.names[layer] in wanted else None
+            group = groups.setdefault(layer if known is None else id(known), Group({}, known))
+            group.layers[layer] = layers[layer]
+        return list(groups.values())
+
+
+def _names(block: nn.Module, layers: Modules) -> dict[LayerPlan, str]:
+    """What the block calls the layers, in its own words."""
+    names = {id(module): name for name, module in block.named_modules()}
+    return {layer: names[id(module)] for layer, module in layers.items()}
+
+
+def _weight(block: nn.Module, name: str) -> torch.Tensor:
+    """[out, in], float32."""
+    module = block.get_submodule(name)
+    return canonical(module.get_parameter("weight").data, kind_of(module)).float()
+
+
+def _divide(stats: dict[str, Stats], edge: Edge, scale_F: torch.Tensor) -> None:
+    """Let the statistics of the edge's consumers follow the fold; those that were one object stay one."""
+    before = {name: stats[name] for name in edge.consumers if name in stats}
+    after = {id(one): one.divided(edge.spread(scale_F)) for one in before.values()}
+    stats.update({name: after[id(one)] for name, one in before.items()})
+
+
+def _check_fold(index: int, error: float, dtype: torch.dtype) -> None:
+    if error <= FOLD_TOLERANCE[dtype]:
+        return
+    raise NumericsError(
+        f"Moving scales changed what decoder block {index} computes by {error:.1e} of its update;"
+        f" {FOLD_TOLERANCE[dtype]:.0e} is allowed for {dtype}.",
+        code="fold_changed_the_model",
+        hint="Leave smoothquant, autosmoothquant and awq out, or give the checkpoint in float32.",
+    )

@@ -1,0 +1,131 @@
+"""Algorithms on a model in memory: its decoder blocks, one after the other, as the pipeline does it from files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from quantcore.affine import QParams
+from quantcore.blockwise import BlockAlgorithms, RunningBlock, Streams
+from quantcore.calibration.ranges import Activations, quantized_activations
+from quantcore.config import Config
+from quantcore.errors import CalibrationError, ModelError
+from quantcore.layer import LayerPlan
+from quantcore.nn.calibration import evaluating, run, shown
+from quantcore.nn.log import log
+from quantcore.runtime.hidden import Arguments, Hidden
+from quantcore.runtime.relay import blocks_replaced
+
+EDGE_PROBE_LEN = 32
+
+
+@dataclass
+class BatchedHidden(Hidden):
+    """Hidden states of batches, each of its own shape and with its own arguments: ``beside[window][block]``."""
+
+    beside: list[list[Arguments]] = field(default_factory=list)
+
+    def arguments_of(self, index: int, window: int) -> Arguments:
+        return self.beside[window][index]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What the algorithms chose: how each layer's weight is read, and the ranges of its input and output."""
+
+    weights: dict[LayerPlan, QParams]
+    activations: dict[LayerPlan, Activations]
+
+
+def apply_algorithms(
+    model: nn.Module, config: Config, modules: dict[LayerPlan, nn.Module], batches: Sequence[Any]
+) -> Applied:
+    """Quantize the layers inside the decoder blocks of ``model`` in place, as ``config.algo_config`` says.
+
+    The weights then are what the codes stand for. Layers outside the blocks are left alone. Raises ModelError for a
+    model that is no chain of blocks, CalibrationError for no batches, and what ``BlockAlgorithms`` raises.
+    """
+    if not batches:
+        raise CalibrationError(
+            "The dataloader gave no batch, and the algorithms of algo_config learn from some.",
+            code="no_calibration_data",
+            hint="Give quantize_model a dataloader with a few batches, or leave algo_config out.",
+        )
+    blocks = find_blocks(model, modules)
+    dtype = next(iter(modules.values())).get_parameter("weight").dtype
+    algorithms = BlockAlgorithms(config, dtype)
+    weights: dict[LayerPlan, QParams] = {}
+    activations: dict[LayerPlan, Activations] = {}
+    with evaluating(model), torch.no_grad():
+        streams = _open_streams(model, blocks, batches, algorithms)
+        for index, block in enumerate(shown(blocks, "quantize")):
+            inside = {id(module) for module in block.modules()}
+            layers = {plan: module for plan, module in modules.items() if id(module) in inside}
+            at = RunningBlock(block, index, streams)
+            prepared = algorithms.prepare(at, layers)
+            if streams.probe is not None:
+                streams.probe.advance(block, index)
+            for warning in prepared.warnings:
+                log.warning(warning.message)
+            for solved in algorithms.solve(at, layers, prepared):
+                weights[solved.layer] = solved.quantized.params
+            activations |= prepared.activations
+            with quantized_activations(layers, prepared.activations):
+                at.leave()
+    return Applied(weights, activations)
+
+
+def find_blocks(model: nn.Module, modules: dict[LayerPlan, nn.Module]) -> nn.ModuleList:
+    """The list of modules that holds most of the layers. Raises ModelError if there is none."""
+    wanted = {id(module) for module in modules.values()}
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    counts = [sum(id(part) in wanted for part in blocks.modules()) for blocks in lists]
+    if not any(counts):
+        raise ModelError(
+            "Algorithms work on decoder blocks, and this model has no list of modules with layers to quantize.",
+            code="unsupported_architecture",
+            hint="Leave algo_config out: dataclasses.replace(config, algo_config=()).",
+        )
+    return lists[counts.index(max(counts))]
+
+
+def _open_streams(
+    model: nn.Module, blocks: nn.ModuleList, batches: Sequence[Any], algorithms: BlockAlgorithms
+) -> Streams:
+    """What reaches the first block from every batch."""
+    hidden = BatchedHidden([], [])
+    with _without_cache(model):
+        for batch in batches:
+            arguments = [Arguments() for _ in blocks]
+            with blocks_replaced(blocks, arguments, as_tuple=hidden.returns_tuple) as relay:
+                relay.run(partial(run, model, batch))
+            hidden.returns_tuple = relay.as_tuple
+            hidden.states.append(relay.seen)
+            hidden.beside.append(arguments)
+    shortest = min(range(len(batches)), key=lambda window: hidden.states[window].numel())
+    return Streams(
+        hidden,
+        probe=BatchedHidden([hidden.states[shortest]], [], beside=[hidden.beside[shortest]]),
+        reference=BatchedHidden(list(hidden.states), [], beside=hidden.beside) if algorithms.compares else None,
+        through_quantized=algorithms.through_quantized,
+    )
+
+
+@contextmanager
+def _without_cache(model: nn.Module) -> Iterator[None]:
+    """Blocks run several times on the same tokens: nothing may be remembered in between."""
+    config: Any = getattr(model, "config", None)
+    before = getattr(config, "use_cache", None)
+    if before:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        if before:
+            config.use_cache = before

@@ -1,0 +1,48 @@
+"""Hidden states on their way through the decoder blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass
+class Arguments:
+    """What one block is called with after the hidden states."""
+
+    positional: tuple[Any, ...] = ()
+    named: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Hidden:
+    """Hidden states of some windows: N tensors [1, T, H], all of the same T.
+
+    ``arguments[i]`` is what the model gives to block i beside them (masks, RoPE tables): the same for every window,
+    because windows have one length and no padding. ``returns_tuple``: whether the last block run gave one.
+    """
+
+    states: list[torch.Tensor]
+    arguments: list[Arguments]
+    returns_tuple: bool = False
+
+    def arguments_of(self, index: int, window: int) -> Arguments:
+        """What block ``index`` is called with beside the states of ``window``."""
+        return self.arguments[index]
+
+    def run(self, block: nn.Module, index: int, window: int) -> torch.Tensor:
+        """The output of ``block``, which is number ``index``, for one window; the states stay as they are."""
+        beside = self.arguments_of(index, window)
+        output = block(self.states[window], *beside.positional, **beside.named)
+        self.returns_tuple = isinstance(output, tuple)
+        result: torch.Tensor = output[0] if self.returns_tuple else output
+        return result
+
+    def advance(self, block: nn.Module, index: int) -> None:
+        """Take every window one block further, in place."""
+        with torch.inference_mode():
+            for window in range(len(self.states)):
+                self.states[window] = self.run(block, index, window)

@@ -1,0 +1,77 @@
+"""A model run without its decoder blocks: what it hands to them, and what it makes of what they return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from quantcore.errors import ModelError
+from quantcore.runtime.hidden import Arguments
+
+
+@dataclass
+class Relay:
+    """What goes through the replaced blocks: ``seen`` by the first, which returns ``give`` instead of it if it is set.
+
+    ``passed`` is what the last block that was called returned; ``as_tuple`` whether blocks return a tuple.
+    """
+
+    as_tuple: bool
+    give: torch.Tensor | None = None
+    seen: torch.Tensor = field(init=False)
+    passed: torch.Tensor = field(init=False)
+
+    def run(self, model: Callable[[], object]) -> None:
+        """Call ``model``. Blocks of some models return a tuple: known once the next one gets a part of it."""
+        try:
+            model()
+        except ModelError:
+            if self.as_tuple:
+                raise
+            self.as_tuple = True
+            model()
+
+
+@contextmanager
+def blocks_replaced(blocks: Iterable[nn.Module], arguments: list[Arguments], *, as_tuple: bool) -> Iterator[Relay]:
+    """While this lasts, the blocks record in ``arguments`` what they are called with, and pass the states through."""
+    relay = Relay(as_tuple)
+    before = [block.__dict__.get("forward") for block in blocks]
+    for index, block in enumerate(blocks):
+        block.forward = _recorder(arguments[index], relay, is_first=index == 0)
+    try:
+        yield relay
+    finally:
+        for block, forward in zip(blocks, before, strict=True):
+            if forward is None:
+                del block.forward  # the class's own forward again
+            else:
+                block.forward = forward
+
+
+def _recorder(arguments: Arguments, relay: Relay, *, is_first: bool) -> Callable[..., Any]:
+    """A stand-in for a block's forward: remembers what comes beside the hidden states and passes these through.
+
+    The model must hand to each block just what the one before returned: what it did in between would be missed.
+    """
+
+    def forward(hidden_states: torch.Tensor, *positional: Any, **named: Any) -> Any:
+        arguments.positional, arguments.named = positional, named
+        if is_first:
+            relay.seen = hidden_states
+            hidden_states = hidden_states if relay.give is None else relay.give
+        elif hidden_states is not relay.passed:
+            raise ModelError(
+                "This model computes something between its decoder blocks, outside of them.",
+                code="unsupported_architecture",
+                hint="Bitfoundry quantizes models that are a plain chain of decoder blocks.",
+            )
+        relay.passed = hidden_states
+        return (hidden_states,) if relay.as_tuple else hidden_states
+
+    return forward

@@ -1,0 +1,187 @@
+"""AutoRound (Cheng et al. 2023, "Optimize Weight Rounding via Signed Gradient Descent"): a block's rounding, tuned.
+
+Every weight may move by half a step of its grid before it is rounded, every scale may grow or shrink a little. Both are
+found by signed gradient descent on the squared difference between what the float block and the quantized one compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from quantcore.affine import QParams, as_stored
+from quantcore.algorithms import AutoRoundConfig
+from quantcore.grouping import weight_grouping
+from quantcore.layer import LayerPlan
+from quantcore.layouts import canonical, stored
+from quantcore.qtensor import QTensor, quantize_weight
+from quantcore.solvers import TUNERS
+from quantcore.spec import ScaleType
+from quantcore.stats import Needs
+
+SCALE_RANGE = (0.5, 1.5)  # of what the start had
+
+
+@TUNERS.add("autoround")
+class AutoRound:
+    """Tunes all weights of a block together."""
+
+    needs = Needs(gram=True)  # for the ranges at the start
+
+    def __init__(self, config: AutoRoundConfig) -> None:
+        self._config = config
+
+    def tune(
+        self, modules: Mapping[LayerPlan, nn.Module], start: Mapping[LayerPlan, QTensor],
+        run: Callable[[int], torch.Tensor], targets: Sequence[torch.Tensor],
+    ) -> dict[LayerPlan, QTensor]:  # fmt: skip
+        """The best codes seen, or those of ``start`` where no step was better on all windows."""
+        weights = [_TunedWeight(layer, modules[layer], one) for layer, one in start.items()]
+        with torch.enable_grad(), _weights_replaced(weights):
+            _put(weights)
+            at_start = _loss(run, targets)
+            self._descend(weights, run, targets)
+            _put(weights)
+            tuned = {weight.layer: weight.codes() for weight in weights}
+            return tuned if _loss(run, targets) < at_start else dict(start)
+
+    def _descend(
+        self, weights: list[_TunedWeight], run: Callable[[int], torch.Tensor], targets: Sequence[torch.Tensor]
+    ) -> None:
+        """Leaves the parameters of the best step in ``weights``."""
+        config = self._config
+        lr, scale_lr = config.lr or 1 / config.iters, config.minmax_lr or config.lr or 1 / config.iters
+        generator = torch.Generator().manual_seed(config.seed)
+        best = float("inf")
+        for step in range(config.iters):
+            chosen = torch.randperm(len(targets), generator=generator)[: config.batch_size].tolist()
+            leaves = _put(weights)
+            loss = 0.0
+            for window in chosen:
+                error = (run(window).float() - targets[window].float()).square().mean()
+                error.backward()
+                loss += error.item()
+            for weight, leaf in zip(weights, leaves, strict=True):
+                weight.backward(leaf)
+            if loss < best:
+                best = loss
+                for weight in weights:
+                    weight.keep()
+            left = 1 - step / config.iters
+            for weight in weights:
+                weight.step(lr * left, scale_lr * left)
+        for weight in weights:
+            weight.restore()
+
+
+class _TunedWeight:
+    """One weight with its two parameters: ``offset`` in steps of the grid, [R, G, S], and ``factor`` of the scale."""
+
+    def __init__(self, layer: LayerPlan, module: nn.Module, start: QTensor) -> None:
+        self.layer, self.module, self._start = layer, module, start
+        self.parameter = module.get_parameter("weight")
+        self._grouping = weight_grouping(start.spec)
+        weight = canonical(self.parameter.data, layer.kind)
+        self._shape = tuple(weight.shape)
+        self._weight_RGS = self._grouping.split(weight.float())
+        self._spacing_RGS = _spacing(self._scaled(start.params.step), start)
+        self._offset = torch.zeros_like(self._weight_RGS, requires_grad=True)
+        self._factor = torch.ones_like(start.params.scale, requires_grad=True)
+        self._fixed = start.spec.scale_type in (ScaleType.e8m0, ScaleType.pof2, ScaleType.e4m3)
+        self._value: torch.Tensor | None = None
+        self.keep()
+
+    def value(self) -> torch.Tensor:
+        """What the codes of now stand for, as the module stores it: a leaf of its own (see ``backward``)."""
+        params, spec = self._start.params, self._start.spec
+        step = params.step * self._factor
+        x = self._scaled(step) + self._offset * self._spacing_RGS
+        with torch.no_grad():
+            rounded = spec.format.round(x, spec.round_method.value)
+            inside = (x >= spec.format.min) & (x <= spec.format.max)
+        x = torch.where(inside, x + (rounded - x).detach(), rounded)
+        if params.zero_point is not None:
+            x = x - params.zero_point.unsqueeze(-1)
+        whole = self._grouping.join(x * step.unsqueeze(-1), self._shape)
+        self._value = stored(whole.to(self.parameter.dtype), self.layer.kind)
+        return self._value.detach().requires_grad_()
+
+    def backward(self, leaf: torch.Tensor) -> None:
+        """From the gradient of the weight to those of the parameters."""
+        if leaf.grad is not None and self._value is not None:
+            self._value.backward(leaf.grad)  # type: ignore[no-untyped-call]
+
+    def step(self, lr: float, scale_lr: float) -> None:
+        """One step of signed gradient descent."""
+        with torch.no_grad():
+            if self._offset.grad is not None:
+                self._offset.sub_(self._offset.grad.sign(), alpha=lr).clamp_(-0.5, 0.5)
+            if self._factor.grad is not None and not self._fixed:
+                self._factor.sub_(self._factor.grad.sign(), alpha=scale_lr).clamp_(*SCALE_RANGE)
+        self._offset.grad = self._factor.grad = None
+
+    def keep(self) -> None:
+        """Remember the parameters as the best so far."""
+        self._best = self._offset.detach().clone(), self._factor.detach().clone()
+
+    def restore(self) -> None:
+        """Take the best, with scales as they can be stored."""
+        params, spec = self._start.params, self._start.spec
+        with torch.no_grad():
+            self._offset.copy_(self._best[0])
+            scale = params.scale if self._fixed else as_stored(params.scale * self._best[1], spec, self.parameter.dtype)
+            self._factor.copy_(scale / params.scale)
+        self._final = QParams(scale, params.zero_point, params.global_scale)
+
+    def codes(self) -> QTensor:
+        """The codes of the restored parameters."""
+        with torch.no_grad():
+            step = self._final.step.unsqueeze(-1)
+            moved = self._weight_RGS + self._offset * self._spacing_RGS * step
+            return quantize_weight(self._grouping.join(moved, self._shape), self._final, self._start.spec)
+
+    def _scaled(self, step: torch.Tensor) -> torch.Tensor:
+        x = self._weight_RGS / step.unsqueeze(-1)
+        zero_point = self._start.params.zero_point
+        return x if zero_point is None else x + zero_point.unsqueeze(-1)
+
+
+def _spacing(x_RGS: torch.Tensor, start: QTensor) -> torch.Tensor:
+    """The distance of the two values of the format's grid around each x; 0 beyond its ends."""
+    grid = torch.tensor(sorted(set(start.spec.format.grid())), device=x_RGS.device)
+    above = torch.searchsorted(grid, x_RGS.contiguous()).clamp_(0, len(grid) - 1)
+    below = torch.where(grid[above] > x_RGS, above - 1, above).clamp_(0, len(grid) - 2)
+    spacing: torch.Tensor = grid[below + 1] - grid[below]
+    return spacing
+
+
+def _put(weights: list[_TunedWeight]) -> list[torch.Tensor]:
+    """Let every module compute with the codes of now; the leaves that gather the gradients."""
+    leaves = [weight.value() for weight in weights]
+    for weight, leaf in zip(weights, leaves, strict=True):
+        weight.module.weight = leaf
+    return leaves
+
+
+@contextmanager
+def _weights_replaced(weights: list[_TunedWeight]) -> Iterator[None]:
+    """Make room for tensors that are no parameters in the place of the weights, for a while."""
+    for weight in weights:
+        del weight.module._parameters["weight"]
+    try:
+        yield
+    finally:
+        for weight in weights:
+            weight.module.__dict__.pop("weight", None)
+            weight.module._parameters["weight"] = weight.parameter
+
+
+def _loss(run: Callable[[int], torch.Tensor], targets: Sequence[torch.Tensor]) -> float:
+    """Over all windows."""
+    with torch.no_grad():
+        return sum(
+            (run(window).float() - target.float()).square().mean().item() for window, target in enumerate(targets)
+        )

@@ -1,0 +1,129 @@
+"""SmoothQuant whose alpha is searched for every edge: the one whose quantized layers come closest to the float ones.
+
+Weights and inputs are both quantized as planned while it searches, on a sample of the calibration's tokens. Where the
+range of an input is fixed by calibration, x and w of s = x^alpha / w^(1 - alpha) are the largest values, as in the
+paper (Xiao et al. 2022): the largest outlier sets the step for all tokens. Where every token or group has a range of
+its own, and where inputs are not quantized, the usual size counts: x and w are means of magnitudes.
+
+Legend: T tokens, R rows that stand for all outputs, I in, F scales of an edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from quantcore.affine import QParams, fake_quantize_activation, find_params, min_max, static_params
+from quantcore.algorithms import AutoSmoothQuantConfig
+from quantcore.blocks.edges import Edge
+from quantcore.config import learns_from_data
+from quantcore.grouping import PER_TENSOR, activation_grouping
+from quantcore.spec import QuantizationSpec
+from quantcore.stats import Needs, Stats
+from quantcore.transforms import SMOOTHINGS, Consumer
+from quantcore.transforms.scale_search import (
+    WORTHWHILE,
+    TriedWeight,
+    largest,
+    mean_over_tokens,
+    mean_weight,
+    quantized,
+    scale_for,
+    search,
+    share_of_rows,
+    spread_evenly,
+)
+
+NUM_TOKENS = 256
+SLACK = 0.1
+"""With static ranges the smallest alpha is taken whose error is at most this much above the least: where alpha is large
+every channel fills the calibrated range, and tokens of another text go beyond it."""
+
+Measure = Callable[[torch.Tensor], torch.Tensor]
+MEASURES: dict[str, Measure] = {
+    "MSE": lambda error: error.square().mean(),
+    "MAE": lambda error: error.abs().mean(),
+    "RMSE": lambda error: error.square().mean().sqrt(),
+}
+
+
+@SMOOTHINGS.add("autosmoothquant")
+class AutoSmoothQuant:
+    """Edges that no alpha makes better stay alone."""
+
+    needs = Needs(sample=NUM_TOKENS)
+
+    def __init__(self, config: AutoSmoothQuantConfig) -> None:
+        self._measure = MEASURES[config.compute_scale_loss]
+
+    def choose(self, edge: Edge, consumers: Sequence[Consumer]) -> torch.Tensor | None:
+        counted = quantized(consumers)
+        if not counted:
+            return None
+        errors = [OutputError(consumer, share_of_rows(consumer, counted), self._measure) for consumer in counted]
+        is_static = any(error.is_static for error in errors)
+        x_F, w_F = largest(edge, counted) if is_static else usual(edge, counted)
+
+        def loss(scale_F: torch.Tensor) -> float:
+            return sum(error(edge.spread(scale_F)) for error in errors)
+
+        losses = search(lambda step: loss(scale_for(step, x_F, w_F)))
+        least = min(losses.values())
+        if not least < WORTHWHILE * loss(torch.ones_like(x_F)):
+            return None
+        good = [step for step, error in losses.items() if error <= (1 + SLACK * is_static) * least]
+        return scale_for(min(good), x_F, w_F)
+
+
+class OutputError:
+    """How far quantizing moves one layer's output, as a share of the output, times its tokens."""
+
+    def __init__(self, consumer: Consumer, num_rows: int, measure: Measure) -> None:
+        assert consumer.layer is not None
+        assert consumer.stats.sample_TI is not None, "calibration was not asked for a sample"
+        self._measure = measure
+        self._weight = TriedWeight(consumer.weight_OI, consumer.layer.weight, num_rows)
+        self._spec = consumer.layer.input_tensors
+        sample_TI = consumer.stats.sample_TI
+        self._x_TI = sample_TI[spread_evenly(len(sample_TI), NUM_TOKENS).to(sample_TI.device)].float()
+        self._ends_2I = input_range(consumer.stats)
+        self._y_TR = self._x_TI @ self._weight.weight_RI.T
+        self._unit = consumer.stats.num_tokens / measure(self._y_TR).clamp(min=torch.finfo(torch.float32).tiny)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether values of the input beyond the calibrated range are cut off."""
+        return self._spec is not None and self._spec.is_static
+
+    def __call__(self, scale_I: torch.Tensor) -> float:
+        x_TI = self._x_TI / scale_I
+        if self._spec is not None:
+            x_TI = fake_quantize_activation(x_TI, self._spec, static(self._ends_2I / scale_I, self._spec))
+        error_TR = (x_TI @ self._weight.rounded(scale_I).T).sub_(self._y_TR)
+        return (self._measure(error_TR) * self._unit).item()
+
+
+def usual(edge: Edge, consumers: Sequence[Consumer]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean |x| and |w| of all inputs that share a scale, both float32 [F]."""
+    x_F = mean_over_tokens(edge, consumers, [consumer.stats.mean_abs_I.float() for consumer in consumers])
+    return x_F, mean_weight(edge, consumers)
+
+
+def input_range(stats: Stats) -> torch.Tensor:
+    """Smallest and largest value of every input, float32 [2, I].
+
+    The end that is further from 0 is that of all tokens; its sign and the other end come from the sample.
+    """
+    assert stats.sample_TI is not None
+    low_I, high_I = (end.float() for end in stats.sample_TI.aminmax(dim=0))
+    below = -low_I > high_I
+    return torch.stack([torch.where(below, -stats.largest_I, low_I), torch.where(below, high_I, stats.largest_I)])
+
+
+def static(ends_2I: torch.Tensor, spec: QuantizationSpec) -> QParams | None:
+    """What calibration would find for inputs in this range; None where a kernel finds all at run time."""
+    if not learns_from_data(spec):
+        return None
+    grouping = PER_TENSOR if spec.is_dynamic else activation_grouping(spec)
+    return static_params(find_params(*min_max(grouping.split(ends_2I)), spec, torch.float32), spec)

@@ -1,0 +1,146 @@
+"""What the smoothings that search share: rounding under scales that are only tried, and the search for the best alpha.
+
+Legend: O out, R rows of a weight that stand for all, I in, F scales of an edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil, inf, isfinite
+
+import torch
+
+from quantcore.affine import fake_quantize, find_params, min_max
+from quantcore.blocks.edges import Edge
+from quantcore.grouping import PER_TENSOR, Grouping, weight_grouping
+from quantcore.spec import QuantizationSpec
+from quantcore.transforms import Consumer
+
+NUM_STEPS = 20  # alpha is a whole multiple of 1/20
+NUM_ROWS = 1024  # of all consumers together. Few outputs may bear most of the error: not a place to save much
+LEAST_ROWS = 16  # of one consumer
+LEAST_SHARE = 1e-4  # of the largest channel; smaller ones get scales as if they had this much
+WORTHWHILE = 0.95
+"""Share of the error without smoothing. What leaves more may be chance, and folding rounds weights: better not."""
+
+
+def quantized(consumers: Sequence[Consumer]) -> list[Consumer]:
+    """Those whose rounding counts: planned, and reached by tokens."""
+    return [consumer for consumer in consumers if consumer.layer is not None and consumer.stats.num_tokens > 0]
+
+
+def share_of_rows(consumer: Consumer, consumers: Sequence[Consumer], num_rows: int = NUM_ROWS) -> int:
+    """How many of ``num_rows`` rows are this consumer's, by its size."""
+    total = sum(len(other.weight_OI) for other in consumers)
+    return max(LEAST_ROWS, num_rows * len(consumer.weight_OI) // total)
+
+
+def largest(edge: Edge, consumers: Sequence[Consumer]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest |x| and |w| of all inputs that share a scale, both float32 [F]."""
+    x_I = torch.stack([consumer.stats.largest_I.float() for consumer in consumers]).amax(0)
+    w_I = torch.stack([consumer.weight_OI.abs().amax(0).float() for consumer in consumers]).amax(0)
+    return edge.largest(x_I), edge.largest(w_I)
+
+
+def mean_weight(edge: Edge, consumers: Sequence[Consumer]) -> torch.Tensor:
+    """The mean |w| of all inputs that share a scale, float32 [F]."""
+    total_I = sum_of([consumer.weight_OI.abs().sum(0, dtype=torch.float32) for consumer in consumers])
+    return mean(edge, total_I / sum(len(consumer.weight_OI) for consumer in consumers))
+
+
+def mean_over_tokens(edge: Edge, consumers: Sequence[Consumer], values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The mean [F] of ``values`` [I], each a mean over the tokens that its consumer read."""
+    tokens = [consumer.stats.num_tokens for consumer in consumers]
+    weighted = [value_I * (count / sum(tokens)) for value_I, count in zip(values, tokens, strict=True)]
+    return mean(edge, sum_of(weighted))
+
+
+def mean(edge: Edge, value_I: torch.Tensor) -> torch.Tensor:
+    """The mean over the inputs that share a scale, [F]."""
+    result = torch.zeros(edge.num_scales, dtype=value_I.dtype, device=value_I.device)
+    return result.scatter_reduce(0, edge.channels.to(value_I.device), value_I, "mean", include_self=False)
+
+
+def sum_of(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([*values]).sum(0)
+
+
+def scale_for(step: int, x_F: torch.Tensor, w_F: torch.Tensor) -> torch.Tensor:
+    """SmoothQuant's x^alpha / w^(1 - alpha) with alpha = step / 20, times what puts 1 halfway between the ends.
+
+    1 for channels where x or w is 0. The common factor changes no rounding, and leaves float16 room on both sides.
+    """
+    alpha = step / NUM_STEPS
+    has_signal = (x_F > 0) & (w_F > 0)
+    if not has_signal.any():
+        return torch.ones_like(x_F)
+    x_F, w_F = (value.clamp(min=LEAST_SHARE * value.max()) for value in (x_F, w_F))
+    log_F = alpha * x_F.log() - (1 - alpha) * w_F.log()
+    least, most = log_F[has_signal].aminmax()
+    return torch.where(has_signal, (log_F - (least + most) / 2).exp(), 1.0)
+
+
+def search(loss: Callable[[int], float]) -> dict[int, float]:
+    """The loss of every alpha that was tried, in steps of 1/20: each fifth part, then ever closer to the best so far.
+
+    A loss that is not a number counts as infinite.
+    """
+    losses: dict[int, float] = {}
+
+    def try_(step: int) -> None:
+        if step not in losses and 0 <= step <= NUM_STEPS:
+            value = loss(step)
+            losses[step] = value if isfinite(value) else inf
+
+    for step in range(0, NUM_STEPS + 1, 4):
+        try_(step)
+    for distance in (2, 1):
+        best = min(losses, key=losses.__getitem__)
+        try_(best - distance)
+        try_(best + distance)
+    return losses
+
+
+class TriedWeight:
+    """Some rows of a weight [O, I], which are rounded as they would be within the whole of it.
+
+    About ``num_rows`` of them, spread evenly, or more where scales reach over several rows. Ranges are the smallest and
+    largest values, whatever the spec's observer: solvers search better ones when the scales are chosen.
+    """
+
+    def __init__(self, weight_OI: torch.Tensor, spec: QuantizationSpec, num_rows: int) -> None:
+        self._spec = spec
+        self._dtype = weight_OI.dtype
+        self._grouping = weight_grouping(spec)
+        chosen = spread_evenly(len(weight_OI), num_rows, _height(self._grouping, len(weight_OI)))
+        self.weight_RI = weight_OI[chosen.to(weight_OI.device)].float()
+        self._low_I, self._high_I = weight_OI.amin(0).float(), weight_OI.amax(0).float()
+
+    def rounded(self, scale_I: torch.Tensor) -> torch.Tensor:
+        """The rows times ``scale_I``, rounded: float32 [R, I]."""
+        scaled = self.weight_RI * scale_I
+        low, high = (self._low_I * scale_I).amin().reshape(1, 1), (self._high_I * scale_I).amax().reshape(1, 1)
+        params = find_params(low, high, self._spec, self._dtype)  # of the whole weight
+        if self._grouping != PER_TENSOR:
+            ends = min_max(self._grouping.split(scaled))
+            params = find_params(*ends, self._spec, self._dtype, params.global_scale)
+        return fake_quantize(scaled, self._spec, self._grouping, params)
+
+
+def spread_evenly(length: int, num_wanted: int, height: int = 1) -> torch.Tensor:
+    """About ``num_wanted`` of ``length`` positions, in pieces of ``height``, spread evenly from 0 on."""
+    step = min(ceil(length / height), max(1, round(length / max(num_wanted, height))))
+    position = torch.arange(length)
+    return position[(position // height) % step == 0]
+
+
+def _height(grouping: Grouping, num_rows: int) -> int:
+    """How many neighbouring rows share scales and cannot be parted."""
+    if grouping.block is not None:
+        return grouping.block[0]
+    if grouping.axis is None:
+        return 1
+    along_rows = grouping.axis % 2 == 0
+    if grouping.across:
+        return 1 if along_rows else num_rows
+    return (grouping.size or num_rows) if along_rows else 1

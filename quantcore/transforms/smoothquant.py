@@ -1,0 +1,39 @@
+"""SmoothQuant (Xiao et al. 2022): outlier channels of activations are scaled down, and the weights that read them up.
+
+With scale s = max|x|^alpha / max|w|^(1 - alpha) a channel's largest input becomes (max|x| max|w|)^(1 - alpha) and its
+largest weight (max|x| max|w|)^alpha: with alpha 0.5 both bear the same, with more the weights bear more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from quantcore.algorithms import SmoothQuantConfig
+from quantcore.blocks.edges import Edge
+from quantcore.stats import Needs
+from quantcore.transforms import SMOOTHINGS, Consumer
+from quantcore.transforms.scale_search import largest, quantized
+
+
+@SMOOTHINGS.add("smooth")
+@SMOOTHINGS.add("smoothquant")
+class SmoothQuant:
+    """One alpha for all edges. ``smooth`` is what AMD Quark's config files call it."""
+
+    needs = Needs()
+
+    def __init__(self, config: SmoothQuantConfig) -> None:
+        self._config = config
+
+    def choose(self, edge: Edge, consumers: Sequence[Consumer]) -> torch.Tensor | None:
+        counted = quantized(consumers)
+        return migration(*largest(edge, counted), self._config.alpha, self._config.scale_clamp_min) if counted else None
+
+
+def migration(x_F: torch.Tensor, w_F: torch.Tensor, alpha: float, least: float) -> torch.Tensor:
+    """The paper's scale from the largest |x| and |w|, but at least ``least``; 1 where either is 0 or not finite."""
+    scale = (x_F**alpha / w_F ** (1 - alpha)).clamp(min=least)
+    has_signal = (x_F > 0) & (w_F > 0) & torch.isfinite(scale)
+    return torch.where(has_signal, scale, 1.0)

@@ -1,0 +1,105 @@
+"""Statistics of inputs: against plain float64 sums, whatever the batches; one object for modules that read the same."""
+
+import pytest
+import torch
+from torch import nn
+
+from quantcore.calibration.stats import StatsCollector
+from quantcore.stats import Needs
+
+ALL = Needs(gram=True, sample=24, shift=True)
+
+
+class Block(nn.Module):
+    """q and k read the same tensor, o reads another, gate reads the first one again, after o."""
+
+    def __init__(self, width=10):
+        super().__init__()
+        self.q, self.k, self.o, self.gate = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x):
+        return self.o(self.q(x) * self.k(x)) + self.gate(x)
+
+
+def collected(block, batches, needs=ALL, references=None):
+    modules = dict(block.named_children())
+    collector = StatsCollector(modules, needs, len(batches))
+    with torch.no_grad(), collector.watching():
+        for number, batch in enumerate(batches):
+            if references is not None:
+                with collector.reference():
+                    block(references[number])
+            block(batch)
+    assert not any(module._forward_pre_hooks for module in modules.values())
+    return collector.stats()
+
+
+def test_sums_are_those_of_float64():
+    torch.manual_seed(0)
+    windows = [torch.randn(1, 16, 10) * torch.arange(1, 11) for _ in range(6)]
+    stats = collected(Block(), windows)["q"]
+    x = torch.cat(windows, dim=1)[0].double()
+    assert stats.num_tokens == 96
+    assert torch.allclose(stats.gram_II.double(), x.T @ x / 96, rtol=1e-5, atol=1e-5)
+    assert torch.equal(stats.gram_II, stats.gram_II.T)
+    assert torch.equal(stats.largest_I, x.abs().amax(0).float())
+    assert torch.allclose(stats.mean_I, x.mean(0).float()) and torch.allclose(stats.mean_abs_I, x.abs().mean(0).float())
+    assert torch.equal(stats.power_I, stats.gram_II.diagonal())
+
+
+@pytest.mark.parametrize("width", [1, 3, 10, 64])  # fewer inputs than panels, widths that panels do not divide
+def test_a_gram_matrix_of_any_width(width):
+    x = torch.randn(1, 40, width)
+    gram = collected(nn.Sequential(nn.Linear(width, 2)), [x], Needs(gram=True, float64=True))["0"].gram_II
+    assert gram.dtype == torch.float64
+    assert torch.allclose(gram, x[0].double().T @ x[0].double() / 40, rtol=1e-12)
+
+
+def test_modules_that_read_one_tensor_share_one_object():
+    stats = collected(Block(), [torch.randn(1, 8, 10)] * 2)
+    assert stats["q"] is stats["k"] is stats["gate"]
+    assert stats["o"] is not stats["q"]
+    assert list(stats) == ["q", "k", "o", "gate"]  # the order in which they run
+
+
+def test_how_the_text_is_cut_into_batches_changes_no_bit():
+    torch.manual_seed(1)
+    block, windows = Block(), [torch.randn(1, 16, 10) for _ in range(8)]
+    one_by_one, together = collected(block, windows), collected(block, [torch.cat(windows[:5]), torch.cat(windows[5:])])
+    for name in ("gram_II", "largest_I", "mean_I", "mean_abs_I"):
+        assert torch.equal(getattr(one_by_one["q"], name), getattr(together["q"], name)), name
+
+
+def test_samples_are_tokens_spread_over_the_text():
+    windows = [torch.full((1, 16, 10), float(number)) for number in range(6)]
+    sample = collected(Block(), windows)["q"].sample_TI
+    assert sample[:, 0].tolist() == [float(number) for number in range(6) for _ in range(4)]
+    assert collected(Block(), windows, Needs())["q"].sample_TI is None
+
+
+def test_the_shift_is_what_the_quantized_layers_before_have_changed():
+    torch.manual_seed(2)
+    windows = [torch.randn(1, 16, 10) for _ in range(4)]
+    floats = [window + 0.1 * torch.randn_like(window) for window in windows]
+    x, y = (torch.cat(states, dim=1)[0].double() for states in (windows, floats))
+    shift = collected(Block(), windows, references=floats)["q"].shift_II
+    assert torch.allclose(shift.double(), (y - x).T @ x / 64, rtol=1e-4, atol=1e-6)
+    other_tokens = [states[:, :7] for states in floats]  # an expert that the two models give other tokens
+    assert collected(Block(), windows, references=other_tokens)["q"].shift_II is None
+
+
+def test_dividing_the_input_divides_all_that_is_known_of_it():
+    torch.manual_seed(3)
+    windows, scale = [torch.randn(1, 16, 10) for _ in range(4)], 2.0 ** torch.arange(-4, 6)
+    floats = [window + 0.1 for window in windows]
+    block = Block()
+    before = collected(block, windows, references=floats)["q"].divided(scale)
+    after = collected(block, [window / scale for window in windows], references=[window / scale for window in floats])[
+        "q"
+    ]
+    for name in ("gram_II", "largest_I", "mean_I", "mean_abs_I", "sample_TI", "shift_II"):
+        assert torch.allclose(getattr(before, name), getattr(after, name), rtol=1e-5), name
+
+
+def test_inputs_of_no_token_are_no_input():
+    assert collected(Block(), [torch.randn(1, 0, 10)]) == {}
