@@ -154,6 +154,7 @@ class BlockAlgorithms:
         self._solver = SOLVERS.get(self._solver_config.name)(self._solver_config)
         self._plain = SOLVERS.get(PLAIN.name)(PLAIN)
         self._finder = EdgeFinder()
+        self._said: set[object] = set()
         self._sequential: bool = getattr(self._solver_config, "true_sequential", False)
         self._needs = reduce(or_, (smoothing.needs for _, smoothing in self._smoothings), self._solver.needs)
         self.through_quantized = self._sequential or self._needs.shift or self._tuner is not None
@@ -183,7 +184,7 @@ class BlockAlgorithms:
         found = self._finder.find(at.block, at.update)
         others = {name: at.block.get_submodule(name) for edge in found.edges for name in edge.consumers}
         stats = self._collect(others | modules, at, advance=advance and not is_static)
-        changed = self._smooth(at, found, names, stats)
+        changed, refused = self._smooth(at, found, names, stats)
         error = ((at.update() - before).norm() / before.norm()).item()
         _check_fold(at.index, error, self._dtype)
         with collect_ranges(layers) as ranges:
@@ -191,6 +192,7 @@ class BlockAlgorithms:
                 at.run(advance=advance)
         prepared = self._prepared(names, stats, ranges)
         prepared.changed = changed - {f"{name}.weight" for name in names.values()}
+        prepared.warnings += refused
         prepared.edges, prepared.fold_error = found, error
         return prepared
 
@@ -249,14 +251,19 @@ class BlockAlgorithms:
 
     def _smooth(
         self, at: RunningBlock, found: FoundEdges, names: dict[LayerPlan, str], stats: dict[str, Stats]
-    ) -> set[str]:
-        """Choose and fold the scales of all edges, one smoothing after the other; ``stats`` follow. The names of the
-        parameters that changed."""
+    ) -> tuple[set[str], list[Warned]]:
+        """Choose and fold the scales of all edges, one smoothing after the other; ``stats`` follow.
+
+        The names of the parameters that changed, and what is to be said of edges that a config lists in vain.
+        """
         planned = {name: layer for layer, name in names.items()}
         changed: set[str] = set()
+        refused: list[Warned] = []
         for config, smoothing in self._smoothings:
             listing = getattr(config, "scaling_layers", ())
             listed = listed_edges(at.block, at.update, listing, found) if listing else found
+            if listing:
+                refused += self._refused(listed)
             for edge in listed.edges:
                 consumers = [
                     Consumer(_weight(at.block, name), stats[name], planned.get(name))
@@ -269,7 +276,20 @@ class BlockAlgorithms:
                 if scale is not None:
                     changed.update(edge.fold(at.block, scale))
                     _divide(stats, edge, scale)
-        return changed
+        return changed, refused
+
+    def _refused(self, listed: FoundEdges) -> list[Warned]:
+        """Each edge of a config's ``scaling_layers`` that is none, said once a model."""
+        new = [one for one in listed.rejected if (one.producer, one.consumers) not in self._said]
+        self._said.update((one.producer, one.consumers) for one in new)
+        return [
+            Warned(
+                "edge_rejected",
+                f"No scale can move from {one.producer} to {', '.join(one.consumers)}, as scaling_layers wants:"
+                f" {one.reason}.",
+            )
+            for one in new
+        ]
 
     def _prepared(
         self, names: dict[LayerPlan, str], stats: dict[str, Stats], ranges: dict[LayerPlan, Watched]

@@ -53,6 +53,7 @@ class Outcome:
     layers: list[LayerQuantized]
     warnings: list[Warned]
     perplexity_before: float | None
+    edges: list[dict[str, Any]]
 
 
 def run(task: Task, emit: Emit) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def run(task: Task, emit: Emit) -> dict[str, Any]:
         emit(PhaseStarted("verify"))
         proofs = prove_in_fresh_process(task, folder, outcome.expected, emit)
         report = build_report(
-            task, plan, outcome.layers, outcome.warnings, outcome.perplexity_before, proofs,
+            task, plan, outcome.layers, outcome.warnings, outcome.edges, outcome.perplexity_before, proofs,
             quantize_s=quantized_s, total_s=time.monotonic() - started,
         )  # fmt: skip
         write_json(folder / "plan.json", plan.to_dict())
@@ -113,7 +114,7 @@ def quantize(task: Task, headers: ModelHeaders, plan: Plan, folder: Path, emit: 
                 prepared = algorithms.prepare(at, layers)
                 model.run_block(block, index, held_out)
                 model.run_block(block, index, streams.probe)
-                quantizer.note(prepared)
+                quantizer.note(prepared, index)
                 for solved in algorithms.solve(at, layers, prepared):
                     quantizer.write(solved, prepared.activations)
                 quantizer.write_changed(model, block, index, prepared.changed)
@@ -125,7 +126,7 @@ def quantize(task: Task, headers: ModelHeaders, plan: Plan, folder: Path, emit: 
         quantizer.copy_the_rest()
         for sink in quantizer.sinks.values():
             sink.finish()
-    return Outcome(expected, quantizer.done, quantizer.warnings, before)
+    return Outcome(expected, quantizer.done, quantizer.warnings, before, quantizer.edges)
 
 
 def open_streams(model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, windows: TokenWindows) -> Streams:
@@ -169,13 +170,21 @@ class BlockQuantizer:
         self.sinks: dict[str, Sink] = {}
         self.done: list[LayerQuantized] = []
         self.warnings: list[Warned] = []
+        self.edges: list[dict[str, Any]] = []
         self._written: set[str] = set()
 
-    def note(self, prepared: Prepared) -> None:
-        """Say the warnings now, and again in the report."""
+    def note(self, prepared: Prepared, index: int | None = None) -> None:
+        """Say the warnings now, and again in the report, with the edges that block ``index`` has."""
         self.warnings += prepared.warnings
         for warning in prepared.warnings:
             self.emit(warning)
+        if prepared.edges is not None:
+            told = prepared.edges.to_dict()
+            row = next((row for row in self.edges if row.items() >= told.items()), None)
+            if row is None:
+                self.edges.append(row := {"blocks": [], "largest_change_by_folding": 0.0, **told})
+            row["blocks"].append(index)
+            row["largest_change_by_folding"] = max(row["largest_change_by_folding"], prepared.fold_error)
 
     def write(self, solved: Solved, activations: dict[LayerPlan, Activations]) -> None:
         """Write one layer's codes, with what calibration learned beside them in the files."""

@@ -8,7 +8,8 @@ Which edges a block has is found and proven by ``discovery``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -100,6 +101,13 @@ class FoundEdges:
 
     edges: tuple[Edge, ...]
     rejected: tuple[Rejected, ...]
+
+    def to_dict(self) -> dict[str, list[dict[str, Any]]]:
+        """For the report."""
+        return {
+            "found": [{"producer": edge.producer, "consumers": list(edge.consumers)} for edge in self.edges],
+            "rejected": [asdict(one) for one in self.rejected],
+        }
 
 
 def weight_of(module: nn.Module) -> torch.Tensor:

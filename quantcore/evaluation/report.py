@@ -21,6 +21,7 @@ def build_report(
     plan: Plan,
     layers: list[LayerQuantized],
     warnings: list[Warned],
+    edges: list[dict[str, Any]],
     perplexity_before: float | None,
     proofs: dict[str, Proof],
     *,
@@ -54,6 +55,7 @@ def build_report(
         "evaluation": task.evaluation.model_dump(mode="json"),
         "proof": {name: asdict(proof) for name, proof in proofs.items()},
         "layers": [layer.to_dict() for layer in layers],
+        "edges": edges,
         "kept": [asdict(entry) for entry in plan.kept],
         "warnings": [*plan.warnings, *(warning.message for warning in warnings)],
         "environment": {
