@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 TRANSPOSED = ("Conv1D", "ConvTranspose2d")
 """Classes that store [in, out, *kernel]: Transformers' linear layer of GPT-2, and the transposed convolution."""
@@ -19,3 +22,8 @@ def canonical(weight: torch.Tensor, kind: str, groups: int = 1) -> torch.Tensor:
 def stored(weight: torch.Tensor, kind: str, groups: int = 1) -> torch.Tensor:
     """The inverse of ``canonical``."""
     return canonical(weight, kind, groups).contiguous() if kind in TRANSPOSED else weight
+
+
+def stored_shape(shape: tuple[int, ...], kind: str) -> tuple[int, ...]:
+    """The shape in which a module of class ``kind`` without groups stores a weight [out, in, *kernel]."""
+    return (shape[1], shape[0], *shape[2:]) if kind in TRANSPOSED else shape

@@ -31,13 +31,15 @@ from quantcore.evaluation.perplexity import perplexity
 from quantcore.evaluation.proof import as_floats, prove_in_fresh_process
 from quantcore.evaluation.report import build_report
 from quantcore.events import Completed, Emit, LayerQuantized, PhaseStarted, Progress, Warned
-from quantcore.export import EXPORTERS, tensor_name
+from quantcore.export import EXPORTERS, holds_codes, tensor_name
 from quantcore.layer import LayerPlan
+from quantcore.layouts import stored
 from quantcore.plan import Plan, export_dir, resolve
 from quantcore.qtensor import QLayer, check_finite
 from quantcore.runtime.devices import default_device
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.single import StreamedModel
+from quantcore.solvers.rtn import round_to_nearest
 from quantcore.task import Task
 from quantcore.timing import Eta
 
@@ -65,7 +67,7 @@ def run(task: Task, emit: Emit) -> dict[str, Any]:
     emit(PhaseStarted("plan"))
     plan = resolve(task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export)
     for message in plan.warnings:
-        emit(Warned("pattern_matches_nothing", message))
+        emit(Warned("plan", message))
     with building(task.output_dir) as folder:
         emit(PhaseStarted("quantize"))
         outcome = quantize(task, headers, plan, folder, emit)
@@ -103,9 +105,10 @@ def quantize(task: Task, headers: ModelHeaders, plan: Plan, folder: Path, emit: 
     quantizer = BlockQuantizer(plan, source, expected, emit)
     with ExitStack() as stack:
         for export in plan.exports:
-            quantizer.sinks[export] = stack.enter_context(
-                closing(Sink(export_dir(folder, plan, export), plan.layouts[export]))
-            )
+            target = export_dir(folder, plan, export)
+            tensors = {} if holds_codes(export) else source.tensors
+            sink = Sink(target, plan.layouts[export], tensors=tensors)
+            quantizer.sinks[export] = stack.enter_context(closing(sink))
         eta = Eta(plan.num_blocks)
         for index in range(plan.num_blocks):
             with model.block(index) as block:
@@ -117,6 +120,7 @@ def quantize(task: Task, headers: ModelHeaders, plan: Plan, folder: Path, emit: 
                 quantizer.note(prepared, index)
                 for solved in algorithms.solve(at, layers, prepared):
                     quantizer.write(solved, prepared.activations)
+                    quantizer.write_bias(solved.layer, layers[solved.layer])
                 quantizer.write_changed(model, block, index, prepared.changed)
                 with quantized_activations(layers, prepared.activations):
                     model.run_block(block, index, probes)
@@ -154,6 +158,7 @@ def finish_head(
         quantizer.note(prepared)
         for solved in algorithms.solve(None, layers, prepared):
             quantizer.write(solved, prepared.activations)
+            quantizer.write_bias(solved.layer, layers[solved.layer])
         with quantized_activations(layers, prepared.activations):
             quantizer.expected.probe_logits = probe_logits(logits, probes.states)
     return before
@@ -190,21 +195,34 @@ class BlockQuantizer:
         """Write one layer's codes, with what calibration learned beside them in the files."""
         layer, known = solved.layer, activations.get(solved.layer, Activations())
         quantized = QLayer(solved.quantized, known.inputs, known.outputs)
-        self.expected.weights[layer.name] = digest(solved.quantized.dequantize())
+        restored, name = solved.quantized.dequantize(), f"{layer.name}.weight"
+        self.expected.weights[layer.name] = digest(restored)
+        if not all(map(holds_codes, self.plan.exports)):
+            plain = stored(restored.to(TORCH_DTYPES[self.source.tensors[name].dtype]), layer.kind)
+            self.expected.plain_weights[name] = digest(plain)
         self.expected.activations[layer.name] = as_floats(known)
         event = measured(solved)
         self.done.append(event)
         self.emit(event)
         for export, sink in self.sinks.items():
             for part, tensor in EXPORTERS.get(export).encode(layer, quantized).items():
-                name = tensor_name(layer.name, part)
-                sink.write(name, tensor.to(TORCH_DTYPES[self.plan.layouts[export][name].dtype]))
-        self._written.add(f"{layer.name}.weight")
+                full = tensor_name(layer.name, part)
+                sink.write(full, tensor.to(sink.dtype_of(full)))
+        self._written.add(name)
+
+    def write_bias(self, layer: LayerPlan, module: nn.Module) -> None:
+        """Round the bias where the layer's config says so. Its codes are not kept: it stays a float tensor."""
+        bias, name = getattr(module, "bias", None), f"{layer.name}.bias"
+        if layer.config.bias is not None and bias is not None:
+            rounded = round_to_nearest(bias.data, layer.config.bias).dequantize()
+            bias.data = rounded.to(bias.dtype)
+            self._write_float(name, rounded.to(TORCH_DTYPES[self.source.tensors[name].dtype]))
 
     def write_changed(self, model: StreamedModel, block: nn.Module, index: int, names: set[str]) -> None:
         """Write the parameters of a block that are not quantized, but other than in the checkpoint."""
         for name in sorted(names):
-            self._write_float(model.stored_name(index, name), block.get_parameter(name).data)
+            if (full := model.stored_name(index, name)) not in self._written:
+                self._write_float(full, block.get_parameter(name).data)
 
     def copy_the_rest(self) -> None:
         """Write every tensor that was not written yet as it was: embeddings, norms, biases, excluded layers."""
@@ -278,5 +296,6 @@ def write_side_files(task: Task, headers: ModelHeaders, plan: Plan, folder: Path
     for export in plan.exports:
         target = export_dir(folder, plan, export)
         quantization = EXPORTERS.get(export).quantization_config(task.config, plan.layers, kept)
-        write_json(target / "config.json", {**headers.config, "quantization_config": quantization})
+        said = {} if quantization is None else {"quantization_config": quantization}
+        write_json(target / "config.json", {**headers.config, **said})
         copy_side_files(task.model_folder, target)

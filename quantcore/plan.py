@@ -8,16 +8,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from quantcore.checkpoint.experts import EXPERT, find_routers
 from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear
-from quantcore.checkpoint.layout import TensorHeader, TensorLayout
+from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
 from quantcore.config import CalibrationConfig, Config, QuantizationMode
 from quantcore.errors import ConfigError, ModelError
-from quantcore.export import EXPORTERS, Exporter, tensor_name
+from quantcore.export import EXPORTERS, holds_codes, tensor_name
 from quantcore.layer import LayerPlan
 
 STREAMED_TYPES = ("Linear", "Conv1D")
@@ -60,6 +60,11 @@ class Plan:
     @property
     def peak_memory_bytes(self) -> int:
         return sum(self.memory_bytes.values())
+
+    @property
+    def main_export(self) -> str:
+        """The export whose model is run and measured: the first, or the first with codes if there is one."""
+        return _main(self.exports)
 
     def layers_of(self, block: int | None) -> tuple[LayerPlan, ...]:
         """The planned layers of one decoder block, or those outside the blocks (None)."""
@@ -104,10 +109,13 @@ def resolve(
             hint="Loosen `exclude`, or give global_quant_config a weight.",
             field="/exclude",
         )
+    if not any(map(holds_codes, exports)):
+        layers, said = _weights_alone(layers, exports)
+        warnings += said
     check_groups(layers)
     check_exports(layers, exports)
     _check_calibration(calibration, model_config)
-    layouts = {name: _layout(EXPORTERS.get(name), layers, tensors) for name in exports}
+    layouts = {name: _layout(name, layers, tensors) for name in exports}
     return Plan(
         model_type=str(model_config["model_type"]),
         block_prefix=prefix,
@@ -120,7 +128,7 @@ def resolve(
         or any(algorithm.needs_calibration for algorithm in config.algo_config),
         tied_lm_head=not any(map(is_head, tensors)),
         size_before_bytes=sum(tensor.num_bytes for tensor in tensors.values()),
-        size_after_bytes=sum(layout.num_bytes for layout in layouts[exports[0]].values()),
+        size_after_bytes=sum(layout.num_bytes for layout in layouts[_main(exports)].values()),
         layouts=layouts,
         memory_bytes=_memory(config, layers, tensors, prefix, calibration),
         warnings=warnings,
@@ -279,6 +287,7 @@ def check_exports(layers: Sequence[LayerPlan], exports: Sequence[str]) -> None:
         if reasons:
             reason, layer = next(iter(reasons.items()))
             fitting = [other for other in EXPORTERS if not any(map(EXPORTERS.get(other).refuse, layers))]
+            fitting.sort(key=holds_codes, reverse=True)
             raise ConfigError(
                 f"The {name} format cannot hold {layer.name} ({layer.scheme}): {reason}.",
                 code="incompatible_export",
@@ -299,13 +308,31 @@ def _check_calibration(calibration: CalibrationConfig, model_config: Mapping[str
         )
 
 
-def _layout(
-    exporter: Exporter, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader]
-) -> dict[str, TensorLayout]:
-    """Every tensor of the checkpoint that ``exporter`` will write, in the model's order."""
+def _main(exports: Sequence[str]) -> str:
+    return next(filter(holds_codes, exports), exports[0])
+
+
+def _weights_alone(
+    layers: tuple[LayerPlan, ...], exports: Sequence[str]
+) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:
+    """The layers without their activations, which none of ``exports`` holds, and what to say of that."""
+    alone = tuple(
+        replace(layer, config=replace(layer.config, input_tensors=None, output_tensors=None)) for layer in layers
+    )
+    changed = sum(one != other for one, other in zip(alone, layers, strict=True))
+    said = f"{', '.join(exports)} holds weights alone: the activations of {changed} layer(s) are not quantized."
+    return alone, (said,) if changed else ()
+
+
+def _layout(export: str, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader]) -> dict[str, TensorLayout]:
+    """Every tensor of the checkpoint that the format will hold, in the model's order."""
+    ordered = sorted(tensors, key=_natural)
+    if not holds_codes(export):
+        return own_layout({name: tensors[name] for name in ordered})
+    exporter = EXPORTERS.get(export)
     planned = {f"{layer.name}.weight": layer for layer in layers}
     layout: dict[str, TensorLayout] = {}
-    for name in sorted(tensors, key=_natural):
+    for name in ordered:
         if name in planned:
             layer = planned[name]
             parts = exporter.layout(layer, tensors[name].dtype)

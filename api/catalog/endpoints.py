@@ -19,7 +19,7 @@ router = APIRouter(tags=["catalog"], route_class=StrictJsonRoute)
 
 
 class PresetOut(BaseModel):
-    """A named scheme, the config that it stands for, and the formats that can hold it (none yet: Python only)."""
+    """A named scheme, the config that it stands for, and the formats that can hold it."""
 
     name: str
     title: str

@@ -48,6 +48,12 @@ def place_tensors(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, st
     return placed
 
 
+def stores_single_experts(model: PreTrainedModel) -> bool:
+    """Whether checkpoints of this kind of model hold every expert's matrices by themselves; else they hold stacks."""
+    sources = (source for transform in get_model_conversion_mapping(model) for source in transform.source_patterns)
+    return any(_PER_EXPERT.search(source) for source in sources)
+
+
 def projection_names(model: PreTrainedModel) -> ProjectionNames:
     """What the checkpoints of this kind of model call an expert's projections; the usual names if they do not say."""
     if any(is_fused(module) and not module.is_concatenated for module in model.modules()):

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from quantcore.checkpoint.layout import TensorHeader
+from quantcore.checkpoint.layout import Stack, TensorHeader
 
 EXPERT = re.compile(r"^(?P<moe>.+)\.experts\.(?P<index>\d+)\.(?P<projection>.+)$")
 """A matrix or layer of one expert, in the module that holds the experts, the router and shared experts."""
@@ -36,12 +36,13 @@ def unstack_experts(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHead
             experts = f"{match[1]}.experts"
             (_, a, b), (_, c, d) = gate_up.shape, down.shape
             if (a, b) == (2 * d, c):
-                parts[name] = dict(_matrices(gate_up, experts, ("gate_proj", "up_proj")))
-                parts[down_name] = dict(_matrices(down, experts, ("down_proj",)))
+                parts[name] = dict(_matrices(name, gate_up, experts, ("gate_proj", "up_proj")))
+                parts[down_name] = dict(_matrices(down_name, down, experts, ("down_proj",)))
             elif (a, b) == (d, 2 * c) and f"{name}_bias" in tensors and f"{down_name}_bias" in tensors:
                 for stack, projection in ((name, "gate_up_proj"), (down_name, "down_proj")):
-                    parts[stack] = dict(_transposes(tensors[stack], experts, projection))
-                    parts[f"{stack}_bias"] = dict(_biases(tensors[f"{stack}_bias"], experts, projection))
+                    parts[stack] = dict(_transposes(stack, tensors[stack], experts, projection))
+                    bias = f"{stack}_bias"
+                    parts[bias] = dict(_biases(bias, tensors[bias], experts, projection))
     return {new: header for name, old in tensors.items() for new, header in parts.get(name, {name: old}).items()}
 
 
@@ -67,29 +68,32 @@ def find_routers(shapes: Mapping[str, Sequence[int]]) -> set[str]:
     return routers
 
 
-def _matrices(stack: TensorHeader, experts: str, projections: tuple[str, ...]) -> Iterator[tuple[str, TensorHeader]]:
+def _matrices(
+    name: str, stack: TensorHeader, experts: str, projections: tuple[str, ...]
+) -> Iterator[tuple[str, TensorHeader]]:
     """[E, n * out, in]: the matrices of an expert, and those of all experts, lie one after the other."""
     num_experts, rows, columns = stack.shape
     shape = (rows // len(projections), columns)
     names = [f"{experts}.{index}.{projection}.weight" for index in range(num_experts) for projection in projections]
-    yield from _slices(stack, names, shape, transposed=False)
+    yield from _slices(name, stack, names, shape, transposed=False)
 
 
-def _transposes(stack: TensorHeader, experts: str, projection: str) -> Iterator[tuple[str, TensorHeader]]:
+def _transposes(name: str, stack: TensorHeader, experts: str, projection: str) -> Iterator[tuple[str, TensorHeader]]:
     num_experts, columns, rows = stack.shape
     names = [f"{experts}.{index}.{projection}.weight" for index in range(num_experts)]
-    yield from _slices(stack, names, (rows, columns), transposed=True)
+    yield from _slices(name, stack, names, (rows, columns), transposed=True)
 
 
-def _biases(stack: TensorHeader, experts: str, projection: str) -> Iterator[tuple[str, TensorHeader]]:
+def _biases(name: str, stack: TensorHeader, experts: str, projection: str) -> Iterator[tuple[str, TensorHeader]]:
     names = [f"{experts}.{index}.{projection}.bias" for index in range(stack.shape[0])]
-    yield from _slices(stack, names, stack.shape[1:], transposed=False)
+    yield from _slices(name, stack, names, stack.shape[1:], transposed=False)
 
 
 def _slices(
-    stack: TensorHeader, names: list[str], shape: tuple[int, ...], *, transposed: bool
+    name: str, header: TensorHeader, names: list[str], shape: tuple[int, ...], *, transposed: bool
 ) -> Iterator[tuple[str, TensorHeader]]:
-    size = stack.num_bytes // len(names)
-    for index, name in enumerate(names):
-        begin = stack.begin + index * size
-        yield name, replace(stack, shape=shape, begin=begin, end=begin + size, transposed=transposed)
+    stack = Stack(name, header.shape, header.begin)
+    size = header.num_bytes // len(names)
+    for index, part in enumerate(names):
+        begin = header.begin + index * size
+        yield part, replace(header, shape=shape, begin=begin, end=begin + size, transposed=transposed, stack=stack)

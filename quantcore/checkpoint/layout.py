@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 DTYPE_BYTES = {
@@ -12,10 +13,19 @@ DTYPE_BYTES = {
 
 
 @dataclass(frozen=True)
+class Stack:
+    """A stored tensor that is seen as many: its name and shape, and where in its file it begins."""
+
+    name: str
+    shape: tuple[int, ...]
+    begin: int
+
+
+@dataclass(frozen=True)
 class TensorHeader:
     """One tensor of a checkpoint: its safetensors dtype (``BF16``), shape, file name and byte range in the file.
 
-    With ``transposed`` the bytes are those of its transpose.
+    With ``transposed`` the bytes are those of its transpose. ``stack`` is what the file holds it in, if not by itself.
     """
 
     dtype: str
@@ -24,6 +34,7 @@ class TensorHeader:
     begin: int
     end: int
     transposed: bool = False
+    stack: Stack | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -44,3 +55,12 @@ class TensorLayout:
     @property
     def num_bytes(self) -> int:
         return math.prod(self.shape) * self.element_bytes
+
+
+def own_layout(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorLayout]:
+    """What the files of a checkpoint hold: its tensors, stacks as one."""
+    layout: dict[str, TensorLayout] = {}
+    for name, tensor in tensors.items():
+        name, shape = (name, tensor.shape) if tensor.stack is None else (tensor.stack.name, tensor.stack.shape)
+        layout[name] = TensorLayout(tensor.dtype, shape)
+    return layout

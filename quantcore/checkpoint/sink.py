@@ -13,22 +13,27 @@ from pathlib import Path
 
 import torch
 
-from quantcore.checkpoint.layout import TensorLayout
+from quantcore.checkpoint.layout import Stack, TensorHeader, TensorLayout
 from quantcore.checkpoint.source import TORCH_DTYPES
 
 MAX_SHARD_BYTES = 5_000_000_000
 
 
 class Sink:
-    """The weights of one checkpoint folder. ``write`` every tensor of ``layouts`` once, then ``finish``."""
+    """The weights of one checkpoint folder. ``write`` every tensor of ``layouts`` once, then ``finish``.
+
+    Of the ``tensors`` of a checkpoint with the same layouts, those that lie in a stack are written there one by one.
+    """
 
     def __init__(
-        self, folder: Path, layouts: Mapping[str, TensorLayout], max_shard_bytes: int = MAX_SHARD_BYTES
-    ) -> None:
+        self, folder: Path, layouts: Mapping[str, TensorLayout], max_shard_bytes: int = MAX_SHARD_BYTES,
+        tensors: Mapping[str, TensorHeader] | None = None,
+    ) -> None:  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self._layouts = layouts
+        self._layouts = dict(layouts)
         self._missing = set(layouts)
+        self._transposed: set[str] = set()
         self._places: dict[str, tuple[int, int]] = {}  # name -> (shard index, offset in its file)
         shards = _split(layouts, max_shard_bytes)
         self._files = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
@@ -39,6 +44,13 @@ class Sink:
             self._write_header(index, names)
         if len(shards) > 1:
             self._write_index()
+        for name, tensor in (tensors or {}).items():
+            if tensor.stack is not None:
+                self._see_in_stack(name, tensor, tensor.stack)
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The dtype in which ``write`` takes the tensor called ``name``."""
+        return TORCH_DTYPES[self._layouts[name].dtype]
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Store ``tensor`` (any device). Its dtype and shape must be the planned ones; each name is written once."""
@@ -49,6 +61,8 @@ class Sink:
             or name not in self._missing
         ):
             raise RuntimeError(f"{name}: planned {layout}, got {tensor.dtype} {tuple(tensor.shape)}, or written twice")
+        if name in self._transposed:
+            tensor = tensor.T
         data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
         shard, offset = self._places[name]
         done = 0
@@ -83,6 +97,15 @@ class Sink:
         os.ftruncate(self._handles[index], 8 + len(header) + end)
         for name in names:
             self._places[name] = (index, self._places[name][1] + 8 + len(header))
+
+    def _see_in_stack(self, name: str, tensor: TensorHeader, stack: Stack) -> None:
+        self._layouts[name] = TensorLayout(tensor.dtype, tensor.shape)
+        shard, offset = self._places[stack.name]
+        self._places[name] = (shard, offset + tensor.begin - stack.begin)
+        self._missing.discard(stack.name)
+        self._missing.add(name)
+        if tensor.transposed:
+            self._transposed.add(name)
 
     def _write_index(self) -> None:
         index = {

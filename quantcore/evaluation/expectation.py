@@ -18,14 +18,16 @@ PROBE_POSITIONS = 16  # the last positions of a window whose logits are compared
 class Expectation:
     """Digests of every tensor, and the logits of the quantized model that was in memory.
 
-    ``weights``: sha256 of each quantized layer's dequantized float32 weight; ``activations``: the static scales and
-    zero points of its input and output; ``tensors``: sha256 of every tensor that is written as it was; ``probe_logits``
-    [N, PROBE_POSITIONS, V] float32 for the first N of ``held_out_NT``.
+    ``weights``: sha256 of each quantized layer's dequantized float32 weight; ``plain_weights``: of the same in the
+    dtype and layout of the checkpoint, by the tensor's name, if a format stores that; ``activations``: the static
+    scales and zero points of its input and output; ``tensors``: sha256 of every tensor that is written as it was;
+    ``probe_logits`` [N, PROBE_POSITIONS, V] float32 for the first N of ``held_out_NT``.
     """
 
     held_out_NT: torch.Tensor
     probe_logits: torch.Tensor
     weights: dict[str, str] = field(default_factory=dict)
+    plain_weights: dict[str, str] = field(default_factory=dict)
     activations: dict[str, list[list[float]]] = field(default_factory=dict)
     tensors: dict[str, str] = field(default_factory=dict)
 

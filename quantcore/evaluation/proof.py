@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from quantcore.calibration.ranges import Activations, quantized_activations
+from quantcore.checkpoint.experts import unstack_experts
 from quantcore.checkpoint.headers import ModelHeaders, read_local, read_tensor_headers
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
@@ -25,7 +26,7 @@ from quantcore.errors import ProofError
 from quantcore.evaluation.expectation import Expectation, digest, probe_logits
 from quantcore.evaluation.perplexity import perplexity
 from quantcore.events import Emit, Progress, parse
-from quantcore.export import EXPORTERS, tensor_name
+from quantcore.export import EXPORTERS, Decoder, tensor_name
 from quantcore.layer import LayerPlan
 from quantcore.plan import Plan, export_dir, resolve
 from quantcore.runtime.devices import default_device, release_freed_memory
@@ -42,9 +43,9 @@ LOGIT_TOLERANCE = 1e-3
 class Proof:
     """What was seen of one export.
 
-    Every tensor of every export is compared. The model that was read back runs once, from the first export: files whose
-    tensors are all equal are the same model. So ``max_logit_difference`` (relative) and ``perplexity`` are None for the
-    others, and the perplexity also when no evaluation was wanted.
+    Every tensor of every export is compared. The model that was read back runs once, from the plan's main export: files
+    whose tensors are all equal are the same model. So ``max_logit_difference`` (relative) and ``perplexity`` are None
+    for the others, and the perplexity also when no evaluation was wanted.
     """
 
     export: str
@@ -61,10 +62,10 @@ def prove_all(task: Task, folder: Path, scratch: Path, emit: Emit) -> Iterator[P
     headers = read_local(task.model_folder)
     plan = resolve(task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export)
     expected = Expectation.load(scratch)
-    for index, export in enumerate(plan.exports):
+    for export in plan.exports:
         written = WrittenCheckpoint(plan, export_dir(folder, plan, export), export)
         proof = Proof(export, written.check(expected))
-        if index == 0:
+        if export == plan.main_export:
             difference, value = run_model(plan, headers, written, expected, emit)
             wanted = task.evaluation.num_windows > 0
             proof = replace(proof, max_logit_difference=difference, perplexity=value if wanted else None)
@@ -109,35 +110,38 @@ def run_quantized(
 
 
 class WrittenCheckpoint:
-    """A written export: reads floats out of it through the exporter's decoder."""
+    """A written export: reads floats out of it, through the exporter's decoder if it holds codes."""
 
     def __init__(self, plan: Plan, folder: Path, export: str) -> None:
-        self._exporter = EXPORTERS.get(export)
+        exporter = EXPORTERS.get(export)
+        self._exporter = exporter
+        self._decoder = exporter if isinstance(exporter, Decoder) else None
         self._layers = {f"{layer.name}.weight": layer for layer in plan.layers}
         self._layouts = plan.layouts[export]
         tensors = read_tensor_headers(folder)
         self._check_layout(tensors, export)
-        self._source = Source(folder, tensors)
+        self._source = Source(folder, unstack_experts(tensors))
         self._export = export
         self.activations: dict[LayerPlan, Activations] = {}
 
     def read_float(self, name: str) -> torch.Tensor:
-        """The tensor that Transformers would call ``name``: dequantized float32 if it was quantized."""
-        if name not in self._layers:
+        """The tensor that Transformers would call ``name``: dequantized float32 if the files hold codes of it."""
+        if self._decoder is None or name not in self._layers:
             return self._source.read(name)
         layer = self._layers[name]
         parts = self._exporter.layout(layer, "F32")  # the names; the stored dtypes were checked already
         stored = {part: self._source.read(tensor_name(layer.name, part)) for part in parts}
-        quantized = self._exporter.decode(layer, stored)
+        quantized = self._decoder.decode(layer, stored)
         self.activations[layer] = Activations(quantized.inputs, quantized.outputs)
         return quantized.weight.dequantize()
 
     def check(self, expected: Expectation) -> int:
         """Compare every tensor with its digest; the number compared."""
         for name, layer in self._layers.items():
-            if digest(self.read_float(name)) != expected.weights[layer.name]:
+            wanted = expected.plain_weights[name] if self._decoder is None else expected.weights[layer.name]
+            if digest(self.read_float(name)) != wanted:
                 self._differs(name)
-            if as_floats(self.activations[layer]) != expected.activations[layer.name]:
+            if self._decoder is not None and as_floats(self.activations[layer]) != expected.activations[layer.name]:
                 self._differs(f"{layer.name}.input_scale or output_scale")
             release_freed_memory()
         for name, value in expected.tensors.items():

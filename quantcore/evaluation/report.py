@@ -31,7 +31,7 @@ def build_report(
     """The whole report as JSON data; ``summary`` is what a table shows. Times in seconds, sizes in bytes."""
     worst = max(layers, key=lambda layer: layer.relative_error)
     before = perplexity_before
-    after = proofs[plan.exports[0]].perplexity
+    after = proofs[plan.main_export].perplexity
     return {
         "schema_version": 1,
         "summary": {

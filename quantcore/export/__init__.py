@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from quantcore.config import Config
-from quantcore.export.exporter import EXPORTERS, Exporter, tensor_name
+from quantcore.export.exporter import EXPORTERS, Decoder, Exporter, holds_codes, tensor_name
 from quantcore.layer import LayerPlan
 
-__all__ = ["EXPORTERS", "Exporter", "formats_for", "tensor_name"]
+__all__ = ["EXPORTERS", "Decoder", "Exporter", "formats_for", "holds_codes", "tensor_name"]
 
 USUAL_SHAPE = (4096, 4096)
 
 
 def formats_for(config: Config) -> list[str]:
-    """The formats that can hold a layer of a usual shape with the global config."""
+    """The formats that can hold a layer of a usual shape with the global config; those without codes come last."""
     layer = LayerPlan("layer", 0, USUAL_SHAPE, config.global_quant_config)
-    return [name for name in EXPORTERS if layer.config.weight is not None and not EXPORTERS.get(name).refuse(layer)]
+    fitting = [name for name in EXPORTERS if layer.config.weight is not None and not EXPORTERS.get(name).refuse(layer)]
+    return sorted(fitting, key=holds_codes, reverse=True)

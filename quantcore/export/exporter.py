@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.config import Config, QSchemeType, QuantizationSpec, ScaleType, ZeroPointType
@@ -23,8 +23,8 @@ KV_SCALES = {"k_proj": "../k_scale", "v_proj": "../v_scale"}
 class Exporter(Protocol):
     """One on-disk format. Exporters keep no state: they map values to tensors and back.
 
-    ``encode`` and ``decode`` speak of one layer's tensors by their last name (``weight_scale``), without the layer's;
-    ``../k_scale`` lies beside the layer (see ``tensor_name``).
+    ``encode`` and ``decode`` (see ``Decoder``) speak of one layer's tensors by their last name (``weight_scale``),
+    without the layer's; ``../k_scale`` lies beside the layer (see ``tensor_name``).
     """
 
     name: str
@@ -39,16 +39,28 @@ class Exporter(Protocol):
     def encode(self, layer: LayerPlan, quantized: QLayer) -> Tensors:
         """The tensors to store."""
 
-    def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
-        """What ``encode`` was given, rebuilt from the stored tensors alone."""
-
     def quantization_config(
         self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
-    ) -> dict[str, Any]:
-        """The ``quantization_config`` of config.json. ``kept`` are full names of linear layers left as they were."""
+    ) -> dict[str, Any] | None:
+        """The ``quantization_config`` of config.json. ``kept`` are full names of linear layers left as they were.
+
+        None: config.json says nothing, so that readers take the files for an ordinary model.
+        """
 
     def load_hint(self, path: str) -> str:
         """Python lines that load the checkpoint at ``path`` in the format's main consumer."""
+
+
+@runtime_checkable
+class Decoder(Protocol):
+    """An exporter whose files hold codes, and what calibration learned of activations.
+
+    The files of every other exporter are an ordinary checkpoint: the tensors of the float model's, in their dtypes,
+    and nothing about activations.
+    """
+
+    def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
+        """What ``encode`` was given, rebuilt from the stored tensors alone."""
 
 
 def tensor_name(layer: str, part: str) -> str:
@@ -98,3 +110,8 @@ _SCALE_DTYPES = {ScaleType.float32: "F32", ScaleType.float16: "F16", ScaleType.b
 def stored_scale_dtype(spec: QuantizationSpec, model_dtype: str) -> str:
     """The safetensors dtype of the scales of ``spec`` in a model of ``model_dtype``."""
     return _SCALE_DTYPES.get(spec.scale_type, model_dtype)
+
+
+def holds_codes(export: str) -> bool:
+    """Whether the format's exporter is a Decoder."""
+    return isinstance(EXPORTERS.get(export), Decoder)

@@ -14,13 +14,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from quantcore.blocks.names import stores_single_experts
 from quantcore.checkpoint.artifact import building, write_json
+from quantcore.checkpoint.experts import EXPERT
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.checkpoint.sink import Sink
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.config import Config
-from quantcore.errors import ConfigError
-from quantcore.export import EXPORTERS, Exporter, tensor_name
+from quantcore.errors import ConfigError, ModelError, unknown_value
+from quantcore.export import EXPORTERS, Exporter, holds_codes, tensor_name
 from quantcore.layer import LayerPlan
 from quantcore.nn.codes import encode_layer, learned_params
 from quantcore.nn.layers import QuantizedLayer, quantized_layers
@@ -28,6 +30,7 @@ from quantcore.nn.names import Stored, find_stored
 from quantcore.nn.onnx import OPSET, export_onnx
 from quantcore.plan import check_exports
 
+WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
@@ -35,10 +38,13 @@ DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 class JsonExporterConfig:
     """Options of safetensors exports.
 
+    ``weight_format``: ``real_quantized`` for codes in the format of ``custom_mode``, or ``fake_quantized`` for the
+    model's own format with rounded weights.
     ``kv_cache_group``: patterns of the key and value projections. Those of one attention layer get the larger of their
     output scales, in the files and in the model in memory.
     """
 
+    weight_format: str = "real_quantized"
     kv_cache_group: list[str] = field(default_factory=list)
 
 
@@ -78,20 +84,26 @@ class ModelExporter:
         """Write the weights of ``model``, config.json and the tokenizer. ``custom_mode`` is the format.
 
         Raises ConfigError for a model that is not frozen or was quantized otherwise than ``quant_config`` says, and for
-        a layer that the format cannot hold; ProofError if the codes would not give the model's weights.
+        a layer that the format cannot hold; ProofError if the codes would not give the model's weights; ModelError for
+        a model that stores its layers in another form.
         """
         layers = _frozen_layers(model)
-        exporter = EXPORTERS.get(custom_mode)
+        export = _format(self.config.json_export_config, custom_mode)
+        exporter = EXPORTERS.get(export)
         plans = [layer.plan for layer in layers.values()]
         _check_plans(plans, quant_config)
-        check_exports(plans, (custom_mode,))
+        check_exports(plans, (export,))
         merge_output_scales(layers, self.config.json_export_config)
         with building(self.export_dir) as folder:
             stored = find_stored(model)
-            _write(stored, exporter, folder)
+            if holds_codes(export):
+                _write(stored, exporter, folder)
+            else:
+                _write_plain(model, stored, folder)
             stored_plans = tuple(replace(layer.plan, name=name) for name, layer in stored.layers.items())
             quantization = exporter.quantization_config(quant_config, stored_plans, stored.kept)
-            write_json(folder / "config.json", {**_model_config(model), "quantization_config": quantization})
+            said = {} if quantization is None else {"quantization_config": quantization}
+            write_json(folder / "config.json", {**_model_config(model), **said})
             for part in (getattr(model, "generation_config", None), tokenizer):
                 if part is not None:
                     part.save_pretrained(folder)
@@ -134,6 +146,15 @@ def merge_output_scales(layers: dict[str, QuantizedLayer], config: JsonExporterC
         largest = torch.stack([scale.cpu() for scale in scales]).amax(0)
         for scale in scales:
             scale.copy_(largest)
+
+
+def _format(config: JsonExporterConfig, custom_mode: str) -> str:
+    if config.weight_format not in WEIGHT_FORMATS:
+        raise unknown_value(
+            "weight_format", config.weight_format, WEIGHT_FORMATS, code="invalid_config",
+            field="/json_export_config/weight_format",
+        )  # fmt: skip
+    return custom_mode if config.weight_format == "real_quantized" else "fake_quantized"
 
 
 def _frozen_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
@@ -188,6 +209,24 @@ def _write(stored: Stored, exporter: Exporter, folder: Path) -> None:
             for part, tensor in exporter.encode(plans[name], encode_layer(layer)).items():
                 full = tensor_name(name, part)
                 sink.write(full, tensor.to(TORCH_DTYPES[layouts[full].dtype]))
+        sink.finish()
+
+
+def _write_plain(model: nn.Module, stored: Stored, folder: Path) -> None:
+    """The frozen weights as they are. Raises ModelError for experts that Transformers would not find again."""
+    experts = [name for name in stored.layers if EXPERT.match(name)]
+    if experts and isinstance(model, PreTrainedModel) and not stores_single_experts(model):
+        raise ModelError(
+            f"Checkpoints of this kind of model hold their experts in stacks, and {experts[0]} is a layer of its own.",
+            code="unsupported_layer",
+            hint="The engine writes such stacks: bitfoundry quantize --model_export fake_quantized.",
+        )
+    weights = {f"{name}.weight": layer.get_parameter("weight").detach() for name, layer in stored.layers.items()}
+    tensors = stored.floats | weights
+    layouts = {name: TensorLayout(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
+    with closing(Sink(folder, layouts)) as sink:
+        for name, tensor in tensors.items():
+            sink.write(name, tensor)
         sink.finish()
 
 

@@ -8,9 +8,10 @@ import torch
 
 from quantcore import presets
 from quantcore.affine import QParams
+from quantcore.checkpoint.layout import TensorLayout
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.config import QuantizationConfig, QuantizationSpec, learns_from_data
-from quantcore.export import EXPORTERS
+from quantcore.export import EXPORTERS, Decoder, holds_codes
 from quantcore.layer import LayerPlan
 from quantcore.qtensor import QLayer
 from quantcore.solvers.rtn import round_to_nearest
@@ -41,8 +42,10 @@ MUST_TAKE = {
     "quark": PLAIN | {"mxfp4", "mxfp6_e3m2", "mxfp8", "mxfp4_fp8", "nvfp4", "int4_fp8"},
     "compressed_tensors": PLAIN,
     "fp8": {"fp8", "kv_cache_fp8"},
+    "fake_quantized": set(CONFIGS),
 }
-SHAPES = [(64, 128), (8, 64), (72, 192)]
+WITH_CODES = [name for name in EXPORTERS if holds_codes(name)]
+SHAPES = [(64, 128), (8, 64), (72, 192), (128, 256)]
 
 
 def static(spec):
@@ -74,6 +77,7 @@ def accepting(name):
 
 @pytest.mark.parametrize("name", list(EXPORTERS))
 def test_layout_and_round_trip(name):
+    """What comes back of an exporter without codes is the weight in the model's dtype, and nothing else."""
     exporter = EXPORTERS.get(name)
     seen = set()
     for config_name, layer, quantized in accepting(name):
@@ -86,6 +90,10 @@ def test_layout_and_round_trip(name):
         assert {part: tuple(tensor.shape) for part, tensor in stored.items()} == {
             part: entry.shape for part, entry in layout.items()
         }, config_name
+        if not isinstance(exporter, Decoder):
+            assert stored.keys() == {"weight"}
+            assert torch.equal(stored["weight"], quantized.weight.dequantize().bfloat16()), (config_name, layer)
+            continue
         read = exporter.decode(layer, stored)
         assert torch.equal(read.weight.dequantize(), quantized.weight.dequantize()), (config_name, layer)
         for part in ("inputs", "outputs"):
@@ -108,9 +116,42 @@ def test_every_refusal_is_a_sentence(name):
         assert len(reason) > 15 and not reason.endswith("."), reason
 
 
-@pytest.mark.parametrize("name", list(EXPORTERS))
+@pytest.mark.parametrize("name", WITH_CODES)
 @pytest.mark.parametrize("axis", [-1, 1])
 def test_scales_of_input_channels_are_refused(name, axis):
     spec = QuantizationSpec(dtype="int8", qscheme="per_channel", ch_axis=axis)
     layer = LayerPlan("model.layers.0.self_attn.k_proj", 0, (64, 128), QuantizationConfig(weight=spec))
     assert "output channels" in EXPORTERS.get(name).refuse(layer)
+
+
+def test_just_fake_quantized_holds_no_codes():
+    assert set(EXPORTERS) - set(WITH_CODES) == {"fake_quantized"}
+
+
+@pytest.mark.parametrize("spec", ["input channels", "float zero point", "bias", "int2"])
+def test_fake_quantized_takes_what_no_other_format_does(spec):
+    weight = {
+        "input channels": QuantizationSpec(dtype="int8", qscheme="per_channel", ch_axis=1),
+        "float zero point": QuantizationSpec(
+            dtype="uint4", qscheme="per_group", group_size=32, symmetric=False, zero_point_type="float32"
+        ),
+        "bias": QuantizationSpec(dtype="int8"),
+        "int2": QuantizationSpec(dtype="int2", qscheme="per_channel"),
+    }[spec]
+    config = QuantizationConfig(weight=weight, bias=QuantizationSpec(dtype="int8") if spec == "bias" else None)
+    layer, quantized = solved(config, (64, 128))
+    assert [name for name in EXPORTERS if EXPORTERS.get(name).refuse(layer) is None] == ["fake_quantized"]
+    [(part, tensor)] = EXPORTERS.get("fake_quantized").encode(layer, quantized).items()
+    assert part == "weight" and torch.equal(tensor, quantized.weight.dequantize())
+
+
+@pytest.mark.parametrize("kind", ["Linear", "Conv1D"])
+def test_fake_quantized_keeps_the_layout_of_the_layer(kind):
+    spec = QuantizationSpec(dtype="int8", qscheme="per_channel")
+    layer = LayerPlan("h.0.attn.c_attn", 0, (48, 32), QuantizationConfig(weight=spec), kind)
+    quantized = QLayer(round_to_nearest(torch.randn(48, 32), spec))
+    exporter = EXPORTERS.get("fake_quantized")
+    tensor = exporter.encode(layer, quantized)["weight"]
+    expected = quantized.weight.dequantize()
+    assert torch.equal(tensor, expected.T if kind == "Conv1D" else expected) and tensor.is_contiguous()
+    assert exporter.layout(layer, "F16") == {"weight": TensorLayout("F16", tuple(tensor.shape))}

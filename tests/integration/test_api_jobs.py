@@ -360,8 +360,9 @@ def test_plans_and_presets(client: TestClient, make_model: MakeModel, sessions: 
     assert {"int8_dynamic", "fp8", "w4a16"} <= presets.keys()
     assert presets["fp8"]["needs_calibration"] is True
     model = make_model()
-    usable = {name for name, preset in presets.items() if preset["exports"]}
-    assert {"mxfp4", "nvfp4", "int4_fp8", "fp8"} <= usable and presets["fp8"]["exports"] != ["quark"]
+    usable = {name for name, preset in presets.items() if preset["exports"] != ["fake_quantized"]}
+    assert {"mxfp4", "nvfp4", "int4_fp8", "fp8"} <= usable and "nf4" not in usable
+    assert presets["fp8"]["exports"] == ["compressed_tensors", "fp8", "quark", "fake_quantized"]
     for name in usable - {"uint4_wo_128", "int4_wo_128"}:  # the model is narrower
         export = presets[name]["exports"][:1]
         answer = client.post("/v1/plans", json=body(model, config={"preset": name}, export=export))

@@ -126,6 +126,8 @@ def test_a_config_file_keeps_its_own_algorithms(tmp_path):
     [
         ([], ("quark",)),
         (["--custom_mode", "fp8"], ("fp8",)),
+        (["--model_export", "fake_quantized"], ("fake_quantized",)),
+        (["--model_export", "hf_format", "--model_export", "fake_quantized"], ("quark", "fake_quantized")),
         (["--export_weight_format", "real_quantized"], ("quark",)),
         (["--export_weight_format", "fake_quantized"], ("fake_quantized",)),
         (["--custom_mode", "fp8", "--export_weight_format", "fake_quantized"], ("fake_quantized",)),

@@ -15,6 +15,8 @@ from quantcore.calibration.experts import MIN_TOKENS, share_ranges
 from quantcore.calibration.ranges import collect_ranges
 from quantcore.checkpoint.experts import find_routers
 from quantcore.checkpoint.headers import read_local
+from quantcore.checkpoint.layout import own_layout
+from quantcore.checkpoint.sink import Sink
 from quantcore.checkpoint.source import Source
 from quantcore.errors import CalibrationError
 from quantcore.layer import LayerPlan
@@ -166,6 +168,42 @@ def test_stacked_transposes_with_biases_are_read_one_by_one(tmp_path):
             assert weight.is_contiguous() and torch.equal(weight, tensors[f"{start}.{projection}"][index].T)
             bias = source.read(f"{start}.{index}.{projection}.bias")
             assert torch.equal(bias, tensors[f"{start}.{projection}_bias"][index])
+
+
+@pytest.mark.parametrize("max_shard_bytes", [10**9, 100])
+@pytest.mark.parametrize("case", [*STACKS, "gpt_oss"])
+def test_what_was_read_one_by_one_is_written_into_its_stack(case, max_shard_bytes, tmp_path):
+    shapes, folder = STACKS.get(case, ({"gate_up_proj": (E, H, 2 * INNER), "down_proj": (E, INNER, H)}, "experts."))
+    tensors = {f"model.layers.0.mlp.{folder}{name}": torch.randn(shape) for name, shape in shapes.items()}
+    if case == "gpt_oss":
+        tensors |= {f"{name}_bias": torch.randn(E, stack.shape[2]) for name, stack in tensors.items()}
+    tensors["norm.weight"] = torch.ones(3)
+    headers, source = stored(tmp_path, tensors)
+    sink = Sink(tmp_path / "again", own_layout(headers.tensors), max_shard_bytes, tensors=headers.tensors)
+    for name in reversed(headers.tensors):
+        assert sink.dtype_of(name) == torch.float32
+        sink.write(name, source.read(name))
+    with pytest.raises(RuntimeError, match="written twice"):
+        sink.write(name, source.read(name))
+    sink.finish()
+    files = list((tmp_path / "again").glob("*.safetensors"))
+    assert len(files) == (1 if max_shard_bytes > 100 else len(tensors))
+    read = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    assert read.keys() == tensors.keys()
+    assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_stack_that_is_not_filled_is_said(tmp_path):
+    shapes, folder = STACKS["granite"]
+    tensors = {f"mlp.{folder}{name}": torch.randn(shape) for name, shape in shapes.items()}
+    headers, source = stored(tmp_path, tensors)
+    sink = Sink(tmp_path / "again", own_layout(headers.tensors), tensors=headers.tensors)
+    for name in headers.tensors:
+        if name != "mlp.experts.2.up_proj.weight":
+            sink.write(name, source.read(name))
+    with pytest.raises(RuntimeError, match=r"1 tensor.*mlp\.experts\.2\.up_proj\.weight"):
+        sink.finish()
+    sink.close()
 
 
 def test_a_stack_of_unknown_layout_stays_whole(tmp_path):

@@ -127,7 +127,7 @@ def test_impossible_requests_are_refused(code):
 def test_an_impossible_export_says_which_format_can():
     with pytest.raises(ConfigError) as caught:
         plan("w4a16", group_size=-1)
-    assert caught.value.allowed == ("compressed_tensors",)
+    assert caught.value.allowed == ("compressed_tensors", "fake_quantized")
 
 
 ODD_MODELS = {
