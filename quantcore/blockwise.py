@@ -15,7 +15,7 @@ from operator import or_
 import torch
 from torch import nn
 
-from quantcore.algorithms import AlgoConfig, RTNConfig
+from quantcore.algorithms import AlgoConfig, RotationConfig, RTNConfig
 from quantcore.blocks.discovery import EdgeFinder, FoundEdges, listed_edges
 from quantcore.blocks.edges import Edge, kind_of
 from quantcore.calibration.experts import MIN_TOKENS, share_ranges, too_few_tokens
@@ -27,6 +27,7 @@ from quantcore.events import Warned
 from quantcore.layer import LayerPlan
 from quantcore.layouts import canonical, stored
 from quantcore.qtensor import QTensor
+from quantcore.rotate import ModelRotation
 from quantcore.runtime.hidden import Hidden
 from quantcore.solvers import SOLVERS, TUNERS, Tuner
 from quantcore.stats import Stats
@@ -87,12 +88,19 @@ class RunningBlock:
         """Of one calibration window, with gradients if they are enabled."""
         return self.calibration.run(self.block, self.index, window)
 
+    @property
+    def probe(self) -> Hidden:
+        assert self.streams.probe is not None
+        return self.streams.probe
+
+    def output_of(self, state: torch.Tensor) -> torch.Tensor:
+        """What the block makes of other hidden states of the probe's shape."""
+        return replace(self.probe, states=[state]).run(self.block, self.index, 0)
+
     def update(self) -> torch.Tensor:
         """What the block adds to the probe."""
-        probe = self.streams.probe
-        assert probe is not None
         with torch.no_grad():
-            return probe.run(self.block, self.index, 0) - probe.states[0]
+            return self.output_of(self.probe.states[0]) - self.probe.states[0]
 
     def leave(self) -> None:
         """Take the streams that come through quantized blocks to the next one. This block is quantized by now."""
@@ -104,9 +112,9 @@ class RunningBlock:
 class Prepared:
     """What is known of a block's layers once its scales are where they stay.
 
-    ``names`` are those of the layers in the block. ``changed``: parameters (names in the block) that are not quantized
-    and have new values. ``edges`` is None where no scale was moved; ``fold_error`` is how much moving them changed the
-    block's update.
+    ``names`` are those of the layers in the block. ``changed``: parameters (names in the block) that have new values,
+    those to be quantized among them. ``edges`` is None where no scale was moved; ``fold_error`` is how much moving them
+    changed the block's update.
     """
 
     stats: dict[LayerPlan, Stats]
@@ -143,9 +151,13 @@ class BlockAlgorithms:
         self._dtype = dtype
         self._solver_config: AlgoConfig = PLAIN
         self._tuner: Tuner | None = None
+        self._rotation_config: RotationConfig | None = None
+        self._rotation: ModelRotation | None = None
         self._smoothings: list[tuple[AlgoConfig, Smoothing]] = []
         for one in config.algo_config:
-            if one.name in SMOOTHINGS:
+            if isinstance(one, RotationConfig):
+                self._rotation_config = one
+            elif one.name in SMOOTHINGS:
                 self._smoothings.append((one, SMOOTHINGS.get(one.name)(one)))
             elif one.name in TUNERS:
                 self._tuner, self._solver_config = TUNERS.get(one.name)(one), RTNConfig()
@@ -161,11 +173,26 @@ class BlockAlgorithms:
         """Whether statistics are taken behind the quantized blocks."""
         self.compares = self._needs.shift or self._tuner is not None
         """Whether what is there is compared with the float model."""
-        self.moves_scales = bool(self._smoothings)
-        self._learns = self.moves_scales or self._solver_config != PLAIN
+        self.needs_probe = bool(self._smoothings) or self._rotation_config is not None
+        self._learns = bool(self._smoothings) or self._solver_config != PLAIN
+
+    def turned(self, hidden: Hidden) -> Hidden:
+        """Hidden states in front of the first block as the blocks will read them: a copy of the list, at least."""
+        if self._rotation_config is None:
+            return replace(hidden, states=list(hidden.states))
+        if self._rotation is None:
+            self._rotation = ModelRotation(self._rotation_config, hidden.states[0].shape[-1])
+        return replace(hidden, states=self._rotation.turn_states(hidden.states))
+
+    def turn_outside(
+        self, model: nn.Module, embed: Callable[[], torch.Tensor], logits: Callable[[torch.Tensor], torch.Tensor],
+        like: torch.Tensor,
+    ) -> set[str]:  # fmt: skip
+        """Rotate what lies around the blocks, if that is asked for; the names of the changed parameters."""
+        return set() if self._rotation is None else self._rotation.turn_outside(model, embed, logits, like)
 
     def prepare(self, at: RunningBlock, layers: Modules) -> Prepared:
-        """Statistics, scales, ranges: leaves the float block computing what it computed.
+        """Statistics, scales, ranges: leaves the float block computing what it computed, in a rotated stream or not.
 
         Raises NumericsError if a fold changed the block's function, CalibrationError or NumericsError for inputs whose
         range cannot be learned.
@@ -175,10 +202,13 @@ class BlockAlgorithms:
         names = _names(at.block, layers)
         modules = {names[layer]: module for layer, module in layers.items()}
         advance = not at.streams.through_quantized
+        rotated = self._rotate(at)
         if not self._smoothings:
             with collect_ranges(layers) as ranges:
                 stats = self._collect(modules, at, advance=advance)
-            return self._prepared(names, stats, ranges)
+            prepared = self._prepared(names, stats, ranges)
+            prepared.changed = rotated
+            return prepared
         is_static = any(layer.config.needs_calibration for layer in layers)
         before = at.update()
         found = self._finder.find(at.block, at.update)
@@ -191,7 +221,7 @@ class BlockAlgorithms:
             if is_static:
                 at.run(advance=advance)
         prepared = self._prepared(names, stats, ranges)
-        prepared.changed = changed - {f"{name}.weight" for name in names.values()}
+        prepared.changed = rotated | changed
         prepared.warnings += refused
         prepared.edges, prepared.fold_error = found, error
         return prepared
@@ -238,6 +268,13 @@ class BlockAlgorithms:
             solver = self._plain if stats is None else self._solver
             for layer, quantized in solver.solve(weights, stats).items():
                 yield Solved(layer, weights[layer], quantized, stats)
+
+    def _rotate(self, at: RunningBlock) -> set[str]:
+        if self._rotation is None:
+            return set()
+        return self._rotation.turn_block(
+            at.block, at.output_of, at.probe.states[0], lambda: self._finder.find(at.block, at.update)
+        )
 
     def _collect(self, modules: dict[str, nn.Module], at: RunningBlock, *, advance: bool = False) -> dict[str, Stats]:
         """Run all windows; the statistics of the modules' inputs, where any algorithm asks for them."""

@@ -73,6 +73,11 @@ class Rotation:
     def size(self) -> int:
         return self.order * self.num_blocks
 
+    def repeated(self, count: int) -> Rotation:
+        """This rotation ``count`` times on the diagonal: for heads that stand side by side."""
+        signs = None if self.signs_N is None else self.signs_N.repeat(count)
+        return Rotation(self.order, self.num_blocks * count, signs)
+
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         """x R for x [..., N], in x's dtype; computed in float32, or in float64 if x is."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))

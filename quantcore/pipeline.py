@@ -36,6 +36,7 @@ from quantcore.layer import LayerPlan
 from quantcore.layouts import stored
 from quantcore.plan import Plan, export_dir, resolve
 from quantcore.qtensor import QLayer, check_finite
+from quantcore.rotate import untie
 from quantcore.runtime.devices import default_device
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.single import StreamedModel
@@ -98,7 +99,7 @@ def quantize(task: Task, headers: ModelHeaders, plan: Plan, folder: Path, emit: 
     algorithms = BlockAlgorithms(task.config, model.dtype)
     streams = open_streams(model, plan, algorithms, windows)
     held_out = model.embed(windows.held_out_NT)
-    probes = Hidden(held_out.states[:NUM_PROBES], held_out.arguments)
+    probes = algorithms.turned(Hidden(held_out.states[:NUM_PROBES], held_out.arguments))
     if task.evaluation.num_windows == 0:
         held_out = Hidden([], held_out.arguments)
     expected = Expectation(windows.held_out_NT, torch.empty(0))
@@ -114,14 +115,14 @@ def quantize(task: Task, headers: ModelHeaders, plan: Plan, folder: Path, emit: 
             with model.block(index) as block:
                 layers = find_modules(model, plan.layers_of(index))
                 at = RunningBlock(block, index, streams)
-                prepared = algorithms.prepare(at, layers)
                 model.run_block(block, index, held_out)
+                prepared = algorithms.prepare(at, layers)
                 model.run_block(block, index, streams.probe)
                 quantizer.note(prepared, index)
                 for solved in algorithms.solve(at, layers, prepared):
                     quantizer.write(solved, prepared.activations)
                     quantizer.write_bias(solved.layer, layers[solved.layer])
-                quantizer.write_changed(model, block, index, prepared.changed)
+                quantizer.write_changed(block, {name: model.stored_name(name, index) for name in prepared.changed})
                 with quantized_activations(layers, prepared.activations):
                     model.run_block(block, index, probes)
                     at.leave()
@@ -138,10 +139,11 @@ def open_streams(model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, 
     if not plan.needs_calibration:
         return Streams(None)
     calibration = model.embed(windows.calibration_NT)
+    probe = model.embed(windows.calibration_NT[:1, :EDGE_PROBE_LEN]) if algorithms.needs_probe else None
     return Streams(
-        calibration,
-        probe=model.embed(windows.calibration_NT[:1, :EDGE_PROBE_LEN]) if algorithms.moves_scales else None,
-        reference=Hidden(list(calibration.states), calibration.arguments) if algorithms.compares else None,
+        algorithms.turned(calibration),
+        probe=None if probe is None else algorithms.turned(probe),
+        reference=algorithms.turned(calibration) if algorithms.compares else None,
         through_quantized=algorithms.through_quantized,
     )
 
@@ -151,16 +153,20 @@ def finish_head(
     held_out: Hidden, probes: Hidden, windows: TokenWindows,
 ) -> float | None:  # fmt: skip
     """After the last block: perplexity of the float model (None if not wanted), lm_head if planned, probe logits."""
-    with model.head() as logits:
-        before = perplexity(logits, held_out.states, windows.held_out_NT) if held_out.states else None
+    with model.head() as outside:
+        before = perplexity(outside, held_out.states, windows.held_out_NT) if held_out.states else None
+        if plan.added:
+            untie(outside.model)
+        ids_NT = windows.held_out_NT[:1]
+        turned = algorithms.turn_outside(outside.model, lambda: outside.embed(ids_NT), outside, probes.states[0])
+        quantizer.write_changed(outside.model, {name: model.stored_name(name) for name in turned})
         layers = find_modules(model, plan.layers_of(None))
-        prepared = algorithms.prepare_head(layers, logits, streams)
+        prepared = algorithms.prepare_head(layers, outside, streams)
         quantizer.note(prepared)
         for solved in algorithms.solve(None, layers, prepared):
             quantizer.write(solved, prepared.activations)
-            quantizer.write_bias(solved.layer, layers[solved.layer])
         with quantized_activations(layers, prepared.activations):
-            quantizer.expected.probe_logits = probe_logits(logits, probes.states)
+            quantizer.expected.probe_logits = probe_logits(outside, probes.states)
     return before
 
 
@@ -218,11 +224,15 @@ class BlockQuantizer:
             bias.data = rounded.to(bias.dtype)
             self._write_float(name, rounded.to(TORCH_DTYPES[self.source.tensors[name].dtype]))
 
-    def write_changed(self, model: StreamedModel, block: nn.Module, index: int, names: set[str]) -> None:
-        """Write the parameters of a block that are not quantized, but other than in the checkpoint."""
-        for name in sorted(names):
-            if (full := model.stored_name(index, name)) not in self._written:
-                self._write_float(full, block.get_parameter(name).data)
+    def write_changed(self, module: nn.Module, names: dict[str, str]) -> None:
+        """Write parameters of ``module`` that are not quantized, but other than in the checkpoint.
+
+        ``names``: what the module and the checkpoint call them. Weights of planned layers are written as codes.
+        """
+        planned = {f"{layer.name}.weight" for layer in self.plan.layers}
+        for name, place in sorted(names.items()):
+            if place not in planned:
+                self._write_float(place, module.get_parameter(name).data)
 
     def copy_the_rest(self) -> None:
         """Write every tensor that was not written yet as it was: embeddings, norms, biases, excluded layers."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from quantcore.algorithms import RotationConfig
 from quantcore.checkpoint.experts import EXPERT, find_routers
 from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
@@ -38,8 +39,9 @@ class KeptTensor:
 class Plan:
     """What will happen to every layer.
 
-    ``layouts`` holds, for each export, every tensor that will be written, in order: sizes are exact.
-    ``peak_memory_bytes`` is an estimate with its parts beside it. Sizes are bytes.
+    ``added`` are tensors that the result has and the checkpoint has not: the output projection of a model that shares
+    it with the embedding, once a rotation parts the two. ``layouts`` holds, for each export, every tensor that will be
+    written, in order: sizes are exact. ``peak_memory_bytes`` is an estimate with its parts beside it. Sizes are bytes.
     """
 
     model_type: str
@@ -51,11 +53,16 @@ class Plan:
     calibration: CalibrationConfig
     needs_calibration: bool
     tied_lm_head: bool
+    added: dict[str, TensorHeader]
     size_before_bytes: int
     size_after_bytes: int
     layouts: dict[str, dict[str, TensorLayout]]
     memory_bytes: dict[str, int]
     warnings: tuple[str, ...] = ()
+
+    def result_config(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
+        """The config.json of the quantized model, as far as Transformers builds the model from it."""
+        return {**model_config, "tie_word_embeddings": False} if self.added else dict(model_config)
 
     @property
     def peak_memory_bytes(self) -> int:
@@ -115,7 +122,8 @@ def resolve(
     check_groups(layers)
     check_exports(layers, exports)
     _check_calibration(calibration, model_config)
-    layouts = {name: _layout(name, layers, tensors) for name in exports}
+    added = _own_head(config, model_config, tensors, prefix)
+    layouts = {name: _layout(name, layers, {**tensors, **added}) for name in exports}
     return Plan(
         model_type=str(model_config["model_type"]),
         block_prefix=prefix,
@@ -127,6 +135,7 @@ def resolve(
         needs_calibration=any(layer.config.needs_calibration for layer in layers)
         or any(algorithm.needs_calibration for algorithm in config.algo_config),
         tied_lm_head=not any(map(is_head, tensors)),
+        added=added,
         size_before_bytes=sum(tensor.num_bytes for tensor in tensors.values()),
         size_after_bytes=sum(layout.num_bytes for layout in layouts[_main(exports)].values()),
         layouts=layouts,
@@ -234,8 +243,8 @@ def _check_possible(config: Config) -> None:
     types = [kind for kind in config.layer_type_quant_config if kind not in STREAMED_TYPES]
     faults = {
         "algo_config": (
-            ", ".join(algorithm.name for algorithm in config.algo_config if algorithm.name == "rotation"),
-            "Leave it out.",
+            ", ".join(_online(config)),
+            "Such a rotation works while the model runs, and no export can say so: take r1 and r2.",
         ),
         "quant_mode": ("fx_graph_mode" * (config.quant_mode is QuantizationMode.fx_graph_mode), "Take eager_mode."),
         "softmax_quant_spec": ("softmax" * (config.softmax_quant_spec is not None), "Use ModelQuantizer, in memory."),
@@ -249,6 +258,34 @@ def _check_possible(config: Config) -> None:
                 hint=hint,
                 field=f"/{field}",
             )
+
+
+def _online(config: Config) -> list[str]:
+    """The rotations asked for that no weight can hold."""
+    rotations = [one for one in config.algo_config if isinstance(one, RotationConfig)]
+    return [f"rotation {name}" for name in ("r3", "r4") if any(getattr(one, name) for one in rotations)]
+
+
+def _own_head(
+    config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader], prefix: str
+) -> dict[str, TensorHeader]:
+    """The output projection that a rotated stream needs where the model shares the embedding's weight."""
+    turns = any(isinstance(one, RotationConfig) and one.r1 for one in config.algo_config)
+    if not turns or any(map(is_head, tensors)):
+        return {}
+    rows = model_config.get("vocab_size")
+    found = [
+        header
+        for name, header in tensors.items()
+        if len(header.shape) == 2 and header.shape[0] == rows and not name.startswith(prefix)
+    ]
+    if not found:
+        raise ModelError(
+            "The embedding of this model was not found, and rotating its stream changes that.",
+            code="cannot_rotate",
+            hint="Leave rotation out, or take only r2.",
+        )
+    return {"lm_head.weight": found[0]}
 
 
 def check_groups(layers: Sequence[LayerPlan]) -> None:

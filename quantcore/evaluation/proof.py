@@ -77,7 +77,8 @@ def run_model(
 ) -> tuple[float, float]:
     """(largest relative logit difference, perplexity) of the model in the files. ProofError if the logits differ."""
     model = StreamedModel(
-        headers.config, written.read_float, set(headers.tensors), plan.block_prefix, plan.num_blocks,
+        plan.result_config(headers.config), written.read_float, {*headers.tensors, *plan.added}, plan.block_prefix,
+        plan.num_blocks,
         TORCH_DTYPES[headers.main_dtype], default_device(),
     )  # fmt: skip
     hidden = model.embed(expected.held_out_NT)

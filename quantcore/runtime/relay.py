@@ -14,15 +14,21 @@ from quantcore.errors import ModelError
 from quantcore.runtime.hidden import Arguments
 
 
+class Reached(Exception):
+    """The first block was called; what it was given is in the relay."""
+
+
 @dataclass
 class Relay:
     """What goes through the replaced blocks: ``seen`` by the first, which returns ``give`` instead of it if it is set.
 
-    ``passed`` is what the last block that was called returned; ``as_tuple`` whether blocks return a tuple.
+    ``passed`` is what the last block that was called returned; ``as_tuple`` whether blocks return a tuple. With
+    ``stops`` the first block raises ``Reached``, and nothing behind it runs.
     """
 
     as_tuple: bool
     give: torch.Tensor | None = None
+    stops: bool = False
     seen: torch.Tensor = field(init=False)
     passed: torch.Tensor = field(init=False)
 
@@ -64,6 +70,8 @@ def _recorder(arguments: Arguments, relay: Relay, *, is_first: bool) -> Callable
         arguments.positional, arguments.named = positional, named
         if is_first:
             relay.seen = hidden_states
+            if relay.stops:
+                raise Reached
             hidden_states = hidden_states if relay.give is None else relay.give
         elif hidden_states is not relay.passed:
             raise ModelError(

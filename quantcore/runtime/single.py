@@ -9,12 +9,14 @@ tables, final norms and logit soft-caps are the model's own, whatever the archit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from quantcore.blocks.experts import experts_split, is_fused
 from quantcore.blocks.names import place_tensors, projection_names
@@ -22,7 +24,7 @@ from quantcore.blocks.skeleton import build_skeleton, find_block_list, float32_n
 from quantcore.errors import ModelError
 from quantcore.runtime.devices import release_freed_memory
 from quantcore.runtime.hidden import Arguments, Hidden
-from quantcore.runtime.relay import Relay, blocks_replaced
+from quantcore.runtime.relay import Reached, Relay, blocks_replaced
 
 ReadTensor = Callable[[str], torch.Tensor]
 
@@ -67,9 +69,9 @@ class StreamedModel:
             )
         return self.model.get_submodule(place.rpartition(".")[0])
 
-    def stored_name(self, index: int, name: str) -> str:
-        """The checkpoint's name of the parameter ``name`` of block ``index``."""
-        place = f"{self._prefix}{index}.{name}"
+    def stored_name(self, name: str, index: int | None = None) -> str:
+        """The checkpoint's name of a parameter of the model, or of one of block ``index``."""
+        place = name if index is None else f"{self._prefix}{index}.{name}"
         return self._stored.get(place, place)
 
     def embed(self, windows_NT: torch.Tensor) -> Hidden:
@@ -104,17 +106,10 @@ class StreamedModel:
         self._returns_tuple = hidden.returns_tuple
 
     @contextmanager
-    def head(self) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
-        """A function from the last block's output [1, T, H] to logits [1, T, V]; the head's weights live inside."""
+    def head(self) -> Iterator[Outside]:
+        """The model around its blocks; the weights of embeddings and head live inside."""
         with self._outside_loaded(head=True), self._blocks_replaced([Arguments() for _ in self.blocks]) as relay:
-
-            def logits(state: torch.Tensor) -> torch.Tensor:
-                relay.give = state
-                ids = torch.zeros(state.shape[:2], dtype=torch.long, device=self.device)
-                result: torch.Tensor = self.model(input_ids=ids, use_cache=False).logits
-                return result
-
-            yield logits
+            yield Outside(self.model, relay, self.device)
 
     def _fused_experts(self, block: nn.Module, index: int) -> list[str]:
         """The modules in the block whose experts the checkpoint holds one by one."""
@@ -164,3 +159,29 @@ class StreamedModel:
         for name in names:
             parameter = module.get_parameter(name)
             set_parameter(module, name, torch.empty_like(parameter, device="meta"))
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What lies around the blocks of ``model``, its weights in memory: call it for logits."""
+
+    model: PreTrainedModel
+    relay: Relay
+    device: torch.device
+
+    def __call__(self, state: torch.Tensor) -> torch.Tensor:
+        """From the last block's output [1, T, H] to logits [1, T, V]."""
+        return self._run(torch.zeros(state.shape[:2], dtype=torch.long), state)
+
+    def embed(self, ids_NT: torch.Tensor) -> torch.Tensor:
+        """The input of the first block for token ids [1, T]."""
+        self.relay.stops = True
+        with suppress(Reached):
+            self._run(ids_NT, None)
+        self.relay.stops = False
+        return self.relay.seen
+
+    def _run(self, ids_NT: torch.Tensor, give: torch.Tensor | None) -> torch.Tensor:
+        self.relay.give = give
+        result: torch.Tensor = self.model(input_ids=ids_NT.to(self.device), use_cache=False).logits
+        return result

@@ -47,6 +47,7 @@ LEVELS = (
     ("qtensor", "affine", "hadamard", "stats", "layouts"),
     ("observers", "solvers", "transforms", "blocks", "layer", "task"),
     ("plan", "calibration", "checkpoint", "runtime"),
+    ("rotate",),
     ("blockwise",),
     ("export", "evaluation", "nn"),
     ("pipeline",),

@@ -1,0 +1,229 @@
+"""Rotations folded into weights (QuaRot, Ashkboos et al. 2024): what stands out in one channel is spread over all.
+
+R1 turns the residual stream, x -> x R: embeddings and writers give turned outputs, the weights of norms move into the
+layers that read them, and these turn back. R2 turns the values of each head between v and o. Both leave the function
+of the float model as it was and cost nothing later. R4 turns the input of a layer while the model runs.
+
+Weights change in place, in pieces of float32 that are small beside a matrix. Legend: H width of the stream, [O, I] a
+weight, V vocabulary, D values of a head, F outputs that an edge leads on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from math import gcd
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from quantcore.blocks.edges import Edge, kind_of
+from quantcore.blocks.experts import is_fused
+from quantcore.blocks.residual import tolerance
+from quantcore.blocks.stream import Residual, Run, errors_of, has_matrix, in_float32, random_like, rows_of
+from quantcore.hadamard import Rotation, orthogonal
+from quantcore.layouts import canonical
+
+PIECE = 1 << 22  # values that are in float32 at once
+SAME_HEAD = 1e-4  # relative difference of what arrives in two channels of one head: rounding of float32
+
+
+def rotate_block(module: nn.Module, residual: Residual, rotation: Rotation) -> list[str]:
+    """Turn what ``residual`` names in ``module``, a block or the whole model, by R1. Returns the changed parameters.
+
+    The weights of its norms become neutral (1, or 0 where the norm adds 1); the readers take them over. For embeddings
+    and the last layer give what ``find_embedding`` and ``find_head`` found. Where these share one weight, the model
+    must get two before: the final norm is folded into one of them alone, and only one reads the stream.
+    """
+    changed: list[str] = []
+    factors: dict[str, torch.Tensor] = {}
+    with torch.no_grad():
+        for norm in residual.norms:
+            factor = norm.factor(module)
+            if factor is not None:
+                factors |= dict.fromkeys(norm.readers, factor)
+                module.get_submodule(norm.name).get_parameter("weight").data.fill_(0.0 if norm.plus_one else 1.0)
+                changed.append(f"{norm.name}.weight")
+        for name in residual.readers:
+            parameter, weight_OI = _matrix(module.get_submodule(name), reading=True)
+            rotate_rows(weight_OI, rotation, factors.get(name))
+            changed.append(f"{name}.{parameter}")
+        for name in residual.writers:
+            part = module.get_submodule(name)
+            parameter, weight_OI = _matrix(part, reading=False)
+            if isinstance(part, nn.Embedding):
+                rotate_rows(weight_OI, rotation)  # its rows are what it writes
+            else:
+                rotate_columns(weight_OI, rotation)
+            changed.append(f"{name}.{parameter}")
+            if (bias := part._parameters.get(_bias_name(part))) is not None:
+                bias.data.copy_(rotation.apply(bias.data))  # [O]; of fused experts [E, O]
+                changed.append(f"{name}.{_bias_name(part)}")
+    return changed
+
+
+def rotate_rows(weight_OI: torch.Tensor, rotation: Rotation, factor_I: torch.Tensor | None = None) -> None:
+    """W <- W diag(factor) R in place, for readers: x comes as x R, and without the norm's weight ``factor_I``.
+
+    Also for embeddings [V, H], whose rows are what they write. Experts may stand before: [E, O, I].
+    """
+    for matrix_OI in _matrices(weight_OI):
+        for rows_OI in torch.split(matrix_OI, max(1, PIECE // matrix_OI.shape[1])):
+            wide_OI = rows_OI.to(torch.promote_types(rows_OI.dtype, torch.float32))
+            rows_OI.copy_(rotation.apply(wide_OI if factor_I is None else wide_OI * factor_I.to(wide_OI)))
+
+
+def rotate_columns(weight_OI: torch.Tensor, rotation: Rotation) -> None:
+    """W <- R^T W in place, for writers: y shall come as y R. Experts may stand before: [E, O, I]."""
+    for matrix_OI in _matrices(weight_OI):
+        rotate_rows(matrix_OI.T, rotation)
+
+
+def find_head_size(block: nn.Module, edge: Edge, run: Run, like: torch.Tensor) -> int | None:
+    """How many neighbouring values of ``edge`` (v -> o) may be turned among each other by R2: those of one head.
+
+    None where they may not be: an activation or a gate lies between, or nothing but single channels belong together.
+    All values of a token are set to one random number: what then arrives is the same for all channels of a head, and
+    not for channels of two, which look at other tokens. The size is then proven with a rotation at work. ``run`` and
+    ``like`` [1, T, H] as in ``find_residual``, T at least 8.
+    """
+    if not has_matrix(block.get_submodule(edge.producer)) or rows_of(like).shape[0] < 8:
+        return None
+    with torch.no_grad(), in_float32(block):
+        x = random_like(like, seed=1).float()
+        size = _head_size(_arriving(block, edge, run, x))
+        if size < 2 or not _fits(edge, size):
+            return None
+        head = orthogonal(size, seed=2)
+        before = run(x)
+        with _values_turned(block, edge, head):
+            after = run(x)
+    change = errors_of(before, after, before.float() - x.float()).max().item()
+    return size if change <= tolerance(x.dtype) else None
+
+
+def rotate_values(block: nn.Module, edge: Edge, head: Rotation) -> list[str]:
+    """Turn the values of every head of ``edge`` (v -> o) by R2 = ``head``, in place. Returns the changed parameters.
+
+    ``head.size`` is a divisor of what ``find_head_size`` gave. Raises ValueError if it does not fit the edge.
+    """
+    if not _fits(edge, head.size):
+        raise ValueError(f"heads of {head.size} values do not fit {edge.num_scales} of {edge.producer}")
+    producer = block.get_submodule(edge.producer)
+    changed = [f"{edge.producer}.weight"]
+    with torch.no_grad():
+        rotation = head.repeated(edge.num_scales // head.size)
+        weight_OI = _matrix(producer, reading=False)[1]
+        rows = edge.rows.to(weight_OI.device)
+        values_FI = weight_OI[rows]
+        rotate_columns(values_FI, rotation)
+        weight_OI[rows] = values_FI
+        if getattr(producer, "bias", None) is not None:
+            bias_O = producer.get_parameter("bias").data
+            bias_O[rows] = rotation.apply(bias_O[rows])
+            changed.append(f"{edge.producer}.bias")
+        for name in edge.consumers:
+            weight_OI = _matrix(block.get_submodule(name), reading=True)[1]
+            rotate_rows(weight_OI, head.repeated(len(edge.channels) // head.size))
+            changed.append(f"{name}.weight")
+    return changed
+
+
+class InputRotation:
+    """R4: a forward pre-hook that turns a layer's input, x -> x R, while the model runs."""
+
+    def __init__(self, rotation: Rotation) -> None:
+        self.rotation = rotation
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (self.rotation.apply(args[0]), *args[1:])
+
+
+def rotate_input(block: nn.Module, name: str, rotation: Rotation) -> RemovableHandle:
+    """R4 on the linear layer ``name``: W <- W R in place, and a hook that turns its input while the model runs.
+
+    For layers whose input no weight can turn beforehand: down_proj, behind the activation. Only a model in memory runs
+    this, where the hook is; the handle takes it away. A checkpoint with such a weight is wrong for any consumer that
+    does not turn the input itself by the same matrix: of those known, AMD Quark's own loader (``input_rotation``).
+    R3, on queries and keys behind RoPE, is not here. It pays only if keys are quantized where the cache takes them;
+    here they are quantized where k_proj gives them, before RoPE, and no weight or hook of a layer can reach further.
+    """
+    layer = block.get_submodule(name)
+    with torch.no_grad():
+        rotate_rows(_matrix(layer, reading=True)[1], rotation)
+    return layer.register_forward_pre_hook(InputRotation(rotation))
+
+
+def _matrices(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (weight,) if weight.ndim == 2 else weight.unbind(0)
+
+
+def _matrix(part: nn.Module, *, reading: bool) -> tuple[str, torch.Tensor]:
+    """Name and value of the parameter that reads or writes the stream, as [O, I]; of fused experts as [E, O, I]."""
+    experts: Any = part
+    if not is_fused(part):
+        return "weight", canonical(part.get_parameter("weight").data, kind_of(part))
+    name = "down_proj" if not reading else "gate_up_proj" if experts.has_gate else "up_proj"
+    stack = part.get_parameter(name).data
+    return name, stack.transpose(1, 2) if experts.is_transposed else stack
+
+
+def _bias_name(part: nn.Module) -> str:
+    return "down_proj_bias" if is_fused(part) else "bias"
+
+
+def _fits(edge: Edge, size: int) -> bool:
+    """Whether the channels of ``edge`` are whole heads of this size, each with its values in order."""
+    if edge.num_scales % size or len(edge.channels) % size:
+        return False
+    heads = edge.channels.view(-1, size)
+    in_order = heads[:, :1] + torch.arange(size, device=heads.device)
+    return bool((heads[:, 0] % size == 0).all() and (heads == in_order).all())
+
+
+def _arriving(block: nn.Module, edge: Edge, run: Run, x: torch.Tensor) -> torch.Tensor:
+    """What the consumers read [T, I], in float32, if all values of a token are one random number."""
+    seen: list[torch.Tensor] = []
+
+    def speak(_: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
+        number = random_like(output[..., :1], seed=3)
+        number.view(-1)[0] = 0  # heads that all look at the first token would be told apart by the rest
+        return output.index_copy(-1, edge.rows.to(output.device), number.expand(*output.shape[:-1], edge.num_scales))
+
+    speaking = block.get_submodule(edge.producer).register_forward_hook(speak)
+    listening = block.get_submodule(edge.consumers[0]).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    try:
+        run(x)
+    finally:
+        speaking.remove()
+        listening.remove()
+    return rows_of(seen[0])
+
+
+def _head_size(arriving_TI: torch.Tensor) -> int:
+    """The greatest common divisor of the places where neighbouring channels differ."""
+    step = (arriving_TI[:, 1:] - arriving_TI[:, :-1]).norm(dim=0)
+    size = torch.minimum(arriving_TI[:, 1:].norm(dim=0), arriving_TI[:, :-1].norm(dim=0))
+    borders = (step > SAME_HEAD * size).nonzero().flatten() + 1
+    return gcd(arriving_TI.shape[1], *borders.tolist())
+
+
+@contextmanager
+def _values_turned(block: nn.Module, edge: Edge, head: Rotation) -> Iterator[None]:
+    """While this lasts, the producer gives turned values and the consumers turn them back."""
+
+    def turn(_: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
+        rows = edge.rows.to(output.device)
+        turned = head.repeated(edge.num_scales // head.size).apply(output[..., rows])
+        return output.index_copy(-1, rows, turned)
+
+    def turn_back(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (head.repeated(len(edge.channels) // head.size).inverse(args[0]), *args[1:])
+
+    with ExitStack() as undo:
+        undo.callback(block.get_submodule(edge.producer).register_forward_hook(turn).remove)
+        for name in edge.consumers:
+            undo.callback(block.get_submodule(name).register_forward_pre_hook(turn_back).remove)
+        yield
