@@ -27,7 +27,8 @@ _WHERE = {
         ProgressiveSpec ScaleQuantSpec
     """,
     "quantcore.algorithms": """
-        AWQConfig AutoSmoothQuantConfig GPTQConfig RotationConfig SmoothQuantConfig load_quant_algo_config_from_file
+        AWQConfig AutoRoundConfig AutoSmoothQuantConfig GPTAQConfig GPTQConfig QronosConfig RTNConfig RotationConfig
+        SmoothQuantConfig load_quant_algo_config_from_file
     """,
     "quantcore.observers.names": """
         PlaceholderObserver PerBlockMXObserver

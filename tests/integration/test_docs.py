@@ -1,10 +1,16 @@
-"""The Python code of the documentation runs, block after block."""
+"""The code of the documentation runs, block after block; its commands are understood, its tables true."""
 
+import json
 import re
+import shlex
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from quantcore.algorithms import NAMES, config_of, load_quant_algo_config_from_file
+from quantcore.config import parse_config
+from quantcore.flags import parser, task_of
 from tests.factories import tiny_model
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -26,3 +32,69 @@ def test_the_page_of_the_python_api(folder, monkeypatch):
     for block in blocks:
         exec(compile(block, "docs/python.md", "exec"), names)
     assert (folder / "exported" / "model.safetensors").is_file() and (folder / "onnx" / "model.onnx").is_file()
+
+
+ALGORITHMS = (DOCS / "algorithms.md").read_text()
+
+
+def blocks_of(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)
+
+
+def rows_of(page, title):
+    """The cells of the table under a heading, without its head."""
+    section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_the_python_of_the_page_of_algorithms(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    blocks = blocks_of(ALGORITHMS, "python")
+    assert len(blocks) == 2
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "docs/algorithms.md", "exec"), names)
+    assert [one["name"] for one in names["report"]["config"]["algo_config"]] == ["awq", "rtn"]
+    assert (folder / "out" / "model.safetensors").is_file() and names["model"].model.layers[0].mlp.up_proj.frozen
+
+
+def test_the_commands_of_the_page_of_algorithms(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "smooth.json").write_text(re.search(r"`(\{\"name\": \"smoothquant\".*?\})`", ALGORITHMS)[1])
+    commands = [line for block in blocks_of(ALGORITHMS, "sh") for line in block.replace("\\\n", "").splitlines()]
+    said = {}
+    for command in commands:
+        program, verb, *flags = shlex.split(command)
+        assert (program, verb) == ("bitfoundry", "quantize")
+        task = task_of(parser().parse_args(flags))
+        said[task.output_dir.name] = ([one.name for one in task.config.algo_config], task.export)
+    assert said == {
+        "out": (["awq", "rtn"], ("quark",)),
+        "smooth": (["rotation", "smoothquant"], ("quark",)),
+        "half": (["smoothquant"], ("quark",)),
+        "rounded": (["awq"], ("fake_quantized",)),
+        "both": (["autosmoothquant"], ("quark", "fake_quantized")),
+    }
+
+
+def test_the_json_of_the_page_of_algorithms(tmp_path):
+    config, edges = map(json.loads, blocks_of(ALGORITHMS, "json"))
+    assert [one.name for one in parse_config(config).algo_config] == ["awq", "gptq"]
+    (tmp_path / "awq.json").write_text(json.dumps(edges))
+    assert len(load_quant_algo_config_from_file(tmp_path / "awq.json").scaling_layers) == 2
+
+
+def test_the_tables_of_the_page_of_algorithms():
+    """Every algorithm has its row, every option its default; what is only read for AMD Quark's sake has none."""
+    assert sorted(row[0].strip("`") for row in rows_of(ALGORITHMS, "Which one")) == sorted(NAMES)
+    shown = {(name, option.strip("`")): json.loads(default.strip("`"))
+             for names, option, default, _ in rows_of(ALGORITHMS, "Options")
+             for name in re.findall(r"`(.+?)`", names)}  # fmt: skip
+    not_needed = set(re.findall(r"`(\w+)`", ALGORITHMS.partition("Only `prev_op`")[2].partition("\n## ")[0]))
+    elsewhere = {"name", "scaling_layers", "inside_layer_modules"} | not_needed
+    options = {(name, field.name): field.default for name in NAMES for field in fields(config_of(name))}
+    options = {key: default for key, default in options.items() if key[1] not in elsewhere}
+    assert shown.keys() - options.keys() == set()
+    assert options.keys() - shown.keys() == {("gptaq", "true_sequential"), ("qronos", "true_sequential")}
+    assert {key: options[key] for key in shown} == shown
