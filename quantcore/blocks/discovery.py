@@ -16,11 +16,11 @@ from torch import nn
 
 from quantcore.algorithms import ScalingLayer
 from quantcore.blocks.edges import Edge, FoundEdges, Rejected, weight_of
-from quantcore.blocks.proof import FOLD_TOLERANCE, prove
+from quantcore.blocks.proof import hold, prove
 from quantcore.blocks.search import Search
 from quantcore.blocks.watching import Run, watch
 
-__all__ = ["FOLD_TOLERANCE", "EdgeFinder", "FoundEdges", "Rejected", "find_edges", "listed_edges", "prove"]
+__all__ = ["EdgeFinder", "FoundEdges", "Rejected", "find_edges", "listed_edges", "prove"]
 
 
 class EdgeFinder:
@@ -40,7 +40,7 @@ class EdgeFinder:
             for name, module in block.named_modules()
         )
         known = self._known.get(structure)
-        if known is None or prove(block, run, known.edges) > FOLD_TOLERANCE:
+        if known is None or not hold(block, prove(block, run, known.edges)):
             known = self._known[structure] = find_edges(block, run)
         return known
 
@@ -48,8 +48,9 @@ class EdgeFinder:
 def find_edges(block: nn.Module, run: Run) -> FoundEdges:
     """All edges of ``block``, proven. ``run`` runs it on some tokens and returns what it adds to the hidden states.
 
-    The block is run twice as it is and some twenty times with given outputs, which costs next to nothing. Its weights
-    end as they were, bit for bit. Mixtures must be split (``blocks.experts``).
+    The block itself is run twice (three times with norms that multiply with 1 + weight), and ten to thirty times with
+    given outputs, where no layer computes. Its weights end as they were, bit for bit. Mixtures must be split
+    (``blocks.experts``), and nothing may be cached from run to run.
     """
     seen = watch(block, run)
     search = Search(block, run, seen)
@@ -101,6 +102,6 @@ def _tried(block: nn.Module, run: Run, listed: ScalingLayer, found: FoundEdges) 
     is_norm = weight_of(modules[listed.prev_op]).ndim == 1
     edges = [plain, replace(plain, plus_one=True)] if is_norm else [plain]
     changes = [prove(block, run, [edge]) for edge in edges]
-    if min(changes) > FOLD_TOLERANCE:
+    if not hold(block, min(changes)):
         return rejected(f"a scale folded through it changes the block by {min(changes):.1e}")
     return edges[changes.index(min(changes))]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from quantcore.blocks.edges import Edge, Rejected, weight_of
-from quantcore.blocks.proof import FOLD_TOLERANCE, divided, exact_norms, folding_changes, random_scales, relative_change
+from quantcore.blocks.proof import divided, exact_norms, folding_changes, hold, random_scales, relative_change
 from quantcore.blocks.tracing import EXACT, Reading, Replay, trace
 from quantcore.blocks.watching import Run, Seen, find_layers, in_float32, watch
 
@@ -52,18 +52,16 @@ class Search:
         return _merged(passing)
 
     def alone(self, edges: list[Edge]) -> list[Edge]:
-        """Those whose scaled outputs nothing reads but their consumers."""
+        """Those whose scaled outputs nothing reads but their consumers: all of them, or what is found by halving."""
         rows = [(edge.producer, row) for edge in edges for row in edge.rows.tolist()]
-        if len(rows) == len(set(rows)) and not self._other_readers(edges):
+        others = self._other_readers(edges) if edges else []
+        if not others and len(rows) == len(set(rows)):
             return edges
-        alone: list[Edge] = []
-        for edge in edges:
-            others = self._other_readers([edge])
-            if others:
-                self._reject(edge, f"{OTHER_READER} ({', '.join(others[:3])})")
-            else:
-                alone.append(edge)
-        return alone
+        if len(edges) == 1:
+            self._reject(edges[0], f"{OTHER_READER} ({', '.join(others[:3])})")
+            return []
+        half = len(edges) // 2
+        return self.alone(edges[:half]) + self.alone(edges[half:])
 
     def reached(self, edges: list[Edge]) -> list[Edge]:
         """Those whose outputs cannot be read by a layer that did not run: no run would show it."""
@@ -101,14 +99,16 @@ class Search:
 
     def _holding(self, edges: list[Edge], before: Seen) -> list[Edge]:
         change = folding_changes(self.block, self.run, edges, before) if edges else 0.0
-        if change <= FOLD_TOLERANCE:
+        if hold(self.block, change):
             return edges
         if len(edges) == 1:
             self._reject(edges[0], f"a scale folded through it changes the block by {change:.1e}")
             return []
         half = len(edges) // 2
         left, right = self._holding(edges[:half], before), self._holding(edges[half:], before)
-        if not left or not right or folding_changes(self.block, self.run, left + right, before) <= FOLD_TOLERANCE:
+        if not left or not right:
+            return left + right
+        if hold(self.block, folding_changes(self.block, self.run, left + right, before)):
             return left + right
         for edge in right:
             self._reject(edge, f"it does not hold together with the edge behind {left[0].producer}")
