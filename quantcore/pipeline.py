@@ -165,6 +165,7 @@ def finish_head(
         quantizer.note(prepared)
         for solved in algorithms.solve(None, layers, prepared):
             quantizer.write(solved, prepared.activations)
+            quantizer.write_bias(solved.layer, layers[solved.layer])
         with quantized_activations(layers, prepared.activations):
             quantizer.expected.probe_logits = probe_logits(outside, probes.states)
     return before
@@ -227,12 +228,15 @@ class BlockQuantizer:
     def write_changed(self, module: nn.Module, names: dict[str, str]) -> None:
         """Write parameters of ``module`` that are not quantized, but other than in the checkpoint.
 
-        ``names``: what the module and the checkpoint call them. Weights of planned layers are written as codes.
+        ``names``: what the module and the checkpoint call them. Weights of planned layers are written as codes, rounded
+        biases were written already.
         """
-        planned = {f"{layer.name}.weight" for layer in self.plan.layers}
+        others = self._written | {f"{layer.name}.weight" for layer in self.plan.layers}
+        stored_as = self.source.tensors | self.plan.added
         for name, place in sorted(names.items()):
-            if place not in planned:
-                self._write_float(place, module.get_parameter(name).data)
+            if place not in others:
+                tensor = module.get_parameter(name).data
+                self._write_float(place, tensor.to(TORCH_DTYPES[stored_as[place].dtype]))
 
     def copy_the_rest(self) -> None:
         """Write every tensor that was not written yet as it was: embeddings, norms, biases, excluded layers."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from quantcore import ExporterConfig, JsonExporterConfig, ModelExporter, ModelQuantizer, presets
@@ -97,7 +97,7 @@ def test_the_weights_are_the_rounded_ones_and_all_else_is_as_it_was(tmp_path, pr
         assert torch.equal(written[name], expected), name
 
 
-@pytest.mark.parametrize("algorithm", [None, "smoothquant"])
+@pytest.mark.parametrize("algorithm", [None, "smoothquant", "rotation"])
 def test_the_perplexity_of_the_report_is_that_of_plain_transformers(tmp_path, algorithm, proof_in_this_process):
     """Also where an algorithm changed tensors that are not quantized."""
     model_dir = tiny_model(tmp_path / "model", dtype=torch.float32)
@@ -211,16 +211,36 @@ def test_schemes_that_no_other_format_holds(llama, tmp_path, preset, proof_in_th
     assert difference(logits(plain(tmp_path / "out")), logits(plain(llama))) > 1e-3
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "gpt_oss"])
+@pytest.mark.parametrize("algorithm", ["awq", "rotation"])
+def test_norms_stay_in_the_dtype_that_they_are_stored_in(tmp_path, algorithm, proof_in_this_process):
+    """Some checkpoints keep them in float32 beside bfloat16 weights; folding changes them."""
+    model_dir = tiny_model(tmp_path / "model")
+    tensors = load_file(model_dir / "model.safetensors")
+    tensors = {name: tensor.float() if "norm" in name else tensor for name, tensor in tensors.items()}
+    save_file(tensors, model_dir / "model.safetensors", metadata={"format": "pt"})
+    config = replace(W4, algo_config=(config_of(algorithm),))
+    report = run(task(model_dir, tmp_path / "out", config), lambda event: None)
+    assert report["proof"]["fake_quantized"]["max_logit_difference"] == 0
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    changed = [name for name in tensors if "norm" in name and not torch.equal(written[name], tensors[name])]
+    assert changed and all(written[name].dtype == tensors[name].dtype for name in tensors)
+
+
+BIASES = {"gpt2": 3 * 4, "gpt_oss": 3 * (4 + 4 * 2), "gptj": 3 * 2 + 1}
+
+
+@pytest.mark.parametrize("model_type", BIASES)
 def test_biases_are_rounded_where_the_config_says_so(tmp_path, model_type, proof_in_this_process):
-    model_dir = tiny_model(tmp_path / "model", model_type=model_type, **MODELS[model_type])
+    """That of GPT-J's head, too."""
+    overrides = {"rotary_dim": 8, "tie_word_embeddings": False} if model_type == "gptj" else MODELS[model_type]
+    model_dir = tiny_model(tmp_path / "model", model_type=model_type, **overrides)
     layer = replace(W4.global_quant_config, bias=QuantizationSpec(dtype="int4"))
-    config = replace(W4, global_quant_config=layer)
+    config = replace(W4, global_quant_config=layer, exclude=())
     report = run(task(model_dir, tmp_path / "out", config), lambda event: None)
     assert report["proof"]["fake_quantized"]["max_logit_difference"] == 0
     given, written = (Source(folder, read_local(folder).tensors) for folder in (model_dir, tmp_path / "out"))
     biases = [f"{layer['name']}.bias" for layer in report["layers"] if f"{layer['name']}.bias" in given]
-    assert len(biases) == 3 * (4 if model_type == "gpt2" else 4 + 8)
+    assert len(biases) == BIASES[model_type]
     for name in biases:
         before, after = given.read(name), written.read(name)
         assert torch.equal(after, round_to_nearest(before, layer.bias).dequantize().bfloat16()), name
@@ -231,6 +251,22 @@ def test_biases_are_rounded_where_the_config_says_so(tmp_path, model_type, proof
         )
         both = [load_file(tmp_path / way / "model.safetensors") for way in ("out", "memory")]
         assert all(torch.equal(tensor, both[1][name]) for name, tensor in both[0].items())
+
+
+def test_a_bias_that_took_a_scale_is_rounded_afterwards(tmp_path, proof_in_this_process):
+    """Of the values in OPT: SmoothQuant divides their weights and biases by what the output layer takes over."""
+    model_dir = tiny_model(
+        tmp_path / "model", model_type="opt", ffn_dim=128, word_embed_proj_dim=64, dtype=torch.float32
+    )
+    layer = replace(W4.global_quant_config, bias=QuantizationSpec(dtype="int4"))
+    config = replace(W4, global_quant_config=layer, algo_config=(config_of("smoothquant"),))
+    run(task(model_dir, tmp_path / "out", config), lambda event: None)
+    given, written = (
+        load_file(folder / "model.safetensors")["model.decoder.layers.1.self_attn.v_proj.bias"]
+        for folder in (model_dir, tmp_path / "out")
+    )
+    assert len(written.unique()) <= 16 < len(given.unique())
+    assert not torch.equal(written, round_to_nearest(given, layer.bias).dequantize())
 
 
 class TestFromMemory:
