@@ -396,7 +396,7 @@ def test_a_preset_with_a_kv_cache_a_quark_config_and_the_schema(client: TestClie
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"algo_config": [{"name": "gptq"}]}, "/config/algo_config"),
+        ({"algo_config": [{"name": "rotation", "r3": True}]}, "/config/algo_config"),
         ({"quant_mode": "fx_graph_mode"}, "/config/quant_mode"),
         ({"layer_type_quant_config": {"Embedding": {"weight": {"dtype": "int8"}}}}, "/config/layer_type_quant_config"),
     ],
