@@ -311,5 +311,5 @@ def write_side_files(task: Task, headers: ModelHeaders, plan: Plan, folder: Path
         target = export_dir(folder, plan, export)
         quantization = EXPORTERS.get(export).quantization_config(task.config, plan.layers, kept)
         said = {} if quantization is None else {"quantization_config": quantization}
-        write_json(target / "config.json", {**headers.config, **said})
+        write_json(target / "config.json", {**plan.result_config(headers.config), **said})
         copy_side_files(task.model_folder, target)
