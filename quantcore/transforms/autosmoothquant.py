@@ -69,11 +69,10 @@ class AutoSmoothQuant:
             return sum(error(edge.spread(scale_F)) for error in errors)
 
         losses = search(lambda step: loss(scale_for(step, x_F, w_F)))
-        least = min(losses.values())
-        if not least < WORTHWHILE * loss(torch.ones_like(x_F)):
-            return None
-        good = [step for step, error in losses.items() if error <= (1 + SLACK * is_static) * least]
-        return scale_for(min(good), x_F, w_F)
+        least, worthwhile = min(losses.values()), WORTHWHILE * loss(torch.ones_like(x_F))
+        enough = (1 + SLACK) * least if is_static else least
+        good = [step for step, error in losses.items() if error <= enough and error < worthwhile]
+        return scale_for(min(good), x_F, w_F) if good else None
 
 
 class OutputError:

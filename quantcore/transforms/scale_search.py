@@ -1,5 +1,8 @@
 """What the smoothings that search share: rounding under scales that are only tried, and the search for the best alpha.
 
+Scales are not rounded to powers of two. Folding those would be exact, but the error of outputs grew by 15 to 40 %
+(SmolLM2-135M; uint4 groups, int8 static and dynamic); rounding folded weights to bfloat16 costs 0 to 2 %.
+
 Legend: O out, R rows of a weight that stand for all, I in, F scales of an edge.
 """
 
@@ -62,13 +65,15 @@ def mean(edge: Edge, value_I: torch.Tensor) -> torch.Tensor:
 
 
 def sum_of(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Element by element."""
     return torch.stack([*values]).sum(0)
 
 
 def scale_for(step: int, x_F: torch.Tensor, w_F: torch.Tensor) -> torch.Tensor:
     """SmoothQuant's x^alpha / w^(1 - alpha) with alpha = step / 20, times what puts 1 halfway between the ends.
 
-    1 for channels where x or w is 0. The common factor changes no rounding, and leaves float16 room on both sides.
+    1 for channels where x or w is 0. The common factor leaves float16 room on both sides; rounding does not see it
+    unless scales are powers of two.
     """
     alpha = step / NUM_STEPS
     has_signal = (x_F > 0) & (w_F > 0)
