@@ -193,6 +193,21 @@ class AutoRoundConfig(_OnLayers):
     seed: int = 0
 
 
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class BiasCorrectionConfig:
+    """Bias correction (Nagel et al. 2019): what rounding adds to a layer's mean output is taken from its bias.
+
+    Layers without a bias stay as they are: a model does not get parameters that its class does not have.
+    """
+
+    name: Literal["bias_correction"] = "bias_correction"
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether it looks at calibration data."""
+        return True
+
+
 AlgoConfig = Annotated[
     SmoothQuantConfig
     | AutoSmoothQuantConfig
@@ -202,10 +217,22 @@ AlgoConfig = Annotated[
     | GPTQConfig
     | GPTAQConfig
     | QronosConfig
-    | AutoRoundConfig,
+    | AutoRoundConfig
+    | BiasCorrectionConfig,
     Field(discriminator="name"),
 ]
-NAMES = ("smoothquant", "autosmoothquant", "awq", "rotation", "rtn", "gptq", "gptaq", "qronos", "autoround")
+NAMES = (
+    "smoothquant",
+    "autosmoothquant",
+    "awq",
+    "rotation",
+    "rtn",
+    "gptq",
+    "gptaq",
+    "qronos",
+    "autoround",
+    "bias_correction",
+)
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(AlgoConfig)
 
 
@@ -215,20 +242,24 @@ def config_of(name: str) -> Any:
 
 
 def check_chain(algo_config: Sequence[Any]) -> None:
-    """Raises ValueError unless ``algo_config`` is transforms, each kind once, and after them one solver at most."""
+    """Raises ValueError unless ``algo_config`` is transforms, at most one solver, corrections: each kind once."""
     solvers: list[Any] = [algorithm for algorithm in algo_config if isinstance(algorithm, _OnLayers)]
     if len(solvers) > 1:
         names = " and ".join(solver.name for solver in solvers)
         raise ValueError(f"{names} both round the weights: one chain has one of them")
-    if solvers and solvers[0] is not algo_config[-1]:
-        others = (algorithm.name for algorithm in algo_config if algorithm is not solvers[0])
-        raise ValueError(
-            f"{solvers[0].name} rounds the weights, so it comes last: {', '.join((*others, solvers[0].name))}"
-        )
+    in_order = sorted(algo_config, key=_place)
+    if in_order != list(algo_config):
+        late = next(after for after, before in zip(algo_config, in_order, strict=True) if after is not before)
+        what = "rounds the weights" if late in solvers else "corrects what rounding did"
+        raise ValueError(f"{late.name} {what}, so it comes last: {', '.join(one.name for one in in_order)}")
     kinds = [type(algorithm) for algorithm in algo_config]
     twice = next((algorithm for algorithm in algo_config if kinds.count(type(algorithm)) > 1), None)
     if twice is not None:
         raise ValueError(f"{twice.name} is named twice")
+
+
+def _place(algorithm: Any) -> int:
+    return 2 if isinstance(algorithm, BiasCorrectionConfig) else int(isinstance(algorithm, _OnLayers))
 
 
 def load_quant_algo_config_from_file(file_path: str | Path) -> Any:

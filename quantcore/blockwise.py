@@ -15,7 +15,7 @@ from operator import or_
 import torch
 from torch import nn
 
-from quantcore.algorithms import AlgoConfig, RotationConfig, RTNConfig
+from quantcore.algorithms import AlgoConfig, BiasCorrectionConfig, RotationConfig, RTNConfig
 from quantcore.blocks.discovery import EdgeFinder, FoundEdges, listed_edges
 from quantcore.blocks.edges import Edge, kind_of
 from quantcore.calibration.experts import MIN_TOKENS, share_ranges, too_few_tokens
@@ -153,6 +153,7 @@ class BlockAlgorithms:
         self._tuner: Tuner | None = None
         self._rotation_config: RotationConfig | None = None
         self._rotation: ModelRotation | None = None
+        self._corrects_biases = False
         self._smoothings: list[tuple[AlgoConfig, Smoothing]] = []
         for one in config.algo_config:
             if isinstance(one, RotationConfig):
@@ -163,6 +164,8 @@ class BlockAlgorithms:
                 self._tuner, self._solver_config = TUNERS.get(one.name)(one), RTNConfig()
             elif one.name in SOLVERS:
                 self._solver_config = one
+            elif isinstance(one, BiasCorrectionConfig):
+                self._corrects_biases = True
         self._solver = SOLVERS.get(self._solver_config.name)(self._solver_config)
         self._plain = SOLVERS.get(PLAIN.name)(PLAIN)
         self._finder = EdgeFinder()
@@ -174,7 +177,7 @@ class BlockAlgorithms:
         self.compares = self._needs.shift or self._tuner is not None
         """Whether what is there is compared with the float model."""
         self.needs_probe = bool(self._smoothings) or self._rotation_config is not None
-        self._learns = bool(self._smoothings) or self._solver_config != PLAIN
+        self._learns = bool(self._smoothings) or self._corrects_biases or self._solver_config != PLAIN
 
     def turned(self, hidden: Hidden) -> Hidden:
         """Hidden states in front of the first block as the blocks will read them: a copy of the list, at least."""
@@ -250,8 +253,13 @@ class BlockAlgorithms:
             tuned = self._tuner.tune(layers, start, at.output, at.streams.reference.states)
             chosen = (replace(solved, quantized=tuned.get(solved.layer, solved.quantized)) for solved in untuned)
         for solved in chosen:
-            restored = solved.quantized.dequantize().to(self._dtype)
-            layers[solved.layer].get_parameter("weight").data = stored(restored, solved.layer.kind)
+            restored = solved.quantized.dequantize()
+            module = layers[solved.layer]
+            module.get_parameter("weight").data = stored(restored.to(self._dtype), solved.layer.kind)
+            if self._corrects_biases and solved.stats is not None and getattr(module, "bias", None) is not None:
+                bias = module.get_parameter("bias").data
+                bias += ((solved.weight_OI.float() - restored) @ solved.stats.mean_I).to(bias.dtype)
+                prepared.changed.add(f"{prepared.names[solved.layer]}.bias")
             yield solved
 
     def _solve_groups(self, at: RunningBlock | None, layers: Modules, prepared: Prepared) -> Iterator[Solved]:

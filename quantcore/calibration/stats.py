@@ -27,7 +27,8 @@ class StatsCollector:
     def __init__(self, modules: Mapping[str, nn.Module], needs: Needs, num_windows: int) -> None:
         self._modules = modules
         self._needs = needs
-        self._sample_a_window = ceil(needs.sample / max(1, num_windows))
+        self._num_windows = max(1, num_windows)
+        self._sample_a_window = ceil(needs.sample / self._num_windows)
         self._sums: dict[str, _Sums] = {}
         self._seen: dict[int, tuple[ReferenceType[torch.Tensor], _Sums]] = {}
         self._reference: dict[str, torch.Tensor] = {}
@@ -85,7 +86,7 @@ class StatsCollector:
         else:
             references = list(reference.reshape_as(sequences))
         for sequence, other in zip(sequences, references, strict=True):
-            sums.add(sequence, other, self._sample_a_window)
+            sums.add(sequence, other, self._sample_a_window, self._num_windows)
         self._seen[id(x)] = (ref(x), sums)
 
 
@@ -104,13 +105,14 @@ class _Sums:
         self._num_shifted = 0
         self._samples: list[torch.Tensor] = []
 
-    def add(self, x_TI: torch.Tensor, reference_TI: torch.Tensor | None, num_sampled: int) -> None:
-        """Take in one sequence."""
+    def add(self, x_TI: torch.Tensor, reference_TI: torch.Tensor | None, num_sampled: int, num_windows: int) -> None:
+        """Take in one of about ``num_windows`` sequences, and keep ``num_sampled`` of its tokens."""
         num_tokens = len(x_TI)
         self.num_tokens += num_tokens
         if num_sampled:
             step = max(1, num_tokens // num_sampled)
-            self._samples.append(x_TI[step // 2 :: step][:num_sampled].clone())
+            first = len(self._samples) * step // num_windows % step  # the first token of a text is often like no other
+            self._samples.append(x_TI[first::step][:num_sampled].clone())
         wide = x_TI.to(torch.float64 if self._needs.float64 else torch.float32)
         self._sum += wide.sum(0)
         magnitude = wide.abs()

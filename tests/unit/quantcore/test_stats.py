@@ -75,6 +75,9 @@ def test_samples_are_tokens_spread_over_the_text():
     sample = collected(Block(), windows)["q"].sample_TI
     assert sample[:, 0].tolist() == [float(number) for number in range(6) for _ in range(4)]
     assert collected(Block(), windows, Needs())["q"].sample_TI is None
+    places = [torch.arange(16.0).view(1, 16, 1).expand(1, 16, 10) for _ in range(6)]
+    seen = collected(Block(), places)["q"].sample_TI[:, 0].tolist()
+    assert seen[:4] == [0, 4, 8, 12] and set(seen) > {0, 1, 2}  # the first token of a text is one of them
 
 
 def test_the_shift_is_what_the_quantized_layers_before_have_changed():
