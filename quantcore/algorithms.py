@@ -153,15 +153,30 @@ class QronosConfig(GPTQConfig):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class RotatedLayers:
+    """Where AMD Quark writes down that the stream passes: from ``prev_modules`` through a norm to ``next_modules``."""
+
+    prev_modules: tuple[str, ...] = ()
+    norm_module: str | None = None
+    next_modules: tuple[str, ...] = ()
+    target_modules: tuple[str, ...] = ()
+
+
+_StreamLayers = dict[Literal["first_layer", "middle_layers", "last_layer"], tuple[RotatedLayers, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class RotationConfig(_OnEdges):
     """Rotation (QuaRot, Ashkboos et al. 2024): outliers of a channel are spread over all.
 
     ``r1`` turns the residual stream, ``r2`` the values of each head: both are folded into weights and cost nothing
     later. ``r3`` (queries and keys) and ``r4`` (the input of the last layer of an MLP) work while the model runs.
     ``random_r1`` and ``random_r2`` add random signs by ``seed``; ``rotation_size`` turns blocks of so many channels.
+    Of what AMD Quark's files say besides, names of modules are not needed, and only fixed rotations are available.
     """
 
     name: Literal["rotation"] = "rotation"
+    scaling_layers: _StreamLayers | tuple[()] = ()  # type: ignore[assignment]
     r1: bool = True
     r2: bool = False
     r3: bool = False
@@ -175,6 +190,11 @@ class RotationConfig(_OnEdges):
     o_proj: str | None = None
     self_attn: str | None = None
     mlp: str | None = None
+    online_r1_rotation: Literal[False] | None = None
+    online_config: None = None
+    trainable: Literal[False] = False
+    train_smooth: Literal[False] | None = None
+    smooth_positions: tuple[()] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quantcore.blocks.edges import weight_of
 from quantcore.blocks.experts import SplitExperts
 from quantcore.blocks.stream import (
     Replace,
@@ -37,7 +38,6 @@ from quantcore.blocks.stream import (
     random_like,
     same,
     watch,
-    weight_of,
 )
 from quantcore.blocks.turning import sent_to_all_experts, turned
 from quantcore.errors import ModelError

@@ -10,8 +10,9 @@ weight, V vocabulary, D values of a head, F outputs that an edge leads on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from math import gcd
 from typing import Any
 
@@ -19,14 +20,15 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from quantcore.blocks.edges import Edge, kind_of
+from quantcore.blocks.edges import Edge, weight_of
 from quantcore.blocks.experts import is_fused
 from quantcore.blocks.residual import tolerance
 from quantcore.blocks.stream import Residual, Run, errors_of, has_matrix, in_float32, random_like, rows_of
+from quantcore.errors import CalibrationError
 from quantcore.hadamard import Rotation, orthogonal
-from quantcore.layouts import canonical
 
 PIECE = 1 << 22  # values that are in float32 at once
+MIN_TOKENS = 8
 SAME_HEAD = 1e-4  # relative difference of what arrives in two channels of one head: rounding of float32
 
 
@@ -82,26 +84,34 @@ def rotate_columns(weight_OI: torch.Tensor, rotation: Rotation) -> None:
 
 
 def find_head_size(block: nn.Module, edge: Edge, run: Run, like: torch.Tensor) -> int | None:
-    """How many neighbouring values of ``edge`` (v -> o) may be turned among each other by R2: those of one head.
+    """``find_head_sizes`` for one edge."""
+    return find_head_sizes(block, [edge], run, like)[0]
 
-    None where they may not be: an activation or a gate lies between, or nothing but single channels belong together.
+
+def find_head_sizes(block: nn.Module, edges: Sequence[Edge], run: Run, like: torch.Tensor) -> list[int | None]:
+    """For each edge how many neighbouring values (v -> o) R2 may turn among each other: those of one head.
+
+    None where it may turn none: an activation or a gate lies between, or nothing but single channels belong together.
     All values of a token are set to one random number: what then arrives is the same for all channels of a head, and
-    not for channels of two, which look at other tokens. The size is then proven with a rotation at work. ``run`` and
-    ``like`` [1, T, H] as in ``find_residual``, T at least 8.
+    not for channels of two, which look at other tokens. That takes one run for all edges, and two more to prove each
+    size with a rotation at work. ``run`` and ``like`` [1, T, H] as in ``find_residual``. Raises CalibrationError for
+    less than 8 tokens, where heads would look alike.
     """
-    if not has_matrix(block.get_submodule(edge.producer)) or rows_of(like).shape[0] < 8:
-        return None
+    if len(rows_of(like)) < MIN_TOKENS:
+        raise CalibrationError(
+            f"Heads are told apart by the tokens that they look at, and there are only {len(rows_of(like))}.",
+            code="too_few_tokens",
+            hint=f"Give windows of {MIN_TOKENS} tokens or more, or leave out r2.",
+            field="/calibration/seq_len",
+        )
     with torch.no_grad(), in_float32(block):
         x = random_like(like, seed=1).float()
-        size = _head_size(_arriving(block, edge, run, x))
-        if size < 2 or not _fits(edge, size):
-            return None
-        head = orthogonal(size, seed=2)
-        before = run(x)
-        with _values_turned(block, edge, head):
-            after = run(x)
-    change = errors_of(before, after, before.float() - x.float()).max().item()
-    return size if change <= tolerance(x.dtype) else None
+        arriving = _arriving(block, [edge for edge in edges if has_matrix(block.get_submodule(edge.producer))], run, x)
+        sizes = [_head_size(arriving[edge.consumers[0]]) if edge.consumers[0] in arriving else 1 for edge in edges]
+        return [
+            size if size > 1 and _fits(edge, size) and _may_turn(block, edge, size, run, x) else None
+            for edge, size in zip(edges, sizes, strict=True)
+        ]
 
 
 def rotate_values(block: nn.Module, edge: Edge, head: Rotation) -> list[str]:
@@ -164,7 +174,7 @@ def _matrix(part: nn.Module, *, reading: bool) -> tuple[str, torch.Tensor]:
     """Name and value of the parameter that reads or writes the stream, as [O, I]; of fused experts as [E, O, I]."""
     experts: Any = part
     if not is_fused(part):
-        return "weight", canonical(part.get_parameter("weight").data, kind_of(part))
+        return "weight", weight_of(part)
     name = "down_proj" if not reading else "gate_up_proj" if experts.has_gate else "up_proj"
     stack = part.get_parameter(name).data
     return name, stack.transpose(1, 2) if experts.is_transposed else stack
@@ -183,23 +193,25 @@ def _fits(edge: Edge, size: int) -> bool:
     return bool((heads[:, 0] % size == 0).all() and (heads == in_order).all())
 
 
-def _arriving(block: nn.Module, edge: Edge, run: Run, x: torch.Tensor) -> torch.Tensor:
-    """What the consumers read [T, I], in float32, if all values of a token are one random number."""
-    seen: list[torch.Tensor] = []
+def _arriving(block: nn.Module, edges: Sequence[Edge], run: Run, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What the first consumer of each edge reads [T, I], if all values of a token are one random number."""
+    seen: dict[str, torch.Tensor] = {}
 
-    def speak(_: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
+    def speak(_: nn.Module, __: Any, output: torch.Tensor, edge: Edge) -> torch.Tensor:
         number = random_like(output[..., :1], seed=3)
         number.view(-1)[0] = 0  # heads that all look at the first token would be told apart by the rest
         return output.index_copy(-1, edge.rows.to(output.device), number.expand(*output.shape[:-1], edge.num_scales))
 
-    speaking = block.get_submodule(edge.producer).register_forward_hook(speak)
-    listening = block.get_submodule(edge.consumers[0]).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    try:
+    def listen(_: nn.Module, args: tuple[Any, ...], name: str) -> None:
+        seen[name] = rows_of(args[0])
+
+    with ExitStack() as undo:
+        for edge in edges:
+            speaking, listening = partial(speak, edge=edge), partial(listen, name=edge.consumers[0])
+            undo.callback(block.get_submodule(edge.producer).register_forward_hook(speaking).remove)
+            undo.callback(block.get_submodule(edge.consumers[0]).register_forward_pre_hook(listening).remove)
         run(x)
-    finally:
-        speaking.remove()
-        listening.remove()
-    return rows_of(seen[0])
+    return seen
 
 
 def _head_size(arriving_TI: torch.Tensor) -> int:
@@ -208,6 +220,14 @@ def _head_size(arriving_TI: torch.Tensor) -> int:
     size = torch.minimum(arriving_TI[:, 1:].norm(dim=0), arriving_TI[:, :-1].norm(dim=0))
     borders = (step > SAME_HEAD * size).nonzero().flatten() + 1
     return gcd(arriving_TI.shape[1], *borders.tolist())
+
+
+def _may_turn(block: nn.Module, edge: Edge, size: int, run: Run, x: torch.Tensor) -> bool:
+    head = orthogonal(size, seed=2)
+    before = run(x)
+    with _values_turned(block, edge, head):
+        after = run(x)
+    return errors_of(before, after, before - x).max().item() <= tolerance(x.dtype)
 
 
 @contextmanager

@@ -14,9 +14,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from quantcore.blocks.edges import kind_of
 from quantcore.blocks.experts import SplitExperts, is_fused
-from quantcore.layouts import canonical
 
 Run = Callable[[torch.Tensor], torch.Tensor]
 Replace = Callable[[torch.Tensor], torch.Tensor]
@@ -134,11 +132,6 @@ def has_matrix(part: nn.Module) -> bool:
     return weight is not None and weight.ndim == 2
 
 
-def weight_of(part: nn.Module) -> torch.Tensor:
-    """The matrix of a linear layer or a router as [O, I], a view to be changed in place."""
-    return canonical(part.get_parameter("weight").data, kind_of(part))
-
-
 def norm_like(module: nn.Module, seen: Seen) -> list[str]:
     """Modules that could be norms: without children or matrices, and their output is not just their input (dropout)."""
     return [
@@ -161,9 +154,12 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def errors_of(before: torch.Tensor, after: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
-    """For each token how far the output moved, relative to the length of ``update``."""
+    """For each token how far the output moved, relative to the length of ``update``, its mean square over tokens.
+
+    A token to which a gate lets nothing through would else be all rounding.
+    """
     moved: torch.Tensor = rows_of(after.float() - before.float()).norm(dim=-1)
-    size: torch.Tensor = rows_of(update).norm(dim=-1)
+    size: torch.Tensor = rows_of(update).norm(dim=-1).square().mean().sqrt()
     return moved / size
 
 
