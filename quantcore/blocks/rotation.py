@@ -154,11 +154,13 @@ class InputRotation:
 def rotate_input(block: nn.Module, name: str, rotation: Rotation) -> RemovableHandle:
     """R4 on the linear layer ``name``: W <- W R in place, and a hook that turns its input while the model runs.
 
-    For layers whose input no weight can turn beforehand: down_proj, behind the activation. Only a model in memory runs
-    this, where the hook is; the handle takes it away. A checkpoint with such a weight is wrong for any consumer that
-    does not turn the input itself by the same matrix: of those known, AMD Quark's own loader (``input_rotation``).
-    R3, on queries and keys behind RoPE, is not here. It pays only if keys are quantized where the cache takes them;
-    here they are quantized where k_proj gives them, before RoPE, and no weight or hook of a layer can reach further.
+    For layers whose input no weight can turn beforehand: down_proj, behind the activation. A model in memory runs
+    this, also after ``ModelQuantizer``: its layers keep their hooks, and quantize the turned input. A checkpoint cannot
+    say it: with such a weight it is wrong for everything that does not turn the input by the same matrix (of what is
+    known only AMD Quark's loader does, from tensors called ``input_rotation``).
+
+    R3, on queries and keys behind RoPE, is not here. It pays only if keys are quantized where the cache takes them.
+    Here k_proj's output is quantized, before RoPE, and Transformers' attention functions see keys behind the cache.
     """
     layer = block.get_submodule(name)
     with torch.no_grad():
