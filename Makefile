@@ -14,7 +14,7 @@ STAMP := $(VENV)/.stamp-$(shell cat pyproject.toml constraints.txt | cksum | cut
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 ARGS ?=
 
-.PHONY: help setup demo test test-all check lint up consumers bench bench-formats clean
+.PHONY: help setup demo test test-all check lint up consumers bench bench-engines bench-formats clean
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -75,6 +75,28 @@ $(PEERS_STAMP):
 
 bench-formats: $(PEERS_STAMP)  ## quantize and dequantize a large weight, against a copy, AMD Quark and torchao
 	@OMP_NUM_THREADS=1 $(CONSUMERS)/peers/bin/python -m bench.formats $(ARGS)
+
+# Environments of engines that only `make bench-engines` runs.
+LLMC_STAMP := $(CONSUMERS)/llmc/.stamp-$(shell cksum < bench/engines/llmcompressor-requirements.txt | cut -d' ' -f1)
+GPTQMODEL_STAMP := $(CONSUMERS)/gptqmodel/.stamp-$(shell cksum < bench/engines/gptqmodel-requirements.txt | cut -d' ' -f1)
+
+$(LLMC_STAMP):
+	@echo "installing llm-compressor into $(CONSUMERS)/llmc (minutes)"
+	@test -x $(CONSUMERS)/llmc/bin/python || "$(PYTHON)" -m venv $(CONSUMERS)/llmc
+	@$(CONSUMERS)/llmc/bin/python $(PIP) -r bench/engines/llmcompressor-requirements.txt
+	@rm -f $(CONSUMERS)/llmc/.stamp-*
+	@touch $@
+
+$(GPTQMODEL_STAMP):
+	@echo "installing GPTQModel into $(CONSUMERS)/gptqmodel (minutes)"
+	@test -x $(CONSUMERS)/gptqmodel/bin/python || "$(PYTHON)" -m venv $(CONSUMERS)/gptqmodel
+	@$(CONSUMERS)/gptqmodel/bin/python $(PIP) -r bench/engines/gptqmodel-requirements.txt
+	@$(CONSUMERS)/gptqmodel/bin/python $(PIP) --no-deps --no-build-isolation gptqmodel==7.7.0
+	@rm -f $(CONSUMERS)/gptqmodel/.stamp-*
+	@touch $@
+
+bench-engines: $(STAMP) $(PEERS_STAMP) $(LLMC_STAMP) $(GPTQMODEL_STAMP)  ## perplexity, time and memory beside AMD Quark, llm-compressor and GPTQModel (hours)
+	@$(BIN)/python -m bench.engines $(ARGS)
 
 clean:  ## remove the environments and caches of this checkout (never your models or artifacts)
 	@rm -rf $(VENV) $(CONSUMERS) .pytest_cache .mypy_cache .ruff_cache build dist

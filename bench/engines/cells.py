@@ -1,0 +1,118 @@
+"""Which schemes meet which algorithms, what each engine has of them, and what it will cost.
+
+A cell is ``scheme:algorithm``. What an engine lacks is a row of ``MISSING`` with the reason, so that the table of
+results can say why it has a hole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+SCHEMES = {
+    "uint4": "uint4 weights, asymmetric, groups of 64",
+    "int4": "int4 weights, symmetric, groups of 64",
+    "int8": "int8 weights per channel, int8 inputs with one calibrated scale a tensor",
+    "int8_dynamic": "int8 weights per channel, int8 inputs with one scale a token, found at run time",
+    "fp8": "fp8 (e4m3) weights and inputs, one scale a tensor, calibrated",
+    "mxfp4": "MXFP4 weights and inputs",
+}
+ALGORITHMS = {
+    "rtn": "rounding, ranges by minimum and maximum",
+    "range_search": "rounding, ranges searched by the error weighted with the inputs' power",
+    "smoothquant": "SmoothQuant, then rounding",
+    "awq": "AWQ, then rounding",
+    "gptq": "GPTQ",
+    "smoothquant+gptq": "SmoothQuant, then GPTQ",
+    "rotation+gptq": "rotation, then GPTQ",
+}
+FLOAT = "float"  # the row that the others are held against: no engine at all
+ENGINES = {
+    FLOAT: "Transformers, bfloat16",
+    "ours": "quantcore",
+    "quark": "AMD Quark",
+    "llmcompressor": "llm-compressor",
+    "gptqmodel": "GPTQModel",
+}
+# What `make bench-engines` runs; the others with --cells '*'.
+USUAL = (
+    "uint4:rtn", "uint4:awq", "uint4:gptq", "uint4:rotation+gptq", "int4:gptq", "int8:rtn", "int8:smoothquant",
+    "int8:smoothquant+gptq", "int8_dynamic:smoothquant+gptq", "fp8:rtn", "mxfp4:rtn", "mxfp4:gptq",
+    "uint4:range_search",
+)  # fmt: skip
+# engine, scheme, algorithm: the first row that fits says why there is no such cell.
+MISSING = (
+    ("*", "*int4", "smoothquant*", "the inputs stay as they are: there is nothing to smooth"),
+    ("*", "*8*", "awq", "AWQ is for weights of few bits"),
+    ("*", "*8*", "range_search", "at 8 bits ranges decide little"),
+    ("gptqmodel", "int8*", "*", "it quantizes no inputs to int8"),
+    ("gptqmodel", "fp8", "*", "its fp8 leaves the inputs as they are"),
+    ("gptqmodel", "mxfp4", "*", "it has no MXFP4"),
+    ("gptqmodel", "*", "rotation*", "its rotation runs on CUDA alone (7.7.0)"),
+    ("gptqmodel", "*", "range_search", "its range search does not look at the inputs"),
+    ("quark", "int8_dynamic", "*", "it has no such scheme"),
+    ("quark", "*", "range_search", "its range searches have one scale a tensor"),
+)
+# CPU seconds of one thread for SmolLM2-135M and 32 x 512 tokens: measured in earlier runs or (AWQ, rotation) reckoned
+# from runs with fewer tokens. They decide nothing but --list and the time limits.
+ESTIMATES_S = {
+    ("quark", "*awq"): 2000, ("quark", "smoothquant"): 100, ("quark", "*gptq"): 360,
+    ("quark", "*"): 50, ("llmcompressor", "*awq"): 850, ("llmcompressor", "*gptq"): 170,
+    ("llmcompressor", "*"): 70, ("gptqmodel", "awq"): 2600, ("gptqmodel", "gptq"): 190, ("gptqmodel", "*"): 10,
+    ("ours", "*awq"): 250, ("ours", "*gptq"): 150, ("ours", "*"): 70, (FLOAT, "*"): 0,
+}  # fmt: skip
+AROUND_S = 90  # starting, loading, and the perplexity of 40 x 512 tokens
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One engine at one scheme and algorithm."""
+
+    engine: str
+    scheme: str
+    algorithm: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.scheme}:{self.algorithm}"
+
+    @property
+    def missing(self) -> str | None:
+        """Why the engine does not have this cell; None if it does."""
+        for engine, scheme, algorithm, reason in MISSING:
+            if all(map(fnmatchcase, (self.engine, self.scheme, self.algorithm), (engine, scheme, algorithm))):
+                return reason
+        return None
+
+    @property
+    def estimate_s(self) -> int:
+        """CPU seconds that the whole process will take, about."""
+        fits = (
+            seconds
+            for (engine, algorithm), seconds in ESTIMATES_S.items()
+            if engine == self.engine and fnmatchcase(self.algorithm, algorithm)
+        )
+        return AROUND_S + next(fits)
+
+
+def all_cells(engines: Sequence[str] = tuple(ENGINES)) -> Iterator[Cell]:
+    """The float model, then every scheme with every algorithm on every engine, also where it is missing."""
+    if FLOAT in engines:
+        yield Cell(FLOAT, FLOAT, "none")
+    for scheme in SCHEMES:
+        for algorithm in ALGORITHMS:
+            yield from (Cell(engine, scheme, algorithm) for engine in engines if engine != FLOAT)
+
+
+def chosen(patterns: Sequence[str], engines: Sequence[str]) -> list[Cell]:
+    """The cells of ``engines`` that a pattern names and that exist; the float model always comes first.
+
+    Raises ValueError for a pattern that fits nothing.
+    """
+    cells = list(all_cells(tuple(dict.fromkeys((FLOAT, *engines)))))
+    for pattern in patterns:
+        if not any(fnmatchcase(cell.name, pattern) for cell in cells):
+            raise ValueError(f"'{pattern}' fits no cell; a cell is like 'uint4:gptq'")
+    wanted = [cell for cell in cells if any(fnmatchcase(cell.name, pattern) for pattern in patterns)]
+    return [cells[0], *(cell for cell in wanted if cell.missing is None and cell.engine != FLOAT)]

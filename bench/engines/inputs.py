@@ -1,0 +1,63 @@
+"""What all engines are given: token windows, cut once and kept in a file, and a small cut of the model to try."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from quantcore.calibration.text import TokenWindows, token_windows
+from quantcore.calibration.tokenizer import load_tokenizer
+from quantcore.config import CalibrationConfig
+from quantcore.task import EvaluationConfig
+
+
+def cut_windows(model_dir: Path, file: Path, calibration: CalibrationConfig, evaluation: EvaluationConfig) -> str:
+    """Cut the windows of a text as our engine does, write them to ``file``; the sha256 of the tokens.
+
+    Calibration windows come from the first three quarters of the text, held-out ones from the last.
+    """
+    tokenizer = load_tokenizer(model_dir)
+    windows = token_windows(
+        calibration,
+        lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
+        num_held_out=evaluation.num_windows,
+        held_out_len=evaluation.seq_len,
+        separator=tokenizer.eos_token_id,
+    )
+    save_file({"calibration": windows.calibration_NT, "held_out": windows.held_out_NT}, file)
+    return digest(windows)
+
+
+def digest(windows: TokenWindows) -> str:
+    """sha256 over shape and tokens of both kinds of windows."""
+    found = hashlib.sha256()
+    for tensor in (windows.calibration_NT, windows.held_out_NT):
+        found.update(str(tuple(tensor.shape)).encode())
+        found.update(tensor.contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def cut_model(model_dir: Path, folder: Path, num_blocks: int) -> None:
+    """The model's first ``num_blocks`` decoder blocks as a model of its own, for a model in one safetensors file."""
+    folder.mkdir(parents=True)
+    config: dict[str, Any] = json.loads((model_dir / "config.json").read_text("utf-8"))
+    config["num_hidden_layers"] = num_blocks
+    if "layer_types" in config:
+        config["layer_types"] = config["layer_types"][:num_blocks]
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        if (model_dir / file).is_file():
+            (folder / file).write_bytes((model_dir / file).read_bytes())
+    tensors: dict[str, torch.Tensor] = {}
+    with safe_open(model_dir / "model.safetensors", "pt") as source:
+        for name in source.keys():  # noqa: SIM118  # it is no mapping
+            parts = name.split(".")
+            if "layers" not in parts or int(parts[parts.index("layers") + 1]) < num_blocks:
+                tensors[name] = source.get_tensor(name)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

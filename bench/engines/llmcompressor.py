@@ -1,0 +1,92 @@
+"""llm-compressor, in its own environment: ``python -m bench.engines.llmcompressor JOB``.
+
+The clock runs around ``oneshot``. Perplexity is that of the model in memory, which quantizes as it runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from llmcompressor import oneshot
+from llmcompressor.modifiers.gptq import GPTQModifier
+from llmcompressor.modifiers.quantization import QuantizationModifier
+from llmcompressor.modifiers.transform.awq import AWQModifier
+from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
+from llmcompressor.modifiers.transform.spinquant import SpinQuantModifier
+from llmcompressor.pipelines.cache import IntermediatesCache
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM
+
+from bench.engines.runner import Clock, finish, perplexity, start
+
+INT8_CHANNEL = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+INT8_TENSOR = {"num_bits": 8, "type": "int", "strategy": "tensor", "symmetric": True, "observer": "static_minmax"}
+GROUPS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64}
+SCHEMES: dict[str, Any] = {  # the name of a preset, or the arguments of one scheme
+    "uint4": {"weights": GROUPS | {"symmetric": False}},
+    "int4": {"weights": GROUPS | {"symmetric": True}},
+    "int8": {"weights": INT8_CHANNEL, "input_activations": INT8_TENSOR},
+    "int8_dynamic": "INT8",
+    "fp8": "FP8",
+    "mxfp4": "MXFP4",
+}
+
+NOTES = {"int8": "static inputs by arguments; its own preset for int8 is int8_dynamic"}
+
+
+def quantization(scheme: str) -> dict[str, Any]:
+    """The arguments by which a modifier is told the scheme."""
+    given = SCHEMES[scheme]
+    if isinstance(given, str):
+        return {"scheme": given, "targets": ["Linear"], "ignore": ["lm_head"]}
+    return {"config_groups": {"all": {"targets": ["Linear"], **given}}, "ignore": ["lm_head"]}
+
+
+def recipe(scheme: str, algorithms: list[str], settings: dict[str, Any]) -> list[Any]:
+    """The modifiers in order; what is not their default is noted in ``settings``."""
+    steps: list[Any] = []
+    if "smoothquant" in algorithms:
+        steps.append(SmoothQuantModifier(smoothing_strength=0.8))
+        settings["smoothing_strength"] = 0.8  # of the project's own examples for int8
+    if "awq" in algorithms:
+        per_tensor = scheme == "fp8"  # its search by weights needs a scale a channel or a group
+        steps.append(AWQModifier(duo_scaling=False) if per_tensor else AWQModifier())
+        settings["duo_scaling"] = not per_tensor
+    if "rotation" in algorithms:
+        # Its plain Hadamard matrices are powers of two in size; the hidden size here is 576.
+        steps.append(SpinQuantModifier(rotations=["R1", "R2"], transform_type="random-hadamard"))
+        settings["rotations"] = "R1, R2, random-hadamard"
+    given = quantization(scheme)
+    if "range_search" in algorithms:
+        given["weight_observer"] = settings["weight_observer"] = "imatrix_mse"
+    solver = GPTQModifier if "gptq" in algorithms else QuantizationModifier
+    return [*steps, solver(**given)]
+
+
+def main() -> None:
+    job = start()
+    # Without an accelerator AWQ fails in 0.14.0.1 where it pins memory for one.
+    IntermediatesCache.pin_memory = lambda *_, **__: None
+    calibration_NT, held_out_NT = job.token_windows()
+    with Clock() as load:
+        model = AutoModelForCausalLM.from_pretrained(job.model_dir, dtype=torch.bfloat16).eval()
+    rows = [{"input_ids": ids_T, "attention_mask": torch.ones_like(ids_T)} for ids_T in calibration_NT]
+    settings: dict[str, Any] = {"scheme": SCHEMES[job.scheme], "shuffle_calibration_samples": False}
+    steps = recipe(job.scheme, job.algorithms, settings)
+    with Clock() as quantize:
+        oneshot(
+            model=model, dataset=DataLoader(rows, batch_size=1, shuffle=False), recipe=steps,
+            num_calibration_samples=len(rows), max_seq_length=calibration_NT.shape[1],
+            shuffle_calibration_samples=False,
+        )  # fmt: skip
+    with Clock() as evaluate:
+        value = perplexity(model, held_out_NT)
+    finish(
+        job, load=load, quantize=quantize, evaluate=evaluate, perplexity=value,
+        packages=["llmcompressor", "compressed-tensors"], settings=settings, note=NOTES.get(job.scheme, ""),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

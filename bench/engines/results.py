@@ -1,0 +1,73 @@
+"""The dated results file: it grows row by row, and a later run goes on where an earlier one stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from bench.engines.cells import Cell
+from bench.engines.table import markdown
+
+FOLDER = Path(__file__).parents[1] / "results"
+
+
+class Results:
+    """What is in ``file`` and, as a table, in the Markdown file beside it.
+
+    ``settings`` say what was measured: a file with other settings is not continued (ValueError).
+    """
+
+    def __init__(self, file: Path, settings: dict[str, Any]) -> None:
+        self.file = file
+        self.data: dict[str, Any] = {
+            "date": date.today().isoformat(),
+            "machine": _machine(),
+            "settings": settings,
+            "rows": [],
+        }
+        if file.exists():
+            found = json.loads(file.read_text("utf-8"))
+            if found["settings"] != settings:
+                odd = sorted(
+                    key for key in settings | found["settings"] if settings.get(key) != found["settings"].get(key)
+                )
+                raise ValueError(f"{file} was measured with other settings ({', '.join(odd)}); give --results FILE")
+            self.data = found
+
+    def done(self, cell: Cell) -> bool:
+        """Whether the cell was measured; one that failed is tried again."""
+        return any(_names(row) == cell and row["status"] == "ok" for row in self.data["rows"])
+
+    def add(self, cell: Cell, row: dict[str, Any]) -> None:
+        """Put the row in place of an earlier one of the same cell, and write both files."""
+        kept = [other for other in self.data["rows"] if _names(other) != cell]
+        named = {"engine": cell.engine, "scheme": cell.scheme, "algorithm": cell.algorithm}
+        self.data["rows"] = [*kept, {**named, **row}]
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        _replace(self.file, json.dumps(self.data, indent=1) + "\n")
+        _replace(self.file.with_suffix(".md"), markdown(self.data))
+
+
+def _names(row: dict[str, Any]) -> Cell:
+    return Cell(row["engine"], row["scheme"], row["algorithm"])
+
+
+def _replace(file: Path, text: str) -> None:
+    scratch = file.with_name(f".{file.name}.{os.getpid()}")
+    scratch.write_text(text, "utf-8")
+    scratch.replace(file)
+
+
+def _machine() -> dict[str, Any]:
+    info = Path("/proc/cpuinfo")
+    name = re.search(r"model name\s*: (.*)", info.read_text()) if info.exists() else None
+    return {
+        "cpu": name.group(1) if name else platform.processor() or platform.machine(),
+        "cpu_count": os.cpu_count(),
+        "system": platform.platform(),
+    }

@@ -1,0 +1,106 @@
+"""The results as a Markdown table: every engine beside ours, cell by cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from bench.engines.cells import ALGORITHMS, ENGINES, FLOAT, SCHEMES, Cell, all_cells
+
+Rows = dict[tuple[str, str, str], dict[str, Any]]
+HEAD = ("engine", "perplexity", "over float", "CPU s", "wall s", "peak MB", "ours / it: perplexity", "CPU", "memory")
+MEASURES = (("perplexity",), ("quantize", "cpu_s"), ("quantize", "peak_bytes"))
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The whole page for the content of a results file."""
+    rows = {(row["engine"], row["scheme"], row["algorithm"]): row for row in results["rows"]}
+    return "\n".join([*_introduction(results, rows), *_cells(rows), *_holes(rows), *_failures(results["rows"])]) + "\n"
+
+
+def ratio(ours: dict[str, Any], other: dict[str, Any], *path: str) -> float | None:
+    """Our number over the other's at ``path``; None where one is missing or there is nothing to divide by."""
+    a, b = _at(ours, *path), _at(other, *path)
+    return None if a is None or not b else a / b
+
+
+def _introduction(results: dict[str, Any], rows: Rows) -> Iterator[str]:
+    settings, machine = results["settings"], results["machine"]
+    float_row = rows.get((FLOAT, FLOAT, "none"), {})
+    yield f"# Engines, {results['date']}"
+    yield ""
+    yield (
+        f"{settings['model']}; {settings['num_samples']} x {settings['seq_len']} tokens for calibration and "
+        f"{settings['num_windows']} x {settings['seq_len']} held out, of {settings['text']}, the same for all. "
+        f"{machine['cpu']}, {machine['cpu_count']} cores; one thread. Perplexity of the float model in bfloat16: "
+        f"{_number(float_row.get('perplexity'), 3)}."
+    )
+    yield ""
+    yield (
+        "CPU and wall seconds are those of the quantize step: without imports, loading and saving for the peers, with "
+        "reading and writing the files for ours. Peak memory is that of the whole process up to the end of that step. "
+        "Each engine has its own defaults, except what its row in the JSON file names under `settings`. A ratio below "
+        "1 is better for ours. `load` is the machine's load average when the row began: wall seconds mean little where "
+        "it exceeds the cores."
+    )
+
+
+def _cells(rows: Rows) -> Iterator[str]:
+    for scheme, title in SCHEMES.items():
+        for algorithm, how in ALGORITHMS.items():
+            found = {engine: row for engine in ENGINES if (row := rows.get((engine, scheme, algorithm)))}
+            if not any(row["status"] == "ok" for row in found.values()):
+                continue
+            yield from ("", f"## {scheme}, {algorithm}", "", f"{title}; {how}.", "")
+            yield "| " + " | ".join((*HEAD, "load")) + " |"
+            yield "|---|" + "---:|" * len(HEAD)
+            baseline = rows.get((FLOAT, FLOAT, "none"), {})
+            for engine, row in found.items():
+                yield _line(engine, row, found.get("ours", {}), baseline)
+            notes = [f"- {ENGINES[engine]}: {row['note']}." for engine, row in found.items() if row.get("note")]
+            yield from ("", *notes) if notes else ()
+
+
+def _line(engine: str, row: dict[str, Any], ours: dict[str, Any], baseline: dict[str, Any]) -> str:
+    if row["status"] != "ok":
+        return f"| {ENGINES[engine]} | {row['status']} |" + " |" * (len(HEAD) - 1)
+    over = ratio(row, baseline, "perplexity")
+    ratios = ["" if engine == "ours" else _number(ratio(ours, row, *path), 3) for path in MEASURES]
+    values = (
+        ENGINES[engine], _number(row["perplexity"], 3), "" if over is None else f"{100 * (over - 1):+.1f} %",
+        _number(_at(row, "quantize", "cpu_s"), 1), _number(_at(row, "quantize", "wall_s"), 1),
+        _number(_at(row, "quantize", "peak_bytes") / 1e6, 0), *ratios, _number(row["load_average"], 1),
+    )  # fmt: skip
+    return "| " + " | ".join(values) + " |"
+
+
+def _holes(rows: Rows) -> Iterator[str]:
+    """Why an engine has no row in a cell that others have."""
+    seen = {(scheme, algorithm) for _, scheme, algorithm in rows}
+    holes: dict[tuple[str, str], list[str]] = {}
+    for cell in all_cells():
+        if (cell.scheme, cell.algorithm) in seen and cell.missing:
+            holes.setdefault((cell.engine, cell.missing), []).append(cell.name)
+    if holes:
+        yield from ("", "## Not there", "")
+    for (engine, reason), names in holes.items():
+        yield f"- {ENGINES[engine]}: {reason} ({', '.join(names)})"
+
+
+def _failures(rows: list[dict[str, Any]]) -> Iterator[str]:
+    failed = [row for row in rows if row["status"] != "ok"]
+    if failed:
+        yield from ("", "## Failed", "")
+    for row in failed:
+        name = Cell(row["engine"], row["scheme"], row["algorithm"]).name
+        yield f"- {ENGINES[row['engine']]}, {name}: {row['status']}. `{row['error'].strip().splitlines()[-1]}`"
+
+
+def _at(row: dict[str, Any], *path: str) -> Any:
+    for key in path:
+        row = row.get(key) if isinstance(row, dict) else None  # type: ignore[assignment]
+    return row
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
