@@ -179,6 +179,11 @@ class BlockAlgorithms:
         self.needs_probe = bool(self._smoothings) or self._rotation_config is not None
         self._learns = bool(self._smoothings) or self._corrects_biases or self._solver_config != PLAIN
 
+    @property
+    def turns_stream(self) -> bool:
+        """Whether what lies around the blocks has to be rotated as well."""
+        return self._rotation_config is not None and self._rotation_config.r1
+
     def turned(self, hidden: Hidden) -> Hidden:
         """Hidden states in front of the first block as the blocks will read them: a copy of the list, at least."""
         if self._rotation_config is None:

@@ -15,7 +15,7 @@ from torch import nn
 from quantcore.algorithms import RotationConfig
 from quantcore.blocks.edges import FoundEdges
 from quantcore.blocks.residual import find_embedding, find_head, find_residual
-from quantcore.blocks.rotation import find_head_size, rotate_block, rotate_values
+from quantcore.blocks.rotation import find_head_sizes, rotate_block, rotate_values
 from quantcore.blocks.stream import Run
 from quantcore.hadamard import Rotation, orthogonal
 
@@ -42,8 +42,8 @@ class ModelRotation:
         if self._config.r1:
             changed.update(rotate_block(block, find_residual(block, run, like), self._stream))
         if self._config.r2:
-            for edge in edges().edges:
-                size = find_head_size(block, edge, run, like)
+            found = edges().edges
+            for edge, size in zip(found, find_head_sizes(block, found, run, like), strict=True):
                 if size is not None:
                     changed.update(rotate_values(block, edge, self._of_heads(size)))
         return changed

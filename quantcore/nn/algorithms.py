@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from quantcore.affine import QParams
 from quantcore.blockwise import BlockAlgorithms, RunningBlock, Streams
@@ -19,8 +20,9 @@ from quantcore.errors import CalibrationError, ModelError
 from quantcore.layer import LayerPlan
 from quantcore.nn.calibration import evaluating, run, shown
 from quantcore.nn.log import log
+from quantcore.rotate import untie
 from quantcore.runtime.hidden import Arguments, Hidden
-from quantcore.runtime.relay import blocks_replaced
+from quantcore.runtime.relay import Outside, blocks_replaced
 
 EDGE_PROBE_LEN = 32
 
@@ -78,6 +80,7 @@ def apply_algorithms(
             activations |= prepared.activations
             with quantized_activations(layers, prepared.activations):
                 at.leave()
+        _turn_outside(model, blocks, batches, algorithms, streams)
     return Applied(weights, activations)
 
 
@@ -109,12 +112,36 @@ def _open_streams(
             hidden.states.append(relay.seen)
             hidden.beside.append(arguments)
     shortest = min(range(len(batches)), key=lambda window: hidden.states[window].numel())
+    probe = BatchedHidden([hidden.states[shortest]], [], beside=[hidden.beside[shortest]])
     return Streams(
-        hidden,
-        probe=BatchedHidden([hidden.states[shortest]], [], beside=[hidden.beside[shortest]]),
-        reference=BatchedHidden(list(hidden.states), [], beside=hidden.beside) if algorithms.compares else None,
+        algorithms.turned(hidden),
+        probe=algorithms.turned(probe),
+        reference=algorithms.turned(hidden) if algorithms.compares else None,
         through_quantized=algorithms.through_quantized,
     )
+
+
+def _turn_outside(
+    model: nn.Module, blocks: nn.ModuleList, batches: Sequence[Any], algorithms: BlockAlgorithms, streams: Streams
+) -> None:
+    """Rotate embeddings and head of a Transformers model, if that is asked for; they no longer share a weight then."""
+    if not algorithms.turns_stream:
+        return
+    assert streams.probe is not None
+    if not isinstance(model, PreTrainedModel):
+        raise ModelError(
+            "A rotated stream needs to know the model's embedding and head, and this is no Transformers model.",
+            code="cannot_rotate",
+            hint="Leave out r1.",
+        )
+    untie(model)
+    model.config.tie_word_embeddings = False
+    like = streams.probe.states[0]
+    with _without_cache(model), blocks_replaced(blocks, [Arguments() for _ in blocks], as_tuple=False) as relay:
+        outside = Outside(model, relay, like.device)
+        ids_NT = torch.arange(like.shape[1])[None] % model.config.get_text_config().vocab_size
+        relay.run(lambda: outside(like))
+        algorithms.turn_outside(model, lambda: outside.embed(ids_NT), outside, like)
 
 
 @contextmanager

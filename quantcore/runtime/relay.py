@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from quantcore.errors import ModelError
 from quantcore.runtime.hidden import Arguments
@@ -83,3 +84,29 @@ def _recorder(arguments: Arguments, relay: Relay, *, is_first: bool) -> Callable
         return (hidden_states,) if relay.as_tuple else hidden_states
 
     return forward
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What lies around the blocks of ``model``, its weights in memory: call it for logits."""
+
+    model: PreTrainedModel
+    relay: Relay
+    device: torch.device
+
+    def __call__(self, state: torch.Tensor) -> torch.Tensor:
+        """From the last block's output [1, T, H] to logits [1, T, V]."""
+        return self._run(torch.zeros(state.shape[:2], dtype=torch.long), state)
+
+    def embed(self, ids_NT: torch.Tensor) -> torch.Tensor:
+        """The input of the first block for token ids [1, T]."""
+        self.relay.stops = True
+        with suppress(Reached):
+            self._run(ids_NT, None)
+        self.relay.stops = False
+        return self.relay.seen
+
+    def _run(self, ids_NT: torch.Tensor, give: torch.Tensor | None) -> torch.Tensor:
+        self.relay.give = give
+        result: torch.Tensor = self.model(input_ids=ids_NT.to(self.device), use_cache=False).logits
+        return result

@@ -9,14 +9,12 @@ tables, final norms and logit soft-caps are the model's own, whatever the archit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from quantcore.blocks.experts import experts_split, is_fused
 from quantcore.blocks.names import place_tensors, projection_names
@@ -24,7 +22,7 @@ from quantcore.blocks.skeleton import build_skeleton, find_block_list, float32_n
 from quantcore.errors import ModelError
 from quantcore.runtime.devices import release_freed_memory
 from quantcore.runtime.hidden import Arguments, Hidden
-from quantcore.runtime.relay import Reached, Relay, blocks_replaced
+from quantcore.runtime.relay import Outside, Relay, blocks_replaced
 
 ReadTensor = Callable[[str], torch.Tensor]
 
@@ -159,29 +157,3 @@ class StreamedModel:
         for name in names:
             parameter = module.get_parameter(name)
             set_parameter(module, name, torch.empty_like(parameter, device="meta"))
-
-
-@dataclass(frozen=True)
-class Outside:
-    """What lies around the blocks of ``model``, its weights in memory: call it for logits."""
-
-    model: PreTrainedModel
-    relay: Relay
-    device: torch.device
-
-    def __call__(self, state: torch.Tensor) -> torch.Tensor:
-        """From the last block's output [1, T, H] to logits [1, T, V]."""
-        return self._run(torch.zeros(state.shape[:2], dtype=torch.long), state)
-
-    def embed(self, ids_NT: torch.Tensor) -> torch.Tensor:
-        """The input of the first block for token ids [1, T]."""
-        self.relay.stops = True
-        with suppress(Reached):
-            self._run(ids_NT, None)
-        self.relay.stops = False
-        return self.relay.seen
-
-    def _run(self, ids_NT: torch.Tensor, give: torch.Tensor | None) -> torch.Tensor:
-        self.relay.give = give
-        result: torch.Tensor = self.model(input_ids=ids_NT.to(self.device), use_cache=False).logits
-        return result
