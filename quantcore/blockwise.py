@@ -162,10 +162,10 @@ class BlockAlgorithms:
                 self._smoothings.append((one, SMOOTHINGS.get(one.name)(one)))
             elif one.name in TUNERS:
                 self._tuner, self._solver_config = TUNERS.get(one.name)(one), RTNConfig()
-            elif one.name in SOLVERS:
-                self._solver_config = one
             elif isinstance(one, BiasCorrectionConfig):
                 self._corrects_biases = True
+            else:
+                self._solver_config = one
         self._solver = SOLVERS.get(self._solver_config.name)(self._solver_config)
         self._plain = SOLVERS.get(PLAIN.name)(PLAIN)
         self._finder = EdgeFinder()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
+from pathlib import Path
 
 import torch
 
@@ -31,5 +33,15 @@ def release_freed_memory() -> None:
 
 def peak_memory_bytes() -> int:
     """The largest resident size of this process so far (host), plus what torch ever held on its accelerator."""
-    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return host + (torch.accelerator.max_memory_allocated() if torch.accelerator.is_available() else 0)
+    return _peak_resident_bytes() + (
+        torch.accelerator.max_memory_allocated() if torch.accelerator.is_available() else 0
+    )
+
+
+def _peak_resident_bytes() -> int:
+    """From Linux's own count: what ``getrusage`` says also holds what the parent had before it started us."""
+    try:
+        found = re.search(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return int(found[1]) * 1024 if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -197,3 +197,17 @@ def test_memory_does_not_grow_with_the_depth(tmp_path):
     block_bytes = 88_000_000
     assert len(sizes) == 5
     assert sizes[-1] - sizes[0] < block_bytes, sizes
+
+
+def test_the_peak_is_that_of_this_process_alone():
+    """A parent that held much memory before it started us does not count; what we hold for a moment does."""
+    code = (
+        "from quantcore.runtime.devices import peak_memory_bytes as peak\n"
+        "before = peak(); held = bytearray(300 << 20); held[::4096] = b'1' * len(held[::4096]); del held\n"
+        "print(before, peak())"
+    )
+    held = bytearray(1200 << 20)
+    held[::4096] = b"1" * len(held[::4096])
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    before, after = map(int, printed.split())
+    assert before < 1000 << 20 and after - before > 250 << 20
