@@ -116,16 +116,20 @@ class RTNConfig(_OnLayers):
 class GPTQConfig(_OnLayers):
     """GPTQ (Frantar et al. 2022). ``damp_percent``: share of the Hessian's mean diagonal that is added to it.
 
-    ``desc_act`` rounds the columns in the order of their inputs' power; ``static_groups`` fixes every group's range
-    beforehand, so that files need no index of groups. ``true_sequential`` takes the inputs of each layer from the
-    quantized layers before it, also within a block: several passes over the calibration text a block instead of one.
+    None is as much as the number of tokens calls for: the fewer there were for each input, the more. ``desc_act``
+    rounds the inputs with most power first. ``static_groups`` fixes every group's range beforehand; without it ranges
+    are found when a group is reached, and ``desc_act`` orders whole groups. Neither leaves an index of groups in files.
+    ``range_search`` chooses ranges by what their errors do to the layer's output, instead of the spec's observer.
+    ``true_sequential`` takes the inputs of each layer from the quantized layers before it, also within a block:
+    several passes over the calibration text a block instead of one. ``hessian_dtype`` is what is factorized;
+    ``block_size`` is accepted for files written for other tools: blocks are cut by halves here.
     """
 
     name: Literal["gptq"] = "gptq"
     block_size: Annotated[int, Field(ge=1)] = 128
-    damp_percent: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    damp_percent: Annotated[float, Field(gt=0, lt=1)] | None = None
     desc_act: bool = True
-    static_groups: bool = True
+    static_groups: bool = False
     true_sequential: bool = True
     range_search: bool = True
     hessian_dtype: Literal["float32", "float64"] = "float32"

@@ -249,8 +249,10 @@ class BlockAlgorithms:
         return self._prepared(names, collector.stats() if self._learns else {}, ranges)
 
     def solve(self, at: RunningBlock | None, layers: Modules, prepared: Prepared) -> Iterator[Solved]:
-        """Codes for every layer; its module holds what they stand for when a result is given. ``at`` is None for layers
-        behind the blocks."""
+        """Codes for every layer; its module holds what they stand for when a result is given.
+
+        ``at`` is None for layers behind the blocks. What solvers have to say is added to the warnings of ``prepared``.
+        """
         chosen = self._solve_groups(at, layers, prepared)
         if self._tuner is not None and at is not None and at.streams.reference is not None:
             untuned = list(chosen)
@@ -279,7 +281,10 @@ class BlockAlgorithms:
                 for layer, module in group.layers.items()
             }
             solver = self._plain if stats is None else self._solver
-            for layer, quantized in solver.solve(weights, stats).items():
+            solved = solver.solve(weights, stats)
+            prepared.warnings += [Warned("solver", note) for note in solver.notes]
+            solver.notes.clear()
+            for layer, quantized in solved.items():
                 yield Solved(layer, weights[layer], quantized, stats)
 
     def _rotate(self, at: RunningBlock) -> set[str]:

@@ -118,10 +118,10 @@ def quantize(task: Task, headers: ModelHeaders, plan: Plan, folder: Path, emit: 
                 model.run_block(block, index, held_out)
                 prepared = algorithms.prepare(at, layers)
                 model.run_block(block, index, streams.probe)
-                quantizer.note(prepared, index)
                 for solved in algorithms.solve(at, layers, prepared):
                     quantizer.write(solved, prepared.activations)
                     quantizer.write_bias(solved.layer, layers[solved.layer])
+                quantizer.note(prepared, index)
                 quantizer.write_changed(block, {name: model.stored_name(name, index) for name in prepared.changed})
                 with quantized_activations(layers, prepared.activations):
                     model.run_block(block, index, probes)
@@ -162,10 +162,10 @@ def finish_head(
         quantizer.write_changed(outside.model, {name: model.stored_name(name) for name in turned})
         layers = find_modules(model, plan.layers_of(None))
         prepared = algorithms.prepare_head(layers, outside, streams)
-        quantizer.note(prepared)
         for solved in algorithms.solve(None, layers, prepared):
             quantizer.write(solved, prepared.activations)
             quantizer.write_bias(solved.layer, layers[solved.layer])
+        quantizer.note(prepared)
         with quantized_activations(layers, prepared.activations):
             quantizer.expected.probe_logits = probe_logits(outside, probes.states)
     return before

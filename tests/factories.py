@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 VOCAB_SIZE = 512
 
@@ -46,9 +46,12 @@ MIXTURES: dict[str, dict[str, Any]] = {
 
 def tiny_model(
     folder: Path, *, model_type: str = "llama", seed: int = 0, dtype: torch.dtype = torch.bfloat16,
-    tie_word_embeddings: bool = True, max_shard_size: str = "5GB", **overrides: Any,
+    tie_word_embeddings: bool = True, max_shard_size: str = "5GB", rank: int | None = None, **overrides: Any,
 ) -> Path:  # fmt: skip
-    """Save a random model with its tokenizer in ``folder`` and return it; ``overrides`` go into the config."""
+    """Save a random model with its tokenizer in ``folder`` and return it; ``overrides`` go into the config.
+
+    With a ``rank`` tokens lie in so many dimensions, and blocks add less to them: inputs are as alike as real ones.
+    """
     torch.manual_seed(seed)
     config = AutoConfig.for_model(model_type, **{**SHAPE, **overrides}, tie_word_embeddings=tie_word_embeddings)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -57,10 +60,23 @@ def tiny_model(
             spread = 0.3 if parameter.ndim == 1 else 1.5 * parameter.shape[-1] ** -0.5
             offset = 1.0 if parameter.ndim == 1 and "norm" in name and "bias" not in name else 0.0
             parameter.copy_(offset + spread * torch.randn_like(parameter))
+        if rank is not None:
+            correlate(model, rank)
     model.tie_weights()
     model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
     tiny_tokenizer().save_pretrained(folder)
     return folder
+
+
+def correlate(model: PreTrainedModel, rank: int) -> None:
+    """Tokens in ``rank`` dimensions, and blocks that add little to them."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.copy_(0.5 * parameter.shape[-1] ** -0.5 * torch.randn_like(parameter))
+        embedding = model.get_input_embeddings().weight
+        few = torch.randn(embedding.shape[0], rank) @ torch.randn(rank, embedding.shape[1])
+        embedding.copy_(few / rank**0.5)
 
 
 @cache

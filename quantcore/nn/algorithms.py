@@ -73,10 +73,10 @@ def apply_algorithms(
             prepared = algorithms.prepare(at, layers)
             if streams.probe is not None:
                 streams.probe.advance(block, index)
-            for warning in prepared.warnings:
-                log.warning(warning.message)
             for solved in algorithms.solve(at, layers, prepared):
                 weights[solved.layer] = solved.quantized.params
+            for warning in prepared.warnings:
+                log.warning(warning.message)
             activations |= prepared.activations
             with quantized_activations(layers, prepared.activations):
                 at.leave()

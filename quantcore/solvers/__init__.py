@@ -24,6 +24,8 @@ class Solver(Protocol):
 
     needs: Needs
     """What it asks of calibration."""
+    notes: list[str]
+    """What was done otherwise than asked for, in words for people; whoever reads it empties it."""
 
     def __init__(self, config: Any) -> None: ...
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from quantcore.algorithms import RTNConfig
+from quantcore.algorithms import GPTAQConfig, GPTQConfig, QronosConfig, RTNConfig
 from quantcore.layer import LayerPlan
 from quantcore.solvers import SOLVERS
 from tests.conformance.test_exporters import CONFIGS
 
-SOLVER_CONFIGS = {"rtn": RTNConfig()}
+SOLVER_CONFIGS = {"rtn": RTNConfig(), "gptq": GPTQConfig(), "gptaq": GPTAQConfig(), "qronos": QronosConfig()}
 
 
 @pytest.mark.parametrize("solver", list(SOLVERS))

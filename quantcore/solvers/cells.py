@@ -1,0 +1,74 @@
+"""A weight as its inputs see it: transposed, [I, O], so that the values that one input is multiplied with lie together.
+
+Legend of the solvers: I inputs, O outputs (rows of weights), J runs of inputs; R, G rows and groups of parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from quantcore.affine import QParams
+from quantcore.grouping import weight_grouping
+from quantcore.spec import QuantizationSpec
+
+
+class Cell(NamedTuple):
+    """Parameters that fit weights [..., O]: the stored scale, what one step of the grid is worth, the zero point."""
+
+    scale: torch.Tensor
+    step: torch.Tensor
+    zero: torch.Tensor | None
+
+    @classmethod
+    def of(cls, params: QParams) -> Cell:
+        """With the zero point as a number."""
+        return cls(params.scale, params.step, None if params.zero_point is None else params.zero_point.float())
+
+    def at(self, index: slice | tuple[int, slice]) -> Cell:
+        """Some of them."""
+        return Cell(self.scale[index], self.step[index], None if self.zero is None else self.zero[index])
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Which parameters [R, G] belong to which part of a weight [O, I].
+
+    In each row, ``run`` inputs after another share them: a cell. ``index_JO`` counts them through all rows of [R, G].
+    ``is_local``: no two rows of the weight share any, so that each can be solved by itself; then R is O, and G is J.
+    """
+
+    run: int
+    num_scales: tuple[int, int]
+    is_local: bool
+    index_JO: torch.Tensor
+
+    @classmethod
+    def of(cls, spec: QuantizationSpec, shape: tuple[int, ...], device: torch.device) -> Cells:
+        """For a weight of ``shape`` [out, in]."""
+        grouping = weight_grouping(spec)
+        num_rows, num_groups = grouping.num_scales(shape)
+        is_local = grouping.axis is not None and (grouping.axis % 2 == 1) is not grouping.across
+        index_RG = torch.arange(num_rows * num_groups, device=device).view(num_rows, num_groups)
+        if is_local:
+            return cls(shape[1] // num_groups, (num_rows, num_groups), True, index_RG.T)
+        size = shape[0] * shape[1] // index_RG.numel()
+        run = shape[1] if grouping.axis is None else 1
+        if grouping.block is not None:
+            size, run = grouping.block[0] * grouping.block[1], grouping.block[1]
+        index_OI = grouping.join(index_RG.unsqueeze(-1).expand(-1, -1, size), shape)
+        return cls(run, (num_rows, num_groups), False, index_OI[:, ::run].T.contiguous())
+
+    def spread(self, params: torch.Tensor) -> torch.Tensor:
+        """Parameters [..., R, G] as every cell has them, [..., J, O]."""
+        return params.transpose(-1, -2) if self.is_local else params.flatten(-2)[..., self.index_JO]
+
+    def pool(self, x: torch.Tensor) -> torch.Tensor:
+        """The sums [..., R, G] of what the cells [..., J, O] that share parameters have."""
+        if self.is_local:
+            return x.transpose(-1, -2)
+        pooled = x.new_zeros(*x.shape[:-2], self.num_scales[0] * self.num_scales[1])
+        pooled.index_add_(-1, self.index_JO.flatten(), x.flatten(-2))
+        return pooled.view(*x.shape[:-2], *self.num_scales)

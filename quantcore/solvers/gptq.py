@@ -1,0 +1,214 @@
+"""GPTQ (Frantar et al. 2022) and what grew from it: weights are rounded input by input, so that those still to come
+make good what the codes before them got wrong.
+
+With H = gram + damping = U U^T, U upper triangular, a row of errors E = weights - codes costs E H E^T = |E U|^2. Column
+k of E U depends on the inputs up to k alone. It is least when weight k plus sum_{l < k} E_l U_lk / U_kk is rounded to
+nearest: that is GPTQ, seen as Babai's nearest plane (Chen et al. 2025, "The Geometry of LLM Quantization"). It takes
+one Cholesky factorization and no inverse, and U_kk^2 says what an error in weight k will cost in the end: the ranges
+are searched by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from quantcore.affine import QParams, find_params
+from quantcore.algorithms import GPTAQConfig, GPTQConfig, QronosConfig
+from quantcore.grouping import PER_TOKEN
+from quantcore.layer import LayerPlan
+from quantcore.observers import observer_for
+from quantcore.qtensor import QTensor
+from quantcore.solvers import SOLVERS, Weights
+from quantcore.solvers.cells import Cells
+from quantcore.solvers.columns import Columns, Found, Grid, Table
+from quantcore.solvers.hessian import Hessian, order_of
+from quantcore.solvers.measures import Metric, RunMeasure
+from quantcore.solvers.ranges import FullRange, search
+from quantcore.solvers.rtn import alike, observed_ranges, round_to_nearest, search_ranges, transposed
+from quantcore.spec import QuantizationSpec
+from quantcore.stats import Needs, Stats
+
+NUM_OUTPUTS = 4096  # rows that are solved at a time: it bounds the memory
+NUM_PASSES = 1  # of coordinate descent
+
+
+@SOLVERS.add("gptq")
+class GPTQ:
+    """Rounds the inputs with most power first (``desc_act``), or as they stand.
+
+    With ``static_groups`` ranges are found in the weights as they are. Without, those of a group are found when it is
+    reached, in weights that already make good earlier errors; ``desc_act`` then orders whole groups, and the inputs
+    within each. Either way files need no index of groups. Where rows share parameters, ranges are always static.
+
+    A pass of coordinate descent improves the codes (QuantEase, Behdin et al. 2023), and a row that rounding to nearest
+    with the same parameters serves better takes its codes. ``notes`` tells what was done otherwise than asked for.
+    """
+
+    def __init__(self, config: GPTQConfig) -> None:
+        self._config = config
+        self._dtype = torch.float64 if config.hessian_dtype == "float64" else torch.float32
+        self.needs = Needs(gram=True, float64=config.hessian_dtype == "float64")
+        self.notes: list[str] = []
+
+    def solve(self, weights: Weights, stats: Stats | None) -> dict[LayerPlan, QTensor]:
+        if stats is None or stats.gram_II is None or not stats.gram_II.any():
+            return {layer: round_to_nearest(weight_OI, layer.weight) for layer, weight_OI in weights.items()}
+        known: dict[int | None, Hessian] = {}
+
+        def hessian(run: int | None) -> Hessian:
+            if run not in known:
+                known[run] = self._hessian(stats, run, weights)
+            return known[run]
+
+        solved: dict[LayerPlan, QTensor] = {}
+        for layers in alike(weights):
+            quantized = self._solve_alike([weights[layer] for layer in layers], layers[0].weight, stats, hessian)
+            solved.update(zip(layers, quantized, strict=True))
+        return {layer: solved[layer] for layer in weights}
+
+    def _hessian(self, stats: Stats, run: int | None, weights: Weights) -> Hessian:
+        assert stats.gram_II is not None
+        order_K = order_of(stats.power_I, run, by_power=self._config.desc_act)
+        wanted = self._config.damp_percent
+        hessian = Hessian.of(stats.gram_II, stats.num_tokens, order_K, wanted, self._dtype)
+        if wanted is not None and hessian.damp_percent != wanted:
+            names = ", ".join(layer.name for layer in weights)
+            self.notes.append(
+                f"damp_percent was raised from {wanted:.2g} to {hessian.damp_percent:.2g} for {names}: with less the"
+                " Hessian is not positive definite."
+            )
+        return hessian
+
+    def _solve_alike(
+        self, weights: list[torch.Tensor], spec: QuantizationSpec, stats: Stats,
+        hessian_of: Callable[[int | None], Hessian],
+    ) -> list[QTensor]:  # fmt: skip
+        """Weights [O, I] of one spec and dtype, solved as the rows of one."""
+        cells = [Cells.of(spec, weight_OI.shape, weight_OI.device) for weight_OI in weights]
+        run = cells[0].run
+        is_static = self._config.static_groups or not cells[0].is_local or cells[0].num_scales[1] == 1
+        hessian = hessian_of(None if is_static else run)
+        target_OI, first_O = self._target(torch.cat(weights), stats, hessian)
+        heights = [len(weight_OI) for weight_OI in weights]
+        if is_static:
+            targets = [target.to(weights[0].dtype) for target in torch.split(target_OI, heights)]
+            params = self._static_params(targets, spec, hessian)
+        else:
+            params = [FullRange.of(weight_OI, spec).params() for weight_OI in weights]
+        table = Table.of(params, cells)
+        codes_OI = torch.empty(target_OI.shape, dtype=getattr(torch, spec.format.storage), device=target_OI.device)
+        for start in range(0, len(target_OI), NUM_OUTPUTS):
+            rows = slice(start, start + NUM_OUTPUTS)
+            grid = Grid(spec, table.of_rows(rows), (hessian.order_K // run).tolist())
+            columns = Columns(transposed(target_OI[rows])[hessian.order_K], grid)
+            if first_O is not None:
+                columns.value_KO[0] = first_O[rows]
+            found = None if is_static else Found(run, self._finder(columns, hessian, weights[0].dtype))
+            _choose_codes(columns, hessian, found)
+            codes_KO = spec.format.encode(columns.value_KO)
+            codes_OI[rows, hessian.order_K] = codes_KO.T
+        if not is_static:
+            params = table.params(heights)
+        codes = (part.clone() for part in torch.split(codes_OI, heights))
+        return [QTensor(part, one, spec) for part, one in zip(codes, params, strict=True)]
+
+    def _target(
+        self, weight_OI: torch.Tensor, stats: Stats, hessian: Hessian
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What the codes are to come near to, and where the first input starts if that is elsewhere [O]."""
+        return weight_OI, None
+
+    def _static_params(self, targets: list[torch.Tensor], spec: QuantizationSpec, hessian: Hessian) -> list[QParams]:
+        if not self._config.range_search:
+            return [observed_ranges(target_OI, spec) for target_OI in targets]
+        counts_I = torch.empty_like(hessian.counts_K)
+        counts_I[hessian.order_K] = hessian.counts_K
+        return search_ranges(targets, spec, Metric(counts_I))
+
+    def _finder(self, columns: Columns, hessian: Hessian, dtype: torch.dtype) -> Callable[[int, int], None]:
+        """Finds the parameters of a run in the weights as they are now."""
+        spec, global_O = columns.grid.spec, columns.grid.table.global_O
+
+        def find(start: int, end: int) -> None:
+            values_SO = columns.value_KO[start:end]
+            if self._config.range_search:
+                full = FullRange(values_SO.amin(0), values_SO.amax(0), spec, dtype, global_O)
+                slabs = Metric(hessian.counts_K).slabs(values_SO, slice(start, end), full)
+                params = search(full, RunMeasure(slabs, spec))
+            else:
+                observer = observer_for(spec, PER_TOKEN)
+                observer.update(values_SO.T)
+                low_O1, high_O1 = observer.range()
+                params = find_params(low_O1[:, 0], high_O1[:, 0], spec, dtype, global_O)
+            columns.grid.put(start, params)
+
+        return find
+
+
+class _Shifted(GPTQ):
+    """GPTQ towards other weights, W + share * W shift H^-1.
+
+    With y the float model's input of the layer and x what it will see, shift = mean (y - x) x^T. |W y - Q x|^2 is, but
+    for a constant, (T - Q) gram (T - Q)^T with T = W + W shift gram^-1: the least-squares weights for x. So a
+    ``share`` of 1 takes all that the layers before changed into account.
+    """
+
+    def __init__(self, config: GPTQConfig, share: float) -> None:
+        super().__init__(config)
+        self.needs = self.needs | Needs(shift=True)
+        self._share = share
+
+    def _target(
+        self, weight_OI: torch.Tensor, stats: Stats, hessian: Hessian
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if stats.shift_II is None:
+            return weight_OI, None
+        weight_OI = weight_OI.float()
+        moved_KO = (weight_OI @ stats.shift_II.float()).mul_(self._share).T[hessian.order_K]
+        target_OI = weight_OI.clone()
+        target_OI[:, hessian.order_K] += hessian.solve(moved_KO).T
+        return target_OI, self._first(weight_OI, moved_KO, hessian)
+
+    def _first(self, weight_OI: torch.Tensor, moved_KO: torch.Tensor, hessian: Hessian) -> torch.Tensor | None:
+        return None
+
+
+@SOLVERS.add("gptaq")
+class GPTAQ(_Shifted):
+    """GPTAQ (Li et al. 2025): also makes good what the layers before changed in the input, by a share ``alpha``.
+
+    The paper corrects, input by input, for that one's change, by those that come after it. Here the least-squares
+    weights for all changes at once are the target, which costs less of the same objective.
+    """
+
+    def __init__(self, config: GPTAQConfig) -> None:
+        super().__init__(config, config.alpha)
+
+
+@SOLVERS.add("qronos")
+class Qronos(_Shifted):
+    """Qronos (Zhang et al. 2025): the first input's weights are rounded to what is best if all others stay; the others
+    become the least-squares weights for x given that, and so on, one by one.
+
+    From the second input on this is the same computation as GPTAQ's here with ``alpha`` 1.
+    """
+
+    def __init__(self, config: QronosConfig) -> None:
+        super().__init__(config, 1.0)
+
+    def _first(self, weight_OI: torch.Tensor, moved_KO: torch.Tensor, hessian: Hessian) -> torch.Tensor | None:
+        first = hessian.order_K[0]
+        return weight_OI[:, first] + moved_KO[0] / hessian.power_K[0]
+
+
+def _choose_codes(columns: Columns, hessian: Hessian, found: Found | None) -> None:
+    """Round all, improve that, and let no row be worse than rounded to nearest."""
+    columns.sweep(hessian.feedback_KK, found)
+    for _ in range(NUM_PASSES):
+        columns.improve(hessian.coupling_KK)
+    nearest = Columns(columns.target_KO, columns.grid)
+    nearest.round()
+    worse_O = columns.cost(hessian.gram_KK) > nearest.cost(hessian.gram_KK)
+    columns.value_KO[:, worse_O] = nearest.value_KO[:, worse_O]

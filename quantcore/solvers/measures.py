@@ -1,0 +1,171 @@
+"""What candidates for scales and zero points cost, in units of the layer's output.
+
+Legend: C candidates, J runs of inputs that share parameters, S inputs of a slab, N of its outputs (see ``cells``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from quantcore.affine import QParams
+from quantcore.solvers.cells import Cell, Cells
+from quantcore.solvers.ranges import FullRange
+from quantcore.spec import QuantizationSpec
+
+SLAB = 128
+"""Inputs whose errors are weighed together; those of longer runs are taken in parts as if they were independent."""
+NUM_OUTPUTS = 1024  # rows that are worked on at a time: with a slab of inputs they stay in a core's cache
+
+
+@dataclass(frozen=True)
+class Slab:
+    """Weights [S, N] (inputs, outputs) and how errors e in them count: sum(power * e^2), or, with ``gram_SS``,
+    e^T gram e + 2 e^T cross, where ``cross_SN`` is what the errors of other weights of the row do to these inputs.
+
+    ``first_SN`` are the codes of the first of two stages, None if there is one.
+    """
+
+    weight_SN: torch.Tensor
+    power_S: torch.Tensor
+    gram_SS: torch.Tensor | None = None
+    cross_SN: torch.Tensor | None = None
+    first_SN: torch.Tensor | None = None
+
+    def of(self, outputs: slice) -> Slab:
+        """The same of some outputs."""
+        cross_SN = None if self.cross_SN is None else self.cross_SN[:, outputs]
+        first_SN = None if self.first_SN is None else self.first_SN[:, outputs]
+        return replace(self, weight_SN=self.weight_SN[:, outputs], cross_SN=cross_SN, first_SN=first_SN)
+
+    def rounded(self, cell: Cell, spec: QuantizationSpec) -> tuple[torch.Tensor, torch.Tensor]:
+        """The weights in steps, with the zero point added, and what they are rounded to, [S, N] each."""
+        x_SN = self.weight_SN / cell.step if cell.zero is None else torch.addcdiv(cell.zero, self.weight_SN, cell.step)
+        start_SN = x_SN.clone() if self.first_SN is None else self.first_SN / cell.scale
+        return x_SN, spec.format.round_(start_SN, spec.round_method.value)
+
+    def error(self, cell: Cell, spec: QuantizationSpec) -> torch.Tensor:
+        """What one candidate costs, [N]."""
+        e_SN = self._lost_steps(cell, spec)
+        if self.gram_SS is None:
+            return (self.power_S @ e_SN.square_()).mul_(cell.step).mul_(cell.step)
+        cost_N: torch.Tensor = torch.linalg.vecdot(self.gram_SS @ e_SN, e_SN, dim=0).mul_(cell.step)
+        if self.cross_SN is not None:
+            cost_N += torch.linalg.vecdot(self.cross_SN, e_SN, dim=0).mul_(2)
+        return cost_N.mul_(cell.step)
+
+    def fit(self, cell: Cell, spec: QuantizationSpec) -> torch.Tensor:
+        """Numerator and denominator [2, N] of the step that suits the codes best."""
+        codes_SN = self.rounded(cell, spec)[1]
+        if cell.zero is not None:
+            codes_SN -= cell.zero
+        counted_SN = codes_SN * self.power_S.unsqueeze(1) if self.gram_SS is None else self.gram_SS @ codes_SN
+        above_N = torch.linalg.vecdot(counted_SN, self.weight_SN, dim=0)
+        if self.cross_SN is not None:
+            above_N += torch.linalg.vecdot(codes_SN, self.cross_SN, dim=0)
+        return torch.stack([above_N, torch.linalg.vecdot(counted_SN, codes_SN, dim=0)])
+
+    def lost(self, params_N: QParams, spec: QuantizationSpec) -> torch.Tensor:
+        """The weights without what their codes stand for."""
+        return self._lost_steps(Cell.of(params_N), spec).mul_(params_N.step)
+
+    def _lost_steps(self, cell: Cell, spec: QuantizationSpec) -> torch.Tensor:
+        x_SN, codes_SN = self.rounded(cell, spec)
+        return x_SN.sub_(codes_SN)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How errors in the weights of a row count: by each input's power alone, or with a Gram matrix as well."""
+
+    power_I: torch.Tensor
+    gram_II: torch.Tensor | None = None
+
+    @classmethod
+    def of_gram(cls, gram_II: torch.Tensor) -> Metric:
+        """That of the inputs whose x x^T has this mean."""
+        return cls(gram_II.diagonal().float(), gram_II.float())
+
+    def slabs(
+        self, weight_SN: torch.Tensor, inputs: slice, full: FullRange, cross_SN: torch.Tensor | None = None
+    ) -> list[Slab]:
+        """The weights of some inputs, cut so that no slab has more than ``SLAB`` of them."""
+        first_SN = None
+        if full.spec.over is not None and full.global_scale is not None:
+            first_SN = full.spec.over.format.round(weight_SN / full.global_scale)
+        slabs = []
+        for start in range(0, len(weight_SN), SLAB):
+            part = slice(start, start + SLAB)
+            here = slice(inputs.start + start, min(inputs.start + start + SLAB, inputs.stop))
+            slabs.append(
+                Slab(
+                    weight_SN[part],
+                    self.power_I[here],
+                    None if self.gram_II is None else self.gram_II[here, here],
+                    None if cross_SN is None else cross_SN[part],
+                    None if first_SN is None else first_SN[part],
+                )
+            )
+        return slabs
+
+
+class RunMeasure:
+    """Of one run of inputs, whose parameters [N] belong to single outputs: it may take several slabs."""
+
+    def __init__(self, slabs: Sequence[Slab], spec: QuantizationSpec) -> None:
+        self._slabs, self._spec = slabs, spec
+
+    def errors(self, params_CP: QParams) -> torch.Tensor:
+        cell = Cell.of(params_CP)
+        error_CN = torch.zeros_like(params_CP.scale)
+        for outputs, slab in self._parts():
+            for candidate, error_N in enumerate(error_CN[:, outputs]):
+                error_N += slab.error(cell.at((candidate, outputs)), self._spec)
+        return error_CN
+
+    def fit(self, params_P: QParams) -> torch.Tensor:
+        above_N, below_N = self.fit_parts(params_P).unbind()
+        return above_N / below_N
+
+    def fit_parts(self, params_P: QParams) -> torch.Tensor:
+        """Numerator and denominator [2, N] of ``fit``."""
+        cell = Cell.of(params_P)
+        sums_2N = torch.zeros(2, *params_P.scale.shape, device=params_P.scale.device)
+        for outputs, slab in self._parts():
+            sums_2N[:, outputs] += slab.fit(cell.at(outputs), self._spec)
+        return sums_2N
+
+    def _parts(self) -> Iterator[tuple[slice, Slab]]:
+        """The slabs in parts of outputs that suit a core's cache; whole on other devices."""
+        num_outputs = self._slabs[0].weight_SN.shape[1]
+        size = NUM_OUTPUTS if self._slabs[0].weight_SN.is_cpu else num_outputs
+        for start in range(0, num_outputs, size):
+            outputs = slice(start, start + size)
+            for slab in self._slabs:
+                yield outputs, slab.of(outputs)
+
+
+class PooledMeasure:
+    """Of a whole weight whose rows share parameters [R, G]; one measure a run."""
+
+    def __init__(self, cells: Cells, runs: Sequence[RunMeasure]) -> None:
+        self._cells, self._runs = cells, runs
+
+    def errors(self, params_CP: QParams) -> torch.Tensor:
+        errors_J = [run.errors(of_run) for run, of_run in zip(self._runs, self._spread(params_CP), strict=True)]
+        return self._cells.pool(torch.stack(errors_J, dim=-2))
+
+    def fit(self, params_P: QParams) -> torch.Tensor:
+        sums_J2N = [run.fit_parts(of_run) for run, of_run in zip(self._runs, self._spread(params_P), strict=True)]
+        above, below = self._cells.pool(torch.stack(sums_J2N, dim=1)).unbind()
+        return above / below
+
+    def _spread(self, params: QParams) -> Iterator[QParams]:
+        """Those [..., N] of every run."""
+        scale_JN = self._cells.spread(params.scale)
+        zero_JN = None if params.zero_point is None else self._cells.spread(params.zero_point)
+        for run in range(len(self._runs)):
+            zero_N = None if zero_JN is None else zero_JN[..., run, :]
+            yield QParams(scale_JN[..., run, :], zero_N, params.global_scale)

@@ -1,0 +1,147 @@
+"""The search for ranges: of many candidates, the one whose codes change a layer's output least.
+
+Errors of weights count by what the inputs make of them. Legend: C candidates, P parameters that are searched together
+(any shape), S inputs of a slab, N its outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol, Self
+
+import torch
+
+from quantcore.affine import QParams, as_stored, find_params, min_max
+from quantcore.formats import Format
+from quantcore.grouping import weight_grouping
+from quantcore.spec import QuantizationSpec, ScaleType
+
+OCTAVES = (1.0, 2.0, 0.5, 0.25)
+"""What scales that are powers of two are tried at."""
+WIDEST, NARROWEST, STEP = 1.6, 0.5, 0.1
+"""Other ranges are tried down to this share of the full one, at first in steps of about this size."""
+FINER = (0.88, 0.94, 1.06, 1.12)
+"""Then the best range moves by these factors; where there is a zero point, its lower and its upper end alone."""
+
+
+class Measure(Protocol):
+    """What a search asks of the weights."""
+
+    def errors(self, params_CP: QParams) -> torch.Tensor:
+        """The error [C, P] that candidates cause."""
+
+    def fit(self, params_P: QParams) -> torch.Tensor:
+        """The step [P] with which the codes that ``params_P`` give are best, were they to stay; NaN if any would do."""
+
+
+@dataclass(frozen=True)
+class FullRange:
+    """Where a search starts: the ends [P] of the weights, and what turns ends into parameters.
+
+    ``global_scale`` is fixed: None, or a tensor that fits [P].
+    """
+
+    minimum: torch.Tensor
+    maximum: torch.Tensor
+    spec: QuantizationSpec
+    dtype: torch.dtype
+    global_scale: torch.Tensor | None
+
+    @classmethod
+    def of(cls, weight_OI: torch.Tensor, spec: QuantizationSpec) -> Self:
+        """From the smallest to the largest weight of every group [R, G]."""
+        low, high = (end.float() for end in min_max(weight_grouping(spec).split(weight_OI)))
+        return cls(low, high, spec, weight_OI.dtype, find_params(low, high, spec, weight_OI.dtype).global_scale)
+
+    @classmethod
+    def joined(cls, parts: Sequence[FullRange]) -> Self:
+        """Those of weights one below another."""
+        minimum, maximum = (torch.cat(ends) for ends in zip(*((of.minimum, of.maximum) for of in parts), strict=True))
+        scales = [of.global_scale.expand(len(of.minimum), 1) for of in parts if of.global_scale is not None]
+        return cls(minimum, maximum, parts[0].spec, parts[0].dtype, torch.cat(scales) if scales else None)
+
+    def params(self, low: torch.Tensor | float = 1.0, high: torch.Tensor | float = 1.0) -> QParams:
+        """Those of the range whose ends are multiplied by ``low`` and ``high`` [C, P]."""
+        return find_params(self.minimum * low, self.maximum * high, self.spec, self.dtype, self.global_scale)
+
+    def of_rows(self, rows: slice, group: int) -> FullRange:
+        """One group [N] of some rows, of those that ``joined`` gave."""
+        scale = None if self.global_scale is None else self.global_scale[rows, 0]
+        return FullRange(self.minimum[rows, group], self.maximum[rows, group], self.spec, self.dtype, scale)
+
+
+def search(full: FullRange, measure: Measure) -> QParams:
+    """The best parameters [P] found. The full range is one of the candidates.
+
+    Shrinks both ends alike (or widens them, where formats with few large values round better so), then moves each end,
+    then takes the least-squares scale for the codes that this gives. Scales that are powers of two are tried octave by
+    octave instead. A global scale stays as it is.
+    """
+    best = _Best(full, measure)
+    if full.spec.scale_type in (ScaleType.e8m0, ScaleType.pof2):
+        best.widen(OCTAVES, OCTAVES)
+        return best.params
+    factors = _factors(full.spec.format)
+    best.widen(factors, factors)
+    still = (1.0,) * len(FINER)
+    if full.spec.symmetric:
+        best.widen(FINER, FINER)
+    else:
+        best.widen(FINER, still)
+        best.widen(still, FINER)
+    best.fit()
+    return best.params
+
+
+class _Best:
+    """The best candidate so far, for every parameter by itself."""
+
+    def __init__(self, full: FullRange, measure: Measure) -> None:
+        self._full, self._measure = full, measure
+        self._low = self._high = torch.ones_like(full.minimum)
+        self._error = torch.full_like(full.minimum, torch.inf)
+        self.params = full.params()
+
+    def widen(self, low: tuple[float, ...], high: tuple[float, ...]) -> None:
+        """Try the best range so far with its ends multiplied by each of ``low`` and ``high``."""
+        shape = (len(low), *[1] * self._low.ndim)
+        low_CP = self._low * torch.tensor(low, device=self._low.device).view(shape)
+        high_CP = self._high * torch.tensor(high, device=self._low.device).view(shape)
+        tried = self._full.params(low_CP, high_CP)
+        better, (low_P, high_P) = self._offer(tried, low_CP, high_CP)
+        self._low, self._high = torch.where(better, low_P, self._low), torch.where(better, high_P, self._high)
+
+    def fit(self) -> None:
+        """Try the least-squares scale."""
+        step = self._measure.fit(self.params)
+        scale = step if self.params.global_scale is None else step / self.params.global_scale
+        scale = as_stored(torch.where(scale > 0, scale, self.params.scale), self._full.spec, self._full.dtype)
+        zero_point = None if self.params.zero_point is None else self.params.zero_point.unsqueeze(0)
+        self._offer(QParams(scale.unsqueeze(0), zero_point, self.params.global_scale))
+
+    def _offer(self, tried: QParams, *also_CP: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Take what is better; where that is, and the best candidate's share of ``also_CP``."""
+        error, which = self._measure.errors(tried).min(dim=0)
+        which = which.unsqueeze(0)
+        better = error < self._error
+        self._error = torch.where(better, error, self._error)
+        scale = torch.where(better, tried.scale.gather(0, which)[0], self.params.scale)
+        zero_point = self.params.zero_point
+        if zero_point is not None and tried.zero_point is not None:
+            zero_point = torch.where(better, tried.zero_point.gather(0, which)[0], zero_point)
+        self.params = QParams(scale, zero_point, self.params.global_scale)
+        return better, [x_CP.gather(0, which)[0] for x_CP in also_CP]
+
+
+@cache
+def _factors(fmt: Format) -> tuple[float, ...]:
+    """The full range first, then evenly from the widest to the narrowest.
+
+    The widest brings the largest weight down to the second largest value of the format's grid: 4 instead of 6 for fp4.
+    """
+    grid = fmt.grid()
+    widest = min(WIDEST, max(grid[-1] / grid[-2], 1 + STEP))
+    num = round((widest - NARROWEST) / STEP)
+    return (1.0, *(widest + (NARROWEST - widest) * i / num for i in range(num + 1)))
