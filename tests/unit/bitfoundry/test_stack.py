@@ -83,14 +83,14 @@ def test_up_serves_keeps_its_data_and_leaves_nothing(home: Path, up: Callable[[]
         assert key.api_key.encode() not in log.read_bytes(), log.name
 
     first.send_signal(signal.SIGINT)
-    assert first.wait(30) == 0
+    assert first.wait(90) == 0
     assert left_of(processes) == []
 
     second = up()
     found = Connection.read(home)
     assert found is not None and found.api_key == key.api_key  # the database knew it
     second.send_signal(signal.SIGTERM)
-    assert second.wait(30) == 0
+    assert second.wait(90) == 0
 
 
 def test_a_killed_up_takes_everything_with_it_and_starts_again(
