@@ -46,19 +46,20 @@ class Cells:
     index_JO: torch.Tensor
 
     @classmethod
-    def of(cls, spec: QuantizationSpec, shape: tuple[int, ...], device: torch.device) -> Cells:
-        """For a weight of ``shape`` [out, in]."""
+    def of(cls, spec: QuantizationSpec, weight_OI: torch.Tensor) -> Cells:
+        """Of a weight like ``weight_OI``, whose values do not matter."""
         grouping = weight_grouping(spec)
-        num_rows, num_groups = grouping.num_scales(shape)
+        num_outputs, num_inputs = weight_OI.shape
+        num_rows, num_groups = grouping.num_scales((num_outputs, num_inputs))
         is_local = grouping.axis is not None and (grouping.axis % 2 == 1) is not grouping.across
-        index_RG = torch.arange(num_rows * num_groups, device=device).view(num_rows, num_groups)
+        index_RG = torch.arange(num_rows * num_groups, device=weight_OI.device).view(num_rows, num_groups)
         if is_local:
-            return cls(shape[1] // num_groups, (num_rows, num_groups), True, index_RG.T)
-        size = shape[0] * shape[1] // index_RG.numel()
-        run = shape[1] if grouping.axis is None else 1
+            return cls(num_inputs // num_groups, (num_rows, num_groups), True, index_RG.T)
+        size = weight_OI.numel() // index_RG.numel()
+        run = num_inputs if grouping.axis is None else 1
         if grouping.block is not None:
             size, run = grouping.block[0] * grouping.block[1], grouping.block[1]
-        index_OI = grouping.join(index_RG.unsqueeze(-1).expand(-1, -1, size), shape)
+        index_OI = grouping.join(index_RG.unsqueeze(-1).expand(-1, -1, size), (num_outputs, num_inputs))
         return cls(run, (num_rows, num_groups), False, index_OI[:, ::run].T.contiguous())
 
     def spread(self, params: torch.Tensor) -> torch.Tensor:
@@ -69,6 +70,6 @@ class Cells:
         """The sums [..., R, G] of what the cells [..., J, O] that share parameters have."""
         if self.is_local:
             return x.transpose(-1, -2)
-        pooled = x.new_zeros(*x.shape[:-2], self.num_scales[0] * self.num_scales[1])
-        pooled.index_add_(-1, self.index_JO.flatten(), x.flatten(-2))
-        return pooled.view(*x.shape[:-2], *self.num_scales)
+        num_rows, num_groups = self.num_scales
+        pooled = x.new_zeros(*x.shape[:-2], num_rows * num_groups)
+        return pooled.index_add_(-1, self.index_JO.flatten(), x.flatten(-2)).view(*x.shape[:-2], num_rows, num_groups)

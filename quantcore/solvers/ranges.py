@@ -1,7 +1,6 @@
 """The search for ranges: of many candidates, the one whose codes change a layer's output least.
 
-Errors of weights count by what the inputs make of them. Legend: C candidates, P parameters that are searched together
-(any shape), S inputs of a slab, N its outputs.
+Legend: C candidates, P parameters that are searched together (any shape).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ OCTAVES = (1.0, 2.0, 0.5, 0.25)
 WIDEST, NARROWEST, STEP = 1.6, 0.5, 0.1
 """Other ranges are tried down to this share of the full one, at first in steps of about this size."""
 FINER = (0.88, 0.94, 1.06, 1.12)
-"""Then the best range moves by these factors; where there is a zero point, its lower and its upper end alone."""
+"""Then the best range moves by these factors; where there is a zero point, each of its ends by itself."""
 
 
 class Measure(Protocol):

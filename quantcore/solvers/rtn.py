@@ -22,7 +22,7 @@ from quantcore.stats import Needs, Stats
 
 @SOLVERS.add("rtn")
 class RTN:
-    """Rounding, weight by weight."""
+    """Rounding, weight by weight; with calibration data, in the ranges that change the layer's output least."""
 
     def __init__(self, config: RTNConfig) -> None:
         self.needs = Needs(gram=config.range_search)
@@ -71,14 +71,14 @@ def search_ranges(weights: Sequence[torch.Tensor], spec: QuantizationSpec, metri
     full = [FullRange.of(weight_OI, spec) for weight_OI in weights]
     if not spec.format.scaled:
         return [one.params() for one in full]
-    cells = [Cells.of(spec, weight_OI.shape, weight_OI.device) for weight_OI in weights]
+    cells = [Cells.of(spec, weight_OI) for weight_OI in weights]
     if not cells[0].is_local:
         return [_search_whole(*one, metric) for one in zip(weights, full, cells, strict=True)]
     found = _search_rows(torch.cat(list(weights)), FullRange.joined(full), cells[0].run, metric)
     heights = [len(weight_OI) for weight_OI in weights]
-    scales = torch.split(found.scale, heights)
-    zero_points = [None] * len(full) if found.zero_point is None else torch.split(found.zero_point, heights)
-    return [QParams(scale, zero, one.global_scale) for scale, zero, one in zip(scales, zero_points, full, strict=True)]
+    zeros = [None] * len(full) if found.zero_point is None else torch.split(found.zero_point, heights)
+    parts = zip(torch.split(found.scale, heights), zeros, full, strict=True)
+    return [QParams(scale, zero, one.global_scale) for scale, zero, one in parts]
 
 
 def transposed(weight_OI: torch.Tensor) -> torch.Tensor:

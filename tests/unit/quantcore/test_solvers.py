@@ -16,7 +16,7 @@ from quantcore.qtensor import quantize_weight
 from quantcore.solvers import SOLVERS, gptq
 from quantcore.solvers.cells import Cells
 from quantcore.solvers.hessian import Hessian, order_of
-from quantcore.solvers.measures import Metric, PooledMeasure, RunMeasure
+from quantcore.solvers.measures import SLAB, Metric, PooledMeasure, RunMeasure
 from quantcore.solvers.ranges import FullRange
 from quantcore.solvers.rtn import observed_ranges, round_to_nearest, search_ranges, transposed
 from quantcore.spec import ScaleType
@@ -31,6 +31,7 @@ LOCAL = {
     "fp6_group": QuantizationSpec(dtype="fp6_e2m3", qscheme="per_group", group_size=16),
     "mxfp4": PRESETS["mxfp4"].layer_config.weight,
     "nvfp4": PRESETS["nvfp4"].layer_config.weight,
+    "int3_small_groups": QuantizationSpec(dtype="int3", qscheme="per_group", group_size=6),
     "nf4": QuantizationSpec(dtype="nf4", qscheme="per_group", group_size=16),
     "int4_over_fp8": PRESETS["int4_fp8"].layer_config.weight,
     "uint8_float_zero": QuantizationSpec(
@@ -76,6 +77,13 @@ def weight_of(name="uint4_group", num_outputs=36, seed=1):
     weight[3] = 0
     weight[5, 7] = 2
     return weight.bfloat16()
+
+
+def weight_without_ties(name="uint4_group", num_outputs=36):
+    """The same in float32: bfloat16 weights often lie just between two codes, where a last bit decides."""
+    generator = torch.Generator().manual_seed(3)
+    weight = weight_of(name, num_outputs).float()
+    return weight * (1 + 0.01 * torch.randn(weight.shape, generator=generator))
 
 
 def plan(spec, shape, name="q_proj"):
@@ -141,7 +149,7 @@ def assert_same(quantized, expected, target, gram):
     different = (quantized.dequantize().double() - expected).abs() > step * 1e-3
     assert different.double().mean() < 0.005
     ours = costs(target.double() - quantized.dequantize(), gram).sum()
-    torch.testing.assert_close(ours, costs(target.double() - expected, gram).sum(), rtol=1e-3, atol=0)
+    torch.testing.assert_close(ours, costs(target.double() - expected, gram).sum(), rtol=1e-2, atol=0)
 
 
 @pytest.fixture
@@ -154,10 +162,10 @@ class TestGPTQ:
     @pytest.mark.parametrize("desc_act", [True, False])
     @pytest.mark.parametrize("name", SPECS)
     def test_codes_are_the_textbook_s(self, no_descent, name, desc_act, static_groups):
-        weight, stats = weight_of(name, num_outputs=72), stats_of(tokens(INPUTS.get(name, 96)))
+        weight, stats = weight_without_ties(name, num_outputs=72), stats_of(tokens(INPUTS.get(name, 96)))
         options = {"damp_percent": 0.02, "desc_act": desc_act, "static_groups": static_groups}
         quantized = solve("gptq", weight, SPECS[name], stats, **options)
-        cells = Cells.of(SPECS[name], weight.shape, weight.device)
+        cells = Cells.of(SPECS[name], weight)
         found_on_the_way = not static_groups and cells.is_local and cells.num_scales[1] > 1
         order = order_of(stats.power_I, cells.run if found_on_the_way else None, by_power=desc_act)
         rounded = lambda column, index: rounded_column(column, quantized, index)  # noqa: E731
@@ -166,7 +174,7 @@ class TestGPTQ:
 
     @pytest.mark.parametrize("name", ["uint4_group", "nvfp4", "int8_channel"])
     def test_descent_is_the_textbook_s_and_only_improves(self, monkeypatch, name):
-        weight, stats = weight_of(name), stats_of(tokens(INPUTS.get(name, 96)))
+        weight, stats = weight_without_ties(name), stats_of(tokens(INPUTS.get(name, 96)))
         damped = stats.gram_II + 0.02 * stats.power_I.mean() * torch.eye(len(stats.power_I))
         results = []
         for num_passes in range(3):
@@ -229,6 +237,11 @@ class TestGPTQ:
         codes[:, 5] = others[:, 5]
         assert torch.equal(codes[:3], others[:3]) and torch.equal(codes[4:], others[4:])  # the third is but this input
 
+    def test_groups_of_one(self):
+        spec = QuantizationSpec(dtype="int4", qscheme="per_group", group_size=1, scale_type="float32")
+        quantized = solve("gptq", weight_of(), spec, stats_of(tokens(96)))
+        torch.testing.assert_close(quantized.dequantize(), weight_of().float(), rtol=1e-5, atol=1e-5)
+
     def test_fewer_tokens_than_inputs(self):
         x = tokens(96, num_tokens=20)
         quantized = solve("gptq", weight_of(), LOCAL["uint4_group"], stats_of(x))
@@ -266,11 +279,13 @@ class TestGPTQ:
         solver.solve({layer: weight_of()}, stats_of(x))
         assert len(solver.notes) == 1
 
-    def test_statistics_that_are_not_finite_are_an_error(self):
+    @pytest.mark.parametrize("damping", [None, 0.01])
+    @pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+    def test_statistics_that_are_not_finite_are_an_error(self, bad, damping):
         stats = stats_of(tokens(96))
-        stats.gram_II[4, 4] = torch.inf
+        stats.gram_II[4, 4] = bad
         with pytest.raises(NumericsError, match="cannot be factorized"):
-            solve("gptq", weight_of(), LOCAL["uint4_group"], stats)
+            solve("gptq", weight_of(), LOCAL["uint4_group"], stats, damp_percent=damping)
 
     def test_float64(self):
         weight, stats = weight_of(), stats_of(tokens(96))
@@ -317,7 +332,7 @@ class TestShifted:
 
     @pytest.mark.parametrize("alpha", [0.3, 1.0])
     def test_gptaq_is_textbook_gptq_on_the_least_squares_weights(self, no_descent, alpha):
-        weight, (x, y) = weight_of(), shifted_tokens()
+        weight, (x, y) = weight_without_ties(), shifted_tokens()
         stats = stats_of(x, y)
         options = {"static_groups": True, "damp_percent": 0.01}
         quantized = solve("gptaq", weight, LOCAL["uint4_group"], stats, alpha=alpha, **options)
@@ -330,7 +345,7 @@ class TestShifted:
 
     def test_qronos_is_its_textbook(self, no_descent):
         """Zhang et al. 2025, algorithm 1, with tokens and least squares column after column, in float64."""
-        weight, (x, y) = weight_of(num_outputs=24), shifted_tokens()
+        weight, (x, y) = weight_without_ties(num_outputs=24), shifted_tokens()
         stats = stats_of(x, y)
         quantized = solve("qronos", weight, LOCAL["uint4_group"], stats, static_groups=True, damp_percent=0.01)
         damping = 0.01 * stats.power_I.mean().item()
@@ -352,15 +367,12 @@ class TestShifted:
     def test_they_come_nearer_to_the_float_model(self):
         weight, (x, y) = weight_of(), shifted_tokens()
         stats = stats_of(x, y)
-        loss = {
-            name: (
-                y @ weight.float().T - x @ solve(name, weight, LOCAL["uint4_group"], stats, **options).dequantize().T
-            )
-            .square()
-            .mean()
-            for name, options in {"gptq": {}, "gptaq": {"alpha": 0.5}, "qronos": {}}.items()
-        }
-        assert loss["qronos"] < 0.5 * loss["gptaq"] < 0.5 * loss["gptq"]
+        loss = {}
+        for name, options in {"gptq": {}, "gptaq": {"alpha": 0.5}, "qronos": {}}.items():
+            restored = solve(name, weight, LOCAL["uint4_group"], stats, **options).dequantize()
+            loss[name] = (y @ weight.float().T - x @ restored.T).square().mean()
+        assert loss["qronos"] < 0.8 * loss["gptaq"]
+        assert loss["gptaq"] < 0.8 * loss["gptq"]
 
 
 def full_params(weight, spec):
@@ -420,13 +432,12 @@ class TestSearch:
         weight, stats = weight_of(name), stats_of(tokens(INPUTS.get(name, 96)))
         spec = SPECS[name]
         params = search_ranges([weight], spec, Metric.of_gram(stats.gram_II))[0]
-        cells = Cells.of(spec, weight.shape, weight.device)
+        cells = Cells.of(spec, weight)
         cost = []
         for one in (full_params(weight, spec), params):
             error = weight.double() - quantize_weight(weight, one, spec).dequantize()
-            blocks = [
-                slice(start, start + min(cells.run, 128)) for start in range(0, weight.shape[1], min(cells.run, 128))
-            ]
+            size = min(cells.run, SLAB)
+            blocks = [slice(start, start + size) for start in range(0, weight.shape[1], size)]
             cost.append(sum(costs(error[:, block], stats.gram_II[block, block]).sum() for block in blocks))
         assert cost[1] < 0.97 * cost[0]
 
@@ -480,10 +491,28 @@ class TestSearch:
         alive = torch.arange(36) != 3
         assert (slope(fitted)[alive].abs() < 1e-4 * at_start[alive]).all()
 
+    @pytest.mark.parametrize("name", ["uint4_group", "nf4"])
+    def test_found_scales_are_near_the_least_squares_ones(self, name):
+        weight, spec = torch.cat([weight_of(seed=seed) for seed in range(4)]).float(), LOCAL[name]
+        metric = Metric(stats_of(tokens(96)).power_I)
+        found = search_ranges([weight], spec, metric)[0]
+        full = FullRange.joined([FullRange.of(weight, spec)])
+        before = after = 0.0
+        for group in range(6):
+            inputs, here = slice(16 * group, 16 * group + 16), full.of_rows(slice(None), group)
+            measure = RunMeasure(metric.slabs(transposed(weight)[inputs], inputs, here), spec)
+            zero = None if found.zero_point is None else found.zero_point[:, group]
+            fitted = measure.fit(QParams(found.scale[:, group], zero))
+            both = torch.stack([found.scale[:, group], torch.where(fitted > 0, fitted, 1)])
+            error_2N = measure.errors(QParams(both, None if zero is None else zero.expand(2, -1)))
+            before += error_2N[0].sum().item()
+            after += error_2N.amin(0).sum().item()
+        assert after > 0.985 * before
+
     def test_rows_that_share_parameters_are_measured_together(self):
         spec, weight = POOLED["fp8_block"], weight_of(num_outputs=37)
         full = FullRange.of(weight, spec)
-        cells = Cells.of(spec, weight.shape, weight.device)
+        cells = Cells.of(spec, weight)
         metric = Metric(stats_of(tokens(96)).power_I)
         runs = [slice(start, start + 24) for start in range(0, 96, 24)]
         measure = PooledMeasure(
@@ -497,11 +526,10 @@ class TestSearch:
     def test_cells_say_where_parameters_are(self):
         for name, spec in SPECS.items():
             shape = (36, INPUTS.get(name, 96))
-            cells = Cells.of(spec, shape, torch.device("cpu"))
+            cells = Cells.of(spec, torch.empty(shape))
             grouping = weight_grouping(spec)
-            params = torch.arange(float(torch.tensor(grouping.num_scales(shape)).prod())).view(
-                grouping.num_scales(shape)
-            )
+            num_rows, num_groups = grouping.num_scales(shape)
+            params = torch.arange(float(num_rows * num_groups)).view(num_rows, num_groups)
             size = grouping.split(torch.empty(shape)).shape[-1]
             expected = grouping.join(params.unsqueeze(-1).expand(-1, -1, size).contiguous(), shape)
             spread = cells.spread(params).repeat_interleave(cells.run, dim=0)[: shape[1]].T
