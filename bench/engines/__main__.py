@@ -35,6 +35,7 @@ SMALL = {"num_samples": 4, "num_windows": 2, "seq_len": 128, "num_blocks": 2}
 
 def main() -> None:
     options = _parser().parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # the process of a cell is ended on the way out
     try:
         cells = chosen(options.cells, options.only)
     except ValueError as error:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -44,17 +47,33 @@ class Results:
         return any(_names(row) == cell and row["status"] == "ok" for row in self.data["rows"])
 
     def add(self, cell: Cell, row: dict[str, Any]) -> None:
-        """Put the row in place of an earlier one of the same cell, and write both files."""
-        kept = [other for other in self.data["rows"] if _names(other) != cell]
-        named = {"engine": cell.engine, "scheme": cell.scheme, "algorithm": cell.algorithm}
-        self.data["rows"] = [*kept, {**named, **row}]
+        """Put the row in place of an earlier one of the same cell, and write both files.
+
+        Another run may write to the same file meanwhile: its rows are kept.
+        """
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        _replace(self.file, json.dumps(self.data, indent=1) + "\n")
-        _replace(self.file.with_suffix(".md"), markdown(self.data))
+        with _locked(self.file.parent):
+            if self.file.exists():
+                self.data = json.loads(self.file.read_text("utf-8"))
+            kept = [other for other in self.data["rows"] if _names(other) != cell]
+            named = {"engine": cell.engine, "scheme": cell.scheme, "algorithm": cell.algorithm}
+            self.data["rows"] = [*kept, {**named, **row}]
+            _replace(self.file, json.dumps(self.data, indent=1) + "\n")
+            _replace(self.file.with_suffix(".md"), markdown(self.data))
 
 
 def _names(row: dict[str, Any]) -> Cell:
     return Cell(row["engine"], row["scheme"], row["algorithm"])
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _replace(file: Path, text: str) -> None:

@@ -78,7 +78,9 @@ class StatsCollector:
         if id(x) in self._seen and self._seen[id(x)][0]() is x:  # another module read it, too
             self._sums.setdefault(name, self._seen[id(x)][1])
             return
-        sums = self._sums.setdefault(name, _Sums(x.shape[-1], self._needs, x.device))
+        if name not in self._sums:
+            self._sums[name] = _Sums(x.shape[-1], self._needs, x.device)
+        sums = self._sums[name]
         reference = self._reference.get(name)
         sequences = x.reshape(-1, *x.shape[-2:])
         if reference is None or reference.shape != x.shape:  # an expert may get other tokens

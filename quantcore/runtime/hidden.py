@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from quantcore.runtime.products import products_on
+
 
 @dataclass
 class Arguments:
@@ -36,7 +38,9 @@ class Hidden:
     def run(self, block: nn.Module, index: int, window: int) -> torch.Tensor:
         """The output of ``block``, which is number ``index``, for one window; the states stay as they are."""
         beside = self.arguments_of(index, window)
-        output = block(self.states[window], *beside.positional, **beside.named)
+        state = self.states[window]
+        with products_on(state.device):
+            output = block(state, *beside.positional, **beside.named)
         self.returns_tuple = isinstance(output, tuple)
         result: torch.Tensor = output[0] if self.returns_tuple else output
         return result

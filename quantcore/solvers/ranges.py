@@ -82,11 +82,10 @@ def search(full: FullRange, measure: Measure) -> QParams:
     if full.spec.scale_type in (ScaleType.e8m0, ScaleType.pof2):
         best.widen(OCTAVES, OCTAVES)
         return best.params
-    factors = _factors(full.spec.format)
-    best.widen(factors, factors)
+    best.scale(_factors(full.spec.format))
     still = (1.0,) * len(FINER)
     if full.spec.symmetric:
-        best.widen(FINER, FINER)
+        best.scale(FINER)
     else:
         best.widen(FINER, still)
         best.widen(still, FINER)
@@ -103,14 +102,18 @@ class _Best:
         self._error = torch.full_like(full.minimum, torch.inf)
         self.params = full.params()
 
+    def scale(self, factors: tuple[float, ...]) -> None:
+        """Try the best range so far times each of ``factors``. The zero point stays."""
+        factors_CP = self._candidates(factors)
+        params = self.params
+        scale = as_stored(params.scale * factors_CP, self._full.spec, self._full.dtype)
+        zero_point = None if params.zero_point is None else params.zero_point.expand_as(scale)
+        self._offer(QParams(scale, zero_point, params.global_scale), self._low * factors_CP, self._high * factors_CP)
+
     def widen(self, low: tuple[float, ...], high: tuple[float, ...]) -> None:
         """Try the best range so far with its ends multiplied by each of ``low`` and ``high``."""
-        shape = (len(low), *[1] * self._low.ndim)
-        low_CP = self._low * torch.tensor(low, device=self._low.device).view(shape)
-        high_CP = self._high * torch.tensor(high, device=self._low.device).view(shape)
-        tried = self._full.params(low_CP, high_CP)
-        better, (low_P, high_P) = self._offer(tried, low_CP, high_CP)
-        self._low, self._high = torch.where(better, low_P, self._low), torch.where(better, high_P, self._high)
+        low_CP, high_CP = self._low * self._candidates(low), self._high * self._candidates(high)
+        self._offer(self._full.params(low_CP, high_CP), low_CP, high_CP)
 
     def fit(self) -> None:
         """Try the least-squares scale."""
@@ -118,10 +121,14 @@ class _Best:
         scale = step if self.params.global_scale is None else step / self.params.global_scale
         scale = as_stored(torch.where(scale > 0, scale, self.params.scale), self._full.spec, self._full.dtype)
         zero_point = None if self.params.zero_point is None else self.params.zero_point.unsqueeze(0)
-        self._offer(QParams(scale.unsqueeze(0), zero_point, self.params.global_scale))
+        tried = QParams(scale.unsqueeze(0), zero_point, self.params.global_scale)
+        self._offer(tried, self._low.unsqueeze(0), self._high.unsqueeze(0))
 
-    def _offer(self, tried: QParams, *also_CP: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Take what is better; where that is, and the best candidate's share of ``also_CP``."""
+    def _candidates(self, factors: tuple[float, ...]) -> torch.Tensor:
+        return torch.tensor(factors, device=self._low.device).view(-1, *[1] * self._low.ndim)
+
+    def _offer(self, tried: QParams, low_CP: torch.Tensor, high_CP: torch.Tensor) -> None:
+        """Take the best of ``tried`` where it is better; its range has these ends, as shares of the full one's."""
         error, which = self._measure.errors(tried).min(dim=0)
         which = which.unsqueeze(0)
         better = error < self._error
@@ -131,7 +138,8 @@ class _Best:
         if zero_point is not None and tried.zero_point is not None:
             zero_point = torch.where(better, tried.zero_point.gather(0, which)[0], zero_point)
         self.params = QParams(scale, zero_point, self.params.global_scale)
-        return better, [x_CP.gather(0, which)[0] for x_CP in also_CP]
+        self._low = torch.where(better, low_CP.gather(0, which)[0], self._low)
+        self._high = torch.where(better, high_CP.gather(0, which)[0], self._high)
 
 
 @cache

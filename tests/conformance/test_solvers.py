@@ -6,20 +6,61 @@ import torch
 from quantcore.algorithms import GPTAQConfig, GPTQConfig, QronosConfig, RTNConfig
 from quantcore.layer import LayerPlan
 from quantcore.solvers import SOLVERS
+from quantcore.solvers.rtn import round_to_nearest
+from quantcore.stats import Stats
 from tests.conformance.test_exporters import CONFIGS
 
-SOLVER_CONFIGS = {"rtn": RTNConfig(), "gptq": GPTQConfig(), "gptaq": GPTAQConfig(), "qronos": QronosConfig()}
+SOLVER_CONFIGS = {
+    "rtn": [RTNConfig(), RTNConfig(range_search=False)],
+    "gptq": [GPTQConfig(), GPTQConfig(static_groups=True), GPTQConfig(desc_act=False, range_search=False)],
+    "gptaq": [GPTAQConfig(), GPTAQConfig(static_groups=True, hessian_dtype="float64")],
+    "qronos": [QronosConfig(), QronosConfig(static_groups=True)],
+}
 
 
-@pytest.mark.parametrize("solver", list(SOLVERS))
-@pytest.mark.parametrize("config_name", CONFIGS)
-def test_every_solver_with_every_scheme(solver, config_name):
+def problem(config_name):
     layer = LayerPlan("model.layers.0.self_attn.k_proj", 0, (64, 128), CONFIGS[config_name])
-    weight = torch.randn(64, 128).bfloat16()
+    weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
     weight[3] = 0  # a dead row
     weight[5, 7] = 30  # an outlier
-    quantized = SOLVERS.get(solver)(SOLVER_CONFIGS[solver]).solve({layer: weight}, None)[layer]
-    restored = quantized.dequantize()
-    assert restored.shape == (64, 128) and torch.isfinite(restored).all()
-    assert (restored[3] == 0).all()
-    assert quantized.params.scale.shape == layer.num_scales
+    return layer, weight
+
+
+def stats(solver):
+    generator = torch.Generator().manual_seed(1)
+    y = torch.randn(300, 40, generator=generator) @ torch.randn(40, 128, generator=generator) / 6
+    y += 0.3 * torch.randn(300, 128, generator=generator) + 0.5
+    y[:, 9] = 0  # a dead input
+    x = y + 0.05 * y.flip(1)
+    shift = (y - x).T @ x / 300 if solver in ("gptaq", "qronos") else None
+    return Stats(300, x.abs().amax(0), x.mean(0), x.abs().mean(0), gram_II=x.T @ x / 300, shift_II=shift)
+
+
+def cost(quantized, weight, given):
+    """What the layer's output is wrong by, for a constant: with a shift, against the weights that are best for x."""
+    target = weight.float()
+    if given.shift_II is not None:
+        damped = given.gram_II + 1e-3 * given.power_I.mean() * torch.eye(128)
+        target = target + torch.linalg.solve(damped, (target @ given.shift_II).T).T
+    error = target - quantized.dequantize()
+    return ((error @ given.gram_II) * error).sum()
+
+
+@pytest.mark.parametrize("with_stats", [True, False])
+@pytest.mark.parametrize("solver", list(SOLVERS))
+@pytest.mark.parametrize("config_name", CONFIGS)
+def test_every_solver_with_every_scheme(config_name, solver, with_stats):
+    layer, weight = problem(config_name)
+    given = stats(solver) if with_stats else None
+    plain = round_to_nearest(weight, layer.weight)
+    for config in SOLVER_CONFIGS[solver]:
+        quantized = SOLVERS.get(solver)(config).solve({layer: weight}, given)[layer]
+        restored = quantized.dequantize()
+        assert restored.shape == (64, 128) and torch.isfinite(restored).all()
+        assert (restored[3] == 0).all()
+        assert quantized.params.scale.shape == layer.num_scales
+        assert quantized.codes.shape == weight.shape and quantized.codes.dtype == plain.codes.dtype
+        if given is None:
+            assert torch.equal(restored, plain.dequantize())
+        elif layer.weight.format.scaled:
+            assert cost(quantized, weight, given) < cost(plain, weight, given)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from bitfoundry import demo_model
 from quantcore import pipeline, presets
-from quantcore.config import CalibrationConfig, Config
+from quantcore.config import CalibrationConfig, Config, parse_config
 from quantcore.evaluation.expectation import Expectation
 from quantcore.task import EvaluationConfig, Task
 from tests.factories import tiny_model
@@ -58,8 +58,10 @@ def export_all(model: Path, configs: dict[str, Config], formats: tuple[str, ...]
 
 @pytest.fixture(scope="session")
 def exports(smollm2, tmp_path_factory):
-    """Both formats of three schemes of a real model."""
+    """Both formats of three schemes of a real model, and of one whose codes were chosen out of the inputs' order."""
     configs = {preset: presets.resolve(preset) for preset in ("int8_dynamic", "w4a16", "fp8")}
+    act_order = {"algo_config": [{"name": "awq"}, {"name": "gptaq", "desc_act": True}]}
+    configs["act_order"] = parse_config({**configs["w4a16"].to_dict(), **act_order})
     return export_all(smollm2, configs, FORMATS, tmp_path_factory.mktemp("exports"))
 
 
@@ -84,7 +86,7 @@ def check(environment, script, *arguments):
     return json.loads(found[-1].removeprefix("RESULT "))
 
 
-@pytest.mark.parametrize("preset", ["int8_dynamic", "w4a16"])
+@pytest.mark.parametrize("preset", ["int8_dynamic", "w4a16", "act_order"])
 def test_vllm_loads_both_formats_generates_and_agrees(exports, preset):
     results, windows = exports
     folder, summary = results[preset]
@@ -111,7 +113,7 @@ def test_vllm_takes_the_scales_of_the_kv_cache_from_both_formats(smollm2, tmp_pa
     assert found["quark"]["perplexity"] == found["compressed_tensors"]["perplexity"]
 
 
-@pytest.mark.parametrize("preset", ["fp8", "int8_dynamic", "w4a16"])
+@pytest.mark.parametrize("preset", ["fp8", "int8_dynamic", "w4a16", "act_order"])
 def test_amd_quark_reads_the_quark_format_and_agrees(exports, preset):
     results, windows = exports
     folder, summary = results[preset]

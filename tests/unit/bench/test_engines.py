@@ -182,6 +182,15 @@ def test_results_go_on_where_they_stopped(tmp_path: Path) -> None:
         Results(file, SETTINGS | {"tokens_sha256": "b"})
 
 
+def test_two_runs_may_write_to_one_file(tmp_path: Path) -> None:
+    one, other = (Results(tmp_path / "r.json", SETTINGS) for _ in range(2))
+    one.add(Cell("ours", "uint4", "rtn"), row(30.0))
+    other.add(Cell("quark", "uint4", "rtn"), row(31.0))
+    one.add(Cell("ours", "uint4", "gptq"), row(29.0))
+    found = Results(tmp_path / "r.json", SETTINGS).data["rows"]
+    assert [(r["engine"], r["algorithm"]) for r in found] == [("ours", "rtn"), ("quark", "rtn"), ("ours", "gptq")]
+
+
 def test_the_table_holds_ours_against_each_peer(tmp_path: Path) -> None:
     results = Results(tmp_path / "r.json", SETTINGS)
     results.add(Cell(FLOAT, FLOAT, "none"), row(20.0))

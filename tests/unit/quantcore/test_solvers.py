@@ -19,7 +19,7 @@ from quantcore.solvers.hessian import Hessian, order_of
 from quantcore.solvers.measures import SLAB, Metric, PooledMeasure, RunMeasure
 from quantcore.solvers.ranges import FullRange
 from quantcore.solvers.rtn import observed_ranges, round_to_nearest, search_ranges, transposed
-from quantcore.spec import ScaleType
+from quantcore.spec import QSchemeType, ScaleType
 from quantcore.stats import Stats
 
 LOCAL = {
@@ -224,6 +224,22 @@ class TestGPTQ:
         first = order_of(stats.power_I, 16, by_power=True)[0] // 16  # nothing has moved it yet
         assert torch.equal(quantized.params.scale[:, first], expected.scale[:, first])
         assert torch.equal(quantized.params.zero_point[:, first], expected.zero_point[:, first])
+
+    def test_static_ranges_are_searched_by_what_errors_cost_in_the_end(self):
+        weight, stats = weight_without_ties(), stats_of(tokens(96))
+        params = solve("gptq", weight, LOCAL["uint4_group"], stats, static_groups=True, damp_percent=0.02).params
+        damped = stats.gram_II.double() + 0.02 * stats.power_I.double().mean() * torch.eye(96)
+        order = order_of(stats.power_I, None, by_power=True)
+        left = [torch.linalg.inv(damped[order[k:]][:, order[k:]])[0, 0] for k in range(96)]
+        counts = torch.zeros(96).index_copy(0, order, (1 / torch.stack(left)).float())
+        expected = search_ranges([weight], LOCAL["uint4_group"], Metric(counts))[0]
+        assert torch.isclose(params.scale, expected.scale, rtol=1e-3).double().mean() > 0.98
+
+    def test_the_order(self):
+        power = torch.tensor([1.0, 2, 3, 9, 8, 2, 4, 5])
+        assert order_of(power, None, by_power=False).tolist() == list(range(8))
+        assert order_of(power, None, by_power=True).tolist() == [3, 4, 7, 6, 2, 1, 5, 0]
+        assert order_of(power, 4, by_power=True).tolist() == [4, 7, 6, 5, 3, 2, 1, 0]  # 5 4 2 8 have more than 1 2 3 9
 
     def test_a_dead_input_is_rounded_and_moves_nothing(self, no_descent):
         weight, stats = weight_of(), stats_of(tokens(96))
@@ -545,6 +561,9 @@ class TestRTN:
         weight, spec = weight_of(name), SPECS[name]
         expected = round_to_nearest(weight, spec)
         empty = replace(stats_of(tokens(INPUTS.get(name, 96))), gram_II=torch.zeros(weight.shape[1], weight.shape[1]))
+        if spec.observer_method == "min_max" and spec.qscheme is QSchemeType.per_group:
+            spec = replace(spec, observer_cls="PerGroupPercentileObserver")
+            expected = round_to_nearest(weight, spec)
         for solver in ("rtn", "gptq", "gptaq", "qronos"):
             for stats in (None, empty):
                 quantized = solve(solver, weight, spec, stats)

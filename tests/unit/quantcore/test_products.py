@@ -1,0 +1,75 @@
+"""Products of narrow floats, computed wide: the same results, rounded once."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from quantcore.runtime import products
+from quantcore.runtime.products import WideProducts, products_on
+
+NARROW = (torch.bfloat16, torch.float16)
+
+
+def random(*shape, dtype=torch.bfloat16):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize(
+    ("product", "shapes"),
+    [
+        (functional.linear, [(2, 5, 64), (32, 64), (32,)]),
+        (torch.addmm, [(32,), (5, 64), (64, 32)]),
+        (torch.matmul, [(2, 5, 64), (64, 32)]),
+        (torch.Tensor.__matmul__, [(2, 5, 64), (64, 32)]),
+        (torch.bmm, [(2, 5, 64), (2, 64, 32)]),
+        (functional.scaled_dot_product_attention, [(1, 2, 5, 64)] * 3),
+    ],
+)
+def test_a_product_is_that_of_float32_rounded(product, shapes, dtype):
+    given = [random(*shape, dtype=dtype) for shape in shapes]
+    expected = product(*(x.float() for x in given)).to(dtype)
+    plain = product(*given)
+    with WideProducts():
+        found = product(*given)
+    assert found.dtype == dtype and torch.equal(found, expected)
+    torch.testing.assert_close(found, plain, rtol=4 * torch.finfo(dtype).eps, atol=4e-2)
+
+
+def test_named_operands_are_widened_too():
+    q, k, v = (random(1, 2, size, 64) for size in (3, 5, 5))
+    mask = torch.ones(3, 5, dtype=torch.bool).tril()
+    with WideProducts():
+        found = functional.scaled_dot_product_attention(q, key=k, value=v, attn_mask=mask)
+    expected = functional.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask)
+    assert torch.equal(found, expected.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_wide_products_stay_as_they_are(dtype):
+    x, layer = random(5, 64, dtype=dtype), nn.Linear(64, 8, dtype=dtype)
+    expected = layer(x)
+    with WideProducts():
+        assert torch.equal(layer(x), expected)
+
+
+def test_gradients_pass():
+    layer, x = nn.Linear(64, 8, dtype=torch.bfloat16), random(5, 64)
+    with WideProducts():
+        layer(x).float().square().sum().backward()
+    assert layer.weight.grad.dtype == torch.bfloat16 and layer.weight.grad.any() and layer.bias.grad.any()
+
+
+@pytest.mark.parametrize(
+    ("machine", "amx", "wide"), [("x86_64", False, True), ("x86_64", True, False), ("aarch64", False, False)]
+)
+def test_where_products_are_widened(monkeypatch, machine, amx, wide):
+    monkeypatch.setattr(products.platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    products._is_wide_faster.cache_clear()
+    try:
+        assert isinstance(products_on(torch.device("cpu")), WideProducts) is wide
+        assert not isinstance(products_on(torch.device("cuda")), WideProducts)
+    finally:
+        products._is_wide_faster.cache_clear()
