@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -51,8 +51,12 @@ class _OnEdges:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class _OnLayers:
-    """A solver: it rounds the weights. A chain has one at most, at its end."""
+    """A solver: it rounds the weights. A chain has one at most, at its end.
 
+    ``compares``: it sees what the float model makes of the calibration data beside what the quantized one does.
+    """
+
+    compares: ClassVar[bool] = False
     inside_layer_modules: tuple[str, ...] = ()
     model_decoder_layers: str | None = None
     embedding_layers: tuple[str, ...] | None = None
@@ -143,6 +147,7 @@ class GPTAQConfig(GPTQConfig):
     one: ``true_sequential`` does not apply.
     """
 
+    compares: ClassVar[bool] = True
     name: Literal["gptaq"] = "gptaq"  # type: ignore[assignment]
     true_sequential: Literal[False] = False
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.25
@@ -152,6 +157,7 @@ class GPTAQConfig(GPTQConfig):
 class QronosConfig(GPTQConfig):
     """Qronos (Zhang et al. 2025): corrects past errors of weights and activations before it rounds each column."""
 
+    compares: ClassVar[bool] = True
     name: Literal["qronos"] = "qronos"  # type: ignore[assignment]
     true_sequential: Literal[False] = False
 
@@ -209,6 +215,7 @@ class AutoRoundConfig(_OnLayers):
     the block forward and backward: the slowest of the algorithms by far, and the best below 4 bits.
     """
 
+    compares: ClassVar[bool] = True
     name: Literal["autoround"] = "autoround"
     iters: Annotated[int, Field(ge=1)] = 200
     batch_size: Annotated[int, Field(ge=1)] = 8

@@ -29,6 +29,7 @@ from quantcore.layouts import canonical, stored
 from quantcore.qtensor import QTensor
 from quantcore.rotate import ModelRotation
 from quantcore.runtime.hidden import Hidden
+from quantcore.runtime.states import copied
 from quantcore.solvers import SOLVERS, TUNERS, Tuner
 from quantcore.stats import Stats
 from quantcore.transforms import SMOOTHINGS, Consumer, Smoothing
@@ -172,10 +173,10 @@ class BlockAlgorithms:
         self._said: set[object] = set()
         self._sequential: bool = getattr(self._solver_config, "true_sequential", False)
         self._needs = reduce(or_, (smoothing.needs for _, smoothing in self._smoothings), self._solver.needs)
-        self.through_quantized = self._sequential or self._needs.shift or self._tuner is not None
+        self.compares = any(getattr(one, "compares", False) for one in config.algo_config)
+        """Whether what the quantized blocks give is compared with what the float ones do."""
+        self.through_quantized = self._sequential or self.compares
         """Whether statistics are taken behind the quantized blocks."""
-        self.compares = self._needs.shift or self._tuner is not None
-        """Whether what is there is compared with the float model."""
         self.needs_probe = bool(self._smoothings) or self._rotation_config is not None
         self._learns = bool(self._smoothings) or self._corrects_biases or self._solver_config != PLAIN
 
@@ -185,12 +186,12 @@ class BlockAlgorithms:
         return self._rotation_config is not None and self._rotation_config.r1
 
     def turned(self, hidden: Hidden) -> Hidden:
-        """Hidden states in front of the first block as the blocks will read them: a copy of the list, at least."""
+        """Hidden states in front of the first block as the blocks will read them: a copy, at least."""
         if self._rotation_config is None:
-            return replace(hidden, states=list(hidden.states))
+            return replace(hidden, states=copied(hidden.states))
         if self._rotation is None:
             self._rotation = ModelRotation(self._rotation_config, hidden.states[0].shape[-1])
-        return replace(hidden, states=self._rotation.turn_states(hidden.states))
+        return replace(hidden, states=copied(hidden.states, self._rotation.turn_state))
 
     def turn_outside(
         self, model: nn.Module, embed: Callable[[], torch.Tensor], logits: Callable[[torch.Tensor], torch.Tensor],

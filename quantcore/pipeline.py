@@ -40,6 +40,7 @@ from quantcore.rotate import untie
 from quantcore.runtime.devices import default_device
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.single import StreamedModel
+from quantcore.runtime.states import states_kept
 from quantcore.solvers.rtn import round_to_nearest
 from quantcore.task import Task
 from quantcore.timing import Eta
@@ -97,7 +98,7 @@ def quantize(task: Task, headers: ModelHeaders, plan: Plan, folder: Path, emit: 
         TORCH_DTYPES[headers.main_dtype], default_device(),
     )  # fmt: skip
     algorithms = BlockAlgorithms(task.config, model.dtype)
-    streams = open_streams(model, plan, algorithms, windows)
+    streams = open_streams(model, plan, algorithms, windows, folder)
     held_out = model.embed(windows.held_out_NT)
     probes = algorithms.turned(Hidden(held_out.states[:NUM_PROBES], held_out.arguments))
     if task.evaluation.num_windows == 0:
@@ -134,11 +135,14 @@ def quantize(task: Task, headers: ModelHeaders, plan: Plan, folder: Path, emit: 
     return Outcome(expected, quantizer.done, quantizer.warnings, before, quantizer.edges)
 
 
-def open_streams(model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, windows: TokenWindows) -> Streams:
-    """The hidden states in front of block 0 that the algorithms need."""
+def open_streams(
+    model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, windows: TokenWindows, folder: Path
+) -> Streams:
+    """The hidden states in front of block 0 that the algorithms need; on the disk of ``folder`` if they are many."""
     if not plan.needs_calibration:
         return Streams(None)
-    calibration = model.embed(windows.calibration_NT)
+    states = states_kept(plan.memory_bytes["activations"], model.device, folder)
+    calibration = model.embed(windows.calibration_NT, states)
     probe = model.embed(windows.calibration_NT[:1, :EDGE_PROBE_LEN]) if algorithms.needs_probe else None
     return Streams(
         algorithms.turned(calibration),

@@ -132,8 +132,7 @@ def resolve(
         kept=kept,
         exports=tuple(exports),
         calibration=calibration,
-        needs_calibration=any(layer.config.needs_calibration for layer in layers)
-        or any(algorithm.needs_calibration for algorithm in config.algo_config),
+        needs_calibration=_needs_calibration(config, layers),
         tied_lm_head=not any(map(is_head, tensors)),
         added=added,
         size_before_bytes=sum(tensor.num_bytes for tensor in tensors.values()),
@@ -398,13 +397,14 @@ def _memory(
     largest = max((layer.out_features * layer.in_features for layer in layers), default=0)
     [(hidden, _)] = Counter(layer.in_features for layer in layers).most_common(1)  # most layers read the hidden states
     element = FLOAT_DTYPES[tensors[f"{layers[0].name}.weight"].dtype]
+    num_streams = 1 + any(getattr(algorithm, "compares", False) for algorithm in config.algo_config)
     return {
         "runtime": RUNTIME_BYTES,
         "embedding_and_head": outside,
         "one_block": max(blocks.values()),
         "one_weight_in_float32": 3 * 4 * largest,
         "statistics": _statistics(layers) if config.algo_config else 0,
-        "activations": calibration.num_samples * calibration.seq_len * hidden * element,
+        "activations": num_streams * calibration.num_samples * calibration.seq_len * hidden * element,
     }
 
 

@@ -29,9 +29,9 @@ class ModelRotation:
             width, seed=config.seed, random_signs=config.random_r1, block_size=config.rotation_size
         )
 
-    def turn_states(self, states: list[torch.Tensor]) -> list[torch.Tensor]:
+    def turn_state(self, state: torch.Tensor) -> torch.Tensor:
         """Hidden states [1, T, H] in front of the first block, as the turned blocks read them."""
-        return [self._stream.apply(state) for state in states] if self._config.r1 else list(states)
+        return self._stream.apply(state) if self._config.r1 else state
 
     def turn_block(self, block: nn.Module, run: Run, like: torch.Tensor, edges: Callable[[], FoundEdges]) -> set[str]:
         """Fold what is asked for into ``block``; the names of the parameters that changed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -43,7 +43,7 @@ class Expectation:
         return cls(tensors["held_out"], tensors["probe_logits"], **digests)
 
 
-def probe_logits(logits: Callable[[torch.Tensor], torch.Tensor], states: list[torch.Tensor]) -> torch.Tensor:
+def probe_logits(logits: Callable[[torch.Tensor], torch.Tensor], states: Sequence[torch.Tensor]) -> torch.Tensor:
     """Logits [N, PROBE_POSITIONS, V] of the last positions of N windows, float32 on the CPU."""
     return torch.stack([logits(state)[0, -PROBE_POSITIONS:].float().cpu() for state in states])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional
@@ -24,7 +24,7 @@ def negative_log_likelihood(logits_TV: torch.Tensor, ids_T: torch.Tensor) -> flo
 
 
 def perplexity(
-    logits: Callable[[torch.Tensor], torch.Tensor], states: list[torch.Tensor], windows_NT: torch.Tensor
+    logits: Callable[[torch.Tensor], torch.Tensor], states: Sequence[torch.Tensor], windows_NT: torch.Tensor
 ) -> float:
     """Perplexity of N windows whose last hidden states [1, T, H] are given. NumericsError if it is not finite."""
     total = sum(negative_log_likelihood(logits(state)[0], ids) for state, ids in zip(states, windows_NT, strict=True))

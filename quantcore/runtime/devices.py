@@ -6,9 +6,13 @@ import ctypes
 import os
 import re
 import resource
+import sys
 from pathlib import Path
 
 import torch
+
+MEMORY = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
 
 
 def default_device() -> torch.device:
@@ -31,6 +35,17 @@ def release_freed_memory() -> None:
         libc.malloc_trim(0)
 
 
+def free_memory_bytes(device: torch.device) -> int:
+    """What may still be taken on ``device``; on the host, as far as the system and this container's limit let us."""
+    if device.type != "cpu":
+        return torch.accelerator.get_memory_info(device)[0]
+    free = [int(kilobytes) * 1024 for kilobytes in re.findall(r"MemAvailable:\s*(\d+) kB", _text(MEMORY))]
+    limit, used = (_text(CGROUP / name).strip() for name in ("memory.max", "memory.current"))
+    if limit.isdigit() and used.isdigit():  # "max" is no limit
+        free.append(int(limit) - int(used))
+    return max(0, min(free, default=sys.maxsize))
+
+
 def peak_memory_bytes() -> int:
     """The largest resident size of this process so far (host), plus what torch ever held on its accelerator."""
     return _peak_resident_bytes() + (
@@ -40,8 +55,13 @@ def peak_memory_bytes() -> int:
 
 def _peak_resident_bytes() -> int:
     """From Linux's own count: what ``getrusage`` says also holds what the parent had before it started us."""
-    try:
-        found = re.search(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
+    found = re.search(r"VmHWM:\s*(\d+) kB", _text(Path("/proc/self/status")))
     return int(found[1]) * 1024 if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _text(file: Path) -> str:
+    """What the system says in ``file``; nothing if it has no such file."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

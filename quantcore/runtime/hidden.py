@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from quantcore.runtime.products import products_on
+from quantcore.runtime.states import States
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Hidden:
     because windows have one length and no padding. ``returns_tuple``: whether the last block run gave one.
     """
 
-    states: list[torch.Tensor]
+    states: States
     arguments: list[Arguments]
     returns_tuple: bool = False
 

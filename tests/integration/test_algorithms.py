@@ -6,9 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from quantcore import pipeline
 from quantcore.config import CalibrationConfig, parse_config
 from quantcore.errors import ConfigError, ModelError
 from quantcore.pipeline import read_windows, run
+from quantcore.runtime.states import StatesOnDisk
 from quantcore.task import EvaluationConfig, Task
 from tests.factories import MIXTURES, tiny_model
 
@@ -161,3 +163,14 @@ def test_solvers_lose_less_than_rounding(tmp_path, solver, proof_in_this_process
         return ((after - before).norm() / before.norm()).item()
 
     assert distance([solver]) < 0.8 * distance([])
+
+
+@pytest.mark.parametrize("algorithms", [[{"name": "gptaq"}], [{"name": "rotation"}, {"name": "gptq"}]])
+def test_hidden_states_on_disk_give_the_same_files(tmp_path, monkeypatch, algorithms, proof_in_this_process):
+    _, in_memory, _ = quantize(tmp_path, UINT4, algorithms)
+    kept = []
+    monkeypatch.setattr(pipeline, "states_kept", lambda *given: kept.append(StatesOnDisk(given[-1])) or kept[-1])
+    _, on_disk, _ = quantize(tmp_path, UINT4, algorithms)
+    assert len(kept) == 1 and len(kept[0]) == TEXT.num_samples
+    assert {file.name for file in on_disk.iterdir()} == {file.name for file in in_memory.iterdir()}
+    assert (on_disk / "model.safetensors").read_bytes() == (in_memory / "model.safetensors").read_bytes()
