@@ -125,8 +125,10 @@ class GPTQConfig(_OnLayers):
     are found when a group is reached, and ``desc_act`` orders whole groups. Neither leaves an index of groups in files.
     ``range_search`` chooses ranges by what their errors do to the layer's output, instead of the spec's observer.
     ``true_sequential`` takes the inputs of each layer from the quantized layers before it, also within a block:
-    several passes over the calibration text a block instead of one. ``hessian_dtype`` is what is factorized;
-    ``block_size`` is accepted for files written for other tools: blocks are cut by halves here.
+    several passes over the calibration text a block instead of one. AMD Quark's default is true; inputs of the float
+    model gave no worse results in a third of the time, and GPTAQ does better with the quantized ones.
+    ``hessian_dtype`` is what is factorized; ``block_size`` is accepted for files written for other tools: blocks are
+    cut by halves here.
     """
 
     name: Literal["gptq"] = "gptq"
@@ -134,7 +136,7 @@ class GPTQConfig(_OnLayers):
     damp_percent: Annotated[float, Field(gt=0, lt=1)] | None = None
     desc_act: bool = True
     static_groups: bool = False
-    true_sequential: bool = True
+    true_sequential: bool = False
     range_search: bool = True
     hessian_dtype: Literal["float32", "float64"] = "float32"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cached_property, reduce
 from operator import or_
 
 import torch
@@ -136,6 +136,11 @@ class Solved:
     quantized: QTensor
     stats: Stats | None
 
+    @cached_property
+    def restored_OI(self) -> torch.Tensor:
+        """What the codes stand for, float32."""
+        return self.quantized.dequantize()
+
 
 @dataclass(frozen=True)
 class Group:
@@ -261,7 +266,7 @@ class BlockAlgorithms:
             tuned = self._tuner.tune(layers, start, at.output, at.streams.reference.states)
             chosen = (replace(solved, quantized=tuned.get(solved.layer, solved.quantized)) for solved in untuned)
         for solved in chosen:
-            restored = solved.quantized.dequantize()
+            restored = solved.restored_OI
             module = layers[solved.layer]
             module.get_parameter("weight").data = stored(restored.to(self._dtype), solved.layer.kind)
             if self._corrects_biases and solved.stats is not None and getattr(module, "bias", None) is not None:

@@ -206,7 +206,7 @@ class BlockQuantizer:
         """Write one layer's codes, with what calibration learned beside them in the files."""
         layer, known = solved.layer, activations.get(solved.layer, Activations())
         quantized = QLayer(solved.quantized, known.inputs, known.outputs)
-        restored, name = solved.quantized.dequantize(), f"{layer.name}.weight"
+        restored, name = solved.restored_OI, f"{layer.name}.weight"
         self.expected.weights[layer.name] = digest(restored)
         if not all(map(holds_codes, self.plan.exports)):
             plain = stored(restored.to(TORCH_DTYPES[self.source.tensors[name].dtype]), layer.kind)
@@ -258,7 +258,7 @@ class BlockQuantizer:
 def measured(solved: Solved) -> LayerQuantized:
     """How far the codes are from the weight, and the layer's output from what it was on the calibration text."""
     layer, weight = solved.layer, solved.weight_OI.float()
-    lost = weight - solved.quantized.dequantize()
+    lost = weight - solved.restored_OI
     error = _ratio(lost.norm(), weight.norm())
     gram = None if solved.stats is None else solved.stats.gram_II
     output_error = None

@@ -152,7 +152,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path, algorithms, proof_in_this_
 
 @pytest.mark.parametrize(
     "solver",
-    [{"name": "rtn"}, {"name": "gptq"}, {"name": "gptq", "true_sequential": False}, {"name": "gptaq"},
+    [{"name": "rtn"}, {"name": "gptq"}, {"name": "gptq", "true_sequential": True}, {"name": "gptaq"},
      {"name": "qronos"}, {"name": "autoround", "iters": 50, "batch_size": 4}],
     ids=lambda one: one["name"],
 )  # fmt: skip

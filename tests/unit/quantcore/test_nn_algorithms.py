@@ -92,7 +92,7 @@ def test_rotating_keeps_what_the_model_computes(model_type, tied):
 
 @pytest.mark.parametrize(
     "algorithm",
-    [RTNConfig(), AWQConfig(), GPTQConfig(), GPTQConfig(true_sequential=False), GPTAQConfig(), QronosConfig(),
+    [RTNConfig(), AWQConfig(), GPTQConfig(), GPTQConfig(true_sequential=True), GPTAQConfig(), QronosConfig(),
      AutoRoundConfig(iters=40, batch_size=4)],
     ids=lambda one: one.name,
 )  # fmt: skip
