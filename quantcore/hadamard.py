@@ -20,6 +20,7 @@ from itertools import product
 from math import isqrt, sqrt
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from quantcore.errors import ConfigError
 
@@ -165,7 +166,8 @@ def _is_fast(order: int) -> bool:
 
 @lru_cache(maxsize=64)
 def _factor(order: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    with torch.inference_mode(False):  # whoever asks first may be in it, who asks next may want gradients
+    # Whoever asks first may be in inference mode or in a trace, who asks next may want gradients and numbers.
+    with torch.inference_mode(False), _disable_current_modes():
         return _kronecker((order,)).to(device, dtype)
 
 

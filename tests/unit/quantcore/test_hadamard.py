@@ -135,6 +135,18 @@ def test_a_matrix_first_used_without_gradients_serves_with_them():
     assert x.grad is not None
 
 
+def test_a_matrix_first_used_in_a_trace_serves_with_numbers():
+    class Turning(torch.nn.Module):
+        def forward(self, x):
+            return Rotation(12).apply(x)
+
+    module._factor.cache_clear()
+    x = torch.randn(12)
+    traced = torch.export.export(Turning(), (torch.zeros(12),)).module()(x)
+    torch.testing.assert_close(traced, Rotation(12).apply(x))
+    torch.testing.assert_close(traced, x @ Rotation(12).dense().float())
+
+
 def test_no_square_matrix_is_made_for_a_large_size():
     rotation = orthogonal(28672)
     assert max(module._pieces(28672)) == 32
