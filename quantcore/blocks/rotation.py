@@ -159,8 +159,7 @@ def rotate_input(block: nn.Module, name: str, rotation: Rotation) -> RemovableHa
     say it: with such a weight it is wrong for everything that does not turn the input by the same matrix (of what is
     known only AMD Quark's loader does, from tensors called ``input_rotation``).
 
-    R3, on queries and keys behind RoPE, is not here. It pays only if keys are quantized where the cache takes them.
-    Here k_proj's output is quantized, before RoPE, and Transformers' attention functions see keys behind the cache.
+    R3, on queries and keys behind RoPE, changes no weight: it is in ``nn.attention``.
     """
     layer = block.get_submodule(name)
     with torch.no_grad():

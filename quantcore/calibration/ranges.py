@@ -38,7 +38,7 @@ class Activations:
 def collect_ranges(modules: dict[LayerPlan, nn.Module]) -> Iterator[dict[LayerPlan, Watched]]:
     """Watch the tensors that need static parameters; yields the observers, filled while the block runs."""
     watched = {
-        layer: Watched(_observer(layer.config.input_tensors), _observer(layer.config.output_tensors))
+        layer: Watched(observer_of(layer.config.input_tensors), observer_of(layer.config.output_tensors))
         for layer in modules
         if layer.config.needs_calibration
     }
@@ -80,7 +80,8 @@ def quantized_activations(
         yield
 
 
-def _observer(spec: QuantizationSpec | None) -> Observer | None:
+def observer_of(spec: QuantizationSpec | None) -> Observer | None:
+    """What learns the range of an activation; None where there is nothing to learn."""
     if spec is None or not learns_from_data(spec):
         return None
     return observer_for(spec, PER_TENSOR if spec.is_dynamic else activation_grouping(spec))

@@ -50,8 +50,9 @@ def apply_algorithms(
 ) -> Applied:
     """Quantize the layers inside the decoder blocks of ``model`` in place, as ``config.algo_config`` says.
 
-    The weights then are what the codes stand for. Layers outside the blocks are left alone. Raises ModelError for a
-    model that is no chain of blocks, CalibrationError for no batches, and what ``BlockAlgorithms`` raises.
+    The weights then are what the codes stand for. Layers outside the blocks, and those whose weights stay float, are
+    left alone. Raises ModelError for a model that is no chain of blocks, CalibrationError for no batches, and what
+    ``BlockAlgorithms`` raises.
     """
     if not batches:
         raise CalibrationError(
@@ -68,7 +69,9 @@ def apply_algorithms(
         streams = _open_streams(model, blocks, batches, algorithms)
         for index, block in enumerate(shown(blocks, "quantize")):
             inside = {id(module) for module in block.modules()}
-            layers = {plan: module for plan, module in modules.items() if id(module) in inside}
+            layers = {
+                plan: one for plan, one in modules.items() if id(one) in inside and plan.config.weight is not None
+            }
             at = RunningBlock(block, index, streams)
             prepared = algorithms.prepare(at, layers)
             if streams.probe is not None:

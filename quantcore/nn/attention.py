@@ -1,8 +1,16 @@
-"""fp8 attention: queries and attention probabilities through quantize and dequantize (``Config.softmax_quant_spec``).
+"""What is done inside the attention of a model in memory, behind Transformers' ``AttentionInterface``.
 
-Keys and values are outputs of their projections and are quantized there. The rest is done behind Transformers'
-``AttentionInterface``: the function registered here runs the model's own eager attention, so that what a model does
-besides (soft caps, sinks) stays, and sends what its softmax gives through a quantizer.
+fp8 attention (``Config.softmax_quant_spec``): queries and attention probabilities through quantize and dequantize. The
+function registered here runs the model's own eager attention, so that what a model does besides (soft caps, sinks)
+stays, and sends what its softmax gives through a quantizer.
+
+R3 (QuaRot, Ashkboos et al. 2024): queries and keys of every head are turned by one orthogonal matrix, behind RoPE.
+Their products stay, and what stands out in one channel of the keys is spread over all of a head. A spec for the output
+of k_proj then is one for these keys. It is applied to all keys that a call sees, those that the cache remembers too:
+static scales, and dynamic ones of a token, give what a cache of codes would. Without R3 keys are quantized as they
+leave k_proj. Values always are as they leave v_proj.
+
+Legend: B batch, H heads of the keys, T tokens, D channels of a head.
 """
 
 from __future__ import annotations
@@ -11,33 +19,47 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import eager_mask
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import eager_mask, sdpa_mask
 
-from quantcore.affine import find_params
+from quantcore.affine import find_params, static_params
+from quantcore.calibration.ranges import observer_of
 from quantcore.errors import CalibrationError, ConfigError, NumericsError
-from quantcore.grouping import activation_grouping
+from quantcore.hadamard import orthogonal
+from quantcore.layer import LayerPlan
 from quantcore.nn.tensor_quantizer import TensorQuantizer
-from quantcore.observers import observer_for
+from quantcore.observers import Observer
 from quantcore.spec import QuantizationSpec
 
-IMPLEMENTATION = "quantcore"
-PARTS = ("query_quantizer", "softmax_quantizer")
+EAGER, SDPA = "quantcore", "quantcore_sdpa"
 SOFTMAX = (torch.softmax, torch.Tensor.softmax, nn.functional.softmax)
+KEYS = "k_proj"
+"""What models with pluggable attention call the layer whose output is the keys."""
+
+_IDENTITY = nn.Identity()
+
+
+class HeadRotation(nn.Module):
+    """R3: turns every head by a Hadamard matrix, or by equal ones on the diagonal where there is none of its size."""
+
+    def forward(self, x_BHTD: torch.Tensor) -> torch.Tensor:
+        return orthogonal(x_BHTD.shape[-1], random_signs=False).apply(x_BHTD)
 
 
 class _Watching(nn.Module):
     """In a quantizer's place while its range is being learned."""
 
-    def __init__(self, spec: QuantizationSpec) -> None:
+    def __init__(self, spec: QuantizationSpec, observer: Observer) -> None:
         super().__init__()
         self.spec = spec
-        self.observer = observer_for(spec, activation_grouping(spec))
+        self.observer = observer
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.observer.update(x)
@@ -58,47 +80,97 @@ class _SoftmaxThrough(TorchFunctionMode):
         return self._quantizer(result) if func in SOFTMAX else result
 
 
-def quantized_attention(module: nn.Module, query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The eager attention of the file that ``module``'s class comes from, with query and probabilities quantized."""
+def quantized_attention(
+    module: nn.Module, query_BHTD: torch.Tensor, key_BHTD: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """The eager attention of the file that ``module``'s class comes from, with what ``module`` has parts for."""
     eager = sys.modules[type(module).__module__].eager_attention_forward
-    with _SoftmaxThrough(module.get_submodule("softmax_quantizer")):
-        return eager(module, module.get_submodule("query_quantizer")(query), *args, **kwargs)
+    with _SoftmaxThrough(_part(module, "softmax_quantizer")):
+        return eager(module, *_turned_and_quantized(module, query_BHTD, key_BHTD), *args, **kwargs)
 
 
-AttentionInterface.register(IMPLEMENTATION, quantized_attention)
-AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
+def quantized_sdpa(
+    module: nn.Module, query_BHTD: torch.Tensor, key_BHTD: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """The same for torch's fused attention, whose probabilities nobody sees."""
+    return sdpa_attention_forward(module, *_turned_and_quantized(module, query_BHTD, key_BHTD), *args, **kwargs)
+
+
+AttentionInterface.register(EAGER, quantized_attention)
+AttentionMaskInterface.register(EAGER, eager_mask)
+AttentionInterface.register(SDPA, quantized_sdpa)
+AttentionMaskInterface.register(SDPA, sdpa_mask)
+
+
+def _turned_and_quantized(
+    module: nn.Module, query_BHTD: torch.Tensor, key_BHTD: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    turn = _part(module, "head_rotation")
+    query_BHTD, key_BHTD = _part(module, "query_quantizer")(turn(query_BHTD)), turn(key_BHTD)
+    if "key_quantizer" in module._modules:
+        key_BTHD = key_BHTD.transpose(1, 2)
+        quantized_BTI = _part(module, "key_quantizer")(key_BTHD.flatten(2))  # laid out as the projection gives them
+        key_BHTD = quantized_BTI.unflatten(-1, key_BTHD.shape[2:]).transpose(1, 2)
+    return query_BHTD, key_BHTD
+
+
+def _part(module: nn.Module, name: str) -> nn.Module:
+    return module._modules.get(name) or _IDENTITY
 
 
 @contextmanager
-def attention_watched(model: nn.Module, spec: QuantizationSpec) -> Iterator[dict[str, nn.Module]]:
-    """While this lasts, the attention modules of ``model`` learn the ranges that ``spec`` needs; afterwards they
-    quantize. Yields them by name. If anything fails inside, the model is as it was.
+def attention_watched(
+    model: nn.Module, softmax: QuantizationSpec | None, keys: dict[str, QuantizationSpec] | None = None
+) -> Iterator[dict[str, nn.Module]]:
+    """While this lasts, the attention modules of ``model`` learn the ranges that are needed; afterwards they quantize.
+
+    ``softmax`` is the spec of queries and probabilities. With ``keys`` R3 is at work, and the keys of the modules that
+    it names are quantized. Yields the modules by name. If anything fails inside, the model is as it was.
 
     Raises ConfigError for a model without pluggable attention, CalibrationError for one that saw nothing.
     """
-    modules = attention_modules(model)
+    modules = attention_modules(model, "softmax_quant_spec" if keys is None else "rotation r3")
     assert isinstance(model, PreTrainedModel)
     before = model.config._attn_implementation
-    for module in modules.values():
-        for part in PARTS:
-            module.add_module(part, _Watching(spec) if spec.is_static else TensorQuantizer(spec, None))
-    model.set_attn_implementation(IMPLEMENTATION)
+    parts = {name: _parts(softmax, keys is not None, (keys or {}).get(name)) for name in modules}
+    _add(modules, parts)
+    model.set_attn_implementation(SDPA if before == "sdpa" and softmax is None else EAGER)
     try:
         yield modules
-        learned = {name: [_learned(name, module, part) for part in PARTS] for name, module in modules.items()}
+        learned = {name: {which: _learned(name, part) for which, part in made.items()} for name, made in parts.items()}
     except BaseException:
         model.set_attn_implementation(before)
-        for module in modules.values():
-            for part in PARTS:
-                delattr(module, part)
+        for name, module in modules.items():
+            for which in parts[name]:
+                delattr(module, which)
         raise
-    for name, module in modules.items():
-        for part, quantizer in zip(PARTS, learned[name], strict=True):
-            module.add_module(part, quantizer)
+    _add(modules, learned)
 
 
-def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules of ``model`` that ask the ``AttentionInterface`` for their attention. Raises ConfigError if none."""
+def keys_behind_rope(
+    model: nn.Module, modules: dict[LayerPlan, nn.Module]
+) -> tuple[dict[LayerPlan, nn.Module], dict[str, QuantizationSpec]]:
+    """``modules`` whose key projections give floats, and the specs of their outputs, by the name of the attention.
+
+    Raises ConfigError for a model without pluggable attention.
+    """
+    attentions = attention_modules(model, "rotation r3")
+    without: dict[LayerPlan, nn.Module] = {}
+    keys: dict[str, QuantizationSpec] = {}
+    for plan, module in modules.items():
+        attention, _, name = plan.name.rpartition(".")
+        if name == KEYS and attention in attentions and plan.config.output_tensors is not None:
+            keys[attention] = plan.config.output_tensors
+            plan = replace(plan, config=replace(plan.config, output_tensors=None))
+        without[plan] = module
+    return without, keys
+
+
+def attention_modules(model: nn.Module, wanted: str) -> dict[str, nn.Module]:
+    """The modules of ``model`` that ask the ``AttentionInterface`` for their attention.
+
+    Raises ConfigError if there are none; ``wanted`` then means nothing.
+    """
     found = {
         name: module
         for name, module in model.named_modules()
@@ -107,10 +179,10 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     }
     if not found or not isinstance(model, PreTrainedModel) or not model._can_set_attn_implementation():
         raise ConfigError(
-            f"{type(model).__name__} has no attention that can be replaced, so softmax_quant_spec means nothing here.",
+            f"{type(model).__name__} has no attention that can be replaced, so {wanted} means nothing here.",
             code="no_pluggable_attention",
             hint="Leave it out. Models of Transformers that use its AttentionInterface have one.",
-            field="/softmax_quant_spec",
+            field="/softmax_quant_spec" if wanted == "softmax_quant_spec" else "/algo_config",
         )
     return found
 
@@ -120,21 +192,38 @@ def _names_in(function: Callable[..., Any]) -> tuple[str, ...]:
     return () if code is None else code.co_names
 
 
-def _learned(name: str, module: nn.Module, which: str) -> nn.Module:
-    part = module.get_submodule(which)
+def _parts(softmax: QuantizationSpec | None, turned: bool, keys: QuantizationSpec | None) -> dict[str, nn.Module]:
+    """What an attention module gets, by name; quantizers with ranges to learn are still ``_Watching``."""
+    specs = {"query_quantizer": softmax, "key_quantizer": keys, "softmax_quantizer": softmax}
+    parts: dict[str, nn.Module] = {"head_rotation": HeadRotation()} if turned else {}
+    for name, spec in specs.items():
+        if spec is not None:
+            observer = observer_of(spec)
+            parts[name] = TensorQuantizer(spec, None) if observer is None else _Watching(spec, observer)
+    return parts
+
+
+def _add(modules: dict[str, nn.Module], parts: dict[str, dict[str, nn.Module]]) -> None:
+    for name, module in modules.items():
+        for which, part in parts[name].items():
+            module.add_module(which, part)
+
+
+def _learned(name: str, part: nn.Module) -> nn.Module:
     if not isinstance(part, _Watching):
         return part
     if part.observer.num_values == 0:
         raise CalibrationError(
             f"The attention {name} saw no data.",
             code="layers_without_data",
-            hint="Give batches that reach it, or a softmax_quant_spec with is_dynamic=True.",
+            hint="Give batches that reach it, or take specs with is_dynamic=True.",
         )
     minimum, maximum = part.observer.range()
     if not torch.isfinite(maximum - minimum).all():
         raise NumericsError(
-            f"The query or the probabilities of {name} became NaN or infinite on the calibration data.",
+            f"Queries, keys or probabilities of {name} became NaN or infinite on the calibration data.",
             code="nonfinite_activations",
             hint="The float model itself overflows; try bfloat16 or float32.",
         )
-    return TensorQuantizer(part.spec, find_params(minimum, maximum, part.spec, torch.float32))
+    params = find_params(minimum, maximum, part.spec, torch.float32)
+    return TensorQuantizer(part.spec, static_params(params, part.spec))

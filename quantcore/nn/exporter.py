@@ -24,6 +24,7 @@ from quantcore.config import Config
 from quantcore.errors import ConfigError, ModelError, unknown_value
 from quantcore.export import EXPORTERS, Exporter, holds_codes, tensor_name
 from quantcore.layer import LayerPlan
+from quantcore.nn.attention import HeadRotation
 from quantcore.nn.codes import encode_layer, learned_params
 from quantcore.nn.layers import QuantizedLayer, quantized_layers
 from quantcore.nn.names import Stored, find_stored
@@ -91,6 +92,7 @@ class ModelExporter:
         export = _format(self.config.json_export_config, custom_mode)
         exporter = EXPORTERS.get(export)
         plans = [layer.plan for layer in layers.values()]
+        _check_attention(model, quant_config)
         _check_plans(plans, quant_config)
         check_exports(plans, (export,))
         merge_output_scales(layers, self.config.json_export_config)
@@ -168,6 +170,23 @@ def _frozen_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
     return layers
 
 
+def _check_attention(model: nn.Module, config: Config) -> None:
+    if any(isinstance(part, HeadRotation) for part in model.modules()):
+        raise ConfigError(
+            "No format stores rotation r3, which turns queries and keys while the model runs.",
+            code="incompatible_export",
+            hint="Only the model in memory and its ONNX export run it. For files quantize without r3.",
+            field="/algo_config",
+        )
+    if config.softmax_quant_spec is not None:
+        raise ConfigError(
+            "No format stores quantized attention, so the files would compute something else than the model.",
+            code="incompatible_export",
+            hint="Quantize without softmax_quant_spec: the weights are the same.",
+            field="/softmax_quant_spec",
+        )
+
+
 def _check_plans(plans: list[LayerPlan], config: Config) -> None:
     odd = [plan.name for plan in plans if config.choose(plan.name, plan.kind)[0] != plan.config]
     if odd:
@@ -176,13 +195,6 @@ def _check_plans(plans: list[LayerPlan], config: Config) -> None:
             code="other_config",
             hint="Give the config that ModelQuantizer was given.",
             field="/quant_config",
-        )
-    if config.softmax_quant_spec is not None:
-        raise ConfigError(
-            "No format stores quantized attention, so the files would compute something else than the model.",
-            code="incompatible_export",
-            hint="Quantize without softmax_quant_spec: the weights are the same.",
-            field="/softmax_quant_spec",
         )
     unheld = [plan.name for plan in plans if plan.config.weight is None]
     if unheld:

@@ -61,6 +61,8 @@ def export_onnx(
         )
     for name, layer in quantized_layers(model):
         _check_layer(name, layer)
+    for name, module in model.named_modules():
+        _check_attention(name, module)
     with _traced_as_nodes(model), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's, about torch
         program = export_program(model, batch)
@@ -243,6 +245,13 @@ def _check_layer(name: str, layer: QuantizedLayer) -> None:
     for field, spec in (("input_tensors", config.input_tensors), ("output_tensors", config.output_tensors)):
         _refuse(name, field, spec, _common_fault(spec) or _activation_fault(spec))
     _refuse(name, "weight", config.weight, _common_fault(config.weight))
+
+
+def _check_attention(name: str, module: nn.Module) -> None:
+    for what in ("query", "key", "softmax"):
+        quantizer = module._modules.get(f"{what}_quantizer")
+        if isinstance(quantizer, TensorQuantizer):
+            _refuse(name, what, quantizer.spec, _common_fault(quantizer.spec) or _activation_fault(quantizer.spec))
 
 
 def _common_fault(spec: QuantizationSpec | None) -> str | None:

@@ -10,13 +10,14 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from quantcore.algorithms import RotationConfig
 from quantcore.blocks.experts import split_experts
 from quantcore.blocks.names import projection_names
 from quantcore.calibration.ranges import Activations
-from quantcore.config import Config, QuantizationMode
+from quantcore.config import Config, QuantizationMode, learns_from_data
 from quantcore.errors import CalibrationError, ConfigError
 from quantcore.nn.algorithms import Applied, apply_algorithms
-from quantcore.nn.attention import attention_watched
+from quantcore.nn.attention import attention_watched, keys_behind_rope
 from quantcore.nn.calibration import calibrate
 from quantcore.nn.graph import trace
 from quantcore.nn.layers import find_quantizers, quantize_layer, quantized_layers
@@ -51,23 +52,29 @@ class ModelQuantizer:
         selection = select_layers(model, self.config)
         for warning in selection.warnings:
             log.warning(warning)
+        modules, keys = selection.modules, None
+        if _rotates(self.config, "r3"):
+            modules, keys = keys_behind_rope(model, modules)
         softmax = self.config.softmax_quant_spec
+        if keys == {} and softmax is None:
+            log.warning("Rotation r3 changes nothing but the time: no output of a k_proj is quantized.")
         applied = Applied({}, {})
         if self.config.algo_config:
             batches = list(dataloader or ())
             dataloader = batches
-            applied = apply_algorithms(model, self.config, selection.modules, batches)
-        rest = {plan: module for plan, module in selection.modules.items() if plan not in applied.weights}
+            applied = apply_algorithms(model, self.config, modules, batches)
+        rest = {plan: module for plan, module in modules.items() if plan not in applied.weights}
         with ExitStack() as stack:
-            if softmax is not None:
-                stack.enter_context(attention_watched(model, softmax))
-            is_static = softmax is not None and softmax.is_static
-            learned = applied.activations | calibrate(model, rest, dataloader, others_learn=is_static)
+            if softmax is not None or keys is not None:
+                stack.enter_context(attention_watched(model, softmax, keys))
+            inside = [spec for spec in (softmax, *(keys or {}).values()) if spec is not None]
+            learns = any(map(learns_from_data, inside))
+            learned = applied.activations | calibrate(model, rest, dataloader, others_learn=learns)
             found = {
                 plan: find_quantizers(module, plan, learned.get(plan, Activations()), applied.weights.get(plan))
-                for plan, module in selection.modules.items()
+                for plan, module in modules.items()
             }
-        for plan, module in selection.modules.items():
+        for plan, module in modules.items():
             quantize_layer(module, plan, found[plan])
         log.info("Model quantization has been completed.")
         return model
@@ -112,6 +119,17 @@ class ModelQuantizer:
                 hint="Leave it out, or take eager mode.",
                 field="/algo_config",
             )
+        if _rotates(self.config, "r4"):
+            raise ConfigError(
+                "algo_config asks for rotation r4, which ModelQuantizer does not do.",
+                code="unsupported_config",
+                hint="Leave it out, or fold it in before: quantcore.blocks.rotation.rotate_input, layer by layer.",
+                field="/algo_config",
+            )
+
+
+def _rotates(config: Config, which: str) -> bool:
+    return any(getattr(one, which) for one in config.algo_config if isinstance(one, RotationConfig))
 
 
 def _traced(model: nn.Module, dataloader: Iterable[Any] | None) -> tuple[nn.Module, Iterable[Any]]:

@@ -18,6 +18,7 @@ from quantcore import (
     QuantizationConfig,
     QuantizationMode,
     QuantizationSpec,
+    RotationConfig,
 )
 from quantcore.nn.layers import quantized_layers
 from tests.factories import SHAPE
@@ -139,6 +140,18 @@ LANGUAGE_MODELS = {
     "llama": ({"tie_word_embeddings": False}, {}),
     "gpt2": ({"n_embd": 64, "n_layer": 2, "n_head": 4}, {}),
     "llama with fp8 attention": ({"tie_word_embeddings": False}, {"softmax_quant_spec": spec("fp8_e4m3")}),
+    "llama with rotated keys": (
+        {"tie_word_embeddings": False},
+        {
+            "algo_config": RotationConfig(r1=False, r3=True),
+            "kv_cache_quant_config": {
+                "*k_proj": QuantizationConfig(
+                    weight=INT8,
+                    output_tensors=spec("int8", "per_channel", is_dynamic=True),
+                ),
+            },
+        },
+    ),
 }
 
 
@@ -181,6 +194,20 @@ def test_what_onnx_cannot_say_is_refused_by_name(case, tmp_path):
     with pytest.raises(ConfigError, match=text) as caught:
         ModelExporter(tmp_path / "out").export_onnx_model(frozen(linears(), config, x), x)
     assert caught.value.code == "incompatible_export" and not (tmp_path / "out").exists()
+
+
+def test_keys_that_onnx_cannot_hold_are_refused(tmp_path):
+    keys = QuantizationConfig(output_tensors=spec("fp4", "per_group", group_size=16, is_dynamic=True))
+    config = Config(
+        global_quant_config=QuantizationConfig(weight=INT8), kv_cache_quant_config={"*k_proj": keys},
+        algo_config=RotationConfig(r1=False, r3=True),
+    )  # fmt: skip
+    ids = torch.randint(0, 512, (2, 8))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SHAPE), dtype=torch.float32)
+    with pytest.raises(
+        ConfigError, match=r"cannot hold the key of model.layers.0.self_attn .fp4 per_group.: its element"
+    ):
+        ModelExporter(tmp_path / "out").export_onnx_model(frozen(model, config, ids), ids)
 
 
 def test_other_refusals_teach(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from quantcore import presets
+from quantcore import RotationConfig, presets
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.layers import find_conv1d
 from quantcore.checkpoint.layout import TensorHeader
@@ -122,6 +122,12 @@ def test_impossible_requests_are_refused(code):
     with pytest.raises(ConfigError) as caught:
         plan(**REFUSED[code])
     assert caught.value.code == code and caught.value.hint
+
+
+def test_a_rotation_that_no_file_holds_says_who_runs_it():
+    with pytest.raises(ConfigError, match="rotation r3, which is not available") as caught:
+        plan("int8_dynamic", algo_config=(RotationConfig(r3=True),))
+    assert "Only a model in memory can run r3: ModelQuantizer" in caught.value.hint
 
 
 def test_an_impossible_export_says_which_format_can():
