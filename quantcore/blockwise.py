@@ -29,7 +29,6 @@ from quantcore.layouts import canonical, stored
 from quantcore.qtensor import QTensor
 from quantcore.rotate import ModelRotation
 from quantcore.runtime.hidden import Hidden
-from quantcore.runtime.states import copied
 from quantcore.solvers import SOLVERS, TUNERS, Tuner
 from quantcore.stats import Stats
 from quantcore.transforms import SMOOTHINGS, Consumer, Smoothing
@@ -191,12 +190,13 @@ class BlockAlgorithms:
         return self._rotation_config is not None and self._rotation_config.r1
 
     def turned(self, hidden: Hidden) -> Hidden:
-        """Hidden states in front of the first block as the blocks will read them: a copy, at least."""
-        if self._rotation_config is None:
-            return replace(hidden, states=copied(hidden.states))
-        if self._rotation is None:
-            self._rotation = ModelRotation(self._rotation_config, hidden.states[0].shape[-1])
-        return replace(hidden, states=copied(hidden.states, self._rotation.turn_state))
+        """The hidden states in front of the first block, in place, as the blocks will read them."""
+        if self._rotation_config is not None:
+            if self._rotation is None:
+                self._rotation = ModelRotation(self._rotation_config, hidden.states[0].shape[-1])
+            for window, state in enumerate(hidden.states):
+                hidden.states[window] = self._rotation.turn_state(state)
+        return hidden
 
     def turn_outside(
         self, model: nn.Module, embed: Callable[[], torch.Tensor], logits: Callable[[torch.Tensor], torch.Tensor],

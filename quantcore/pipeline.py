@@ -100,7 +100,7 @@ def quantize(task: Task, headers: ModelHeaders, plan: Plan, folder: Path, emit: 
     algorithms = BlockAlgorithms(task.config, model.dtype)
     streams = open_streams(model, plan, algorithms, windows, folder)
     held_out = model.embed(windows.held_out_NT)
-    probes = algorithms.turned(Hidden(held_out.states[:NUM_PROBES], held_out.arguments))
+    probes = algorithms.turned(Hidden(held_out.states[:NUM_PROBES], held_out.arguments).copy())
     if task.evaluation.num_windows == 0:
         held_out = Hidden([], held_out.arguments)
     expected = Expectation(windows.held_out_NT, torch.empty(0))
@@ -141,13 +141,14 @@ def open_streams(
     """The hidden states in front of block 0 that the algorithms need; on the disk of ``folder`` if they are many."""
     if not plan.needs_calibration:
         return Streams(None)
-    states = states_kept(plan.memory_bytes["activations"], model.device, folder)
-    calibration = model.embed(windows.calibration_NT, states)
+    num_windows = len(windows.calibration_NT)
+    states = states_kept(num_windows, plan.memory_bytes["activations"], model.device, folder)
+    calibration = algorithms.turned(model.embed(windows.calibration_NT, states))
     probe = model.embed(windows.calibration_NT[:1, :EDGE_PROBE_LEN]) if algorithms.needs_probe else None
     return Streams(
-        algorithms.turned(calibration),
+        calibration,
         probe=None if probe is None else algorithms.turned(probe),
-        reference=algorithms.turned(calibration) if algorithms.compares else None,
+        reference=calibration.copy() if algorithms.compares else None,
         through_quantized=algorithms.through_quantized,
     )
 

@@ -114,12 +114,13 @@ def _open_streams(
             hidden.returns_tuple = relay.as_tuple
             hidden.states.append(relay.seen)
             hidden.beside.append(arguments)
+    algorithms.turned(hidden)
     shortest = min(range(len(batches)), key=lambda window: hidden.states[window].numel())
     probe = BatchedHidden([hidden.states[shortest]], [], beside=[hidden.beside[shortest]])
     return Streams(
-        algorithms.turned(hidden),
-        probe=algorithms.turned(probe),
-        reference=algorithms.turned(hidden) if algorithms.compares else None,
+        hidden,
+        probe=probe,
+        reference=hidden.copy() if algorithms.compares else None,
         through_quantized=algorithms.through_quantized,
     )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import MutableSequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -28,9 +29,14 @@ class Hidden:
     because windows have one length and no padding. ``returns_tuple``: whether the last block run gave one.
     """
 
-    states: States
+    states: MutableSequence[torch.Tensor]
     arguments: list[Arguments]
     returns_tuple: bool = False
+
+    def copy(self) -> Self:
+        """The same states, which then go their own way."""
+        states = self.states.copy() if isinstance(self.states, States) else [state.clone() for state in self.states]
+        return replace(self, states=states)
 
     def arguments_of(self, index: int, window: int) -> Arguments:
         """What block ``index`` is called with beside the states of ``window``."""

@@ -23,7 +23,7 @@ from quantcore.errors import ModelError
 from quantcore.runtime.devices import release_freed_memory
 from quantcore.runtime.hidden import Arguments, Hidden
 from quantcore.runtime.relay import Outside, Relay, blocks_replaced
-from quantcore.runtime.states import States
+from quantcore.runtime.states import States, StatesInMemory
 
 ReadTensor = Callable[[str], torch.Tensor]
 
@@ -74,8 +74,9 @@ class StreamedModel:
         return self._stored.get(place, place)
 
     def embed(self, windows_NT: torch.Tensor, states: States | None = None) -> Hidden:
-        """Token ids [N, T] to the input of block 0, which is added to ``states``: a list if that is None."""
-        hidden = Hidden([] if states is None else states, [Arguments() for _ in self.blocks])
+        """Token ids [N, T] to the input of block 0; ``states`` is where it is kept, in memory if None."""
+        kept = StatesInMemory(len(windows_NT)) if states is None else states
+        hidden = Hidden(kept, [Arguments() for _ in self.blocks])
         with self._outside_loaded(head=False), self._blocks_replaced(hidden.arguments) as relay:
             for window_T in windows_NT:
                 ids_NT = window_T[None].to(self.device)

@@ -1,11 +1,15 @@
-"""Where hidden states wait for their block: in memory, or in a file if they would take too much of it."""
+"""Where the hidden states of many windows wait for their block.
+
+An item is a value: what is read of one stays as it is only until another is put in its place.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, MutableSequence
+from abc import abstractmethod
+from collections.abc import MutableSequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -14,35 +18,27 @@ from quantcore.runtime.devices import free_memory_bytes
 SHARE = 0.25
 """Of the free memory: what the hidden states of all streams may take."""
 
-States = MutableSequence[torch.Tensor]
+
+def states_kept(num_windows: int, num_bytes: int, device: torch.device, folder: Path) -> States:
+    """An empty place for the states of so many windows. Where all streams take ``num_bytes`` and that is too much of
+    the memory of ``device``, it is on the disk of ``folder``."""
+    is_small = num_bytes <= SHARE * free_memory_bytes(device)
+    return StatesInMemory(num_windows) if is_small else StatesOnDisk(num_windows, folder)
 
 
-def states_kept(num_bytes: int, device: torch.device, folder: Path) -> States:
-    """An empty sequence for states of ``num_bytes`` in all: a list, or beyond the limit a file beside ``folder``'s."""
-    return [] if num_bytes <= SHARE * free_memory_bytes(device) else StatesOnDisk(folder)
+class States(MutableSequence[torch.Tensor]):
+    """Tensors of one shape and dtype, ``capacity`` of them at most."""
 
-
-def copied(states: States, change: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach) -> States:
-    """The same states, or each as ``change`` makes it, kept where those are kept."""
-    made: States = StatesOnDisk(states.folder) if isinstance(states, StatesOnDisk) else []
-    made.extend(change(state) for state in states)
-    return made
-
-
-class StatesOnDisk(MutableSequence[torch.Tensor]):
-    """Tensors of one shape and dtype in a file of ``folder`` that has no name: it is gone when the process is.
-
-    An item is read when it is asked for, and given on the device that it came from.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # it lives as long as this does
-        self._like = torch.empty(0)
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
         self._num = 0
+        self._like = torch.empty(0)
 
-    def __del__(self) -> None:
-        self._file.close()
+    def copy(self) -> Self:
+        """The same states in another place of the same kind."""
+        other = self._empty()
+        other.extend(self)
+        return other
 
     def __len__(self) -> int:
         return self._num
@@ -50,33 +46,91 @@ class StatesOnDisk(MutableSequence[torch.Tensor]):
     def __getitem__(self, window: Any) -> Any:
         if isinstance(window, slice):
             return [self[one] for one in range(*window.indices(self._num))]
-        self._file.seek(self._place(window) * self._like.nbytes)
-        bytes_ = torch.empty(self._like.nbytes, dtype=torch.uint8)
-        self._file.readinto(bytes_.numpy().data)
-        return bytes_.view(self._like.dtype).view(self._like.shape).to(self._like.device)
+        return self._read(self._place(window))
 
     def __setitem__(self, window: Any, state: Any) -> None:
+        self._check(state)
         self._write(self._place(window), state)
 
     def insert(self, window: int, state: torch.Tensor) -> None:
         """Only at the end."""
-        if window != self._num:
-            raise IndexError("hidden states on disk grow at their end")
+        if window != self._num or self._num == self.capacity:
+            raise IndexError(f"{self.capacity} hidden states, which are put one behind another")
         if self._num == 0:
-            self._like = torch.empty_like(state)
+            self._like = torch.empty_like(state, device="meta")
+            self._open(state)
+        self._check(state)
         self._write(window, state)
         self._num += 1
 
     def __delitem__(self, window: Any) -> None:
-        raise TypeError("hidden states on disk are not deleted one by one")
+        raise TypeError("hidden states are not deleted one by one")
+
+    @abstractmethod
+    def _empty(self) -> Self: ...
+
+    @abstractmethod
+    def _open(self, like: torch.Tensor) -> None:
+        """Called with the first state, before it is written."""
+
+    @abstractmethod
+    def _read(self, place: int) -> torch.Tensor: ...
+
+    @abstractmethod
+    def _write(self, place: int, state: torch.Tensor) -> None: ...
 
     def _place(self, window: int) -> int:
         if not -self._num <= window < self._num:
             raise IndexError(window)
         return window % self._num
 
-    def _write(self, place: int, state: torch.Tensor) -> None:
+    def _check(self, state: torch.Tensor) -> None:
         if state.shape != self._like.shape or state.dtype != self._like.dtype:
             raise ValueError(f"a state of {state.shape} {state.dtype} among {self._like.shape} {self._like.dtype}")
+
+
+class StatesInMemory(States):
+    """One tensor for all. States that come and go one by one would leave holes in memory between them."""
+
+    def _empty(self) -> Self:
+        return type(self)(self.capacity)
+
+    def _open(self, like: torch.Tensor) -> None:
+        self._all = like.new_empty(self.capacity, *like.shape)
+
+    def _read(self, place: int) -> torch.Tensor:
+        return self._all[place]
+
+    def _write(self, place: int, state: torch.Tensor) -> None:
+        self._all[place].copy_(state)
+
+
+class StatesOnDisk(States):
+    """A file of ``folder`` that has no name: it is gone when the process is.
+
+    An item is read when it is asked for, and given on the device that the first came from.
+    """
+
+    def __init__(self, capacity: int, folder: Path) -> None:
+        super().__init__(capacity)
+        self._folder = folder
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # it lives as long as this does
+
+    def __del__(self) -> None:
+        self._file.close()
+
+    def _empty(self) -> Self:
+        return type(self)(self.capacity, self._folder)
+
+    def _open(self, like: torch.Tensor) -> None:
+        self._device = like.device
+
+    def _read(self, place: int) -> torch.Tensor:
+        bytes_ = torch.empty(self._like.nbytes, dtype=torch.uint8)
+        self._file.seek(place * self._like.nbytes)
+        self._file.readinto(bytes_.numpy().data)
+        return bytes_.view(self._like.dtype).view(self._like.shape).to(self._device)
+
+    def _write(self, place: int, state: torch.Tensor) -> None:
         self._file.seek(place * self._like.nbytes)
         self._file.write(state.detach().contiguous().view(-1).cpu().view(torch.uint8).numpy().data)

@@ -169,7 +169,9 @@ def test_solvers_lose_less_than_rounding(tmp_path, solver, proof_in_this_process
 def test_hidden_states_on_disk_give_the_same_files(tmp_path, monkeypatch, algorithms, proof_in_this_process):
     _, in_memory, _ = quantize(tmp_path, UINT4, algorithms)
     kept = []
-    monkeypatch.setattr(pipeline, "states_kept", lambda *given: kept.append(StatesOnDisk(given[-1])) or kept[-1])
+    monkeypatch.setattr(
+        pipeline, "states_kept", lambda num, _, __, folder: kept.append(StatesOnDisk(num, folder)) or kept[-1]
+    )
     _, on_disk, _ = quantize(tmp_path, UINT4, algorithms)
     assert len(kept) == 1 and len(kept[0]) == TEXT.num_samples
     assert {file.name for file in on_disk.iterdir()} == {file.name for file in in_memory.iterdir()}
