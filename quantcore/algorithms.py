@@ -183,8 +183,8 @@ class RotationConfig(_OnEdges):
 
     ``r1`` turns the residual stream, ``r2`` the values of each head: both are folded into weights and cost nothing
     later. ``r3`` (each head of queries and keys, behind RoPE) and ``r4`` (the input of the last layer of an MLP) work
-    while the model runs, and no file holds them. ``ModelQuantizer`` does ``r3``: outputs of k_proj are then quantized
-    behind it.
+    while the model runs, and no file holds them: ``ModelQuantizer`` does them. With ``r3`` outputs of k_proj are
+    quantized behind it.
     ``random_r1`` and ``random_r2`` add random signs by ``seed``; ``rotation_size`` turns blocks of so many channels.
     Of what AMD Quark's files say besides, names of modules are not needed, and only fixed rotations are available.
     """

@@ -244,7 +244,7 @@ def _check_possible(config: Config) -> None:
         "algo_config": (
             ", ".join(_online(config)),
             "Such a rotation works while the model runs, and no export can say so: take r1 and r2."
-            " Only a model in memory can run r3: ModelQuantizer does it.",
+            " Only a model in memory can run r3 and r4: ModelQuantizer does them.",
         ),
         "quant_mode": ("fx_graph_mode" * (config.quant_mode is QuantizationMode.fx_graph_mode), "Take eager_mode."),
         "softmax_quant_spec": ("softmax" * (config.softmax_quant_spec is not None), "Use ModelQuantizer, in memory."),

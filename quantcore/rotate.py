@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from quantcore.algorithms import RotationConfig
-from quantcore.blocks.edges import FoundEdges
+from quantcore.blocks.edges import Edge, FoundEdges, weight_of
 from quantcore.blocks.residual import find_embedding, find_head, find_residual
-from quantcore.blocks.rotation import find_head_sizes, rotate_block, rotate_values
-from quantcore.blocks.stream import Run
+from quantcore.blocks.rotation import find_head_sizes, rotate_block, rotate_input, rotate_values
+from quantcore.blocks.stream import Run, has_matrix
+from quantcore.blocks.watching import find_layers
 from quantcore.hadamard import Rotation, orthogonal
 
 
@@ -41,10 +42,13 @@ class ModelRotation:
         changed: set[str] = set()
         if self._config.r1:
             changed.update(rotate_block(block, find_residual(block, run, like), self._stream))
-        if self._config.r2:
+        if self._config.r2 or self._config.r4:
             found = edges().edges
-            for edge, size in zip(found, find_head_sizes(block, found, run, like), strict=True):
-                if size is not None:
+            heads = dict(zip(found, find_head_sizes(block, found, run, like), strict=True))
+            if self._config.r4:
+                changed.update(self._turn_inputs(block, heads))
+            for edge, size in heads.items():
+                if self._config.r2 and size is not None:
                     changed.update(rotate_values(block, edge, self._of_heads(size)))
         return changed
 
@@ -56,6 +60,27 @@ class ModelRotation:
             return set()
         found = [find_embedding(model, embed, like.shape[-1]), find_head(model, logits, like)]
         return {name for residual in found for name in rotate_block(model, residual, self._stream)}
+
+    def _turn_inputs(self, block: nn.Module, heads: dict[Edge, int | None]) -> set[str]:
+        """R4 on the layers that read neither the stream nor values of ``heads``; the names of their weights.
+
+        Those that read the stream stand behind a norm, or are as wide as it is.
+        """
+        others = {
+            name
+            for edge, size in heads.items()
+            for name in edge.consumers
+            if size is not None or not has_matrix(block.get_submodule(edge.producer))
+        }
+        read = {name for edge in heads for name in edge.consumers}
+        turned = set()
+        layers = {name: layer for name, layer in find_layers(block).items() if has_matrix(layer)}
+        for name, layer in layers.items():
+            width = weight_of(layer).shape[1]
+            if name not in others and (name in read or width != self._stream.size):
+                rotate_input(block, name, orthogonal(width, block_size=self._config.rotation_size))
+                turned.add(f"{name}.weight")
+        return turned
 
     def _of_heads(self, size: int) -> Rotation:
         return orthogonal(size, seed=self._config.seed, random_signs=self._config.random_r2)

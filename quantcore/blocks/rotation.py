@@ -151,6 +151,11 @@ class InputRotation:
         return (self.rotation.apply(args[0]), *args[1:])
 
 
+def turns_input(layer: nn.Module) -> bool:
+    """Whether the input of ``layer`` is turned by R4."""
+    return any(isinstance(hook, InputRotation) for hook in layer._forward_pre_hooks.values())
+
+
 def rotate_input(block: nn.Module, name: str, rotation: Rotation) -> RemovableHandle:
     """R4 on the linear layer ``name``: W <- W R in place, and a hook that turns its input while the model runs.
 

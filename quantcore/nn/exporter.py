@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from quantcore.blocks.names import stores_single_experts
+from quantcore.blocks.rotation import turns_input
 from quantcore.checkpoint.artifact import building, write_json
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.checkpoint.layout import TensorLayout
@@ -171,13 +172,18 @@ def _frozen_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
 
 
 def _check_attention(model: nn.Module, config: Config) -> None:
-    if any(isinstance(part, HeadRotation) for part in model.modules()):
-        raise ConfigError(
-            "No format stores rotation r3, which turns queries and keys while the model runs.",
-            code="incompatible_export",
-            hint="Only the model in memory and its ONNX export run it. For files quantize without r3.",
-            field="/algo_config",
-        )
+    online = {
+        "r3, which turns queries and keys": any(isinstance(part, HeadRotation) for part in model.modules()),
+        "r4, which turns the input of an MLP's last layer": any(map(turns_input, model.modules())),
+    }
+    for rotation, found in online.items():
+        if found:
+            raise ConfigError(
+                f"No format stores rotation {rotation} while the model runs.",
+                code="incompatible_export",
+                hint=f"Only the model in memory and its ONNX export run it. For files quantize without {rotation[:2]}.",
+                field="/algo_config",
+            )
     if config.softmax_quant_spec is not None:
         raise ConfigError(
             "No format stores quantized attention, so the files would compute something else than the model.",

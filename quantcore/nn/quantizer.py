@@ -119,13 +119,6 @@ class ModelQuantizer:
                 hint="Leave it out, or take eager mode.",
                 field="/algo_config",
             )
-        if _rotates(self.config, "r4"):
-            raise ConfigError(
-                "algo_config asks for rotation r4, which ModelQuantizer does not do.",
-                code="unsupported_config",
-                hint="Leave it out, or fold it in before: quantcore.blocks.rotation.rotate_input, layer by layer.",
-                field="/algo_config",
-            )
 
 
 def _rotates(config: Config, which: str) -> bool:

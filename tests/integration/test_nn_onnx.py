@@ -140,6 +140,10 @@ LANGUAGE_MODELS = {
     "llama": ({"tie_word_embeddings": False}, {}),
     "gpt2": ({"n_embd": 64, "n_layer": 2, "n_head": 4}, {}),
     "llama with fp8 attention": ({"tie_word_embeddings": False}, {"softmax_quant_spec": spec("fp8_e4m3")}),
+    "llama with rotated inputs of MLPs": (
+        {"tie_word_embeddings": False},
+        {"algo_config": RotationConfig(r1=False, r4=True)},
+    ),
     "llama with rotated keys": (
         {"tie_word_embeddings": False},
         {

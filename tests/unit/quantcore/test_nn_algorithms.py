@@ -1,5 +1,7 @@
 """Algorithms on a model in memory: what they compute stays what it was, and rounding hurts less."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -17,13 +19,16 @@ from quantcore.algorithms import (
     RTNConfig,
     SmoothQuantConfig,
 )
+from quantcore.blocks.rotation import turns_input
 from quantcore.config import Config, QuantizationConfig
 from quantcore.errors import CalibrationError, ConfigError, ModelError
+from quantcore.nn.layers import QuantizedLayer
 from quantcore.spec import QuantizationSpec
 from tests.factories import MIXTURES, SHAPE, correlate
 
 UINT2 = QuantizationSpec(dtype="uint2", qscheme="per_group", group_size=16, symmetric=False)
 INT16 = QuantizationSpec(dtype="int16", qscheme="per_channel", ch_axis=0)
+LAST = re.compile(r"down_proj|w2|4h_to_h")  # of an MLP
 FP8 = QuantizationSpec(dtype="fp8_e4m3", qscheme="per_tensor")
 
 
@@ -88,6 +93,37 @@ def test_rotating_keeps_what_the_model_computes(model_type, tied):
     assert not torch.equal(model.get_input_embeddings().weight, embedding)
     assert model.get_output_embeddings().weight is not model.get_input_embeddings().weight
     assert model.config.tie_word_embeddings is False
+
+
+@pytest.mark.parametrize(
+    ("model_type", "r1"),
+    [("llama", True), ("llama", False), ("mixtral", True), ("gemma2", False), ("phi3", False), ("gpt_neox", False)],
+)
+def test_r4_turns_what_the_last_layers_of_mlps_read(model_type, r1):
+    """Not what attention's read; and with 16 bits the model stays what it was."""
+    model = tiny(model_type, **MIXTURES.get(model_type, {}))
+    before = logits(model)
+    ModelQuantizer(config(RotationConfig(r1=r1, r4=True), weight=INT16)).quantize_model(model, batches())
+    turned = {name for name, part in model.named_modules() if turns_input(part)}
+    expected = {name for name, part in model.named_modules() if isinstance(part, QuantizedLayer) and LAST.search(name)}
+    assert turned == expected and turned
+    assert change(model, before) < 5e-3
+
+
+def test_r4_spreads_outliers_of_the_input():
+    """Activations of 4 bits: one channel of the MLP that is 50 times as large costs the others less."""
+
+    def error(*algorithms):
+        model = tiny()
+        for block in model.model.layers:
+            block.mlp.up_proj.weight.data[3] *= 50
+            block.mlp.down_proj.weight.data[:, 3] /= 50
+        before = logits(model)
+        inputs = QuantizationSpec(dtype="int4", qscheme="per_channel", ch_axis=1, is_dynamic=True, symmetric=True)
+        ModelQuantizer(config(*algorithms, weight=INT16, inputs=inputs)).quantize_model(model, batches())
+        return change(model, before)
+
+    assert error(RotationConfig(r1=False, r4=True)) < 0.8 * error()
 
 
 @pytest.mark.parametrize(

@@ -128,10 +128,6 @@ REFUSED = {
         lambda: nn.Sequential(nn.Linear(4, 4)), Config(global_quant_config=WEIGHT_ONLY, algo_config=R3), [IDS],
         ConfigError, "Sequential has no attention that can be replaced, so rotation r3 means nothing",
     ),
-    "r4": (
-        language_model, Config(global_quant_config=WEIGHT_ONLY, algo_config=RotationConfig(r1=False, r4=True)), [IDS],
-        ConfigError, "rotation r4, which ModelQuantizer does not do",
-    ),
     "overflow behind r3": (
         overflowing, Config(global_quant_config=WEIGHT_ONLY, softmax_quant_spec=FP8, algo_config=R3), [IDS],
         NumericsError, "layers.1.self_attn became NaN or infinite",
@@ -290,9 +286,13 @@ def test_r3_says_where_it_gains_nothing(capsys):
     assert "WARNING" not in capsys.readouterr().err
 
 
-def test_files_of_a_model_with_r3_are_refused(tmp_path):
-    config = keys(FP8)
+@pytest.mark.parametrize("which", ["r3", "r4"])
+def test_files_of_a_model_with_an_online_rotation_are_refused(tmp_path, which):
+    r4 = Config(global_quant_config=WEIGHT_ONLY, exclude=("lm_head",), algo_config=RotationConfig(r1=False, r4=True))
+    config = keys(FP8) if which == "r3" else r4
     model = ModelQuantizer.freeze(ModelQuantizer(config).quantize_model(language_model(), [IDS]))
-    with pytest.raises(ConfigError, match=r"No format stores rotation r3.*\n?.*Only the model in memory") as caught:
+    with pytest.raises(
+        ConfigError, match=rf"No format stores rotation {which}.*\n?.*Only the model in memory"
+    ) as caught:
         ModelExporter(tmp_path / "out").export_safetensors_model(model, config)
     assert caught.value.code == "incompatible_export" and not (tmp_path / "out").exists()

@@ -127,7 +127,7 @@ def test_impossible_requests_are_refused(code):
 def test_a_rotation_that_no_file_holds_says_who_runs_it():
     with pytest.raises(ConfigError, match="rotation r3, which is not available") as caught:
         plan("int8_dynamic", algo_config=(RotationConfig(r3=True),))
-    assert "Only a model in memory can run r3: ModelQuantizer" in caught.value.hint
+    assert "Only a model in memory can run r3 and r4: ModelQuantizer" in caught.value.hint
 
 
 def test_an_impossible_export_says_which_format_can():
