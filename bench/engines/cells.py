@@ -26,6 +26,9 @@ ALGORITHMS = {
     "gptq": "GPTQ",
     "smoothquant+gptq": "SmoothQuant, then GPTQ",
     "rotation+gptq": "rotation, then GPTQ",
+    "awq+gptq": "AWQ, then GPTQ",
+    "gptaq": "GPTAQ: GPTQ that also corrects what the layers before changed",
+    "rotation+gptaq": "rotation, then GPTAQ",
 }
 FLOAT = "float"  # the row that the others are held against: no engine at all
 ENGINES = {
@@ -39,28 +42,32 @@ ENGINES = {
 USUAL = (
     "uint4:rtn", "uint4:awq", "uint4:gptq", "uint4:rotation+gptq", "int4:gptq", "int8:rtn", "int8:smoothquant",
     "int8:smoothquant+gptq", "int8_dynamic:smoothquant+gptq", "fp8:rtn", "mxfp4:rtn", "mxfp4:gptq",
-    "uint4:range_search",
+    "uint4:range_search", "uint4:awq+gptq", "uint4:gptaq", "uint4:rotation+gptaq",
 )  # fmt: skip
 # engine, scheme, algorithm: the first row that fits says why there is no such cell.
 MISSING = (
     ("*", "*int4", "smoothquant*", "the inputs stay as they are: there is nothing to smooth"),
-    ("*", "*8*", "awq", "AWQ is for weights of few bits"),
+    ("*", "*8*", "awq*", "AWQ is for weights of few bits"),
     ("*", "*8*", "range_search", "at 8 bits ranges decide little"),
     ("gptqmodel", "int8*", "*", "it quantizes no inputs to int8"),
     ("gptqmodel", "fp8", "*", "its fp8 leaves the inputs as they are"),
     ("gptqmodel", "mxfp4", "*", "it has no MXFP4"),
     ("gptqmodel", "*", "rotation*", "its rotation runs on CUDA alone (7.7.0)"),
     ("gptqmodel", "*", "range_search", "its range search does not look at the inputs"),
+    ("gptqmodel", "*", "awq+gptq", "it takes one of the two"),
+    ("llmcompressor", "*", "*gptaq", "it has no GPTAQ"),
     ("quark", "int8_dynamic", "*", "it has no such scheme"),
     ("quark", "*", "range_search", "its range searches have one scale a tensor"),
 )
 # CPU seconds of one thread for SmolLM2-135M and 32 x 512 tokens: measured in earlier runs or (AWQ, rotation) reckoned
 # from runs with fewer tokens. They decide nothing but --list and the time limits.
 ESTIMATES_S = {
-    ("quark", "*awq"): 2000, ("quark", "smoothquant"): 100, ("quark", "*gptq"): 360,
-    ("quark", "*"): 50, ("llmcompressor", "*awq"): 850, ("llmcompressor", "*gptq"): 170,
-    ("llmcompressor", "*"): 70, ("gptqmodel", "awq"): 2600, ("gptqmodel", "gptq"): 190, ("gptqmodel", "*"): 10,
-    ("ours", "*awq"): 250, ("ours", "*gptq"): 150, ("ours", "*"): 70, (FLOAT, "*"): 0,
+    ("quark", "awq"): 2000, ("quark", "awq+gptq"): 2400, ("quark", "smoothquant"): 100, ("quark", "*gptq"): 360,
+    ("quark", "*gptaq"): 700, ("quark", "*"): 50,
+    ("llmcompressor", "awq"): 850, ("llmcompressor", "awq+gptq"): 1050, ("llmcompressor", "*gptq"): 170,
+    ("llmcompressor", "*"): 70,
+    ("gptqmodel", "awq"): 2600, ("gptqmodel", "gptq"): 190, ("gptqmodel", "gptaq"): 400, ("gptqmodel", "*"): 10,
+    ("ours", "awq"): 120, ("ours", "*gptq"): 120, ("ours", "*gptaq"): 220, ("ours", "*"): 70, (FLOAT, "*"): 0,
 }  # fmt: skip
 AROUND_S = 90  # starting, loading, and the perplexity of 40 x 512 tokens
 

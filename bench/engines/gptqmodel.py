@@ -18,7 +18,7 @@ from torch import nn
 
 from bench.engines.runner import Clock, finish, perplexity, start
 
-CONFIGS = {"rtn": RTNConfig, "gptq": GPTQConfig, "awq": AWQConfig, "rotation+gptq": GPTQConfig}
+CONFIGS = {"rtn": RTNConfig, "gptq": GPTQConfig, "awq": AWQConfig, "rotation+gptq": GPTQConfig, "gptaq": GPTQConfig}
 
 
 def dequantize(model: nn.Module) -> None:
@@ -41,6 +41,8 @@ def main() -> None:
     settings = {"bits": 4, "group_size": 64, "sym": job.scheme == "int4"}
     if "rotation" in job.algorithms:
         settings["rotation"] = "hadamard"
+    if "gptaq" in job.algorithms:
+        settings["gptaq"] = {}
     with Clock() as load:
         model = GPTQModel.load(str(job.model_dir), CONFIGS[job.algorithm](**settings), device="cpu")
     rows = [{"input_ids": ids_T.tolist(), "attention_mask": [1] * len(ids_T)} for ids_T in calibration_NT]

@@ -38,6 +38,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "smoothquant": {"name": "smoothquant"},
     "awq": {"name": "awq"},
     "gptq": {"name": "gptq"},
+    "gptaq": {"name": "gptaq"},
     "rotation": {"name": "rotation"},
 }
 EXPORT = "quark"
