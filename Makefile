@@ -11,7 +11,8 @@ PIP := -m pip --disable-pip-version-check install --quiet --progress-bar off
 # The stamp's name carries the hash of what decides the environment: a second run has nothing to install.
 STAMP := $(VENV)/.stamp-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 # One thread a process: several test processes run at a time, and their numbers must not depend on the machine.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+JOBS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 ARGS ?=
 
 .PHONY: help setup demo test test-all check lint up consumers bench bench-engines bench-formats clean
