@@ -77,6 +77,8 @@ class RunningBlock:
         reference = self.streams.reference
         with torch.no_grad():
             for window in range(len(self.calibration.states)):
+                if collector is not None:
+                    collector.begin(self.calibration.states[window])
                 if collector is not None and reference is not None:
                     with collector.reference():
                         reference.states[window] = reference.run(self.block, self.index, window)

@@ -35,7 +35,8 @@ class Stats:
     ``gram_II`` is the mean of x x^T in float32 or float64 (half of GPTQ's Hessian), ``mean_I`` and ``mean_abs_I``
     those of x and |x|, ``largest_I`` the largest |x|; the last three float32. ``sample_TI`` are some of the tokens as
     they were, spread evenly over the text. ``shift_II`` is for methods that know what the float model's input y was
-    where this one, x, comes after quantized layers: the mean of (y - x) x^T. None: not asked for.
+    where this one, x, comes after quantized layers: the mean of (y - x) x^T. None: not asked for. In ``gram_II`` and
+    ``shift_II`` tokens may count by how much depends on them (``calibration.stats.token_weights``).
     """
 
     num_tokens: int

@@ -33,6 +33,11 @@ class StatsCollector:
         self._seen: dict[int, tuple[ReferenceType[torch.Tensor], _Sums]] = {}
         self._reference: dict[str, torch.Tensor] = {}
         self._is_reference = False
+        self._weights: torch.Tensor | None = None
+
+    def begin(self, state: torch.Tensor) -> None:
+        """The next windows come, [1 or more, T, H] in front of the block: their tokens count as they are long."""
+        self._weights = token_weights(state)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -87,8 +92,11 @@ class StatsCollector:
             references = [None] * len(sequences)
         else:
             references = list(reference.reshape_as(sequences))
-        for sequence, other in zip(sequences, references, strict=True):
-            sums.add(sequence, other, self._sample_a_window, self._num_windows)
+        weights: list[torch.Tensor | None] = [None] * len(sequences)
+        if self._weights is not None and self._weights.shape == x.shape[:-1]:  # an expert gets some of the tokens
+            weights = list(self._weights)
+        for sequence, other, weight_T in zip(sequences, references, weights, strict=True):
+            sums.add(sequence, other, weight_T, self._sample_a_window, self._num_windows)
         self._seen[id(x)] = (ref(x), sums)
 
 
@@ -107,7 +115,10 @@ class _Sums:
         self._num_shifted = 0
         self._samples: list[torch.Tensor] = []
 
-    def add(self, x_TI: torch.Tensor, reference_TI: torch.Tensor | None, num_sampled: int, num_windows: int) -> None:
+    def add(
+        self, x_TI: torch.Tensor, reference_TI: torch.Tensor | None, weight_T: torch.Tensor | None, num_sampled: int,
+        num_windows: int,
+    ) -> None:  # fmt: skip
         """Take in one of about ``num_windows`` sequences, and keep ``num_sampled`` of its tokens."""
         num_tokens = len(x_TI)
         self.num_tokens += num_tokens
@@ -120,10 +131,12 @@ class _Sums:
         magnitude = wide.abs()
         self._sum_abs += magnitude.sum(0)
         self._largest = torch.maximum(self._largest, magnitude.amax(0).float())
+        weighted = wide if weight_T is None else wide * weight_T.to(wide.dtype).sqrt().unsqueeze(1)
         if self._gram is not None:
-            _add_gram(self._gram, wide)
+            _add_gram(self._gram, weighted)
         if self._shift is not None and reference_TI is not None:
-            self._shift.addmm_((reference_TI.to(wide.dtype) - wide).T, wide)
+            moved = reference_TI.to(wide.dtype) - wide
+            self._shift.addmm_(moved.T, wide if weight_T is None else wide * weight_T.to(wide.dtype).unsqueeze(1))
             self._num_shifted += num_tokens
 
     def stats(self) -> Stats:
@@ -137,6 +150,18 @@ class _Sums:
             sample_TI=sample,
             shift_II=self._shift / self._num_shifted if self._shift is not None and self._num_shifted else None,
         )
+
+
+def token_weights(state: torch.Tensor) -> torch.Tensor:
+    """How much each token [.., T] of hidden states [.., T, H] counts: as it is long, 1 on the average of a window.
+
+    A token that is much longer than others is one that all others look at, the first of a text above all (attention
+    sinks, Xiao et al. 2023; massive activations, Sun et al. 2024): an error in it is an error in all. That tokens ought
+    not to count alike is due to RSQ (Sung et al. 2025), which goes by the attention that they get.
+    """
+    length = state.detach().float().norm(dim=-1)
+    weights: torch.Tensor = length / length.mean(dim=-1, keepdim=True).clamp(min=torch.finfo(length.dtype).tiny)
+    return weights
 
 
 def _add_gram(gram_II: torch.Tensor, x_TI: torch.Tensor) -> None:

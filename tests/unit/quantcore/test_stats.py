@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from quantcore.calibration.stats import StatsCollector
+from quantcore.calibration.stats import StatsCollector, token_weights
 from quantcore.stats import Needs
 
 ALL = Needs(gram=True, sample=24, shift=True)
@@ -45,6 +45,42 @@ def test_sums_are_those_of_float64():
     assert torch.equal(stats.largest_I, x.abs().amax(0).float())
     assert torch.allclose(stats.mean_I, x.mean(0).float()) and torch.allclose(stats.mean_abs_I, x.abs().mean(0).float())
     assert torch.equal(stats.power_I, stats.gram_II.diagonal())
+
+
+def test_tokens_count_as_their_hidden_states_are_long():
+    """In the sums of products; the others are those of the inputs as they are."""
+    torch.manual_seed(4)
+    block, windows, others = Block(), *(list(torch.randn(3, 1, 16, 10)) for _ in range(2))
+    states = [torch.randn(1, 16, 7) * torch.arange(1, 17).view(16, 1) ** 2 for _ in windows]
+    collector = StatsCollector(dict(block.named_children()), ALL, 3)
+    with torch.no_grad(), collector.watching():
+        for state, window, other in zip(states, windows, others, strict=True):
+            collector.begin(state)
+            with collector.reference():
+                block(other)
+            block(window)
+    stats = collector.stats()["q"]
+    x, y, h = torch.cat(windows).double(), torch.cat(others).double(), torch.cat(states).double()
+    weight = h.norm(dim=-1) / h.norm(dim=-1).mean(1, keepdim=True)
+    assert weight.max() > 2 and torch.allclose(weight.mean(1), torch.ones(3).double())
+    gram = torch.einsum("nt,nti,ntj->ij", weight, x, x) / 48
+    shift = torch.einsum("nt,nti,ntj->ij", weight, y - x, x) / 48
+    assert torch.allclose(stats.gram_II.double(), gram, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(stats.shift_II.double(), shift, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(stats.mean_I.double(), x.mean((0, 1)), atol=1e-6)
+    assert stats.num_tokens == 48 and torch.equal(stats.largest_I, x.abs().amax((0, 1)).float())
+
+
+def test_some_of_the_tokens_count_alike_and_so_do_states_of_zero():
+    block, window = Block(), torch.randn(1, 16, 10)
+    for state, given in ((torch.randn(1, 17, 7), window), (torch.zeros(1, 16, 7), window[0])):
+        collector = StatsCollector(dict(block.named_children()), ALL, 1)
+        with torch.no_grad(), collector.watching():
+            collector.begin(state)
+            block(given)
+        plain = collected(block, [given])["q"].gram_II
+        assert torch.equal(collector.stats()["q"].gram_II, plain)
+    assert torch.isfinite(token_weights(torch.zeros(1, 16, 7))).all()
 
 
 @pytest.mark.parametrize("width", [1, 3, 10, 64])  # fewer inputs than panels, widths that panels do not divide
