@@ -86,10 +86,12 @@ class Slot(threading.Thread):
         self._woken.set()
 
     def run(self) -> None:
-        while not self._draining:
+        while True:
             self._woken.clear()
             while not self._draining and self._run_one():
                 pass
+            if self._draining:  # asked after the clear: a drain that it forgot is seen here
+                return
             self._woken.wait(self._settings.poll_s * random.uniform(0.9, 1.1))
 
     def _run_one(self) -> bool:

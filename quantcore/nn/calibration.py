@@ -18,6 +18,7 @@ from quantcore.checkpoint.experts import EXPERT
 from quantcore.errors import CalibrationError
 from quantcore.layer import LayerPlan
 from quantcore.nn.log import log
+from quantcore.runtime.products import products_on
 
 T = TypeVar("T")
 
@@ -66,7 +67,8 @@ def run(model: nn.Module, batch: Any) -> Any:
             code="batch_does_not_fit",
             hint="A dict is given as named arguments, a tuple as positional ones: give the model's inputs, no labels.",
         ) from error
-    return model(*args, **kwargs)
+    with products_on(next(model.parameters()).device):
+        return model(*args, **kwargs)
 
 
 def as_arguments(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -28,6 +28,7 @@ def up(home: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     def start() -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "bitfoundry", "up", "--home", str(home), "--port", "0", "--json"]
         environment = {name: value for name, value in os.environ.items() if name not in {"DATABASE_URL", "BROKER_URL"}}
+        environment["PYTHONFAULTHANDLER"] = "1"
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         started.append(process)
         assert process.stdout is not None
@@ -41,8 +42,19 @@ def up(home: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
 
     yield start
     for process in started:
+        below = family(process) if process.poll() is None else []
         process.kill()
         process.communicate()
+        left_of(below)  # they still write to the home, which goes next
+
+
+def status_of(process: subprocess.Popen[str]) -> int:
+    """Its exit status. One that does not end says where it stands."""
+    try:
+        return process.wait(90)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)
+        raise AssertionError(process.communicate()[1]) from None
 
 
 def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -83,14 +95,14 @@ def test_up_serves_keeps_its_data_and_leaves_nothing(home: Path, up: Callable[[]
         assert key.api_key.encode() not in log.read_bytes(), log.name
 
     first.send_signal(signal.SIGINT)
-    assert first.wait(90) == 0
+    assert status_of(first) == 0
     assert left_of(processes) == []
 
     second = up()
     found = Connection.read(home)
     assert found is not None and found.api_key == key.api_key  # the database knew it
     second.send_signal(signal.SIGTERM)
-    assert second.wait(90) == 0
+    assert status_of(second) == 0
 
 
 def test_a_killed_up_takes_everything_with_it_and_starts_again(
