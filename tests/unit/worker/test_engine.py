@@ -120,7 +120,11 @@ def test_what_does_not_stop_is_killed(tmp_path: Path) -> None:
 
 
 def test_kill_is_at_once_and_a_lost_lease_outweighs_a_cancel(tmp_path: Path) -> None:
-    engine = make(tmp_path, GRANDCHILD + "time.sleep(60)", stop_grace_s=60)
+    engine = make(
+        tmp_path,
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + GRANDCHILD + "time.sleep(60)",
+        stop_grace_s=60,
+    )
     lines = engine.lines()
     pid = next(lines)["pid"]
     engine.stop(Stop.CANCELLED)
