@@ -37,7 +37,7 @@ demo: $(STAMP)  ## quantize a real language model three ways on the real stack, 
 up: $(STAMP)  ## run the whole service on this machine; Ctrl-C stops it
 	@$(BIN)/bitfoundry up $(ARGS)
 
-test: $(STAMP)  ## the tests, with real PostgreSQL and Valkey (about 6 minutes)
+test: $(STAMP)  ## the tests, with real PostgreSQL and Valkey (about 10 minutes)
 	@$(PYTEST) -m "not slow" $(ARGS)
 
 test-all: $(STAMP) consumers  ## all the tests, the slow ones and vLLM included

@@ -179,7 +179,7 @@ class BlockAlgorithms:
         self._said: set[object] = set()
         self._sequential: bool = getattr(self._solver_config, "true_sequential", False)
         self._needs = reduce(or_, (smoothing.needs for _, smoothing in self._smoothings), self._solver.needs)
-        self.compares = any(getattr(one, "compares", False) for one in config.algo_config)
+        self.compares = config.compares
         """Whether what the quantized blocks give is compared with what the float ones do."""
         self.through_quantized = self._sequential or self.compares
         """Whether statistics are taken behind the quantized blocks."""
@@ -193,9 +193,11 @@ class BlockAlgorithms:
 
     def turned(self, hidden: Hidden) -> Hidden:
         """The hidden states in front of the first block, in place, as the blocks will read them."""
-        if self._rotation_config is not None:
-            if self._rotation is None:
-                self._rotation = ModelRotation(self._rotation_config, hidden.states[0].shape[-1])
+        if self._rotation_config is None:
+            return hidden
+        if self._rotation is None:
+            self._rotation = ModelRotation(self._rotation_config, hidden.states[0].shape[-1])
+        if self.turns_stream:
             for window, state in enumerate(hidden.states):
                 hidden.states[window] = self._rotation.turn_state(state)
         return hidden

@@ -137,6 +137,11 @@ class Config(Value):
         layers = (self.global_quant_config, *(layer for table in named for layer in table.values()))
         return any(layer.needs_calibration for layer in layers)
 
+    @property
+    def compares(self) -> bool:
+        """True if an algorithm looks at the float model beside the quantized one: two streams instead of one."""
+        return any(getattr(algorithm, "compares", False) for algorithm in self.algo_config)
+
     def choose(self, name: str, layer_type: str) -> tuple[QuantizationConfig | None, str]:
         """The config of layer ``name`` of class ``layer_type`` (None: kept as it is), and what decided it."""
         for pattern in self.exclude:

@@ -398,14 +398,13 @@ def _memory(
     largest = max((layer.out_features * layer.in_features for layer in layers), default=0)
     [(hidden, _)] = Counter(layer.in_features for layer in layers).most_common(1)  # most layers read the hidden states
     element = FLOAT_DTYPES[tensors[f"{layers[0].name}.weight"].dtype]
-    num_streams = 1 + any(getattr(algorithm, "compares", False) for algorithm in config.algo_config)
     return {
         "runtime": RUNTIME_BYTES,
         "embedding_and_head": outside,
         "one_block": max(blocks.values()),
         "one_weight_in_float32": 3 * 4 * largest,
         "statistics": _statistics(layers) if config.algo_config else 0,
-        "activations": num_streams * calibration.num_samples * calibration.seq_len * hidden * element,
+        "activations": (1 + config.compares) * calibration.num_samples * calibration.seq_len * hidden * element,
     }
 
 

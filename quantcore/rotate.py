@@ -31,8 +31,8 @@ class ModelRotation:
         )
 
     def turn_state(self, state: torch.Tensor) -> torch.Tensor:
-        """Hidden states [1, T, H] in front of the first block, as the turned blocks read them."""
-        return self._stream.apply(state) if self._config.r1 else state
+        """R1 on hidden states [1, T, H] in front of the first block, as the turned blocks read them."""
+        return self._stream.apply(state)
 
     def turn_block(self, block: nn.Module, run: Run, like: torch.Tensor, edges: Callable[[], FoundEdges]) -> set[str]:
         """Fold what is asked for into ``block``; the names of the parameters that changed.

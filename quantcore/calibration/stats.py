@@ -131,12 +131,12 @@ class _Sums:
         magnitude = wide.abs()
         self._sum_abs += magnitude.sum(0)
         self._largest = torch.maximum(self._largest, magnitude.amax(0).float())
-        weighted = wide if weight_T is None else wide * weight_T.to(wide.dtype).sqrt().unsqueeze(1)
+        weight_T1 = None if weight_T is None else weight_T.to(wide.dtype).unsqueeze(1)
         if self._gram is not None:
-            _add_gram(self._gram, weighted)
+            _add_gram(self._gram, wide if weight_T1 is None else wide * weight_T1.sqrt())
         if self._shift is not None and reference_TI is not None:
             moved = reference_TI.to(wide.dtype) - wide
-            self._shift.addmm_(moved.T, wide if weight_T is None else wide * weight_T.to(wide.dtype).unsqueeze(1))
+            self._shift.addmm_(moved.T, wide if weight_T1 is None else wide * weight_T1)
             self._num_shifted += num_tokens
 
     def stats(self) -> Stats:

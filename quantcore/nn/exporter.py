@@ -93,7 +93,7 @@ class ModelExporter:
         export = _format(self.config.json_export_config, custom_mode)
         exporter = EXPORTERS.get(export)
         plans = [layer.plan for layer in layers.values()]
-        _check_attention(model, quant_config)
+        _check_running(model, quant_config)
         _check_plans(plans, quant_config)
         check_exports(plans, (export,))
         merge_output_scales(layers, self.config.json_export_config)
@@ -171,17 +171,18 @@ def _frozen_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
     return layers
 
 
-def _check_attention(model: nn.Module, config: Config) -> None:
-    online = {
-        "r3, which turns queries and keys": any(isinstance(part, HeadRotation) for part in model.modules()),
-        "r4, which turns the input of an MLP's last layer": any(map(turns_input, model.modules())),
-    }
-    for rotation, found in online.items():
-        if found:
+def _check_running(model: nn.Module, config: Config) -> None:
+    """Refuse what the model does while it runs and no file can say."""
+    online = (
+        ("r3", "queries and keys", lambda part: isinstance(part, HeadRotation)),
+        ("r4", "the input of an MLP's last layer", turns_input),
+    )
+    for rotation, turned, is_turning in online:
+        if any(map(is_turning, model.modules())):
             raise ConfigError(
-                f"No format stores rotation {rotation} while the model runs.",
+                f"No format stores rotation {rotation}, which turns {turned} while the model runs.",
                 code="incompatible_export",
-                hint=f"Only the model in memory and its ONNX export run it. For files quantize without {rotation[:2]}.",
+                hint=f"Only the model in memory and its ONNX export run it. For files quantize without {rotation}.",
                 field="/algo_config",
             )
     if config.softmax_quant_spec is not None:

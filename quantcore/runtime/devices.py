@@ -39,7 +39,8 @@ def free_memory_bytes(device: torch.device) -> int:
     """What may still be taken on ``device``; on the host, as far as the system and this container's limit let us."""
     if device.type != "cpu":
         return torch.accelerator.get_memory_info(device)[0]
-    free = [int(kilobytes) * 1024 for kilobytes in re.findall(r"MemAvailable:\s*(\d+) kB", _text(MEMORY))]
+    available = re.findall(r"^MemAvailable:\s*(\d+) kB$", _text(MEMORY), re.MULTILINE)
+    free = [int(kilobytes) * 1024 for kilobytes in available]
     limit, used = (_text(CGROUP / name).strip() for name in ("memory.max", "memory.current"))
     if limit.isdigit() and used.isdigit():  # "max" is no limit
         free.append(int(limit) - int(used))
@@ -55,7 +56,7 @@ def peak_memory_bytes() -> int:
 
 def _peak_resident_bytes() -> int:
     """From Linux's own count: what ``getrusage`` says also holds what the parent had before it started us."""
-    found = re.search(r"VmHWM:\s*(\d+) kB", _text(Path("/proc/self/status")))
+    found = re.search(r"^VmHWM:\s*(\d+) kB$", _text(Path("/proc/self/status")), re.MULTILINE)
     return int(found[1]) * 1024 if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
