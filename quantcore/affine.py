@@ -6,7 +6,7 @@ Tensors come cut into [R, G, S] (see ``grouping``); scales and zero points are [
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -131,6 +131,10 @@ def static_params(params: QParams, spec: QuantizationSpec) -> QParams:
 
 def fake_quantize_activation(x: torch.Tensor, spec: QuantizationSpec, static: QParams | None) -> torch.Tensor:
     """An activation [..., T, I] as a kernel sees it; scales that are not ``static`` are taken from x, in float32."""
+    if spec.outlier_threshold is not None:
+        outlier_I = (x.abs() >= spec.outlier_threshold).flatten(0, -2).any(0)
+        rest = fake_quantize_activation(x.masked_fill(outlier_I, 0), replace(spec, outlier_threshold=None), static)
+        return torch.where(outlier_I, x, rest)
     grouping = activation_grouping(spec)
     if static is not None and not spec.is_dynamic:
         zero_point = None if static.zero_point is None else static.zero_point.to(x.device)

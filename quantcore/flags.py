@@ -18,7 +18,7 @@ from quantcore.export import EXPORTERS
 from quantcore.quark_config import read_config
 from quantcore.task import EvaluationConfig, Task
 
-CUSTOM_MODES = ("quark", "fp8")
+CUSTOM_MODES = ("quark", "fp8", "awq")
 MODEL_EXPORTS = ("hf_format", *EXPORTERS)
 WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
 QUANT_ALGOS = (*NAMES, "smooth")  # AMD Quark's config files say smooth, its flags smoothquant

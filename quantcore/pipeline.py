@@ -208,16 +208,17 @@ class BlockQuantizer:
         layer, known = solved.layer, activations.get(solved.layer, Activations())
         quantized = QLayer(solved.quantized, known.inputs, known.outputs)
         restored, name = solved.restored_OI, f"{layer.name}.weight"
+        model_dtype = self.source.tensors[name].dtype
         self.expected.weights[layer.name] = digest(restored)
         if not all(map(holds_codes, self.plan.exports)):
-            plain = stored(restored.to(TORCH_DTYPES[self.source.tensors[name].dtype]), layer.kind)
+            plain = stored(restored.to(TORCH_DTYPES[model_dtype]), layer.kind)
             self.expected.plain_weights[name] = digest(plain)
         self.expected.activations[layer.name] = as_floats(known)
         event = measured(solved)
         self.done.append(event)
         self.emit(event)
         for export, sink in self.sinks.items():
-            for part, tensor in EXPORTERS.get(export).encode(layer, quantized).items():
+            for part, tensor in EXPORTERS.get(export).encode(layer, quantized, model_dtype).items():
                 full = tensor_name(layer.name, part)
                 sink.write(full, tensor.to(sink.dtype_of(full)))
         self._written.add(name)

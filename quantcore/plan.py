@@ -18,7 +18,7 @@ from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
 from quantcore.config import CalibrationConfig, Config, QuantizationMode
 from quantcore.errors import ConfigError, ModelError
-from quantcore.export import EXPORTERS, holds_codes, tensor_name
+from quantcore.export import EXPORTERS, Uniform, holds_codes, tensor_name
 from quantcore.layer import LayerPlan
 
 STREAMED_TYPES = ("Linear", "Conv1D")
@@ -331,6 +331,23 @@ def check_exports(layers: Sequence[LayerPlan], exports: Sequence[str]) -> None:
                 hint=f"Formats that can: {', '.join(fitting) or 'none'}.",
                 field="/export",
                 allowed=fitting,
+            )
+        if isinstance(exporter, Uniform):
+            _check_uniform(name, exporter, layers)
+
+
+def _check_uniform(export: str, exporter: Uniform, layers: Sequence[LayerPlan]) -> None:
+    first = exporter.same_everywhere(layers[0])
+    for layer in layers:
+        said = exporter.same_everywhere(layer)
+        if said != first:
+            what = next(key for key in first if said[key] != first[key])
+            raise ConfigError(
+                f"The {export} format has one {what} for all layers, but {layers[0].name} has {first[what]}"
+                f" and {layer.name} {said[what]}.",
+                code="incompatible_export",
+                hint=f"Give all layers the same {what}, exclude some, or take another format.",
+                field="/export",
             )
 
 

@@ -35,6 +35,9 @@ def _nvfp4(*, dynamic: bool = False) -> QuantizationSpec:
 
 
 INT8, INT8_CHANNEL = _spec("int8"), _spec("int8", PER_CHANNEL)
+INT8_OUTLIERS = QuantizationSpec(
+    dtype=Dtype.int8, qscheme=PER_CHANNEL, is_dynamic=True, symmetric=True, outlier_threshold=6.0
+)
 INT8_TOKEN = _spec("int8", PER_CHANNEL, dynamic=True, symmetric=False)
 FP8, FP8_DYNAMIC = _spec("fp8_e4m3"), _spec("fp8_e4m3", dynamic=True)
 FP8_CHANNEL, FP8_TOKEN = _spec("fp8_e4m3", PER_CHANNEL), _spec("fp8_e4m3", PER_CHANNEL, dynamic=True)
@@ -112,6 +115,8 @@ _TABLE = (
          _nvfp4(), _nvfp4(dynamic=True), "fp4_block16_scale_e4m3"),
     _row("nvfp4_weight_only", "NVFP4 weights, activations untouched", _nvfp4()),
     _row("nf4", "NF4 weights of bitsandbytes in groups of 64", _groups("nf4", 64)),
+    _row("llm_int8", "LLM.int8() of bitsandbytes: int8 weights per channel, int8 activations per token, found at run "
+         "time, but for features with a value of 6 or more", INT8_CHANNEL, INT8_OUTLIERS),
     _row("fp4_bnb", "FP4 weights of bitsandbytes in groups of 64", _groups("fp4_bnb", 64)),
 )  # fmt: skip
 

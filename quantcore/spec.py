@@ -149,9 +149,10 @@ class QuantizationSpec(Value):
     (``per_channel``; default 0) or the axis along which groups run (``per_group``; default the inputs). An activation
     [..., tokens, features] that is ``per_channel`` and dynamic has one scale a token; static, with ``ch_axis`` -1, one
     a feature. ``group_size`` -1 is one group as wide as the row. ``over``: a first quantization (fp8 per tensor) whose
-    codes this one quantizes again. What is left out is filled in: ``symmetric`` is True for signed formats,
-    ``observer_cls`` the min-max one of the scheme. Of an observer's name only the method counts; how many scales there
-    are is ``qscheme``'s to say.
+    codes this one quantizes again. ``outlier_threshold``: features of a dynamic activation that hold a value of this
+    magnitude or more are not quantized (Dettmers et al. 2022, "LLM.int8()"). What is left out is filled in:
+    ``symmetric`` is True for signed formats, ``observer_cls`` the min-max one of the scheme. Of an observer's name only
+    the method counts; how many scales there are is ``qscheme``'s to say.
     """
 
     dtype: Dtype
@@ -170,6 +171,7 @@ class QuantizationSpec(Value):
         default=None, description="With dtype mx: the pair is kept as this dtype in groups of 32 with e8m0 scales."
     )
     over: QuantizationSpec | None = None
+    outlier_threshold: Annotated[float, Field(gt=0)] | None = None
 
     @property
     def format(self) -> Format:
@@ -311,6 +313,11 @@ def _number_faults(spec: QuantizationSpec) -> tuple[tuple[bool, str], ...]:
         (
             spec.is_static and spec.observer_method == "placeholder",
             f"PlaceholderObserver finds no scale, and static {dtype} needs one: take a MinMax observer",
+        ),
+        (
+            spec.outlier_threshold is not None
+            and not (spec.is_dynamic and spec.qscheme is QSchemeType.per_channel and fmt.scaled),
+            "outlier_threshold goes with dynamic activations per_channel (per token)",
         ),
         (
             spec.over is not None and not _can_lie_under(spec),

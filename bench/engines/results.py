@@ -17,12 +17,14 @@ from bench.engines.cells import Cell
 from bench.engines.table import markdown
 
 FOLDER = Path(__file__).parents[1] / "results"
+MATRIX_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")  # what products run on
 
 
 class Results:
     """What is in ``file`` and, as a table, in the Markdown file beside it.
 
-    ``settings`` say what was measured: a file with other settings is not continued (ValueError).
+    ``settings`` say what was measured: a file with other settings, or from another processor, is not continued
+    (ValueError): its seconds would be held against ours.
     """
 
     def __init__(self, file: Path, settings: dict[str, Any]) -> None:
@@ -40,6 +42,8 @@ class Results:
                     key for key in settings | found["settings"] if settings.get(key) != found["settings"].get(key)
                 )
                 raise ValueError(f"{file} was measured with other settings ({', '.join(odd)}); give --results FILE")
+            if found["machine"] != self.data["machine"]:
+                raise ValueError(f"{file} was measured on another machine; give --results FILE")
             self.data = found
 
     def done(self, cell: Cell) -> bool:
@@ -84,9 +88,12 @@ def _replace(file: Path, text: str) -> None:
 
 def _machine() -> dict[str, Any]:
     info = Path("/proc/cpuinfo")
-    name = re.search(r"model name\s*: (.*)", info.read_text()) if info.exists() else None
+    text = info.read_text() if info.exists() else ""
+    name, flags = re.search(r"model name\s*: (.*)", text), re.search(r"flags\s*: (.*)", text)
+    fast = sorted(set(flags.group(1).split()) & set(MATRIX_FLAGS)) if flags else []
     return {
         "cpu": name.group(1) if name else platform.processor() or platform.machine(),
+        "matrix_instructions": fast,
         "cpu_count": os.cpu_count(),
         "system": platform.platform(),
     }

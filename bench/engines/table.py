@@ -32,8 +32,8 @@ def _introduction(results: dict[str, Any], rows: Rows) -> Iterator[str]:
     yield (
         f"{settings['model']}; {settings['num_samples']} x {settings['seq_len']} tokens for calibration and "
         f"{settings['num_windows']} x {settings['seq_len']} held out, of {settings['text']}, the same for all. "
-        f"{machine['cpu']}, {machine['cpu_count']} cores; one thread. Perplexity of the float model in bfloat16: "
-        f"{_number(float_row.get('perplexity'), 3)}."
+        f"{machine['cpu']} ({', '.join(machine['matrix_instructions'])}), {machine['cpu_count']} cores; one thread. "
+        f"Perplexity of the float model in bfloat16: {_number(float_row.get('perplexity'), 3)}."
     )
     yield ""
     yield (

@@ -23,6 +23,7 @@ from quantcore.export.exporter import (
     refuse_inputs,
     stored_scale_dtype,
 )
+from quantcore.export.words import codes_of, pack_from_zero, unpack_from_zero
 from quantcore.formats import IntFormat
 from quantcore.layer import LayerPlan
 
@@ -92,21 +93,19 @@ class CompressedTensorsExporter:
         scale = TensorLayout(stored_scale_dtype(spec, model_dtype), shape)
         return {"weight": TensorLayout(dtype, layer.shape), "weight_scale": scale}
 
-    def encode(self, layer: LayerPlan, quantized: QLayer) -> Tensors:
+    def encode(self, layer: LayerPlan, quantized: QLayer, model_dtype: str) -> Tensors:
         import torch
-
-        from quantcore.formats.packing import pack
 
         weight, inputs, fmt = quantized.weight, quantized.inputs, layer.weight.format
         params = weight.params
         if _is_packed(layer):
             tensors = {
-                "weight_packed": pack(weight.codes.to(torch.int32) - int(fmt.min), fmt.bits),
+                "weight_packed": pack_from_zero(weight.codes, fmt),
                 "weight_scale": params.scale,
                 "weight_shape": torch.tensor(weight.codes.shape, dtype=torch.int64),
             }
             if params.zero_point is not None:
-                tensors["weight_zero_point"] = pack((params.zero_point - int(fmt.min)).T, fmt.bits).T
+                tensors["weight_zero_point"] = pack_from_zero(params.zero_point.T, fmt).T
         else:
             shape = self.layout(layer, "F32")["weight_scale"].shape
             tensors = {"weight": weight.codes, "weight_scale": params.scale.reshape(shape)}
@@ -122,17 +121,14 @@ class CompressedTensorsExporter:
         import torch
 
         from quantcore.affine import QParams
-        from quantcore.formats.packing import unpack
         from quantcore.qtensor import QLayer, QTensor
 
         fmt = layer.weight.format
         zero_point = None
         if _is_packed(layer):
-            plain = IntFormat("word", fmt.bits, signed=False)
-            storage = torch.int8 if fmt.signed else torch.uint8
-            codes = (unpack(tensors["weight_packed"], plain).to(torch.int32) + int(fmt.min)).to(storage)
+            codes = codes_of(tensors["weight_packed"], fmt)
             if not layer.weight.symmetric:
-                zero_point = unpack(tensors["weight_zero_point"].T, plain).T.to(torch.int32) + int(fmt.min)
+                zero_point = unpack_from_zero(tensors["weight_zero_point"].T, fmt).T
         else:
             codes = tensors["weight"]
         params = QParams(tensors["weight_scale"].float().reshape(layer.num_scales), zero_point)

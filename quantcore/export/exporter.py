@@ -27,8 +27,10 @@ class Exporter(Protocol):
     without the layer's; ``../k_scale`` lies beside the layer (see ``tensor_name``).
     """
 
-    name: str
-    title: str
+    @property
+    def name(self) -> str: ...
+    @property
+    def title(self) -> str: ...
 
     def refuse(self, layer: LayerPlan) -> str | None:
         """Why this format (or its consumer) cannot hold ``layer``, as the end of a sentence; None if it can."""
@@ -36,8 +38,8 @@ class Exporter(Protocol):
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
         """The tensors that ``encode`` will give for ``layer``; ``model_dtype`` as in safetensors (``BF16``)."""
 
-    def encode(self, layer: LayerPlan, quantized: QLayer) -> Tensors:
-        """The tensors to store."""
+    def encode(self, layer: LayerPlan, quantized: QLayer, model_dtype: str) -> Tensors:
+        """The tensors to store; ``model_dtype`` as in ``layout``."""
 
     def quantization_config(
         self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
@@ -63,14 +65,23 @@ class Decoder(Protocol):
         """What ``encode`` was given, rebuilt from the stored tensors alone."""
 
 
+@runtime_checkable
+class Uniform(Protocol):
+    """An exporter whose config.json says some things once for all layers."""
+
+    def same_everywhere(self, layer: LayerPlan) -> dict[str, object]:
+        """What those things are for ``layer``, by their names: ``{"group_size": 64}``."""
+
+
 def tensor_name(layer: str, part: str) -> str:
     """The full name of a layer's tensor: ``self_attn.k_proj`` and ``../k_scale`` give ``self_attn.k_scale``."""
     return f"{layer.rpartition('.')[0]}.{part[3:]}" if part.startswith("../") else f"{layer}.{part}"
 
 
-def refuse_everywhere(layer: LayerPlan) -> str | None:
-    """Why no format for language models can hold ``layer``; None if some may."""
-    weight, outputs = layer.weight, layer.config.output_tensors
+def refuse_everywhere(layer: LayerPlan, *, outliers: bool = False) -> str | None:
+    """Why no format for language models can hold ``layer``; None if some may. ``outliers``: whether this one can say
+    that inputs beyond a threshold are not quantized."""
+    weight, outputs, inputs = layer.weight, layer.config.output_tensors, layer.input_tensors
     if layer.kind != "Linear":
         return f"its consumers know no quantized {layer.kind}"
     if layer.config.bias is not None:
@@ -79,8 +90,17 @@ def refuse_everywhere(layer: LayerPlan) -> str | None:
         return "scales belong to output channels, or to groups of inputs"
     if weight.zero_point_type is ZeroPointType.float32:
         return "zero points are stored as whole numbers"
+    if not outliers and inputs is not None and inputs.outlier_threshold is not None:
+        return "it cannot say outlier_threshold: bitsandbytes can"
     if outputs is not None and (not outputs.is_static or outputs.qscheme is not QSchemeType.per_tensor):
         return "quantized outputs need one static scale a tensor"
+    return None
+
+
+def refuse_activations(layer: LayerPlan) -> str | None:
+    """Why a format of weights alone cannot hold ``layer``; None if its activations stay as they are."""
+    if layer.input_tensors is not None or layer.config.output_tensors is not None:
+        return "it holds weights alone, and this layer has quantized activations"
     return None
 
 

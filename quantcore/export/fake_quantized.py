@@ -30,7 +30,7 @@ class FakeQuantizedExporter:
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
         return {"weight": TensorLayout(model_dtype, stored_shape(layer.shape, layer.kind))}
 
-    def encode(self, layer: LayerPlan, quantized: QLayer) -> Tensors:
+    def encode(self, layer: LayerPlan, quantized: QLayer, model_dtype: str) -> Tensors:
         return {"weight": stored(quantized.weight.dequantize(), layer.kind)}
 
     def quantization_config(

@@ -51,7 +51,7 @@ class Fp8Exporter:
             tensors[KV_SCALES[layer.name.rpartition(".")[2]]] = scale
         return tensors
 
-    def encode(self, layer: LayerPlan, quantized: QLayer) -> Tensors:
+    def encode(self, layer: LayerPlan, quantized: QLayer, model_dtype: str) -> Tensors:
         assert quantized.inputs is not None
         tensors = {
             "weight": quantized.weight.codes,

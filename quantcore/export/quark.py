@@ -70,7 +70,7 @@ class QuarkExporter:
                 tensors[f"{name}_zero_point"] = TensorLayout("I8", ())
         return tensors
 
-    def encode(self, layer: LayerPlan, quantized: QLayer) -> Tensors:
+    def encode(self, layer: LayerPlan, quantized: QLayer, model_dtype: str) -> Tensors:
         import torch
 
         tensors = family_of(layer).encode(layer, quantized.weight)

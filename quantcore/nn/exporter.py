@@ -218,14 +218,15 @@ def _write(stored: Stored, exporter: Exporter, folder: Path) -> None:
     floats = stored.floats.items()
     layouts = {name: TensorLayout(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in floats}
     plans = {name: replace(layer.plan, name=name) for name, layer in stored.layers.items()}
-    for name, layer in stored.layers.items():
-        parts = exporter.layout(plans[name], DTYPE_NAMES[layer.canonical_weight().dtype])
+    dtypes = {name: DTYPE_NAMES[layer.canonical_weight().dtype] for name, layer in stored.layers.items()}
+    for name in stored.layers:
+        parts = exporter.layout(plans[name], dtypes[name])
         layouts |= {tensor_name(name, part): layout for part, layout in parts.items()}
     with closing(Sink(folder, layouts)) as sink:
         for name, tensor in floats:
             sink.write(name, tensor)
         for name, layer in stored.layers.items():
-            for part, tensor in exporter.encode(plans[name], encode_layer(layer)).items():
+            for part, tensor in exporter.encode(plans[name], encode_layer(layer), dtypes[name]).items():
                 full = tensor_name(name, part)
                 sink.write(full, tensor.to(TORCH_DTYPES[layouts[full].dtype]))
         sink.finish()

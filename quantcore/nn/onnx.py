@@ -271,6 +271,8 @@ def _activation_fault(spec: QuantizationSpec | None) -> str | None:
         return None
     if spec.round_method is not RoundType.half_even and spec.format.zero_point_ok:
         return "it rounds half to even"
+    if spec.outlier_threshold is not None:
+        return "it cannot leave features out while it runs"
     if spec.is_dynamic and spec.scale_type in (ScaleType.e8m0, ScaleType.pof2):
         return "it cannot find powers of two while it runs"
     return None

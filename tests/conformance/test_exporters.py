@@ -30,6 +30,11 @@ EXTRA = {
         input_tensors=QuantizationSpec(dtype="int8", symmetric=False),
     ),
     "kv_cache_fp8": presets.resolve("fp8", kv_cache="fp8").kv_cache_quant_config["*k_proj"],
+    "int2": QuantizationConfig(weight=QuantizationSpec(dtype="int2", qscheme="per_group", group_size=32)),
+    "int3": QuantizationConfig(weight=QuantizationSpec(dtype="int3", qscheme="per_group", group_size=32)),
+    "uint2": QuantizationConfig(
+        weight=QuantizationSpec(dtype="uint2", qscheme="per_group", group_size=32, symmetric=False)
+    ),
     "float32_scales": QuantizationConfig(
         weight=QuantizationSpec(
             dtype="uint4", qscheme="per_group", group_size=32, symmetric=False, scale_type="float32"
@@ -43,6 +48,10 @@ MUST_TAKE = {
     "compressed_tensors": PLAIN,
     "fp8": {"fp8", "kv_cache_fp8"},
     "fake_quantized": set(CONFIGS),
+    "bitsandbytes": {"nf4", "fp4_bnb", "llm_int8"},
+    "gptq": {"w4a16_sym", "int4_per_channel", "int8_weight_only", "int2", "int3"},
+    "gptq_v2": {"w4a16", "w4a16_sym", "uint4_whole_row", "int8_weight_only_asym", "uint2", "float32_scales"},
+    "awq": {"w4a16", "w4a16_sym", "uint4_whole_row", "int4_per_channel", "float32_scales"},
 }
 WITH_CODES = [name for name in EXPORTERS if holds_codes(name)]
 SHAPES = [(64, 128), (8, 64), (72, 192), (128, 256)]
@@ -85,7 +94,7 @@ def test_layout_and_round_trip(name):
         layout = exporter.layout(layer, "BF16")
         stored = {
             part: tensor.to(TORCH_DTYPES[layout[part].dtype]).contiguous()
-            for part, tensor in exporter.encode(layer, quantized).items()
+            for part, tensor in exporter.encode(layer, quantized, "BF16").items()
         }
         assert {part: tuple(tensor.shape) for part, tensor in stored.items()} == {
             part: entry.shape for part, entry in layout.items()
@@ -128,7 +137,7 @@ def test_just_fake_quantized_holds_no_codes():
     assert set(EXPORTERS) - set(WITH_CODES) == {"fake_quantized"}
 
 
-@pytest.mark.parametrize("spec", ["input channels", "float zero point", "bias", "int2"])
+@pytest.mark.parametrize("spec", ["input channels", "float zero point", "bias", "int16"])
 def test_fake_quantized_takes_what_no_other_format_does(spec):
     weight = {
         "input channels": QuantizationSpec(dtype="int8", qscheme="per_channel", ch_axis=1),
@@ -136,12 +145,12 @@ def test_fake_quantized_takes_what_no_other_format_does(spec):
             dtype="uint4", qscheme="per_group", group_size=32, symmetric=False, zero_point_type="float32"
         ),
         "bias": QuantizationSpec(dtype="int8"),
-        "int2": QuantizationSpec(dtype="int2", qscheme="per_channel"),
+        "int16": QuantizationSpec(dtype="int16", qscheme="per_channel"),
     }[spec]
     config = QuantizationConfig(weight=weight, bias=QuantizationSpec(dtype="int8") if spec == "bias" else None)
     layer, quantized = solved(config, (64, 128))
     assert [name for name in EXPORTERS if EXPORTERS.get(name).refuse(layer) is None] == ["fake_quantized"]
-    [(part, tensor)] = EXPORTERS.get("fake_quantized").encode(layer, quantized).items()
+    [(part, tensor)] = EXPORTERS.get("fake_quantized").encode(layer, quantized, "BF16").items()
     assert part == "weight" and torch.equal(tensor, quantized.weight.dequantize())
 
 
@@ -151,7 +160,7 @@ def test_fake_quantized_keeps_the_layout_of_the_layer(kind):
     layer = LayerPlan("h.0.attn.c_attn", 0, (48, 32), QuantizationConfig(weight=spec), kind)
     quantized = QLayer(round_to_nearest(torch.randn(48, 32), spec))
     exporter = EXPORTERS.get("fake_quantized")
-    tensor = exporter.encode(layer, quantized)["weight"]
+    tensor = exporter.encode(layer, quantized, "BF16")["weight"]
     expected = quantized.weight.dequantize()
     assert torch.equal(tensor, expected.T if kind == "Conv1D" else expected) and tensor.is_contiguous()
     assert exporter.layout(layer, "F16") == {"weight": TensorLayout("F16", tuple(tensor.shape))}

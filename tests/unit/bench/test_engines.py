@@ -182,6 +182,16 @@ def test_results_go_on_where_they_stopped(tmp_path: Path) -> None:
         Results(file, SETTINGS | {"tokens_sha256": "b"})
 
 
+def test_results_of_another_machine_are_not_continued(tmp_path: Path) -> None:
+    file = tmp_path / "engines.json"
+    Results(file, SETTINGS).add(Cell("ours", "uint4", "rtn"), row(30.0))
+    found = json.loads(file.read_text())
+    found["machine"]["matrix_instructions"] = ["mmx"]
+    file.write_text(json.dumps(found))
+    with pytest.raises(ValueError, match="on another machine"):
+        Results(file, SETTINGS)
+
+
 def test_two_runs_may_write_to_one_file(tmp_path: Path) -> None:
     one, other = (Results(tmp_path / "r.json", SETTINGS) for _ in range(2))
     one.add(Cell("ours", "uint4", "rtn"), row(30.0))

@@ -133,7 +133,14 @@ def test_a_rotation_that_no_file_holds_says_who_runs_it():
 def test_an_impossible_export_says_which_format_can():
     with pytest.raises(ConfigError) as caught:
         plan("w4a16", group_size=-1)
-    assert caught.value.allowed == ("compressed_tensors", "fake_quantized")
+    assert caught.value.allowed == ("awq", "compressed_tensors", "gptq_v2", "fake_quantized")
+
+
+def test_what_a_format_says_once_must_be_the_same_in_all_layers():
+    narrow = presets.resolve("w4a16", group_size=32).global_quant_config
+    with pytest.raises(ConfigError, match=r"one group_size for all layers, but .* has 64 and .*q_proj 32") as caught:
+        plan("w4a16", exports=("awq",), layer_quant_config={"*q_proj": narrow})
+    assert caught.value.code == "incompatible_export"
 
 
 ODD_MODELS = {

@@ -1,0 +1,125 @@
+"""The GPTQ format of AutoGPTQ and GPTQModel (``quant_method: gptq``), for weights from any solver.
+
+Words of 32 bits hold codes of 2, 3, 4 or 8 bits that start at 0: ``qweight`` int32 [in * bits / 32, out], packed along
+the inputs; ``qzeros`` int32 [groups, out * bits / 32], packed along the outputs; ``scales`` [groups, out]; ``g_idx``
+int32 [in], the group of each input. The first version of the format stores zero points less one, so that 0 has no place
+there: it takes symmetric weights alone, whose zero point is the middle. ``gptq_v2`` stores them as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from quantcore.checkpoint.layout import TensorLayout
+from quantcore.config import Config, QSchemeType
+from quantcore.export.exporter import (
+    EXPORTERS,
+    Exporter,
+    Tensors,
+    is_plain,
+    refuse_activations,
+    refuse_everywhere,
+    stored_scale_dtype,
+)
+from quantcore.export.words import WORD_BITS, codes_of, pack_from_zero, unpack_from_zero
+from quantcore.formats import IntFormat
+from quantcore.layer import LayerPlan
+
+if TYPE_CHECKING:
+    from quantcore.qtensor import QLayer
+
+BITS = (2, 3, 4, 8)
+
+
+@dataclass(frozen=True)
+class GptqExporter:
+    name: str
+    title: str
+    version: int
+
+    def refuse(self, layer: LayerPlan) -> str | None:
+        weight = layer.weight
+        if reason := refuse_everywhere(layer) or refuse_activations(layer):
+            return reason
+        if not isinstance(weight.format, IntFormat) or weight.format.bits not in BITS or not is_plain(weight):
+            return f"it has integers of {', '.join(map(str, BITS))} bits with plain scales"
+        if weight.qscheme not in (QSchemeType.per_channel, QSchemeType.per_group):
+            return "weights can be per_channel or per_group"
+        if self.version == 1 and not weight.symmetric:
+            return "its first version has no place for every zero point: take gptq_v2, or symmetric weights"
+        bits = weight.format.bits
+        for what, length in (("inputs", layer.in_features), ("output channels", layer.out_features)):
+            if length * bits % WORD_BITS:
+                return f"it packs {what} into words of 32 bits, and {length} of {bits} bits do not fill them"
+        return None
+
+    def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
+        (rows, groups), bits = layer.num_scales, layer.weight.format.bits
+        return {
+            "qweight": TensorLayout("I32", (layer.in_features * bits // WORD_BITS, rows)),
+            "qzeros": TensorLayout("I32", (groups, rows * bits // WORD_BITS)),
+            "scales": TensorLayout(stored_scale_dtype(layer.weight, model_dtype), (groups, rows)),
+            "g_idx": TensorLayout("I32", (layer.in_features,)),
+        }
+
+    def encode(self, layer: LayerPlan, quantized: QLayer, model_dtype: str) -> Tensors:
+        import torch
+
+        params, fmt = quantized.weight.params, layer.weight.format
+        zero_point = torch.zeros_like(params.scale) if params.zero_point is None else params.zero_point
+        return {
+            "qweight": pack_from_zero(quantized.weight.codes, fmt).T,
+            "qzeros": pack_from_zero(zero_point.T - self._less, fmt),
+            "scales": params.scale.T,
+            "g_idx": torch.arange(layer.in_features, dtype=torch.int32) // layer.group_size,
+        }
+
+    def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
+        from quantcore.affine import QParams
+        from quantcore.qtensor import QLayer, QTensor
+
+        fmt = layer.weight.format
+        zero_point = unpack_from_zero(tensors["qzeros"], fmt).T + self._less
+        params = QParams(tensors["scales"].float().T, None if layer.weight.symmetric else zero_point)
+        return QLayer(QTensor(codes_of(tensors["qweight"].T, fmt), params, layer.weight))
+
+    def quantization_config(
+        self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
+    ) -> dict[str, Any]:
+        usual = _usual(config, layers)
+        others = {f"+:^{re.escape(one.name)}$": _numbers(one) for one in layers if _numbers(one) != _numbers(usual)}
+        return {
+            "quant_method": "gptq",
+            **_numbers(usual),
+            "desc_act": False,
+            "checkpoint_format": "gptq" if self.version == 1 else "gptq_v2",
+            "lm_head": any(layer.block is None for layer in layers),
+            "dynamic": others | {f"-:^{re.escape(name)}$": {} for name in kept},
+        }
+
+    def load_hint(self, path: str) -> str:
+        return f"from gptqmodel import GPTQModel\nmodel = GPTQModel.load('{path}')"
+
+    @property
+    def _less(self) -> int:
+        """What is taken from a zero point before it is stored."""
+        return 1 if self.version == 1 else 0
+
+
+def _numbers(layer: LayerPlan) -> dict[str, Any]:
+    weight = layer.weight
+    is_grouped = weight.qscheme is QSchemeType.per_group
+    return {"bits": weight.format.bits, "group_size": weight.group_size if is_grouped else -1, "sym": weight.symmetric}
+
+
+def _usual(config: Config, layers: tuple[LayerPlan, ...]) -> LayerPlan:
+    """A layer with the global config if there is one."""
+    return next((layer for layer in layers if layer.config.weight == config.global_quant_config.weight), layers[0])
+
+
+_v1: Exporter = EXPORTERS.add("gptq")(GptqExporter("gptq", "GPTQ safetensors (vLLM, GPTQModel)", version=1))
+_v2: Exporter = EXPORTERS.add("gptq_v2")(
+    GptqExporter("gptq_v2", "GPTQ safetensors, second version: asymmetric weights too (GPTQModel)", version=2)
+)

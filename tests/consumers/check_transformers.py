@@ -1,0 +1,48 @@
+"""Runs in an environment with Transformers: load a checkpoint, generate, and measure the perplexity of token windows.
+
+usage: check_transformers.py MODEL_DIR WINDOWS.json [gptqmodel] -> one line ``RESULT {json}``
+
+WINDOWS.json is a list of token id lists. With ``gptqmodel`` that package loads the checkpoint, on its plain torch
+kernels. ``layers`` are the classes of the modules that hold the weights of linear layers, with how many there are.
+"""
+
+import json
+import math
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("DEVICE", "cpu")
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+def main() -> None:
+    model_dir, windows = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
+    if sys.argv[3:] == ["gptqmodel"]:
+        from gptqmodel import BACKEND, GPTQModel
+
+        model = GPTQModel.load(model_dir, device="cpu", backend=BACKEND.TORCH, dtype=torch.bfloat16).model
+    else:
+        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16, device_map="cpu")
+    model.eval()
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
+    with torch.inference_mode():
+        text = tokenizer.decode(model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :])
+        losses = []
+        for window in windows:
+            window = torch.tensor(window).unsqueeze(0)
+            logits = model(window).logits[0, :-1].float()
+            losses.append(cross_entropy(logits, window[0, 1:], reduction="none"))
+    blocks = Counter(type(module).__name__ for name, module in model.named_modules() if name.endswith("_proj"))
+    perplexity = math.exp(torch.cat(losses).mean().item())
+    print("RESULT " + json.dumps({"texts": [text], "perplexity": perplexity, "layers": blocks}))
+
+
+if __name__ == "__main__":
+    main()
