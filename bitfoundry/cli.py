@@ -100,6 +100,17 @@ def quantize(context: typer.Context) -> None:
     raise typer.Exit(engine.main(context.args))
 
 
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+    add_help_option=False,
+)
+def convert(context: typer.Context) -> None:
+    """Take a quantized model, by Bitfoundry or by others, into another format without loss; see `convert --help`."""
+    from quantcore import cli as engine
+
+    raise typer.Exit(engine.main(["convert", *context.args]))
+
+
 @app.command()
 def submit(
     model: Model,

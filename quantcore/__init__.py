@@ -39,6 +39,7 @@ _WHERE = {
     """,
     "quantcore.nn.quantizer": "ModelQuantizer",
     "quantcore.nn.exporter": "ExporterConfig JsonExporterConfig ModelExporter OnnxExporterConfig",
+    "quantcore.nn.loading": "Loaded load",
     "quantcore.nn.processors": "AwqProcessor GptqProcessor SmoothQuantProcessor",
     "quantcore.errors": "CalibrationError ConfigError ModelError NumericsError ProofError QuantError",
 }

@@ -1,12 +1,14 @@
 """The engine's command line.
 
 ``python -m quantcore --model_dir ... --output_dir ... --quant_scheme ...`` quantizes, with the flags of the
-quantization script of AMD Quark. ``presets`` and ``schema`` print what a scheme can be. Two subcommands serve programs:
-``run TASK.json`` (what a worker starts; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process).
+quantization script of AMD Quark. ``convert`` takes a quantized model into another format. ``presets`` and ``schema``
+print what a scheme can be. Two subcommands serve programs: ``run TASK.json`` (what a worker starts; JSON lines on
+stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process).
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import signal
 import sys
@@ -19,7 +21,7 @@ from quantcore import presets
 from quantcore.config import json_schema
 from quantcore.errors import QuantError
 from quantcore.events import Emit, Failed, print_json_lines
-from quantcore.export import formats_for
+from quantcore.export import EXPORTERS, formats_for
 from quantcore.flags import parser, task_of
 from quantcore.task import Task, read_task
 
@@ -31,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands: dict[str, Callable[[list[str]], int]] = {
         "run": _run,
         "verify": _verify,
+        "convert": _convert,
         "presets": _presets,
         "schema": _schema,
     }
@@ -74,6 +77,29 @@ def _verify(arguments: list[str]) -> int:
     return _reporting(verify, print_json_lines())
 
 
+def _convert(arguments: list[str]) -> int:
+    """``convert MODEL_DIR OUTPUT_DIR --to FORMAT``: another format, the same codes."""
+    formats = ", ".join(EXPORTERS)
+    flags = argparse.ArgumentParser(
+        prog="bitfoundry convert",
+        description="Write a quantized model in another format. Nothing is lost, or it says what would be.",
+    )
+    flags.add_argument("model_dir", type=Path, help="a quantized model, by Bitfoundry or by others")
+    flags.add_argument("output_dir", type=Path, help="folder to create")
+    flags.add_argument("--to", required=True, metavar="FORMAT", help=f"one of: {formats}")
+    flags.add_argument("--json", action="store_true", help="events as JSON lines on stdout instead of a progress bar")
+    options = flags.parse_args(arguments)
+
+    def work(emit: Emit) -> dict[str, Any]:
+        from quantcore.convert import convert
+
+        return convert(options.model_dir, options.output_dir, options.to, emit)
+
+    if options.json:
+        return _reporting(work, print_json_lines())
+    return _shown(work, lambda done: print(f"{done['num_layers']} layers as {done['to']} in {options.output_dir}"))
+
+
 def _presets(arguments: list[str]) -> int:
     """``presets [FILE]``: the named schemes, with those of a file, as JSON."""
     found = presets.read_presets(Path(arguments[0])) if arguments else presets.PRESETS
@@ -98,14 +124,25 @@ def _schema(arguments: list[str]) -> int:
 
 def _quantize(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
+
+    def work(emit: Emit) -> dict[str, Any]:
+        return _pipeline(task_of(options), emit)
+
     if options.json:
-        return _reporting(lambda emit: _pipeline(task_of(options), emit), print_json_lines())
-    from quantcore.console import explain, progress_display, show_report
+        return _reporting(work, print_json_lines())
+    from quantcore.console import show_report
+
+    return _shown(work, lambda report: show_report(report, options.output_dir))
+
+
+def _shown(work: Callable[[Emit], dict[str, Any]], show: Callable[[dict[str, Any]], None]) -> int:
+    """Run ``work`` under a progress bar, then ``show`` what it gave; a QuantError is explained and gives status 1."""
+    from quantcore.console import explain, progress_display
 
     try:
         with progress_display() as emit:
-            report = _pipeline(task_of(options), emit)
-        show_report(report, options.output_dir)
+            done = work(emit)
+        show(done)
         return 0
     except QuantError as error:
         explain(error)

@@ -21,7 +21,7 @@ from quantcore.calibration.ranges import Activations, quantized_activations
 from quantcore.calibration.text import TokenWindows, token_windows
 from quantcore.calibration.tokenizer import load_tokenizer
 from quantcore.checkpoint.artifact import building, copy_side_files, seal, write_json
-from quantcore.checkpoint.headers import ModelHeaders, read_local
+from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.hub import fetch
 from quantcore.checkpoint.sink import Sink
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
@@ -36,6 +36,7 @@ from quantcore.layer import LayerPlan
 from quantcore.layouts import stored
 from quantcore.plan import Plan, export_dir, resolve
 from quantcore.qtensor import QLayer, check_finite
+from quantcore.reading import Model, read_model
 from quantcore.rotate import untie
 from quantcore.runtime.devices import default_device
 from quantcore.runtime.hidden import Hidden
@@ -65,14 +66,18 @@ def run(task: Task, emit: Emit) -> dict[str, Any]:
     started = time.monotonic()
     emit(PhaseStarted("resolve"))
     task = fetch(task, emit)
-    headers = read_local(task.model_folder)
+    model = read_model(task.model_folder)
+    headers = model.headers
     emit(PhaseStarted("plan"))
-    plan = resolve(task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export)
+    plan = resolve(
+        task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export,
+        warnings=headers.warnings,
+    )  # fmt: skip
     for message in plan.warnings:
         emit(Warned("plan", message))
     with building(task.output_dir) as folder:
         emit(PhaseStarted("quantize"))
-        outcome = quantize(task, headers, plan, folder, emit)
+        outcome = quantize(task, model, plan, folder, emit)
         quantized_s = time.monotonic() - started
         emit(PhaseStarted("export"))
         write_side_files(task, headers, plan, folder)
@@ -89,9 +94,9 @@ def run(task: Task, emit: Emit) -> dict[str, Any]:
     return report
 
 
-def quantize(task: Task, headers: ModelHeaders, plan: Plan, folder: Path, emit: Emit) -> Outcome:
+def quantize(task: Task, given: Model, plan: Plan, folder: Path, emit: Emit) -> Outcome:
     """Every block once: run it in float, learn its input ranges, choose codes, write them, run it quantized, drop."""
-    source = Source(task.model_folder, headers.tensors)
+    headers, source = given.headers, given.source()
     windows = read_windows(task)
     model = StreamedModel(
         headers.config, source.read, set(headers.tensors), plan.block_prefix, plan.num_blocks,

@@ -102,13 +102,18 @@ def resolve(
     *,
     calibration: CalibrationConfig | None = None,
     exports: Sequence[str] = ("quark",),
+    warnings: tuple[str, ...] = (),
 ) -> Plan:
-    """Decide every layer. Raises ConfigError or ModelError that names the layers and what would fit."""
+    """Decide every layer; ``warnings`` are what is to be said anyway.
+
+    Raises ConfigError or ModelError that names the layers and what would fit.
+    """
     calibration = calibration or CalibrationConfig()
     _check_possible(config)
     prefix, num_blocks = find_blocks(tensors, model_config)
     _check_architecture(tensors, prefix)
-    layers, kept, warnings = _decide(config, tensors, prefix, num_blocks)
+    layers, kept, said = _decide(config, tensors, prefix, num_blocks)
+    warnings += said
     if not layers:
         raise ConfigError(
             "Nothing is left to quantize: every linear layer is excluded or has no weight spec.",
@@ -185,7 +190,7 @@ def _decide(
     layers, kept = [], []
     routers = find_routers({name: tensor.shape for name, tensor in tensors.items()})
     conv1d = find_conv1d(tensors, prefix)
-    for name, tensor in sorted(tensors.items(), key=lambda item: _natural(item[0])):
+    for name, tensor in sorted(tensors.items(), key=lambda item: natural_order(item[0])):
         if not is_linear(name, tensor):
             continue
         module = name.removesuffix(".weight")
@@ -380,7 +385,7 @@ def _weights_alone(
 
 def _layout(export: str, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader]) -> dict[str, TensorLayout]:
     """Every tensor of the checkpoint that the format will hold, in the model's order."""
-    ordered = sorted(tensors, key=_natural)
+    ordered = sorted(tensors, key=natural_order)
     if not holds_codes(export):
         return own_layout({name: tensors[name] for name in ordered})
     exporter = EXPORTERS.get(export)
@@ -434,6 +439,6 @@ def _statistics(layers: Sequence[LayerPlan]) -> int:
     return 4 * max(sum(width * width for width in one) + 2 * max(one) ** 2 for one in widths)
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def natural_order(name: str) -> list[tuple[int, str]]:
     """Sort key that puts block 2 before block 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

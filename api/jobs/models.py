@@ -7,8 +7,9 @@ from typing import Any
 from api.jobs.schemas import ModelRef
 from api.settings import Settings
 from quantcore.checkpoint import hub
-from quantcore.checkpoint.headers import ModelHeaders, read_local
+from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.errors import ModelError
+from quantcore.reading import read_model
 
 
 def read_headers(model: ModelRef, settings: Settings) -> tuple[dict[str, Any], ModelHeaders]:
@@ -22,7 +23,7 @@ def read_headers(model: ModelRef, settings: Settings) -> tuple[dict[str, Any], M
         return {"id": model.id, "revision": model.revision, "sha": sha}, headers
     assert model.path is not None  # ModelRef has one of the two
     folder = settings.find_input(model.path, field="/model/path")
-    return {"path": str(folder)}, read_local(folder)
+    return {"path": str(folder)}, read_model(folder).headers
 
 
 def _read_hub(model_id: str, revision: str) -> tuple[ModelHeaders, str]:

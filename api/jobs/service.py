@@ -46,8 +46,9 @@ def make_plan(request: PlanCreate, settings: Settings) -> Planned:
         calibration = _locate(request.calibration, settings)
         model, headers = models.read_headers(request.model, settings)
         resolved = plan.resolve(
-            config, headers.config, headers.tensors, calibration=calibration, exports=request.export
-        )
+            config, headers.config, headers.tensors, calibration=calibration, exports=request.export,
+            warnings=headers.warnings,
+        )  # fmt: skip
     except QuantError as error:
         error.field = _pointer(error.field, request.config)
         raise

@@ -25,10 +25,14 @@ MAX_TENSORS = 200_000
 
 @dataclass(frozen=True)
 class ModelHeaders:
-    """A model without its weights: ``config`` as in config.json, ``tensors`` by name."""
+    """A model without its weights: ``config`` as in config.json, ``tensors`` by name.
+
+    ``warnings`` are what a user should know of the model before it is quantized.
+    """
 
     config: dict[str, Any]
     tensors: dict[str, TensorHeader]
+    warnings: tuple[str, ...] = ()
 
     @property
     def total_bytes(self) -> int:
@@ -45,8 +49,20 @@ class ModelHeaders:
 
 
 def read_local(model_dir: Path | str) -> ModelHeaders:
-    """Headers of the model in ``model_dir``. Raises ModelError that names the file at fault."""
-    folder = Path(model_dir)
+    """Headers of the float model in ``model_dir``. Raises ModelError that names the file at fault."""
+    config, tensors = read_folder(Path(model_dir))
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise ModelError(
+            f"The model is already quantized (quant_method '{method}').",
+            code="already_quantized",
+            hint="Give the float model that it was made from.",
+        )
+    return ModelHeaders(config=config, tensors=unstack_experts(tensors))
+
+
+def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
+    """config.json and the tensors as they are stored, of a float or a quantized model. Raises as ``read_local``."""
     if not folder.is_dir():
         raise ModelError(
             f"There is no model folder at {folder}.",
@@ -58,14 +74,7 @@ def read_local(model_dir: Path | str) -> ModelHeaders:
         raise ModelError(
             "config.json has no model_type.", code="unsupported_architecture", hint="Save the model with Transformers."
         )
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
-        raise ModelError(
-            f"The model is already quantized (quant_method '{method}').",
-            code="already_quantized",
-            hint="Give the float model that it was made from.",
-        )
-    return ModelHeaders(config=config, tensors=unstack_experts(read_tensor_headers(folder)))
+    return config, read_tensor_headers(folder)
 
 
 def read_tensor_headers(folder: Path) -> dict[str, TensorHeader]:

@@ -19,7 +19,7 @@ import torch
 
 from quantcore.calibration.ranges import Activations, quantized_activations
 from quantcore.checkpoint.experts import unstack_experts
-from quantcore.checkpoint.headers import ModelHeaders, read_local, read_tensor_headers
+from quantcore.checkpoint.headers import ModelHeaders, read_tensor_headers
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
 from quantcore.errors import ProofError
@@ -29,6 +29,7 @@ from quantcore.events import Emit, Progress, parse
 from quantcore.export import EXPORTERS, Decoder, tensor_name
 from quantcore.layer import LayerPlan
 from quantcore.plan import Plan, export_dir, resolve
+from quantcore.reading import read_model
 from quantcore.runtime.devices import default_device, release_freed_memory
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.single import StreamedModel
@@ -59,7 +60,7 @@ def prove_all(task: Task, folder: Path, scratch: Path, emit: Emit) -> Iterator[P
 
     Raises ProofError that names what differs.
     """
-    headers = read_local(task.model_folder)
+    headers = read_model(task.model_folder).headers
     plan = resolve(task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export)
     expected = Expectation.load(scratch)
     for export in plan.exports:

@@ -6,10 +6,11 @@ the order of the kernels, starting at 0; ``scales`` [in / group, out]. AMD Quark
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.config import Config, QSchemeType
+from quantcore.config import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec
 from quantcore.export.exporter import (
     EXPORTERS,
     Exporter,
@@ -19,6 +20,7 @@ from quantcore.export.exporter import (
     refuse_everywhere,
     stored_scale_dtype,
 )
+from quantcore.export.stored import StoredFiles, StoredLayer, not_held
 from quantcore.export.words import codes_of, pack_from_zero, unpack_from_zero
 from quantcore.formats import IntFormat
 from quantcore.layer import LayerPlan
@@ -91,13 +93,28 @@ class AwqExporter:
             "modules_to_not_convert": list(kept),
         }
 
+    def knows(self, said: Mapping[str, Any]) -> bool:
+        return said.get("quant_method") == "awq"
+
+    def find_layers(self, said: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
+        if said.get("version", "gemm") != "gemm" or said.get("bits", said.get("w_bit")) != 4:
+            raise not_held("of AWQ's layouts only gemm with 4 bits is known")
+        size = int(said.get("group_size", said.get("q_group_size", -1)))
+        spec = QuantizationSpec(dtype=Dtype.uint4, qscheme=QSchemeType.per_group, group_size=size, symmetric=False)
+        found = {}
+        for name in files.modules_with("qweight"):
+            num_inputs, words = files.shape(f"{name}.qweight")
+            own = files.with_scale(spec, f"{name}.scales")
+            found[name] = StoredLayer((words * SLOTS, num_inputs), QuantizationConfig(weight=own))
+        return found
+
     def load_hint(self, path: str) -> str:
         return f"from vllm import LLM\nllm = LLM('{path}', quantization='awq')"
 
 
 def _group_size(layer: LayerPlan) -> int:
     """Inputs that share a scale; -1 for the whole row."""
-    return -1 if layer.num_scales[1] == 1 else layer.group_size
+    return -1 if layer.weight.group_size is None else layer.weight.group_size
 
 
 _exporter: Exporter = EXPORTERS.add("awq")(AwqExporter())

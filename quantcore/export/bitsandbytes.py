@@ -10,10 +10,11 @@ the high half, rows one after another; ``weight.absmax`` float32 [out * in / blo
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.config import Config, Dtype, QSchemeType, QuantizationSpec, ScaleType
+from quantcore.config import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec, ScaleType
 from quantcore.export.exporter import (
     EXPORTERS,
     Exporter,
@@ -22,6 +23,7 @@ from quantcore.export.exporter import (
     refuse_activations,
     refuse_everywhere,
 )
+from quantcore.export.stored import StoredFiles, StoredLayer, not_held
 from quantcore.layer import LayerPlan
 
 if TYPE_CHECKING:
@@ -116,6 +118,31 @@ class BitsAndBytesExporter:
             "bnb_4bit_quant_storage": "uint8",
             "bnb_4bit_compute_dtype": "bfloat16",
         }
+
+    def knows(self, said: Mapping[str, Any]) -> bool:
+        return said.get("quant_method") == "bitsandbytes" or bool(said.get("load_in_4bit") or said.get("load_in_8bit"))
+
+    def find_layers(self, said: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
+        found = {}
+        for dtype, kind in QUANT_TYPES.items():
+            for name in files.modules_with(f"weight.quant_state.bitsandbytes__{kind}"):
+                state = json.loads(files.read_bytes(f"{name}.weight.quant_state.bitsandbytes__{kind}"))
+                if "nested_blocksize" in state:
+                    raise not_held(f"the scales of {name} are quantized once more (double quantization)")
+                spec = QuantizationSpec(
+                    dtype=dtype, qscheme=QSchemeType.per_group, group_size=state["blocksize"],
+                    scale_type=ScaleType.float32,
+                )  # fmt: skip
+                found[name] = StoredLayer(tuple(state["shape"]), QuantizationConfig(weight=spec))
+        inputs = QuantizationSpec(
+            dtype=Dtype.int8, qscheme=QSchemeType.per_channel, is_dynamic=True,
+            outlier_threshold=said.get("llm_int8_threshold", 6.0) or None,
+        )  # fmt: skip
+        weight = QuantizationSpec(dtype=Dtype.int8, qscheme=QSchemeType.per_channel)
+        for name in files.modules_with("SCB"):
+            config = QuantizationConfig(weight=weight, input_tensors=inputs)
+            found[name] = StoredLayer(files.shape(f"{name}.weight"), config)
+        return found
 
     def load_hint(self, path: str) -> str:
         return f"from transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained('{path}')"

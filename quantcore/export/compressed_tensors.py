@@ -8,6 +8,8 @@ Scales of the KV cache: ``self_attn.k_scale`` and ``self_attn.v_scale`` [1].
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,9 @@ from quantcore.export.exporter import (
     refuse_everywhere,
     refuse_inputs,
     stored_scale_dtype,
+    tensor_name,
 )
+from quantcore.export.stored import StoredFiles, StoredLayer, matches, not_held
 from quantcore.export.words import codes_of, pack_from_zero, unpack_from_zero
 from quantcore.formats import IntFormat
 from quantcore.layer import LayerPlan
@@ -170,6 +174,12 @@ class CompressedTensorsExporter:
             "kv_cache_scheme": _args(cache, is_input=True),
         }
 
+    def knows(self, said: Mapping[str, Any]) -> bool:
+        return said.get("quant_method") == "compressed-tensors"
+
+    def find_layers(self, said: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
+        return {name: _stored_layer(name, said, files) for name in files.modules_with("weight_scale")}
+
     def load_hint(self, path: str) -> str:
         return f"from transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained('{path}')"
 
@@ -207,6 +217,54 @@ def _args(spec: QuantizationSpec | None, *, is_input: bool) -> dict[str, Any] | 
         "actorder": None,
         "block_structure": None,
     }
+
+
+def _stored_layer(name: str, said: Mapping[str, Any], files: StoredFiles) -> StoredLayer:
+    groups = [group for group in said["config_groups"].values() if any(_targets(one, name) for one in group["targets"])]
+    if not groups:
+        raise not_held(f"no group of its quantization_config is for {name}")
+    if f"{name}.weight_g_idx" in files.tensors:
+        raise not_held(f"the groups of {name} are spread over its inputs (actorder group)")
+    group = groups[0]
+    is_packed = f"{name}.weight_packed" in files.tensors
+    shape = files.shape(f"{name}.weight_packed" if is_packed else f"{name}.weight")
+    if is_packed:
+        shape = tuple(array("q", files.read_bytes(f"{name}.weight_shape")))
+    inputs = _spec(group.get("input_activations"), f"{name}.input_scale", files)
+    output = KV_SCALES.get(name.rpartition(".")[2])
+    cache = tensor_name(name, output) if output else ""
+    config = QuantizationConfig(
+        weight=_spec(group["weights"], f"{name}.weight_scale", files),
+        input_tensors=inputs,
+        output_tensors=_spec(said.get("kv_cache_scheme"), cache, files) if cache in files.tensors else None,
+    )
+    return StoredLayer(shape, config)
+
+
+def _targets(target: str, name: str) -> bool:
+    if target.startswith("re:"):
+        return matches(target.removeprefix("re:"), name)
+    return target in ("Linear", name)
+
+
+def _spec(args: Mapping[str, Any] | None, scale: str, files: StoredFiles) -> QuantizationSpec | None:
+    """The inverse of ``_args``; ``scale`` is the tensor that a static one is stored in."""
+    if args is None:
+        return None
+    bits, kind, strategy = args["num_bits"], args["type"], args["strategy"]
+    symmetric, is_dynamic = bool(args["symmetric"]), bool(args.get("dynamic"))
+    schemes = {
+        "tensor": QSchemeType.per_tensor, "channel": QSchemeType.per_channel, "token": QSchemeType.per_channel,
+        "group": QSchemeType.per_group,
+    }  # fmt: skip
+    dtype = "fp8_e4m3" if kind == "float" else f"int{bits}" if symmetric or bits == 8 else f"uint{bits}"
+    if strategy not in schemes or (kind == "float" and bits != 8):
+        raise not_held(f"{kind} of {bits} bits with strategy {strategy}")
+    spec = QuantizationSpec(
+        dtype=Dtype(dtype), qscheme=schemes[strategy], symmetric=symmetric, is_dynamic=is_dynamic,
+        group_size=args["group_size"] if strategy == "group" else None,
+    )  # fmt: skip
+    return spec if is_dynamic else files.with_scale(spec, scale)
 
 
 _exporter: Exporter = EXPORTERS.add("compressed_tensors")(CompressedTensorsExporter())

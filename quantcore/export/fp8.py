@@ -6,10 +6,11 @@ Every quantized layer has fp8_e4m3 weights [out, in] and static inputs with one 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.config import Config, Dtype, QSchemeType, QuantizationSpec
+from quantcore.config import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec
 from quantcore.export.exporter import (
     EXPORTERS,
     KV_SCALES,
@@ -18,7 +19,9 @@ from quantcore.export.exporter import (
     is_plain,
     refuse_everywhere,
     stored_scale_dtype,
+    tensor_name,
 )
+from quantcore.export.stored import StoredFiles, StoredLayer, not_held
 from quantcore.layer import LayerPlan
 
 if TYPE_CHECKING:
@@ -86,6 +89,25 @@ class Fp8Exporter:
             "ignored_layers": list(kept),
             "kv_cache_scheme": "static" if has_cache else None,
         }
+
+    def knows(self, said: Mapping[str, Any]) -> bool:
+        return said.get("quant_method") == "fp8"
+
+    def find_layers(self, said: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
+        if said.get("activation_scheme") != "static" or said.get("weight_block_size"):
+            raise not_held("of fp8 only static inputs with one scale are known")
+        static = QuantizationSpec(dtype=Dtype.fp8_e4m3)
+        found = {}
+        for name in files.modules_with("weight_scale"):
+            output = KV_SCALES.get(name.rpartition(".")[2])
+            cache = tensor_name(name, output) if output else ""
+            config = QuantizationConfig(
+                weight=files.with_scale(static, f"{name}.weight_scale"),
+                input_tensors=files.with_scale(static, f"{name}.input_scale"),
+                output_tensors=files.with_scale(static, cache) if cache in files.tensors else None,
+            )
+            found[name] = StoredLayer(files.shape(f"{name}.weight"), config)
+        return found
 
     def load_hint(self, path: str) -> str:
         return f"from vllm import LLM\nllm = LLM('{path}', quantization='fp8')"

@@ -9,11 +9,13 @@ there: it takes symmetric weights alone, whose zero point is the middle. ``gptq_
 from __future__ import annotations
 
 import re
+from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.config import Config, QSchemeType
+from quantcore.config import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec
 from quantcore.export.exporter import (
     EXPORTERS,
     Exporter,
@@ -23,6 +25,7 @@ from quantcore.export.exporter import (
     refuse_everywhere,
     stored_scale_dtype,
 )
+from quantcore.export.stored import StoredFiles, StoredLayer, matches, not_held
 from quantcore.export.words import WORD_BITS, codes_of, pack_from_zero, unpack_from_zero
 from quantcore.formats import IntFormat
 from quantcore.layer import LayerPlan
@@ -99,6 +102,13 @@ class GptqExporter:
             "dynamic": others | {f"-:^{re.escape(name)}$": {} for name in kept},
         }
 
+    def knows(self, said: Mapping[str, Any]) -> bool:
+        version = 2 if said.get("checkpoint_format") == "gptq_v2" else 1
+        return said.get("quant_method") == "gptq" and version == self.version
+
+    def find_layers(self, said: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
+        return {name: _stored_layer(name, said, files) for name in files.modules_with("qweight")}
+
     def load_hint(self, path: str) -> str:
         return f"from gptqmodel import GPTQModel\nmodel = GPTQModel.load('{path}')"
 
@@ -117,6 +127,32 @@ def _numbers(layer: LayerPlan) -> dict[str, Any]:
 def _usual(config: Config, layers: tuple[LayerPlan, ...]) -> LayerPlan:
     """A layer with the global config if there is one."""
     return next((layer for layer in layers if layer.config.weight == config.global_quant_config.weight), layers[0])
+
+
+def _stored_layer(name: str, said: Mapping[str, Any], files: StoredFiles) -> StoredLayer:
+    own = {**said, **_dynamic(name, said)}
+    bits, group_size, symmetric = int(own["bits"]), int(own["group_size"]), bool(own.get("sym", True))
+    rows, columns = files.shape(f"{name}.qweight")
+    num_inputs = rows * WORD_BITS // bits
+    group = num_inputs if group_size == -1 else group_size
+    if f"{name}.g_idx" in files.tensors:
+        found = array("i", files.read_bytes(f"{name}.g_idx"))
+        if found != array("i", (index // group for index in range(num_inputs))):
+            raise not_held(f"the groups of {name} are spread over its inputs (desc_act without static groups)")
+    dtype = f"int{bits}" if symmetric or bits == 3 else f"uint{bits}"
+    spec = QuantizationSpec(
+        dtype=Dtype(dtype), qscheme=QSchemeType.per_group, group_size=group_size, symmetric=symmetric
+    )
+    spec = files.with_scale(spec, f"{name}.scales")
+    return StoredLayer((columns, num_inputs), QuantizationConfig(weight=spec))
+
+
+def _dynamic(name: str, said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What ``dynamic`` says of one layer: ``{"+:pattern": {"bits": 8}}``."""
+    for pattern, own in (said.get("dynamic") or {}).items():
+        if not pattern.startswith("-:") and matches(pattern.removeprefix("+:"), name):
+            return dict(own)
+    return {}
 
 
 _v1: Exporter = EXPORTERS.add("gptq")(GptqExporter("gptq", "GPTQ safetensors (vLLM, GPTQModel)", version=1))

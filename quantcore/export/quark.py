@@ -5,6 +5,8 @@ Weights as in ``quark_weights``; static inputs and outputs (the KV cache: k_proj
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import TensorLayout
@@ -26,14 +28,17 @@ from quantcore.export.exporter import (
     refuse_inputs,
     stored_scale_dtype,
 )
-from quantcore.export.quark_weights import family_of
+from quantcore.export.quark_weights import family_of, weight_shape
+from quantcore.export.stored import StoredFiles, StoredLayer, not_held
 from quantcore.formats import IntFormat
 from quantcore.layer import LayerPlan
+from quantcore.quark_config import read_quark_config
 
 if TYPE_CHECKING:
     from quantcore.qtensor import QLayer
 
 QUARK_VERSION = "0.13"
+WORD_DTYPES = (Dtype.int4, Dtype.uint4)
 MX_DTYPES = (Dtype.fp4, Dtype.fp6_e3m2, Dtype.fp6_e2m3, Dtype.fp8_e4m3, Dtype.fp8_e5m2)
 
 
@@ -49,7 +54,7 @@ class QuarkExporter:
             return _refuse_stages(layer)
         if not is_plain(weight):
             return _refuse_blocks(layer)
-        if weight.dtype in (Dtype.int4, Dtype.uint4):
+        if weight.dtype in WORD_DTYPES:
             return _refuse_words(layer)
         if weight.dtype not in (Dtype.int8, Dtype.fp8_e4m3):
             return f"{weight.dtype.value} with plain scales is not among int4, uint4, int8 and fp8_e4m3"
@@ -124,6 +129,24 @@ class QuarkExporter:
             },
         }
 
+    def knows(self, said: Mapping[str, Any]) -> bool:
+        return said.get("quant_method") == "quark"
+
+    def find_layers(self, said: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
+        config, how = read_quark_config(said), said.get("export") or {}
+        if how.get("weight_format", "real_quantized") != "real_quantized":
+            raise not_held("its weights are rounded floats (fake_quantized), not codes")
+        found = {}
+        for name in files.modules_with("weight_scale"):
+            chosen, _ = config.choose(name, "Linear")
+            if chosen is None or chosen.weight is None:
+                raise not_held(f"{name} has a weight_scale, but quantization_config leaves it out")
+            if chosen.weight.dtype in WORD_DTYPES and how.get("pack_method", "reorder") != "reorder":
+                raise not_held("its 4-bit codes are packed in order (pack_method order)")
+            shape = weight_shape(chosen.weight, files.shape(f"{name}.weight"))
+            found[name] = StoredLayer(shape, _with_scales(chosen, name, files))
+        return found
+
     def load_hint(self, path: str) -> str:
         return f"from vllm import LLM\nllm = LLM('{path}', quantization='quark')"
 
@@ -135,6 +158,19 @@ class QuarkExporter:
             for layer in layers
             if layer.config != config.global_quant_config and not layer.chosen_by.startswith("kv_cache_quant_config")
         }
+
+
+def _with_scales(config: QuantizationConfig, name: str, files: StoredFiles) -> QuantizationConfig:
+    """``config`` with the number types of the scales in the files, where the format leaves them open."""
+    fields = {"weight": "weight_scale", "input_tensors": "input_scale", "output_tensors": "output_scale"}
+    specs = {field: getattr(config, field) for field in fields}
+    open_ones = {
+        field: spec
+        for field, spec in specs.items()
+        if spec is not None and is_plain(spec) and (field == "weight" or spec.is_static)
+    }
+    stored = {field: files.with_scale(spec, f"{name}.{fields[field]}") for field, spec in open_ones.items()}
+    return replace(config, **stored)
 
 
 def _static_activations(layer: LayerPlan) -> dict[str, QuantizationSpec]:

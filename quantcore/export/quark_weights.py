@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.config import QSchemeType, ScaleType
+from quantcore.config import QSchemeType, QuantizationSpec, ScaleType
 from quantcore.export.exporter import Tensors, stored_scale_dtype
 from quantcore.formats import IntFormat
 from quantcore.layer import LayerPlan
@@ -38,6 +38,15 @@ def family_of(layer: LayerPlan) -> Family:
     if spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3):
         return Blocks()
     return Words() if spec.format.bits == 4 else Bytes()
+
+
+def weight_shape(spec: QuantizationSpec, stored: tuple[int, ...]) -> tuple[int, ...]:
+    """[out, in] of a weight whose tensor ``weight`` has the shape ``stored``: the inverse of ``layout``."""
+    if spec.over is not None:
+        return stored[0], stored[1] * 8
+    if spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3):
+        return stored[0], stored[1] * 8 // spec.format.bits
+    return (stored[1] * 8, stored[0]) if spec.format.bits == 4 else stored
 
 
 class Bytes:

@@ -23,6 +23,7 @@ ALLOWED = {
         "quantcore.quark_config",
         "quantcore.plan",
         "quantcore.export",
+        "quantcore.reading",
         "quantcore.registry",
         "quantcore.errors",
         "quantcore.events",
@@ -49,8 +50,10 @@ LEVELS = (
     ("plan", "calibration", "checkpoint", "runtime"),
     ("rotate",),
     ("blockwise",),
-    ("export", "evaluation", "nn"),
-    ("pipeline",),
+    ("export",),
+    ("reading", "dequantizing"),
+    ("evaluation", "nn"),
+    ("pipeline", "convert"),
     ("console", "flags", "cli", "__main__"),
 )
 # The one look upwards: a plan asks the exporters what they can write and how large that is; they do not know plans.

@@ -1,4 +1,5 @@
-"""Programs that we did not write load what we export and compute what we measured: vLLM on CPU, AMD Quark.
+"""Programs that we did not write load what we export and compute what we measured: vLLM on CPU, AMD Quark,
+Transformers with GPTQModel and with bitsandbytes.
 
 They need ``make consumers`` (environments of their own) and a real trained model; ``make test-all`` runs them.
 """
@@ -6,6 +7,7 @@ They need ``make consumers`` (environments of their own) and a real trained mode
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,28 @@ def exports(smollm2, tmp_path_factory):
     return export_all(smollm2, configs, FORMATS, tmp_path_factory.mktemp("exports"))
 
 
+def weights(dtype, **spec):
+    """A config of weights alone."""
+    return parse_config({"global_quant_config": {"weight": {"dtype": dtype, **spec}}, "exclude": ["lm_head"]})
+
+
+INT8 = presets.resolve("int8_weight_only").global_quant_config
+GROUPS = {"qscheme": "per_group", "group_size": 32}
+ONE_MODEL = {
+    "w4a16_sym": ("quark", "compressed_tensors", "gptq", "awq"),
+    "w4a16": ("quark", "compressed_tensors", "awq"),
+}
+GPTQ = {
+    "int2": ("gptq", weights("int2", **GROUPS)),
+    "int3": ("gptq", weights("int3", **GROUPS)),
+    "int4_mixed": ("gptq", replace(weights("int4", **GROUPS), layer_quant_config={"*down_proj": INT8})),
+    "int8": ("gptq", Config(global_quant_config=INT8, exclude=("lm_head",))),
+    "int3_asymmetric": ("gptq_v2", weights("int3", symmetric=False, **GROUPS)),
+    "uint4": ("gptq_v2", weights("uint4", symmetric=False, **GROUPS)),
+    "uint8": ("gptq_v2", weights("uint8", symmetric=False, **GROUPS)),
+}
+
+
 @pytest.fixture(scope="session")
 def block_exports(tmp_path_factory):
     """Schemes of blocks and stages, and a KV cache: a tiny float32 model, on which Quark's own kernels run on a CPU."""
@@ -97,6 +121,51 @@ def test_vllm_loads_both_formats_generates_and_agrees(exports, preset):
         assert abs(result["perplexity"] / summary["perplexity_after"] - 1) < TOLERANCE
     # The same codes under two sets of names must be the same model to the last bit.
     assert found["quark"]["perplexity"] == found["compressed_tensors"]["perplexity"]
+
+
+@pytest.mark.parametrize("preset", list(ONE_MODEL))
+def test_the_same_codes_in_every_format_are_the_same_model_in_vllm(smollm2, preset, tmp_path):
+    formats = ONE_MODEL[preset]
+    results, windows = export_all(smollm2, {preset: presets.resolve(preset)}, formats, tmp_path)
+    folder, summary = results[preset]
+    found = {name: check("vllm", "check_vllm.py", folder / name, windows) for name in formats}
+    for result in found.values():
+        assert "Paris" in result["texts"][0]
+        assert abs(result["perplexity"] / summary["perplexity_after"] - 1) < TOLERANCE
+    assert len({result["perplexity"] for result in found.values()}) == 1, found
+
+
+@pytest.mark.parametrize("name", list(GPTQ))
+def test_gptqmodel_reads_every_width_of_gptq(smollm2, name, tmp_path):
+    export, config = GPTQ[name]
+    results, windows = export_all(smollm2, {name: config}, (export,), tmp_path)
+    folder, summary = results[name]
+    found = check("gptqmodel", "check_transformers.py", folder, windows, "gptqmodel")
+    assert found["layers"] == {"TorchLinear": summary["num_layers_quantized"]}
+    # Two bits, rounded to nearest, leave no model: both numbers are noise of the same size.
+    tolerance = 0.5 if name == "int2" else TOLERANCE
+    assert abs(found["perplexity"] / summary["perplexity_after"] - 1) < tolerance
+
+
+def test_transformers_reads_awq(smollm2, tmp_path):
+    results, windows = export_all(smollm2, {"w4a16": presets.resolve("w4a16")}, ("awq",), tmp_path)
+    folder, summary = results["w4a16"]
+    found = check("gptqmodel", "check_transformers.py", folder, windows)
+    assert sum(count for kind, count in found["layers"].items() if "Awq" in kind) == summary["num_layers_quantized"]
+    assert "Paris" in found["texts"][0]
+    assert abs(found["perplexity"] / summary["perplexity_after"] - 1) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("preset", "kind"), [("nf4", "Linear4bit"), ("fp4_bnb", "Linear4bit"), ("llm_int8", "Linear8bitLt")]
+)
+def test_transformers_reads_bitsandbytes(smollm2, preset, kind, tmp_path):
+    results, windows = export_all(smollm2, {preset: presets.resolve(preset)}, ("bitsandbytes",), tmp_path)
+    folder, summary = results[preset]
+    found = check("peers", "check_transformers.py", folder, windows)
+    assert found["layers"] == {kind: summary["num_layers_quantized"]}
+    assert "Paris" in found["texts"][0]
+    assert abs(found["perplexity"] / summary["perplexity_after"] - 1) < TOLERANCE
 
 
 def test_vllm_takes_the_scales_of_the_kv_cache_from_both_formats(smollm2, tmp_path):

@@ -1,0 +1,130 @@
+"""A quantized checkpoint into another format: the same codes and scales, or a refusal that says what would be lost."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantcore.checkpoint.artifact import building, copy_side_files, seal, write_json
+from quantcore.checkpoint.layout import TensorLayout
+from quantcore.checkpoint.sink import Sink
+from quantcore.dequantizing import read_layer
+from quantcore.errors import ConfigError, ProofError
+from quantcore.evaluation.expectation import digest
+from quantcore.events import Completed, Emit, PhaseStarted, Progress
+from quantcore.export import EXPORTERS, holds_codes, tensor_name
+from quantcore.plan import check_exports
+from quantcore.qtensor import QLayer
+from quantcore.reading import Model, QuantizedLayers, read_model
+
+
+def convert(model_dir: Path, output_dir: Path, export: str, emit: Emit) -> dict[str, Any]:
+    """Write the quantized model in ``model_dir`` as ``export`` to ``output_dir``, which appears whole or not.
+
+    One layer is in memory at a time, and what was written is read again and compared. Returns a summary. Raises
+    ConfigError for a float model, the same format, or layers that ``export`` cannot hold; ModelError for a folder that
+    cannot be read; ProofError if the files differ.
+    """
+    emit(PhaseStarted("plan"))
+    model = read_model(model_dir)
+    quantized = _check(model, export)
+    layers = tuple(quantized.layers.values())
+    with building(output_dir) as folder:
+        emit(PhaseStarted("export"))
+        digests = _write(model, quantized, export, folder, emit)
+        said = EXPORTERS.get(export).quantization_config(quantized.config, layers, quantized.config.exclude)
+        write_json(
+            folder / "config.json",
+            {**model.headers.config, **({} if said is None else {"quantization_config": said})},
+        )
+        copy_side_files(model_dir, folder)
+        emit(PhaseStarted("verify"))
+        _verify(folder, digests)
+        seal(folder)
+    summary = {"from": quantized.export, "to": export, "num_layers": len(layers), "num_tensors_equal": len(digests)}
+    emit(Completed(summary))
+    return summary
+
+
+def _check(model: Model, export: str) -> QuantizedLayers:
+    quantized = model.quantized
+    if quantized is None:
+        raise ConfigError(
+            f"The model in {model.folder} is not quantized, so there is nothing to convert.",
+            code="not_quantized",
+            hint="Quantize it: bitfoundry quantize --model_dir ... --model_export ...",
+        )
+    layers = tuple(quantized.layers.values())
+    check_exports(layers, (export,))
+    if export == quantized.export:
+        raise ConfigError(
+            f"The model in {model.folder} is in the {export} format already.", code="invalid_export", hint="Copy it."
+        )
+    active = next((layer for layer in layers if layer.input_tensors or layer.config.output_tensors), None)
+    if active is not None and not holds_codes(export):
+        raise ConfigError(
+            f"{export} holds weights alone, and {active.name} has quantized activations ({active.scheme}).",
+            code="incompatible_export",
+            hint="Take a format that holds them: the result would be another model.",
+            field="/export",
+        )
+    return quantized
+
+
+def _write(model: Model, quantized: QuantizedLayers, export: str, folder: Path, emit: Emit) -> dict[str, str]:
+    """All tensors; the digests of what they stand for, by the names of the float model."""
+    exporter, dtype, source = EXPORTERS.get(export), quantized.files.model_dtype, model.source()
+    layouts: dict[str, TensorLayout] = {}
+    for name, header in model.headers.tensors.items():
+        if (layer := quantized.layers.get(name)) is None:
+            layouts[name] = TensorLayout(header.dtype, header.shape)
+        else:
+            parts = exporter.layout(layer, dtype)
+            layouts.update({tensor_name(layer.name, part): layout for part, layout in parts.items()})
+    digests: dict[str, str] = {}
+    total = len(model.headers.tensors)
+    with closing(Sink(folder, layouts)) as sink:
+        for count, name in enumerate(model.headers.tensors, start=1):
+            if (layer := quantized.layers.get(name)) is None:
+                tensor = source.read(name)
+                sink.write(name, tensor)
+                digests[name] = digest(tensor)
+            else:
+                found = read_layer(quantized, layer)
+                for part, tensor in exporter.encode(layer, found, dtype).items():
+                    full = tensor_name(layer.name, part)
+                    sink.write(full, tensor.to(sink.dtype_of(full)))
+                digests[name] = digest(_whole(found) if holds_codes(export) else source.read(name))
+            emit(Progress("export", count, total, "tensor", None))
+        sink.finish()
+    return digests
+
+
+def _verify(folder: Path, digests: dict[str, str]) -> None:
+    """What a reader finds in ``folder`` is what was to be written. Raises ProofError."""
+    written = read_model(folder)
+    source, layers = written.source(), {} if written.quantized is None else written.quantized.layers
+    if set(written.headers.tensors) != set(digests):
+        raise ProofError("The files hold other tensors than were written.", code="proof_layout_differs")
+    for name, value in digests.items():
+        layer = layers.get(name)
+        if written.quantized is None or layer is None:
+            found = source.read(name)
+        else:
+            found = _whole(read_layer(written.quantized, layer))
+        if digest(found) != value:
+            raise ProofError(
+                f"'{name}' read back from the files is not what was written.",
+                code="proof_tensor_differs",
+                hint="Please report this: nothing was left behind.",
+            )
+
+
+def _whole(found: QLayer) -> torch.Tensor:
+    """All that a layer computes with, as one row of float32: its weight, and what is known of its activations."""
+    known = [params for params in (found.inputs, found.outputs) if params is not None]
+    scales = [part.flatten().float() for one in known for part in (one.scale, one.zero_point) if part is not None]
+    return torch.cat([found.weight.dequantize().flatten(), *scales])

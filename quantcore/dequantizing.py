@@ -1,0 +1,37 @@
+"""Float weights out of the codes of a quantized checkpoint."""
+
+from __future__ import annotations
+
+import torch
+
+from quantcore.checkpoint.layout import TensorHeader
+from quantcore.checkpoint.source import TORCH_DTYPES, Source
+from quantcore.export import EXPORTERS, Decoder
+from quantcore.layer import LayerPlan
+from quantcore.qtensor import QLayer
+from quantcore.reading import QuantizedLayers
+
+
+class DequantizingSource(Source):
+    """Reads what ``reading.Model.headers`` promises: the weights of quantized layers in the dtype of the model."""
+
+    def __init__(self, quantized: QuantizedLayers, tensors: dict[str, TensorHeader]) -> None:
+        super().__init__(quantized.files.folder, tensors)
+        self._quantized = quantized
+
+    def read(self, name: str) -> torch.Tensor:
+        layer = self._quantized.layers.get(name)
+        if layer is None:
+            return super().read(name)
+        restored = read_layer(self._quantized, layer).weight.dequantize()
+        return restored.to(TORCH_DTYPES[self._quantized.files.model_dtype])
+
+
+def read_layer(quantized: QuantizedLayers, layer: LayerPlan) -> QLayer:
+    """The codes of ``layer`` and what belongs to them, decoded from the files."""
+    exporter = EXPORTERS.get(quantized.export)
+    assert isinstance(exporter, Decoder)
+    source = Source(quantized.files.folder, dict(quantized.files.tensors))
+    expected = exporter.layout(layer, quantized.files.model_dtype)
+    parts = {part: source.read(name).view(expected[part].shape) for part, name in quantized.parts(layer).items()}
+    return exporter.decode(layer, parts)

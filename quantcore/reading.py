@@ -1,0 +1,173 @@
+"""Model folders as the engine reads them: float checkpoints as they are, quantized ones as the floats they stand for.
+
+A quantized checkpoint of a known format, whoever wrote it, has its codes behind ``QuantizedLayers``: planning sees the
+float weights' names and shapes, reading dequantizes. So it can be quantized anew, converted and evaluated. Nothing here
+needs torch before a tensor is read.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quantcore.checkpoint.experts import unstack_experts
+from quantcore.checkpoint.headers import ModelHeaders, read_folder
+from quantcore.checkpoint.layers import is_head, is_linear
+from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
+from quantcore.config import Config
+from quantcore.errors import ConfigError, ModelError
+from quantcore.export import EXPORTERS, tensor_name
+from quantcore.export.stored import Importer, StoredFiles
+from quantcore.layer import LayerPlan
+from quantcore.plan import find_blocks, natural_order
+
+if TYPE_CHECKING:
+    from quantcore.checkpoint.source import Source
+
+FLOAT_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+
+
+@dataclass(frozen=True)
+class QuantizedLayers:
+    """The layers of a quantized checkpoint by the names of their weights; ``export`` names the format.
+
+    ``files`` are the tensors as they are stored.
+    """
+
+    export: str
+    layers: dict[str, LayerPlan]
+    files: StoredFiles
+
+    @property
+    def config(self) -> Config:
+        """The Config that plans these layers like this: the commonest as the global one, the others by name."""
+        layers = self.layers.values()
+        usual = Counter(layer.config for layer in layers if not layer.config.output_tensors).most_common(1)
+        common = usual[0][0] if usual else next(iter(layers)).config
+        floats = {name for name, tensor in self.files.tensors.items() if is_linear(name, tensor)} - self.layers.keys()
+        tied = () if any(map(is_head, {*floats, *self.layers})) else ("lm_head",)
+        return Config(
+            global_quant_config=common,
+            layer_quant_config={
+                layer.name: layer.config
+                for layer in layers
+                if layer.config != common and not layer.config.output_tensors
+            },
+            kv_cache_quant_config={
+                f"*.{layer.name.rpartition('.')[2]}": layer.config for layer in layers if layer.config.output_tensors
+            },
+            exclude=(*(name.removesuffix(".weight") for name in sorted(floats, key=natural_order)), *tied),
+        )
+
+    def parts(self, layer: LayerPlan) -> dict[str, str]:
+        """The parts of a layer in its format, and what their tensors are called."""
+        names = EXPORTERS.get(self.export).layout(layer, self.files.model_dtype)
+        return {part: tensor_name(layer.name, part) for part in names}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model folder. ``headers`` are those of the float model that it holds or stands for."""
+
+    folder: Path
+    headers: ModelHeaders
+    quantized: QuantizedLayers | None = None
+
+    def source(self) -> Source:
+        """Reads the tensors of ``headers``."""
+        from quantcore.checkpoint.source import Source
+        from quantcore.dequantizing import DequantizingSource
+
+        if self.quantized is None:
+            return Source(self.folder, self.headers.tensors)
+        return DequantizingSource(self.quantized, self.headers.tensors)
+
+
+def read_model(folder: Path | str) -> Model:
+    """The model in ``folder``. Raises ModelError that names what is wrong, or not known."""
+    folder = Path(folder)
+    config, tensors = read_folder(folder)
+    said = config.get("quantization_config")
+    if not said:
+        return Model(folder, ModelHeaders(config, unstack_experts(tensors)))
+    files = StoredFiles(folder, tensors, _float_dtype(config, tensors))
+    quantized = _find_quantized(config, said, files)
+    used = {name for layer in quantized.layers.values() for name in quantized.parts(layer).values()}
+    floats = {name: tensor for name, tensor in tensors.items() if name not in used}
+    floats |= {name: _as_float(layer, files) for name, layer in quantized.layers.items()}
+    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    warning = (
+        f"The model is quantized already ({quantized.export}): its codes are read as floats, and the errors of both"
+        " quantizations add up."
+    )
+    return Model(folder, ModelHeaders(plain, floats, (warning,)), quantized)
+
+
+def _find_quantized(config: dict[str, Any], said: Any, files: StoredFiles) -> QuantizedLayers:
+    known = {name: exporter for name in EXPORTERS if isinstance(exporter := EXPORTERS.get(name), Importer)}
+    said = said if isinstance(said, dict) else {}
+    export = next((name for name, importer in known.items() if importer.knows(said)), None)
+    if export is None:
+        raise ModelError(
+            f"The model is already quantized, in a format that is not known here:"
+            f" quant_method '{said.get('quant_method', 'unknown')}'.",
+            code="already_quantized",
+            hint=f"Give the float model that it was made from, or one of {', '.join(known)}.",
+        )
+    try:
+        found = known[export].find_layers(said, files)
+        prefix, _ = find_blocks(files.tensors, config)
+        layers = {
+            f"{name}.weight": LayerPlan(
+                name,
+                _block(name, prefix),
+                stored.shape,
+                stored.config,
+                chosen_by="kv_cache_quant_config" if stored.config.output_tensors else "quantization_config",
+            )
+            for name, stored in sorted(found.items(), key=lambda item: natural_order(item[0]))
+        }
+    except (KeyError, TypeError, ValueError, AttributeError, ConfigError, re.error) as error:
+        raise ModelError(
+            f"quantization_config in config.json cannot be understood as {export}: {error!r}.",
+            code="invalid_quantization_config",
+            hint="Give the float model that it was made from.",
+        ) from error
+    quantized = QuantizedLayers(export, layers, files)
+    for layer in layers.values():
+        _check_parts(quantized, layer)
+    return quantized
+
+
+def _check_parts(quantized: QuantizedLayers, layer: LayerPlan) -> None:
+    """What the files hold of a layer has the shapes that its config asks for."""
+    expected = EXPORTERS.get(quantized.export).layout(layer, quantized.files.model_dtype)
+    for part, name in quantized.parts(layer).items():
+        shape = quantized.files.shape(name)
+        if math.prod(shape) != math.prod(expected[part].shape):
+            raise ModelError(
+                f"'{name}' has the shape {list(shape)}; quantization_config promises {list(expected[part].shape)}.",
+                code="config_implausible",
+                hint="The files and config.json do not belong together.",
+            )
+
+
+def _block(name: str, prefix: str) -> int | None:
+    return int(name[len(prefix) :].split(".")[0]) if name.startswith(prefix) else None
+
+
+def _float_dtype(config: dict[str, Any], tensors: dict[str, TensorHeader]) -> str:
+    said = config.get("dtype") or config.get("torch_dtype")
+    if said in FLOAT_NAMES:
+        return FLOAT_NAMES[str(said)]
+    kinds = Counter(tensor.dtype for name, tensor in tensors.items() if "norm" in name)
+    return max(kinds, key=lambda dtype: kinds[dtype], default="BF16")
+
+
+def _as_float(layer: LayerPlan, files: StoredFiles) -> TensorHeader:
+    """The weight as if it were stored in the model's dtype; it has no place in a file."""
+    return TensorHeader(files.model_dtype, layer.shape, "", 0, math.prod(layer.shape) * DTYPE_BYTES[files.model_dtype])

@@ -1,0 +1,255 @@
+"""Quantized checkpoints read back: as floats, as a model in memory, in another format, as the input of another job."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import quantcore
+from quantcore import pipeline, presets
+from quantcore.calibration.text import TokenWindows
+from quantcore.cli import main
+from quantcore.config import CalibrationConfig, parse_config
+from quantcore.convert import convert
+from quantcore.errors import ConfigError, ModelError
+from quantcore.export import EXPORTERS, holds_codes
+from quantcore.export.stored import Importer, matches
+from quantcore.reading import read_model
+from quantcore.task import EvaluationConfig, Task
+from tests.factories import VOCAB_SIZE, tiny_model
+
+WINDOWS = torch.arange(6 * 32).mul(7).remainder(VOCAB_SIZE).view(6, 32)
+
+
+def groups(dtype, **spec):
+    spec = {"dtype": dtype, "qscheme": "per_group", "group_size": 32, **spec}
+    return parse_config({"global_quant_config": {"weight": spec}, "exclude": ["lm_head", "*.1.mlp.up_proj"]})
+
+
+MIXED = replace(
+    groups("int4"), layer_quant_config={"*.down_proj": presets.resolve("int8_weight_only").global_quant_config}
+)
+CASES = {
+    "quark": ("w4a16", "fp8", "int8_static", "mxfp4", "nvfp4", "int4_fp8", "mixed", "kv"),
+    "compressed_tensors": ("w4a16", "w4a16_sym", "fp8", "int8_dynamic", "mixed", "kv"),
+    "fp8": ("fp8", "kv"),
+    "gptq": ("int4", "int3", "int2", "mixed"),
+    "gptq_v2": ("w4a16", "uint2", "mixed"),
+    "awq": ("w4a16",),
+    "bitsandbytes": ("nf4", "fp4_bnb", "llm_int8"),
+}
+CONFIGS = {
+    "kv": presets.resolve("fp8", kv_cache="fp8"),
+    "mixed": MIXED,
+    "uint2": groups("uint2", symmetric=False),
+    **{dtype: groups(dtype) for dtype in ("int2", "int3", "int4")},
+}
+ODD = {"model_type": "qwen2", "vocab_size": VOCAB_SIZE}  # biases, grouped queries, a tied head
+
+
+pytestmark = pytest.mark.usefixtures("proof_in_this_process")
+
+
+@pytest.fixture(scope="module")
+def float_model(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("model") / "odd", **ODD)
+
+
+def quantize(model_dir, output_dir, config, *exports, **rest):
+    """The report of a job on WINDOWS."""
+    task = Task(
+        model_dir=model_dir, output_dir=output_dir, config=config, export=exports,
+        calibration=CalibrationConfig(num_samples=4, seq_len=32),
+        evaluation=EvaluationConfig(num_windows=2, seq_len=32), **rest,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "read_windows", lambda _: TokenWindows(WINDOWS[:4], WINDOWS[4:]))
+        return pipeline.run(task, lambda event: None)
+
+
+def config_of(name):
+    return CONFIGS[name] if name in CONFIGS else presets.resolve(name)
+
+
+def measured(model):
+    with torch.inference_mode():
+        losses = [
+            torch.nn.functional.cross_entropy(model(ids[None]).logits[0, :-1].float(), ids[1:]) for ids in WINDOWS[4:]
+        ]
+    return math.exp(torch.stack(losses).mean().item())
+
+
+def test_every_format_with_codes_can_be_read():
+    readable = {name for name in EXPORTERS if isinstance(EXPORTERS.get(name), Importer)}
+    assert readable == set(CASES) == set(filter(holds_codes, EXPORTERS))
+
+
+@pytest.mark.parametrize(("export", "name"), [(export, name) for export, names in CASES.items() for name in names])
+def test_what_was_written_is_found_again(float_model, export, name, tmp_path):
+    """The same floats as the rounded ones, and in memory the same model as the job had."""
+    report = quantize(float_model, tmp_path / "out", config_of(name), export, "fake_quantized")
+    found, plain = (read_model(tmp_path / "out" / folder) for folder in (export, "fake_quantized"))
+    assert found.quantized.export == export
+    assert found.headers.tensors.keys() == plain.headers.tensors.keys()
+    for tensor in plain.headers.tensors:
+        assert torch.equal(found.source().read(tensor), plain.source().read(tensor)), tensor
+    model, config = quantcore.load(tmp_path / "out" / export)
+    assert measured(model) == pytest.approx(report["summary"]["perplexity_after"], rel=1e-6)
+    planned = {
+        layer["name"]: layer["scheme"] for layer in json.loads((tmp_path / "out/plan.json").read_text())["layers"]
+    }
+    assert {layer.name: layer.scheme for layer in found.quantized.layers.values()}.keys() == planned.keys()
+    assert all(
+        config.choose(layer, "Linear")[0] == found.quantized.layers[f"{layer}.weight"].config for layer in planned
+    )
+    assert config.choose("lm_head", "Linear")[0] is None
+
+
+CHAINS = {
+    "w4a16": ("quark", "compressed_tensors", "gptq_v2", "awq", "quark"),
+    "w4a16_sym": ("gptq", "quark", "compressed_tensors", "gptq_v2", "gptq"),
+    "kv": ("fp8", "quark", "compressed_tensors", "fp8"),
+    "mixed": ("gptq", "compressed_tensors", "gptq_v2", "gptq"),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_converted_is_the_same_as_written(float_model, name, tmp_path):
+    chain = CHAINS[name]
+    quantize(float_model, tmp_path / "out", config_of(name), *dict.fromkeys(chain))
+    here = tmp_path / "out" / chain[0]
+    for step, export in enumerate(chain[1:]):
+        summary = convert(here, tmp_path / str(step), export, lambda event: None)
+        here = tmp_path / str(step)
+        assert (summary["to"], summary["num_layers"]) == (export, 20 if name == "mixed" else 21)
+        written, expected = (load_file(folder / "model.safetensors") for folder in (here, tmp_path / "out" / export))
+        assert written.keys() == expected.keys()
+        assert all(torch.equal(written[key], expected[key]) for key in written)
+        said = [json.loads((folder / "config.json").read_text()) for folder in (here, tmp_path / "out" / export)]
+        if export != "quark":  # which says the same layers in more than one way
+            assert said[0] == said[1]
+        assert (here / "tokenizer.json").exists() and (here / "manifest.json").exists()
+
+
+def test_a_mixture_of_experts_is_loaded_and_converted(tmp_path):
+    model_dir = tiny_model(tmp_path / "moe", model_type="qwen3_moe", num_local_experts=4, num_experts=4,
+                           num_experts_per_tok=2, moe_intermediate_size=64)  # fmt: skip
+    report = quantize(model_dir, tmp_path / "out", presets.resolve("w4a16"), "awq")
+    convert(tmp_path / "out", tmp_path / "ct", "compressed_tensors", lambda event: None)
+    for folder in ("out", "ct"):
+        model, config = quantcore.load(tmp_path / folder)
+        assert measured(model) == pytest.approx(report["summary"]["perplexity_after"], rel=1e-6)
+        assert config.choose("model.layers.0.mlp.gate", "Linear")[0] is None
+
+
+def test_a_quantized_model_can_be_quantized_anew(float_model, tmp_path):
+    quantize(float_model, tmp_path / "nf4", presets.resolve("nf4"), "bitsandbytes", "fake_quantized")
+    reports = [
+        quantize(tmp_path / "nf4" / folder, tmp_path / f"from_{folder}", presets.resolve("int8_dynamic"), "quark")
+        for folder in ("bitsandbytes", "fake_quantized")
+    ]
+    one, other = (load_file(tmp_path / f"from_{name}/model.safetensors") for name in ("bitsandbytes", "fake_quantized"))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    said = [[warning for warning in report["warnings"] if "already" in warning] for report in reports]
+    assert said[1] == [] and "quantized already (bitsandbytes)" in said[0][0]
+    assert "quantization_config" not in read_model(tmp_path / "nf4/bitsandbytes").headers.config
+    assert json.loads((tmp_path / "from_bitsandbytes/config.json").read_text())["quantization_config"]["version"]
+
+
+def test_a_float_model_is_loaded_as_it_is(float_model):
+    model, config = quantcore.load(float_model)
+    assert config is None and model.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
+
+
+@pytest.fixture
+def gptq(float_model, tmp_path):
+    quantize(float_model, tmp_path / "gptq", CONFIGS["int4"], "gptq")
+    return tmp_path / "gptq"
+
+
+@pytest.fixture
+def copied(gptq, tmp_path):
+    """A copy to break."""
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for path in gptq.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+def edit(folder: Path, **said):
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= said
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def edit_tensors(folder: Path, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+LAYER = "model.layers.0.self_attn.q_proj"
+BROKEN = {
+    "already_quantized": lambda m: edit(m, quant_method="hqq"),
+    "invalid_quantization_config": lambda m: edit(m, bits="four"),
+    "config_implausible": lambda m: edit_tensors(m, lambda t: t.update({f"{LAYER}.scales": t[f"{LAYER}.scales"][:1]})),
+    "missing_tensors": lambda m: edit_tensors(m, lambda t: t.pop(f"{LAYER}.scales")),
+    "unsupported_quantization": lambda m: edit_tensors(
+        m, lambda t: t.update({f"{LAYER}.g_idx": t[f"{LAYER}.g_idx"].flip(0)})
+    ),
+    "unsupported_quantization ": lambda m: edit(m, dynamic={"+:(.*)*x": {"bits": 8}}),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_cannot_be_read_says_why(copied, case):
+    read_model(copied)
+    BROKEN[case](copied)
+    with pytest.raises(ModelError) as caught:
+        read_model(copied)
+    assert caught.value.code == case.strip() and caught.value.hint
+
+
+def test_patterns_of_strangers_are_tried_only_where_they_end():
+    assert matches(r".*\.down_proj$", "model.layers.0.mlp.down_proj")
+    for pattern in ("(a+)+$", "(a|a)*$", ".*.*.*.*x"):
+        with pytest.raises(ModelError, match="too much to be tried safely"):
+            matches(pattern, "a" * 40)
+
+
+REFUSED = {
+    "awq": "its consumers|int4 and uint4|group_size",
+    "bitsandbytes": "it has nf4",
+    "gptq": "in the gptq format already",
+}
+
+
+def test_conversions_that_would_lose_something_are_refused(float_model, gptq, tmp_path):
+    def refused(model_dir, export):
+        with pytest.raises(ConfigError) as caught:
+            convert(model_dir, tmp_path / "new", export, lambda event: None)
+        assert not (tmp_path / "new").exists()
+        return caught.value
+
+    assert refused(float_model, "gptq").code == "not_quantized"
+    assert "in the gptq format already" in refused(gptq, "gptq").message
+    assert "it has nf4, fp4_bnb and int8" in refused(gptq, "bitsandbytes").message
+    assert refused(gptq, "marlin").code == "unknown_export_format"
+    quantize(float_model, tmp_path / "int8", presets.resolve("int8_dynamic"), "quark")
+    error = refused(tmp_path / "int8", "fake_quantized")
+    assert "holds weights alone" in error.message and "compressed_tensors" in "".join(EXPORTERS)
+
+
+def test_the_command_converts_and_explains(gptq, tmp_path, capsys):
+    assert main(["convert", str(gptq), str(tmp_path / "awq"), "--to", "awq"]) == 0
+    assert "20 layers as awq" in capsys.readouterr().out
+    assert main(["convert", str(gptq), str(tmp_path / "bnb"), "--to", "bitsandbytes"]) == 1
+    assert "Formats that can" in capsys.readouterr().err
+    assert main(["convert", str(gptq), str(tmp_path / "v2"), "--to", "gptq_v2", "--json"]) == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert events[-1]["kind"] == "completed" and events[-1]["summary"]["num_layers"] == 20
