@@ -361,7 +361,7 @@ def test_plans_and_presets(client: TestClient, make_model: MakeModel, sessions: 
     assert presets["fp8"]["needs_calibration"] is True
     model = make_model()
     usable = {name for name, preset in presets.items() if preset["exports"] != ["fake_quantized"]}
-    assert {"mxfp4", "nvfp4", "int4_fp8", "fp8"} <= usable and "nf4" not in usable
+    assert {"mxfp4", "nvfp4", "int4_fp8", "fp8", "nf4"} <= usable and "mxint8" not in usable
     assert presets["fp8"]["exports"] == ["compressed_tensors", "fp8", "quark", "fake_quantized"]
     for name in usable - {"uint4_wo_128", "int4_wo_128"}:  # the model is narrower
         export = presets[name]["exports"][:1]

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from quantcore.algorithms import NAMES, config_of, load_quant_algo_config_from_file
+from quantcore.cli import main
 from quantcore.config import parse_config
+from quantcore.export import EXPORTERS
 from quantcore.flags import parser, task_of
 from tests.factories import tiny_model
 
@@ -98,3 +100,21 @@ def test_the_tables_of_the_page_of_algorithms():
     assert shown.keys() - options.keys() == set()
     assert options.keys() - shown.keys() == {("gptaq", "true_sequential"), ("qronos", "true_sequential")}
     assert {key: options[key] for key in shown} == shown
+
+
+ORDER = ["quark", "compressed_tensors", "fp8", "gptq", "gptq_v2", "awq", "bitsandbytes", "fake_quantized"]
+
+
+def test_the_page_of_formats(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    page = (DOCS / "exports.md").read_text()
+    assert [row[0].strip("`") for row in rows_of(f"\n## formats\n{page}", "formats")] == ORDER
+    assert sorted(ORDER) == sorted(EXPORTERS)
+    flags = "--model_dir model --output_dir awq --quant_scheme uint4_wo_32 --custom_mode awq --seq_len 64"
+    assert main([*flags.split(), "--skip_evaluation", "--json"]) == 0
+    [block] = blocks_of(page, "python")
+    exec(compile(block, "docs/exports.md", "exec"), {})
+    assert "uint4 torch.Size([1, 8, 512])" in capsys.readouterr().out
+    [command] = blocks_of(page, "console")
+    assert main(shlex.split(command.removeprefix("$ bitfoundry"))) == 0
+    assert (folder / "quark" / "manifest.json").is_file()

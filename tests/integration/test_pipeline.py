@@ -342,7 +342,7 @@ REFUSED_FLAGS = {
     "unknown_pre_quantization_optimization": ["--pre_quantization_optimization", "magic"],
     "unknown_export_weight_format": ["--export_weight_format", "awq"],
     "unknown_kv_cache_scheme": ["--kv_cache_dtype", "fp9"],
-    "unknown_custom_mode": ["--custom_mode", "awq"],
+    "unknown_custom_mode": ["--custom_mode", "marlin"],
     "unknown_model_export": ["--model_export", "onnx"],
     "unknown_tasks": ["--tasks", "gsm8k"],
     "invalid_config": ["--quant_scheme", "fp8", "--group_size", "64"],
