@@ -270,3 +270,20 @@ class TestActivations:
         spec = QuantizationSpec(dtype="bfloat16", observer_cls="PlaceholderObserver")
         x = torch.randn(3, 4, 5)
         assert torch.equal(fake_quantize_activation(x, spec, None), x.bfloat16().float())
+
+    def test_features_with_an_outlier_pass_and_do_not_widen_the_others(self):
+        """As LLM.int8() computes it: a feature that reaches the threshold in any token stays as it is."""
+        spec = QuantizationSpec(dtype="int8", qscheme="per_channel", is_dynamic=True, outlier_threshold=6.0)
+        x = torch.randn(2, 5, 16)
+        x[0, 3, 7], x[1, 0, 2], x[1, 4, 9] = 6.0, -40.0, 5.99
+        got = fake_quantize_activation(x, spec, None)
+        kept = [feature for feature in range(16) if any(abs(v) >= 6 for v in x[..., feature].flatten().tolist())]
+        assert kept == [2, 7] and torch.equal(got[..., kept], x[..., kept])
+        rest = [feature for feature in range(16) if feature not in kept]
+        for token, values in zip(x.flatten(0, 1), got.flatten(0, 1), strict=True):
+            scale = max(token[rest].max() / 127, -token[rest].min() / 128)
+            torch.testing.assert_close(values[rest], (token[rest] / scale).round() * scale, rtol=1e-5, atol=1e-6)
+
+    def test_an_outlier_threshold_goes_with_dynamic_tokens_only(self):
+        with pytest.raises(ValueError, match="outlier_threshold goes with dynamic activations per_channel"):
+            QuantizationSpec(dtype="int8", outlier_threshold=6.0)
