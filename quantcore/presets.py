@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quantcore.config import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec, ScaleType, parse_config
+from quantcore.config import (
+    Config,
+    Dtype,
+    QSchemeType,
+    QuantizationConfig,
+    QuantizationSpec,
+    ScaleType,
+    ZeroPointType,
+    parse_config,
+)
 from quantcore.errors import ConfigError, unknown_value
 
 PER_TENSOR, PER_CHANNEL, PER_GROUP = QSchemeType.per_tensor, QSchemeType.per_channel, QSchemeType.per_group
@@ -60,10 +69,16 @@ class Preset:
         return self.config.needs_calibration
 
 
+def _gguf(dtype: str) -> QuantizationSpec:
+    """float16 scales of blocks of 32, and float16 minimums where codes have no sign (see ``export.gguf``)."""
+    zeros = ZeroPointType.float32 if dtype.startswith("u") else ZeroPointType.int32
+    return replace(_groups(dtype, 32), scale_type=ScaleType.float16, zero_point_type=zeros)
+
+
 def _row(name: str, title: str, weight: QuantizationSpec, inputs: QuantizationSpec | None = None,
-         aliases: str = "") -> Preset:  # fmt: skip
+         aliases: str = "", exclude: tuple[str, ...] = ("lm_head",)) -> Preset:  # fmt: skip
     layer = QuantizationConfig(weight=weight, input_tensors=inputs)
-    return Preset(name, title, Config(global_quant_config=layer, exclude=("lm_head",)), tuple(aliases.split()))
+    return Preset(name, title, Config(global_quant_config=layer, exclude=exclude), tuple(aliases.split()))
 
 
 _TABLE = (
@@ -113,6 +128,11 @@ _TABLE = (
     _row("nvfp4_weight_only", "NVFP4 weights, activations untouched", _nvfp4()),
     _row("nf4", "NF4 weights of bitsandbytes in groups of 64", _groups("nf4", 64)),
     _row("fp4_bnb", "FP4 weights of bitsandbytes in groups of 64", _groups("fp4_bnb", 64)),
+    _row("gguf_q4_0", "GGUF's Q4_0: int4 weights in blocks of 32", _gguf("int4"), exclude=()),
+    _row("gguf_q4_1", "GGUF's Q4_1: uint4 weights in blocks of 32 with a minimum", _gguf("uint4"), exclude=()),
+    _row("gguf_q5_0", "GGUF's Q5_0: int5 weights in blocks of 32", _gguf("int5"), exclude=()),
+    _row("gguf_q5_1", "GGUF's Q5_1: uint5 weights in blocks of 32 with a minimum", _gguf("uint5"), exclude=()),
+    _row("gguf_q8_0", "GGUF's Q8_0: int8 weights in blocks of 32", _gguf("int8"), exclude=()),
 )  # fmt: skip
 
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in _TABLE}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from quantcore.config import Config
-from quantcore.export.exporter import EXPORTERS, Decoder, Exporter, holds_codes, tensor_name
+from quantcore.export.exporter import EXPORTERS, Container, Decoder, Exporter, holds_codes, tensor_name
 from quantcore.layer import LayerPlan
 
-__all__ = ["EXPORTERS", "Decoder", "Exporter", "formats_for", "holds_codes", "tensor_name"]
+__all__ = ["EXPORTERS", "Container", "Decoder", "Exporter", "formats_for", "holds_codes", "tensor_name"]
 
 USUAL_SHAPE = (4096, 4096)
 

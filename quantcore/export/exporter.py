@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from quantcore.checkpoint.layout import TensorLayout
+from quantcore.checkpoint.layout import TensorHeader, TensorLayout
 from quantcore.config import Config, QSchemeType, QuantizationSpec, ScaleType, ZeroPointType
 from quantcore.layer import LayerPlan
 from quantcore.registry import Registry
@@ -12,6 +14,7 @@ from quantcore.registry import Registry
 if TYPE_CHECKING:
     import torch
 
+    from quantcore.checkpoint.gguf_file import GgufSink, GgufSource
     from quantcore.qtensor import QLayer
 
 Tensors = dict[str, "torch.Tensor"]
@@ -63,13 +66,42 @@ class Decoder(Protocol):
         """What ``encode`` was given, rebuilt from the stored tensors alone."""
 
 
+@runtime_checkable
+class Container(Protocol):
+    """An exporter whose tensors lie in a file of its own kind, without config.json and tokenizer files beside it.
+
+    Tensors go by the names of the checkpoint; what the file calls them, and in which order their rows lie, is up to it.
+    ``model_config`` is config.json.
+    """
+
+    def adapt(self, layer: LayerPlan) -> LayerPlan:
+        """``layer`` with what its config leaves open settled as the format needs it."""
+
+    def float_layout(self, name: str, tensor: TensorHeader, model_config: Mapping[str, Any]) -> TensorLayout | None:
+        """How a tensor that is not quantized is stored; None if it is left out. Raises ConfigError as ``check``."""
+
+    def check(self, model_config: Mapping[str, Any], layouts: Mapping[str, TensorLayout]) -> None:
+        """Raises ConfigError for a model that the format cannot hold."""
+
+    def sink(
+        self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any], model_dir: Path
+    ) -> GgufSink:
+        """Where the tensors of ``layouts`` are written. Raises ModelError for a tokenizer that does not fit."""
+
+    def source(
+        self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any],
+        floats: Mapping[str, TensorHeader],
+    ) -> GgufSource:  # fmt: skip
+        """Reads what was written; ``floats`` are the checkpoint's tensors."""
+
+
 def tensor_name(layer: str, part: str) -> str:
     """The full name of a layer's tensor: ``self_attn.k_proj`` and ``../k_scale`` give ``self_attn.k_scale``."""
     return f"{layer.rpartition('.')[0]}.{part[3:]}" if part.startswith("../") else f"{layer}.{part}"
 
 
-def refuse_everywhere(layer: LayerPlan) -> str | None:
-    """Why no format for language models can hold ``layer``; None if some may."""
+def refuse_everywhere(layer: LayerPlan, *, real_zero_points: bool = False) -> str | None:
+    """Why no format for language models can hold ``layer``; None if some may. Most hold no ``real_zero_points``."""
     weight, outputs = layer.weight, layer.config.output_tensors
     if layer.kind != "Linear":
         return f"its consumers know no quantized {layer.kind}"
@@ -77,7 +109,7 @@ def refuse_everywhere(layer: LayerPlan) -> str | None:
         return "biases are stored as they are"
     if weight.ch_axis not in ((None, -1, 1) if weight.qscheme is QSchemeType.per_group else (None, 0)):
         return "scales belong to output channels, or to groups of inputs"
-    if weight.zero_point_type is ZeroPointType.float32:
+    if weight.zero_point_type is ZeroPointType.float32 and not real_zero_points:
         return "zero points are stored as whole numbers"
     if outputs is not None and (not outputs.is_static or outputs.qscheme is not QSchemeType.per_tensor):
         return "quantized outputs need one static scale a tensor"

@@ -11,7 +11,7 @@ from quantcore.affine import QParams
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.config import QuantizationConfig, QuantizationSpec, learns_from_data
-from quantcore.export import EXPORTERS, Decoder, holds_codes
+from quantcore.export import EXPORTERS, Container, Decoder, holds_codes
 from quantcore.layer import LayerPlan
 from quantcore.qtensor import QLayer
 from quantcore.solvers.rtn import round_to_nearest
@@ -43,6 +43,7 @@ MUST_TAKE = {
     "compressed_tensors": PLAIN,
     "fp8": {"fp8", "kv_cache_fp8"},
     "fake_quantized": set(CONFIGS),
+    "gguf": {"gguf_q4_0", "gguf_q4_1", "gguf_q5_0", "gguf_q5_1", "gguf_q8_0", "uint4_wo_32", "int4_wo_32"},
 }
 WITH_CODES = [name for name in EXPORTERS if holds_codes(name)]
 SHAPES = [(64, 128), (8, 64), (72, 192), (128, 256)]
@@ -72,6 +73,8 @@ def accepting(name):
         for shape in SHAPES:
             layer = LayerPlan("model.layers.0.self_attn.k_proj", 0, shape, config)
             if all(length % size == 0 for length, size in layer.groups) and exporter.refuse(layer) is None:
+                if isinstance(exporter, Container):
+                    config = exporter.adapt(layer).config  # as the plan does
                 yield config_name, *solved(config, shape)
 
 
@@ -133,7 +136,7 @@ def test_fake_quantized_takes_what_no_other_format_does(spec):
     weight = {
         "input channels": QuantizationSpec(dtype="int8", qscheme="per_channel", ch_axis=1),
         "float zero point": QuantizationSpec(
-            dtype="uint4", qscheme="per_group", group_size=32, symmetric=False, zero_point_type="float32"
+            dtype="uint4", qscheme="per_group", group_size=64, symmetric=False, zero_point_type="float32"
         ),
         "bias": QuantizationSpec(dtype="int8"),
         "int2": QuantizationSpec(dtype="int2", qscheme="per_channel"),
