@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from quantcore.blocks.skeleton import clean_config
-from quantcore.checkpoint.gguf_metadata import add_model, add_tokenizer, rope_tensors
+from quantcore.checkpoint.gguf_metadata import add_model, add_tokenizer, rope_tensors, warn_of_window
 from quantcore.checkpoint.gguf_names import FILE_NAME, Place, Places
 from quantcore.checkpoint.gguf_tokenizer import describe_tokenizer
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader, TensorLayout
@@ -41,8 +41,8 @@ class GgufSink:
         self._places = _places(layouts, model_config)
         self._offsets: dict[str, int] = {}  # by the name in the file
         tokenizer = describe_tokenizer(model_dir, layouts[EMBEDDING].shape[0])
-        self.warnings = tokenizer.warnings
         config = clean_config(dict(model_config)).to_dict()
+        self.warnings = tokenizer.warnings + warn_of_window(config)
         computed = rope_tensors(config)
         writer = _writer(folder / FILE_NAME, Places(model_config).architecture.name)
         add_model(writer, config, _model_name(model_config, model_dir), _file_type(layouts))

@@ -38,11 +38,15 @@ def add_model(writer: GGUFWriter, config: Mapping[str, Any], name: str, file_typ
         writer.add_expert_count: config.get("num_local_experts") or config.get("num_experts"),
         writer.add_expert_used_count: config.get("num_experts_per_tok"),
         writer.add_expert_feed_forward_length: config.get("moe_intermediate_size"),
-        writer.add_sliding_window: _window(config),
     }
     for add, value in optional.items():
         if value is not None:
             add(value)
+    if config["model_type"].startswith("gemma") and config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    if config["model_type"] == "phi3":
+        writer.add_sliding_window(config.get("sliding_window") or 0)  # Phi 4, which has none, is told by the 0
     _add_rope(writer, config, head_dim)
 
 
@@ -122,12 +126,13 @@ def _longrope_attention(rope: Mapping[str, Any], config: Mapping[str, Any], trai
     return math.sqrt(1 + math.log(stretch) / math.log(trained)) if stretch > 1 else 1.0
 
 
-def _window(config: Mapping[str, Any]) -> int | None:
-    """The sliding window that llama.cpp is to apply. For Phi 3 a missing one is 0; Qwen's is off unless asked for."""
-    if config["model_type"] == "phi3":
-        return config.get("sliding_window") or 0
-    is_off = config["model_type"].startswith("qwen") and not config.get("use_sliding_window")
-    return None if is_off else config.get("sliding_window")
+def warn_of_window(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What to say of a model whose tokens look back less far than llama.cpp lets them."""
+    window = config.get("sliding_window")
+    ignored = window and not config["model_type"].startswith(("gemma", "qwen"))  # a Qwen with windows is refused
+    if not ignored or window >= config["max_position_embeddings"]:
+        return ()
+    return (f"llama.cpp lets tokens see the whole context; this model's look back {window}: stay below that.",)
 
 
 def _kind(rope: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout
@@ -54,7 +54,7 @@ class Architecture:
 
     ``interleaved``: its RoPE turns neighbouring rows of a query or key head, not those of the two halves.
     ``norm_offset``: what RMS norms store less than they multiply with. ``own_head``: whether it may have a separate
-    output projection.
+    output projection. ``assumes``: values of config.json that llama.cpp takes for granted.
     """
 
     name: str
@@ -62,20 +62,25 @@ class Architecture:
     interleaved: bool = False
     norm_offset: float = 0.0
     own_head: bool = True
+    assumes: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
 
 
 _LLAMA = Architecture("llama", _ATTENTION | _TWO_NORMS | _MLP, interleaved=True)
 _GEMMA = _ATTENTION | _FOUR_NORMS | _MLP
+_GEMMA_ACTIVATION = {"hidden_activation": "gelu_pytorch_tanh"}
+_QWEN = {"hidden_act": "silu", "use_sliding_window": False}
 
 ARCHITECTURES = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "mixtral": Architecture("llama", _ATTENTION | _TWO_NORMS | _MIXTRAL, interleaved=True),
-    "qwen2": Architecture("qwen2", _ATTENTION | _TWO_NORMS | _MLP),
-    "qwen3": Architecture("qwen3", _ATTENTION | _HEAD_NORMS | _TWO_NORMS | _MLP),
-    "qwen3_moe": Architecture("qwen3moe", _ATTENTION | _HEAD_NORMS | _TWO_NORMS | _QWEN_MOE),
-    "gemma2": Architecture("gemma2", _GEMMA, norm_offset=1.0, own_head=False),
-    "gemma3_text": Architecture("gemma3", _GEMMA | _HEAD_NORMS, norm_offset=1.0),
+    "qwen2": Architecture("qwen2", _ATTENTION | _TWO_NORMS | _MLP, assumes=_QWEN),
+    "qwen3": Architecture("qwen3", _ATTENTION | _HEAD_NORMS | _TWO_NORMS | _MLP, assumes=_QWEN),
+    "qwen3_moe": Architecture(
+        "qwen3moe", _ATTENTION | _HEAD_NORMS | _TWO_NORMS | _QWEN_MOE, assumes=_QWEN | {"norm_topk_prob": True}
+    ),
+    "gemma2": Architecture("gemma2", _GEMMA, norm_offset=1.0, own_head=False, assumes=_GEMMA_ACTIVATION),
+    "gemma3_text": Architecture("gemma3", _GEMMA | _HEAD_NORMS, norm_offset=1.0, assumes=_GEMMA_ACTIVATION),
     "phi3": Architecture(
         "phi3",
         _TWO_NORMS
@@ -90,6 +95,8 @@ ARCHITECTURES = {
 }
 """By the model_type of config.json."""
 
+GEMMA_HEAD = 256  # what Transformers fills in for head_dim
+LARGEST_GEMMAS = (("gemma2", 46), ("gemma3_text", 62))
 ROPE_TYPES = ("default", "linear", "yarn", "llama3", "longrope")
 
 
@@ -151,7 +158,8 @@ class Places:
         return TensorLayout("F32" if len(tensor.shape) == 1 or is_router else tensor.dtype, tensor.shape)
 
     def check(self, model_config: Mapping[str, Any], layouts: Mapping[str, TensorLayout]) -> None:
-        """Raises ConfigError for tensors without a place, experts that do not fit one stack, or an unknown RoPE."""
+        """Raises ConfigError for tensors without a place, experts that do not fit one stack, or a config that
+        llama.cpp would not follow."""
         homeless = [name for name in layouts if self.find(name) is None]
         if homeless:
             raise _refused(
@@ -164,13 +172,22 @@ class Places:
             if place is not None and place.index is not None:
                 first, same = stacks.setdefault(place.name, (name, layout))
                 if same != layout:
-                    raise _refused(
-                        f"the experts of a layer are one tensor, and {name} is stored otherwise than {first}"
-                    )
+                    raise _refused(f"the experts of a layer are one tensor, and {name} differs from {first}")
+        assumes = {**self.architecture.assumes, "query_pre_attn_scalar": _attention_scalar(model_config)}
+        for key, value in assumes.items():
+            if model_config.get(key, value) != value:
+                raise _refused(f"llama.cpp takes {key} for {value}, and config.json says {model_config[key]}")
         for rope in rope_parts(model_config):
             kind = rope.get("rope_type", rope.get("type", "default"))
             if kind not in ROPE_TYPES:
                 raise _refused(f"RoPE of type '{kind}' is not known here ({', '.join(ROPE_TYPES)} are)")
+
+
+def _attention_scalar(model_config: Mapping[str, Any]) -> Any:
+    """Whose square root Gemma's attention is divided by: llama.cpp knows the largest Gemmas by their depth."""
+    width = model_config.get("hidden_size", 0) // (model_config.get("num_attention_heads") or 1)
+    is_largest = (model_config["model_type"], model_config.get("num_hidden_layers")) in LARGEST_GEMMAS
+    return width if is_largest else model_config.get("head_dim", GEMMA_HEAD)
 
 
 def rope_parts(model_config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
