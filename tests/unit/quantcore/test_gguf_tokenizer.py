@@ -17,7 +17,10 @@ from quantcore.checkpoint.gguf_tokenizer import (
 from quantcore.errors import ModelError
 from tests.factories import tiny_tokenizer
 
-LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
 QWEN2 = LLAMA3.replace("{1,3}", "")
 TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
@@ -118,5 +121,5 @@ def test_a_chat_template_travels(tmp_path):
 
 def test_other_kinds_of_tokenizers_are_refused(tmp_path):
     folder = saved(tmp_path, Tokenizer(models.Unigram([("a", -1.0)])))
-    with pytest.raises(ModelError, match="that of .* is Unigram"):
+    with pytest.raises(ModelError, match=r"that of .* is Unigram"):
         describe_tokenizer(folder, 1)
