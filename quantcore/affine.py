@@ -22,6 +22,8 @@ SCALE_DTYPES = {
     ScaleType.bfloat16: torch.bfloat16,
     ScaleType.e8m0: torch.float32,
     ScaleType.e4m3: torch.float32,
+    ScaleType.uint6: torch.float32,
+    ScaleType.int8: torch.float32,
 }
 E8M0_BIAS = 127  # exponents of an e8m0 scale run from -127 to 127
 FLOAT32_INFINITY = 0xFF << FLOAT32_MANTISSA_BITS
@@ -218,13 +220,15 @@ def _global_scale(minimum: torch.Tensor, maximum: torch.Tensor, spec: Quantizati
 
 
 def as_stored(scale: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dtype) -> torch.Tensor:
-    """float32 scales that are exact in the stored type; none is 0."""
+    """float32 scales that are exact in the stored type, if that can be said of one alone; none is 0."""
     if spec.scale_type is ScaleType.e8m0:
         return scale
     if spec.scale_type is ScaleType.e4m3:
         scale = E4M3.round(scale)
         return torch.where(scale == 0, torch.ones_like(scale), scale)
     dtype = scale_dtype(spec, model_dtype)
+    if spec.scale_type.is_whole:  # they are rounded together, in super_blocks: a 1 would outweigh those beside it
+        return scale.clamp(min=torch.finfo(dtype).tiny)
     scale = torch.where(scale == 0, torch.ones_like(scale), scale.clamp(min=torch.finfo(dtype).tiny))
     if spec.scale_type is ScaleType.pof2:
         fraction, exponent = torch.frexp(scale)  # scale = fraction * 2^exponent, 0.5 <= fraction < 1

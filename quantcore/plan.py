@@ -20,6 +20,7 @@ from quantcore.config import CalibrationConfig, Config, QuantizationMode
 from quantcore.errors import ConfigError, ModelError
 from quantcore.export import EXPORTERS, Container, holds_codes, tensor_name
 from quantcore.layer import LayerPlan
+from quantcore.spec import SUPER_BLOCK
 
 STREAMED_TYPES = ("Linear", "Conv1D")
 FLOAT_DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -122,6 +123,7 @@ def resolve(
     layers, said = _adapted(layers, exports)
     warnings += said
     check_groups(layers)
+    _check_super_blocks(layers)
     check_exports(layers, exports)
     _check_calibration(calibration, model_config)
     added = _own_head(config, model_config, tensors, prefix)
@@ -311,6 +313,18 @@ def check_groups(layers: Sequence[LayerPlan]) -> None:
     )
 
 
+def _check_super_blocks(layers: Sequence[LayerPlan]) -> None:
+    bad = [layer for layer in layers if layer.weight.scale_type.is_whole and layer.in_features % SUPER_BLOCK]
+    if bad:
+        raise ConfigError(
+            f"Scales of type {bad[0].weight.scale_type.value} lie under one for {SUPER_BLOCK} inputs, and {len(bad)}"
+            f" layer(s) have no multiple of that, first {bad[0].name} ({bad[0].in_features} inputs).",
+            code="group_size_not_dividing",
+            hint="Give them another scheme, as gguf_q5_0 or gguf_q8_0, in layer_quant_config.",
+            field="/global_quant_config/weight/scale_type",
+        )
+
+
 def check_exports(layers: Sequence[LayerPlan], exports: Sequence[str]) -> None:
     if not exports or len(set(exports)) != len(exports):
         raise ConfigError(
@@ -367,15 +381,12 @@ def _adapted(
     layers: tuple[LayerPlan, ...], exports: Sequence[str]
 ) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:
     """The layers as formats of their own kind need them, and what to say of that."""
-    said = []
+    said: tuple[str, ...] = ()
     for export in exports:
         if isinstance(exporter := EXPORTERS.get(export), Container):
-            fitted = tuple(map(exporter.adapt, layers))
-            changed = [one for one, before in zip(fitted, layers, strict=True) if one != before]
-            if any(not layer.weight.symmetric for layer in changed):
-                said.append(f"{export} stores a float16 scale and minimum: {len(changed)} layer(s) are quantized so.")
-            layers = fitted
-    return layers, tuple(said)
+            layers, more = exporter.adapt(layers)
+            said += more
+    return layers, said
 
 
 def _layout(

@@ -75,6 +75,11 @@ def _gguf(dtype: str) -> QuantizationSpec:
     return replace(_groups(dtype, 32), scale_type=ScaleType.float16, zero_point_type=zeros)
 
 
+def _gguf_k(dtype: str, size: int, scale_type: ScaleType) -> QuantizationSpec:
+    """Scales as small whole numbers under one float16 for 256 inputs (see ``super_blocks``)."""
+    return replace(_gguf(dtype), group_size=size, scale_type=scale_type)
+
+
 def _row(name: str, title: str, weight: QuantizationSpec, inputs: QuantizationSpec | None = None,
          aliases: str = "", exclude: tuple[str, ...] = ("lm_head",)) -> Preset:  # fmt: skip
     layer = QuantizationConfig(weight=weight, input_tensors=inputs)
@@ -133,6 +138,12 @@ _TABLE = (
     _row("gguf_q5_0", "GGUF's Q5_0: int5 weights in blocks of 32", _gguf("int5"), exclude=()),
     _row("gguf_q5_1", "GGUF's Q5_1: uint5 weights in blocks of 32 with a minimum", _gguf("uint5"), exclude=()),
     _row("gguf_q8_0", "GGUF's Q8_0: int8 weights in blocks of 32", _gguf("int8"), exclude=()),
+    _row("gguf_q4_k", "GGUF's Q4_K: uint4 weights in blocks of 32 with a minimum, 8 of them under one scale",
+         _gguf_k("uint4", 32, ScaleType.uint6), exclude=()),
+    _row("gguf_q5_k", "GGUF's Q5_K: uint5 weights in blocks of 32 with a minimum, 8 of them under one scale",
+         _gguf_k("uint5", 32, ScaleType.uint6), exclude=()),
+    _row("gguf_q6_k", "GGUF's Q6_K: int6 weights in blocks of 16, 16 of them under one scale",
+         _gguf_k("int6", 16, ScaleType.int8), exclude=()),
 )  # fmt: skip
 
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in _TABLE}
@@ -218,4 +229,6 @@ def _with_group_size(preset: Preset, group_size: int, presets: Mapping[str, Pres
 
 
 def _has_free_groups(spec: QuantizationSpec) -> bool:
-    return spec.qscheme is PER_GROUP and spec.scale_type not in (ScaleType.e8m0, ScaleType.e4m3)
+    return spec.qscheme is PER_GROUP and not (
+        spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3) or spec.scale_type.is_whole
+    )

@@ -224,4 +224,5 @@ def _file_type(layouts: Mapping[str, TensorLayout]) -> int:
     for layout in layouts.values():
         if layout.dtype in GGUF_BLOCKS:
             sizes[layout.dtype] += layout.num_bytes
-    return int(LlamaFileType[f"MOSTLY_{sizes.most_common(1)[0][0]}"])
+    name = sizes.most_common(1)[0][0]
+    return int(LlamaFileType[f"MOSTLY_{name}_S" if name in ("Q4_K", "Q5_K") else f"MOSTLY_{name}"])

@@ -74,8 +74,8 @@ class Container(Protocol):
     ``model_config`` is config.json.
     """
 
-    def adapt(self, layer: LayerPlan) -> LayerPlan:
-        """``layer`` with what its config leaves open settled as the format needs it."""
+    def adapt(self, layers: tuple[LayerPlan, ...]) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:
+        """The layers with what their configs leave open settled as the format needs it, and what to say of that."""
 
     def float_layout(self, name: str, tensor: TensorHeader, model_config: Mapping[str, Any]) -> TensorLayout | None:
         """How a tensor that is not quantized is stored; None if it is left out. Raises ConfigError as ``check``."""
@@ -118,7 +118,7 @@ def refuse_everywhere(layer: LayerPlan, *, real_zero_points: bool = False) -> st
 
 def is_plain(spec: QuantizationSpec) -> bool:
     """One stage, and scales that are ordinary numbers."""
-    return spec.over is None and spec.scale_type not in (ScaleType.e8m0, ScaleType.e4m3)
+    return spec.over is None and not (spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3) or spec.scale_type.is_whole)
 
 
 def refuse_inputs(weight: QuantizationSpec, inputs: QuantizationSpec | None) -> str | None:

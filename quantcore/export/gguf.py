@@ -1,7 +1,8 @@
 """GGUF, the one-file format of llama.cpp: weights in blocks of 32, tokenizer and shapes of the model in the same file.
 
 Weights alone are quantized. int4, int5 and int8 with float16 scales are Q4_0, Q5_0 and Q8_0, uint4 and uint5 with a
-float16 scale and minimum Q4_1 and Q5_1. The file itself (names, order of rows, metadata): ``checkpoint.gguf_file``.
+float16 scale and minimum Q4_1 and Q5_1; with scales in two levels (``super_blocks``) they and int6 are Q4_K, Q5_K and
+Q6_K. The file itself (names, order of rows, metadata): ``checkpoint.gguf_file``.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.gguf_names import FILE_NAME, Places
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout
-from quantcore.config import Config, QSchemeType, QuantizationSpec, ScaleType, ZeroPointType
+from quantcore.config import Config, Dtype, QSchemeType, QuantizationSpec, ScaleType, ZeroPointType
 from quantcore.export.exporter import EXPORTERS, Container, Exporter, Tensors, refuse_everywhere
 from quantcore.export.gguf_blocks import BLOCK, BLOCK_TYPES, BlockType
+from quantcore.export.gguf_k_blocks import K_TYPES, Q6K, MinimumK
 from quantcore.layer import LayerPlan
+from quantcore.spec import SUPER_BLOCK
 
 if TYPE_CHECKING:
     from quantcore.checkpoint.gguf_file import GgufSink, GgufSource
@@ -28,42 +31,55 @@ class GgufExporter:
     title = "GGUF (llama.cpp)"
 
     def refuse(self, layer: LayerPlan) -> str | None:
-        spec = self.adapt(layer).weight
+        spec = _fitted(layer).weight
         if reason := refuse_everywhere(layer, real_zero_points=True):
             return reason
         if layer.input_tensors is not None or layer.config.output_tensors is not None:
             return "it holds weights alone, and activations are quantized, too"
         if _block_type(spec) is None or spec.over is not None:
             return "its blocks hold int4, int5 and int8 around zero, and uint4 and uint5 from a minimum"
+        if spec.scale_type.is_whole:
+            return None  # such a spec has the groups that a K-type has
         if spec.qscheme is not QSchemeType.per_group or layer.group_size != BLOCK:
             return f"weights have groups of {BLOCK} inputs: qscheme per_group with group_size {BLOCK}"
         if spec.scale_type is not ScaleType.float16:
             return "scales are float16: scale_type float16, or float for what the format takes"
         return None
 
-    def adapt(self, layer: LayerPlan) -> LayerPlan:
-        """float16 scales where the config leaves the type open, and minimums in place of whole zero points."""
-        spec = layer.weight
-        if _block_type(spec) is None or spec.qscheme is not QSchemeType.per_group:
-            return layer
-        if spec.scale_type is ScaleType.float:
-            spec = replace(spec, scale_type=ScaleType.float16)
-        if not spec.symmetric:
-            spec = replace(spec, zero_point_type=ZeroPointType.float32)
-        return replace(layer, config=replace(layer.config, weight=spec))
+    def adapt(self, layers: tuple[LayerPlan, ...]) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:
+        """float16 scales where the config leaves the type open, and minimums in place of whole zero points.
+
+        K-types need rows of whole super-blocks; where there are none, a type with plain blocks takes their place.
+        """
+        fitted = tuple(map(_fitted, layers))
+        pairs = list(zip(layers, fitted, strict=True))
+        short = [before for before, after in pairs if before.weight.dtype is not after.weight.dtype]
+        moved = [one for one, after in pairs if one.weight.zero_point_type is not after.weight.zero_point_type]
+        moved = [layer for layer in moved if layer not in short]
+        said = []
+        if moved:
+            said.append(f"gguf stores a float16 scale and minimum: {len(moved)} layer(s) are quantized so.")
+        if short:
+            kinds = sorted({f"{_name(one)} in place of {_name(layer)}" for layer, one in pairs if layer in short})
+            said.append(
+                f"The rows of {len(short)} layer(s) are no multiple of {SUPER_BLOCK}, first {short[0].name}:"
+                f" they are stored as {', '.join(kinds)}."
+            )
+        return fitted, tuple(said)
 
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
-        block = BLOCK_TYPES[layer.weight.dtype]
-        row_bytes = layer.in_features // BLOCK * block.num_bytes
-        return {"weight": TensorLayout(block.name, (layer.out_features, row_bytes))}
+        kind = _type_of(layer)
+        return {
+            "weight": TensorLayout(kind.name, (layer.out_features, layer.in_features // kind.block * kind.num_bytes))
+        }
 
     def encode(self, layer: LayerPlan, quantized: QLayer) -> Tensors:
-        return {"weight": BLOCK_TYPES[layer.weight.dtype].encode(quantized.weight)}
+        return {"weight": _type_of(layer).encode(quantized.weight)}
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
         from quantcore.qtensor import QLayer
 
-        return QLayer(BLOCK_TYPES[layer.weight.dtype].decode(tensors["weight"], layer.weight))
+        return QLayer(_type_of(layer).decode(tensors["weight"], layer.weight))
 
     def quantization_config(self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]) -> None:
         return None
@@ -93,9 +109,52 @@ class GgufExporter:
         return GgufSource(folder, layouts, model_config, floats)
 
 
-def _block_type(spec: QuantizationSpec) -> BlockType | None:
+SHORT_ROWS = {Dtype.uint4: Dtype.int5, Dtype.uint5: Dtype.uint5, Dtype.int6: Dtype.int8}
+"""What takes the place of a K-type where rows are no multiple of 256: what llama.cpp's own tool takes."""
+
+
+def _fitted(layer: LayerPlan) -> LayerPlan:
+    spec = layer.weight
+    if _block_type(spec) is None or spec.qscheme is not QSchemeType.per_group:
+        return layer
+    if spec.scale_type.is_whole and layer.in_features % SUPER_BLOCK:
+        spec = _plain(spec)
+    if spec.scale_type is ScaleType.float:
+        spec = replace(spec, scale_type=ScaleType.float16)
+    if not spec.symmetric:
+        spec = replace(spec, zero_point_type=ZeroPointType.float32)
+    return replace(layer, config=replace(layer.config, weight=spec))
+
+
+def _plain(spec: QuantizationSpec) -> QuantizationSpec:
+    """The spec of the type that takes a K-type's place."""
+    dtype = SHORT_ROWS[spec.dtype]
+    has_minimum = dtype is Dtype.uint5
+    return replace(
+        spec,
+        dtype=dtype,
+        group_size=BLOCK,
+        scale_type=ScaleType.float16,
+        symmetric=not has_minimum,
+        zero_point_type=ZeroPointType.float32 if has_minimum else ZeroPointType.int32,
+    )
+
+
+def _block_type(spec: QuantizationSpec) -> BlockType | MinimumK | Q6K | None:
+    if spec.scale_type.is_whole:
+        return K_TYPES.get(spec.dtype)
     found = BLOCK_TYPES.get(spec.dtype)
     return None if found is None or found.has_minimum == spec.symmetric else found
+
+
+def _type_of(layer: LayerPlan) -> BlockType | MinimumK | Q6K:
+    found = _block_type(layer.weight)
+    assert found is not None, layer.scheme
+    return found
+
+
+def _name(layer: LayerPlan) -> str:
+    return _type_of(layer).name
 
 
 _exporter: Exporter = EXPORTERS.add("gguf")(GgufExporter())

@@ -26,6 +26,7 @@ class BlockType:
     name: str
     dtype: Dtype
     has_minimum: bool
+    block: int = BLOCK
 
     @property
     def bits(self) -> int:

@@ -88,6 +88,7 @@ INTS = (
     IntFormat("int3", 3, signed=True),
     IntFormat("int4", 4, signed=True),
     IntFormat("int5", 5, signed=True),
+    IntFormat("int6", 6, signed=True),
     IntFormat("int8", 8, signed=True),
     IntFormat("int16", 16, signed=True),
     IntFormat("uint2", 2, signed=False),

@@ -90,7 +90,8 @@ class _TunedWeight:
         self._spacing_RGS = _spacing(self._scaled(start.params.step), start)
         self._offset = torch.zeros_like(self._weight_RGS, requires_grad=True)
         self._factor = torch.ones_like(start.params.scale, requires_grad=True)
-        self._fixed = start.spec.scale_type in (ScaleType.e8m0, ScaleType.pof2, ScaleType.e4m3)
+        kind = start.spec.scale_type
+        self._fixed = kind in (ScaleType.e8m0, ScaleType.pof2, ScaleType.e4m3) or kind.is_whole
         self._value: torch.Tensor | None = None
         self.keep()
 

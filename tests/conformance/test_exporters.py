@@ -43,7 +43,7 @@ MUST_TAKE = {
     "compressed_tensors": PLAIN,
     "fp8": {"fp8", "kv_cache_fp8"},
     "fake_quantized": set(CONFIGS),
-    "gguf": {"gguf_q4_0", "gguf_q4_1", "gguf_q5_0", "gguf_q5_1", "gguf_q8_0", "uint4_wo_32", "int4_wo_32"},
+    "gguf": {name for name in CONFIGS if name.startswith("gguf")} | {"uint4_wo_32", "int4_wo_32"},
 }
 WITH_CODES = [name for name in EXPORTERS if holds_codes(name)]
 SHAPES = [(64, 128), (8, 64), (72, 192), (128, 256)]
@@ -72,9 +72,10 @@ def accepting(name):
     for config_name, config in CONFIGS.items():
         for shape in SHAPES:
             layer = LayerPlan("model.layers.0.self_attn.k_proj", 0, shape, config)
-            if all(length % size == 0 for length, size in layer.groups) and exporter.refuse(layer) is None:
+            short = layer.weight.scale_type.is_whole and shape[1] % 256 and not isinstance(exporter, Container)
+            if all(length % size == 0 for length, size in layer.groups) and not short and not exporter.refuse(layer):
                 if isinstance(exporter, Container):
-                    config = exporter.adapt(layer).config  # as the plan does
+                    config = exporter.adapt((layer,))[0][0].config  # as the plan does
                 yield config_name, *solved(config, shape)
 
 

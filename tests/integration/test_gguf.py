@@ -20,6 +20,7 @@ from quantcore.checkpoint.headers import read_local
 from quantcore.checkpoint.source import Source
 from quantcore.config import CalibrationConfig, QuantizationSpec, parse_config
 from quantcore.errors import ConfigError, ProofError
+from quantcore.evaluation.proof import WrittenCheckpoint
 from quantcore.plan import resolve
 from quantcore.solvers.rtn import round_to_nearest
 from quantcore.task import EvaluationConfig, Task
@@ -118,6 +119,45 @@ def test_ggufs_own_reader_sees_the_rounded_weights(tmp_path, name, preset, proof
         slack = 2.0**-22 * wanted.abs().max() if preset.endswith("1") and key in layers else 0.0
         assert (found - wanted).abs().max() <= slack, key
     assert len(values) == len({places.find(key).name for key in rounded(model_dir, ())})
+
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
+K_PRESETS = ("gguf_q4_k", "gguf_q5_k", "gguf_q6_k")
+
+
+@pytest.mark.parametrize("algorithms", [(), ("rtn",), ("gptq",), ("awq", "gptq"), ("autoround",)])
+@pytest.mark.parametrize("preset", K_PRESETS)
+def test_k_types_are_read_as_they_were_computed(tmp_path, preset, algorithms, proof_in_this_process):
+    """The proof compares what our decoder reads; gguf's own must read the same, but for the roundings of a minimum."""
+    model_dir = tiny_model(tmp_path / "model", dtype=torch.float32, rank=16, **WIDE)
+    names = [{"name": name, **({"iters": 3} if name == "autoround" else {})} for name in algorithms]
+    config = parse_config({**presets.resolve(preset).to_dict(), "algo_config": names})
+    report = run(model_dir, tmp_path / "out", config)
+    values, types, _ = read(tmp_path / "out/model.gguf")
+    assert types["blk.1.ffn_down.weight"] == preset.removeprefix("gguf_").upper()
+    written = WrittenCheckpoint(plan_of(model_dir, config), tmp_path / "out", "gguf", read_local(model_dir))
+    for name in ("mlp.down_proj", "self_attn.v_proj"):
+        ours = written.read_float(f"model.layers.1.{name}.weight")
+        theirs = values[f"blk.1.{'ffn_down' if 'down' in name else 'attn_v'}.weight"]
+        assert (ours - theirs).abs().max() <= (0 if "q6" in preset else 2.0**-22 * ours.abs().max())
+    bound = {"gguf_q4_k": 0.12, "gguf_q5_k": 0.06, "gguf_q6_k": 0.03}[preset]
+    assert all(layer["relative_error"] < bound for layer in report["layers"]) or "awq" in algorithms
+
+
+def test_rows_that_hold_no_super_blocks_get_another_type(tmp_path, proof_in_this_process):
+    model_dir = tiny_model(tmp_path / "model", **{**WIDE, "intermediate_size": 320})
+    report = run(model_dir, tmp_path / "out", presets.resolve("gguf_q4_k"))
+    _, types, _ = read(tmp_path / "out/model.gguf")
+    assert (types["blk.0.ffn_down.weight"], types["blk.0.ffn_up.weight"]) == ("Q5_0", "Q4_K")
+    [line] = report["warnings"]
+    assert line == (
+        "The rows of 2 layer(s) are no multiple of 256, first model.layers.0.mlp.down_proj: they are stored as Q5_0 in"
+        " place of Q4_K."
+    )
+    headers = read_local(model_dir)
+    with pytest.raises(ConfigError, match=r"2 layer\(s\) have no multiple of that.*320 inputs"):
+        resolve(presets.resolve("gguf_q4_k"), headers.config, headers.tensors, calibration=CALIBRATION,
+                exports=("fake_quantized",))  # fmt: skip
 
 
 UINT4 = QuantizationSpec(dtype="uint4", qscheme="per_group", group_size=32, symmetric=False)
