@@ -18,9 +18,8 @@ from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
 from quantcore.config import CalibrationConfig, Config, QuantizationMode
 from quantcore.errors import ConfigError, ModelError
-from quantcore.export import EXPORTERS, Container, holds_codes, tensor_name
-from quantcore.layer import LayerPlan
-from quantcore.spec import SUPER_BLOCK
+from quantcore.export import EXPORTERS, Container, adapted, holds_codes, tensor_name
+from quantcore.layer import LayerPlan, check_super_blocks
 
 STREAMED_TYPES = ("Linear", "Conv1D")
 FLOAT_DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -120,10 +119,10 @@ def resolve(
     if not any(map(holds_codes, exports)):
         layers, said = _weights_alone(layers, exports)
         warnings += said
-    layers, said = _adapted(layers, exports)
+    layers, said = adapted(layers, exports)
     warnings += said
     check_groups(layers)
-    _check_super_blocks(layers)
+    check_super_blocks(layers)
     check_exports(layers, exports)
     _check_calibration(calibration, model_config)
     added = _own_head(config, model_config, tensors, prefix)
@@ -313,18 +312,6 @@ def check_groups(layers: Sequence[LayerPlan]) -> None:
     )
 
 
-def _check_super_blocks(layers: Sequence[LayerPlan]) -> None:
-    bad = [layer for layer in layers if layer.weight.scale_type.is_whole and layer.in_features % SUPER_BLOCK]
-    if bad:
-        raise ConfigError(
-            f"Scales of type {bad[0].weight.scale_type.value} lie under one for {SUPER_BLOCK} inputs, and {len(bad)}"
-            f" layer(s) have no multiple of that, first {bad[0].name} ({bad[0].in_features} inputs).",
-            code="group_size_not_dividing",
-            hint="Give them another scheme, as gguf_q5_0 or gguf_q8_0, in layer_quant_config.",
-            field="/global_quant_config/weight/scale_type",
-        )
-
-
 def check_exports(layers: Sequence[LayerPlan], exports: Sequence[str]) -> None:
     if not exports or len(set(exports)) != len(exports):
         raise ConfigError(
@@ -375,18 +362,6 @@ def _weights_alone(
     changed = sum(one != other for one, other in zip(alone, layers, strict=True))
     said = f"{', '.join(exports)} holds weights alone: the activations of {changed} layer(s) are not quantized."
     return alone, (said,) if changed else ()
-
-
-def _adapted(
-    layers: tuple[LayerPlan, ...], exports: Sequence[str]
-) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:
-    """The layers as formats of their own kind need them, and what to say of that."""
-    said: tuple[str, ...] = ()
-    for export in exports:
-        if isinstance(exporter := EXPORTERS.get(export), Container):
-            layers, more = exporter.adapt(layers)
-            said += more
-    return layers, said
 
 
 def _layout(

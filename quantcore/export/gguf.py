@@ -53,7 +53,7 @@ class GgufExporter:
         """
         fitted = tuple(map(_fitted, layers))
         pairs = list(zip(layers, fitted, strict=True))
-        short = [before for before, after in pairs if before.weight.dtype is not after.weight.dtype]
+        short = [one for one, after in pairs if one.weight.scale_type.is_whole > after.weight.scale_type.is_whole]
         moved = [one for one, after in pairs if one.weight.zero_point_type is not after.weight.zero_point_type]
         moved = [layer for layer in moved if layer not in short]
         said = []
@@ -157,5 +157,6 @@ def _name(layer: LayerPlan) -> str:
     return _type_of(layer).name
 
 
-_exporter: Exporter = EXPORTERS.add("gguf")(GgufExporter())
-_container: Container = GgufExporter()
+_gguf = GgufExporter()
+_container: Container = _gguf
+_exporter: Exporter = EXPORTERS.add("gguf")(_gguf)

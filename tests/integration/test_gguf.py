@@ -144,19 +144,21 @@ def test_k_types_are_read_as_they_were_computed(tmp_path, preset, algorithms, pr
     assert all(layer["relative_error"] < bound for layer in report["layers"]) or "awq" in algorithms
 
 
-def test_rows_that_hold_no_super_blocks_get_another_type(tmp_path, proof_in_this_process):
+@pytest.mark.parametrize(("preset", "other"), [*zip(K_PRESETS, ("Q5_0", "Q5_1", "Q8_0"), strict=True)])
+def test_rows_that_hold_no_super_blocks_get_another_type(tmp_path, preset, other, proof_in_this_process):
     model_dir = tiny_model(tmp_path / "model", **{**WIDE, "intermediate_size": 320})
-    report = run(model_dir, tmp_path / "out", presets.resolve("gguf_q4_k"))
+    report = run(model_dir, tmp_path / "out", presets.resolve(preset))
     _, types, _ = read(tmp_path / "out/model.gguf")
-    assert (types["blk.0.ffn_down.weight"], types["blk.0.ffn_up.weight"]) == ("Q5_0", "Q4_K")
+    wanted = preset.removeprefix("gguf_").upper()
+    assert (types["blk.0.ffn_down.weight"], types["blk.0.ffn_up.weight"]) == (other, wanted)
     [line] = report["warnings"]
     assert line == (
-        "The rows of 2 layer(s) are no multiple of 256, first model.layers.0.mlp.down_proj: they are stored as Q5_0 in"
-        " place of Q4_K."
+        "The rows of 2 layer(s) are no multiple of 256, first model.layers.0.mlp.down_proj: they are stored as"
+        f" {other} in place of {wanted}."
     )
     headers = read_local(model_dir)
     with pytest.raises(ConfigError, match=r"2 layer\(s\) have no multiple of that.*320 inputs"):
-        resolve(presets.resolve("gguf_q4_k"), headers.config, headers.tensors, calibration=CALIBRATION,
+        resolve(presets.resolve(preset), headers.config, headers.tensors, calibration=CALIBRATION,
                 exports=("fake_quantized",))  # fmt: skip
 
 
