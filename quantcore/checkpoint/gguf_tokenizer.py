@@ -158,7 +158,8 @@ def _pre_tokenizer(data: dict[str, Any], model: dict[str, Any]) -> tuple[str, tu
     if name == "llama-bpe" and not model.get("ignore_merges"):
         name = "dbrx"  # the same cuts; the names also say whether a whole word that is a token is taken as it is
     if name is not None:
-        return name, ()
+        spaced = any(step.get("add_prefix_space") for step in steps.get("pretokenizers", [steps]))
+        return name, (f"llama.cpp puts no space in front of a text, as this model's tokenizer does ({name}).",) * spaced
     message = (
         "llama.cpp may cut texts into other tokens than the model was trained with: how this tokenizer splits words"
         f" ({', '.join(map(repr, cuts)) or 'not at all'}) has no name in GGUF that is known here."

@@ -28,9 +28,10 @@ TEKKEN = (
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False)
 CUTS = {
-    "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
-    "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel()]),
+    "gpt-2": WORDS,
+    "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), WORDS]),
     "dbrx": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3), "isolated"), BYTES]),
     "qwen2": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(QWEN2), "isolated"), BYTES]),
     "tekken": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(TEKKEN), "isolated"), BYTES]),
@@ -54,7 +55,7 @@ def byte_level(pre_tokenizer=None, *, ignore_merges=False):
     return tokenizer
 
 
-def sentencepiece():
+def sentencepiece(added=("▁▁",)):
     """As Llama 2's tokenizer.json: BPE with byte fallback, spaces as ▁ with one in front."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁tehacd"]
     merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("c", "a"), ("ca", "t"), ("▁", "cat")]
@@ -63,7 +64,7 @@ def sentencepiece():
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
-    tokenizer.add_tokens(["▁▁"])
+    tokenizer.add_tokens(list(added))
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return tokenizer
 
@@ -80,6 +81,11 @@ def test_the_cuts_of_a_text_are_called_as_in_llama_cpp(tmp_path, name):
 def test_llama3_also_takes_whole_words(tmp_path):
     found = describe_tokenizer(saved(tmp_path, byte_level(CUTS["dbrx"], ignore_merges=True)), 300)
     assert found.pre == "llama-bpe" and set(CUTS) - {"default"} < set(PRE_TOKENIZERS.values())
+
+
+def test_a_space_in_front_of_texts_is_told(tmp_path):
+    found = describe_tokenizer(saved(tmp_path, byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True))), 300)
+    assert found.pre == "gpt-2" and "puts no space in front" in found.warnings[0]
 
 
 def test_byte_level_bpe(tmp_path):
