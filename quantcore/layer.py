@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quantcore.config import QSchemeType, QuantizationConfig, QuantizationSpec, ScaleType
+from quantcore.errors import ConfigError
 from quantcore.grouping import weight_grouping
+from quantcore.spec import SUPER_BLOCK
 
 
 @dataclass(frozen=True)
@@ -82,13 +85,26 @@ class LayerPlan:
         }
 
 
+def check_super_blocks(layers: Sequence[LayerPlan]) -> None:
+    """Raises ConfigError for scales under one float16 number for 256 inputs where rows are no multiple of that."""
+    bad = [layer for layer in layers if layer.weight.scale_type.is_whole and layer.in_features % SUPER_BLOCK]
+    if bad:
+        raise ConfigError(
+            f"Scales of type {bad[0].weight.scale_type.value} lie under one for {SUPER_BLOCK} inputs, and {len(bad)}"
+            f" layer(s) have no multiple of that, first {bad[0].name} ({bad[0].in_features} inputs).",
+            code="group_size_not_dividing",
+            hint="Give them another scheme, as gguf_q5_0 or gguf_q8_0, in layer_quant_config.",
+            field="/global_quant_config/weight/scale_type",
+        )
+
+
 def _describe(spec: QuantizationSpec, *, group_size: int | None) -> str:
     text = f"{spec.dtype.value} {spec.qscheme.value}"
     if spec.qscheme is QSchemeType.per_group:
         text += f" {spec.group_size if group_size is None else group_size}"
     if spec.block_size is not None:
         text += f" {spec.block_size[0]}x{spec.block_size[1]}"
-    if spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3, ScaleType.pof2):
+    if spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3, ScaleType.pof2) or spec.scale_type.is_whole:
         text += f" {spec.scale_type.value}"
     return text if spec.over is None else f"{text} over {_describe(spec.over, group_size=None)}"
 

@@ -20,7 +20,8 @@ from quantcore.blockwise import BlockAlgorithms, Prepared, RunningBlock, Solved,
 from quantcore.calibration.ranges import Activations, quantized_activations
 from quantcore.calibration.text import TokenWindows, token_windows
 from quantcore.calibration.tokenizer import load_tokenizer
-from quantcore.checkpoint.artifact import building, copy_side_files, seal, write_json
+from quantcore.checkpoint.artifact import LICENSES, building, copy_side_files, seal, write_json
+from quantcore.checkpoint.gguf_file import GgufSink
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.hub import fetch
 from quantcore.checkpoint.sink import Sink
@@ -31,7 +32,7 @@ from quantcore.evaluation.perplexity import perplexity
 from quantcore.evaluation.proof import as_floats, prove_in_fresh_process
 from quantcore.evaluation.report import build_report
 from quantcore.events import Completed, Emit, LayerQuantized, PhaseStarted, Progress, Warned
-from quantcore.export import EXPORTERS, holds_codes, tensor_name
+from quantcore.export import EXPORTERS, Container, holds_codes, tensor_name
 from quantcore.layer import LayerPlan
 from quantcore.layouts import stored
 from quantcore.plan import Plan, export_dir, resolve
@@ -112,10 +113,11 @@ def quantize(task: Task, given: Model, plan: Plan, folder: Path, emit: Emit) -> 
     quantizer = BlockQuantizer(plan, source, expected, emit)
     with ExitStack() as stack:
         for export in plan.exports:
-            target = export_dir(folder, plan, export)
-            tensors = {} if holds_codes(export) else source.tensors
-            sink = Sink(target, plan.layouts[export], tensors=tensors)
+            sink = open_sink(export, task, headers, plan, folder)
             quantizer.sinks[export] = stack.enter_context(closing(sink))
+            for message in sink.warnings:
+                quantizer.warnings.append(Warned(export, message))
+                emit(quantizer.warnings[-1])
         eta = Eta(plan.num_blocks)
         for index in range(plan.num_blocks):
             with model.block(index) as block:
@@ -138,6 +140,14 @@ def quantize(task: Task, given: Model, plan: Plan, folder: Path, emit: Emit) -> 
         for sink in quantizer.sinks.values():
             sink.finish()
     return Outcome(expected, quantizer.done, quantizer.warnings, before, quantizer.edges)
+
+
+def open_sink(export: str, task: Task, headers: ModelHeaders, plan: Plan, folder: Path) -> Sink | GgufSink:
+    """Where the tensors of one format are written."""
+    target, layouts, exporter = export_dir(folder, plan, export), plan.layouts[export], EXPORTERS.get(export)
+    if isinstance(exporter, Container):
+        return exporter.sink(target, layouts, plan.result_config(headers.config), task.model_folder)
+    return Sink(target, layouts, tensors={} if holds_codes(export) else headers.tensors)
 
 
 def open_streams(
@@ -189,7 +199,7 @@ class BlockQuantizer:
         self.source = source
         self.expected = expected
         self.emit = emit
-        self.sinks: dict[str, Sink] = {}
+        self.sinks: dict[str, Sink | GgufSink] = {}
         self.done: list[LayerQuantized] = []
         self.warnings: list[Warned] = []
         self.edges: list[dict[str, Any]] = []
@@ -258,7 +268,9 @@ class BlockQuantizer:
     def _write_float(self, name: str, tensor: torch.Tensor) -> None:
         self.expected.tensors[name] = digest(tensor)
         for sink in self.sinks.values():
-            sink.write(name, tensor)
+            kept = sink.write(name, tensor)
+            if kept is not None:
+                self.expected.kept[name] = digest(kept)
         self._written.add(name)
 
 
@@ -319,8 +331,11 @@ def write_side_files(task: Task, headers: ModelHeaders, plan: Plan, folder: Path
     """config.json with the format's quantization_config, and what travels with the model unchanged."""
     kept = tuple(entry.name for entry in plan.kept)
     for export in plan.exports:
-        target = export_dir(folder, plan, export)
-        quantization = EXPORTERS.get(export).quantization_config(task.config, plan.layers, kept)
+        target, exporter = export_dir(folder, plan, export), EXPORTERS.get(export)
+        if isinstance(exporter, Container):
+            copy_side_files(task.model_folder, target, LICENSES)
+            continue
+        quantization = exporter.quantization_config(task.config, plan.layers, kept)
         said = {} if quantization is None else {"quantization_config": quantization}
         write_json(target / "config.json", {**plan.result_config(headers.config), **said})
         copy_side_files(task.model_folder, target)

@@ -18,8 +18,8 @@ from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
 from quantcore.config import CalibrationConfig, Config, QuantizationMode
 from quantcore.errors import ConfigError, ModelError
-from quantcore.export import EXPORTERS, Uniform, holds_codes, tensor_name
-from quantcore.layer import LayerPlan
+from quantcore.export import EXPORTERS, Container, Uniform, adapted, holds_codes, tensor_name
+from quantcore.layer import LayerPlan, check_super_blocks
 
 STREAMED_TYPES = ("Linear", "Conv1D")
 FLOAT_DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -124,11 +124,14 @@ def resolve(
     if not any(map(holds_codes, exports)):
         layers, said = _weights_alone(layers, exports)
         warnings += said
+    layers, said = adapted(layers, exports)
+    warnings += said
     check_groups(layers)
+    check_super_blocks(layers)
     check_exports(layers, exports)
     _check_calibration(calibration, model_config)
     added = _own_head(config, model_config, tensors, prefix)
-    layouts = {name: _layout(name, layers, {**tensors, **added}) for name in exports}
+    layouts = {name: _layout(name, layers, {**tensors, **added}, model_config) for name in exports}
     return Plan(
         model_type=str(model_config["model_type"]),
         block_prefix=prefix,
@@ -383,7 +386,9 @@ def _weights_alone(
     return alone, (said,) if changed else ()
 
 
-def _layout(export: str, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader]) -> dict[str, TensorLayout]:
+def _layout(
+    export: str, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader], model_config: Mapping[str, Any]
+) -> dict[str, TensorLayout]:
     """Every tensor of the checkpoint that the format will hold, in the model's order."""
     ordered = sorted(tensors, key=natural_order)
     if not holds_codes(export):
@@ -396,8 +401,12 @@ def _layout(export: str, layers: Sequence[LayerPlan], tensors: Mapping[str, Tens
             layer = planned[name]
             parts = exporter.layout(layer, tensors[name].dtype)
             layout.update({tensor_name(layer.name, part): entry for part, entry in parts.items()})
-        else:
+        elif not isinstance(exporter, Container):
             layout[name] = TensorLayout(tensors[name].dtype, tensors[name].shape)
+        elif (entry := exporter.float_layout(name, tensors[name], model_config)) is not None:
+            layout[name] = entry
+    if isinstance(exporter, Container):
+        exporter.check(model_config, layout)
     return layout
 
 

@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quantcore.config import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec, ScaleType, parse_config
+from quantcore.config import (
+    Config,
+    Dtype,
+    QSchemeType,
+    QuantizationConfig,
+    QuantizationSpec,
+    ScaleType,
+    ZeroPointType,
+    parse_config,
+)
 from quantcore.errors import ConfigError, unknown_value
 
 PER_TENSOR, PER_CHANNEL, PER_GROUP = QSchemeType.per_tensor, QSchemeType.per_channel, QSchemeType.per_group
@@ -63,10 +72,21 @@ class Preset:
         return self.config.needs_calibration
 
 
+def _gguf(dtype: str) -> QuantizationSpec:
+    """float16 scales of blocks of 32, and float16 minimums where codes have no sign (see ``export.gguf``)."""
+    zeros = ZeroPointType.float32 if dtype.startswith("u") else ZeroPointType.int32
+    return replace(_groups(dtype, 32), scale_type=ScaleType.float16, zero_point_type=zeros)
+
+
+def _gguf_k(dtype: str, size: int, scale_type: ScaleType) -> QuantizationSpec:
+    """Scales as small whole numbers under one float16 for 256 inputs (see ``super_blocks``)."""
+    return replace(_gguf(dtype), group_size=size, scale_type=scale_type)
+
+
 def _row(name: str, title: str, weight: QuantizationSpec, inputs: QuantizationSpec | None = None,
-         aliases: str = "") -> Preset:  # fmt: skip
+         aliases: str = "", exclude: tuple[str, ...] = ("lm_head",)) -> Preset:  # fmt: skip
     layer = QuantizationConfig(weight=weight, input_tensors=inputs)
-    return Preset(name, title, Config(global_quant_config=layer, exclude=("lm_head",)), tuple(aliases.split()))
+    return Preset(name, title, Config(global_quant_config=layer, exclude=exclude), tuple(aliases.split()))
 
 
 _TABLE = (
@@ -118,6 +138,17 @@ _TABLE = (
     _row("llm_int8", "LLM.int8() of bitsandbytes: int8 weights per channel, int8 activations per token, found at run "
          "time, but for features with a value of 6 or more", INT8_CHANNEL, INT8_OUTLIERS),
     _row("fp4_bnb", "FP4 weights of bitsandbytes in groups of 64", _groups("fp4_bnb", 64)),
+    _row("gguf_q4_0", "GGUF's Q4_0: int4 weights in blocks of 32", _gguf("int4"), exclude=()),
+    _row("gguf_q4_1", "GGUF's Q4_1: uint4 weights in blocks of 32 with a minimum", _gguf("uint4"), exclude=()),
+    _row("gguf_q5_0", "GGUF's Q5_0: int5 weights in blocks of 32", _gguf("int5"), exclude=()),
+    _row("gguf_q5_1", "GGUF's Q5_1: uint5 weights in blocks of 32 with a minimum", _gguf("uint5"), exclude=()),
+    _row("gguf_q8_0", "GGUF's Q8_0: int8 weights in blocks of 32", _gguf("int8"), exclude=()),
+    _row("gguf_q4_k", "GGUF's Q4_K: uint4 weights in blocks of 32 with a minimum, 8 of them under one scale",
+         _gguf_k("uint4", 32, ScaleType.uint6), exclude=()),
+    _row("gguf_q5_k", "GGUF's Q5_K: uint5 weights in blocks of 32 with a minimum, 8 of them under one scale",
+         _gguf_k("uint5", 32, ScaleType.uint6), exclude=()),
+    _row("gguf_q6_k", "GGUF's Q6_K: int6 weights in blocks of 16, 16 of them under one scale",
+         _gguf_k("int6", 16, ScaleType.int8), exclude=()),
 )  # fmt: skip
 
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in _TABLE}
@@ -203,4 +234,6 @@ def _with_group_size(preset: Preset, group_size: int, presets: Mapping[str, Pres
 
 
 def _has_free_groups(spec: QuantizationSpec) -> bool:
-    return spec.qscheme is PER_GROUP and spec.scale_type not in (ScaleType.e8m0, ScaleType.e4m3)
+    return spec.qscheme is PER_GROUP and not (
+        spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3) or spec.scale_type.is_whole
+    )

@@ -14,6 +14,8 @@ from pydantic_core import ArgsKwargs
 from quantcore.algorithms import STRICT
 from quantcore.formats import FORMATS, Format
 
+SUPER_BLOCK = 256  # inputs under one float16 scale
+
 
 class Dtype(StrEnum):
     """Number formats a tensor can be quantized to; the facts of each are in ``quantcore.formats``."""
@@ -21,10 +23,13 @@ class Dtype(StrEnum):
     int2 = "int2"
     int3 = "int3"
     int4 = "int4"
+    int5 = "int5"
+    int6 = "int6"
     int8 = "int8"
     int16 = "int16"
     uint2 = "uint2"
     uint4 = "uint4"
+    uint5 = "uint5"
     uint8 = "uint8"
     uint16 = "uint16"
     float16 = "float16"
@@ -53,7 +58,8 @@ class ScaleType(StrEnum):
     """The number type of the stored scale.
 
     ``float`` is the model's own dtype, ``pof2`` a power of two in it, ``e8m0`` a power of two in one byte (OCP MX),
-    ``e4m3`` an fp8 number beside one float32 scale for the whole tensor (NVFP4).
+    ``e4m3`` an fp8 number beside one float32 scale for the whole tensor (NVFP4). ``uint6`` and ``int8`` are whole
+    numbers under one float16 scale for 256 inputs (GGUF's Q4_K, Q5_K and Q6_K; see ``super_blocks``).
     """
 
     float = "float"
@@ -63,6 +69,13 @@ class ScaleType(StrEnum):
     pof2 = "pof2"
     e8m0 = "e8m0"
     e4m3 = "e4m3"
+    uint6 = "uint6"
+    int8 = "int8"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether scales are whole numbers in units of their super-block."""
+        return self in (ScaleType.uint6, ScaleType.int8)
 
 
 class ScaleMode(StrEnum):
@@ -320,10 +333,24 @@ def _number_faults(spec: QuantizationSpec) -> tuple[tuple[bool, str], ...]:
             "outlier_threshold goes with dynamic activations per_channel (per token)",
         ),
         (
+            spec.scale_type.is_whole and not _fits_super_blocks(spec),
+            "scale_type uint6 goes with uint4 and uint5 in groups of 32 with zero_point_type float32 (GGUF's Q4_K and "
+            "Q5_K), int8 with symmetric int6 in groups of 16 (Q6_K)",
+        ),
+        (
             spec.over is not None and not _can_lie_under(spec),
             "over is a first stage of fp8 per_tensor, static and without an over of its own, under symmetric integers",
         ),
     )
+
+
+def _fits_super_blocks(spec: QuantizationSpec) -> bool:
+    if spec.qscheme is not QSchemeType.per_group or spec.is_dynamic or spec.over is not None:
+        return False
+    if spec.scale_type is ScaleType.int8:
+        return spec.dtype is Dtype.int6 and bool(spec.symmetric) and spec.group_size == 16
+    has_minimum = spec.zero_point_type is ZeroPointType.float32
+    return spec.dtype in (Dtype.uint4, Dtype.uint5) and has_minimum and spec.group_size == 32
 
 
 def _can_lie_under(spec: QuantizationSpec) -> bool:

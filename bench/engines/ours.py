@@ -59,7 +59,7 @@ def read_back(task: Task, stack: ExitStack) -> torch.nn.Module:
     headers = read_local(task.model_folder)
     plan = resolve(task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export)
     folder = export_dir(task.output_dir, plan, EXPORT)
-    written = WrittenCheckpoint(plan, folder, EXPORT)
+    written = WrittenCheckpoint(plan, folder, EXPORT, headers)
     weights = {f"{layer.name}.weight": written.read_float(f"{layer.name}.weight") for layer in plan.layers}
     quantized = tuple(f"{layer.name}." for layer in plan.layers)
     state = {**weights, **{name: tensor for name, tensor in _tensors(folder) if not name.startswith(quantized)}}

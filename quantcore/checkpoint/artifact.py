@@ -13,9 +13,10 @@ from typing import Any
 
 from quantcore.errors import ConfigError
 
+LICENSES = ("LICENSE*",)
 SIDE_FILES = (
     "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
-    "*.model", "*.jinja", "LICENSE*",
+    "*.model", "*.jinja", *LICENSES,
 )  # fmt: skip
 """What travels with a model beside its weights and config.json, byte for byte."""
 
@@ -45,9 +46,9 @@ def building(output_dir: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def copy_side_files(model_dir: Path, folder: Path) -> list[str]:
-    """Copy tokenizer, chat template, generation config and licence; the names copied."""
-    names = sorted({path.name for pattern in SIDE_FILES for path in model_dir.glob(pattern) if path.is_file()})
+def copy_side_files(model_dir: Path, folder: Path, patterns: tuple[str, ...] = SIDE_FILES) -> list[str]:
+    """Copy tokenizer, chat template, generation config and licence, or what else ``patterns`` say; the names copied."""
+    names = sorted({path.name for pattern in patterns for path in model_dir.glob(pattern) if path.is_file()})
     for name in names:
         shutil.copyfile(model_dir / name, folder / name)
     return names

@@ -6,7 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+GGUF_BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+"""GGUF's types of quantized blocks. As dtypes of a stored tensor they are bytes: the last axis is a row's blocks."""
+
 DTYPE_BYTES = {
+    **dict.fromkeys(GGUF_BLOCKS, 1),
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip

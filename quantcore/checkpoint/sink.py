@@ -52,8 +52,13 @@ class Sink:
         """The dtype in which ``write`` takes the tensor called ``name``."""
         return TORCH_DTYPES[self._layouts[name].dtype]
 
-    def write(self, name: str, tensor: torch.Tensor) -> None:
-        """Store ``tensor`` (any device). Its dtype and shape must be the planned ones; each name is written once."""
+    warnings: tuple[str, ...] = ()
+
+    def write(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Store ``tensor`` (any device). Its dtype and shape must be the planned ones; each name is written once.
+
+        What a reader will get back if that is another tensor than this one: never (see ``GgufSink``).
+        """
         layout = self._layouts[name]
         if (
             TORCH_DTYPES[layout.dtype] != tensor.dtype
@@ -69,6 +74,7 @@ class Sink:
         while done < len(data):
             done += os.pwrite(self._handles[shard], data[done:], offset + done)
         self._missing.discard(name)
+        return None
 
     def finish(self) -> None:
         """Sync the shards to disk. Raises RuntimeError when a planned tensor was never written."""

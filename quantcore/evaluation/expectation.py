@@ -21,6 +21,7 @@ class Expectation:
     ``weights``: sha256 of each quantized layer's dequantized float32 weight; ``plain_weights``: of the same in the
     dtype and layout of the checkpoint, by the tensor's name, if a format stores that; ``activations``: the static
     scales and zero points of its input and output; ``tensors``: sha256 of every tensor that is written as it was;
+    ``kept``: of those that a format gives back with other values, which the model cannot tell from the ones before;
     ``probe_logits`` [N, PROBE_POSITIONS, V] float32 for the first N of ``held_out_NT``.
     """
 
@@ -30,6 +31,7 @@ class Expectation:
     plain_weights: dict[str, str] = field(default_factory=dict)
     activations: dict[str, list[list[float]]] = field(default_factory=dict)
     tensors: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
         save_file({"held_out": self.held_out_NT, "probe_logits": self.probe_logits}, folder / "expected.safetensors")

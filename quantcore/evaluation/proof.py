@@ -19,6 +19,7 @@ import torch
 
 from quantcore.calibration.ranges import Activations, quantized_activations
 from quantcore.checkpoint.experts import unstack_experts
+from quantcore.checkpoint.gguf_file import GgufSource
 from quantcore.checkpoint.headers import ModelHeaders, read_tensor_headers
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
@@ -26,7 +27,7 @@ from quantcore.errors import ProofError
 from quantcore.evaluation.expectation import Expectation, digest, probe_logits
 from quantcore.evaluation.perplexity import perplexity
 from quantcore.events import Emit, Progress, parse
-from quantcore.export import EXPORTERS, Decoder, tensor_name
+from quantcore.export import EXPORTERS, Container, Decoder, tensor_name
 from quantcore.layer import LayerPlan
 from quantcore.plan import Plan, export_dir, resolve
 from quantcore.reading import read_model
@@ -64,7 +65,7 @@ def prove_all(task: Task, folder: Path, scratch: Path, emit: Emit) -> Iterator[P
     plan = resolve(task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export)
     expected = Expectation.load(scratch)
     for export in plan.exports:
-        written = WrittenCheckpoint(plan, export_dir(folder, plan, export), export)
+        written = WrittenCheckpoint(plan, export_dir(folder, plan, export), export, headers)
         proof = Proof(export, written.check(expected))
         if export == plan.main_export:
             difference, value = run_model(plan, headers, written, expected, emit)
@@ -114,16 +115,24 @@ def run_quantized(
 class WrittenCheckpoint:
     """A written export: reads floats out of it, through the exporter's decoder if it holds codes."""
 
-    def __init__(self, plan: Plan, folder: Path, export: str) -> None:
+    def __init__(self, plan: Plan, folder: Path, export: str, headers: ModelHeaders) -> None:
         exporter = EXPORTERS.get(export)
         self._exporter = exporter
         self._decoder = exporter if isinstance(exporter, Decoder) else None
         self._layers = {f"{layer.name}.weight": layer for layer in plan.layers}
         self._layouts = plan.layouts[export]
-        tensors = read_tensor_headers(folder)
-        self._check_layout(tensors, export)
-        self._source = Source(folder, unstack_experts(tensors))
         self._export = export
+        self._is_own = isinstance(exporter, Container)
+        self._source: Source | GgufSource
+        if isinstance(exporter, Container):
+            config, floats = plan.result_config(headers.config), {**headers.tensors, **plan.added}
+            floats = {name: tensor for name, tensor in floats.items() if name not in self._layers}
+            self._source = exporter.source(folder, self._layouts, config, floats)
+            self._check_layout(self._source.tensors, export)
+        else:
+            tensors = read_tensor_headers(folder)
+            self._check_layout(tensors, export)
+            self._source = Source(folder, unstack_experts(tensors))
         self.activations: dict[LayerPlan, Activations] = {}
 
     def read_float(self, name: str) -> torch.Tensor:
@@ -146,10 +155,12 @@ class WrittenCheckpoint:
             if self._decoder is not None and as_floats(self.activations[layer]) != expected.activations[layer.name]:
                 self._differs(f"{layer.name}.input_scale or output_scale")
             release_freed_memory()
-        for name, value in expected.tensors.items():
-            if digest(self._source.read(name)) != value:
+        stored = [name for name in expected.tensors if name in self._source]  # all of the plan: see _check_layout
+        wanted_of = {**expected.tensors, **expected.kept} if self._is_own else expected.tensors
+        for name in stored:
+            if digest(self._source.read(name)) != wanted_of[name]:
                 self._differs(name)
-        return len(self._layers) + len(expected.tensors)
+        return len(self._layers) + len(stored)
 
     def _check_layout(self, tensors: dict[str, TensorHeader], export: str) -> None:
         found = {name: (header.dtype, header.shape) for name, header in tensors.items()}

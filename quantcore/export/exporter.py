@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from quantcore.checkpoint.layout import TensorLayout
+from quantcore.checkpoint.layout import TensorHeader, TensorLayout
 from quantcore.config import Config, QSchemeType, QuantizationSpec, ScaleType, ZeroPointType
 from quantcore.layer import LayerPlan
 from quantcore.registry import Registry
@@ -12,6 +14,7 @@ from quantcore.registry import Registry
 if TYPE_CHECKING:
     import torch
 
+    from quantcore.checkpoint.gguf_file import GgufSink, GgufSource
     from quantcore.qtensor import QLayer
 
 Tensors = dict[str, "torch.Tensor"]
@@ -73,14 +76,45 @@ class Uniform(Protocol):
         """What those things are for ``layer``, by their names: ``{"group_size": 64}``."""
 
 
+@runtime_checkable
+class Container(Protocol):
+    """An exporter whose tensors lie in a file of its own kind, without config.json and tokenizer files beside it.
+
+    Tensors go by the names of the checkpoint; what the file calls them, and in which order their rows lie, is up to it.
+    ``model_config`` is config.json.
+    """
+
+    def adapt(self, layers: tuple[LayerPlan, ...]) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:
+        """The layers with what their configs leave open settled as the format needs it, and what to say of that."""
+
+    def float_layout(self, name: str, tensor: TensorHeader, model_config: Mapping[str, Any]) -> TensorLayout | None:
+        """How a tensor that is not quantized is stored; None if it is left out. Raises ConfigError as ``check``."""
+
+    def check(self, model_config: Mapping[str, Any], layouts: Mapping[str, TensorLayout]) -> None:
+        """Raises ConfigError for a model that the format cannot hold."""
+
+    def sink(
+        self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any], model_dir: Path
+    ) -> GgufSink:
+        """Where the tensors of ``layouts`` are written. Raises ModelError for a tokenizer that does not fit."""
+
+    def source(
+        self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any],
+        floats: Mapping[str, TensorHeader],
+    ) -> GgufSource:  # fmt: skip
+        """Reads what was written; ``floats`` are the checkpoint's tensors."""
+
+
 def tensor_name(layer: str, part: str) -> str:
     """The full name of a layer's tensor: ``self_attn.k_proj`` and ``../k_scale`` give ``self_attn.k_scale``."""
     return f"{layer.rpartition('.')[0]}.{part[3:]}" if part.startswith("../") else f"{layer}.{part}"
 
 
-def refuse_everywhere(layer: LayerPlan, *, outliers: bool = False) -> str | None:
-    """Why no format for language models can hold ``layer``; None if some may. ``outliers``: whether this one can say
-    that inputs beyond a threshold are not quantized."""
+def refuse_everywhere(layer: LayerPlan, *, outliers: bool = False, real_zero_points: bool = False) -> str | None:
+    """Why no format for language models can hold ``layer``; None if some may.
+
+    Most cannot say that inputs beyond a threshold stay as they are (``outliers``), and hold no ``real_zero_points``.
+    """
     weight, outputs, inputs = layer.weight, layer.config.output_tensors, layer.input_tensors
     if layer.kind != "Linear":
         return f"its consumers know no quantized {layer.kind}"
@@ -88,7 +122,7 @@ def refuse_everywhere(layer: LayerPlan, *, outliers: bool = False) -> str | None
         return "biases are stored as they are"
     if weight.ch_axis not in ((None, -1, 1) if weight.qscheme is QSchemeType.per_group else (None, 0)):
         return "scales belong to output channels, or to groups of inputs"
-    if weight.zero_point_type is ZeroPointType.float32:
+    if weight.zero_point_type is ZeroPointType.float32 and not real_zero_points:
         return "zero points are stored as whole numbers"
     if not outliers and inputs is not None and inputs.outlier_threshold is not None:
         return "it cannot say outlier_threshold: bitsandbytes can"
@@ -106,7 +140,7 @@ def refuse_activations(layer: LayerPlan) -> str | None:
 
 def is_plain(spec: QuantizationSpec) -> bool:
     """One stage, and scales that are ordinary numbers."""
-    return spec.over is None and spec.scale_type not in (ScaleType.e8m0, ScaleType.e4m3)
+    return spec.over is None and not (spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3) or spec.scale_type.is_whole)
 
 
 def refuse_inputs(weight: QuantizationSpec, inputs: QuantizationSpec | None) -> str | None:

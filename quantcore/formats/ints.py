@@ -87,10 +87,13 @@ INTS = (
     IntFormat("int2", 2, signed=True),
     IntFormat("int3", 3, signed=True),
     IntFormat("int4", 4, signed=True),
+    IntFormat("int5", 5, signed=True),
+    IntFormat("int6", 6, signed=True),
     IntFormat("int8", 8, signed=True),
     IntFormat("int16", 16, signed=True),
     IntFormat("uint2", 2, signed=False),
     IntFormat("uint4", 4, signed=False),
+    IntFormat("uint5", 5, signed=False),
     IntFormat("uint8", 8, signed=False),
     IntFormat("uint16", 16, signed=False),
 )

@@ -23,7 +23,7 @@ from quantcore.checkpoint.sink import Sink
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.config import Config
 from quantcore.errors import ConfigError, ModelError, unknown_value
-from quantcore.export import EXPORTERS, Exporter, holds_codes, tensor_name
+from quantcore.export import EXPORTERS, Container, Exporter, holds_codes, tensor_name
 from quantcore.layer import LayerPlan
 from quantcore.nn.attention import HeadRotation
 from quantcore.nn.codes import encode_layer, learned_params
@@ -92,6 +92,13 @@ class ModelExporter:
         layers = _frozen_layers(model)
         export = _format(self.config.json_export_config, custom_mode)
         exporter = EXPORTERS.get(export)
+        if isinstance(exporter, Container):
+            raise ConfigError(
+                f"This writes safetensors files, and {export} is a file of its own.",
+                code="incompatible_export",
+                hint=f"The engine writes it from a model folder: bitfoundry quantize --model_export {export}.",
+                field="/custom_mode",
+            )
         plans = [layer.plan for layer in layers.values()]
         _check_running(model, quant_config)
         _check_plans(plans, quant_config)

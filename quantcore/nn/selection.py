@@ -10,7 +10,7 @@ from torch import nn
 from quantcore.checkpoint.experts import find_routers
 from quantcore.config import Config, QSchemeType
 from quantcore.errors import ConfigError, ModelError
-from quantcore.layer import LayerPlan
+from quantcore.layer import LayerPlan, check_super_blocks
 from quantcore.layouts import canonical
 from quantcore.nn.layers import kind_of, num_groups
 from quantcore.plan import check_groups
@@ -67,7 +67,9 @@ def select_layers(model: nn.Module, config: Config) -> Selection:
         )
     for plan, module in modules.items():
         _check_layer(plan, module)
-    check_groups([plan for plan in modules if plan.config.weight is not None])
+    weighted = [plan for plan in modules if plan.config.weight is not None]
+    check_groups(weighted)
+    check_super_blocks(weighted)
     return Selection(modules, kept, tuple(_warnings(config, layers, shared)))
 
 

@@ -13,6 +13,7 @@ from quantcore.grouping import weight_grouping
 from quantcore.observers import observer_for
 from quantcore.qtensor import quantize_weight
 from quantcore.spec import QuantizationSpec
+from quantcore.super_blocks import as_super_blocks
 
 
 class TensorQuantizer(nn.Module):
@@ -41,7 +42,8 @@ class TensorQuantizer(nn.Module):
             return cls(spec, None, is_weight=True)
         observer = observer_for(spec, weight_grouping(spec))
         observer.update(weight)
-        return cls(spec, find_params(*observer.range(), spec, weight.dtype), is_weight=True)
+        params = as_super_blocks(find_params(*observer.range(), spec, weight.dtype), spec)
+        return cls(spec, params, is_weight=True)
 
     @property
     def params(self) -> QParams | None:

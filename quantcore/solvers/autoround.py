@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from quantcore.affine import QParams, as_stored
+from quantcore.affine import QParams, as_stored, with_stored_minimum
 from quantcore.algorithms import AutoRoundConfig
 from quantcore.grouping import weight_grouping
 from quantcore.layer import LayerPlan
@@ -90,7 +90,8 @@ class _TunedWeight:
         self._spacing_RGS = _spacing(self._scaled(start.params.step), start)
         self._offset = torch.zeros_like(self._weight_RGS, requires_grad=True)
         self._factor = torch.ones_like(start.params.scale, requires_grad=True)
-        self._fixed = start.spec.scale_type in (ScaleType.e8m0, ScaleType.pof2, ScaleType.e4m3)
+        kind = start.spec.scale_type
+        self._fixed = kind in (ScaleType.e8m0, ScaleType.pof2, ScaleType.e4m3) or kind.is_whole
         self._value: torch.Tensor | None = None
         self.keep()
 
@@ -134,7 +135,10 @@ class _TunedWeight:
             self._offset.copy_(self._best[0])
             scale = params.scale if self._fixed else as_stored(params.scale * self._best[1], spec, self.parameter.dtype)
             self._factor.copy_(scale / params.scale)
-        self._final = QParams(scale, params.zero_point, params.global_scale)
+            zero_point = params.zero_point
+            if zero_point is not None:
+                zero_point = with_stored_minimum(zero_point, scale, spec, self.parameter.dtype)
+        self._final = QParams(scale, zero_point, params.global_scale)
 
     def codes(self) -> QTensor:
         """The codes of the restored parameters."""

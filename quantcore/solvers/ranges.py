@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 import torch
 
-from quantcore.affine import QParams, as_stored, find_params, min_max
+from quantcore.affine import QParams, as_stored, find_params, min_max, with_stored_minimum
 from quantcore.formats import Format
 from quantcore.grouping import weight_grouping
 from quantcore.spec import QuantizationSpec, ScaleType
@@ -105,10 +105,7 @@ class _Best:
     def scale(self, factors: tuple[float, ...]) -> None:
         """Try the best range so far times each of ``factors``. The zero point stays."""
         factors_CP = self._candidates(factors)
-        params = self.params
-        scale = as_stored(params.scale * factors_CP, self._full.spec, self._full.dtype)
-        zero_point = None if params.zero_point is None else params.zero_point.expand_as(scale)
-        self._offer(QParams(scale, zero_point, params.global_scale), self._low * factors_CP, self._high * factors_CP)
+        self._offer(self._rescaled(self.params.scale * factors_CP), self._low * factors_CP, self._high * factors_CP)
 
     def widen(self, low: tuple[float, ...], high: tuple[float, ...]) -> None:
         """Try the best range so far with its ends multiplied by each of ``low`` and ``high``."""
@@ -119,10 +116,17 @@ class _Best:
         """Try the least-squares scale."""
         step = self._measure.fit(self.params)
         scale = step if self.params.global_scale is None else step / self.params.global_scale
-        scale = as_stored(torch.where(scale > 0, scale, self.params.scale), self._full.spec, self._full.dtype)
-        zero_point = None if self.params.zero_point is None else self.params.zero_point.unsqueeze(0)
-        tried = QParams(scale.unsqueeze(0), zero_point, self.params.global_scale)
+        tried = self._rescaled(torch.where(scale > 0, scale, self.params.scale).unsqueeze(0))
         self._offer(tried, self._low.unsqueeze(0), self._high.unsqueeze(0))
+
+    def _rescaled(self, scale_CP: torch.Tensor) -> QParams:
+        """The best parameters with other scales, as they can be stored. The zero point stays, as far as that can."""
+        params, spec, dtype = self.params, self._full.spec, self._full.dtype
+        scale_CP = as_stored(scale_CP, spec, dtype)
+        if params.zero_point is None:
+            return QParams(scale_CP, None, params.global_scale)
+        zero_point = with_stored_minimum(params.zero_point.expand_as(scale_CP), scale_CP, spec, dtype)
+        return QParams(scale_CP, zero_point, params.global_scale)
 
     def _candidates(self, factors: tuple[float, ...]) -> torch.Tensor:
         return torch.tensor(factors, device=self._low.device).view(-1, *[1] * self._low.ndim)

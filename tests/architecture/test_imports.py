@@ -46,6 +46,7 @@ LEVELS = (
     ("config",),
     ("presets", "quark_config", "specs", "grouping"),
     ("qtensor", "affine", "hadamard", "stats", "layouts"),
+    ("super_blocks",),
     ("observers", "solvers", "transforms", "blocks", "layer", "task"),
     ("plan", "calibration", "checkpoint", "runtime"),
     ("rotate",),

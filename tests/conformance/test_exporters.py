@@ -11,7 +11,7 @@ from quantcore.affine import QParams
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.config import QuantizationConfig, QuantizationSpec, learns_from_data
-from quantcore.export import EXPORTERS, Decoder, holds_codes
+from quantcore.export import EXPORTERS, Container, Decoder, holds_codes
 from quantcore.layer import LayerPlan
 from quantcore.qtensor import QLayer
 from quantcore.solvers.rtn import round_to_nearest
@@ -52,6 +52,7 @@ MUST_TAKE = {
     "gptq": {"w4a16_sym", "int4_per_channel", "int8_weight_only", "int2", "int3"},
     "gptq_v2": {"w4a16", "w4a16_sym", "uint4_whole_row", "int8_weight_only_asym", "uint2", "float32_scales"},
     "awq": {"w4a16", "w4a16_sym", "uint4_whole_row", "int4_per_channel", "float32_scales"},
+    "gguf": {name for name in CONFIGS if name.startswith("gguf")} | {"uint4_wo_32", "int4_wo_32"},
 }
 WITH_CODES = [name for name in EXPORTERS if holds_codes(name)]
 SHAPES = [(64, 128), (8, 64), (72, 192), (128, 256)]
@@ -80,7 +81,10 @@ def accepting(name):
     for config_name, config in CONFIGS.items():
         for shape in SHAPES:
             layer = LayerPlan("model.layers.0.self_attn.k_proj", 0, shape, config)
-            if all(length % size == 0 for length, size in layer.groups) and exporter.refuse(layer) is None:
+            short = layer.weight.scale_type.is_whole and shape[1] % 256 and not isinstance(exporter, Container)
+            if all(length % size == 0 for length, size in layer.groups) and not short and not exporter.refuse(layer):
+                if isinstance(exporter, Container):
+                    config = exporter.adapt((layer,))[0][0].config  # as the plan does
                 yield config_name, *solved(config, shape)
 
 
@@ -142,7 +146,7 @@ def test_fake_quantized_takes_what_no_other_format_does(spec):
     weight = {
         "input channels": QuantizationSpec(dtype="int8", qscheme="per_channel", ch_axis=1),
         "float zero point": QuantizationSpec(
-            dtype="uint4", qscheme="per_group", group_size=32, symmetric=False, zero_point_type="float32"
+            dtype="uint4", qscheme="per_group", group_size=64, symmetric=False, zero_point_type="float32"
         ),
         "bias": QuantizationSpec(dtype="int8"),
         "int16": QuantizationSpec(dtype="int16", qscheme="per_channel"),

@@ -108,7 +108,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
     "preset and more": ({"config": {"preset": "fp8", "algo": 1}}, "invalid_config", "#/config/algo"),
     "unknown config field": ({"config": {**FULL, "bits": 3}}, "invalid_config", "#/config/bits"),
     "unknown dtype": (
-        {"config": {"global_quant_config": {"weight": {"dtype": "int5"}}}},
+        {"config": {"global_quant_config": {"weight": {"dtype": "int7"}}}},
         "invalid_config",
         "#/config/global_quant_config/weight/dtype",
     ),

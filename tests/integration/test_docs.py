@@ -102,13 +102,13 @@ def test_the_tables_of_the_page_of_algorithms():
     assert {key: options[key] for key in shown} == shown
 
 
-ORDER = ["quark", "compressed_tensors", "fp8", "gptq", "gptq_v2", "awq", "bitsandbytes", "fake_quantized"]
+ORDER = ["quark", "compressed_tensors", "fp8", "gptq", "gptq_v2", "awq", "bitsandbytes", "gguf", "fake_quantized"]
 
 
 def test_the_page_of_formats(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     page = (DOCS / "exports.md").read_text()
-    assert [row[0].strip("`") for row in rows_of(f"\n## formats\n{page}", "formats")] == ORDER
+    assert [row[0].strip("[]`").partition("`")[0] for row in rows_of(f"\n## formats\n{page}", "formats")] == ORDER
     assert sorted(ORDER) == sorted(EXPORTERS)
     flags = "--model_dir model --output_dir awq --quant_scheme uint4_wo_32 --custom_mode awq --seq_len 64"
     assert main([*flags.split(), "--skip_evaluation", "--json"]) == 0

@@ -224,3 +224,10 @@ def test_codes_are_found_again_from_a_weight_of_two_bytes(dtype, round_method, m
     weight = model[0].weight.detach().clone()
     layer = in_memory(model, Config(global_quant_config=QuantizationConfig(weight=spec)))[0]
     assert torch.equal(encode_layer(layer).weight.codes, round_to_nearest(weight, layer.plan.weight).codes)
+
+
+def test_a_format_of_one_file_is_left_to_the_engine(tmp_path):
+    with pytest.raises(ConfigError, match="bitfoundry quantize --model_export gguf"):
+        ModelExporter(export_dir=tmp_path / "out").export_safetensors_model(
+            in_memory(net(), INT8), INT8, custom_mode="gguf"
+        )

@@ -51,7 +51,7 @@ def test_the_observer_may_be_given_as_a_class():
 
 REFUSED = {
     "no global config": ({}, "/global_quant_config"),
-    "unknown dtype": ({"global_quant_config": {"weight": {"dtype": "int5"}}}, "/global_quant_config/weight/dtype"),
+    "unknown dtype": ({"global_quant_config": {"weight": {"dtype": "int7"}}}, "/global_quant_config/weight/dtype"),
     "unknown field": ({"global_quant_config": {"weight": WEIGHT, "wieght": 1}}, "/global_quant_config/wieght"),
     "group size missing": (
         {"global_quant_config": {"weight": {"dtype": "int4", "qscheme": "per_group"}}},

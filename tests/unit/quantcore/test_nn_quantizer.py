@@ -243,7 +243,7 @@ def test_freezing_a_float_model_is_refused_and_freezing_twice_changes_nothing():
 @pytest.mark.parametrize("preset", presets.PRESETS)
 def test_every_preset_quantizes_and_freezes_to_the_same_bits(preset):
     torch.manual_seed(0)
-    shape = SHAPE | {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 1}
+    shape = SHAPE | {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 1}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **shape), dtype=torch.float32).train(False)
     ids = torch.randint(0, 512, (2, 16))
     before = model(ids).logits
@@ -251,3 +251,9 @@ def test_every_preset_quantizes_and_freezes_to_the_same_bits(preset):
     quantized = model(ids).logits
     assert 0 < (quantized - before).norm() / before.norm() < 0.6
     assert torch.equal(ModelQuantizer.freeze(model)(ids).logits, quantized)
+
+
+def test_scales_in_two_levels_need_rows_of_super_blocks():
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SHAPE), dtype=torch.float32)
+    with pytest.raises(ConfigError, match="lie under one for 256 inputs"):
+        ModelQuantizer(presets.resolve("gguf_q4_k")).quantize_model(model)

@@ -111,7 +111,7 @@ def test_the_sizes_that_fit_do_fit(group_size):
 REFUSED = {
     "nothing_to_quantize": {"exclude": ("*",)},
     "incompatible_export": {"preset": "w4a16", "group_size": -1},
-    "unknown_export_format": {"exports": ("gguf",)},
+    "unknown_export_format": {"exports": ("ggml",)},
     "invalid_export": {"exports": ("quark", "quark")},
     "seq_len_too_long": {"calibration": CalibrationConfig(seq_len=16384)},
 }

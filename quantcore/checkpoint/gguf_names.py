@@ -1,0 +1,208 @@
+"""Where llama.cpp looks for the tensors of a checkpoint: GGUF's names and layouts for the architectures known here.
+
+Names as in gguf's tensor map, layouts as llama.cpp's own converter writes them. No torch, no gguf: a plan needs this.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quantcore.checkpoint.layout import TensorHeader, TensorLayout
+from quantcore.errors import ConfigError
+
+FILE_NAME = "model.gguf"
+_BLOCK = re.compile(r"^model\.layers\.(?P<index>\d+)\.(?P<module>.+)\.(?P<kind>weight|bias)$")
+_EXPERT = re.compile(r"^(?P<stack>.+\.experts)\.(?P<index>\d+)\.(?P<projection>\w+)$")
+_COMPUTED = (".rotary_emb.inv_freq", ".attention.masked_bias")  # old checkpoints store them; they are computed anyway
+
+_OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_ATTENTION = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+}
+_HEAD_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
+_MLP = {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+_TWO_NORMS = {"post_attention_layernorm": "ffn_norm"}
+_FOUR_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_MIXTRAL = {
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.experts.w1": "ffn_gate_exps",
+    "block_sparse_moe.experts.w2": "ffn_down_exps",
+    "block_sparse_moe.experts.w3": "ffn_up_exps",
+}
+_QWEN_MOE = {
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One of GGUF's architectures. ``blocks``: what a decoder block's modules are called there.
+
+    ``interleaved``: its RoPE turns neighbouring rows of a query or key head, not those of the two halves.
+    ``norm_offset``: what RMS norms store less than they multiply with. ``own_head``: whether it may have a separate
+    output projection. ``assumes``: values of config.json that llama.cpp takes for granted.
+    """
+
+    name: str
+    blocks: Mapping[str, str]
+    interleaved: bool = False
+    norm_offset: float = 0.0
+    own_head: bool = True
+    assumes: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
+
+
+_LLAMA = Architecture("llama", _ATTENTION | _TWO_NORMS | _MLP, interleaved=True)
+_GEMMA = _ATTENTION | _FOUR_NORMS | _MLP
+_GEMMA_ACTIVATION = {"hidden_activation": "gelu_pytorch_tanh"}
+_QWEN = {"hidden_act": "silu", "use_sliding_window": False}
+
+ARCHITECTURES = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "mixtral": Architecture("llama", _ATTENTION | _TWO_NORMS | _MIXTRAL, interleaved=True),
+    "qwen2": Architecture("qwen2", _ATTENTION | _TWO_NORMS | _MLP, assumes=_QWEN),
+    "qwen3": Architecture("qwen3", _ATTENTION | _HEAD_NORMS | _TWO_NORMS | _MLP, assumes=_QWEN),
+    "qwen3_moe": Architecture(
+        "qwen3moe", _ATTENTION | _HEAD_NORMS | _TWO_NORMS | _QWEN_MOE, assumes=_QWEN | {"norm_topk_prob": True}
+    ),
+    "gemma2": Architecture("gemma2", _GEMMA, norm_offset=1.0, own_head=False, assumes=_GEMMA_ACTIVATION),
+    "gemma3_text": Architecture("gemma3", _GEMMA | _HEAD_NORMS, norm_offset=1.0, assumes=_GEMMA_ACTIVATION),
+    "phi3": Architecture(
+        "phi3",
+        _TWO_NORMS
+        | {
+            "input_layernorm": "attn_norm",
+            "self_attn.qkv_proj": "attn_qkv",
+            "self_attn.o_proj": "attn_output",
+            "mlp.gate_up_proj": "ffn_up",
+            "mlp.down_proj": "ffn_down",
+        },
+    ),
+}
+"""By the model_type of config.json."""
+
+GEMMA_HEAD = 256  # what Transformers fills in for head_dim
+LARGEST_GEMMAS = (("gemma2", 46), ("gemma3_text", 62))
+ROPE_TYPES = ("default", "linear", "yarn", "llama3", "longrope")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A checkpoint's tensor in the file: the tensor ``name`` there, or expert number ``index`` of it.
+
+    The rows of each of ``num_heads`` heads are interleaved (0: rows are as they were). ``offset`` is added.
+    """
+
+    name: str
+    index: int | None = None
+    num_heads: int = 0
+    offset: float = 0.0
+
+
+class Places:
+    """Where the tensors of a model with this config.json belong. Raises ConfigError for an unknown architecture."""
+
+    def __init__(self, model_config: Mapping[str, Any]) -> None:
+        model_type = str(model_config.get("model_type"))
+        if model_type not in ARCHITECTURES:
+            raise _refused(f"models of type '{model_type}' have no GGUF architecture here", ARCHITECTURES)
+        self.architecture = ARCHITECTURES[model_type]
+        heads = int(model_config.get("num_attention_heads") or 0)
+        self._heads = {"attn_q": heads, "attn_k": int(model_config.get("num_key_value_heads") or heads)}
+
+    def find(self, name: str) -> Place | None:
+        """The place of the checkpoint's tensor ``name``; None if the architecture has none for it."""
+        match, index = _BLOCK.match(name), None
+        if match is None:
+            module, _, kind = name.rpartition(".")
+            found = _OUTSIDE.get(module) if self.architecture.own_head or module != "lm_head" else None
+            where = ""
+        else:
+            module, kind, where = match["module"], match["kind"], f"blk.{match['index']}."
+            if expert := _EXPERT.match(module):
+                module, index = f"{expert['stack']}.{expert['projection']}", int(expert["index"])
+            found = self.architecture.blocks.get(module)
+        if found is None:
+            return None
+        is_norm = kind == "weight" and module.endswith("norm")
+        return Place(
+            f"{where}{found}.{kind}",
+            index,
+            self._heads.get(found, 0) if self.architecture.interleaved else 0,
+            self.architecture.norm_offset if is_norm else 0.0,
+        )
+
+    def layout(self, name: str, tensor: TensorHeader) -> TensorLayout | None:
+        """How a tensor that stays as it is will be stored: matrices in their dtype, all else (and routers) in float32.
+
+        None for what the consumer computes itself.
+        """
+        if name.endswith(_COMPUTED):
+            return None
+        place = self.find(name)
+        is_router = place is not None and place.name.endswith("ffn_gate_inp.weight")
+        return TensorLayout("F32" if len(tensor.shape) == 1 or is_router else tensor.dtype, tensor.shape)
+
+    def check(self, model_config: Mapping[str, Any], layouts: Mapping[str, TensorLayout]) -> None:
+        """Raises ConfigError for tensors without a place, experts that do not fit one stack, or a config that
+        llama.cpp would not follow."""
+        homeless = [name for name in layouts if self.find(name) is None]
+        if homeless:
+            raise _refused(
+                f"the GGUF architecture '{self.architecture.name}' has no place for {len(homeless)} tensor(s) of this"
+                f" model, first '{homeless[0]}'"
+            )
+        stacks: dict[str, tuple[str, TensorLayout]] = {}
+        for name, layout in layouts.items():
+            place = self.find(name)
+            if place is not None and place.index is not None:
+                first, same = stacks.setdefault(place.name, (name, layout))
+                if same != layout:
+                    raise _refused(f"the experts of a layer are one tensor, and {name} differs from {first}")
+        assumes = {**self.architecture.assumes, "query_pre_attn_scalar": _attention_scalar(model_config)}
+        for key, value in assumes.items():
+            if model_config.get(key, value) != value:
+                raise _refused(f"llama.cpp takes {key} for {value}, and config.json says {model_config[key]}")
+        for rope in rope_parts(model_config):
+            kind = rope.get("rope_type", rope.get("type", "default"))
+            if kind not in ROPE_TYPES:
+                raise _refused(f"RoPE of type '{kind}' is not known here ({', '.join(ROPE_TYPES)} are)")
+
+
+def _attention_scalar(model_config: Mapping[str, Any]) -> Any:
+    """Whose square root Gemma's attention is divided by: llama.cpp knows the largest Gemmas by their depth."""
+    width = model_config.get("hidden_size", 0) // (model_config.get("num_attention_heads") or 1)
+    is_largest = (model_config["model_type"], model_config.get("num_hidden_layers")) in LARGEST_GEMMAS
+    return width if is_largest else model_config.get("head_dim", GEMMA_HEAD)
+
+
+def rope_parts(model_config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The RoPE settings of config.json: one for all layers, or one for each kind of layer."""
+    rope = model_config.get("rope_parameters") or model_config.get("rope_scaling") or {}
+    parts = [part for part in rope.values() if isinstance(part, Mapping)]
+    return parts or [rope]
+
+
+def _refused(reason: str, allowed: Mapping[str, object] | None = None) -> ConfigError:
+    names = sorted(allowed or ())
+    return ConfigError(
+        f"The gguf format cannot hold this model: {reason}.",
+        code="incompatible_export",
+        hint=f"Models it can hold: {', '.join(names)}." if names else "Leave gguf out of the formats.",
+        field="/export",
+        allowed=names,
+    )

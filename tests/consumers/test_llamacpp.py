@@ -1,0 +1,78 @@
+"""llama.cpp loads the GGUF files that we export, cuts texts into the same tokens, and computes what we measured.
+
+It needs ``make consumers`` (an environment of its own) and a real trained model; ``make test-all`` runs this.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from quantcore import presets
+from quantcore.calibration.tokenizer import load_tokenizer
+from tests.consumers.test_consumers import TOLERANCE, check, export_all, smollm2  # noqa: F401  (a fixture)
+from tests.factories import MIXTURES, tiny_model
+from tests.unit.quantcore.test_gguf_tokenizer import CUTS, byte_level, saved, sentencepiece
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+TEXT = "The cat's 12345 dogs?!\n\n  Ünïcode 東京  and\ttabs; I'll SAY it <|im_start|> 3.14"
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
+SIXTEEN = {"query_pre_attn_scalar": 16, "sliding_window": 32}
+LLAMA3 = {"rope_theta": 10000.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 64}  # fmt: skip
+MODELS = {
+    "llama": {"rope_parameters": LLAMA3, "tie_word_embeddings": False},
+    "mistral": {},
+    "qwen2": {"vocab_size": 517, "num_key_value_heads": 1},
+    "qwen3": {"head_dim": 32},
+    "gemma2": {**SIXTEEN, "final_logit_softcapping": 5.0},
+    "gemma3_text": {**SIXTEEN, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "phi3": {"tie_word_embeddings": False},
+    "mixtral": MIXTURES["mixtral"],
+    "qwen3_moe": {**MIXTURES["qwen3_moe"], "norm_topk_prob": True},
+}
+
+
+def one_export(model, config, folder):
+    results, windows = export_all(model, {"one": config}, ("gguf",), folder)
+    artifact, summary = results["one"]
+    return artifact / "model.gguf", summary["perplexity_after"], windows
+
+
+@pytest.mark.parametrize("preset", ["gguf_q4_1", "gguf_q8_0", "gguf_q4_k"])
+def test_a_real_model(smollm2, tmp_path, preset):  # noqa: F811
+    """Q4_K on rows of 576 and 1536: most layers fall back to Q5_0, the others are super-blocks."""
+    file, perplexity, windows = one_export(smollm2, presets.resolve(preset), tmp_path)
+    found = check("llamacpp", "check_llamacpp.py", file, windows, TEXT)
+    assert "Paris" in found["texts"][0]
+    assert abs(found["perplexity"] / perplexity - 1) < TOLERANCE
+    assert found["ids"] == load_tokenizer(smollm2)(TEXT)["input_ids"]
+
+
+@pytest.mark.parametrize("preset", ["gguf_q4_k", "gguf_q5_k", "gguf_q6_k", "gguf_q4_0", "gguf_q5_0", "gguf_q5_1"])
+def test_every_type_of_block(tmp_path, preset):
+    model = tiny_model(tmp_path / "model", rank=16, dtype=torch.float32, **WIDE)
+    file, perplexity, windows = one_export(model, presets.resolve(preset), tmp_path)
+    assert abs(check("llamacpp", "check_llamacpp.py", file, windows)["perplexity"] / perplexity - 1) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_architecture(tmp_path, name):
+    """Random weights: another order of rows, norms or experts would give another perplexity altogether."""
+    model = tiny_model(tmp_path / "model", model_type=name, dtype=torch.float32, **MODELS[name])
+    config = replace(presets.resolve("gguf_q8_0"), exclude=("*.v_proj",))
+    file, perplexity, windows = one_export(model, config, tmp_path)
+    assert abs(check("llamacpp", "check_llamacpp.py", file, windows)["perplexity"] / perplexity - 1) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["sentencepiece", *(name for name in CUTS if name != "default")])
+def test_texts_are_cut_alike(tmp_path, name):
+    model = tiny_model(tmp_path / "model", vocab_size=300)
+    tokenizer = (
+        sentencepiece(added=()) if name == "sentencepiece" else byte_level(CUTS[name], ignore_merges=name == "tekken")
+    )
+    saved(model, tokenizer, bos_token="<s>", eos_token="</s>")
+    file, _, windows = one_export(model, presets.resolve("gguf_q8_0"), tmp_path)
+    found = check("llamacpp", "check_llamacpp.py", file, windows, TEXT)
+    assert found["ids"] == load_tokenizer(model)(TEXT)["input_ids"]
