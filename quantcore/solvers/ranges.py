@@ -151,8 +151,9 @@ def _factors(fmt: Format) -> tuple[float, ...]:
     """The full range first, then evenly from the widest to the narrowest.
 
     The widest brings the largest weight down to the second largest value of the format's grid: 4 instead of 6 for fp4.
+    Where that is 0 (int2), it is WIDEST.
     """
-    grid = fmt.grid()
-    widest = min(WIDEST, max(grid[-1] / grid[-2], 1 + STEP))
+    largest, second = sorted(fmt.grid())[:-3:-1]
+    widest = min(WIDEST, max(largest / second, 1 + STEP)) if second > 0 else WIDEST
     num = round((widest - NARROWEST) / STEP)
     return (1.0, *(widest + (NARROWEST - widest) * i / num for i in range(num + 1)))

@@ -7,6 +7,7 @@ from quantcore.algorithms import GPTAQConfig, GPTQConfig, QronosConfig, RTNConfi
 from quantcore.layer import LayerPlan
 from quantcore.solvers import SOLVERS
 from quantcore.solvers.rtn import round_to_nearest
+from quantcore.spec import SUPER_BLOCK
 from quantcore.stats import Stats
 from tests.conformance.test_exporters import CONFIGS
 
@@ -19,17 +20,19 @@ SOLVER_CONFIGS = {
 
 
 def problem(config_name):
-    layer = LayerPlan("model.layers.0.self_attn.k_proj", 0, (64, 128), CONFIGS[config_name])
-    weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
+    config = CONFIGS[config_name]
+    width = SUPER_BLOCK if config.weight.scale_type.is_whole else 128
+    layer = LayerPlan("model.layers.0.self_attn.k_proj", 0, (64, width), config)
+    weight = torch.randn(64, width, generator=torch.Generator().manual_seed(0)).bfloat16()
     weight[3] = 0  # a dead row
     weight[5, 7] = 30  # an outlier
     return layer, weight
 
 
-def stats(solver):
+def stats(solver, width):
     generator = torch.Generator().manual_seed(1)
-    y = torch.randn(300, 40, generator=generator) @ torch.randn(40, 128, generator=generator) / 6
-    y += 0.3 * torch.randn(300, 128, generator=generator) + 0.5
+    y = torch.randn(300, 40, generator=generator) @ torch.randn(40, width, generator=generator) / 6
+    y += 0.3 * torch.randn(300, width, generator=generator) + 0.5
     y[:, 9] = 0  # a dead input
     x = y + 0.05 * y.flip(1)
     shift = (y - x).T @ x / 300 if solver in ("gptaq", "qronos") else None
@@ -40,7 +43,7 @@ def cost(quantized, weight, given):
     """What the layer's output is wrong by, for a constant: with a shift, against the weights that are best for x."""
     target = weight.float()
     if given.shift_II is not None:
-        damped = given.gram_II + 1e-3 * given.power_I.mean() * torch.eye(128)
+        damped = given.gram_II + 1e-3 * given.power_I.mean() * torch.eye(len(given.gram_II))
         target = target + torch.linalg.solve(damped, (target @ given.shift_II).T).T
     error = target - quantized.dequantize()
     return ((error @ given.gram_II) * error).sum()
@@ -51,12 +54,12 @@ def cost(quantized, weight, given):
 @pytest.mark.parametrize("config_name", CONFIGS)
 def test_every_solver_with_every_scheme(config_name, solver, with_stats):
     layer, weight = problem(config_name)
-    given = stats(solver) if with_stats else None
+    given = stats(solver, weight.shape[1]) if with_stats else None
     plain = round_to_nearest(weight, layer.weight)
     for config in SOLVER_CONFIGS[solver]:
         quantized = SOLVERS.get(solver)(config).solve({layer: weight}, given)[layer]
         restored = quantized.dequantize()
-        assert restored.shape == (64, 128) and torch.isfinite(restored).all()
+        assert restored.shape == weight.shape and torch.isfinite(restored).all()
         assert (restored[3] == 0).all()
         assert quantized.params.scale.shape == layer.num_scales
         assert quantized.codes.shape == weight.shape and quantized.codes.dtype == plain.codes.dtype

@@ -19,7 +19,7 @@ SIZES = {
 }
 FIELDS = (*QuantizationSpec.__dataclass_fields__, *QuantizationConfig.__dataclass_fields__)
 COMBINATIONS = list(itertools.product(Dtype, QSchemeType, (True, False), (True, False), ScaleType))
-LARGEST_ERROR = {2: 1.0, 3: 0.6, 4: 0.35, 6: 0.15, 8: 0.1, 16: 0.02}
+LARGEST_ERROR = {2: 1.0, 3: 0.6, 4: 0.35, 5: 0.2, 6: 0.15, 8: 0.1, 16: 0.02}
 """Of ||x - q|| / ||x|| for normal values and the coarsest scheme, by the bits of the format. Two bits per tensor hardly
 reach beyond zero; e4m3 scales cut up to 6 % from the largest value, whatever the format."""
 
@@ -54,6 +54,8 @@ def must_be_legal(dtype, scheme, symmetric, is_dynamic, scale_type):
         return symmetric and scheme == "per_tensor" and scale_type == "float"
     if name.startswith("uint") if symmetric else "int" not in name:
         return False
+    if scale_type in ("uint6", "int8"):  # GGUF's K-types: of these sizes and zero points only Q6_K
+        return (name, scheme, symmetric, is_dynamic, scale_type) == ("int6", "per_group", True, False, "int8")
     if scale_type in ("e8m0", "e4m3") and not symmetric:
         return False
     return scale_type != "e4m3" or scheme == "per_group"
