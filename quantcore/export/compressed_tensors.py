@@ -60,9 +60,9 @@ class CompressedTensorsExporter:
     def encode(self, layer: LayerPlan, quantized: QLayer, model_dtype: str) -> Tensors:
         import torch
 
-        inputs = quantized.inputs
+        spec, inputs = layer.input_tensors, quantized.inputs
         tensors = family_of(layer).encode(layer, quantized.weight)
-        if inputs is not None and _is_dynamic(layer.input_tensors):
+        if spec is not None and spec.is_dynamic and inputs is not None:
             tensors["input_global_scale"] = 1 / inputs.scale.reshape(1)
         elif inputs is not None:
             tensors["input_scale"] = inputs.scale.reshape(1)
@@ -114,10 +114,6 @@ class CompressedTensorsExporter:
 
 def _kv_scale(layer: LayerPlan) -> str:
     return KV_SCALES[layer.name.rpartition(".")[2]]
-
-
-def _is_dynamic(spec: QuantizationSpec | None) -> bool:
-    return spec is not None and bool(spec.is_dynamic)
 
 
 def _inputs(tensors: Tensors) -> QParams | None:

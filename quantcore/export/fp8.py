@@ -40,7 +40,7 @@ class Fp8Exporter:
             return f"only outputs of {' and '.join(KV_SCALES)} have a scale, static fp8_e4m3 per_tensor"
         if weight.block_size is not None:
             if inputs is None:
-                return "inputs of weights in blocks are quantized, too"
+                return "its consumers quantize the inputs of weights in blocks, which stay as they are here"
             # Transformers takes the weight's size divided by the number of blocks for the size of a block.
             if layer.out_features % weight.block_size[0]:
                 return f"blocks of {weight.block_size[0]} output channels must fill all {layer.out_features}"
@@ -68,8 +68,10 @@ class Fp8Exporter:
     def encode(self, layer: LayerPlan, quantized: QLayer, model_dtype: str) -> Tensors:
         scale = quantized.weight.params.scale
         tensors = {"weight": quantized.weight.codes}
-        tensors |= {"weight_scale": scale.reshape(())} if quantized.inputs is not None else {"weight_scale_inv": scale}
-        if quantized.inputs is not None:
+        if quantized.inputs is None:
+            tensors["weight_scale_inv"] = scale
+        else:
+            tensors["weight_scale"] = scale.reshape(())
             tensors["input_scale"] = quantized.inputs.scale.reshape(())
         if quantized.outputs is not None:
             tensors[_kv_scale(layer)] = quantized.outputs.scale.reshape(())

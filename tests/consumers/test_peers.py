@@ -175,8 +175,8 @@ def test_e8m0_scales(each, case):
 
 @pytest.mark.parametrize("case", peers_cases.NVFP4, ids=lambda case: case.name)
 def test_nvfp4_scales(each, case):
-    """The tensor's scale is the peer's, but that its reciprocal must give it back; those of blocks, rounded to e4m3, are
-    the same but where a peer's rounding of the quotient decides. A block too small for e4m3 gets 1 from us and from
+    """The tensor's scale is the peer's, but that its reciprocal must give it back; those of blocks, rounded to e4m3,
+    are the same but where a peer's rounding of the quotient decides. A block too small for e4m3 gets 1 from us and from
     Quark, 2^-6 (torchao) or 1/8."""
     grid = FORMATS["fp8_e4m3"].grid()
     grouping = weight_grouping(spec_of(case))
