@@ -6,6 +6,7 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.compressors.format import infer_module_format
 from compressed_tensors.quantization import QuantizationConfig as ForeignConfig
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
 
 from quantcore import affine
@@ -97,6 +98,25 @@ def test_it_would_take_the_format_that_we_name(name):
     # fp8 without quantized inputs: two names for one layout, of which vLLM reads the one with "float" alone.
     is_weight_only_fp8 = ours == "float-quantized" and layer.input_tensors is None
     assert infer_module_format(torch.nn.Linear, scheme).value == ("naive-quantized" if is_weight_only_fp8 else ours)
+
+
+OWN_NAMES = {
+    "nvfp4": "NVFP4", "nvfp4_weight_only": "NVFP4A16", "mxfp4": "MXFP4", "mxfp4_weight_only": "MXFP4A16",
+    "mxfp8": "MXFP8", "mxfp8_weight_only": "MXFP8A16", "fp8_block": "FP8_BLOCK", "fp8_dynamic": "FP8_DYNAMIC",
+    "fp8": "FP8",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(OWN_NAMES))
+def test_config_json_says_what_its_own_scheme_of_that_name_says(name):
+    layer, _ = layers_of(name)[-1]
+    ours, theirs = scheme_of(layer), preset_name_to_scheme(OWN_NAMES[name], ["Linear"])
+    how_scales_were_found = {"observer", "zp_dtype"}
+    for ours_of, theirs_of in ((ours.weights, theirs.weights), (ours.input_activations, theirs.input_activations)):
+        assert (ours_of is None) == (theirs_of is None)
+        if ours_of is not None:
+            own, foreign = (args.model_dump(exclude=how_scales_were_found) for args in (ours_of, theirs_of))
+            assert own == foreign
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp6_e2m3", "fp8_block", "fp8_dynamic"])
