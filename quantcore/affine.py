@@ -212,7 +212,12 @@ def _unscaled(values_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec)
 
 
 def _global_scale(minimum: torch.Tensor, maximum: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor | None:
-    """One scale above all groups, so that theirs fit e4m3 (NVFP4), or that of the first stage; 1 for zeros."""
+    """One scale above all groups, so that theirs fit e4m3 (NVFP4), or that of the first stage; 1 for zeros.
+
+    That of NVFP4 is one that survives being stored as its reciprocal, as compressed-tensors does: at most one unit in
+    the last place away. Then a consumer that divides an e4m3 scale by the reciprocal also gets, for all of them, what
+    one gets that multiplies by the scale (docs/decisions/0003).
+    """
     if spec.over is not None:
         largest = spec.over.format.max
     elif spec.scale_type is ScaleType.e4m3:
@@ -220,7 +225,8 @@ def _global_scale(minimum: torch.Tensor, maximum: torch.Tensor, spec: Quantizati
     else:
         return None
     scale = torch.maximum(maximum, -minimum).amax() / largest
-    return torch.where(scale == 0, torch.ones_like(scale), scale.clamp(min=torch.finfo(torch.float32).tiny))
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale.clamp(min=torch.finfo(torch.float32).tiny))
+    return scale if spec.over is not None else 1 / (1 / scale)
 
 
 def as_stored(scale: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dtype) -> torch.Tensor:

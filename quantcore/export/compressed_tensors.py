@@ -1,9 +1,8 @@
 """The compressed-tensors format, which vLLM and Transformers load.
 
-Layout as compressed-tensors 0.20 reads it. 8-bit (``int-quantized``, ``float-quantized``): weight [out, in],
-``weight_scale`` [out, 1] or [1], static ``input_scale`` [1]. Weight-only integers (``pack-quantized``): int32 words
-[out, in / slots], code i at bits [i * bits, ...), codes shifted to start at 0; zero points packed along the output.
-Scales of the KV cache: ``self_attn.k_scale`` and ``self_attn.v_scale`` [1].
+Layout as compressed-tensors 0.20 reads it. Weights: see ``compressed_tensors_weights``. Static inputs: ``input_scale``
+[1], ``input_zero_point`` int8 [1]; NVFP4 inputs ``input_global_scale`` float32 [1], what their groups' scales are
+divided by. Scales of the KV cache: ``self_attn.k_scale`` and ``self_attn.v_scale`` [1].
 """
 
 from __future__ import annotations
@@ -14,25 +13,42 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.config import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec
+from quantcore.config import (
+    Config,
+    Dtype,
+    QSchemeType,
+    QuantizationConfig,
+    QuantizationSpec,
+    ScaleType,
+    learns_from_data,
+)
+from quantcore.export.compressed_tensors_weights import family_of
 from quantcore.export.exporter import (
     EXPORTERS,
     KV_SCALES,
     Exporter,
     Tensors,
-    is_plain,
     refuse_everywhere,
-    refuse_inputs,
     stored_scale_dtype,
     tensor_name,
 )
 from quantcore.export.stored import StoredFiles, StoredLayer, matches, not_held
-from quantcore.export.words import codes_of, pack_from_zero, unpack_from_zero
 from quantcore.formats import IntFormat
 from quantcore.layer import LayerPlan
 
 if TYPE_CHECKING:
+    from quantcore.affine import QParams
     from quantcore.qtensor import QLayer
+
+SCALE_DTYPES = {ScaleType.e8m0: "torch.uint8", ScaleType.e4m3: "torch.float8_e4m3fn"}
+"""How config.json names the type of scales that are no ordinary numbers."""
+
+
+FLOAT_DTYPES = {4: "fp4", 6: "fp6_e2m3", 8: "fp8_e4m3"}
+SCHEMES = {
+    "tensor": QSchemeType.per_tensor, "channel": QSchemeType.per_channel, "token": QSchemeType.per_channel,
+    "group": QSchemeType.per_group, "tensor_group": QSchemeType.per_group, "block": QSchemeType.per_block,
+}  # fmt: skip
 
 
 class CompressedTensorsExporter:
@@ -40,80 +56,34 @@ class CompressedTensorsExporter:
     title = "compressed-tensors safetensors (vLLM, Transformers)"
 
     def refuse(self, layer: LayerPlan) -> str | None:
-        weight, inputs = layer.weight, layer.input_tensors
+        outputs = layer.config.output_tensors
         if reason := refuse_everywhere(layer):
             return reason
-        if weight.dtype not in (Dtype.int4, Dtype.uint4, Dtype.int8, Dtype.fp8_e4m3) or not is_plain(weight):
-            return "its consumers read int4, uint4, int8 and fp8_e4m3 with plain scales"
-        outputs = layer.config.output_tensors
         if outputs is not None and (not outputs.symmetric or layer.name.rpartition(".")[2] not in KV_SCALES):
             return f"only outputs of {' and '.join(KV_SCALES)} have a scale, a symmetric one"
-        if weight.format.bits < 8 and inputs is not None:
-            return "4-bit weights go with unquantized inputs"
-        if not _is_packed(layer):
-            if weight.qscheme not in (QSchemeType.per_tensor, QSchemeType.per_channel):
-                return "weights of layers with quantized inputs can be per_tensor or per_channel"
-            if not weight.symmetric:
-                return "weights of layers with quantized inputs must be symmetric"
-            return refuse_inputs(weight, inputs)
-        slots = 32 // weight.format.bits
-        if weight.qscheme is QSchemeType.per_tensor:
-            return "weight-only integers can be per_channel or per_group"
-        if layer.in_features % slots:
-            return f"it packs {slots} inputs in a word, and {layer.in_features} is not a multiple"
-        if not weight.symmetric and layer.out_features % slots:
-            return f"it packs {slots} zero points in a word, and {layer.out_features} rows are not a multiple"
-        return None
+        return family_of(layer).refuse(layer)
 
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
         inputs, outputs = layer.input_tensors, layer.config.output_tensors
-        tensors = self._packed_layout(layer, model_dtype) if _is_packed(layer) else self._layout(layer, model_dtype)
+        tensors = family_of(layer).layout(layer, model_dtype)
         if inputs is not None and inputs.is_static:
             tensors["input_scale"] = TensorLayout(stored_scale_dtype(inputs, model_dtype), (1,))
             if not inputs.symmetric:
                 tensors["input_zero_point"] = TensorLayout("I8", (1,))
+        elif inputs is not None and learns_from_data(inputs):
+            tensors["input_global_scale"] = TensorLayout("F32", (1,))
         if outputs is not None:
             tensors[_kv_scale(layer)] = TensorLayout(stored_scale_dtype(outputs, model_dtype), (1,))
         return tensors
 
-    @staticmethod
-    def _packed_layout(layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
-        spec, (rows, groups) = layer.weight, layer.num_scales
-        slots = 32 // spec.format.bits
-        tensors = {
-            "weight_packed": TensorLayout("I32", (layer.out_features, layer.in_features // slots)),
-            "weight_scale": TensorLayout(stored_scale_dtype(spec, model_dtype), (rows, groups)),
-            "weight_shape": TensorLayout("I64", (2,)),
-        }
-        if not spec.symmetric:
-            tensors["weight_zero_point"] = TensorLayout("I32", (rows // slots, groups))
-        return tensors
-
-    @staticmethod
-    def _layout(layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
-        spec, (rows, _) = layer.weight, layer.num_scales
-        shape = (1,) if spec.qscheme is QSchemeType.per_tensor else (rows, 1)
-        dtype = "I8" if isinstance(spec.format, IntFormat) else "F8_E4M3"
-        scale = TensorLayout(stored_scale_dtype(spec, model_dtype), shape)
-        return {"weight": TensorLayout(dtype, layer.shape), "weight_scale": scale}
-
     def encode(self, layer: LayerPlan, quantized: QLayer, model_dtype: str) -> Tensors:
         import torch
 
-        weight, inputs, fmt = quantized.weight, quantized.inputs, layer.weight.format
-        params = weight.params
-        if _is_packed(layer):
-            tensors = {
-                "weight_packed": pack_from_zero(weight.codes, fmt),
-                "weight_scale": params.scale,
-                "weight_shape": torch.tensor(weight.codes.shape, dtype=torch.int64),
-            }
-            if params.zero_point is not None:
-                tensors["weight_zero_point"] = pack_from_zero(params.zero_point.T, fmt).T
-        else:
-            shape = self.layout(layer, "F32")["weight_scale"].shape
-            tensors = {"weight": weight.codes, "weight_scale": params.scale.reshape(shape)}
-        if inputs is not None:
+        spec, inputs = layer.input_tensors, quantized.inputs
+        tensors = family_of(layer).encode(layer, quantized.weight)
+        if spec is not None and spec.is_dynamic and inputs is not None:
+            tensors["input_global_scale"] = 1 / inputs.scale.reshape(1)
+        elif inputs is not None:
             tensors["input_scale"] = inputs.scale.reshape(1)
             if inputs.zero_point is not None:
                 tensors["input_zero_point"] = inputs.zero_point.reshape(1).to(torch.int8)
@@ -122,30 +92,13 @@ class CompressedTensorsExporter:
         return tensors
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
-        import torch
-
         from quantcore.affine import QParams
-        from quantcore.qtensor import QLayer, QTensor
+        from quantcore.qtensor import QLayer
 
-        fmt = layer.weight.format
-        zero_point = None
-        if _is_packed(layer):
-            codes = codes_of(tensors["weight_packed"], fmt)
-            if not layer.weight.symmetric:
-                zero_point = unpack_from_zero(tensors["weight_zero_point"].T, fmt).T
-        else:
-            codes = tensors["weight"]
-        params = QParams(tensors["weight_scale"].float().reshape(layer.num_scales), zero_point)
-
-        def static(scale: str, zero_point: str) -> QParams | None:
-            if scale not in tensors:
-                return None
-            found = tensors.get(zero_point)
-            zero = None if found is None else found.to(torch.int32).reshape(1, 1)
-            return QParams(tensors[scale].float().reshape(1, 1), zero)
-
-        outputs = static(_kv_scale(layer), "") if layer.config.output_tensors is not None else None
-        return QLayer(QTensor(codes, params, layer.weight), static("input_scale", "input_zero_point"), outputs)
+        weight, outputs = family_of(layer).decode(layer, tensors), None
+        if layer.config.output_tensors is not None:
+            outputs = QParams(tensors[_kv_scale(layer)].float().reshape(1, 1))
+        return QLayer(weight, _inputs(tensors), outputs)
 
     def quantization_config(
         self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
@@ -159,7 +112,7 @@ class CompressedTensorsExporter:
                 "weights": _args(members[0].weight, is_input=False),
                 "input_activations": _args(members[0].input_tensors, is_input=True),
                 "output_activations": None,
-                "format": _format_name(members[0]),
+                "format": family_of(members[0]).format_name(members[0]),
             }
             for index, members in enumerate(by_scheme.values())
         }
@@ -188,35 +141,45 @@ def _kv_scale(layer: LayerPlan) -> str:
     return KV_SCALES[layer.name.rpartition(".")[2]]
 
 
-def _is_packed(layer: LayerPlan) -> bool:
-    """Integer weights whose inputs stay in high precision are packed into words."""
-    return isinstance(layer.weight.format, IntFormat) and layer.input_tensors is None
+def _inputs(tensors: Tensors) -> QParams | None:
+    """What calibration left of the inputs' parameters."""
+    import torch
 
+    from quantcore.affine import QParams
 
-def _format_name(layer: LayerPlan) -> str:
-    if _is_packed(layer):
-        return "pack-quantized"
-    return "int-quantized" if isinstance(layer.weight.format, IntFormat) else "float-quantized"
+    if "input_global_scale" in tensors:
+        return QParams(1 / tensors["input_global_scale"].reshape(()))
+    if "input_scale" not in tensors:
+        return None
+    zero_point = tensors.get("input_zero_point")
+    zero_point = None if zero_point is None else zero_point.to(torch.int32).reshape(1, 1)
+    return QParams(tensors["input_scale"].float().reshape(1, 1), zero_point)
 
 
 def _args(spec: QuantizationSpec | None, *, is_input: bool) -> dict[str, Any] | None:
     """The QuantizationArgs of compressed-tensors for one tensor."""
     if spec is None:
         return None
-    channel = "token" if is_input else "channel"
-    strategy = {QSchemeType.per_tensor: "tensor", QSchemeType.per_channel: channel, QSchemeType.per_group: "group"}
+    has_global_scale = spec.scale_type is ScaleType.e4m3
     whole_row = spec.group_size == -1
-    return {
+    strategy = {
+        QSchemeType.per_tensor: "tensor",
+        QSchemeType.per_channel: "token" if is_input else "channel",
+        QSchemeType.per_group: "channel" if whole_row else "tensor_group" if has_global_scale else "group",
+        QSchemeType.per_block: "block",
+    }
+    args = {
         "num_bits": spec.format.bits,
         "type": "int" if isinstance(spec.format, IntFormat) else "float",
-        "strategy": "channel" if whole_row else strategy[spec.qscheme],
+        "strategy": strategy[spec.qscheme],
         "group_size": None if whole_row else spec.group_size,
         "symmetric": spec.symmetric,
-        "dynamic": spec.is_dynamic,
-        "observer": None if spec.is_dynamic else "minmax",
+        "dynamic": "local" if spec.is_dynamic and has_global_scale else spec.is_dynamic,
+        "observer": "minmax" if spec.is_static or has_global_scale else None,
         "actorder": None,
-        "block_structure": None,
+        "block_structure": spec.block_size and list(spec.block_size),
     }
+    return args | ({"scale_dtype": SCALE_DTYPES[spec.scale_type]} if spec.scale_type in SCALE_DTYPES else {})
 
 
 def _stored_layer(name: str, said: Mapping[str, Any], files: StoredFiles) -> StoredLayer:
@@ -225,17 +188,19 @@ def _stored_layer(name: str, said: Mapping[str, Any], files: StoredFiles) -> Sto
         raise not_held(f"no group of its quantization_config is for {name}")
     if f"{name}.weight_g_idx" in files.tensors:
         raise not_held(f"the groups of {name} are spread over its inputs (actorder group)")
-    group = groups[0]
-    is_packed = f"{name}.weight_packed" in files.tensors
-    shape = files.shape(f"{name}.weight_packed" if is_packed else f"{name}.weight")
-    if is_packed:
+    weight = _spec(groups[0]["weights"], f"{name}.weight_scale", files)
+    if f"{name}.weight_shape" in files.tensors:
         shape = tuple(array("q", files.read_bytes(f"{name}.weight_shape")))
-    inputs = _spec(group.get("input_activations"), f"{name}.input_scale", files)
+    elif f"{name}.weight_packed" in files.tensors:
+        rows, num_bytes = files.shape(f"{name}.weight_packed")
+        shape = (rows, num_bytes * 8 // int(groups[0]["weights"]["num_bits"]))
+    else:
+        shape = files.shape(f"{name}.weight")
     output = KV_SCALES.get(name.rpartition(".")[2])
     cache = tensor_name(name, output) if output else ""
     config = QuantizationConfig(
-        weight=_spec(group["weights"], f"{name}.weight_scale", files),
-        input_tensors=inputs,
+        weight=weight,
+        input_tensors=_spec(groups[0].get("input_activations"), f"{name}.input_scale", files),
         output_tensors=_spec(said.get("kv_cache_scheme"), cache, files) if cache in files.tensors else None,
     )
     return StoredLayer(shape, config)
@@ -253,18 +218,31 @@ def _spec(args: Mapping[str, Any] | None, scale: str, files: StoredFiles) -> Qua
         return None
     bits, kind, strategy = args["num_bits"], args["type"], args["strategy"]
     symmetric, is_dynamic = bool(args["symmetric"]), bool(args.get("dynamic"))
-    schemes = {
-        "tensor": QSchemeType.per_tensor, "channel": QSchemeType.per_channel, "token": QSchemeType.per_channel,
-        "group": QSchemeType.per_group,
-    }  # fmt: skip
-    dtype = "fp8_e4m3" if kind == "float" else f"int{bits}" if symmetric or bits == 8 else f"uint{bits}"
-    if strategy not in schemes or (kind == "float" and bits != 8):
+    dtype = (
+        FLOAT_DTYPES.get(bits, "")
+        if kind == "float"
+        else f"int{bits}"
+        if symmetric or bits in (3, 8)
+        else f"uint{bits}"
+    )
+    if strategy not in SCHEMES or not dtype:
         raise not_held(f"{kind} of {bits} bits with strategy {strategy}")
+    in_blocks = _scale_type(args, scale, files)
     spec = QuantizationSpec(
-        dtype=Dtype(dtype), qscheme=schemes[strategy], symmetric=symmetric, is_dynamic=is_dynamic,
-        group_size=args["group_size"] if strategy == "group" else None,
+        dtype=Dtype(dtype), qscheme=SCHEMES[strategy], symmetric=symmetric, is_dynamic=is_dynamic,
+        group_size=args["group_size"] if strategy in ("group", "tensor_group") else None,
+        block_size=tuple(args["block_structure"]) if strategy == "block" else None,
+        scale_type=ScaleType.float if in_blocks is None else in_blocks,
     )  # fmt: skip
-    return spec if is_dynamic else files.with_scale(spec, scale)
+    return spec if is_dynamic or in_blocks is not None else files.with_scale(spec, scale)
+
+
+def _scale_type(args: Mapping[str, Any], scale: str, files: StoredFiles) -> ScaleType | None:
+    """That of scales which are no ordinary numbers; None for those that are. Some writers say it only by the tensor."""
+    if args["strategy"] == "tensor_group" or args.get("scale_dtype") == SCALE_DTYPES[ScaleType.e4m3]:
+        return ScaleType.e4m3
+    is_byte = scale in files.tensors and files.tensors[scale].dtype == "U8"
+    return ScaleType.e8m0 if is_byte or args.get("scale_dtype") == SCALE_DTYPES[ScaleType.e8m0] else None
 
 
 _exporter: Exporter = EXPORTERS.add("compressed_tensors")(CompressedTensorsExporter())

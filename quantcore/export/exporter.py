@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout
-from quantcore.config import Config, QSchemeType, QuantizationSpec, ScaleType, ZeroPointType
+from quantcore.config import Config, Dtype, QSchemeType, QuantizationSpec, ScaleType, ZeroPointType
 from quantcore.layer import LayerPlan
 from quantcore.registry import Registry
 
@@ -153,6 +153,25 @@ def refuse_inputs(weight: QuantizationSpec, inputs: QuantizationSpec | None) -> 
         return "inputs have one scale a tensor or a token"
     if inputs.is_static and inputs.qscheme is not QSchemeType.per_tensor:
         return "static inputs have one scale a tensor"
+    return None
+
+
+def refuse_blocks(layer: LayerPlan) -> str | None:
+    """Why kernels cannot take a per_block weight, or such inputs with it; None if they can.
+
+    The last block may have fewer rows than the others, but not fewer columns.
+    """
+    weight, inputs, block = layer.weight, layer.input_tensors, layer.weight.block_size
+    assert block is not None
+    if weight.dtype is not Dtype.fp8_e4m3 or not is_plain(weight):
+        return "per_block weights are fp8_e4m3 with plain scales"
+    if layer.in_features % block[1]:
+        return f"blocks of {block[1]} inputs must fill the row, and {layer.in_features} is not a multiple"
+    if inputs is None:
+        return None
+    is_grouped = inputs.dtype is weight.dtype and is_plain(inputs) and inputs.qscheme is QSchemeType.per_group
+    if not (is_grouped and inputs.is_dynamic and block == (inputs.group_size, inputs.group_size)):
+        return "inputs of per_block weights are dynamic fp8_e4m3, in groups as long as the side of a square block"
     return None
 
 

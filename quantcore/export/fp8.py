@@ -1,7 +1,9 @@
 """The fp8 format of Transformers and vLLM (``quant_method: fp8``), AMD Quark's ``custom_mode="fp8"``.
 
-Every quantized layer has fp8_e4m3 weights [out, in] and static inputs with one scale each: ``weight_scale`` [] and
-``input_scale`` []. Scales of the KV cache lie beside the projections: ``self_attn.k_scale`` and ``self_attn.v_scale``.
+All layers have fp8_e4m3 weights [out, in], in one of two ways. Either weights and static inputs have one scale each:
+``weight_scale`` [] and ``input_scale`` []. Or weights have scales of blocks, as DeepSeek-V3 has them, and inputs are
+quantized at run time: ``weight_scale_inv`` float32 [out / height, in / width], what codes are multiplied by for all its
+name. Scales of the KV cache lie beside the projections: ``self_attn.k_scale`` and ``self_attn.v_scale``.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.config import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec
+from quantcore.config import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec, ScaleType
 from quantcore.export.exporter import (
     EXPORTERS,
     KV_SCALES,
     Exporter,
     Tensors,
     is_plain,
+    refuse_blocks,
     refuse_everywhere,
     stored_scale_dtype,
     tensor_name,
@@ -35,34 +38,46 @@ class Fp8Exporter:
     def refuse(self, layer: LayerPlan) -> str | None:
         if reason := refuse_everywhere(layer):
             return reason
-        outputs = layer.config.output_tensors
-        if not _is_static_fp8(layer.weight) or not _is_static_fp8(layer.input_tensors):
-            return "every layer has fp8_e4m3 weights and inputs with one static scale each"
+        weight, inputs, outputs = layer.weight, layer.input_tensors, layer.config.output_tensors
         if outputs is not None and (not _is_static_fp8(outputs) or layer.name.rpartition(".")[2] not in KV_SCALES):
             return f"only outputs of {' and '.join(KV_SCALES)} have a scale, static fp8_e4m3 per_tensor"
+        if weight.block_size is not None:
+            if inputs is None:
+                return "its consumers quantize the inputs of weights in blocks, which stay as they are here"
+            # Transformers takes the weight's size divided by the number of blocks for the size of a block.
+            if layer.out_features % weight.block_size[0]:
+                return f"blocks of {weight.block_size[0]} output channels must fill all {layer.out_features}"
+            return refuse_blocks(layer)
+        if not _is_static_fp8(weight) or not _is_static_fp8(inputs):
+            return "every layer has fp8_e4m3 weights and inputs with one static scale each, or weights in blocks"
         return None
 
+    def same_everywhere(self, layer: LayerPlan) -> dict[str, object]:
+        return {"block_size of weights": layer.weight.block_size}
+
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
-        assert layer.input_tensors is not None
-        tensors = {
-            "weight": TensorLayout("F8_E4M3", layer.shape),
-            "weight_scale": TensorLayout(stored_scale_dtype(layer.weight, model_dtype), ()),
-            "input_scale": TensorLayout(stored_scale_dtype(layer.input_tensors, model_dtype), ()),
-        }
-        if layer.config.output_tensors is not None:
-            scale = TensorLayout(stored_scale_dtype(layer.config.output_tensors, model_dtype), ())
-            tensors[KV_SCALES[layer.name.rpartition(".")[2]]] = scale
+        inputs, outputs = layer.input_tensors, layer.config.output_tensors
+        tensors = {"weight": TensorLayout("F8_E4M3", layer.shape)}
+        if layer.weight.block_size is not None:
+            tensors["weight_scale_inv"] = TensorLayout("F32", layer.num_scales)
+        else:
+            tensors["weight_scale"] = TensorLayout(stored_scale_dtype(layer.weight, model_dtype), ())
+            assert inputs is not None
+            tensors["input_scale"] = TensorLayout(stored_scale_dtype(inputs, model_dtype), ())
+        if outputs is not None:
+            tensors[_kv_scale(layer)] = TensorLayout(stored_scale_dtype(outputs, model_dtype), ())
         return tensors
 
     def encode(self, layer: LayerPlan, quantized: QLayer, model_dtype: str) -> Tensors:
-        assert quantized.inputs is not None
-        tensors = {
-            "weight": quantized.weight.codes,
-            "weight_scale": quantized.weight.params.scale.reshape(()),
-            "input_scale": quantized.inputs.scale.reshape(()),
-        }
+        scale = quantized.weight.params.scale
+        tensors = {"weight": quantized.weight.codes}
+        if quantized.inputs is None:
+            tensors["weight_scale_inv"] = scale
+        else:
+            tensors["weight_scale"] = scale.reshape(())
+            tensors["input_scale"] = quantized.inputs.scale.reshape(())
         if quantized.outputs is not None:
-            tensors[KV_SCALES[layer.name.rpartition(".")[2]]] = quantized.outputs.scale.reshape(())
+            tensors[_kv_scale(layer)] = quantized.outputs.scale.reshape(())
         return tensors
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
@@ -72,20 +87,23 @@ class Fp8Exporter:
         def params(name: str) -> QParams:
             return QParams(tensors[name].float().reshape(1, 1))
 
-        has_outputs = layer.config.output_tensors is not None
+        is_blocked = layer.weight.block_size is not None
+        scale = QParams(tensors["weight_scale_inv"]) if is_blocked else params("weight_scale")
         return QLayer(
-            QTensor(tensors["weight"], params("weight_scale"), layer.weight),
-            params("input_scale"),
-            params(KV_SCALES[layer.name.rpartition(".")[2]]) if has_outputs else None,
+            QTensor(tensors["weight"], scale, layer.weight),
+            None if is_blocked else params("input_scale"),
+            None if layer.config.output_tensors is None else params(_kv_scale(layer)),
         )
 
     def quantization_config(
         self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
     ) -> dict[str, Any]:
         has_cache = any(layer.config.output_tensors is not None for layer in layers)
+        block = layers[0].weight.block_size
         return {
             "quant_method": "fp8",
-            "activation_scheme": "static",
+            "activation_scheme": "static" if block is None else "dynamic",
+            **({} if block is None else {"weight_block_size": list(block)}),
             "ignored_layers": list(kept),
             "kv_cache_scheme": "static" if has_cache else None,
         }
@@ -94,23 +112,41 @@ class Fp8Exporter:
         return said.get("quant_method") == "fp8"
 
     def find_layers(self, said: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
-        if said.get("activation_scheme") != "static" or said.get("weight_block_size"):
-            raise not_held("of fp8 only static inputs with one scale are known")
-        static = QuantizationSpec(dtype=Dtype.fp8_e4m3)
-        found = {}
-        for name in files.modules_with("weight_scale"):
-            output = KV_SCALES.get(name.rpartition(".")[2])
-            cache = tensor_name(name, output) if output else ""
-            config = QuantizationConfig(
-                weight=files.with_scale(static, f"{name}.weight_scale"),
-                input_tensors=files.with_scale(static, f"{name}.input_scale"),
-                output_tensors=files.with_scale(static, cache) if cache in files.tensors else None,
-            )
-            found[name] = StoredLayer(files.shape(f"{name}.weight"), config)
-        return found
+        if block := said.get("weight_block_size"):
+            config = _in_blocks(tuple(block))
+            names = files.modules_with("weight_scale_inv")
+            return {name: StoredLayer(files.shape(f"{name}.weight"), config) for name in names}
+        if said.get("activation_scheme") != "static":
+            raise not_held("of fp8 only static inputs with one scale, and weights in blocks, are known")
+        return {name: _stored_layer(name, files) for name in files.modules_with("weight_scale")}
 
     def load_hint(self, path: str) -> str:
         return f"from vllm import LLM\nllm = LLM('{path}', quantization='fp8')"
+
+
+def _kv_scale(layer: LayerPlan) -> str:
+    return KV_SCALES[layer.name.rpartition(".")[2]]
+
+
+def _in_blocks(block: tuple[int, ...]) -> QuantizationConfig:
+    height, width = block
+    weight = QuantizationSpec(
+        dtype=Dtype.fp8_e4m3, qscheme=QSchemeType.per_block, block_size=(height, width), scale_type=ScaleType.float32
+    )
+    inputs = QuantizationSpec(dtype=Dtype.fp8_e4m3, qscheme=QSchemeType.per_group, group_size=width, is_dynamic=True)
+    return QuantizationConfig(weight=weight, input_tensors=inputs)
+
+
+def _stored_layer(name: str, files: StoredFiles) -> StoredLayer:
+    static = QuantizationSpec(dtype=Dtype.fp8_e4m3)
+    output = KV_SCALES.get(name.rpartition(".")[2])
+    cache = tensor_name(name, output) if output else ""
+    config = QuantizationConfig(
+        weight=files.with_scale(static, f"{name}.weight_scale"),
+        input_tensors=files.with_scale(static, f"{name}.input_scale"),
+        output_tensors=files.with_scale(static, cache) if cache in files.tensors else None,
+    )
+    return StoredLayer(files.shape(f"{name}.weight"), config)
 
 
 def _is_static_fp8(spec: QuantizationSpec | None) -> bool:

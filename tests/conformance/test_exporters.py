@@ -35,6 +35,13 @@ EXTRA = {
     "uint2": QuantizationConfig(
         weight=QuantizationSpec(dtype="uint2", qscheme="per_group", group_size=32, symmetric=False)
     ),
+    "uint8": QuantizationConfig(
+        weight=QuantizationSpec(dtype="uint8", qscheme="per_group", group_size=32, symmetric=False)
+    ),
+    "fp8_block_weight_only": QuantizationConfig(
+        weight=QuantizationSpec(dtype="fp8_e4m3", qscheme="per_block", block_size=(16, 64))
+    ),
+    "mxfp8_weight_only": QuantizationConfig(weight=presets.PRESETS["mxfp8"].layer_config.weight),
     "float32_scales": QuantizationConfig(
         weight=QuantizationSpec(
             dtype="uint4", qscheme="per_group", group_size=32, symmetric=False, scale_type="float32"
@@ -45,8 +52,11 @@ CONFIGS = {**{name: preset.layer_config for name, preset in presets.PRESETS.item
 PLAIN = {"int8_dynamic", "fp8", "w4a16", "w4a16_sym", "kv_cache_fp8"}
 MUST_TAKE = {
     "quark": PLAIN | {"mxfp4", "mxfp6_e3m2", "mxfp8", "mxfp4_fp8", "nvfp4", "int4_fp8"},
-    "compressed_tensors": PLAIN,
-    "fp8": {"fp8", "kv_cache_fp8"},
+    "compressed_tensors": PLAIN
+    | {"nvfp4", "nvfp4_weight_only", "mxfp4", "mxfp4_weight_only", "mxfp6_e2m3", "mxfp8", "mxfp8_weight_only"}
+    | {"fp8_block", "fp8_block_weight_only", "fp8_dynamic", "fp8_weight_only", "int2", "int3", "uint2", "uint8"}
+    | {"int8_weight_only", "int8_weight_only_asym", "int8_static_asym_input", "uint4_whole_row", "float32_scales"},
+    "fp8": {"fp8", "kv_cache_fp8", "fp8_block"},
     "fake_quantized": set(CONFIGS),
     "bitsandbytes": {"nf4", "fp4_bnb", "llm_int8"},
     "gptq": {"w4a16_sym", "int4_per_channel", "int8_weight_only", "int2", "int3"},
@@ -55,7 +65,7 @@ MUST_TAKE = {
     "gguf": {name for name in CONFIGS if name.startswith("gguf")} | {"uint4_wo_32", "int4_wo_32"},
 }
 WITH_CODES = [name for name in EXPORTERS if holds_codes(name)]
-SHAPES = [(64, 128), (8, 64), (72, 192), (128, 256)]
+SHAPES = [(64, 128), (8, 64), (72, 192), (128, 256), (200, 256)]
 
 
 def static(spec):

@@ -97,8 +97,8 @@ def block_exports(tmp_path_factory):
     return export_all(tiny_model(folder / "model", dtype=torch.float32), configs, ("quark",), folder)
 
 
-def check(environment, script, *arguments):
-    """Run a check script in a consumer's environment; its RESULT line."""
+def run_in(environment, script, *arguments):
+    """Run a check script in a consumer's environment: its RESULT line or None, and all that it printed."""
     python = ROOT / ".venv-consumers" / environment / "bin" / "python"
     assert python.exists(), f"run `make consumers` first: {python} is missing"
     process = subprocess.run(
@@ -106,8 +106,14 @@ def check(environment, script, *arguments):
         capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     found = [line for line in process.stdout.splitlines() if line.startswith("RESULT ")]
-    assert found, process.stdout[-2000:] + process.stderr[-4000:]
-    return json.loads(found[-1].removeprefix("RESULT "))
+    return json.loads(found[-1].removeprefix("RESULT ")) if found else None, process.stdout + process.stderr
+
+
+def check(environment, script, *arguments):
+    """The RESULT line of a check script in a consumer's environment."""
+    result, printed = run_in(environment, script, *arguments)
+    assert result is not None, printed[-6000:]
+    return result
 
 
 @pytest.mark.parametrize("preset", ["int8_dynamic", "w4a16", "act_order"])

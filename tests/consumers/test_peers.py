@@ -175,8 +175,9 @@ def test_e8m0_scales(each, case):
 
 @pytest.mark.parametrize("case", peers_cases.NVFP4, ids=lambda case: case.name)
 def test_nvfp4_scales(each, case):
-    """The tensor's scale, and those of blocks, which are rounded to e4m3: the same but where a peer's rounding of the
-    quotient decides. A block too small for e4m3 gets 1 from us and from Quark, 2^-6 (torchao) or 1/8."""
+    """The tensor's scale is the peer's, but that its reciprocal must give it back; those of blocks, rounded to e4m3,
+    are the same but where a peer's rounding of the quotient decides. A block too small for e4m3 gets 1 from us and from
+    Quark, 2^-6 (torchao) or 1/8."""
     grid = FORMATS["fp8_e4m3"].grid()
     grouping = weight_grouping(spec_of(case))
     for name, x_OI, found in each(case.name):
@@ -186,9 +187,12 @@ def test_nvfp4_scales(each, case):
         size = largest(x_RGS)
         if size.amax() / 2688 < TINY:
             continue  # ours is then the smallest normal number
-        torch.testing.assert_close(
-            ours.global_scale, theirs.global_scale, rtol=ULP if case.peer[0] == "c" else 0, atol=0
-        )
+        if case.peer == "compressed_tensors":
+            torch.testing.assert_close(ours.global_scale, theirs.global_scale, rtol=ULP, atol=0)
+        else:
+            assert ours.global_scale == 1 / (1 / theirs.global_scale), name
+            ends = affine.min_max(x_RGS)
+            ours = affine.find_params(*ends, spec_of(case), torch.float32, theirs.global_scale)
         exact = size.double() / (6 * ours.global_scale.double())
         smallest = {"quark": 0.0, "torchao": 2.0**-6, "compressed_tensors": 2.0**-10 * (1 + ULP)}[case.peer]
         keep = (exact > smallest) & (size > 0)

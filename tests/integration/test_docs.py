@@ -11,8 +11,9 @@ import pytest
 from quantcore.algorithms import NAMES, config_of, load_quant_algo_config_from_file
 from quantcore.cli import main
 from quantcore.config import parse_config
-from quantcore.export import EXPORTERS
+from quantcore.export import EXPORTERS, formats_for, holds_codes
 from quantcore.flags import parser, task_of
+from quantcore.presets import PRESETS
 from tests.factories import tiny_model
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -118,3 +119,16 @@ def test_the_page_of_formats(folder, monkeypatch, capsys):
     [command] = blocks_of(page, "console")
     assert main(shlex.split(command.removeprefix("$ bitfoundry"))) == 0
     assert (folder / "quark" / "manifest.json").is_file()
+
+
+def test_the_table_of_presets():
+    """As ``bitfoundry quantize presets`` says it."""
+    rows = rows_of((DOCS / "config.md").read_text(), "In three lines")
+    expected = []
+    for preset in PRESETS.values():
+        formats = [name for name in formats_for(preset.config) if holds_codes(name)]
+        aliases = ", ".join(f"`{alias}`" for alias in preset.aliases)
+        calibrated = "yes" if preset.needs_calibration else ""
+        held = ", ".join(formats) or "`fake_quantized` alone"
+        expected.append([f"`{preset.name}`", preset.title, calibrated, held, aliases])
+    assert rows == expected

@@ -33,10 +33,32 @@ def groups(dtype, **spec):
 MIXED = replace(
     groups("int4"), layer_quant_config={"*.down_proj": presets.resolve("int8_weight_only").global_quant_config}
 )
+BLOCKS = replace(
+    presets.resolve("fp8_block"),
+    global_quant_config=quantcore.QuantizationConfig(
+        weight=quantcore.QuantizationSpec(dtype="fp8_e4m3", qscheme="per_block", block_size=(32, 32)),
+        input_tensors=quantcore.QuantizationSpec(dtype="fp8_e4m3", qscheme="per_group", group_size=32, is_dynamic=True),
+    ),
+)
 CASES = {
     "quark": ("w4a16", "fp8", "int8_static", "mxfp4", "nvfp4", "int4_fp8", "mixed", "kv"),
-    "compressed_tensors": ("w4a16", "w4a16_sym", "fp8", "int8_dynamic", "mixed", "kv"),
-    "fp8": ("fp8", "kv"),
+    "compressed_tensors": (
+        *(
+            "w4a16",
+            "w4a16_sym",
+            "fp8",
+            "int8_dynamic",
+            "mixed",
+            "kv",
+            "nvfp4",
+            "mxfp4",
+            "mxfp6_e2m3",
+            "mxfp8",
+            "blocks",
+        ),
+        *("int2", "int3"),
+    ),
+    "fp8": ("fp8", "kv", "blocks"),
     "gptq": ("int4", "int3", "int2", "mixed"),
     "gptq_v2": ("w4a16", "uint2", "mixed"),
     "awq": ("w4a16",),
@@ -45,6 +67,7 @@ CASES = {
 CONFIGS = {
     "kv": presets.resolve("fp8", kv_cache="fp8"),
     "mixed": MIXED,
+    "blocks": BLOCKS,
     "uint2": groups("uint2", symmetric=False),
     **{dtype: groups(dtype) for dtype in ("int2", "int3", "int4")},
 }
@@ -113,6 +136,8 @@ CHAINS = {
     "w4a16": ("quark", "compressed_tensors", "gptq_v2", "awq", "quark"),
     "w4a16_sym": ("gptq", "quark", "compressed_tensors", "gptq_v2", "gptq"),
     "kv": ("fp8", "quark", "compressed_tensors", "fp8"),
+    "blocks": ("fp8", "compressed_tensors", "fp8"),
+    "nvfp4": ("quark", "compressed_tensors", "quark"),
     "mixed": ("gptq", "compressed_tensors", "gptq_v2", "gptq"),
 }
 
