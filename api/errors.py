@@ -18,6 +18,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
+from api.store.states import FINAL, WrongState
 from quantcore.errors import ProofError, QuantError
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,22 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         "content": {"application/problem+json": {"schema": ProblemOut.model_json_schema()}},
     }
 }
+
+
+WHEN = {
+    400: "The request cannot be read",
+    404: "There is no such thing, or it is not yours",
+    409: "Not in this state; `errors[0].allowed` lists the states in which it can be done",
+    410: "What this Idempotency-Key made was deleted",
+    412: "The job has changed since the ETag that If-Match gave",
+    422: "The request is understood and cannot work; `errors` says where",
+    428: "If-Match is missing",
+}
+
+
+def may(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """For OpenAPI: the problems that a route knows besides those that all have."""
+    return {status: {"description": WHEN[status], "content": RESPONSES["default"]["content"]} for status in statuses}
 
 
 class Problem(Exception):
@@ -83,6 +100,10 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(QuantError)
     def quant_error(request: Request, error: QuantError) -> JSONResponse:
         return _answer(request, _from_quant_error(error))
+
+    @app.exception_handler(WrongState)
+    def wrong_state(request: Request, error: WrongState) -> JSONResponse:
+        return _answer(request, _from_wrong_state(error))
 
     @app.exception_handler(RequestValidationError)
     def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -122,6 +143,17 @@ def _answer(request: Request, problem: Problem) -> JSONResponse:
     )
     content = body.model_dump(mode="json", exclude_none=True)
     return JSONResponse(content, problem.status, problem.headers, media_type="application/problem+json")
+
+
+def _from_wrong_state(error: WrongState) -> Problem:
+    """409: the state that the job is in, those that would do, and what can be done with the job instead."""
+    final = error.state in FINAL and error.action in ("cancel", "pause")
+    code = "job_already_final" if final else "wrong_state"
+    allowed = [str(state) for state in error.allowed_states]
+    detail = f"The job is {error.state}; {error.action} is for a job that is {' or '.join(allowed)}."
+    entry = {"parameter": "state", "detail": f"the job is {error.state}", "code": code, "allowed": allowed}
+    instead = ", ".join(error.allowed_actions) or "nothing but clone it"
+    return Problem(409, code, detail, hint=f"With a job that is {error.state} you can: {instead}.", errors=[entry])
 
 
 def _from_quant_error(error: QuantError) -> Problem:

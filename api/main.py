@@ -47,7 +47,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(RequestId)
     errors.install(app)
     app.include_router(health.router)
-    for router in (jobs.router, catalog.router):
+    for router in (*jobs.routers, catalog.router):
         app.include_router(router, prefix="/v1", dependencies=[Depends(authenticate)])
     return app
 

@@ -50,6 +50,8 @@ class Stop(Enum):
     """Why the supervisor ended an engine."""
 
     CANCELLED = "cancelled"
+    PAUSED = "paused"
+    TIME_IS_UP = "time_is_up"
     DRAINED = "drained"
     LEASE_LOST = "lease_lost"
 

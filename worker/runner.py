@@ -10,7 +10,7 @@ import threading
 from api.settings import Settings
 from api.store import leases
 from api.store.engine import Sessions
-from api.store.leases import Failure, Lease, LeaseLost
+from api.store.leases import Failure, Lease, LeaseLost, Order
 from quantcore.errors import QuantError
 from worker.engine import Engine, Stop
 from worker.journal import Journal
@@ -24,6 +24,12 @@ DISK_FULL = Failure("disk_full", "The worker's disk is full.", retryable=True)
 WORKER_ERROR = Failure(
     "worker_error", "Something went wrong in the worker.", "See its log.", retryable=True, max_failures=2
 )
+OUT_OF_TIME = Failure(
+    "max_runtime_exceeded",
+    "The job ran longer than its limits.max_runtime_s allows.",
+    hint="Clone it with a larger limits.max_runtime_s.",
+)
+_STOPS = {Order.CANCEL: Stop.CANCELLED, Order.PAUSE: Stop.PAUSED, Order.TIME_IS_UP: Stop.TIME_IS_UP}
 MAX_CRASHES = 2  # the first may be bad luck (or memory that another job held); the second is the job's own
 
 
@@ -39,7 +45,7 @@ class Run:
             sessions,
             settings,
             claimed_at=claimed_at,
-            on_cancel=lambda: self.stop(Stop.CANCELLED),
+            on_order=lambda order: self.stop(_STOPS[order]),
             on_lost=lambda: self.stop(Stop.LEASE_LOST),
         )
         self._lock = threading.Lock()
@@ -130,10 +136,10 @@ class Run:
         status = engine.wait()
         if status == 0:  # whole and proven: kept even if a cancel came in the last moment
             self._publish(journal)
-        elif engine.stopped_by is Stop.CANCELLED:
-            self._held.write(leases.cancel)
-        elif engine.stopped_by is Stop.DRAINED:
+        elif engine.stopped_by in (Stop.CANCELLED, Stop.PAUSED, Stop.DRAINED):
             self._held.write(leases.release)
+        elif engine.stopped_by is Stop.TIME_IS_UP:
+            self._fail(OUT_OF_TIME)
         elif engine.stopped_by is Stop.LEASE_LOST:
             raise LeaseLost
         else:

@@ -38,6 +38,10 @@ class Planned:
     calibration: CalibrationConfig
     plan: Plan
 
+    def to_dict(self) -> dict[str, Any]:
+        """What a plan answers with."""
+        return self.plan.to_dict() | {"config": self.config.to_dict(), "preset": self.preset}
+
 
 def make_plan(request: PlanCreate, settings: Settings) -> Planned:
     """Resolve the request against the model's headers. Raises QuantError whose ``field`` points into the request."""

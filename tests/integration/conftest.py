@@ -25,7 +25,7 @@ from api.store.tables import Job
 
 ROOT = Path(__file__).parents[2]
 STUB_ENGINE = Path(__file__).with_name("stub_engine.py")
-TABLES = "outbox, event, attempt, artifact, job, api_key"
+TABLES = "outbox, event, attempt, artifact, job, worker, idempotency_key, api_key"
 
 
 @pytest.fixture
@@ -87,21 +87,21 @@ def write_safetensors(path: Path, shapes: dict[str, list[int]]) -> None:
 
 @pytest.fixture
 def submit(sessions: Sessions) -> Callable[..., str]:
-    """``submit(model_dir)``: a queued job straight in the database. Returns its id."""
+    """``submit(model_dir, priority=9)``: a queued job straight in the database. Returns its id."""
 
-    def submit(model_dir: Path | str = "/nowhere") -> str:
+    def submit(model_dir: Path | str = "/nowhere", **asked: Any) -> str:
+        columns = {
+            "submitted_by": None,
+            "name": None,
+            "labels": {},
+            "model": {"path": str(model_dir)},
+            "preset": "fp8",
+            "config": {},
+            "calibration": {"source": "builtin"},
+            "export": ["quark"],
+        }
         with sessions.begin() as session:
-            return jobs.submit(
-                session,
-                submitted_by=None,
-                name=None,
-                labels={},
-                model={"path": str(model_dir)},
-                preset="fp8",
-                config={},
-                calibration={"source": "builtin"},
-                export=["quark"],
-            ).id
+            return jobs.submit(session, **columns | asked).id
 
     return submit
 
