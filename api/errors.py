@@ -170,7 +170,7 @@ def _from_validation(error: RequestValidationError) -> Problem:
     found = error.errors()
     if found[0]["type"] == "json_invalid":
         return Problem(400, "invalid_json", f"The body is not valid JSON: {found[0]['ctx']['error']}.")
-    entries = [_entry(item) for item in found]
+    entries = [entry_of(item) for item in found]
     codes = {entry["code"] for entry in entries}
     code = codes.pop() if len(codes) == 1 else "invalid_request"
     return Problem(422, code, "The request is not valid; `errors` says where.", errors=entries)
@@ -178,10 +178,11 @@ def _from_validation(error: RequestValidationError) -> Problem:
 
 # Pydantic's names of errors that have a name of ours; a name of our own (PydanticCustomError) is kept.
 _VALIDATION_CODES = {"extra_forbidden": "unknown_field", "missing": "missing_field"}
-_OWN_CODES = frozenset({"invalid_model_id", "invalid_model", "invalid_text", "invalid_labels"})
+_OWN_CODES = frozenset({"invalid_model_id", "invalid_model", "invalid_text", "invalid_labels", "invalid_pointer"})
 
 
-def _entry(item: Mapping[str, Any]) -> dict[str, Any]:
+def entry_of(item: Mapping[str, Any]) -> dict[str, Any]:
+    """One of pydantic's errors as an entry of ``errors``; its ``loc`` starts with where it is (``body``, ``query``)."""
     where, *path = item["loc"]
     code = item["type"] if item["type"] in _OWN_CODES else _VALIDATION_CODES.get(item["type"], "invalid_request")
     place = {"pointer": "#" + "".join(f"/{_escape(part)}" for part in path)}

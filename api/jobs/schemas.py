@@ -53,11 +53,11 @@ JOB_EXAMPLE: dict[str, Any] = {
 }
 
 
-class _Request(BaseModel):
+class RequestBody(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ModelRef(_Request):
+class ModelRef(RequestBody):
     """A folder that the service can read, or a model on the Hugging Face Hub."""
 
     path: Annotated[str, Field(min_length=1, max_length=4096, examples=["/models/SmolLM2-135M-Instruct"])] | None = None
@@ -75,7 +75,7 @@ class ModelRef(_Request):
         return self
 
 
-class PlanCreate(_Request):
+class PlanCreate(RequestBody):
     """What a plan needs.
 
     ``config`` is {preset, group_size?, exclude?, kv_cache?}, a whole config in the engine's names (``GET
@@ -88,7 +88,7 @@ class PlanCreate(_Request):
     export: tuple[str, ...] = Field(default=("quark",), max_length=16)
 
 
-class Limits(_Request):
+class Limits(RequestBody):
     """When the service gives a job up. Without a number there is no limit; a job that is paused uses up neither."""
 
     max_runtime_s: Seconds | None = Field(default=None, description="For all attempts together; a retry starts anew.")
@@ -109,7 +109,7 @@ class JobCreate(PlanCreate):
     limits: Limits = Limits()
 
 
-class JobPatch(_Request):
+class JobPatch(RequestBody):
     """What to change; what is not named stays. ``labels`` takes the place of all labels."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"priority": 9, "labels": {"team": "search"}}]})
@@ -119,7 +119,7 @@ class JobPatch(_Request):
     priority: Priority = 5
 
 
-class JobClone(_Request):
+class JobClone(RequestBody):
     """What shall differ from the job that is cloned, in the fields of a new job; nothing need be given."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"name": "again", "config": {"preset": "fp8"}}]})
@@ -134,7 +134,7 @@ class JobClone(_Request):
     limits: Limits | None = None
 
 
-class JobQuery(_Request):
+class JobQuery(RequestBody):
     """Which jobs a list or a count is about. Different parameters must all fit."""
 
     state: list[State] = Field(default=[], description="In one of these; repeat it for several.")
@@ -145,6 +145,7 @@ class JobQuery(_Request):
     q: Text | None = Field(default=None, description="Text in the name, the id, the model or the preset.")
     created_after: AwareDatetime | None = None
     created_before: AwareDatetime | None = None
+    sweep: Annotated[str, Field(pattern="^swp_[0-9a-f]{32}$")] | None = None
 
     def to_filter(self) -> JobFilter:
         return JobFilter(
@@ -154,6 +155,7 @@ class JobQuery(_Request):
             text=self.q,
             created_after=self.created_after,
             created_before=self.created_before,
+            sweep_id=self.sweep,
         )
 
 
@@ -166,7 +168,7 @@ class JobListQuery(JobQuery):
     )
 
 
-class PresetConfig(_Request):
+class PresetConfig(RequestBody):
     """A named scheme and what people change most."""
 
     preset: str
@@ -208,6 +210,8 @@ class JobOut(BaseModel):
     export: list[str]
     needs_memory_bytes: int | None
     cloned_from: str | None
+    sweep_id: str | None
+    sweep_values: dict[str, Any] | None
     attempt: int
     created_at: datetime
     started_at: datetime | None

@@ -27,6 +27,7 @@ class JobFilter:
     text: str | None = None
     created_after: datetime | None = None
     created_before: datetime | None = None
+    sweep_id: str | None = None
 
     def conditions(self) -> list[ColumnElement[bool]]:
         found: list[ColumnElement[bool]] = []
@@ -44,6 +45,8 @@ class JobFilter:
             found.append(Job.created_at > self.created_after)
         if self.created_before is not None:
             found.append(Job.created_at < self.created_before)
+        if self.sweep_id is not None:
+            found.append(Job.sweep_id == self.sweep_id)
         return found
 
 

@@ -85,6 +85,18 @@ class IdempotencyKey(Base):
     created_at: Mapped[datetime] = mapped_column(server_default=NOW, index=True)
 
 
+class Sweep(Base):
+    """Jobs that were asked for together: a matrix of values, one job for every combination."""
+
+    __tablename__ = "sweep"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    submitted_by: Mapped[str | None] = mapped_column(ForeignKey("api_key.id"))
+    name: Mapped[str | None]
+    matrix: Mapped[dict[str, Any]] = mapped_column(JSON)  # not JSONB: the order of the axes is the order of the jobs
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+
 class Job(Base):
     """One quantization job: what was asked, where it stands, who holds it."""
 
@@ -110,6 +122,8 @@ class Job(Base):
     max_pending_s: Mapped[int | None]  # from each time that it is queued
     needs_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # the plan's estimate
     cloned_from: Mapped[str | None]  # the id of a job, which may be deleted since
+    sweep_id: Mapped[str | None] = mapped_column(ForeignKey("sweep.id"))
+    sweep_values: Mapped[dict[str, Any] | None]  # JSON pointer into the request -> this job's value
 
     # where it stands
     state: Mapped[str] = mapped_column(server_default=State.QUEUED)
@@ -159,6 +173,7 @@ class Job(Base):
         ),
         Index("ix_job_lease", "lease_expires_at", postgresql_where=text(_one_of("state", HELD))),
         Index("ix_job_list", text("created_at DESC"), text("id DESC")),
+        Index("ix_job_sweep_id", "sweep_id", postgresql_where=text("sweep_id IS NOT NULL")),
         Index("ix_job_labels", "labels", postgresql_using="gin", postgresql_ops={"labels": "jsonb_path_ops"}),
     )
 

@@ -48,6 +48,8 @@ def test_submit_answers_with_the_whole_job(client: TestClient, make_model: MakeM
         "export": ["quark"],
         "needs_memory_bytes": 0,
         "cloned_from": None,
+        "sweep_id": None,
+        "sweep_values": None,
         "attempt": 0,
         "created_at": "",
         "started_at": None,
