@@ -64,10 +64,6 @@ class Settings(BaseSettings):
         return self.data_dir / "work"
 
     @property
-    def logs_dir(self) -> Path:
-        return self.data_dir / "logs"
-
-    @property
     def engine_argv(self) -> list[str]:
         """The engine's command line without its last argument, the task file."""
         return [part.replace("{python}", sys.executable) for part in shlex.split(self.engine_command)]

@@ -13,8 +13,10 @@ from api.store.engine import Sessions
 from api.store.leases import Failure, Lease, LeaseLost, Order
 from quantcore.errors import QuantError
 from worker.engine import Engine, Stop
+from worker.joblog import JobLog
 from worker.journal import Journal
 from worker.lease import HeldLease
+from worker.redaction import Redactor
 from worker.workspace import Workspace
 
 logger = logging.getLogger(__name__)
@@ -48,6 +50,8 @@ class Run:
             on_order=lambda order: self.stop(_STOPS[order]),
             on_lost=lambda: self.stop(Stop.LEASE_LOST),
         )
+        self._redactor = Redactor.of_environment()
+        self._log = JobLog(self._held, self._redactor)
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._stop: Stop | None = None
@@ -60,6 +64,7 @@ class Run:
         except LeaseLost:
             logger.warning("%s: no longer ours, nothing was written", self.lease.job_id)
         finally:
+            self._log.stop()
             self._workspace.remove()
 
     def stop(self, reason: Stop) -> None:
@@ -112,16 +117,16 @@ class Run:
 
     def _start_engine(self) -> Engine:
         with self._lock:
-            self._engine = Engine(
-                self._settings, self._workspace.task_file, self._workspace.log_file, with_hub="id" in self.lease.model
-            )
+            with_hub = "id" in self.lease.model
+            self._engine = Engine(self._settings, self._workspace.task_file, with_hub=with_hub)
             if self._stop:
                 self._engine.stop(self._stop)
             return self._engine
 
     def _listen(self, engine: Engine) -> Journal:
         """Write what the engine says until it ends."""
-        journal = Journal(self._held)
+        journal = Journal(self._held, self._redactor)
+        self._log.follow(engine.log_lines())
         try:
             for line in engine.lines():
                 journal.note(line)
@@ -134,6 +139,8 @@ class Run:
 
     def _conclude(self, engine: Engine, journal: Journal) -> None:
         status = engine.wait()
+        self._log.add(f"worker: the engine has ended with status {status}", "info")
+        self._log.close()
         if status == 0:  # whole and proven: kept even if a cancel came in the last moment
             self._publish(journal)
         elif engine.stopped_by in (Stop.CANCELLED, Stop.PAUSED, Stop.DRAINED):
@@ -171,6 +178,6 @@ class Run:
             f"The engine {how} and did not say why.",
             hint="The kernel does that when memory runs out: see peak_memory_bytes of the plan." if killed else "",
             retryable=True,
-            detail=self._workspace.log_tail(),
+            detail=self._log.tail,
             max_failures=MAX_CRASHES,
         )

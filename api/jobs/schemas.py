@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from api.store.listing import JobFilter
 from api.store.states import State
-from api.store.tables import Artifact, Event, Job
+from api.store.tables import Artifact, Event, Job, LogLine
 from api.store.waiting import Waiting
 from quantcore.checkpoint.hub import is_model_id
 from quantcore.config import CalibrationConfig
@@ -185,6 +185,18 @@ class ArtifactOut(BaseModel):
     path: str
 
 
+class PhaseOut(BaseModel):
+    """One phase of the present attempt: ``running``, ``done``, or ``stopped`` with the attempt; how far it is."""
+
+    name: str
+    state: Literal["running", "done", "stopped"]
+    started_at: datetime
+    ended_at: datetime | None
+    done: float | None
+    total: float | None
+    unit: str | None
+
+
 class JobOut(BaseModel):
     """A job as clients see it.
 
@@ -203,6 +215,7 @@ class JobOut(BaseModel):
     queue_position: int | None
     phase: str | None
     progress: dict[str, Any] | None
+    phases: list[PhaseOut]
     model: dict[str, Any]
     preset: str | None
     config: dict[str, Any]
@@ -271,6 +284,27 @@ class EventPage(BaseModel):
     """Oldest first; ask again with ``after`` = the last ``seq``."""
 
     data: list[EventOut]
+    has_more: bool
+
+
+class LogLineOut(BaseModel):
+    """One line of the log; ``seq`` counts within the job, over all its attempts."""
+
+    seq: int
+    at: datetime
+    attempt: int
+    level: str
+    text: str
+
+    @classmethod
+    def of(cls, line: LogLine) -> LogLineOut:
+        return cls(seq=line.seq, at=line.at, attempt=line.attempt, level=line.level, text=line.text)
+
+
+class LogPage(BaseModel):
+    """Oldest first; ask again with ``after`` = the last ``seq``."""
+
+    data: list[LogLineOut]
     has_more: bool
 
 

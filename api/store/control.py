@@ -56,6 +56,7 @@ def retry(session: Session, job_id: str) -> Job | None:
     job.used_runtime_s = 0
     job.cancel_requested_at = job.finished_at = None
     job.phase = job.progress = None
+    job.phases = []
     return _queue_again(session, job)
 
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import ColumnElement, DateTime, cast, func, select, update
 from sqlalchemy.orm import Session
 
-from api.store import events, outbox
+from api.store import events, logs, outbox, phases
 from api.store.events import NewEvent
 from api.store.ids import new_id
+from api.store.logs import NewLine
 from api.store.states import CLAIMABLE, FINAL, HELD, State
 from api.store.tables import FENCE, QUEUE_ORDER, Artifact, Attempt, Job
 
@@ -86,6 +87,7 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
     job.fence, job.worker, job.lease_expires_at = fence, worker, _in(lease_s)
     job.started_at = func.coalesce(job.started_at, func.clock_timestamp())
     job.phase = job.progress = job.error = None
+    job.phases = []
     session.add(Attempt(job_id=job.id, number=job.attempt, fence=fence, worker=worker))
     events.add(session, job, NewEvent("state_changed", {"state": State.RUNNING, "attempt": job.attempt}))
     session.flush()
@@ -112,7 +114,18 @@ def record(session: Session, lease: Lease, *, happened: Sequence[NewEvent], colu
     job = _held(session, lease)
     for name, value in columns.items():
         setattr(job, name, value)
+    if "phase" in columns:
+        job.phases = phases.enter(job.phases, columns["phase"], _now(session))
+    if columns.get("progress"):
+        job.phases = phases.note_progress(job.phases, columns["progress"])
     events.add(session, job, *happened)
+    return _ORDERS.get(job.state)
+
+
+def write_log(session: Session, lease: Lease, *, lines: Sequence[NewLine]) -> Order | None:
+    """Append what the engine printed. What the worker must do now."""
+    job = _held(session, lease)
+    logs.append(session, job, lines)
     return _ORDERS.get(job.state)
 
 
@@ -226,6 +239,7 @@ def _end(session: Session, job: Job, state: State, *, outcome: str, error: dict[
     data: dict[str, Any] = {"state": state, "attempt": job.attempt, "outcome": outcome}
     events.add(session, job, NewEvent("state_changed", data | ({"error": error} if error else {})))
     job.used_runtime_s = Job.used_runtime_s + _running_s()
+    job.phases = phases.leave(job.phases, phases.DONE if state == State.SUCCEEDED else phases.STOPPED, _now(session))
     job.state, job.error = state, error
     job.fence = job.worker = job.lease_expires_at = None
     if state in FINAL:
@@ -241,6 +255,11 @@ def _entered(state: State) -> ColumnElement[Any]:
 def _running_s() -> ColumnElement[Any]:
     """For how long the present attempt has been running."""
     return func.extract("epoch", func.clock_timestamp() - _entered(State.RUNNING))
+
+
+def _now(session: Session) -> datetime:
+    now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+    return now
 
 
 def _in(seconds: float) -> ColumnElement[Any]:

@@ -73,7 +73,7 @@ class WrongState(Exception):
 OUTCOMES = ("succeeded", "failed", "retry", "lost", "cancelled", "paused", "drained")  # how an attempt ended
 
 # What a worker does behind the scenes moves no ETag: a poll between two heartbeats is still answered 304.
-_UNSEEN_COLUMNS = ("version", "updated_at", "lease_expires_at", "num_events")
+_UNSEEN_COLUMNS = ("version", "updated_at", "lease_expires_at", "num_events", "num_log_lines")
 
 
 def create_trigger_sql() -> str:

@@ -28,6 +28,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from api.store.states import CLAIMABLE, FINAL, HELD, OUTCOMES, State
 
 NOW = text("clock_timestamp()")
+LOG_LEVELS = ("debug", "info", "warning", "error")  # in order
 
 
 class Base(DeclarativeBase):
@@ -44,6 +45,7 @@ class Base(DeclarativeBase):
         datetime: TIMESTAMP(timezone=True),
         dict[str, Any]: JSONB(none_as_null=True),
         dict[str, str]: JSONB(none_as_null=True),
+        list[dict[str, Any]]: JSONB(none_as_null=True),
         list[str]: ARRAY(Text),
         str: Text,
         bytes: LargeBinary,
@@ -131,12 +133,14 @@ class Job(Base):
     state_times: Mapped[dict[str, str]] = mapped_column(server_default="{}", server_onupdate=FetchedValue())
     phase: Mapped[str | None]
     progress: Mapped[dict[str, Any] | None]
+    phases: Mapped[list[dict[str, Any]]] = mapped_column(server_default="[]")  # of the present attempt
     summary: Mapped[dict[str, Any] | None]
     error: Mapped[dict[str, Any] | None]
     artifact_id: Mapped[str | None] = mapped_column(ForeignKey("artifact.id", use_alter=True))
     cancel_requested_at: Mapped[datetime | None]
     version: Mapped[int] = mapped_column(BigInteger, server_default="1", server_onupdate=FetchedValue())
     num_events: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    num_log_lines: Mapped[int] = mapped_column(BigInteger, server_default="0")
 
     # who holds it; three counters, because a lost worker and a drained one are not the job's fault
     attempt: Mapped[int] = mapped_column(server_default="0")
@@ -212,6 +216,21 @@ class Event(Base):
     at: Mapped[datetime] = mapped_column(server_default=NOW)
     kind: Mapped[str]
     data: Mapped[dict[str, Any]]
+
+
+class LogLine(Base):
+    """One line that an engine printed. ``seq`` counts within the job, over all its attempts."""
+
+    __tablename__ = "log_line"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"), primary_key=True)
+    seq: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    at: Mapped[datetime] = mapped_column(server_default=NOW)
+    attempt: Mapped[int]
+    level: Mapped[str]
+    text: Mapped[str]
+
+    __table_args__ = (CheckConstraint(_one_of("level", LOG_LEVELS), name="level"),)
 
 
 class Artifact(Base):

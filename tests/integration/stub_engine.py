@@ -2,7 +2,7 @@
 
 It prints real events and writes a real manifest. ``stub.json`` in the model folder says what to do:
 ``mode`` (see below; by default all goes well at once), ``pids``: a file to note its own and a grandchild's process id
-in, ``environment``: a file to write its environment to.
+in, ``environment``: a file to write its environment to, ``log``: a text to print and to warn of.
 """
 
 import hashlib
@@ -46,6 +46,10 @@ def main() -> int:
             file.write(json.dumps([os.getpid(), grandchild.pid]) + "\n")
     if "environment" in stub:
         Path(stub["environment"]).write_text(json.dumps(dict(os.environ)))
+
+    if "log" in stub:
+        print(stub["log"], file=sys.stderr, flush=True)
+        say("warning", code="said", message=stub["log"])
 
     say("phase_started", phase="quantize")
     say("progress", phase="quantize", done=0, total=2, unit="block", eta_s=None)
