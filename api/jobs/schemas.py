@@ -192,8 +192,8 @@ class PhaseOut(BaseModel):
     state: Literal["running", "done", "stopped"]
     started_at: datetime
     ended_at: datetime | None
-    done: float | None
-    total: float | None
+    done: int | float | None
+    total: int | float | None
     unit: str | None
 
 

@@ -110,14 +110,18 @@ def renew(session: Session, lease: Lease, *, lease_s: float) -> Order | None:
 
 
 def record(session: Session, lease: Lease, *, happened: Sequence[NewEvent], columns: dict[str, Any]) -> Order | None:
-    """Append events and set what the job shows of them (``phase``, ``progress``). What the worker must do now."""
+    """Append events and set what the job shows of them (``phase``, ``progress``; ``phases`` follow from the events).
+
+    Returns what the worker must do now.
+    """
     job = _held(session, lease)
     for name, value in columns.items():
         setattr(job, name, value)
-    if "phase" in columns:
-        job.phases = phases.enter(job.phases, columns["phase"], _now(session))
-    if columns.get("progress"):
-        job.phases = phases.note_progress(job.phases, columns["progress"])
+    for event in happened:
+        if event.kind == "phase_started":
+            job.phases = phases.enter(job.phases, str(event.data.get("phase")), _now(session))
+        elif event.kind == "progress":
+            job.phases = phases.note_progress(job.phases, event.data)
     events.add(session, job, *happened)
     return _ORDERS.get(job.state)
 

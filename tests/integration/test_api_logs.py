@@ -12,6 +12,7 @@ from api.jobs import logs as routes
 from api.settings import Settings
 from api.store import leases, logs
 from api.store.engine import Sessions
+from api.store.events import NewEvent
 from api.store.leases import Lease, LeaseLost
 from api.store.logs import NewLine
 from api.store.tables import Job
@@ -104,16 +105,25 @@ def test_a_stale_worker_writes_no_log_and_a_log_moves_no_etag(
 
 def test_phases_with_their_times(client: TestClient, sessions: Sessions, submit: Submit) -> None:
     job_id, lease = start(sessions, submit)
-    for columns in (
-        {"phase": "plan", "progress": None},
-        {"phase": "quantize", "progress": None},
-        {"progress": {"phase": "quantize", "done": 3, "total": 30, "unit": "block", "eta_s": 27.5}},
-    ):
+    progress = {"phase": "quantize", "done": 3, "total": 30, "unit": "block", "eta_s": 27.5}
+    story = [
+        ([NewEvent("phase_started", {"phase": "plan"})], {"phase": "plan"}),
+        # what waited and what comes now are written together: the last progress belongs to the phase before
+        (
+            [
+                NewEvent("progress", {"phase": "plan", "done": 1, "total": 1, "unit": "model"}),
+                NewEvent("phase_started", {"phase": "quantize"}),
+            ],
+            {"phase": "quantize", "progress": None},
+        ),
+        ([NewEvent("progress", progress)], {"progress": progress}),
+    ]
+    for happened, columns in story:
         with sessions.begin() as session:
-            leases.record(session, lease, happened=[], columns=columns)
+            leases.record(session, lease, happened=happened, columns=columns)
     job = client.get(f"/v1/jobs/{job_id}").json()
     plan, quantize = job["phases"]
-    assert (plan["state"], plan["ended_at"]) == ("done", quantize["started_at"])
+    assert (plan["state"], plan["ended_at"], plan["done"]) == ("done", quantize["started_at"], 1)
     assert plan["started_at"] < plan["ended_at"]
     shown = {"name": "quantize", "state": "running", "ended_at": None, "done": 3, "total": 30, "unit": "block"}
     assert quantize == {**shown, "started_at": quantize["started_at"]}
