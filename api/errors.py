@@ -52,20 +52,56 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
+# status -> (when, an example's code and detail)
 WHEN = {
-    400: "The request cannot be read",
-    404: "There is no such thing, or it is not yours",
-    409: "Not in this state; `errors[0].allowed` lists the states in which it can be done",
-    410: "What this Idempotency-Key made was deleted",
-    412: "The job has changed since the ETag that If-Match gave",
-    422: "The request is understood and cannot work; `errors` says where",
-    428: "If-Match is missing",
+    400: ("The request cannot be read", "invalid_json", "The body is not valid JSON: Expecting value."),
+    404: ("There is no such thing", "job_not_found", "There is no such job."),
+    409: (
+        "Not in this state; `errors[0].allowed` lists the states in which it can be done",
+        "wrong_state",
+        "The job is running; resume is for a job that is paused.",
+    ),
+    410: (
+        "What this Idempotency-Key made was deleted",
+        "job_deleted",
+        "The job that this Idempotency-Key made was deleted.",
+    ),
+    412: (
+        "The job has changed since the ETag that If-Match gave",
+        "job_changed",
+        "The job has changed since you read it.",
+    ),
+    422: (
+        "The request is understood and cannot work; `errors` says where",
+        "unknown_preset",
+        "Unknown preset 'fp9'.",
+    ),
+    428: (
+        "If-Match is missing",
+        "if_match_required",
+        "A change must say which state of the job it is based on.",
+    ),
 }
 
 
 def may(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For OpenAPI: the problems that a route knows besides those that all have."""
-    return {status: {"description": WHEN[status], "content": RESPONSES["default"]["content"]} for status in statuses}
+    """For OpenAPI: the problems that a route knows besides those that all have, each with an example."""
+    return {status: _documented(status) for status in statuses}
+
+
+def _documented(status: int) -> dict[str, Any]:
+    when, code, detail = WHEN[status]
+    example = ProblemOut(
+        type=f"urn:bitfoundry:error:{code}",
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=detail,
+        instance="/v1/jobs",
+        code=code,
+        request_id="req_0123456789abcdef",
+    )
+    body = {"schema": ProblemOut.model_json_schema(), "example": example.model_dump(exclude_none=True)}
+    return {"description": when, "content": {"application/problem+json": body}}
 
 
 class Problem(Exception):

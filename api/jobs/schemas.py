@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
+from api.jobs import examples
 from api.store.listing import JobFilter
 from api.store.states import State
 from api.store.tables import Artifact, Event, Job, LogLine
@@ -42,16 +43,6 @@ Label = Annotated[str, StringConstraints(max_length=577), AfterValidator(_printa
 Priority = Annotated[int, Field(strict=True, ge=0, le=9)]
 Seconds = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
 
-JOB_EXAMPLE: dict[str, Any] = {
-    "model": {"path": "/models/SmolLM2-135M-Instruct"},
-    "config": {"preset": "w4a16"},
-    "export": ["compressed_tensors"],
-    "name": "nightly",
-    "labels": {"team": "search"},
-    "priority": 7,
-    "limits": {"max_runtime_s": 7200, "max_pending_s": 3600},
-}
-
 
 class RequestBody(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -82,6 +73,8 @@ class PlanCreate(RequestBody):
     /v1/config-schema``), or the ``quantization_config`` of a checkpoint of AMD Quark.
     """
 
+    model_config = ConfigDict(json_schema_extra={"examples": [examples.PLAN_REQUEST]})
+
     model: ModelRef
     config: dict[str, Any] = Field(examples=[{"preset": "w4a16"}])
     calibration: CalibrationConfig = CalibrationConfig()
@@ -101,7 +94,7 @@ class JobCreate(PlanCreate):
     Of waiting jobs that of the highest ``priority`` goes first (9), then the one that has waited longest.
     """
 
-    model_config = ConfigDict(json_schema_extra={"examples": [JOB_EXAMPLE]})
+    model_config = ConfigDict(json_schema_extra={"examples": [examples.JOB_REQUEST]})
 
     name: Text | None = None
     labels: Labels = {}
@@ -203,6 +196,8 @@ class JobOut(BaseModel):
     ``state_times``: when it last entered each state. ``waiting_reason`` and ``queue_position`` (1 is next) are there
     while it waits; ``error`` has a stable ``code``, a ``hint``, and says in ``retryable`` whether a retry can help.
     """
+
+    model_config = ConfigDict(json_schema_extra={"examples": [examples.JOB]})
 
     id: str
     name: str | None
