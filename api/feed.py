@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
@@ -30,13 +30,13 @@ class Feed:
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._heads: dict[str, int] = {}  # job id -> the newest event that its watchers were told of
         self._task: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
 
     @contextmanager
     def watch(self, job_id: str) -> Iterator[asyncio.Event]:
-        """An event that is set when the job may have news; clear it before you look."""
+        """An event that is set when the job may have news. Watch first, clear it, look, and then wait for it."""
         news = asyncio.Event()
         self._watchers.setdefault(job_id, set()).add(news)
-        self._heads.pop(job_id, None)  # what came before this watcher is news to it
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
         try:
@@ -47,15 +47,22 @@ class Feed:
                 del self._watchers[job_id]
                 self._heads.pop(job_id, None)
 
+    async def stop(self) -> None:
+        """The app ends: ask no more. Waited for and not cancelled: its question may hold a connection of the pool."""
+        self._stopping.set()
+        if self._task is not None:
+            await self._task
+
     async def _run(self) -> None:
-        while self._watchers:
+        while self._watchers and not self._stopping.is_set():
             try:
                 heads = await run_in_threadpool(self._read_heads, list(self._watchers))
             except SQLAlchemyError as error:
                 logger.warning("streams wait: the database is away (%s)", type(error).__name__)
             else:
                 self._tell(heads)
-            await asyncio.sleep(TICK_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), TICK_S)
 
     def _read_heads(self, watched: Sequence[str]) -> dict[str, int]:
         with self._sessions.begin() as session:

@@ -25,12 +25,14 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     settings = settings or Settings()  # type: ignore[call-arg]
     sessions = connect(settings.database_url.get_secret_value())
     celery = make_celery(settings.broker_url.get_secret_value())
+    feed = Feed(sessions)
     upkeep = Upkeep(sessions, sender(celery), interval_s=settings.poll_s)
 
     @asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:
         upkeep.start()
         yield
+        await feed.stop()
         upkeep.stop()
         celery.close()
         dispose(sessions)
@@ -44,7 +46,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
         responses=errors.RESPONSES,
     )
-    app.state.context = Context(settings, sessions, celery, upkeep, Feed(sessions))
+    app.state.context = Context(settings, sessions, celery, upkeep, feed)
     app.add_middleware(RequestId)
     errors.install(app)
     app.include_router(health.router)

@@ -15,6 +15,17 @@ import time
 from pathlib import Path
 
 
+SUMMARY = {
+    "size_before_bytes": 38000,
+    "size_after_bytes": 19000,
+    "worst_layer": {"name": "l0", "relative_error": 0.01, "sqnr_db": 40.0},
+    "total_s": 1.0,
+    "peak_memory_bytes": 1000,
+    "exports": {},
+    "note": "stub\0",
+}
+
+
 def say(kind: str, **data: object) -> None:
     print(json.dumps({"kind": kind, **data}), flush=True)
 
@@ -72,7 +83,7 @@ def main() -> int:
     say("phase_started", phase="export")
     write_output(Path(task["output_dir"]), tamper=mode == "tamper")
     print("this is not JSON", flush=True)
-    say("completed", summary={"size_after_bytes": 19000, "note": "stub\0"})
+    say("completed", summary=SUMMARY)
     return 0
 
 
