@@ -14,7 +14,6 @@ import sys
 import time
 from pathlib import Path
 
-
 SUMMARY = {
     "size_before_bytes": 38000,
     "size_after_bytes": 19000,
