@@ -257,8 +257,8 @@ def _entered(state: State) -> ColumnElement[Any]:
 
 
 def _running_s() -> ColumnElement[Any]:
-    """For how long the present attempt has been running."""
-    return func.extract("epoch", func.clock_timestamp() - _entered(State.RUNNING))
+    """For how long the present attempt has been running; 0 where a job from before ``state_times`` cannot tell."""
+    return func.coalesce(func.extract("epoch", func.clock_timestamp() - _entered(State.RUNNING)), 0)
 
 
 def _now(session: Session) -> datetime:

@@ -31,10 +31,10 @@ class Upkeep:
         self._tasks: list[Task] = [
             *([also] if also else []),
             lambda session: leases.reap(session, limit=REAP_BATCH),
+            lambda session: outbox.relay(session, send, limit=RELAY_BATCH),  # after what writes messages
             leases.expire_pending,
             workers.purge,
             idempotency.purge,
-            lambda session: outbox.relay(session, send, limit=RELAY_BATCH),
         ]
         self._sessions = sessions
         self._interval_s = interval_s
