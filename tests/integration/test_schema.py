@@ -52,9 +52,13 @@ def test_a_database_with_jobs_goes_down_and_up(
     try:
         with sessions.begin() as session:
             found = dict(session.execute(text("SELECT id, state FROM job")).all())
-            assert session.execute(text("UPDATE job SET name = 'old worker' RETURNING version")).all()
+            before = dict(session.execute(text("SELECT id, version FROM job")).all())
+            after = dict(session.execute(text("UPDATE job SET name = 'renamed' RETURNING id, version")).all())
+        with pytest.raises(IntegrityError, match="cannot move"), sessions.begin() as session:
+            session.execute(text("UPDATE job SET state = 'queued', finished_at = NULL WHERE state = 'failed'"))
     finally:
         migrate.upgrade(postgres_url)
+    assert after == {job_id: version + 1 for job_id, version in before.items()}  # the old guard is back
     assert found == {paused: "queued", pausing: "queued", waiting: "queued", cancelling: "cancelling", ended: "failed"}
     with sessions.begin() as session:
         assert control.retry(session, ended)
