@@ -12,6 +12,7 @@ from typing import Annotated
 from celery import Celery
 from fastapi import Depends, Request
 
+from api.feed import Feed
 from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.upkeep import Upkeep
@@ -25,6 +26,7 @@ class Context:
     sessions: Sessions
     celery: Celery
     upkeep: Upkeep
+    feed: Feed
 
 
 def get_context(request: Request) -> Context:

@@ -18,6 +18,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
+from api.store.states import FINAL, WrongState
 from quantcore.errors import ProofError, QuantError
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,58 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         "content": {"application/problem+json": {"schema": ProblemOut.model_json_schema()}},
     }
 }
+
+
+# status -> (when, an example's code and detail)
+WHEN = {
+    400: ("The request cannot be read", "invalid_json", "The body is not valid JSON: Expecting value."),
+    404: ("There is no such thing", "job_not_found", "There is no such job."),
+    409: (
+        "Not in this state; `errors[0].allowed` lists the states in which it can be done",
+        "wrong_state",
+        "The job is running; resume is for a job that is paused.",
+    ),
+    410: (
+        "What this Idempotency-Key made was deleted",
+        "job_deleted",
+        "The job that this Idempotency-Key made was deleted.",
+    ),
+    412: (
+        "The job has changed since the ETag that If-Match gave",
+        "job_changed",
+        "The job has changed since you read it.",
+    ),
+    422: (
+        "The request is understood and cannot work; `errors` says where",
+        "unknown_preset",
+        "Unknown preset 'fp9'.",
+    ),
+    428: (
+        "If-Match is missing",
+        "if_match_required",
+        "A change must say which state of the job it is based on.",
+    ),
+}
+
+
+def may(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """For OpenAPI: the problems that a route knows besides those that all have, each with an example."""
+    return {status: _documented(status) for status in statuses}
+
+
+def _documented(status: int) -> dict[str, Any]:
+    when, code, detail = WHEN[status]
+    example = ProblemOut(
+        type=f"urn:bitfoundry:error:{code}",
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=detail,
+        instance="/v1/jobs",
+        code=code,
+        request_id="req_0123456789abcdef",
+    )
+    body = {"schema": ProblemOut.model_json_schema(), "example": example.model_dump(exclude_none=True)}
+    return {"description": when, "content": {"application/problem+json": body}}
 
 
 class Problem(Exception):
@@ -83,6 +136,10 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(QuantError)
     def quant_error(request: Request, error: QuantError) -> JSONResponse:
         return _answer(request, _from_quant_error(error))
+
+    @app.exception_handler(WrongState)
+    def wrong_state(request: Request, error: WrongState) -> JSONResponse:
+        return _answer(request, _from_wrong_state(error))
 
     @app.exception_handler(RequestValidationError)
     def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -124,6 +181,17 @@ def _answer(request: Request, problem: Problem) -> JSONResponse:
     return JSONResponse(content, problem.status, problem.headers, media_type="application/problem+json")
 
 
+def _from_wrong_state(error: WrongState) -> Problem:
+    """409: the state that the job is in, those that would do, and what can be done with the job instead."""
+    final = error.state in FINAL and error.action in ("cancel", "pause")
+    code = "job_already_final" if final else "wrong_state"
+    allowed = [str(state) for state in error.allowed_states]
+    detail = f"The job is {error.state}; {error.action} is for a job that is {' or '.join(allowed)}."
+    entry = {"parameter": "state", "detail": f"the job is {error.state}", "code": code, "allowed": allowed}
+    instead = ", ".join(error.allowed_actions) or "nothing but clone it"
+    return Problem(409, code, detail, hint=f"With a job that is {error.state} you can: {instead}.", errors=[entry])
+
+
 def _from_quant_error(error: QuantError) -> Problem:
     """What the engine says about a request: the client's to mend (422), ours (500), or a matter of time (503)."""
     if error.retryable:
@@ -138,7 +206,7 @@ def _from_validation(error: RequestValidationError) -> Problem:
     found = error.errors()
     if found[0]["type"] == "json_invalid":
         return Problem(400, "invalid_json", f"The body is not valid JSON: {found[0]['ctx']['error']}.")
-    entries = [_entry(item) for item in found]
+    entries = [entry_of(item) for item in found]
     codes = {entry["code"] for entry in entries}
     code = codes.pop() if len(codes) == 1 else "invalid_request"
     return Problem(422, code, "The request is not valid; `errors` says where.", errors=entries)
@@ -146,10 +214,11 @@ def _from_validation(error: RequestValidationError) -> Problem:
 
 # Pydantic's names of errors that have a name of ours; a name of our own (PydanticCustomError) is kept.
 _VALIDATION_CODES = {"extra_forbidden": "unknown_field", "missing": "missing_field"}
-_OWN_CODES = frozenset({"invalid_model_id", "invalid_model", "invalid_text", "invalid_labels"})
+_OWN_CODES = frozenset({"invalid_model_id", "invalid_model", "invalid_text", "invalid_labels", "invalid_pointer"})
 
 
-def _entry(item: Mapping[str, Any]) -> dict[str, Any]:
+def entry_of(item: Mapping[str, Any]) -> dict[str, Any]:
+    """One of pydantic's errors as an entry of ``errors``; its ``loc`` starts with where it is (``body``, ``query``)."""
     where, *path = item["loc"]
     code = item["type"] if item["type"] in _OWN_CODES else _VALIDATION_CODES.get(item["type"], "invalid_request")
     place = {"pointer": "#" + "".join(f"/{_escape(part)}" for part in path)}

@@ -10,8 +10,9 @@ from fastapi import Depends, FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api import catalog, errors, health, jobs
+from api import catalog, errors, health, jobs, sweeps
 from api.deps import Context
+from api.feed import Feed
 from api.security import authenticate
 from api.settings import Settings
 from api.store.engine import connect, dispose
@@ -24,12 +25,14 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     settings = settings or Settings()  # type: ignore[call-arg]
     sessions = connect(settings.database_url.get_secret_value())
     celery = make_celery(settings.broker_url.get_secret_value())
+    feed = Feed(sessions)
     upkeep = Upkeep(sessions, sender(celery), interval_s=settings.poll_s)
 
     @asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:
         upkeep.start()
         yield
+        await feed.stop()
         upkeep.stop()
         celery.close()
         dispose(sessions)
@@ -43,11 +46,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
         responses=errors.RESPONSES,
     )
-    app.state.context = Context(settings, sessions, celery, upkeep)
+    app.state.context = Context(settings, sessions, celery, upkeep, feed)
     app.add_middleware(RequestId)
     errors.install(app)
     app.include_router(health.router)
-    for router in (jobs.router, catalog.router):
+    for router in (*jobs.routers, sweeps.router, catalog.router):
         app.include_router(router, prefix="/v1", dependencies=[Depends(authenticate)])
     return app
 

@@ -23,6 +23,16 @@ def _split_folders(value: Any) -> Any:
     return tuple(Path(folder).resolve() for folder in folders)
 
 
+def host_memory_bytes() -> int:
+    """This machine's memory, or as much of it as this container may use (cgroup v2)."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total  # "max" is no limit
+
+
 class Settings(BaseSettings):
     """Times are seconds. URLs are secret: they may hold a password and are never logged or shown."""
 
@@ -41,6 +51,7 @@ class Settings(BaseSettings):
     retry_base_s: PositiveFloat = 30
 
     slots: PositiveInt = 1
+    memory_bytes: PositiveInt = Field(default_factory=host_memory_bytes)
     engine_threads: PositiveInt = Field(default_factory=lambda: len(os.sched_getaffinity(0)))
     engine_command: str = "{python} -m quantcore run"
 
@@ -51,10 +62,6 @@ class Settings(BaseSettings):
     @property
     def work_dir(self) -> Path:
         return self.data_dir / "work"
-
-    @property
-    def logs_dir(self) -> Path:
-        return self.data_dir / "logs"
 
     @property
     def engine_argv(self) -> list[str]:

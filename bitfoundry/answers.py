@@ -40,6 +40,18 @@ class ArtifactRef(Answer):
     path: str | None = None
 
 
+class Phase(Answer):
+    """One phase of the present attempt: `running`, `done` or `stopped`."""
+
+    name: str
+    state: str
+    started_at: str
+    ended_at: str | None = None
+    done: int | float | None = None
+    total: int | float | None = None
+    unit: str | None = None
+
+
 class Job(Answer):
     """One job as the service saw it when asked."""
 
@@ -47,11 +59,20 @@ class Job(Answer):
     state: str
     name: str | None = None
     labels: dict[str, str] = {}
+    priority: int = 5
+    limits: dict[str, int | None] = {}
+    state_times: dict[str, str] = {}
+    waiting_reason: str | None = None
+    queue_position: int | None = None
     phase: str | None = None
     progress: Progress | None = None
+    phases: list[Phase] = []
     model: dict[str, Any]
     config: dict[str, Any]
     preset: str | None = None
+    cloned_from: str | None = None
+    sweep_id: str | None = None
+    sweep_values: dict[str, Any] | None = None
     attempt: int = 0
     created_at: str
     started_at: str | None = None
@@ -81,3 +102,32 @@ class ArtifactFile(Answer):
     path: str
     bytes: int
     sha256: str
+
+
+class LogLine(Answer):
+    """One line that an engine printed; `seq` counts within the job, over all its attempts."""
+
+    seq: int
+    at: str
+    attempt: int
+    level: str
+    text: str
+
+
+class Summary(Answer):
+    """How many jobs there are, in all and in each state."""
+
+    total: int
+    by_state: dict[str, int]
+
+
+class Sweep(Answer):
+    """Jobs that were asked for together, in the order of the matrix."""
+
+    id: str
+    name: str | None = None
+    created_at: str
+    matrix: dict[str, list[Any]]
+    total: int
+    by_state: dict[str, int]
+    jobs: list[Job]

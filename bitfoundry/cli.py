@@ -15,12 +15,29 @@ import typer
 from rich.text import Text
 from typer.exceptions import Abort, TyperException
 
-from bitfoundry import __version__, terminal
+from bitfoundry import __version__, job_commands, terminal
 from bitfoundry.answers import Job
 from bitfoundry.client import Client
-from bitfoundry.connection import Connection
 from bitfoundry.errors import BitfoundryError
-from bitfoundry.folders import default_home
+from bitfoundry.options import (
+    AsJson,
+    Export,
+    Home,
+    JobId,
+    Key,
+    Labels,
+    Model,
+    Preset,
+    Priority,
+    Samples,
+    SeqLen,
+    Source,
+    Url,
+    connect,
+    key_value,
+    read_config,
+    show_job,
+)
 
 if TYPE_CHECKING:
     from bitfoundry.local import LocalStack
@@ -33,18 +50,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Home = Annotated[Path | None, typer.Option(help="The data folder. [default: ~/.local/share/bitfoundry]")]
-Url = Annotated[str | None, typer.Option(envvar="BITFOUNDRY_URL", help="The service. [default: the one of `up` here]")]
-Key = Annotated[str | None, typer.Option(envvar="BITFOUNDRY_API_KEY", help="Its API key. [default: as for --url]")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs instead of text for people.")]
-JobId = Annotated[str, typer.Argument(help="The job's id, as `jobs` lists it.")]
-Model = Annotated[str, typer.Argument(help="A model folder on the service's machine, or a Hub id org/name.")]
-Preset = Annotated[str, typer.Option("--config", "-c", help="A preset's name, or a JSON file with a whole config.")]
-Export = Annotated[list[str] | None, typer.Option(help="A checkpoint format to write; repeat for several.")]
-Samples = Annotated[int | None, typer.Option(help="Calibration samples.")]
-SeqLen = Annotated[int | None, typer.Option(help="Tokens of a calibration sample.")]
-Source = Annotated[str | None, typer.Option(help="Calibration text: builtin, or a .txt or .jsonl file.")]
+sweep = typer.Typer(help="Many jobs at once: every combination of a matrix of values.", no_args_is_help=True)
 
 
 @app.command()
@@ -120,7 +126,10 @@ def submit(
     num_samples: Samples = None,
     seq_len: SeqLen = None,
     name: Annotated[str | None, typer.Option(help="A name to find the job by.")] = None,
-    label: Annotated[list[str] | None, typer.Option(help="key=value; repeatable.")] = None,
+    label: Labels = None,
+    priority: Priority = None,
+    max_runtime_s: Annotated[int | None, typer.Option(min=1, help="Give up after running for so long.")] = None,
+    max_pending_s: Annotated[int | None, typer.Option(min=1, help="Give up after waiting for so long.")] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Stay until the job has ended; status 1 if it did not succeed.")
     ] = False,
@@ -130,19 +139,22 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Queue a job. A job that cannot work is refused at once, with the reason."""
-    labels = dict(_key_value(each) for each in label) if label else None
-    with _client(url, api_key, home) as client:
+    labels = dict(key_value(each) for each in label) if label else None
+    limits = {"max_runtime_s": max_runtime_s, "max_pending_s": max_pending_s}
+    with connect(url, api_key, home) as client:
         job = client.submit(
             model,
-            config=_config(config),
+            config=read_config(config),
             export=export,
             calibration=_calibration(calibration_source, num_samples, seq_len),
             name=name,
             labels=labels,
+            priority=priority,
+            limits={name: value for name, value in limits.items() if value is not None} or None,
         )
         if wait:
             job = _await(client, job)
-    _show_job(job, as_json)
+    show_job(job, as_json)
     if wait and job.state != "succeeded":
         raise typer.Exit(1)
 
@@ -162,8 +174,8 @@ def plan(
 ) -> None:
     """What a job would do with this model: sizes, memory, layers. Nothing is done."""
     calibration = _calibration(calibration_source, num_samples, seq_len)
-    with _client(url, api_key, home) as client:
-        found = client.plan(model, config=_config(config), export=export, calibration=calibration)
+    with connect(url, api_key, home) as client:
+        found = client.plan(model, config=read_config(config), export=export, calibration=calibration)
     if as_json:
         terminal.print_json(found)
         return
@@ -177,64 +189,9 @@ def plan(
 
 
 @app.command()
-def jobs(
-    state: Annotated[list[str] | None, typer.Option(help="Only jobs in this state; repeatable.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
-    as_json: AsJson = False,
-) -> None:
-    """List jobs, newest first."""
-    with _client(url, api_key, home) as client:
-        listed = client.list(states=state or (), page_size=min(limit, 100))
-        found = [job for _, job in zip(range(limit), listed, strict=False)]
-    if as_json:
-        terminal.print_json([job.model_dump(mode="json") for job in found])
-    else:
-        terminal.out.print(terminal.jobs_table(found) if found else "no jobs yet: `bitfoundry submit` makes one")
-
-
-@app.command()
-def job(job_id: JobId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
-    """Show one job."""
-    with _client(url, api_key, home) as client:
-        _show_job(client.get(job_id), as_json)
-
-
-@app.command()
-def events(
-    job_id: JobId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show what has happened to a job, one line an event (with --json one JSON object a line)."""
-    after = 0
-    with _client(url, api_key, home) as client:
-        while True:
-            ended = not follow or client.get(job_id).is_final  # asked first: the events after it are the last ones
-            for event in client.events(job_id, after=after):
-                after = event.seq
-                print(event.model_dump_json() if as_json else terminal.event_line(event), flush=True)
-            if ended:
-                return
-            time.sleep(1.0)
-
-
-@app.command()
-def cancel(job_id: JobId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
-    """End a job: at once if it waits, as soon as its engine has stopped if it runs."""
-    with _client(url, api_key, home) as client:
-        _show_job(client.cancel(job_id), as_json)
-
-
-@app.command()
 def presets(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
     """List the named configs of the service."""
-    with _client(url, api_key, home) as client:
+    with connect(url, api_key, home) as client:
         found = client.presets()
     if as_json:
         terminal.print_json(found)
@@ -255,12 +212,19 @@ def download(
     as_json: AsJson = False,
 ) -> None:
     """Fetch a job's artifact, each file checked against its SHA-256. Run it again to go on where it stopped."""
-    with _client(url, api_key, home) as client:
+    with connect(url, api_key, home) as client:
         target = client.download(job_id, folder or Path(job_id))
     if as_json:
         terminal.print_json({"folder": str(target.absolute())})
     else:
         terminal.out.print(f"the artifact is whole in {target}", soft_wrap=True)
+
+
+for command in job_commands.COMMANDS:
+    app.command()(command)
+for name, command in job_commands.SWEEP_COMMANDS.items():
+    sweep.command(name)(command)
+app.add_typer(sweep, name="sweep")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -309,54 +273,11 @@ def _announce(stack: "LocalStack", as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def _client(url: str | None, api_key: str | None, home: Path | None) -> Client:
-    """From the options, the environment, or what `bitfoundry up` left in its home."""
-    local = Connection.read((home or default_home()).expanduser().absolute())
-    if not url and not local:
-        raise BitfoundryError(
-            "no service is known here", hint="start one with `bitfoundry up`, or give --url and --api-key"
-        )
-    chosen = url or (local.url if local else "")
-    key = api_key or (local.api_key if local and chosen == local.url else "")
-    if not key:
-        raise BitfoundryError(f"{chosen} needs an API key", hint="give --api-key or set BITFOUNDRY_API_KEY")
-    return Client(chosen, key)
-
-
-def _config(text: str) -> str | dict[str, Any]:
-    """A preset's name as it is; the content of a .json file."""
-    import json
-
-    if not text.endswith(".json"):
-        return text
-    try:
-        content = json.loads(Path(text).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise BitfoundryError(f"{text} cannot be read as a config: {error}") from error
-    if not isinstance(content, dict):
-        raise BitfoundryError(f"{text} holds no JSON object")
-    return content
-
-
 def _calibration(source: str | None, num_samples: int | None, seq_len: int | None) -> dict[str, Any] | None:
     given = {"source": source, "num_samples": num_samples, "seq_len": seq_len}
     return {key: value for key, value in given.items() if value is not None} or None
 
 
-def _key_value(text: str) -> tuple[str, str]:
-    key, sign, value = text.partition("=")
-    if not sign or not key:
-        raise typer.BadParameter(f"{text!r} is not key=value")
-    return key, value
-
-
 def _await(client: Client, job: Job) -> Job:
     with terminal.Watch(terminal.err) as watch:
         return client.wait(job.id, on_change=watch.update)
-
-
-def _show_job(job: Job, as_json: bool) -> None:
-    if as_json:
-        terminal.print_json(job.model_dump(mode="json"))
-    else:
-        terminal.out.print(terminal.job_details(job))

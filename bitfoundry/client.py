@@ -7,37 +7,48 @@ client.download(job.id, Path("smollm2-w4a16"))
 """
 
 import hashlib
-import json
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import Any
-from urllib.parse import quote, urlsplit
+from typing import Any, TypedDict, Unpack
+from urllib.parse import quote
 
 import httpx2
 
-from bitfoundry.answers import ArtifactFile, Event, Job
-from bitfoundry.errors import ApiError, BitfoundryError, WaitTimeout
+from bitfoundry.answers import ArtifactFile, Event, Job, LogLine, Summary, Sweep
+from bitfoundry.errors import BitfoundryError, WaitTimeout
+from bitfoundry.follow import follow
+from bitfoundry.transport import Transport
 
-NUM_TRIES = 4  # of a request that may be repeated
 CHUNK_BYTES = 1 << 20
 
 
+class JobFilter(TypedDict, total=False):
+    """Which jobs are meant: in one of `states`, with all `labels`, of this `model` (its path or Hub id), with `text` in
+    the name, the id, the model or the preset, made between two times (RFC 3339), of this sweep."""
+
+    states: Sequence[str]
+    labels: Mapping[str, str] | None
+    model: str | None
+    text: str | None
+    created_after: datetime | str | None
+    created_before: datetime | str | None
+    sweep: str | None
+
+
 class Client:
-    """A connection to the service. Safe to use from several threads; close it or use it as a context manager."""
+    """A connection to the service. Safe to use from several threads; close it or use it as a context manager.
+
+    Every method raises ApiError, whose `code` is the service's stable code.
+    """
 
     def __init__(
         self, base_url: str, api_key: str, *, timeout_s: float = 30.0, transport: httpx2.BaseTransport | None = None
     ) -> None:
-        loopback = urlsplit(base_url).hostname in {"127.0.0.1", "localhost", "::1"}
-        self._http = httpx2.Client(
-            base_url=base_url,
-            headers={"Authorization": f"Bearer {api_key}"},
-            timeout=timeout_s,
-            trust_env=not loopback,  # a proxy cannot reach our loopback
-            transport=transport,
-        )
+        self._service = Transport(base_url, api_key, timeout_s=timeout_s, transport=transport)
 
     def submit(
         self,
@@ -48,12 +59,20 @@ class Client:
         calibration: Mapping[str, Any] | None = None,
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
+        priority: int | None = None,
+        limits: Mapping[str, int] | None = None,
+        idempotency_key: str | None = None,
     ) -> Job:
         """Queue a job. `model` is a folder of the service's machine, a Hub id `org/name`, or the request's own object;
-        `config` is a preset's name or a whole config. Raises ApiError; a bad job is refused before it is queued."""
+        `config` is a preset's name or a whole config. A bad job is refused before it is queued.
+
+        `priority` is 0 to 9, 9 goes first; `limits` {max_runtime_s, max_pending_s}. The request is sent again when no
+        answer comes, and still makes one job: with `idempotency_key` also when this program is run again.
+        """
         body = _planned(model, config, export, calibration)
-        body |= {key: value for key, value in {"name": name, "labels": labels}.items() if value is not None}
-        return Job.model_validate_json(self._send("POST", "/v1/jobs", body=body).content)
+        more = {"name": name, "labels": labels, "priority": priority, "limits": limits}
+        body |= {key: value for key, value in more.items() if value is not None}
+        return self._job("POST", "/v1/jobs", body=body, key=idempotency_key or str(uuid.uuid4()))
 
     def plan(
         self,
@@ -63,29 +82,90 @@ class Client:
         export: Sequence[str] | None = None,
         calibration: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """What `submit` would do, layer by layer, without doing it. Raises ApiError."""
-        answer = self._send("POST", "/v1/plans", body=_planned(model, config, export, calibration), repeat=True)
-        return dict(answer.json())
+        """What `submit` would do, layer by layer, without doing it."""
+        body = _planned(model, config, export, calibration)
+        return dict(self._service.send("POST", "/v1/plans", body=body, repeat=True).json())
 
     def get(self, job_id: str) -> Job:
         """One job; ApiError `job_not_found`."""
-        return Job.model_validate_json(self._send("GET", f"/v1/jobs/{quote(job_id, safe='')}").content)
+        return self._job("GET", _path(job_id))
 
-    def list(self, *, states: Sequence[str] = (), page_size: int = 50) -> Iterator[Job]:
-        """All jobs, newest first, asked for page by page as you go."""
-        query: dict[str, Any] = {"limit": page_size} | ({"state": list(states)} if states else {})
+    def list(self, *, page_size: int = 50, **wanted: Unpack[JobFilter]) -> Iterator[Job]:
+        """Jobs, newest first, asked for page by page as you go; see JobFilter for which."""
+        query = _query(wanted) | {"limit": page_size}
         while True:
-            page = self._send("GET", "/v1/jobs", query=query).json()
+            page = self._service.send("GET", "/v1/jobs", query=query).json()
             yield from (Job.model_validate(each) for each in page["data"])
             if not page["has_more"]:
                 return
             query["cursor"] = page["next_cursor"]
 
-    def events(self, job_id: str, *, after: int = 0) -> Iterator[Event]:
-        """What has happened so far since event `after`, oldest first."""
+    def summary(self, **wanted: Unpack[JobFilter]) -> Summary:
+        """How many jobs there are in each state, of those that `list` would list."""
+        answer = self._service.send("GET", "/v1/jobs/summary", query=_query(wanted))
+        return Summary.model_validate_json(answer.content)
+
+    def edit(self, job_id: str, changes: Mapping[str, Any], *, etag: str = "*") -> Job:
+        """Change `name`, `labels` (all of them) or `priority`. With the `etag` of an answer only if nothing has changed
+        since: ApiError `job_changed`."""
+        return self._job("PATCH", _path(job_id), body=changes, headers={"If-Match": etag})
+
+    def delete(self, job_id: str) -> None:
+        """Delete a job that has ended and all that it made; ApiError `wrong_state` for one that has not."""
+        self._service.send("DELETE", _path(job_id))
+
+    def clone(
+        self, job_id: str, changes: Mapping[str, Any] | None = None, *, idempotency_key: str | None = None
+    ) -> Job:
+        """Queue a job like this one but for `changes`, which are fields of the request."""
+        key = idempotency_key or str(uuid.uuid4())
+        return self._job("POST", f"{_path(job_id)}/clone", body=changes or {}, key=key)
+
+    def cancel(self, job_id: str) -> Job:
+        """Ask for the job's end; ApiError `job_already_final` when it has ended."""
+        return self._job("POST", f"{_path(job_id)}/cancel")
+
+    def pause(self, job_id: str) -> Job:
+        """Keep the job from running. The engine of a running one is ended: it will start from its beginning."""
+        return self._job("POST", f"{_path(job_id)}/pause")
+
+    def resume(self, job_id: str) -> Job:
+        """Queue a paused job again; ApiError `wrong_state` for another."""
+        return self._job("POST", f"{_path(job_id)}/resume")
+
+    def retry(self, job_id: str) -> Job:
+        """Queue a failed or cancelled job again; ApiError `wrong_state` for another."""
+        return self._job("POST", f"{_path(job_id)}/retry")
+
+    def submit_sweep(
+        self,
+        job: Mapping[str, Any],
+        matrix: Mapping[str, Sequence[Any]],
+        *,
+        name: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Sweep:
+        """Queue a job for every combination of the values in `matrix` (JSON pointer into `job` -> values), all or none.
+        `job` is the body of a request for a job."""
+        body = {"job": job, "matrix": matrix} | ({"name": name} if name is not None else {})
+        headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        answer = self._service.send("POST", "/v1/sweeps", body=body, headers=headers, repeat=True)
+        return Sweep.model_validate_json(answer.content)
+
+    def sweep(self, sweep_id: str) -> Sweep:
+        """A sweep and its jobs as they are now; ApiError `sweep_not_found`."""
+        return Sweep.model_validate_json(self._service.send("GET", _path(sweep_id, "sweeps")).content)
+
+    def cancel_sweep(self, sweep_id: str) -> Sweep:
+        """Cancel all jobs of a sweep that have not ended."""
+        answer = self._service.send("POST", f"{_path(sweep_id, 'sweeps')}/cancel", repeat=True)
+        return Sweep.model_validate_json(answer.content)
+
+    def events(self, job_id: str, *, after: int = 0, kinds: Sequence[str] = ()) -> Iterator[Event]:
+        """What has happened so far since event `after`, oldest first; only events of `kinds` if there are any."""
         while True:
-            path = f"/v1/jobs/{quote(job_id, safe='')}/events"
-            page = self._send("GET", path, query={"after": after}).json()
+            query = {"after": after} | ({"kind": [*kinds]} if kinds else {})
+            page = self._service.send("GET", f"{_path(job_id)}/events", query=query).json()
             for each in page["data"]:
                 event = Event.model_validate(each)
                 after = event.seq
@@ -93,14 +173,26 @@ class Client:
             if not page["has_more"]:
                 return
 
-    def cancel(self, job_id: str) -> Job:
-        """Ask for the job's end; ApiError `job_already_final` when it has ended."""
-        answer = self._send("POST", f"/v1/jobs/{quote(job_id, safe='')}/cancel")
-        return Job.model_validate_json(answer.content)
+    def stream_events(self, job_id: str, *, after: int = 0) -> Iterator[Event]:
+        """What has happened since event `after` and then each event as it comes, until the job has ended. A connection
+        that breaks off is made again; no event is missed and none comes twice."""
+        return follow(self._service, f"{_path(job_id)}/events/stream", after)
+
+    def logs(
+        self, job_id: str, *, level: str = "debug", tail: int | None = None, after: int | None = None
+    ) -> Iterator[LogLine]:
+        """What the job's engines printed so far, of at least `level`: the last `tail` lines, or all after `after`."""
+        query: dict[str, Any] = {"level": level} | ({"tail": tail} if tail else {"after": after or 0})
+        while True:
+            page = self._service.send("GET", f"{_path(job_id)}/logs", query=query).json()
+            yield from (LogLine.model_validate(each) for each in page["data"])
+            if not page["has_more"]:
+                return
+            query["after"] = page["data"][-1]["seq"]
 
     def presets(self) -> Sequence[dict[str, Any]]:
         """The named configs that the service knows."""
-        answer = self._send("GET", "/v1/presets").json()
+        answer = self._service.send("GET", "/v1/presets").json()
         return [dict(each) for each in answer["data"]]
 
     def wait(
@@ -128,7 +220,7 @@ class Client:
 
     def artifacts(self, job_id: str) -> Sequence[ArtifactFile]:
         """The files of a succeeded job; ApiError `not_ready` before."""
-        answer = self._send("GET", f"/v1/jobs/{quote(job_id, safe='')}/artifacts").json()
+        answer = self._service.send("GET", f"{_path(job_id)}/artifacts").json()
         return [ArtifactFile.model_validate(each) for each in answer["data"]]
 
     def download(
@@ -145,7 +237,7 @@ class Client:
         return folder
 
     def close(self) -> None:
-        self._http.close()
+        self._service.close()
 
     def __enter__(self) -> "Client":
         return self
@@ -153,17 +245,30 @@ class Client:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    def _job(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Mapping[str, Any] | None = None,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Job:
+        """The job that the service answers with. With an idempotency `key` a request may be repeated."""
+        sent = {"Idempotency-Key": key} if key else headers
+        answer = self._service.send(method, path, body=body, headers=sent, repeat=key is not None)
+        return Job.model_validate_json(answer.content)
+
     def _fetch(
         self, job_id: str, file: ArtifactFile, target: Path, on_bytes: Callable[[ArtifactFile, int], None] | None
     ) -> None:
         partial = target.with_name(f"{target.name}.partial")
         digest = hashlib.sha256()
-        url = f"/v1/jobs/{quote(job_id, safe='')}/artifacts/{quote(file.path)}"
         try:
-            with self._http.stream("GET", url) as answer, partial.open("wb") as out:
-                if answer.status_code >= 400:
-                    answer.read()
-                    raise _problem(answer)
+            with (
+                self._service.stream(f"{_path(job_id)}/artifacts/{quote(file.path)}") as answer,
+                partial.open("wb") as out,
+            ):
                 for chunk in answer.iter_bytes(CHUNK_BYTES):
                     digest.update(chunk)
                     out.write(chunk)
@@ -173,36 +278,27 @@ class Client:
                 raise BitfoundryError(f"{file.path} arrived damaged", hint="download again")
             partial.replace(target)
         except httpx2.TransportError as error:
-            raise _no_answer(self._http.base_url, error) from error
+            raise self._service.no_answer(error) from error
         finally:
             partial.unlink(missing_ok=True)
 
-    def _send(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, Any] | None = None,
-        body: Mapping[str, Any] | None = None,
-        repeat: bool = False,
-    ) -> httpx2.Response:
-        """One request; what may be repeated is tried again while the service is away or busy. Raises ApiError."""
-        num_tries = NUM_TRIES if repeat or method == "GET" else 1
-        for attempt in range(1, num_tries + 1):
-            try:
-                answer = self._http.request(method, path, params=query, json=body)
-            except httpx2.TransportError as error:
-                if attempt == num_tries:
-                    raise _no_answer(self._http.base_url, error) from error
-                time.sleep(0.2 * 2**attempt)
-                continue
-            if answer.status_code in {429, 502, 503, 504} and attempt < num_tries:
-                time.sleep(_retry_after_s(answer, default=0.2 * 2**attempt))
-                continue
-            break
-        if answer.status_code >= 400:
-            raise _problem(answer)
-        return answer
+
+def _path(identity: str, kind: str = "jobs") -> str:
+    return f"/v1/{kind}/{quote(identity, safe='')}"
+
+
+def _query(wanted: JobFilter) -> dict[str, Any]:
+    """The query that lists and counts share."""
+    times = {name: wanted.get(name) for name in ("created_after", "created_before")}
+    query: dict[str, Any] = {
+        "state": [*wanted.get("states", ())],
+        "label": [f"{name}={value}" for name, value in (wanted.get("labels") or {}).items()],
+        "model": wanted.get("model"),
+        "q": wanted.get("text"),
+        "sweep": wanted.get("sweep"),
+        **{name: at.isoformat() if isinstance(at, datetime) else at for name, at in times.items()},
+    }
+    return {name: value for name, value in query.items() if value}
 
 
 def _planned(
@@ -228,32 +324,6 @@ def _model(model: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(model, Path) or path.is_absolute() or model.startswith(".") or path.is_dir():
         return {"path": str(path.absolute())}
     return {"id": model}
-
-
-def _problem(answer: httpx2.Response) -> ApiError:
-    try:
-        problem = answer.json()
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        problem = {}
-    return ApiError(answer.status_code, problem if isinstance(problem, dict) else {})
-
-
-def _no_answer(base_url: httpx2.URL, error: httpx2.TransportError) -> ApiError:
-    return ApiError(
-        0,
-        {
-            "code": "no_answer",
-            "detail": f"{str(base_url).rstrip('/')} does not answer: {error}",
-            "hint": "is the service up? `bitfoundry up` starts one here",
-        },
-    )
-
-
-def _retry_after_s(answer: httpx2.Response, default: float) -> float:
-    try:
-        return min(max(float(answer.headers.get("Retry-After", "")), 0.1), 30.0)
-    except ValueError:
-        return default
 
 
 def _inside(name: str) -> PurePosixPath:

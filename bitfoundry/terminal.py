@@ -13,14 +13,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
-from bitfoundry.answers import Event, Job
+from bitfoundry.answers import Event, Job, LogLine, Summary, Sweep
 from bitfoundry.errors import ApiError, BitfoundryError
 
 # No markup: names of models and jobs come from others and are shown as they are. Styles come as Text.
 out = Console(markup=False, highlight=False)
 err = Console(markup=False, highlight=False, stderr=True)
 
-STATE_STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan"}
+STATE_STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "paused": "magenta"}
 
 
 def print_json(data: Any) -> None:
@@ -69,8 +69,10 @@ def jobs_table(jobs: Sequence[Job]) -> Table:
 
 
 def progress_text(job: Job) -> str:
-    """'quantize: block 12 of 30, 40 s left', as much of it as is known."""
+    """'quantize: block 12 of 30, 40 s left', as much of it as is known; of a waiting job why it waits."""
     progress = job.progress
+    if job.waiting_reason:
+        return job.waiting_reason
     if job.is_final or progress is None or progress.phase != job.phase:
         return "" if job.is_final else job.phase or ""
     left = "" if progress.eta_s is None else f", {progress.eta_s:.0f} s left"
@@ -86,12 +88,15 @@ def job_details(job: Job) -> Table:
         ("config", job.preset or "custom"),
         ("state", state_text(job.state)),
         ("phase", progress_text(job)),
+        ("labels", ", ".join(f"{name}={value}" for name, value in job.labels.items())),
+        ("priority", str(job.priority)),
         ("attempt", str(job.attempt)),
         ("created", job.created_at),
         ("finished", job.finished_at or ""),
     ]
     if job.error:
         rows += [("error", f"{job.error.message} ({job.error.code})"), ("hint", job.error.hint)]
+        rows.append(("retry", f"can help: bitfoundry retry {job.id}" if job.error.retryable else "cannot help"))
     if job.summary:
         rows += summary_rows(job.summary).items()
     if job.artifact:
@@ -109,6 +114,35 @@ def event_line(event: Event) -> str:
     """One event as one line: '12 12:01:33 progress phase=quantize done=3 ...'."""
     data = " ".join(f"{key}={value}" for key, value in event.data.items() if key != "kind" and value is not None)
     return f"{event.seq:4} {event.at[11:19]} {event.kind} {data}".rstrip()
+
+
+def log_line(line: LogLine) -> str:
+    """One line of a log: '12:01:33 warning text'."""
+    return f"{line.at[11:19]} {line.level:7} {line.text}"
+
+
+def summary_table(summary: Summary) -> Table:
+    """The states that have jobs, and the sum."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for state, number in summary.by_state.items():
+        if number:
+            table.add_row(state_text(state), str(number))
+    table.add_row(Text("all", "bold"), str(summary.total))
+    return table
+
+
+def sweep_table(sweep: Sweep) -> Table:
+    """One row a job: its values, its state, what came of it."""
+    counts = ", ".join(f"{number} {state}" for state, number in sweep.by_state.items() if number)
+    title = f"{sweep.id}  {sweep.name or ''}\n{counts}"
+    table = Table(box=None, header_style="bold", pad_edge=False, title=title, title_justify="left")
+    table.add_column("job", no_wrap=True)
+    for heading in (*sweep.matrix, "state", ""):
+        table.add_column(heading)
+    for job in sweep.jobs:
+        values = [json.dumps((job.sweep_values or {}).get(pointer)) for pointer in sweep.matrix]
+        table.add_row(job.id, *values, state_text(job.state), _ending(job) if job.error else progress_text(job))
+    return table
 
 
 def summary_rows(summary: Mapping[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The engine as a child process: its own session and group, a clean environment, JSON lines on stdout."""
+"""The engine as a child process: its own session and group, a clean environment, JSON lines on stdout, a log beside."""
 
 from __future__ import annotations
 
@@ -50,6 +50,8 @@ class Stop(Enum):
     """Why the supervisor ended an engine."""
 
     CANCELLED = "cancelled"
+    PAUSED = "paused"
+    TIME_IS_UP = "time_is_up"
     DRAINED = "drained"
     LEASE_LOST = "lease_lost"
 
@@ -57,22 +59,21 @@ class Stop(Enum):
 class Engine:
     """One running engine. ``stop`` may be called from any thread; the first reason is the one that counts."""
 
-    def __init__(self, settings: Settings, task_file: Path, log_file: Path, *, with_hub: bool = False) -> None:
+    def __init__(self, settings: Settings, task_file: Path, *, with_hub: bool = False) -> None:
         """Start it. Must be called from a thread that outlives it: the kernel ties the child to that thread."""
         self.stopped_by: Stop | None = None
         self._grace_s = settings.stop_grace_s
         self._lock = threading.Lock()
         self._ended = False
         self._kill_timer: threading.Timer | None = None
-        with log_file.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(KEEPER), str(os.getpid()), *settings.engine_argv, str(task_file)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=engine_environment(settings, with_hub=with_hub),
-                start_new_session=True,
-            )
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(KEEPER), str(os.getpid()), *settings.engine_argv, str(task_file)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=engine_environment(settings, with_hub=with_hub),
+            start_new_session=True,
+        )
         self._end = threading.Thread(target=self._await_end, name="engine-end", daemon=True)
         self._end.start()
 
@@ -83,6 +84,13 @@ class Engine:
             while line := stream.readline(MAX_LINE_BYTES):  # of a longer one the pieces, which will not parse
                 if event := _parse(line):
                     yield event
+
+    def log_lines(self) -> Iterator[bytes]:
+        """What it prints on stderr, until it ends. Somebody must read it, or the engine stands still."""
+        assert self._process.stderr is not None
+        with self._process.stderr as stream:
+            while line := stream.readline(MAX_LINE_BYTES):
+                yield line
 
     def wait(self) -> int:
         """The exit status; 128 + n if signal n ended the engine."""

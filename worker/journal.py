@@ -9,6 +9,7 @@ from api.store import leases
 from api.store.events import NewEvent
 from api.store.leases import Failure
 from worker.lease import HeldLease
+from worker.redaction import Redactor
 
 PROGRESS_INTERVAL_S = 0.5
 MAX_TEXT = 4000
@@ -17,15 +18,17 @@ MAX_TEXT = 4000
 class Journal:
     """Feed it with ``note``. What the engine said last is in ``summary`` (it completed) or ``failure``."""
 
-    def __init__(self, held: HeldLease) -> None:
+    def __init__(self, held: HeldLease, redactor: Redactor) -> None:
         self.summary: dict[str, Any] | None = None
         self.failure: Failure | None = None
         self._held = held
+        self._redactor = redactor
         self._waiting: NewEvent | None = None
         self._last_progress_at = float("-inf")
 
     def note(self, line: dict[str, Any]) -> None:
         """Write one line of the engine as an event. Raises LeaseLost."""
+        line = self._redactor.clean_all(line)
         event = NewEvent(line["kind"][:64], {name: value for name, value in line.items() if name != "kind"})
         if event.kind == "progress":
             self._note_progress(event)

@@ -19,7 +19,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from api.settings import Settings
 from api.store import leases
 from api.store.engine import Sessions
-from api.store.leases import Lease, LeaseLost
+from api.store.leases import Lease, LeaseLost, Order
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ DATABASE_AWAY = (OperationalError, InterfaceError, PoolTimeoutError)
 class HeldLease:
     """``with HeldLease(...) as held:`` beats in the background; ``held.write`` is one fenced transaction.
 
-    ``claimed_at`` is the monotonic time *before* the claim was sent. ``on_cancel`` and ``on_lost`` are called from
-    the background thread (``on_cancel`` perhaps many times).
+    ``claimed_at`` is the monotonic time *before* the claim was sent. ``on_order`` and ``on_lost`` are called from
+    the background thread (``on_order`` perhaps many times).
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class HeldLease:
         settings: Settings,
         *,
         claimed_at: float,
-        on_cancel: Callable[[], None],
+        on_order: Callable[[Order], None],
         on_lost: Callable[[], None],
     ) -> None:
         self.lease = lease
@@ -50,7 +50,7 @@ class HeldLease:
         self._lease_s = settings.lease_s
         self._safe_s = settings.lease_s - min(SAFETY_S, settings.lease_s / 3)
         self._safe_until = claimed_at + self._safe_s
-        self._on_cancel = on_cancel
+        self._on_order = on_order
         self._on_lost = on_lost
         self._done = threading.Event()
         self._lost = threading.Event()
@@ -74,13 +74,13 @@ class HeldLease:
         while not self._lost.is_set():
             try:
                 with self._sessions.begin() as session:
-                    wants_cancel = change(session, self.lease, **arguments)
+                    order = change(session, self.lease, **arguments)
             except DATABASE_AWAY as error:
                 logger.warning("%s: the database is away (%s), trying again", self.lease.job_id, type(error).__name__)
                 self._lost.wait(min(self._heartbeat_s, 1.0))
             else:
-                if wants_cancel:
-                    self._on_cancel()
+                if order:
+                    self._on_order(order)
                 return
         raise LeaseLost
 
@@ -101,7 +101,7 @@ class HeldLease:
             sent_at = time.monotonic()
             try:
                 with self._sessions.begin() as session:
-                    wants_cancel = leases.renew(session, self.lease, lease_s=self._lease_s)
+                    order = leases.renew(session, self.lease, lease_s=self._lease_s)
             except SQLAlchemyError as error:
                 logger.warning("%s: no heartbeat (%s)", self.lease.job_id, type(error).__name__)
                 if time.monotonic() >= self._safe_until:
@@ -110,5 +110,5 @@ class HeldLease:
                 continue
             self._safe_until = sent_at + self._safe_s
             pause_s = self._heartbeat_s
-            if wants_cancel:
-                self._on_cancel()
+            if order:
+                self._on_order(order)

@@ -10,11 +10,13 @@ import threading
 from api.settings import Settings
 from api.store import leases
 from api.store.engine import Sessions
-from api.store.leases import Failure, Lease, LeaseLost
+from api.store.leases import Failure, Lease, LeaseLost, Order
 from quantcore.errors import QuantError
 from worker.engine import Engine, Stop
+from worker.joblog import JobLog
 from worker.journal import Journal
 from worker.lease import HeldLease
+from worker.redaction import Redactor
 from worker.workspace import Workspace
 
 logger = logging.getLogger(__name__)
@@ -24,6 +26,12 @@ DISK_FULL = Failure("disk_full", "The worker's disk is full.", retryable=True)
 WORKER_ERROR = Failure(
     "worker_error", "Something went wrong in the worker.", "See its log.", retryable=True, max_failures=2
 )
+OUT_OF_TIME = Failure(
+    "max_runtime_exceeded",
+    "The job ran longer than its limits.max_runtime_s allows.",
+    hint="Clone it with a larger limits.max_runtime_s.",
+)
+_STOPS = {Order.CANCEL: Stop.CANCELLED, Order.PAUSE: Stop.PAUSED, Order.TIME_IS_UP: Stop.TIME_IS_UP}
 MAX_CRASHES = 2  # the first may be bad luck (or memory that another job held); the second is the job's own
 
 
@@ -39,9 +47,11 @@ class Run:
             sessions,
             settings,
             claimed_at=claimed_at,
-            on_cancel=lambda: self.stop(Stop.CANCELLED),
+            on_order=lambda order: self.stop(_STOPS[order]),
             on_lost=lambda: self.stop(Stop.LEASE_LOST),
         )
+        self._redactor = Redactor.of_environment()
+        self._log = JobLog(self._held, self._redactor)
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._stop: Stop | None = None
@@ -54,6 +64,7 @@ class Run:
         except LeaseLost:
             logger.warning("%s: no longer ours, nothing was written", self.lease.job_id)
         finally:
+            self._log.stop()
             self._workspace.remove()
 
     def stop(self, reason: Stop) -> None:
@@ -106,16 +117,16 @@ class Run:
 
     def _start_engine(self) -> Engine:
         with self._lock:
-            self._engine = Engine(
-                self._settings, self._workspace.task_file, self._workspace.log_file, with_hub="id" in self.lease.model
-            )
+            with_hub = "id" in self.lease.model
+            self._engine = Engine(self._settings, self._workspace.task_file, with_hub=with_hub)
             if self._stop:
                 self._engine.stop(self._stop)
             return self._engine
 
     def _listen(self, engine: Engine) -> Journal:
         """Write what the engine says until it ends."""
-        journal = Journal(self._held)
+        journal = Journal(self._held, self._redactor)
+        self._log.follow(engine.log_lines())
         try:
             for line in engine.lines():
                 journal.note(line)
@@ -128,12 +139,14 @@ class Run:
 
     def _conclude(self, engine: Engine, journal: Journal) -> None:
         status = engine.wait()
+        self._log.add(f"worker: the engine has ended with status {status}", "info")
+        self._log.close()
         if status == 0:  # whole and proven: kept even if a cancel came in the last moment
             self._publish(journal)
-        elif engine.stopped_by is Stop.CANCELLED:
-            self._held.write(leases.cancel)
-        elif engine.stopped_by is Stop.DRAINED:
+        elif engine.stopped_by in (Stop.CANCELLED, Stop.PAUSED, Stop.DRAINED):
             self._held.write(leases.release)
+        elif engine.stopped_by is Stop.TIME_IS_UP:
+            self._fail(OUT_OF_TIME)
         elif engine.stopped_by is Stop.LEASE_LOST:
             raise LeaseLost
         else:
@@ -165,6 +178,6 @@ class Run:
             f"The engine {how} and did not say why.",
             hint="The kernel does that when memory runs out: see peak_memory_bytes of the plan." if killed else "",
             retryable=True,
-            detail=self._workspace.log_tail(),
+            detail=self._log.tail,
             max_failures=MAX_CRASHES,
         )

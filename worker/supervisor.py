@@ -15,9 +15,10 @@ import time
 
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
 from api.settings import Settings
-from api.store import leases
+from api.store import leases, workers
 from api.store.engine import Sessions, connect, dispose
 from api.store.outbox import Send
 from api.store.states import HELD
@@ -35,9 +36,11 @@ class Supervisor:
 
     def __init__(self, settings: Settings, send: Send) -> None:
         self._settings = settings
-        self._sessions = connect(settings.database_url.get_secret_value(), pool_size=2 * settings.slots + 2)
-        self._upkeep = Upkeep(self._sessions, send, interval_s=settings.poll_s)
-        self._slots = [Slot(self._sessions, settings, number) for number in range(settings.slots)]
+        self._sessions = connect(settings.database_url.get_secret_value(), pool_size=3 * settings.slots + 2)
+        self._upkeep = Upkeep(self._sessions, send, interval_s=settings.poll_s, also=self._say_where_we_are)
+        self._id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._draining = False
+        self._slots = [Slot(self._sessions, settings, f"{self._id}:{number}") for number in range(settings.slots)]
 
     def start(self) -> None:
         remove_stale_attempts(self._sessions, self._settings)
@@ -52,6 +55,8 @@ class Supervisor:
 
     def drain(self) -> None:
         """Claim no more, end the engines, give their jobs back. Returns at once; ``join`` waits for it."""
+        self._draining = True
+        self._upkeep.poke()
         for slot in self._slots:
             slot.drain()
 
@@ -61,13 +66,28 @@ class Supervisor:
         self._upkeep.stop()
         dispose(self._sessions)
 
+    def _say_where_we_are(self, session: Session) -> int:
+        """A task of the upkeep: clients are told what their jobs wait for, and that may be a worker."""
+        if self._draining:
+            workers.leave(session, self._id)
+        else:
+            workers.beat(
+                session,
+                worker_id=self._id,
+                host=socket.gethostname(),
+                num_slots=self._settings.slots,
+                memory_bytes=self._settings.memory_bytes,
+                live_s=max(self._settings.lease_s, 3 * self._settings.poll_s),
+            )
+        return 0
+
 
 class Slot(threading.Thread):
     """Room for one job at a time. The thread lives as long as the worker: its engines are tied to it by the kernel."""
 
-    def __init__(self, sessions: Sessions, settings: Settings, number: int) -> None:
-        super().__init__(name=f"slot-{number}", daemon=True)
-        self._worker = f"{socket.gethostname()}:{os.getpid()}:{number}:{secrets.token_hex(4)}"
+    def __init__(self, sessions: Sessions, settings: Settings, name: str) -> None:
+        super().__init__(name=f"slot-{name}", daemon=True)
+        self._worker = name
         self._sessions = sessions
         self._settings = settings
         self._woken = threading.Event()
@@ -99,7 +119,12 @@ class Slot(threading.Thread):
         try:
             claimed_at = time.monotonic()
             with self._sessions.begin() as session:
-                lease = leases.claim(session, worker=self._worker, lease_s=self._settings.lease_s)
+                lease = leases.claim(
+                    session,
+                    worker=self._worker,
+                    lease_s=self._settings.lease_s,
+                    memory_bytes=self._settings.memory_bytes,
+                )
         except SQLAlchemyError as error:
             logger.warning("cannot look for jobs, the database is away (%s)", type(error).__name__)
             return False

@@ -30,11 +30,9 @@ class Workspace:
         self.folder = settings.work_dir / f"{lease.job_id}.{lease.fence}"
         self.task_file = self.folder / "task.json"
         self.output_dir = self.folder / "output"
-        self.log_file = settings.logs_dir / f"{lease.job_id}.{lease.attempt}.log"
 
     def create(self) -> None:
         self.folder.mkdir(mode=0o700, parents=True)
-        self.log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._artifacts_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def write_task(self, task: dict[str, Any]) -> None:
@@ -55,16 +53,6 @@ class Workspace:
         _sync(final.parent)
         _sync(self._artifacts_dir)
         return final, output
-
-    def log_tail(self, *, num_bytes: int = 2000) -> str:
-        """The end of what the engine wrote on stderr, cut at a line."""
-        try:
-            with self.log_file.open("rb") as log:
-                log.seek(max(0, self.log_file.stat().st_size - num_bytes))
-                text = log.read().decode("utf-8", "replace").replace("\0", "")
-        except OSError:
-            return ""
-        return text.partition("\n")[2] if len(text) >= num_bytes else text
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
-from collections.abc import Collection
 from datetime import datetime
 
 from api.errors import Problem
-from api.store.states import State
+from api.store.listing import JobFilter
 from api.store.tables import Job
 
 
-def encode(last: Job, states: Collection[State]) -> str:
-    place = [last.created_at.isoformat(), last.id, sorted(states)]
+def encode(last: Job, wanted: JobFilter) -> str:
+    place = [last.created_at.isoformat(), last.id, _name(wanted)]
     return base64.urlsafe_b64encode(json.dumps(place).encode()).decode().rstrip("=")
 
 
-def decode(cursor: str, states: Collection[State]) -> tuple[datetime, str]:
+def decode(cursor: str, wanted: JobFilter) -> tuple[datetime, str]:
     """(created_at, id) of the last job seen. Raises Problem ``invalid_cursor``, also for another filter's cursor."""
     try:
         padded = cursor + "=" * (-len(cursor) % 4)
         created_at, job_id, filtered = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
         place = datetime.fromisoformat(created_at), str(job_id)
-        if filtered != sorted(states) or place[0].tzinfo is None or not place[1].isascii() or "\0" in place[1]:
+        if filtered != _name(wanted) or place[0].tzinfo is None or not place[1].isascii() or "\0" in place[1]:
             raise ValueError
     except (binascii.Error, ValueError, TypeError, RecursionError) as error:
         raise Problem(
@@ -34,3 +34,9 @@ def decode(cursor: str, states: Collection[State]) -> tuple[datetime, str]:
             hint="Start over without it.",
         ) from error
     return place
+
+
+def _name(wanted: JobFilter) -> str:
+    """A filter's fingerprint; the order of repeated parameters makes no difference."""
+    parts = {**vars(wanted), "states": sorted(wanted.states), "labels": sorted(wanted.labels)}
+    return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()[:16]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
+from api.jobs import examples
+from api.store.listing import JobFilter
 from api.store.states import State
-from api.store.tables import Artifact, Event, Job
+from api.store.tables import Artifact, Event, Job, LogLine
+from api.store.waiting import Waiting
 from quantcore.checkpoint.hub import is_model_id
 from quantcore.config import CalibrationConfig
 
@@ -25,16 +28,27 @@ def _printable(text: str) -> str:
     return text
 
 
+def _name_and_value(label: str) -> str:
+    if not label.partition("=")[0] or "=" not in label:
+        raise PydanticCustomError("invalid_labels", "a label is asked for as name=value")
+    return label
+
+
+Printable = Annotated[str, AfterValidator(_printable)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_printable)]
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=64), AfterValidator(_printable)]
 LabelValue = Annotated[str, StringConstraints(max_length=512), AfterValidator(_printable)]
+Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=MAX_LABELS)]
+Label = Annotated[str, StringConstraints(max_length=577), AfterValidator(_printable), AfterValidator(_name_and_value)]
+Priority = Annotated[int, Field(strict=True, ge=0, le=9)]
+Seconds = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
 
 
-class _Request(BaseModel):
+class RequestBody(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ModelRef(_Request):
+class ModelRef(RequestBody):
     """A folder that the service can read, or a model on the Hugging Face Hub."""
 
     path: Annotated[str, Field(min_length=1, max_length=4096, examples=["/models/SmolLM2-135M-Instruct"])] | None = None
@@ -52,12 +66,14 @@ class ModelRef(_Request):
         return self
 
 
-class PlanCreate(_Request):
+class PlanCreate(RequestBody):
     """What a plan needs.
 
     ``config`` is {preset, group_size?, exclude?, kv_cache?}, a whole config in the engine's names (``GET
     /v1/config-schema``), or the ``quantization_config`` of a checkpoint of AMD Quark.
     """
+
+    model_config = ConfigDict(json_schema_extra={"examples": [examples.PLAN_REQUEST]})
 
     model: ModelRef
     config: dict[str, Any] = Field(examples=[{"preset": "w4a16"}])
@@ -65,14 +81,87 @@ class PlanCreate(_Request):
     export: tuple[str, ...] = Field(default=("quark",), max_length=16)
 
 
+class Limits(RequestBody):
+    """When the service gives a job up. Without a number there is no limit; a job that is paused uses up neither."""
+
+    max_runtime_s: Seconds | None = Field(default=None, description="For all attempts together; a retry starts anew.")
+    max_pending_s: Seconds | None = Field(default=None, description="Until a worker takes it, each time it is queued.")
+
+
 class JobCreate(PlanCreate):
-    """A plan that is to be carried out, with a name and labels to find it by."""
+    """A plan that is to be carried out, with a name and labels to find it by.
+
+    Of waiting jobs that of the highest ``priority`` goes first (9), then the one that has waited longest.
+    """
+
+    model_config = ConfigDict(json_schema_extra={"examples": [examples.JOB_REQUEST]})
 
     name: Text | None = None
-    labels: dict[LabelName, LabelValue] = Field(default={}, max_length=MAX_LABELS)
+    labels: Labels = {}
+    priority: Priority = 5
+    limits: Limits = Limits()
 
 
-class PresetConfig(_Request):
+class JobPatch(RequestBody):
+    """What to change; what is not named stays. ``labels`` takes the place of all labels."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"priority": 9, "labels": {"team": "search"}}]})
+
+    name: Text | None = None
+    labels: Labels = {}
+    priority: Priority = 5
+
+
+class JobClone(RequestBody):
+    """What shall differ from the job that is cloned, in the fields of a new job; nothing need be given."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "again", "config": {"preset": "fp8"}}]})
+
+    model: ModelRef | None = None
+    config: dict[str, Any] | None = None
+    calibration: CalibrationConfig | None = None
+    export: tuple[str, ...] | None = Field(default=None, max_length=16)
+    name: Text | None = None
+    labels: Labels | None = None
+    priority: Priority | None = None
+    limits: Limits | None = None
+
+
+class JobQuery(RequestBody):
+    """Which jobs a list or a count is about. Different parameters must all fit."""
+
+    state: list[State] = Field(default=[], description="In one of these; repeat it for several.")
+    label: list[Label] = Field(default=[], max_length=MAX_LABELS, description="`name=value`; repeated: all of them.")
+    model: Annotated[Printable, Field(max_length=4096)] | None = Field(
+        default=None, description="Exactly this path or Hub id."
+    )
+    q: Text | None = Field(default=None, description="Text in the name, the id, the model or the preset.")
+    created_after: AwareDatetime | None = None
+    created_before: AwareDatetime | None = None
+    sweep: Annotated[str, Field(pattern="^swp_[0-9a-f]{32}$")] | None = None
+
+    def to_filter(self) -> JobFilter:
+        return JobFilter(
+            states=tuple(self.state),
+            labels=tuple((name, value) for name, _, value in (label.partition("=") for label in self.label)),
+            model=self.model,
+            text=self.q,
+            created_after=self.created_after,
+            created_before=self.created_before,
+            sweep_id=self.sweep,
+        )
+
+
+class JobListQuery(JobQuery):
+    """A page of the list."""
+
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+    cursor: Annotated[str, Field(max_length=512)] | None = Field(
+        default=None, description="`next_cursor` of the page before, with the same filter."
+    )
+
+
+class PresetConfig(RequestBody):
     """A named scheme and what people change most."""
 
     preset: str
@@ -89,20 +178,48 @@ class ArtifactOut(BaseModel):
     path: str
 
 
+class PhaseOut(BaseModel):
+    """One phase of the present attempt: ``running``, ``done``, or ``stopped`` with the attempt; how far it is."""
+
+    name: str
+    state: Literal["running", "done", "stopped"]
+    started_at: datetime
+    ended_at: datetime | None
+    done: int | float | None
+    total: int | float | None
+    unit: str | None
+
+
 class JobOut(BaseModel):
-    """A job as clients see it."""
+    """A job as clients see it.
+
+    ``state_times``: when it last entered each state. ``waiting_reason`` and ``queue_position`` (1 is next) are there
+    while it waits; ``error`` has a stable ``code``, a ``hint``, and says in ``retryable`` whether a retry can help.
+    """
+
+    model_config = ConfigDict(json_schema_extra={"examples": [examples.JOB]})
 
     id: str
     name: str | None
     labels: dict[str, str]
+    priority: int
+    limits: Limits
     state: State
+    state_times: dict[State, datetime]
+    waiting_reason: str | None
+    queue_position: int | None
     phase: str | None
     progress: dict[str, Any] | None
+    phases: list[PhaseOut]
     model: dict[str, Any]
     preset: str | None
     config: dict[str, Any]
     calibration: dict[str, Any]
     export: list[str]
+    needs_memory_bytes: int | None
+    cloned_from: str | None
+    sweep_id: str | None
+    sweep_values: dict[str, Any] | None
     attempt: int
     created_at: datetime
     started_at: datetime | None
@@ -113,14 +230,21 @@ class JobOut(BaseModel):
     cancel_requested: bool
 
     @classmethod
-    def of(cls, job: Job, artifact: Artifact | None) -> JobOut:
-        columns = {name: getattr(job, name) for name in cls.model_fields.keys() - {"artifact", "cancel_requested"}}
+    def of(cls, job: Job, artifact: Artifact | None, waiting: Waiting | None) -> JobOut:
+        made_here = {"artifact", "cancel_requested", "limits", "waiting_reason", "queue_position"}
+        columns = {name: getattr(job, name) for name in cls.model_fields.keys() - made_here}
         columns["artifact"] = artifact and {
             "manifest_sha256": artifact.manifest_sha256,
             "bytes": artifact.num_bytes,
             "path": artifact.path,
         }
-        return cls(**columns, cancel_requested=job.cancel_requested_at is not None)
+        return cls(
+            **columns,
+            cancel_requested=job.cancel_requested_at is not None,
+            limits=Limits(max_runtime_s=job.max_runtime_s, max_pending_s=job.max_pending_s),
+            waiting_reason=waiting.reason if waiting else None,
+            queue_position=waiting.position if waiting else None,
+        )
 
 
 class JobPage(BaseModel):
@@ -129,6 +253,13 @@ class JobPage(BaseModel):
     data: list[JobOut]
     has_more: bool
     next_cursor: str | None
+
+
+class SummaryOut(BaseModel):
+    """How many jobs there are, in all and in each state."""
+
+    total: int
+    by_state: dict[State, int]
 
 
 class EventOut(BaseModel):
@@ -148,6 +279,27 @@ class EventPage(BaseModel):
     """Oldest first; ask again with ``after`` = the last ``seq``."""
 
     data: list[EventOut]
+    has_more: bool
+
+
+class LogLineOut(BaseModel):
+    """One line of the log; ``seq`` counts within the job, over all its attempts."""
+
+    seq: int
+    at: datetime
+    attempt: int
+    level: str
+    text: str
+
+    @classmethod
+    def of(cls, line: LogLine) -> LogLineOut:
+        return cls(seq=line.seq, at=line.at, attempt=line.attempt, level=line.level, text=line.text)
+
+
+class LogPage(BaseModel):
+    """Oldest first; ask again with ``after`` = the last ``seq``."""
+
+    data: list[LogLineOut]
     has_more: bool
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,15 @@ def add(session: Session, job: Job, *events: NewEvent) -> None:
         session.add(Event(job_id=job.id, seq=job.num_events, kind=event.kind, data=event.data))
 
 
-def read(session: Session, job_id: str, *, after: int, limit: int) -> Sequence[Event]:
-    """At most ``limit`` events with ``seq`` above ``after``, in order."""
+def read(session: Session, job_id: str, *, after: int, limit: int, kinds: Collection[str] = ()) -> Sequence[Event]:
+    """At most ``limit`` events with ``seq`` above ``after``, in order; only those of ``kinds`` if there are any."""
     wanted = select(Event).where(Event.job_id == job_id, Event.seq > after).order_by(Event.seq).limit(limit)
+    if kinds:
+        wanted = wanted.where(Event.kind.in_(kinds))
     return session.scalars(wanted).all()
+
+
+def find_heads(session: Session, job_ids: Sequence[str]) -> dict[str, int]:
+    """Job id -> the number of its newest event, for the jobs that are there."""
+    found = session.execute(select(Job.id, Job.num_events).where(Job.id.in_(job_ids)))
+    return {row.id: row.num_events for row in found}

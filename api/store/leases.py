@@ -9,17 +9,19 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import ColumnElement, DateTime, cast, func, select, update
 from sqlalchemy.orm import Session
 
-from api.store import events, outbox
+from api.store import events, logs, outbox, phases
 from api.store.events import NewEvent
 from api.store.ids import new_id
+from api.store.logs import NewLine
 from api.store.states import CLAIMABLE, FINAL, HELD, State
-from api.store.tables import FENCE, Artifact, Attempt, Job
+from api.store.tables import FENCE, QUEUE_ORDER, Artifact, Attempt, Job
 
 MAX_LOST = 3  # a job that takes its worker down with it is given up after this many lost workers
 MAX_BACKOFF_S = 1800
@@ -27,6 +29,17 @@ MAX_BACKOFF_S = 1800
 
 class LeaseLost(Exception):
     """The job is no longer ours: write nothing, end the engine."""
+
+
+class Order(StrEnum):
+    """What a worker must do with its engine, learnt with a heartbeat: end it."""
+
+    CANCEL = "cancel"
+    PAUSE = "pause"
+    TIME_IS_UP = "time_is_up"
+
+
+_ORDERS: dict[str, Order] = {State.CANCELLING: Order.CANCEL, State.PAUSING: Order.PAUSE}
 
 
 @dataclass(frozen=True)
@@ -57,10 +70,15 @@ class Failure:
         return {name: value for name, value in asdict(self).items() if name != "max_failures"}
 
 
-def claim(session: Session, *, worker: str, lease_s: float) -> Lease | None:
-    """Take the job that has waited longest, or None. Two workers never get the same one (SKIP LOCKED)."""
+def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | None = None) -> Lease | None:
+    """Take the job of the highest priority that has waited longest, or None.
+
+    Two workers never get the same one (SKIP LOCKED). Jobs that need more than ``memory_bytes`` are left to others.
+    """
     due = select(Job).where(Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp())
-    job = session.scalar(due.order_by(Job.run_at, Job.id).limit(1).with_for_update(skip_locked=True))
+    if memory_bytes is not None:
+        due = due.where(func.coalesce(Job.needs_memory_bytes, 0) <= memory_bytes)
+    job = session.scalar(due.order_by(*QUEUE_ORDER).limit(1).with_for_update(skip_locked=True))
     if job is None:
         return None
     fence = session.execute(FENCE.next_value()).scalar_one()
@@ -69,33 +87,50 @@ def claim(session: Session, *, worker: str, lease_s: float) -> Lease | None:
     job.fence, job.worker, job.lease_expires_at = fence, worker, _in(lease_s)
     job.started_at = func.coalesce(job.started_at, func.clock_timestamp())
     job.phase = job.progress = job.error = None
+    job.phases = []
     session.add(Attempt(job_id=job.id, number=job.attempt, fence=fence, worker=worker))
     events.add(session, job, NewEvent("state_changed", {"state": State.RUNNING, "attempt": job.attempt}))
     session.flush()
     return Lease(job.id, fence, job.attempt, job.model, job.config, job.calibration, tuple(job.export))
 
 
-def renew(session: Session, lease: Lease, *, lease_s: float) -> bool:
-    """Heartbeat. True if the client wants the job cancelled. Raises LeaseLost, also when the lease has run out."""
+def renew(session: Session, lease: Lease, *, lease_s: float) -> Order | None:
+    """Heartbeat: what the worker must do now, if anything. Raises LeaseLost, also when the lease has run out."""
     beat = (
         update(Job)
         .where(Job.id == lease.job_id, Job.fence == lease.fence, Job.lease_expires_at > func.clock_timestamp())
         .values(lease_expires_at=_in(lease_s))
-        .returning(Job.state)
+        .returning(Job.state, Job.used_runtime_s + _running_s() > Job.max_runtime_s)
     )
-    state = session.execute(beat).scalar()
-    if state is None:
+    found = session.execute(beat).one_or_none()
+    if found is None:
         raise LeaseLost
-    return state == State.CANCELLING
+    state, time_is_up = found
+    return _ORDERS.get(state) or (Order.TIME_IS_UP if time_is_up else None)
 
 
-def record(session: Session, lease: Lease, *, happened: Sequence[NewEvent], columns: dict[str, Any]) -> bool:
-    """Append events and set what the job shows of them (``phase``, ``progress``). True if it is to be cancelled."""
+def record(session: Session, lease: Lease, *, happened: Sequence[NewEvent], columns: dict[str, Any]) -> Order | None:
+    """Append events and set what the job shows of them (``phase``, ``progress``; ``phases`` follow from the events).
+
+    Returns what the worker must do now.
+    """
     job = _held(session, lease)
     for name, value in columns.items():
         setattr(job, name, value)
+    for event in happened:
+        if event.kind == "phase_started":
+            job.phases = phases.enter(job.phases, str(event.data.get("phase")), _now(session))
+        elif event.kind == "progress":
+            job.phases = phases.note_progress(job.phases, event.data)
     events.add(session, job, *happened)
-    return job.state == State.CANCELLING
+    return _ORDERS.get(job.state)
+
+
+def write_log(session: Session, lease: Lease, *, lines: Sequence[NewLine]) -> Order | None:
+    """Append what the engine printed. What the worker must do now."""
+    job = _held(session, lease)
+    logs.append(session, job, lines)
+    return _ORDERS.get(job.state)
 
 
 def succeed(
@@ -118,35 +153,41 @@ def succeed(
 
 
 def fail(session: Session, lease: Lease, failure: Failure, *, retry_base_s: float) -> None:
-    """Try again later if that can help and the job has tries left; else failed. A job being cancelled is cancelled."""
+    """Try again later if that can help and the job has tries left; else failed.
+
+    A job being cancelled is cancelled; one being paused is paused if it would have been tried again.
+    """
     job = _held(session, lease)
     job.failure_count += 1
+    error = failure.to_dict()
     if job.state == State.CANCELLING:
         _end(session, job, State.CANCELLED, outcome="cancelled")
-    elif failure.retryable and job.failure_count < failure.max_failures:
-        job.run_at = _in(_backoff_s(job.failure_count, retry_base_s))
-        _end(session, job, State.RETRY_WAIT, outcome="retry", error=failure.to_dict())
+    elif not failure.retryable or job.failure_count >= failure.max_failures:
+        _end(session, job, State.FAILED, outcome="failed", error=error)
+    elif job.state == State.PAUSING:
+        _end(session, job, State.PAUSED, outcome="retry", error=error)
     else:
-        _end(session, job, State.FAILED, outcome="failed", error=failure.to_dict())
-
-
-def cancel(session: Session, lease: Lease) -> None:
-    """The engine has ended because the client asked for it."""
-    _end(session, _held(session, lease), State.CANCELLED, outcome="cancelled")
+        job.run_at = _in(_backoff_s(job.failure_count, retry_base_s))
+        _end(session, job, State.RETRY_WAIT, outcome="retry", error=error)
 
 
 def release(session: Session, lease: Lease) -> None:
-    """Give the job back unharmed: the worker is going away. Charged to nobody."""
+    """The engine was ended from outside: cancelled or paused if a client asked for that, else (a drain) queued again.
+
+    Charged to nobody. The job's state decides, not what the worker remembers: a cancel may have followed a pause.
+    """
     job = _held(session, lease)
     if job.state == State.CANCELLING:
         _end(session, job, State.CANCELLED, outcome="cancelled")
+    elif job.state == State.PAUSING:
+        _end(session, job, State.PAUSED, outcome="paused")
     else:
         _end(session, job, State.QUEUED, outcome="drained")
         outbox.wake(session)
 
 
 def reap(session: Session, *, limit: int = 100) -> int:
-    """Take back jobs whose lease ran out: queued again, cancelled if that was asked, failed after MAX_LOST losses."""
+    """Take back jobs whose lease ran out: queued again, or what a client asked for; failed after MAX_LOST losses."""
     expired = select(Job).where(Job.state.in_(HELD), Job.lease_expires_at < func.clock_timestamp())
     lost = session.scalars(expired.order_by(Job.lease_expires_at).limit(limit).with_for_update(skip_locked=True)).all()
     for job in lost:
@@ -160,10 +201,30 @@ def reap(session: Session, *, limit: int = 100) -> int:
                 hint="The job may need more memory than the workers' hosts have: see their system logs.",
             )
             _end(session, job, State.FAILED, outcome="lost", error=gave_up.to_dict())
+        elif job.state == State.PAUSING:
+            _end(session, job, State.PAUSED, outcome="lost")
         else:
             _end(session, job, State.QUEUED, outcome="lost")
             outbox.wake(session)
     return len(lost)
+
+
+def expire_pending(session: Session, *, limit: int = 100) -> int:
+    """Fail the jobs that no worker has taken within their ``max_pending_s``."""
+    waited_s = func.extract("epoch", func.clock_timestamp() - _entered(State.QUEUED))
+    expired = select(Job).where(Job.state == State.QUEUED, Job.max_pending_s < waited_s)
+    late = session.scalars(expired.order_by(Job.id).limit(limit).with_for_update(skip_locked=True)).all()
+    for job in late:
+        job.error = Failure(
+            "max_pending_exceeded",
+            f"No worker took the job within {job.max_pending_s} s.",
+            hint="Retry it when more workers are there, or with a higher priority or a larger limits.max_pending_s.",
+            retryable=True,
+        ).to_dict()
+        job.state, job.finished_at = State.FAILED, func.clock_timestamp()
+        events.add(session, job, NewEvent("state_changed", {"state": State.FAILED, "error": job.error}))
+        session.flush()
+    return len(late)
 
 
 def _held(session: Session, lease: Lease) -> Job:
@@ -181,11 +242,28 @@ def _end(session: Session, job: Job, state: State, *, outcome: str, error: dict[
     session.execute(ended.values(ended_at=func.clock_timestamp(), outcome=outcome, error=error))
     data: dict[str, Any] = {"state": state, "attempt": job.attempt, "outcome": outcome}
     events.add(session, job, NewEvent("state_changed", data | ({"error": error} if error else {})))
+    job.used_runtime_s = Job.used_runtime_s + _running_s()
+    job.phases = phases.leave(job.phases, phases.DONE if state == State.SUCCEEDED else phases.STOPPED, _now(session))
     job.state, job.error = state, error
     job.fence = job.worker = job.lease_expires_at = None
     if state in FINAL:
         job.finished_at = func.clock_timestamp()
     session.flush()
+
+
+def _entered(state: State) -> ColumnElement[Any]:
+    """When the job last entered ``state``."""
+    return cast(Job.state_times.op("->>")(str(state)), DateTime(timezone=True))
+
+
+def _running_s() -> ColumnElement[Any]:
+    """For how long the present attempt has been running; 0 where a job from before ``state_times`` cannot tell."""
+    return func.coalesce(func.extract("epoch", func.clock_timestamp() - _entered(State.RUNNING)), 0)
+
+
+def _now(session: Session) -> datetime:
+    now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+    return now
 
 
 def _in(seconds: float) -> ColumnElement[Any]:

@@ -18,6 +18,7 @@ from sqlalchemy import (
     LargeBinary,
     MetaData,
     Sequence,
+    SmallInteger,
     Text,
     text,
 )
@@ -27,6 +28,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from api.store.states import CLAIMABLE, FINAL, HELD, OUTCOMES, State
 
 NOW = text("clock_timestamp()")
+LOG_LEVELS = ("debug", "info", "warning", "error")  # in order
 
 
 class Base(DeclarativeBase):
@@ -43,6 +45,7 @@ class Base(DeclarativeBase):
         datetime: TIMESTAMP(timezone=True),
         dict[str, Any]: JSONB(none_as_null=True),
         dict[str, str]: JSONB(none_as_null=True),
+        list[dict[str, Any]]: JSONB(none_as_null=True),
         list[str]: ARRAY(Text),
         str: Text,
         bytes: LargeBinary,
@@ -71,6 +74,31 @@ class ApiKey(Base):
     revoked_at: Mapped[datetime | None]
 
 
+class IdempotencyKey(Base):
+    """A client's name for one request, and what that request made. Unique, so that two at once make one thing."""
+
+    __tablename__ = "idempotency_key"
+
+    api_key_id: Mapped[str] = mapped_column(ForeignKey("api_key.id", ondelete="CASCADE"), primary_key=True)
+    route: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    body_sha256: Mapped[bytes]
+    made_id: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW, index=True)
+
+
+class Sweep(Base):
+    """Jobs that were asked for together: a matrix of values, one job for every combination."""
+
+    __tablename__ = "sweep"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    submitted_by: Mapped[str | None] = mapped_column(ForeignKey("api_key.id"))
+    name: Mapped[str | None]
+    matrix: Mapped[dict[str, Any]] = mapped_column(JSON)  # not JSONB: the order of the axes is the order of the jobs
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+
 class Job(Base):
     """One quantization job: what was asked, where it stands, who holds it."""
 
@@ -91,22 +119,34 @@ class Job(Base):
     )  # not JSONB, which would sort the patterns: the first one counts
     calibration: Mapped[dict[str, Any]]
     export: Mapped[list[str]]
+    priority: Mapped[int] = mapped_column(SmallInteger, server_default="5")  # 9 goes first
+    max_runtime_s: Mapped[int | None]  # of all attempts together
+    max_pending_s: Mapped[int | None]  # from each time that it is queued
+    needs_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # the plan's estimate
+    cloned_from: Mapped[str | None]  # the id of a job, which may be deleted since
+    sweep_id: Mapped[str | None] = mapped_column(ForeignKey("sweep.id"))
+    sweep_values: Mapped[dict[str, Any] | None]  # JSON pointer into the request -> this job's value
 
     # where it stands
     state: Mapped[str] = mapped_column(server_default=State.QUEUED)
+    # state -> when it was last entered: the trigger writes it
+    state_times: Mapped[dict[str, str]] = mapped_column(server_default="{}", server_onupdate=FetchedValue())
     phase: Mapped[str | None]
     progress: Mapped[dict[str, Any] | None]
+    phases: Mapped[list[dict[str, Any]]] = mapped_column(server_default="[]")  # of the present attempt
     summary: Mapped[dict[str, Any] | None]
     error: Mapped[dict[str, Any] | None]
     artifact_id: Mapped[str | None] = mapped_column(ForeignKey("artifact.id", use_alter=True))
     cancel_requested_at: Mapped[datetime | None]
     version: Mapped[int] = mapped_column(BigInteger, server_default="1", server_onupdate=FetchedValue())
     num_events: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    num_log_lines: Mapped[int] = mapped_column(BigInteger, server_default="0")
 
     # who holds it; three counters, because a lost worker and a drained one are not the job's fault
     attempt: Mapped[int] = mapped_column(server_default="0")
     failure_count: Mapped[int] = mapped_column(server_default="0")
     lost_count: Mapped[int] = mapped_column(server_default="0")
+    used_runtime_s: Mapped[float] = mapped_column(server_default="0")  # of the attempts that have ended
     fence: Mapped[int | None] = mapped_column(BigInteger)
     worker: Mapped[str | None]
     lease_expires_at: Mapped[datetime | None]
@@ -119,6 +159,8 @@ class Job(Base):
 
     __table_args__ = (
         CheckConstraint(_one_of("state", State), name="state"),
+        CheckConstraint("priority BETWEEN 0 AND 9", name="priority"),
+        CheckConstraint("max_runtime_s > 0 AND max_pending_s > 0", name="limits"),
         CheckConstraint(
             f"num_nulls(fence, worker, lease_expires_at) = CASE WHEN {_one_of('state', HELD)} THEN 0 ELSE 3 END",
             name="held_has_lease",
@@ -126,10 +168,21 @@ class Job(Base):
         CheckConstraint(f"({_one_of('state', FINAL)}) = (finished_at IS NOT NULL)", name="final_has_finished_at"),
         CheckConstraint("state <> 'succeeded' OR artifact_id IS NOT NULL", name="succeeded_has_artifact"),
         CheckConstraint("state <> 'failed' OR error ->> 'code' IS NOT NULL", name="failed_has_code"),
-        Index("ix_job_claim", "run_at", "id", postgresql_where=text(_one_of("state", CLAIMABLE))),
+        Index(
+            "ix_job_claim",
+            text("priority DESC"),
+            "run_at",
+            "id",
+            postgresql_where=text(_one_of("state", CLAIMABLE)),
+        ),
         Index("ix_job_lease", "lease_expires_at", postgresql_where=text(_one_of("state", HELD))),
         Index("ix_job_list", text("created_at DESC"), text("id DESC")),
+        Index("ix_job_sweep_id", "sweep_id", postgresql_where=text("sweep_id IS NOT NULL")),
+        Index("ix_job_labels", "labels", postgresql_using="gin", postgresql_ops={"labels": "jsonb_path_ops"}),
     )
+
+
+QUEUE_ORDER = (Job.priority.desc(), Job.run_at, Job.id)  # who is next: one order for claims and for places in the queue
 
 
 class Attempt(Base):
@@ -137,7 +190,7 @@ class Attempt(Base):
 
     __tablename__ = "attempt"
 
-    job_id: Mapped[str] = mapped_column(ForeignKey("job.id"), primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True)
     fence: Mapped[int] = mapped_column(BigInteger, unique=True)
     worker: Mapped[str]
@@ -158,11 +211,26 @@ class Event(Base):
 
     __tablename__ = "event"
 
-    job_id: Mapped[str] = mapped_column(ForeignKey("job.id"), primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"), primary_key=True)
     seq: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     at: Mapped[datetime] = mapped_column(server_default=NOW)
     kind: Mapped[str]
     data: Mapped[dict[str, Any]]
+
+
+class LogLine(Base):
+    """One line that an engine printed. ``seq`` counts within the job, over all its attempts."""
+
+    __tablename__ = "log_line"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"), primary_key=True)
+    seq: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    at: Mapped[datetime] = mapped_column(server_default=NOW)
+    attempt: Mapped[int]
+    level: Mapped[str]
+    text: Mapped[str]
+
+    __table_args__ = (CheckConstraint(_one_of("level", LOG_LEVELS), name="level"),)
 
 
 class Artifact(Base):
@@ -171,7 +239,7 @@ class Artifact(Base):
     __tablename__ = "artifact"
 
     id: Mapped[str] = mapped_column(primary_key=True)
-    job_id: Mapped[str] = mapped_column(ForeignKey("job.id"))
+    job_id: Mapped[str] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"))
     fence: Mapped[int] = mapped_column(BigInteger)
     manifest_sha256: Mapped[str]
     path: Mapped[str]
@@ -179,6 +247,19 @@ class Artifact(Base):
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
     __table_args__ = (Index("uq_artifact_manifest", "job_id", "manifest_sha256", unique=True),)
+
+
+class Worker(Base):
+    """A worker that says every few seconds that it lives. Jobs are held by leases, never by this row."""
+
+    __tablename__ = "worker"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    host: Mapped[str]
+    num_slots: Mapped[int]
+    memory_bytes: Mapped[int] = mapped_column(BigInteger)
+    started_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    live_until: Mapped[datetime]
 
 
 class Outbox(Base):

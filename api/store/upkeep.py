@@ -1,4 +1,5 @@
-"""What keeps the queue moving, in every API and worker process: send waiting messages, take back expired leases."""
+"""What keeps the queue moving, in every API and worker process: send waiting messages, take back expired leases, fail
+what waited too long, forget what is over."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ import threading
 from collections.abc import Callable
 
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
-from api.store import leases, outbox
+from api.store import idempotency, leases, outbox, workers
 from api.store.engine import Sessions
 
 logger = logging.getLogger(__name__)
@@ -16,13 +18,25 @@ logger = logging.getLogger(__name__)
 RELAY_BATCH = 100
 REAP_BATCH = 100
 
+Task = Callable[[Session], int]
+
 
 class Upkeep:
-    """A background thread that does the rounds every ``interval_s`` seconds, and at once when poked."""
+    """A background thread that does the rounds every ``interval_s`` seconds, and at once when poked.
 
-    def __init__(self, sessions: Sessions, send: outbox.Send, *, interval_s: float) -> None:
+    ``also`` is one more task for every round. A task returns how many things it did, 0 when there is nothing left.
+    """
+
+    def __init__(self, sessions: Sessions, send: outbox.Send, *, interval_s: float, also: Task | None = None) -> None:
+        self._tasks: list[Task] = [
+            *([also] if also else []),
+            lambda session: leases.reap(session, limit=REAP_BATCH),
+            lambda session: outbox.relay(session, send, limit=RELAY_BATCH),  # after what writes messages
+            leases.expire_pending,
+            workers.purge,
+            idempotency.purge,
+        ]
         self._sessions = sessions
-        self._send = send
         self._interval_s = interval_s
         self._poked = threading.Event()
         self._stopping = False
@@ -43,24 +57,18 @@ class Upkeep:
     def _run(self) -> None:
         while not self._stopping:
             self._poked.clear()
-            self._round(self._reap)
-            self._round(self._relay)
+            for task in self._tasks:
+                self._round(task)
             self._poked.wait(self._interval_s)
 
-    def _round(self, task: Callable[[], int]) -> None:
+    def _round(self, task: Task) -> None:
         """One task until it has nothing left. A database that is away is normal here: the next round is soon."""
         try:
-            while task() and not self._stopping:
-                pass
+            num_done = 1
+            while num_done and not self._stopping:
+                with self._sessions.begin() as session:
+                    num_done = task(session)
         except SQLAlchemyError as error:
             logger.warning("upkeep: the database is away (%s)", type(error).__name__)
         except Exception:
             logger.exception("upkeep: a round failed")
-
-    def _reap(self) -> int:
-        with self._sessions.begin() as session:
-            return leases.reap(session, limit=REAP_BATCH)
-
-    def _relay(self) -> int:
-        with self._sessions.begin() as session:
-            return outbox.relay(session, self._send, limit=RELAY_BATCH)

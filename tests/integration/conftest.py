@@ -7,12 +7,16 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
+import uvicorn
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
@@ -25,7 +29,7 @@ from api.store.tables import Job
 
 ROOT = Path(__file__).parents[2]
 STUB_ENGINE = Path(__file__).with_name("stub_engine.py")
-TABLES = "outbox, event, attempt, artifact, job, api_key"
+TABLES = "outbox, event, log_line, attempt, artifact, job, sweep, worker, idempotency_key, api_key"
 
 
 @pytest.fixture
@@ -87,21 +91,21 @@ def write_safetensors(path: Path, shapes: dict[str, list[int]]) -> None:
 
 @pytest.fixture
 def submit(sessions: Sessions) -> Callable[..., str]:
-    """``submit(model_dir)``: a queued job straight in the database. Returns its id."""
+    """``submit(model_dir, priority=9)``: a queued job straight in the database. Returns its id."""
 
-    def submit(model_dir: Path | str = "/nowhere") -> str:
+    def submit(model_dir: Path | str = "/nowhere", **asked: Any) -> str:
+        columns = {
+            "submitted_by": None,
+            "name": None,
+            "labels": {},
+            "model": {"path": str(model_dir)},
+            "preset": "fp8",
+            "config": {},
+            "calibration": {"source": "builtin"},
+            "export": ["quark"],
+        }
         with sessions.begin() as session:
-            return jobs.submit(
-                session,
-                submitted_by=None,
-                name=None,
-                labels={},
-                model={"path": str(model_dir)},
-                preset="fp8",
-                config={},
-                calibration={"source": "builtin"},
-                export=["quark"],
-            ).id
+            return jobs.submit(session, **columns | asked).id
 
     return submit
 
@@ -141,6 +145,36 @@ def client(settings: Settings, sessions: Sessions) -> Iterator[TestClient]:
     key = create_key(sessions, "test")
     with TestClient(create_app(settings), headers={"Authorization": f"Bearer {key}"}) as client:
         yield client
+
+
+@dataclass(frozen=True)
+class Server:
+    """The API behind a real socket, for what a test client cannot do: streams that go on."""
+
+    url: str
+    key: str
+
+    def connect(self) -> httpx2.Client:
+        headers = {"Authorization": f"Bearer {self.key}"}
+        return httpx2.Client(base_url=self.url, headers=headers, trust_env=False, timeout=20)
+
+
+@pytest.fixture
+def server(settings: Settings, sessions: Sessions) -> Iterator[Server]:
+    """``server.connect()``: a client of a real HTTP server in a thread."""
+    config = uvicorn.Config(create_app(settings), port=0, log_level="warning", timeout_graceful_shutdown=1)
+    running = uvicorn.Server(config)
+    thread = threading.Thread(target=running.run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not running.started:
+        assert time.monotonic() < deadline and thread.is_alive()
+        time.sleep(0.02)
+    port = running.servers[0].sockets[0].getsockname()[1]
+    yield Server(f"http://127.0.0.1:{port}", create_key(sessions, "test"))
+    running.should_exit = True
+    thread.join(15)
+    assert not thread.is_alive()
 
 
 class WorkerProcess:

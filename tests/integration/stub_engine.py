@@ -2,7 +2,7 @@
 
 It prints real events and writes a real manifest. ``stub.json`` in the model folder says what to do:
 ``mode`` (see below; by default all goes well at once), ``pids``: a file to note its own and a grandchild's process id
-in, ``environment``: a file to write its environment to.
+in, ``environment``: a file to write its environment to, ``log``: a text to print and to warn of.
 """
 
 import hashlib
@@ -13,6 +13,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+SUMMARY = {
+    "size_before_bytes": 38000,
+    "size_after_bytes": 19000,
+    "worst_layer": {"name": "l0", "relative_error": 0.01, "sqnr_db": 40.0},
+    "total_s": 1.0,
+    "peak_memory_bytes": 1000,
+    "exports": {},
+    "note": "stub\0",
+}
 
 
 def say(kind: str, **data: object) -> None:
@@ -47,6 +57,10 @@ def main() -> int:
     if "environment" in stub:
         Path(stub["environment"]).write_text(json.dumps(dict(os.environ)))
 
+    if "log" in stub:
+        print(stub["log"], file=sys.stderr, flush=True)
+        say("warning", code="said", message=stub["log"])
+
     say("phase_started", phase="quantize")
     say("progress", phase="quantize", done=0, total=2, unit="block", eta_s=None)
     if mode in ("slow", "ignores_sigterm"):
@@ -68,7 +82,7 @@ def main() -> int:
     say("phase_started", phase="export")
     write_output(Path(task["output_dir"]), tamper=mode == "tamper")
     print("this is not JSON", flush=True)
-    say("completed", summary={"size_after_bytes": 19000, "note": "stub\0"})
+    say("completed", summary=SUMMARY)
     return 0
 
 

@@ -29,18 +29,28 @@ def test_submit_answers_with_the_whole_job(client: TestClient, make_model: MakeM
     assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
     assert int(answer.headers["retry-after"]) > 0
     assert re.fullmatch(r"job_[0-9a-f]{12}7[0-9a-f]{19}", job["id"])
-    assert job | {"id": "", "config": "", "created_at": ""} == {
+    assert job | {"id": "", "config": "", "created_at": "", "state_times": "", "needs_memory_bytes": 0} == {
         "id": "",
         "name": "first",
         "labels": labels,
+        "priority": 5,
+        "limits": {"max_runtime_s": None, "max_pending_s": None},
         "state": "queued",
+        "state_times": "",
+        "waiting_reason": "no live worker",
+        "queue_position": 1,
         "phase": None,
         "progress": None,
+        "phases": [],
         "model": {"path": str(model)},
         "preset": "int8_dynamic",
         "config": "",
         "calibration": {"source": "builtin", "num_samples": 32, "seq_len": 512, "seed": 0},
         "export": ["quark"],
+        "needs_memory_bytes": 0,
+        "cloned_from": None,
+        "sweep_id": None,
+        "sweep_values": None,
         "attempt": 0,
         "created_at": "",
         "started_at": None,

@@ -20,6 +20,7 @@ from api.store.engine import Sessions
 
 OPEN_ROUTES = {"/healthz/live", "/healthz/ready", "/openapi.json"}
 JOB = "job_" + "0" * 32
+PLACES = {"job_id": JOB, "sweep_id": "swp_" + "0" * 32, "path": "model.safetensors"}
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -38,9 +39,9 @@ def test_every_route_but_the_open_ones_wants_a_key(client: TestClient) -> None:
     assert isinstance(app, FastAPI)
     client.headers.pop("Authorization")
     walked = list(walk(app))
-    assert len(walked) >= 11
+    assert len(walked) >= 25
     for method, path in walked:
-        answer = client.request(method, path.format(job_id=JOB, path="model.safetensors"))
+        answer = client.request(method, path.format(**PLACES))
         if path in OPEN_ROUTES:
             assert answer.status_code == 200, path
         else:
@@ -101,6 +102,16 @@ def test_revoked_and_expired_keys(client: TestClient, sessions: Sessions) -> Non
                 {"id": key.split("_")[1]},
             )
         assert client.get("/v1/presets", headers=bearer(key)).status_code == 401
+
+
+def test_whoever_may_only_read_changes_nothing(client: TestClient, sessions: Sessions) -> None:
+    reader = bearer(create_key(sessions, "reader", scopes=[security.READ]))
+    assert isinstance(client.app, FastAPI)
+    changing = [(method, path) for method, path in walk(client.app) if method != "GET" and path != "/v1/plans"]
+    assert len(changing) >= 10
+    for method, path in changing:
+        answer = client.request(method, path.format(**PLACES), headers=reader)
+        assert (answer.status_code, answer.json()["code"]) == (403, "insufficient_scope"), (method, path)
 
 
 def test_scopes(client: TestClient, sessions: Sessions) -> None:

@@ -11,10 +11,10 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from api.settings import Settings
-from api.store import jobs, leases
+from api.store import control, jobs, leases
 from api.store.engine import Sessions, connect, dispose
 from api.store.events import NewEvent
-from api.store.leases import Lease, LeaseLost
+from api.store.leases import Lease, LeaseLost, Order
 from worker.lease import HeldLease
 
 
@@ -25,6 +25,10 @@ class Heard:
         self.cancel = threading.Event()
         self.lost = threading.Event()
 
+    def obey(self, order: Order) -> None:
+        assert order is Order.CANCEL
+        self.cancel.set()
+
 
 @contextmanager
 def hold(sessions: Sessions, settings: Settings, lease: Lease, heard: Heard) -> Iterator[HeldLease]:
@@ -33,7 +37,7 @@ def hold(sessions: Sessions, settings: Settings, lease: Lease, heard: Heard) -> 
         sessions,
         settings,
         claimed_at=time.monotonic(),
-        on_cancel=heard.cancel.set,
+        on_order=heard.obey,
         on_lost=heard.lost.set,
     )
     with held:
@@ -89,7 +93,7 @@ def test_a_taken_lease_is_noticed(sessions: Sessions, settings: Settings, lease:
 
 def test_a_cancel_travels_by_heartbeat_and_by_event(sessions: Sessions, settings: Settings, lease: Lease) -> None:
     with sessions.begin() as session:
-        jobs.request_cancel(session, lease.job_id)
+        control.cancel(session, lease.job_id)
     heard = Heard()
     with hold(sessions, settings, lease, heard):
         assert heard.cancel.wait(2)

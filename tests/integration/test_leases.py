@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, text
 
-from api.store import events, jobs, leases, outbox
+from api.store import control, events, jobs, leases, outbox
 from api.store.engine import Sessions
 from api.store.events import NewEvent
-from api.store.leases import Failure, Lease, LeaseLost
+from api.store.leases import Failure, Lease, LeaseLost, Order
 from api.store.tables import Artifact, Attempt, Job, Outbox
 
 Submit = Callable[..., str]
@@ -112,7 +112,6 @@ STALE_WRITES: dict[str, Callable[..., Any]] = {
         session, lease, manifest_sha256="s", path="/stale", num_bytes=1, summary={}
     ),
     "fail": lambda session, lease: leases.fail(session, lease, Failure("stale", "stale"), retry_base_s=1),
-    "cancel": leases.cancel,
     "release": leases.release,
 }
 
@@ -141,8 +140,8 @@ def test_a_stale_worker_writes_nothing(write: str, taken_over: bool, sessions: S
     assert snapshot(sessions) == before
 
 
-# (renew has its own query, and a cancel out of the blue is refused by the trigger as well)
-@pytest.mark.parametrize("write", sorted(STALE_WRITES.keys() - {"renew", "cancel"}))
+# (renew has its own query)
+@pytest.mark.parametrize("write", sorted(STALE_WRITES.keys() - {"renew"}))
 def test_it_is_the_fence_that_stops_it(
     write: str, sessions: Sessions, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,15 +276,15 @@ def test_a_drained_job_is_charged_nothing(sessions: Sessions, submit: Submit, ge
     assert held(sessions).attempt == 2
 
 
-@pytest.mark.parametrize("end", ["cancel", "release", "fail", "reap"])
+@pytest.mark.parametrize("end", ["release", "fail", "reap"])
 def test_whatever_ends_a_cancelling_job_cancels_it(
     end: str, sessions: Sessions, submit: Submit, get_job: GetJob
 ) -> None:
     job_id = submit()
     lease = held(sessions)
     with sessions.begin() as session:
-        jobs.request_cancel(session, job_id)
-        assert leases.renew(session, lease, lease_s=60) is True
+        control.cancel(session, job_id)
+        assert leases.renew(session, lease, lease_s=60) is Order.CANCEL
     if end == "reap":
         expire(sessions)
         reap(sessions)
@@ -299,7 +298,7 @@ def test_success_beats_a_late_cancel(sessions: Sessions, submit: Submit, get_job
     job_id = submit()
     lease = held(sessions)
     with sessions.begin() as session:
-        jobs.request_cancel(session, job_id)
+        control.cancel(session, job_id)
     with sessions.begin() as session:
         leases.succeed(session, lease, manifest_sha256="abc", path="/p", num_bytes=3, summary={"a": 1})
     job = get_job(job_id)

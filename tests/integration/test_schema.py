@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.exc import IntegrityError
 
-from api.store import leases, migrate
+from api.store import control, jobs, leases, migrate
 from api.store.engine import Sessions
 from api.store.states import FINAL, HELD, MOVES, State
 
@@ -34,6 +34,40 @@ def test_up_down_up_and_no_difference(empty_database: str) -> None:
     engine.dispose()
     migrate.upgrade(empty_database)
     migrate.check(empty_database)
+
+
+def test_a_database_with_jobs_goes_down_and_up(
+    postgres_url: str, sessions: Sessions, submit: Callable[..., str]
+) -> None:
+    """What the old schema does not know becomes something that it does; nothing is lost on the way."""
+    paused, pausing, cancelling, ended, waiting = (submit() for _ in range(5))
+    with sessions.begin() as session:
+        control.pause(session, paused)
+        held = [leases.claim(session, worker="w", lease_s=60) for _ in range(3)]
+        control.pause(session, pausing)
+        control.cancel(session, cancelling)
+        assert held[2]
+        leases.fail(session, held[2], leases.Failure("bad", "bad"), retry_base_s=1)
+    migrate.downgrade(postgres_url, "0001")
+    try:
+        with sessions.begin() as session:
+            found = dict(session.execute(text("SELECT id, state FROM job")).all())
+            before = dict(session.execute(text("SELECT id, version FROM job")).all())
+            after = dict(session.execute(text("UPDATE job SET name = 'renamed' RETURNING id, version")).all())
+        with pytest.raises(IntegrityError, match="cannot move"), sessions.begin() as session:
+            session.execute(text("UPDATE job SET state = 'queued', finished_at = NULL WHERE state = 'failed'"))
+    finally:
+        migrate.upgrade(postgres_url)
+    assert after == {job_id: version + 1 for job_id, version in before.items()}  # the old guard is back
+    assert found == {paused: "queued", pausing: "queued", waiting: "queued", cancelling: "cancelling", ended: "failed"}
+    with sessions.begin() as session:
+        assert control.retry(session, ended)
+        assert held[1]
+        leases.release(session, held[1])  # held since before the time of its start was kept
+        job = jobs.find(session, cancelling)
+        assert job and (job.state, job.used_runtime_s) == ("cancelled", 0)
+        assert set(job.state_times) == {"queued", "cancelling", "cancelled"}
+        assert leases.claim(session, worker="w", lease_s=60)
 
 
 def set_state(sessions: Sessions, job_id: str, state: State, *, reach: bool) -> None:

@@ -54,7 +54,7 @@ def test_a_job_from_the_request_to_the_download(
     wait_for(job_id, "succeeded")
     job = client.get(f"/v1/jobs/{job_id}").json()
     assert (job["attempt"], job["phase"], job["error"]) == (1, "export", None)
-    assert job["summary"] == {"size_after_bytes": 19000, "note": "stub"}
+    assert (job["summary"]["size_after_bytes"], job["summary"]["note"]) == (19000, "stub")
     assert job["started_at"] < job["finished_at"]
     folder = Path(job["artifact"]["path"])
     assert folder == settings.data_dir / "artifacts" / job_id / job["artifact"]["manifest_sha256"]
@@ -73,7 +73,10 @@ def test_a_job_from_the_request_to_the_download(
     assert story[-1]["data"] == {"state": "succeeded", "attempt": 1, "outcome": "succeeded"}
 
     assert list(settings.work_dir.iterdir()) == []
-    assert "stub engine starts" in (settings.logs_dir / f"{job_id}.1.log").read_text()
+    lines = client.get(f"/v1/jobs/{job_id}/logs").json()["data"]
+    assert [line["text"] for line in lines] == ["stub engine starts", "worker: the engine has ended with status 0"]
+    assert [phase["name"] for phase in job["phases"]] == ["quantize", "export"]
+    assert {phase["state"] for phase in job["phases"]} == {"done"}
     environment = json.loads((settings.data_dir / "environment.json").read_text())
     assert environment["OMP_NUM_THREADS"] == "1"
     assert "canary" not in str(environment)

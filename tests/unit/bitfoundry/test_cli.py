@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bitfoundry import cli
-from bitfoundry.answers import ArtifactFile, Event, Job
+from bitfoundry import cli, options
+from bitfoundry.answers import ArtifactFile, Event, Job, LogLine, Summary, Sweep
 from bitfoundry.connection import Connection
 from bitfoundry.errors import ApiError
 
@@ -35,6 +35,16 @@ JOB = Job(
 )
 
 
+SWEEP = Sweep(
+    id="swp_1",
+    created_at="2026-11-21T12:00:00Z",
+    matrix={"/config/preset": ["fp8"]},
+    total=1,
+    by_state={"succeeded": 1},
+    jobs=[JOB.model_copy(update={"sweep_values": {"/config/preset": "fp8"}})],
+)
+
+
 class FakeClient:
     """Remembers what it was asked; answers with JOB unless told to fail."""
 
@@ -57,6 +67,11 @@ class FakeClient:
             answers: dict[str, Any] = {
                 "list": iter([JOB, JOB.model_copy(update={"id": "job_2", "state": "running", "phase": "quantize"})]),
                 "events": iter([Event(seq=1, at="2026-11-21T12:00:00Z", kind="progress", data={"done": 3})]),
+                "stream_events": iter([Event(seq=1, at="2026-11-21T12:00:00Z", kind="progress", data={"done": 3})]),
+                "logs": iter([LogLine(seq=1, at="2026-11-21T12:00:00Z", attempt=1, level="info", text="hello")]),
+                "summary": Summary(total=3, by_state={"queued": 3, "failed": 0}),
+                "delete": None,
+                **dict.fromkeys(("submit_sweep", "sweep", "cancel_sweep"), SWEEP),
                 "presets": [{"name": "fp8", "title": "eight bits", "needs_calibration": True}],
                 "artifacts": [ArtifactFile(path="a", bytes=1, sha256="0")],
                 "download": args[1] if len(args) > 1 else None,
@@ -71,7 +86,7 @@ class FakeClient:
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeClient]:
-    monkeypatch.setattr(cli, "Client", FakeClient)
+    monkeypatch.setattr(options, "Client", FakeClient)
     monkeypatch.setattr(FakeClient, "failure", None)
     monkeypatch.setenv("BITFOUNDRY_URL", "http://service")
     monkeypatch.setenv("BITFOUNDRY_API_KEY", "bf_key")
@@ -85,19 +100,26 @@ COMMANDS: list[list[str]] = [
     ["jobs"],
     ["job", "job_1"],
     ["events", "job_1"],
-    ["cancel", "job_1"],
+    ["events", "job_1", "--follow"],
+    ["logs", "job_1", "--follow"],
+    ["logs", "job_1", "--tail", "3", "--level", "info"],
+    ["jobs", "--count"],
+    *([action, "job_1"] for action in ("cancel", "pause", "resume", "retry", "clone", "edit", "delete")),
+    ["sweep", "submit", str(Path(__file__).with_name("sweep.json"))],
+    ["sweep", "show", "swp_1"],
+    ["sweep", "cancel", "swp_1"],
     ["presets"],
     ["download", "job_1"],
 ]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_every_command_speaks_json(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run([*command, "--json"]) == 0
     json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_every_command_speaks_to_people(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(command) == 0
     said = capsys.readouterr()
@@ -106,7 +128,7 @@ def test_every_command_speaks_to_people(command: list[str], capsys: pytest.Captu
     assert said.err == ""
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_refusal_is_explained_with_status_1(
     command: list[str], fake: type[FakeClient], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +155,7 @@ def test_an_interrupt_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "Client", interrupted)
+    monkeypatch.setattr(options, "Client", interrupted)
     assert cli.run(["jobs"]) == 130
 
 
@@ -141,6 +163,7 @@ def test_submit_passes_everything_on(fake: type[FakeClient], tmp_path: Path) -> 
     config = tmp_path / "mine.json"
     config.write_text('{"global_quant_config": {}}')
     line = f"submit /m -c {config} --export quark --export compressed_tensors --num-samples 4 --name n --label a=b=c"
+    line += " --priority 9 --max-runtime-s 60"
     assert cli.run(line.split()) == 0
     _, given, named = fake.calls[1]
     assert given == ("/m",)
@@ -150,6 +173,8 @@ def test_submit_passes_everything_on(fake: type[FakeClient], tmp_path: Path) -> 
         "calibration": {"num_samples": 4},
         "name": "n",
         "labels": {"a": "b=c"},
+        "priority": 9,
+        "limits": {"max_runtime_s": 60},
     }
 
 

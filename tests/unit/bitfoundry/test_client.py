@@ -89,18 +89,42 @@ def test_a_problem_becomes_an_error_with_its_code() -> None:
     assert len(asked) == 1
 
 
-def test_reading_is_tried_again_and_writing_is_not(no_sleep: list[float]) -> None:
+def test_reading_is_tried_again(no_sleep: list[float]) -> None:
     away = httpx2.ConnectError("refused")
     busy = httpx2.Response(503, headers={"Retry-After": "3"})
     client, asked = answering(away, busy, httpx2.Response(200, json=JOB))
     assert client.get("job_1").state == "queued"
     assert len(asked) == 3
     assert no_sleep[1] == 3.0
-    client, asked = answering(away)
-    with pytest.raises(ApiError) as lost:
-        client.submit("/m", config="fp8")  # it may have been queued: a second try could queue it twice
-    assert (lost.value.status, lost.value.code) == (0, "no_answer")
-    assert "bitfoundry up" in lost.value.hint
+
+
+def test_what_makes_something_is_tried_again_under_one_key() -> None:
+    """The first try may have been understood and only its answer lost: the key makes both one request."""
+    lost = httpx2.ReadError("cut off")
+    makers: list[Callable[[Client], Any]] = [
+        lambda client: client.submit("/m", config="fp8"),
+        lambda client: client.clone("job_1"),
+    ]
+    keys = set()
+    for make in makers:
+        client, asked = answering(lost, lost, httpx2.Response(202, json=JOB))
+        make(client)
+        [key] = {request.headers["Idempotency-Key"] for request in asked}
+        assert len(asked) == 3
+        keys.add(key)
+    assert len(keys) == len(makers)
+    client, asked = answering(httpx2.Response(202, json=JOB))
+    client.submit("/m", config="fp8", idempotency_key="mine")
+    assert asked[0].headers["Idempotency-Key"] == "mine"
+
+
+def test_what_moves_a_job_is_not_tried_again() -> None:
+    for action in ("cancel", "pause", "resume", "retry"):
+        client, asked = answering(httpx2.ConnectError("refused"))
+        with pytest.raises(ApiError) as lost:
+            getattr(client, action)("job_1")  # a second retry could come after a worker has ended the first
+        assert (lost.value.status, lost.value.code, len(asked)) == (0, "no_answer", 1)
+        assert "bitfoundry up" in lost.value.hint
 
 
 def test_an_answer_that_is_no_problem_document_is_still_an_error() -> None:
@@ -109,7 +133,9 @@ def test_an_answer_that_is_no_problem_document_is_still_an_error() -> None:
         client.get("job_1")
 
 
-@pytest.mark.parametrize("ask", ["get", "events", "cancel", "artifacts"])
+@pytest.mark.parametrize(
+    "ask", ["get", "events", "stream_events", "logs", "cancel", "pause", "resume", "retry", "clone", "artifacts"]
+)
 def test_ids_cannot_leave_their_place_in_the_url(ask: str) -> None:
     client, asked = answering(httpx2.Response(404, json={}))
     with pytest.raises(ApiError):
@@ -133,6 +159,41 @@ def test_events_go_on_after_the_last_seen() -> None:
     client, asked = answering(httpx2.Response(200, json=first), httpx2.Response(200, json=last))
     assert [event.seq for event in client.events("job_1", after=3)] == [4, 5]
     assert [request.url.params["after"] for request in asked] == ["3", "4"]
+
+
+def event_text(seq: int) -> str:
+    data = {"seq": seq, "at": "2026-11-21T12:00:00Z", "kind": "progress", "data": {"text": "é"}}
+    return f"id: {seq}\nevent: progress\ndata: {json.dumps(data)}\n\n"
+
+
+def test_a_stream_is_taken_up_where_it_broke_off() -> None:
+    def stream(text: str) -> httpx2.Response:
+        return httpx2.Response(200, text="retry: 3000\n\n: nothing new\n\n" + text)
+
+    cut = event_text(5) + "id: 6\nevent: progress\nda"  # half a message counts for nothing
+    end = 'event: end\ndata: {"state": "succeeded"}\n\n'
+    client, asked = answering(
+        httpx2.ConnectError("refused"),
+        stream(event_text(4)),
+        httpx2.Response(503, json={}),
+        stream(cut),
+        stream(event_text(6) + end),
+    )
+    assert [event.seq for event in client.stream_events("job_1", after=3)] == [4, 5, 6]
+    assert [request.headers["Last-Event-ID"] for request in asked] == ["3", "3", "4", "4", "5"]
+    client, asked = answering(httpx2.Response(204))
+    assert list(client.stream_events("job_1", after=9)) == []
+
+
+def test_a_stream_gives_up_when_the_service_stays_away() -> None:
+    client, asked = answering(*[httpx2.ConnectError("refused")] * 9)
+    with pytest.raises(ApiError, match="does not answer"):
+        list(client.stream_events("job_1"))
+    assert len(asked) == 5
+    client, asked = answering(httpx2.Response(404, json={"code": "job_not_found"}))
+    with pytest.raises(ApiError) as refused:
+        list(client.stream_events("job_1"))
+    assert (refused.value.code, len(asked)) == ("job_not_found", 1)
 
 
 def test_wait_reports_each_change_once() -> None:
@@ -199,4 +260,4 @@ def test_a_loopback_service_is_not_asked_through_a_proxy(monkeypatch: pytest.Mon
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     with Client("http://127.0.0.1:1", "bf_key") as client, pytest.raises(ApiError, match=r"127\.0\.0\.1:1 does not"):
         client.get("job_1")
-    assert client._http.trust_env is False
+    assert client._service.trusts_environment is False

@@ -1,6 +1,7 @@
 """The engine's process: what it is given, what is heard of it, and that nothing of it survives."""
 
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -21,7 +22,10 @@ def make(tmp_path: Path, program: str, **options: float) -> Engine:
         engine_threads=3,
         **options,
     )  # type: ignore[arg-type]
-    return Engine(settings, tmp_path / "task.json", tmp_path / "log")
+    engine = Engine(settings, tmp_path / "task.json")
+    # somebody must read the log, or the engine stands still when the pipe is full
+    threading.Thread(target=lambda: (tmp_path / "log").write_bytes(b"".join(engine.log_lines())), daemon=True).start()
+    return engine
 
 
 def is_alive(pid: int) -> bool:
@@ -55,6 +59,11 @@ sys.exit(7)
     assert list(engine.lines()) == [{"kind": "a", "x": None, "y": "nul"}, {"kind": "z"}]
     assert engine.wait() == 7
     assert engine.stopped_by is None
+    deadline = time.monotonic() + 5
+    while not (tmp_path / "log").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.1)
     assert (tmp_path / "log").read_text() == f"to the log {tmp_path / 'task.json'}\n"
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from worker import journal
 from worker.journal import Journal
+from worker.redaction import Redactor
 
 
 class FakeLease:
@@ -31,7 +32,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_progress_is_thinned_to_two_a_second(clock: list[float]) -> None:
     lease = FakeLease()
-    book = Journal(lease)  # type: ignore[arg-type]
+    book = Journal(lease, Redactor())  # type: ignore[arg-type]
     for done in range(100):
         book.note(progress(done))
         clock[0] += 0.02
@@ -44,7 +45,7 @@ def test_progress_is_thinned_to_two_a_second(clock: list[float]) -> None:
 
 def test_what_waits_goes_before_the_next_event(clock: list[float]) -> None:
     lease = FakeLease()
-    book = Journal(lease)  # type: ignore[arg-type]
+    book = Journal(lease, Redactor())  # type: ignore[arg-type]
     book.note({"kind": "phase_started", "phase": "quantize"})
     book.note(progress(1))
     book.note(progress(2))
@@ -58,7 +59,7 @@ def test_what_waits_goes_before_the_next_event(clock: list[float]) -> None:
 
 
 def test_last_words(clock: list[float]) -> None:
-    book = Journal(FakeLease())  # type: ignore[arg-type]
+    book = Journal(FakeLease(), Redactor())  # type: ignore[arg-type]
     book.note({"kind": "completed", "summary": {"a": 1}})
     assert book.summary == {"a": 1}
     book.note({"kind": "failed", "code": "x", "message": "m", "hint": 7, "retryable": "yes"})

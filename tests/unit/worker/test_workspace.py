@@ -81,12 +81,3 @@ def test_attempts_are_told_apart(settings: Settings) -> None:
     assert list_attempts(settings) == {first.folder: (JOB, 7), second.folder: (JOB, 8)}
     first.remove()
     assert list_attempts(settings) == {second.folder: (JOB, 8)}
-
-
-def test_the_log_is_cut_at_a_line(settings: Settings) -> None:
-    workspace = attempt(settings, 7)
-    assert workspace.log_tail() == ""
-    workspace.log_file.write_bytes(b"short\xff\0\n")
-    assert workspace.log_tail() == "short\ufffd\n"
-    workspace.log_file.write_text("x" * 3000 + "\nlast line\n")
-    assert workspace.log_tail() == "last line\n"

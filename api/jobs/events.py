@@ -1,0 +1,83 @@
+"""The routes of a job's story: what has happened, page by page or as it comes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi.responses import StreamingResponse
+
+from api.deps import ContextDep, SessionsDep
+from api.errors import Problem, may
+from api.jobs import stream
+from api.jobs.endpoints import JobId, open_job
+from api.jobs.schemas import EventOut, EventPage, Printable
+from api.security import Reader
+from api.store import events
+
+router = APIRouter(prefix="/jobs/{job_id}/events", tags=["events"], responses=may(404))
+
+After = Annotated[int, Query(ge=0, le=2**63 - 1, description="Only events with a larger `seq`.")]
+Kind = Annotated[Printable, Query(max_length=64)]
+STREAM_EXAMPLE = 'id: 7\nevent: progress\ndata: {"seq": 7, "at": "...", "kind": "progress", "data": {"done": 3}}\n\n'
+
+
+@router.get("")
+def list_events(
+    job_id: JobId,
+    _: Reader,
+    sessions: SessionsDep,
+    after: After = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 500,
+    kind: Annotated[list[Kind], Query(description="Only events of this kind; repeatable.")] = [],  # noqa: B006
+) -> EventPage:
+    """What has happened since event ``after``, oldest first. ``kind=layer_quantized`` is the numbers of every layer."""
+    with open_job(sessions, job_id) as (session, _job):
+        found = events.read(session, job_id, after=after, limit=limit + 1, kinds=kind)
+    return EventPage(data=[EventOut.of(event) for event in found[:limit]], has_more=len(found) > limit)
+
+
+def find_start(
+    job_id: JobId,
+    _: Reader,
+    sessions: SessionsDep,
+    after: After = 0,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> int | None:
+    """The event after which a stream starts, None if there is nothing to come. All errors belong here: once the stream
+    has begun its status is sent."""
+    if last_event_id is not None:
+        if not (last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) < 19):
+            raise Problem(
+                400,
+                "invalid_last_event_id",
+                "Last-Event-ID is not the number of an event.",
+                hint="Send the `id` of the last event you have seen, or leave the header out.",
+            )
+        after = int(last_event_id)
+    with open_job(sessions, job_id):
+        pass
+    return None if stream.has_ended(sessions, job_id, after) else after
+
+
+@router.get(
+    "/stream",
+    response_class=StreamingResponse,
+    responses=may(400)
+    | {
+        200: {
+            "description": "Events as they come; `id` is `seq`, `data` an event; the last one is `end`.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}, "example": STREAM_EXAMPLE}},
+        },
+        204: {"description": "The job has ended and there is nothing that you have not seen: do not come again."},
+    },
+)
+async def stream_events(
+    job_id: JobId, context: ContextDep, start: Annotated[int | None, Depends(find_start)]
+) -> Response:
+    """The story as server-sent events: what was since ``Last-Event-ID`` (or ``after``), then what comes."""
+    if start is None:
+        return Response(status_code=204)
+    told = stream.tell_story(context.feed, context.sessions, job_id, start)
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(told, media_type="text/event-stream", headers=headers)

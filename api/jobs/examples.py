@@ -1,0 +1,61 @@
+"""What the OpenAPI document shows: a request and its answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+PLAN_REQUEST: dict[str, Any] = {
+    "model": {"path": "/models/SmolLM2-135M-Instruct"},
+    "config": {"preset": "w4a16"},
+    "export": ["compressed_tensors"],
+}
+
+JOB_REQUEST: dict[str, Any] = {
+    **PLAN_REQUEST,
+    "name": "nightly",
+    "labels": {"team": "search"},
+    "priority": 7,
+    "limits": {"max_runtime_s": 7200, "max_pending_s": 3600},
+}
+
+JOB: dict[str, Any] = {
+    "id": "job_01a200dc5edf7cfaa251b183f95c582d",
+    "name": "nightly",
+    "labels": {"team": "search"},
+    "priority": 7,
+    "limits": {"max_runtime_s": 7200, "max_pending_s": 3600},
+    "state": "running",
+    "state_times": {"queued": "2026-11-22T08:00:00Z", "running": "2026-11-22T08:00:02Z"},
+    "waiting_reason": None,
+    "queue_position": None,
+    "phase": "quantize",
+    "progress": {"phase": "quantize", "done": 12, "total": 30, "unit": "block", "eta_s": 40.5},
+    "phases": [
+        {
+            "name": "quantize",
+            "state": "running",
+            "started_at": "2026-11-22T08:00:05Z",
+            "ended_at": None,
+            "done": 12,
+            "total": 30,
+            "unit": "block",
+        }
+    ],
+    "model": {"path": "/models/SmolLM2-135M-Instruct"},
+    "preset": "w4a16",
+    "config": {"global_quant_config": {"weight": {"dtype": "uint4", "qscheme": "per_group", "group_size": 128}}},
+    "calibration": {"source": "builtin", "num_samples": 32, "seq_len": 512, "seed": 0},
+    "export": ["compressed_tensors"],
+    "needs_memory_bytes": 1200000000,
+    "cloned_from": None,
+    "sweep_id": None,
+    "sweep_values": None,
+    "attempt": 1,
+    "created_at": "2026-11-22T08:00:00Z",
+    "started_at": "2026-11-22T08:00:02Z",
+    "finished_at": None,
+    "error": None,
+    "summary": None,
+    "artifact": None,
+    "cancel_requested": False,
+}

@@ -1,0 +1,70 @@
+"""The routes of a job's log: what its engines printed, from the store and not from a worker's disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query
+from fastapi.responses import StreamingResponse
+
+from api.deps import SessionsDep
+from api.errors import Problem, may
+from api.jobs.endpoints import JobId, open_job
+from api.jobs.schemas import LogLineOut, LogPage
+from api.security import Reader
+from api.store import logs
+from api.store.engine import Sessions
+
+router = APIRouter(prefix="/jobs/{job_id}/logs", tags=["logs"], responses=may(404))
+
+PAGE = 1000
+
+Level = Annotated[Literal["debug", "info", "warning", "error"], Query(description="Lines of at least this level.")]
+
+
+@router.get("", responses=may(422))
+def list_lines(
+    job_id: JobId,
+    _: Reader,
+    sessions: SessionsDep,
+    level: Level = "debug",
+    tail: Annotated[int | None, Query(ge=1, le=PAGE, description="The last so many lines.")] = None,
+    after: Annotated[int | None, Query(ge=0, le=2**63 - 1, description="Only lines with a larger `seq`.")] = None,
+    limit: Annotated[int, Query(ge=1, le=PAGE)] = PAGE,
+) -> LogPage:
+    """The log, oldest line first: its end with ``tail``, else page by page with ``after``."""
+    if tail is not None and after is not None:
+        raise Problem(422, "invalid_request", "`tail` and `after` are two ways to ask: give one of them.")
+    with open_job(sessions, job_id) as (session, _job):
+        if tail is not None:
+            found, has_more = logs.read_tail(session, job_id, level=level, num_lines=tail), False
+        else:
+            found = logs.read(session, job_id, level=level, after=after or 0, limit=limit + 1)
+            found, has_more = found[:limit], len(found) > limit
+    return LogPage(data=[LogLineOut.of(line) for line in found], has_more=has_more)
+
+
+@router.get(
+    "/download",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+def download(job_id: JobId, _: Reader, sessions: SessionsDep, level: Level = "debug") -> StreamingResponse:
+    """The whole log as a text file."""
+    with open_job(sessions, job_id):
+        pass
+    headers = {"Content-Disposition": f'attachment; filename="{job_id}.log"'}
+    return StreamingResponse(_text(sessions, job_id, level), media_type="text/plain", headers=headers)
+
+
+def _text(sessions: Sessions, job_id: str, level: str) -> Iterator[str]:
+    """Page by page, each in its own short transaction: a slow reader holds no connection."""
+    after = 0
+    while True:
+        with sessions.begin() as session:
+            found = logs.read(session, job_id, level=level, after=after, limit=PAGE)
+        if not found:
+            return
+        after = found[-1].seq
+        yield "".join(f"{line.at.isoformat()} attempt {line.attempt} {line.level} {line.text}\n" for line in found)

@@ -1,0 +1,91 @@
+"""From a request to a queued job: planned first, then stored once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from sqlalchemy.orm import Session
+
+from api.deps import Context
+from api.idempotent import Made, make_once, request_of
+from api.jobs import service
+from api.jobs.schemas import JobClone, JobCreate
+from api.jobs.service import Planned
+from api.store import jobs
+from api.store.tables import ApiKey, Job
+
+
+def submit(body: JobCreate, key: ApiKey, context: Context, idempotency_key: str | None) -> Made:
+    """Plan the job and queue it. Raises QuantError or Problem for a request that cannot work."""
+    made = make_once(
+        context.sessions,
+        request_of(key, "POST /v1/jobs", idempotency_key, body),
+        "job",
+        lambda: service.make_plan(body, context.settings),
+        lambda session, job_id, planned: store(session, job_id, body, planned, key),
+    )
+    context.upkeep.poke()  # after the commit: the message must not overtake the row
+    return made
+
+
+def clone(original: Job, body: JobClone, key: ApiKey, context: Context, idempotency_key: str | None) -> Made:
+    """A new job like ``original`` but for what ``body`` names. A Hub model stays at the commit it had."""
+    changes = body.model_dump(mode="json", exclude_unset=True)
+    wanted = _merge(original, changes)
+
+    def prepare() -> Planned:
+        planned = service.make_plan(wanted, context.settings)
+        return planned if "config" in changes else replace(planned, preset=original.preset)
+
+    made = make_once(
+        context.sessions,
+        request_of(key, f"POST /v1/jobs/{original.id}/clone", idempotency_key, body),
+        "job",
+        prepare,
+        lambda session, job_id, planned: store(session, job_id, wanted, planned, key, cloned_from=original.id),
+    )
+    context.upkeep.poke()
+    return made
+
+
+def store(session: Session, job_id: str, body: JobCreate, planned: Planned, key: ApiKey, **more: Any) -> Job:
+    """The job's row and what goes with it; ``more``: further columns."""
+    return jobs.submit(
+        session,
+        id=job_id,
+        submitted_by=key.id,
+        name=body.name,
+        labels=body.labels,
+        priority=body.priority,
+        max_runtime_s=body.limits.max_runtime_s,
+        max_pending_s=body.limits.max_pending_s,
+        needs_memory_bytes=planned.plan.peak_memory_bytes,
+        model=planned.model,
+        preset=planned.preset,
+        config=planned.config.to_dict(),
+        calibration=planned.calibration.model_dump(mode="json"),
+        export=list(body.export),
+        **more,
+    )
+
+
+def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
+    model = original.model
+    asked: dict[str, Any] = {
+        "model": {"id": model["id"], "revision": model["sha"]} if "id" in model else model,
+        "config": original.config,
+        "calibration": original.calibration,
+        "export": original.export,
+        "name": original.name,
+        "labels": original.labels,
+        "priority": original.priority,
+        "limits": {"max_runtime_s": original.max_runtime_s, "max_pending_s": original.max_pending_s},
+    }
+    try:
+        return JobCreate.model_validate(asked | changes)
+    except ValidationError as error:  # a field that was set to null
+        places = [{**found, "loc": ("body", *found["loc"])} for found in error.errors()]
+        raise RequestValidationError(places) from error

@@ -1,0 +1,75 @@
+"""A job as an answer, and its ETag."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+from sqlalchemy.orm import Session
+
+from api.errors import Problem
+from api.jobs.schemas import JobOut
+from api.store import jobs, waiting
+from api.store.tables import Job
+from api.store.waiting import Waiting
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is sent of a job."""
+
+    out: JobOut
+    etag: str
+
+
+def show_all(session: Session, found: Sequence[Job]) -> list[Shown]:
+    """``found`` in the same order."""
+    artifacts, reasons = jobs.find_artifacts(session, found), waiting.explain(session, found)
+    return [
+        Shown(JobOut.of(job, artifacts.get(job.id), reasons.get(job.id)), _etag(job, reasons.get(job.id)))
+        for job in found
+    ]
+
+
+def show(session: Session, job: Job) -> Shown:
+    return show_all(session, [job])[0]
+
+
+def etag_of(body: BaseModel) -> str:
+    """The ETag of an answer that has no version of its own."""
+    return f'"{hashlib.sha256(body.model_dump_json().encode()).hexdigest()[:32]}"'
+
+
+def matches(if_none_match: str | None, etag: str) -> bool:
+    return etag in _tags(if_none_match) or "*" in _tags(if_none_match)
+
+
+def check_unchanged(if_match: str | None, job: Job) -> None:
+    """Raises Problem 428 without ``if_match``, 412 when the job has changed since the client saw it."""
+    if if_match is None:
+        raise Problem(
+            428,
+            "if_match_required",
+            "A change must say which state of the job it is based on.",
+            hint="Send the ETag of your last GET as If-Match, or '*' to change whatever is there.",
+        )
+    versions = {tag.strip('"').partition("-")[0] for tag in _tags(if_match)}
+    if not versions & {str(job.version), "*"}:
+        raise Problem(412, "job_changed", "The job has changed since you read it.", hint="GET it again, then decide.")
+
+
+def _etag(job: Job, reason: Waiting | None) -> str:
+    """The row's version; while the job waits also why, which changes without the row.
+
+    If-Match looks at the version alone: a queue that moved is no reason to refuse a change.
+    """
+    if reason is None:
+        return f'"{job.version}"'
+    return f'"{job.version}-{zlib.crc32(f"{reason.reason} {reason.position}".encode()):08x}"'
+
+
+def _tags(header: str | None) -> set[str]:
+    return {tag.strip().removeprefix("W/") for tag in (header or "").split(",")}

@@ -1,0 +1,130 @@
+"""From a matrix of values to planned jobs: all of them, or one problem that says which cannot work."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pydantic import ValidationError
+
+from api.errors import Problem, entry_of
+from api.jobs import models, service
+from api.jobs.schemas import JobCreate
+from api.jobs.service import Planned
+from api.settings import Settings
+from api.sweeps.schemas import MAX_SWEEP_JOBS, SweepCreate
+from quantcore.errors import ProofError, QuantError
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """One job of a sweep: its values (JSON pointer -> value), what is asked, and the plan."""
+
+    values: Values
+    body: JobCreate
+    planned: Planned
+
+
+def plan_all(sweep: SweepCreate, settings: Settings) -> list[SweepJob]:
+    """Every job of the sweep, planned. A model that several jobs share is looked at once.
+
+    Raises Problem 422 with an entry for each job that cannot work, ``sweep_too_large`` for too many.
+    """
+    _check_size(sweep)
+    read = cache(lambda model: models.read_headers(model, settings))
+    found: list[SweepJob] = []
+    entries: list[dict[str, Any]] = []
+    for values in combinations(sweep.matrix):
+        try:
+            body = JobCreate.model_validate(fill_in(sweep.job, values))
+            found.append(SweepJob(values, body, service.make_plan(body, settings, read=read)))
+        except ValidationError as error:
+            entries += [_entry(values, entry_of({**each, "loc": ("body", *each["loc"])})) for each in error.errors()]
+        except QuantError as error:
+            if error.retryable or isinstance(error, ProofError):
+                raise
+            entries.append(_entry(values, {"pointer": f"#{error.field}", "detail": error.message, "code": error.code}))
+    if entries:
+        codes = {entry["code"] for entry in entries}
+        raise Problem(
+            422,
+            codes.pop() if len(codes) == 1 else "invalid_sweep",
+            f"{len(found)} of {_size(sweep)} jobs of this sweep could work. Nothing was queued.",
+            hint="`errors` names the values of those that cannot.",
+            errors=entries,
+        )
+    return found
+
+
+def combinations(matrix: Mapping[str, list[Any]]) -> Iterator[Values]:
+    """{"/a": [1, 2], "/b": [3]} -> {"/a": 1, "/b": 3}, {"/a": 2, "/b": 3}: the last axis moves fastest."""
+    for chosen in itertools.product(*matrix.values()):
+        yield dict(zip(matrix, chosen, strict=True))
+
+
+def fill_in(job: Mapping[str, Any], values: Values) -> dict[str, Any]:
+    """``job`` with every value put where its JSON pointer (RFC 6901) says; objects on the way are made.
+
+    Raises Problem 422 ``invalid_pointer`` for a way that leads through something else than objects and lists.
+    """
+    filled = copy.deepcopy(dict(job))
+    for pointer, value in values.items():
+        *way, last = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
+        place: Any = filled
+        try:
+            for part in way:
+                place = place[int(part)] if isinstance(place, list) else place.setdefault(part, {})
+            if isinstance(place, list):
+                place[int(last)] = copy.deepcopy(value)
+            else:
+                place.update({last: copy.deepcopy(value)})
+        except (AttributeError, IndexError, ValueError) as error:
+            raise Problem(
+                422,
+                "invalid_pointer",
+                f"The job has no place '{pointer}'.",
+                hint="A pointer leads through lists that are there and objects, which are made where they are missing.",
+                errors=[{"pointer": f"#/matrix/{_escape(pointer)}", "detail": "no such place in the job"}],
+            ) from error
+    return filled
+
+
+def _check_size(sweep: SweepCreate) -> None:
+    if (size := _size(sweep)) > MAX_SWEEP_JOBS:
+        raise Problem(
+            422,
+            "sweep_too_large",
+            f"This sweep means {size} jobs; at most {MAX_SWEEP_JOBS} can be asked for at once.",
+            hint="Split it by one of its axes.",
+            errors=[{"pointer": "#/matrix", "detail": f"{size} combinations", "code": "sweep_too_large"}],
+        )
+    for pointer, axis in sweep.matrix.items():
+        if any(value in axis[:index] for index, value in enumerate(axis)):
+            raise Problem(
+                422,
+                "invalid_sweep",
+                f"The axis '{pointer}' names a value twice.",
+                errors=[{"pointer": f"#/matrix/{_escape(pointer)}", "detail": "a value is there twice"}],
+            )
+
+
+def _size(sweep: SweepCreate) -> int:
+    size = 1
+    for axis in sweep.matrix.values():
+        size *= len(axis)
+    return size
+
+
+def _entry(values: Values, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry about one job of the sweep: the pointer leads into ``job``, ``values`` says which job."""
+    return {**entry, "pointer": f"#/job{entry['pointer'].removeprefix('#')}", "values": values}
+
+
+def _escape(pointer: str) -> str:
+    return pointer.replace("~", "~0").replace("/", "~1")

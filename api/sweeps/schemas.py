@@ -1,0 +1,69 @@
+"""What clients send and get of sweeps."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
+
+from api.jobs.schemas import JobCreate, JobOut, Printable, RequestBody, Text
+from api.store.states import State
+from api.store.tables import Sweep
+
+MAX_SWEEP_JOBS = 100
+MAX_AXES = 8
+
+
+def _pointer_into_a_job(pointer: str) -> str:
+    field = pointer.split("/")[1] if pointer.startswith("/") else ""
+    if field not in JobCreate.model_fields:
+        raise PydanticCustomError(
+            "invalid_pointer", "an axis is a JSON pointer into a job, as /config/preset or /calibration/num_samples"
+        )
+    return pointer
+
+
+Pointer = Annotated[Printable, StringConstraints(max_length=200), AfterValidator(_pointer_into_a_job)]
+Axis = Annotated[list[Any], Field(min_length=1, max_length=MAX_SWEEP_JOBS)]
+
+
+class SweepCreate(RequestBody):
+    """One job for every combination of the values in ``matrix``, each put into ``job`` where its pointer says."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "name": "which scheme",
+                    "job": {"model": {"path": "/models/SmolLM2-135M-Instruct"}, "export": ["compressed_tensors"]},
+                    "matrix": {"/config": [{"preset": "fp8"}, {"preset": "w4a16"}], "/calibration/num_samples": [32]},
+                }
+            ]
+        }
+    )
+
+    name: Text | None = None
+    job: dict[str, Any] = Field(description="The body of `POST /v1/jobs`, without what the matrix fills in.")
+    matrix: dict[Pointer, Axis] = Field(min_length=1, max_length=MAX_AXES)
+
+
+class SweepOut(BaseModel):
+    """A sweep and its jobs as they are now, in the order of its matrix."""
+
+    id: str
+    name: str | None
+    created_at: datetime
+    matrix: dict[str, list[Any]]
+    total: int
+    by_state: dict[State, int]
+    jobs: list[JobOut]
+
+    @classmethod
+    def of(cls, sweep: Sweep, jobs: list[JobOut]) -> SweepOut:
+        by_state = dict.fromkeys(State, 0)
+        for job in jobs:
+            by_state[job.state] += 1
+        columns = {name: getattr(sweep, name) for name in ("id", "name", "created_at", "matrix")}
+        return cls(**columns, total=len(jobs), by_state=by_state, jobs=jobs)

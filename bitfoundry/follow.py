@@ -1,0 +1,54 @@
+"""A job's events as they come: a stream that takes itself up again where it broke off."""
+
+import time
+from collections.abc import Iterable, Iterator
+
+import httpx2
+
+from bitfoundry.answers import Event
+from bitfoundry.errors import ApiError
+from bitfoundry.transport import AWAY, NUM_TRIES, Transport
+
+SILENCE_S = 45.0  # the service says something every 15 s, if only that there is nothing new
+PAUSE_S = 1.0
+
+
+def follow(transport: Transport, path: str, after: int) -> Iterator[Event]:
+    """The events after number `after` until the job has ended, each once. ApiError when the service stays away."""
+    num_failures = 0
+    while True:
+        try:
+            with transport.stream(path, headers={"Last-Event-ID": str(after)}, timeout_s=SILENCE_S) as answer:
+                if answer.status_code == 204:
+                    return
+                for kind, data in messages(answer.iter_lines()):
+                    if kind == "end":
+                        return
+                    event = Event.model_validate_json(data)
+                    num_failures, after = 0, event.seq
+                    yield event
+        except httpx2.TransportError as error:
+            if num_failures >= NUM_TRIES:
+                raise transport.no_answer(error) from error
+        except ApiError as error:
+            if error.status not in AWAY or num_failures >= NUM_TRIES:
+                raise
+        num_failures += 1
+        time.sleep(min(PAUSE_S * 2**num_failures, 30.0))
+
+
+def messages(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """(event, data) of every message in a stream of server-sent events; comments and other fields are passed over."""
+    kind, data = "message", list[str]()
+    for line in lines:
+        if not line:
+            if data:
+                yield kind, "\n".join(data)
+            kind, data = "message", []
+            continue
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "event":
+            kind = value
+        elif field == "data":
+            data.append(value)

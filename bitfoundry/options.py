@@ -1,0 +1,71 @@
+"""What the commands share: their options, the way to the service, and how a job is shown."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bitfoundry import terminal
+from bitfoundry.answers import Job
+from bitfoundry.client import Client
+from bitfoundry.connection import Connection
+from bitfoundry.errors import BitfoundryError
+from bitfoundry.folders import default_home
+
+Home = Annotated[Path | None, typer.Option(help="The data folder. [default: ~/.local/share/bitfoundry]")]
+Url = Annotated[str | None, typer.Option(envvar="BITFOUNDRY_URL", help="The service. [default: the one of `up` here]")]
+Key = Annotated[str | None, typer.Option(envvar="BITFOUNDRY_API_KEY", help="Its API key. [default: as for --url]")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs instead of text for people.")]
+JobId = Annotated[str, typer.Argument(help="The job's id, as `jobs` lists it.")]
+Model = Annotated[str, typer.Argument(help="A model folder on the service's machine, or a Hub id org/name.")]
+Preset = Annotated[str, typer.Option("--config", "-c", help="A preset's name, or a JSON file with a whole config.")]
+Export = Annotated[list[str] | None, typer.Option(help="A checkpoint format to write; repeat for several.")]
+Samples = Annotated[int | None, typer.Option(help="Calibration samples.")]
+SeqLen = Annotated[int | None, typer.Option(help="Tokens of a calibration sample.")]
+Source = Annotated[str | None, typer.Option(help="Calibration text: builtin, or a .txt or .jsonl file.")]
+Labels = Annotated[list[str] | None, typer.Option("--label", help="key=value; repeatable.")]
+Priority = Annotated[int | None, typer.Option(min=0, max=9, help="9 goes first. [default: 5]")]
+
+
+def connect(url: str | None, api_key: str | None, home: Path | None) -> Client:
+    """From the options, the environment, or what `bitfoundry up` left in its home."""
+    local = Connection.read((home or default_home()).expanduser().absolute())
+    if not url and not local:
+        raise BitfoundryError(
+            "no service is known here", hint="start one with `bitfoundry up`, or give --url and --api-key"
+        )
+    chosen = url or (local.url if local else "")
+    key = api_key or (local.api_key if local and chosen == local.url else "")
+    if not key:
+        raise BitfoundryError(f"{chosen} needs an API key", hint="give --api-key or set BITFOUNDRY_API_KEY")
+    return Client(chosen, key)
+
+
+def key_value(text: str) -> tuple[str, str]:
+    """'key=value' -> (key, value)."""
+    key, sign, value = text.partition("=")
+    if not sign or not key:
+        raise typer.BadParameter(f"{text!r} is not key=value")
+    return key, value
+
+
+def read_config(text: str) -> str | dict[str, Any]:
+    """A preset's name as it is; the content of a .json file."""
+    if not text.endswith(".json"):
+        return text
+    try:
+        content = json.loads(Path(text).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise BitfoundryError(f"{text} cannot be read as a config: {error}") from error
+    if not isinstance(content, dict):
+        raise BitfoundryError(f"{text} holds no JSON object")
+    return content
+
+
+def show_job(job: Job, as_json: bool) -> None:
+    """One job, for people or for programs."""
+    if as_json:
+        terminal.print_json(job.model_dump(mode="json"))
+    else:
+        terminal.out.print(terminal.job_details(job))

@@ -1,0 +1,105 @@
+"""Requests to the service: what may be repeated is repeated, and what goes wrong is an ApiError with its code."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+
+from bitfoundry.errors import ApiError
+
+NUM_TRIES = 4  # of a request that may be repeated
+AWAY = {429, 502, 503, 504}  # the service is away or busy: it may be there in a moment
+
+
+class Transport:
+    """A connection to the service, safe to use from several threads."""
+
+    def __init__(
+        self, base_url: str, api_key: str, *, timeout_s: float, transport: httpx2.BaseTransport | None
+    ) -> None:
+        loopback = urlsplit(base_url).hostname in {"127.0.0.1", "localhost", "::1"}
+        self._http = httpx2.Client(
+            base_url=base_url,
+            headers={"Authorization": f"Bearer {api_key}"},
+            timeout=timeout_s,
+            trust_env=not loopback,  # a proxy cannot reach our loopback
+            transport=transport,
+        )
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        repeat: bool = False,
+    ) -> httpx2.Response:
+        """One request; a GET, or one with `repeat`, is tried again while the service is away or busy. ApiError."""
+        num_tries = NUM_TRIES if repeat or method == "GET" else 1
+        for attempt in range(1, num_tries + 1):
+            try:
+                answer = self._http.request(method, path, params=query, json=body, headers=headers)
+            except httpx2.TransportError as error:
+                if attempt == num_tries:
+                    raise self.no_answer(error) from error
+                time.sleep(0.2 * 2**attempt)
+                continue
+            if answer.status_code in AWAY and attempt < num_tries:
+                time.sleep(_retry_after_s(answer, default=0.2 * 2**attempt))
+                continue
+            break
+        if answer.status_code >= 400:
+            raise _problem(answer)
+        return answer
+
+    @contextmanager
+    def stream(
+        self, path: str, *, headers: Mapping[str, str] | None = None, timeout_s: float | None = None
+    ) -> Iterator[httpx2.Response]:
+        """The answer to a GET while it arrives. Raises ApiError, and httpx2's TransportError when it breaks off."""
+        more: dict[str, Any] = {} if timeout_s is None else {"timeout": timeout_s}
+        with self._http.stream("GET", path, headers=headers, **more) as answer:
+            if answer.status_code >= 400:
+                answer.read()
+                raise _problem(answer)
+            yield answer
+
+    def no_answer(self, error: httpx2.TransportError) -> ApiError:
+        """What a TransportError means to a person."""
+        return ApiError(
+            0,
+            {
+                "code": "no_answer",
+                "detail": f"{str(self._http.base_url).rstrip('/')} does not answer: {error}",
+                "hint": "is the service up? `bitfoundry up` starts one here",
+            },
+        )
+
+    @property
+    def trusts_environment(self) -> bool:
+        """Whether the environment's proxies are used."""
+        return self._http.trust_env
+
+    def close(self) -> None:
+        self._http.close()
+
+
+def _problem(answer: httpx2.Response) -> ApiError:
+    try:
+        problem = answer.json()
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        problem = {}
+    return ApiError(answer.status_code, problem if isinstance(problem, dict) else {})
+
+
+def _retry_after_s(answer: httpx2.Response, default: float) -> float:
+    try:
+        return min(max(float(answer.headers.get("Retry-After", "")), 0.1), 30.0)
+    except ValueError:
+        return default

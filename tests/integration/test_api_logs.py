@@ -1,0 +1,162 @@
+"""Logs and phases: from the store, with whole workers where it matters."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import text
+
+from api.jobs import logs as routes
+from api.settings import Settings
+from api.store import leases, logs
+from api.store.engine import Sessions
+from api.store.events import NewEvent
+from api.store.leases import Lease, LeaseLost
+from api.store.logs import NewLine
+from api.store.tables import Job
+from tests.integration.conftest import WorkerProcess
+
+Submit = Callable[..., str]
+
+
+def start(sessions: Sessions, submit: Submit) -> tuple[str, Lease]:
+    job_id = submit()
+    with sessions.begin() as session:
+        lease = leases.claim(session, worker="w", lease_s=60)
+    assert lease
+    return job_id, lease
+
+
+def write(sessions: Sessions, lease: Lease, *lines: str) -> None:
+    """``"error: text"`` a line."""
+    with sessions.begin() as session:
+        leases.write_log(session, lease, lines=[NewLine(*line.split(": ", 1)) for line in lines])
+
+
+def texts(answer: Any) -> list[str]:
+    assert answer.status_code == 200, answer.text
+    return [line["text"] for line in answer.json()["data"]]
+
+
+def test_tail_level_and_pages(client: TestClient, sessions: Sessions, submit: Submit) -> None:
+    job_id, lease = start(sessions, submit)
+    write(sessions, lease, "debug: a", "info: b", "warning: c", "error: d")
+    write(sessions, lease, "info: e")
+    url = f"/v1/jobs/{job_id}/logs"
+    assert texts(client.get(url)) == [*"abcde"]
+    assert texts(client.get(f"{url}?tail=2")) == ["d", "e"]
+    assert texts(client.get(f"{url}?level=warning")) == ["c", "d"]
+    assert texts(client.get(f"{url}?level=info&tail=3")) == ["c", "d", "e"]
+    assert texts(client.get(f"{url}?after=3")) == ["d", "e"]
+    page = client.get(f"{url}?limit=2").json()
+    assert ([line["seq"] for line in page["data"]], page["has_more"]) == ([1, 2], True)
+    assert page["data"][0].keys() == {"seq", "at", "attempt", "level", "text"}
+    assert client.get(f"{url}?after=5").json() == {"data": [], "has_more": False}
+    for wrong in ("tail=0", "level=loud", "tail=1&after=1", "after=-1", "limit=5000"):
+        assert client.get(f"{url}?{wrong}").status_code == 422, wrong
+    assert client.get(f"/v1/jobs/job_{'0' * 32}/logs").status_code == 404
+
+
+def test_download_is_the_whole_log_as_text(
+    client: TestClient, sessions: Sessions, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "PAGE", 3)
+    job_id, lease = start(sessions, submit)
+    write(sessions, lease, *(f"info: line {number}" for number in range(10)), "error: the end")
+    answer = client.get(f"/v1/jobs/{job_id}/logs/download")
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert f'filename="{job_id}.log"' in answer.headers["content-disposition"]
+    lines = answer.text.splitlines()
+    assert [line.split(" ", 1)[1] for line in lines] == [
+        *(f"attempt 1 info line {number}" for number in range(10)),
+        "attempt 1 error the end",
+    ]
+    assert client.get(f"/v1/jobs/{job_id}/logs/download?level=error").text.count("\n") == 1
+    assert client.get(f"/v1/jobs/job_{'0' * 32}/logs/download").status_code == 404
+
+
+def test_a_log_grows_to_its_limit_and_keeps_the_newest(
+    client: TestClient, sessions: Sessions, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "MAX_LINES", 4)
+    job_id, lease = start(sessions, submit)
+    for number in range(7):
+        write(sessions, lease, f"info: {number}")
+    answer = client.get(f"/v1/jobs/{job_id}/logs")
+    assert texts(answer) == ["3", "4", "5", "6"]
+    assert [line["seq"] for line in answer.json()["data"]] == [4, 5, 6, 7]
+
+
+def test_a_stale_worker_writes_no_log_and_a_log_moves_no_etag(
+    client: TestClient, sessions: Sessions, submit: Submit
+) -> None:
+    job_id, lease = start(sessions, submit)
+    tag = client.get(f"/v1/jobs/{job_id}").headers["etag"]
+    write(sessions, lease, "info: a")
+    assert client.get(f"/v1/jobs/{job_id}", headers={"If-None-Match": tag}).status_code == 304
+    with sessions.begin() as session:
+        session.execute(text("UPDATE job SET fence = fence + 1"))
+    with pytest.raises(LeaseLost):
+        write(sessions, lease, "info: stale")
+    assert texts(client.get(f"/v1/jobs/{job_id}/logs")) == ["a"]
+
+
+def test_phases_with_their_times(client: TestClient, sessions: Sessions, submit: Submit) -> None:
+    job_id, lease = start(sessions, submit)
+    progress = {"phase": "quantize", "done": 3, "total": 30, "unit": "block", "eta_s": 27.5}
+    story = [
+        ([NewEvent("phase_started", {"phase": "plan"})], {"phase": "plan"}),
+        # what waited and what comes now are written together: the last progress belongs to the phase before
+        (
+            [
+                NewEvent("progress", {"phase": "plan", "done": 1, "total": 1, "unit": "model"}),
+                NewEvent("phase_started", {"phase": "quantize"}),
+            ],
+            {"phase": "quantize", "progress": None},
+        ),
+        ([NewEvent("progress", progress)], {"progress": progress}),
+    ]
+    for happened, columns in story:
+        with sessions.begin() as session:
+            leases.record(session, lease, happened=happened, columns=columns)
+    job = client.get(f"/v1/jobs/{job_id}").json()
+    plan, quantize = job["phases"]
+    assert (plan["state"], plan["ended_at"], plan["done"]) == ("done", quantize["started_at"], 1)
+    assert plan["started_at"] < plan["ended_at"]
+    shown = {"name": "quantize", "state": "running", "ended_at": None, "done": 3, "total": 30, "unit": "block"}
+    assert quantize == {**shown, "started_at": quantize["started_at"]}
+    assert job["progress"]["eta_s"] == 27.5
+    with sessions.begin() as session:
+        leases.release(session, lease)
+    assert [phase["state"] for phase in client.get(f"/v1/jobs/{job_id}").json()["phases"]] == ["done", "stopped"]
+    with sessions.begin() as session:
+        assert leases.claim(session, worker="w", lease_s=60)
+    assert client.get(f"/v1/jobs/{job_id}").json()["phases"] == []
+
+
+def test_no_secret_is_stored_and_the_workers_disk_keeps_no_log(
+    client: TestClient,
+    sessions: Sessions,
+    make_model: Callable[..., Path],
+    start_worker: Callable[..., WorkerProcess],
+    wait_for: Callable[..., Job],
+    settings: Settings,
+) -> None:
+    """The canary is in the worker's environment (see conftest) and a key is in the text: neither gets anywhere."""
+    start_worker()
+    said = "ERROR canary-in-the-environment hf_abcdefABCDEF0123456789 https://me:pw@host/x done"
+    model = make_model(log=said)
+    answer = client.post("/v1/jobs", json={"model": {"path": str(model)}, "config": {"preset": "fp8"}})
+    job_id = answer.json()["id"]
+    wait_for(job_id, "succeeded")
+    [line] = client.get(f"/v1/jobs/{job_id}/logs?level=error").json()["data"]
+    assert (line["text"], line["level"], line["attempt"]) == ("ERROR *** *** https://***@host/x done", "error", 1)
+    [warning] = client.get(f"/v1/jobs/{job_id}/events", params={"kind": "warning"}).json()["data"]
+    assert warning["data"]["message"] == "ERROR *** *** https://***@host/x done"
+    with sessions.begin() as session:
+        for table in ("job", "attempt", "event", "log_line", "artifact"):
+            for [row] in session.execute(text(f"SELECT to_jsonb({table})::text FROM {table}")):
+                assert "canary" not in row and "hf_abc" not in row and "me:pw" not in row
+    assert list(settings.data_dir.rglob("*.log")) == []

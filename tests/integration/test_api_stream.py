@@ -1,0 +1,202 @@
+"""Server-sent events from a real server: nothing missed, nothing twice, and an end."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import text
+
+from api import feed
+from api.jobs import stream
+from api.store import control, jobs, leases
+from api.store.engine import Sessions
+from api.store.events import NewEvent
+from api.store.leases import Lease
+from tests.integration.conftest import Server
+
+Submit = Callable[..., str]
+
+
+def start(sessions: Sessions, submit: Submit) -> tuple[str, Lease]:
+    job_id = submit()
+    with sessions.begin() as session:
+        lease = leases.claim(session, worker="w", lease_s=60)
+    assert lease
+    return job_id, lease
+
+
+def record(sessions: Sessions, lease: Lease, *kinds: str) -> None:
+    with sessions.begin() as session:
+        news = [NewEvent(kind, {"text": "a\nb"}) for kind in kinds]
+        leases.record(session, lease, happened=news, columns={})
+
+
+def end(sessions: Sessions, lease: Lease) -> None:
+    with sessions.begin() as session:
+        leases.succeed(session, lease, manifest_sha256="s", path="/p", num_bytes=1, summary={})
+
+
+def read_stream(answer: httpx2.Response) -> Iterator[tuple[int | None, str, dict[str, Any]]]:
+    """(id, event, data) of every message, read as the WHATWG says."""
+    message: dict[str, str] = {}
+    for line in answer.iter_lines():
+        if line:
+            field, _, value = line.partition(": ")
+            message[field] = value
+        elif message:
+            if "data" in message:
+                number = int(message["id"]) if "id" in message else None
+                yield number, message["event"], json.loads(message["data"])
+            message = {}
+
+
+def test_what_was_then_what_comes_then_the_end(server: Server, sessions: Sessions, submit: Submit) -> None:
+    job_id, lease = start(sessions, submit)
+    seen: list[tuple[int | None, str]] = []
+    with server.connect() as client, client.stream("GET", f"/v1/jobs/{job_id}/events/stream") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-cache", "no")
+        messages = read_stream(answer)
+        seen += [next(messages)[:2] for _ in range(2)]
+        assert seen == [(1, "state_changed"), (2, "state_changed")]
+        for number in range(3, 6):
+            sent_at = time.monotonic()
+            record(sessions, lease, "a kind: of\nits own")
+            identity, kind, data = next(messages)
+            assert time.monotonic() - sent_at < 3
+            assert (identity, kind) == (number, "a_kind__of_its_own")
+            assert (data["seq"], data["data"]) == (number, {"text": "a\nb"})
+        end(sessions, lease)
+        assert [message[:2] for message in messages] == [(6, "state_changed"), (None, "end")]
+
+
+@pytest.mark.parametrize("how", ["header", "query"])
+def test_a_stream_goes_on_after_the_last_event_seen(
+    how: str, client: TestClient, sessions: Sessions, submit: Submit
+) -> None:
+    job_id, lease = start(sessions, submit)
+    record(sessions, lease, *"abc")
+    end(sessions, lease)
+    url = f"/v1/jobs/{job_id}/events/stream"
+
+    def ask(after: int) -> httpx2.Response:
+        if how == "query":
+            return client.get(f"{url}?after={after}")
+        return client.get(f"{url}?after=999", headers={"Last-Event-ID": str(after)})  # the header is newer
+
+    assert [message[0] for message in read_stream(ask(3))] == [4, 5, 6, None]
+    assert [message[0] for message in read_stream(ask(5))] == [6, None]
+    for after in (6, 7):
+        answer = ask(after)
+        assert (answer.status_code, answer.content) == (204, b"")
+
+
+def test_a_story_of_many_pages_is_told_whole(
+    client: TestClient, sessions: Sessions, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "BATCH", 3)
+    job_id, lease = start(sessions, submit)
+    record(sessions, lease, *"abcdefgh")
+    end(sessions, lease)
+    messages = read_stream(client.get(f"/v1/jobs/{job_id}/events/stream"))
+    assert [message[0] for message in messages] == [*range(1, 12), None]
+
+
+def test_nothing_is_missed_however_fast_it_comes(server: Server, sessions: Sessions, submit: Submit) -> None:
+    job_id, lease = start(sessions, submit)
+
+    def write() -> None:
+        for _ in range(60):
+            record(sessions, lease, "x", "y")
+        end(sessions, lease)
+
+    writer = threading.Thread(target=write)
+    with server.connect() as client:
+        writer.start()
+        heard: list[list[int | None]] = []
+        for _ in range(2):  # the second comes late
+            with client.stream("GET", f"/v1/jobs/{job_id}/events/stream") as answer:
+                heard.append([message[0] for message in read_stream(answer)])
+        writer.join()
+    assert heard == [[*range(1, 124), None]] * 2
+
+
+def test_many_streams_share_one_question_a_tick(
+    server: Server, sessions: Sessions, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    original = feed.events.find_heads
+    monkeypatch.setattr(
+        feed.events, "find_heads", lambda session, ids: asked.append(len(ids)) or original(session, ids)
+    )
+    leased = [start(sessions, submit) for _ in range(20)]
+    heard: dict[str, list[str]] = {}
+
+    def listen(job_id: str) -> None:
+        with server.connect() as client, client.stream("GET", f"/v1/jobs/{job_id}/events/stream") as answer:
+            heard[job_id] = [kind for _, kind, _ in read_stream(answer)]
+
+    threads = [threading.Thread(target=listen, args=[job_id]) for job_id, _ in leased]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 10
+    while not asked or max(asked) < 20:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    asked.clear()
+    time.sleep(2.2)
+    assert 2 <= len(asked) <= 6
+    for _, lease in leased:
+        end(sessions, lease)
+    for thread in threads:
+        thread.join(10)
+    assert heard == {job_id: ["state_changed"] * 3 + ["end"] for job_id, _ in leased}
+
+
+def test_a_quiet_stream_is_kept_alive(
+    server: Server, sessions: Sessions, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "PING_S", 0.2)
+    job_id = submit()
+    with server.connect() as client, client.stream("GET", f"/v1/jobs/{job_id}/events/stream") as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == "retry: 3000"
+        assert next(line for line in lines if line.startswith(":")) == ": nothing new"
+        with sessions.begin() as session:
+            control.cancel(session, job_id)
+        assert "event: end" in list(lines)
+
+
+def test_a_deleted_job_ends_its_streams(server: Server, sessions: Sessions, submit: Submit) -> None:
+    job_id = submit()
+    with server.connect() as client, client.stream("GET", f"/v1/jobs/{job_id}/events/stream") as answer:
+        messages = read_stream(answer)
+        assert next(messages)[0] == 1
+        with sessions.begin() as session:
+            session.execute(text("DELETE FROM job"))
+            assert jobs.find(session, job_id) is None
+        assert list(messages) == [(None, "end", {"state": "deleted"})]
+
+
+def test_errors_come_before_the_stream(client: TestClient, submit: Submit) -> None:
+    job_id = submit()
+    for garbage in ("x", "-1", "1.5", "", "9" * 30, "٣"):
+        answer = client.get(f"/v1/jobs/{job_id}/events/stream", headers={"Last-Event-ID": garbage.encode()})
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_last_event_id"), garbage
+    assert client.get(f"/v1/jobs/job_{'0' * 32}/events/stream").json()["code"] == "job_not_found"
+    other = {"Authorization": "Bearer nonsense"}
+    assert client.get(f"/v1/jobs/{job_id}/events/stream", headers=other).status_code == 401
+
+
+def test_events_of_one_kind(client: TestClient, sessions: Sessions, submit: Submit) -> None:
+    job_id, lease = start(sessions, submit)
+    record(sessions, lease, "layer_quantized", "warning", "layer_quantized", "progress")
+    found = client.get(f"/v1/jobs/{job_id}/events", params={"kind": ["layer_quantized"], "limit": 1}).json()
+    assert ([event["seq"] for event in found["data"]], found["has_more"]) == ([3], True)
+    found = client.get(f"/v1/jobs/{job_id}/events", params={"kind": ["layer_quantized", "progress"], "after": 3}).json()
+    assert ([event["seq"] for event in found["data"]], found["has_more"]) == ([5, 6], False)

@@ -1,0 +1,177 @@
+"""The typed client and the commands against the real service, with a real worker where something must happen."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitfoundry import cli
+from bitfoundry.client import Client
+from bitfoundry.errors import ApiError
+from tests.integration.conftest import Server, WorkerProcess
+
+MakeModel = Callable[..., Path]
+StartWorker = Callable[..., WorkerProcess]
+
+
+@pytest.fixture
+def service(server: Server) -> Iterator[Client]:
+    with Client(server.url, server.key) as client:
+        yield client
+
+
+@pytest.fixture
+def command(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """``command("jobs --count")``: what it prints with --json; the exit status must be 0."""
+    monkeypatch.setenv("BITFOUNDRY_URL", server.url)
+    monkeypatch.setenv("BITFOUNDRY_API_KEY", server.key)
+
+    def run(line: str, *, status: int = 0) -> Any:
+        capsys.readouterr()
+        assert cli.run([*line.split(), "--json"]) == status
+        said = capsys.readouterr()
+        text = said.out if status == 0 else said.err
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError:
+            return [json.loads(each) for each in text.splitlines()]
+
+    return run
+
+
+def test_the_client_speaks_the_whole_contract(service: Client, make_model: MakeModel) -> None:
+    model = make_model()
+    first = service.submit(
+        model,
+        config="fp8",
+        name="one",
+        labels={"a": "b"},
+        priority=3,
+        limits={"max_runtime_s": 60},
+        idempotency_key="k",
+    )
+    again = service.submit(
+        model,
+        config="fp8",
+        name="one",
+        labels={"a": "b"},
+        priority=3,
+        limits={"max_runtime_s": 60},
+        idempotency_key="k",
+    )
+    assert again.id == first.id
+    assert (first.priority, first.limits["max_runtime_s"], first.queue_position) == (3, 60, 1)
+    assert first.waiting_reason == "no live worker"
+    assert set(first.state_times) == {"queued"}
+    assert service.plan(model, config="fp8")["num_layers"] == 2
+
+    second = service.clone(first.id, {"name": "two", "labels": {}})
+    assert (second.cloned_from, second.priority) == (first.id, 3)
+    assert [job.id for job in service.list(page_size=1)] == [second.id, first.id]
+    assert [job.id for job in service.list(labels={"a": "b"}, states=["queued"], model=str(model))] == [first.id]
+    assert [job.id for job in service.list(text="TWO", created_after=first.created_at)] == [second.id]
+    assert list(service.list(created_before=first.created_at)) == []
+    assert service.summary(text="one").by_state["queued"] == 1
+
+    assert service.edit(first.id, {"priority": 9}).priority == 9
+    with pytest.raises(ApiError) as changed:
+        service.edit(first.id, {"priority": 1}, etag='"1"')
+    assert (changed.value.status, changed.value.code) == (412, "job_changed")
+
+    assert service.pause(first.id).state == "paused"
+    assert service.resume(first.id).state == "queued"
+    with pytest.raises(ApiError) as wrong:
+        service.retry(first.id)
+    assert wrong.value.code == "wrong_state"
+    assert wrong.value.errors[0]["allowed"] == ["cancelled", "failed"]
+    assert service.cancel(first.id).is_final
+    assert service.retry(first.id).state == "queued"
+    service.cancel(first.id)
+    service.delete(first.id)
+    with pytest.raises(ApiError, match="no such job"):
+        service.get(first.id)
+
+    job = {"model": {"path": str(model)}}
+    sweep = service.submit_sweep(job, {"/config/preset": ["fp8", "int8_dynamic"]}, name="s")
+    assert (sweep.total, sweep.by_state["queued"], sweep.jobs[1].sweep_values) == (
+        2, 2, {"/config/preset": "int8_dynamic"},
+    )  # fmt: skip
+    assert [job.id for job in service.list(sweep=sweep.id)][::-1] == [job.id for job in sweep.jobs]
+    assert service.cancel_sweep(sweep.id).by_state["cancelled"] == 2
+    assert service.sweep(sweep.id).jobs[0].is_final
+
+
+def test_events_and_logs_of_a_job_that_runs(service: Client, make_model: MakeModel, start_worker: StartWorker) -> None:
+    job = service.submit(make_model(mode="steady", log="WARNING careful"), config="fp8")
+    heard: list[int] = []
+    listening = threading.Thread(target=lambda: heard.extend(event.seq for event in service.stream_events(job.id)))
+    listening.start()
+    start_worker()
+    ended = service.wait(job.id, timeout_s=30, poll_s=0.1)
+    listening.join(10)
+    assert ended.state == "succeeded"
+    told = [event.seq for event in service.events(job.id)]
+    assert heard == told == list(range(1, len(told) + 1))
+    assert len(list(service.events(job.id, kinds=["layer_quantized"]))) == 20
+    assert list(service.stream_events(job.id, after=told[-1])) == []
+    assert [(phase.name, phase.state) for phase in ended.phases] == [("quantize", "done"), ("export", "done")]
+    assert (ended.phases[0].done, ended.phases[0].total, ended.phases[0].unit) == (19, 20, "block")
+    lines = ["stub engine starts", "WARNING careful", "worker: the engine has ended with status 0"]
+    assert [line.text for line in service.logs(job.id)] == lines
+    assert [line.text for line in service.logs(job.id, level="warning")] == lines[1:2]
+    assert [line.text for line in service.logs(job.id, tail=1)] == lines[2:]
+    assert [line.text for line in service.logs(job.id, after=2)] == lines[2:]
+
+
+def test_the_commands_speak_the_whole_contract(
+    command: Callable[..., Any], make_model: MakeModel, tmp_path: Path
+) -> None:
+    model = make_model()
+    job = command(f"submit {model} -c fp8 --name one --label a=b --priority 2 --max-pending-s 600")
+    assert (job["priority"], job["limits"]) == (2, {"max_runtime_s": None, "max_pending_s": 600})
+    clone = command(f"clone {job['id']} --config int8_dynamic --name two --priority 8")
+    assert (clone["preset"], clone["name"], clone["priority"], clone["labels"]) == (
+        "int8_dynamic",
+        "two",
+        8,
+        {"a": "b"},
+    )
+    assert [each["id"] for each in command("jobs --label a=b --text two")] == [clone["id"]]
+    assert command(f"jobs --model {model} --created-after {job['created_at']} --count")["total"] == 1
+    assert command(f"edit {job['id']} --priority 9 --label c=d")["labels"] == {"c": "d"}
+    assert command(f"pause {job['id']}")["state"] == "paused"
+    refused = command(f"retry {job['id']}", status=1)
+    assert refused["error"]["code"] == "wrong_state"
+    assert command(f"resume {job['id']}")["state"] == "queued"
+    assert command(f"cancel {job['id']}")["state"] == "cancelled"
+    assert command(f"retry {job['id']}")["state"] == "queued"
+    assert command(f"delete {job['id']}", status=1)["error"]["code"] == "wrong_state"
+    command(f"cancel {job['id']}")
+    assert command(f"delete {job['id']}") == {"deleted": job["id"]}
+    file = tmp_path / "sweep.json"
+    matrix = {"/config/preset": ["fp8", "int8_dynamic"], "/calibration/num_samples": [4, 8]}
+    file.write_text(json.dumps({"name": "s", "job": {"model": {"path": str(model)}}, "matrix": matrix}))
+    sweep = command(f"sweep submit {file}")
+    assert command(f"sweep show {sweep['id']}")["total"] == 4
+    assert command(f"sweep cancel {sweep['id']}")["by_state"]["cancelled"] == 4
+    assert command("jobs --count")["by_state"] | {"queued": 1, "cancelled": 4} == command("jobs --count")["by_state"]
+
+
+def test_the_commands_follow_a_job(
+    command: Callable[..., Any], make_model: MakeModel, start_worker: StartWorker
+) -> None:
+    job = command(f"submit {make_model(mode='steady', log='ERROR bad')} -c fp8")
+    started = time.monotonic()
+    threading.Timer(0.5, start_worker).start()
+    lines = command(f"logs {job['id']} --follow")
+    assert [line["text"] for line in lines] == [
+        "stub engine starts", "ERROR bad", "worker: the engine has ended with status 0",
+    ]  # fmt: skip
+    assert time.monotonic() - started > 2  # it did wait for the end
+    assert [line["text"] for line in [command(f"logs {job['id']} --level error")]] == ["ERROR bad"]
+    events = command(f"events {job['id']} --follow --kind state_changed")
+    assert [event["data"]["state"] for event in events] == ["queued", "running", "succeeded"]

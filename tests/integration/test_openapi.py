@@ -1,0 +1,96 @@
+"""The OpenAPI document says what the service does: every route, its errors, examples that are true."""
+
+from typing import Any
+
+import jsonschema
+import pytest
+
+from api.jobs import examples
+from api.jobs.schemas import JobOut
+from api.main import create_app
+from api.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    settings = Settings(
+        database_url="postgresql+psycopg://nobody@/nothing",
+        broker_url="redis://nowhere",
+        data_dir=tmp_path_factory.mktemp("data"),
+    )  # type: ignore[arg-type]
+    return create_app(settings).openapi()
+
+
+def operations(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        f"{method.upper()} {path}": operation
+        for path, item in document["paths"].items()
+        for method, operation in item.items()
+        if path.startswith("/v1/")
+    }
+
+
+JOB = "/v1/jobs/{job_id}"
+SWEEP = "/v1/sweeps/{sweep_id}"
+
+
+def test_the_routes_are_these(document: dict[str, Any]) -> None:
+    """A route that comes or goes is a change of the contract: it belongs into the changelog, too."""
+    assert set(operations(document)) == {
+        "POST /v1/plans", "GET /v1/presets", "GET /v1/config-schema",
+        "POST /v1/jobs", "GET /v1/jobs", "GET /v1/jobs/summary",
+        f"GET {JOB}", f"PATCH {JOB}", f"DELETE {JOB}", f"POST {JOB}/clone",
+        *(f"POST {JOB}/{action}" for action in ("cancel", "pause", "resume", "retry")),
+        f"GET {JOB}/events", f"GET {JOB}/events/stream", f"GET {JOB}/logs", f"GET {JOB}/logs/download",
+        f"GET {JOB}/artifacts", f"GET {JOB}/artifacts/{{path}}",
+        "POST /v1/sweeps", f"GET {SWEEP}", f"POST {SWEEP}/cancel",
+    }  # fmt: skip
+
+
+def test_every_route_says_what_it_does_and_what_can_go_wrong(document: dict[str, Any]) -> None:
+    for name, operation in operations(document).items():
+        assert operation["description"], name
+        assert len(operation["tags"]) == 1, name
+        responses = operation["responses"]
+        assert "application/problem+json" in responses["default"]["content"], name
+        if "{" in name:
+            assert "404" in responses, name
+        if any(f"/{action}" in name for action in ("cancel", "pause", "resume", "retry")) and JOB in name:
+            assert "409" in responses, name
+        for status, response in responses.items():
+            if status.startswith("4"):
+                [(kind, body)] = response["content"].items()
+                assert kind == "application/problem+json", (name, status)
+                assert body["example"]["status"] == int(status), name
+                jsonschema.validate(body["example"], body["schema"])
+
+
+def test_conditional_requests_are_documented(document: dict[str, Any]) -> None:
+    found = operations(document)
+    for name in ("GET /v1/jobs", f"GET {JOB}", f"GET {SWEEP}"):
+        assert "304" in found[name]["responses"], name
+        assert "if-none-match" in {each["name"] for each in found[name]["parameters"]}, name
+    assert {"412", "428"} <= found[f"PATCH {JOB}"]["responses"].keys()
+    for name in ("POST /v1/jobs", f"POST {JOB}/clone", "POST /v1/sweeps"):
+        assert "idempotency-key" in {each["name"] for each in found[name]["parameters"]}, name
+    assert "204" in found[f"GET {JOB}/events/stream"]["responses"]
+    assert "text/event-stream" in found[f"GET {JOB}/events/stream"]["responses"]["200"]["content"]
+
+
+def test_every_body_has_an_example_that_fits(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    bodies = {
+        operation["requestBody"]["content"]["application/json"]["schema"].get("$ref", "").rpartition("/")[2]
+        for operation in operations(document).values()
+        if "requestBody" in operation
+    }
+    assert bodies == {"PlanCreate", "JobCreate", "JobPatch", "JobClone", "SweepCreate"}
+    for name in bodies:
+        for example in schemas[name]["examples"]:
+            jsonschema.validate(example, {"$ref": f"#/components/schemas/{name}", "components": {"schemas": schemas}})
+
+
+def test_the_example_of_an_answer_is_one() -> None:
+    shown = JobOut.model_validate(examples.JOB)
+    assert shown.model_dump(mode="json") == examples.JOB
+    assert examples.JOB.keys() == JobOut.model_fields.keys()

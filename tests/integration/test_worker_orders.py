@@ -1,0 +1,114 @@
+"""What clients ask of running jobs, with whole workers and a stub engine: pause, resume, an end after some seconds."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select
+
+from api.settings import Settings
+from api.store.engine import Sessions
+from api.store.tables import Attempt, Job, Worker
+from tests.integration.conftest import WorkerProcess, is_alive, wait_gone
+
+MakeModel = Callable[..., Path]
+StartWorker = Callable[..., WorkerProcess]
+WaitFor = Callable[..., Job]
+ReadPids = Callable[..., list[list[int]]]
+
+
+def post(client: TestClient, model: Path, **asked: Any) -> str:
+    answer = client.post("/v1/jobs", json={"model": {"path": str(model)}, "config": {"preset": "fp8"}} | asked)
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["id"])
+
+
+def outcomes(sessions: Sessions) -> list[str | None]:
+    with sessions.begin() as session:
+        return list(session.scalars(select(Attempt.outcome).order_by(Attempt.number)))
+
+
+@pytest.mark.parametrize("mode", ["slow_once", "ignores_sigterm"])
+def test_pause_ends_the_engine_and_resume_starts_it_again(
+    mode: str, client: TestClient, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor,
+    read_pids: ReadPids, tmp_path: Path, settings: Settings, sessions: Sessions,
+) -> None:  # fmt: skip
+    start_worker()
+    job_id = post(client, make_model(mode=mode, pids=str(tmp_path / "pids")))
+    wait_for(job_id, "running", phase="quantize")
+    [pids] = read_pids(tmp_path / "pids")
+    assert all(map(is_alive, pids))
+    assert client.post(f"/v1/jobs/{job_id}/pause").json()["state"] == "pausing"
+    wait_for(job_id, "paused", timeout_s=5)
+    wait_gone(pids, timeout_s=1)
+    assert list(settings.work_dir.iterdir()) == []
+    time.sleep(1.2)  # two polls: nobody takes it
+    assert client.get(f"/v1/jobs/{job_id}").json()["state"] == "paused"
+    if mode == "ignores_sigterm":
+        assert client.post(f"/v1/jobs/{job_id}/cancel").json()["state"] == "cancelled"
+        return
+    assert client.post(f"/v1/jobs/{job_id}/resume").json()["state"] == "queued"
+    job = wait_for(job_id, "succeeded")
+    assert (job.attempt, job.failure_count, job.lost_count) == (2, 0, 0)
+    assert outcomes(sessions) == ["paused", "succeeded"]
+
+
+def test_a_pause_of_a_job_whose_worker_dies_is_kept(
+    client: TestClient, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor, sessions: Sessions
+) -> None:
+    worker = start_worker()
+    job_id = post(client, make_model(mode="slow_once"))
+    wait_for(job_id, "running", phase="quantize")
+    worker.kill()
+    assert client.post(f"/v1/jobs/{job_id}/pause").json()["state"] == "pausing"
+    start_worker()
+    wait_for(job_id, "paused", timeout_s=10)
+    client.post(f"/v1/jobs/{job_id}/resume")
+    wait_for(job_id, "succeeded")
+    assert outcomes(sessions) == ["lost", "succeeded"]
+
+
+def test_a_job_that_runs_too_long_is_ended(
+    client: TestClient, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor, read_pids: ReadPids,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    start_worker()
+    model = make_model(mode="slow", pids=str(tmp_path / "pids"))
+    job_id = post(client, model, limits={"max_runtime_s": 1})
+    job = wait_for(job_id, "failed", timeout_s=10)
+    assert job.error is not None
+    assert (job.error["code"], job.error["retryable"]) == ("max_runtime_exceeded", False)
+    assert "max_runtime_s" in job.error["hint"]
+    [pids] = read_pids(tmp_path / "pids")
+    wait_gone(pids, timeout_s=1)
+
+
+def test_a_live_worker_is_known_until_it_leaves(
+    client: TestClient, sessions: Sessions, make_model: MakeModel, start_worker: StartWorker, settings: Settings
+) -> None:
+    def workers() -> list[int]:
+        with sessions.begin() as session:
+            return list(session.scalars(select(Worker.memory_bytes)))
+
+    def wait_until(wanted: list[int]) -> None:
+        deadline = time.monotonic() + 10
+        while workers() != wanted:
+            assert time.monotonic() < deadline, workers()
+            time.sleep(0.05)
+
+    worker = start_worker(settings.model_copy(update={"memory_bytes": 1000}))
+    wait_until([1000])
+    job_id = post(client, make_model())
+    job = client.get(f"/v1/jobs/{job_id}").json()
+    assert job["waiting_reason"].startswith("no live worker with ")
+    time.sleep(1)
+    assert client.get(f"/v1/jobs/{job_id}").json()["state"] == "queued"  # left alone: it needs more
+    assert worker.drain() == 0
+    assert workers() == []
+    killed = start_worker(settings.model_copy(update={"memory_bytes": 1000}))
+    wait_until([1000])
+    killed.kill()
+    wait_until([])
