@@ -15,8 +15,7 @@ from quantcore.dequantizing import read_layer
 from quantcore.errors import ConfigError, ProofError
 from quantcore.evaluation.expectation import digest
 from quantcore.events import Completed, Emit, PhaseStarted, Progress
-from quantcore.export import EXPORTERS, Container, holds_codes, tensor_name
-from quantcore.plan import check_exports
+from quantcore.export import EXPORTERS, Container, check_exports, holds_codes, tensor_name
 from quantcore.qtensor import QLayer
 from quantcore.reading import Model, QuantizedLayers, read_model
 

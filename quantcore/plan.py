@@ -18,7 +18,7 @@ from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
 from quantcore.config import CalibrationConfig, Config, QuantizationMode
 from quantcore.errors import ConfigError, ModelError
-from quantcore.export import EXPORTERS, Container, Uniform, adapted, holds_codes, tensor_name
+from quantcore.export import EXPORTERS, Container, adapted, check_exports, holds_codes, tensor_name
 from quantcore.layer import LayerPlan, check_super_blocks
 
 STREAMED_TYPES = ("Linear", "Conv1D")
@@ -315,48 +315,6 @@ def check_groups(layers: Sequence[LayerPlan]) -> None:
         field="/global_quant_config/weight/group_size",
         allowed=(*fitting, -1),
     )
-
-
-def check_exports(layers: Sequence[LayerPlan], exports: Sequence[str]) -> None:
-    if not exports or len(set(exports)) != len(exports):
-        raise ConfigError(
-            f"export is {list(exports)}; it needs at least one format, each named once.",
-            code="invalid_export",
-            hint=f"Formats: {', '.join(EXPORTERS)}.",
-            field="/export",
-            allowed=EXPORTERS,
-        )
-    for name in exports:
-        exporter = EXPORTERS.get(name)
-        reasons = {reason: layer for layer in reversed(layers) if (reason := exporter.refuse(layer))}
-        if reasons:
-            reason, layer = next(iter(reasons.items()))
-            fitting = [other for other in EXPORTERS if not any(map(EXPORTERS.get(other).refuse, layers))]
-            fitting.sort(key=holds_codes, reverse=True)
-            raise ConfigError(
-                f"The {name} format cannot hold {layer.name} ({layer.scheme}): {reason}.",
-                code="incompatible_export",
-                hint=f"Formats that can: {', '.join(fitting) or 'none'}.",
-                field="/export",
-                allowed=fitting,
-            )
-        if isinstance(exporter, Uniform):
-            _check_uniform(name, exporter, layers)
-
-
-def _check_uniform(export: str, exporter: Uniform, layers: Sequence[LayerPlan]) -> None:
-    first = exporter.same_everywhere(layers[0])
-    for layer in layers:
-        said = exporter.same_everywhere(layer)
-        if said != first:
-            what = next(key for key in first if said[key] != first[key])
-            raise ConfigError(
-                f"The {export} format has one {what} for all layers, but {layers[0].name} has {first[what]}"
-                f" and {layer.name} {said[what]}.",
-                code="incompatible_export",
-                hint=f"Give all layers the same {what}, exclude some, or take another format.",
-                field="/export",
-            )
 
 
 def _check_calibration(calibration: CalibrationConfig, model_config: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quantcore.checkpoint.experts import unstack_experts
+from quantcore.checkpoint.experts import unstack_experts, unstack_mxfp4
 from quantcore.checkpoint.headers import ModelHeaders, read_folder
 from quantcore.checkpoint.layers import is_head, is_linear
 from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
@@ -28,6 +28,15 @@ from quantcore.plan import find_blocks, natural_order
 if TYPE_CHECKING:
     from quantcore.checkpoint.source import Source
 
+GPT_OSS = "mxfp4"
+"""The ``quant_method`` of gpt-oss: experts in MXFP4, in stacks."""
+
+GPT_OSS_AS_QUARK = {
+    "quant_method": "quark",
+    "global_quant_config": {
+        "weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "ch_axis": -1, "scale_format": "e8m0"}
+    },
+}
 FLOAT_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
@@ -94,11 +103,16 @@ def read_model(folder: Path | str) -> Model:
     said = config.get("quantization_config")
     if not said:
         return Model(folder, ModelHeaders(config, unstack_experts(tensors)))
-    files = StoredFiles(folder, tensors, _float_dtype(config, tensors))
+    dtype = _float_dtype(config, tensors)
+    if isinstance(said, dict) and said.get("quant_method") == GPT_OSS:
+        tensors, stacks = unstack_mxfp4(tensors)
+        files, said = StoredFiles(folder, tensors, dtype, stacks), GPT_OSS_AS_QUARK
+    else:
+        files = StoredFiles(folder, tensors, dtype)
     quantized = _find_quantized(config, said, files)
     used = {name for layer in quantized.layers.values() for name in quantized.parts(layer).values()}
     floats = {name: tensor for name, tensor in tensors.items() if name not in used}
-    floats |= {name: _as_float(layer, files) for name, layer in quantized.layers.items()}
+    floats |= {name: _as_float(name, layer, files) for name, layer in quantized.layers.items()}
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
     warning = (
         f"The model is quantized already ({quantized.export}): its codes are read as floats, and the errors of both"
@@ -168,6 +182,11 @@ def _float_dtype(config: dict[str, Any], tensors: dict[str, TensorHeader]) -> st
     return max(kinds, key=lambda dtype: kinds[dtype], default="BF16")
 
 
-def _as_float(layer: LayerPlan, files: StoredFiles) -> TensorHeader:
-    """The weight as if it were stored in the model's dtype; it has no place in a file."""
-    return TensorHeader(files.model_dtype, layer.shape, "", 0, math.prod(layer.shape) * DTYPE_BYTES[files.model_dtype])
+def _as_float(name: str, layer: LayerPlan, files: StoredFiles) -> TensorHeader:
+    """The weight as if it were stored in the model's dtype, in a stack of experts or by itself; it has no file."""
+    size = math.prod(layer.shape) * DTYPE_BYTES[files.model_dtype]
+    stack = files.stacks.get(name)
+    if stack is None:
+        return TensorHeader(files.model_dtype, layer.shape, "", 0, size)
+    begin = int(name.split(".experts.")[1].split(".")[0]) * size
+    return TensorHeader(files.model_dtype, layer.shape, "", begin, begin + size, transposed=True, stack=stack)

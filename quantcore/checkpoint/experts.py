@@ -46,6 +46,35 @@ def unstack_experts(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHead
     return {new: header for name, old in tensors.items() for new, header in parts.get(name, {name: old}).items()}
 
 
+def unstack_mxfp4(tensors: Mapping[str, TensorHeader]) -> tuple[dict[str, TensorHeader], dict[str, Stack]]:
+    """gpt-oss as it is published, each expert's codes by themselves; and the stacks in which its floats would lie.
+
+    ``X.experts.gate_up_proj_blocks`` uint8 [E, out, in / 32, 16] and ``_scales`` uint8 [E, out, in / 32] become
+    ``X.experts.0.gate_up_proj.weight`` [out, in / 2] and ``weight_scale`` [out, in / 32], as AMD Quark lays out MXFP4;
+    ``_bias`` [E, out] becomes ``bias``. The floats of ``weight`` are the transposes of a stack [E, in, out].
+    """
+    found, stacks = dict(tensors), {}
+    for name, blocks in tensors.items():
+        stack = name.removesuffix("_blocks")
+        if stack == name or len(blocks.shape) != 4 or f"{stack}_scales" not in tensors:
+            continue
+        num_experts, rows, groups, num_bytes = blocks.shape
+        experts, _, projection = stack.rpartition(".")
+        layers = [f"{experts}.{index}.{projection}" for index in range(num_experts)]
+        parts = {
+            name: ("weight", (rows, groups * num_bytes)),
+            f"{stack}_scales": ("weight_scale", (rows, groups)),
+            f"{stack}_bias": ("bias", (rows,)),
+        }
+        for whole, (part, shape) in parts.items():
+            if whole in tensors:
+                names = [f"{layer}.{part}" for layer in layers]
+                found.update(_slices(whole, found.pop(whole), names, shape, transposed=False))
+        shape = (num_experts, groups * num_bytes * 2, rows)
+        stacks.update({f"{layer}.weight": Stack(stack, shape, 0) for layer in layers})
+    return found, stacks
+
+
 def find_routers(shapes: Mapping[str, Sequence[int]]) -> set[str]:
     """Modules that choose experts, or weigh shared ones: small, and an error there sends a token to the wrong place.
 

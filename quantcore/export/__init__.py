@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quantcore.config import Config
+from quantcore.errors import ConfigError
 from quantcore.export.exporter import EXPORTERS, Container, Decoder, Exporter, Uniform, holds_codes, tensor_name
 from quantcore.layer import LayerPlan
 
 __all__ = [
-    "EXPORTERS", "Container", "Decoder", "Exporter", "Uniform", "adapted", "formats_for", "holds_codes", "tensor_name",
+    "EXPORTERS", "Container", "Decoder", "Exporter", "Uniform", "adapted", "check_exports",
+    "formats_for", "holds_codes", "tensor_name",
 ]  # fmt: skip
 
 USUAL_SHAPE = (4096, 4096)
@@ -30,3 +32,46 @@ def adapted(layers: tuple[LayerPlan, ...], exports: Sequence[str]) -> tuple[tupl
             layers, more = exporter.adapt(layers)
             said += more
     return layers, said
+
+
+def check_exports(layers: Sequence[LayerPlan], exports: Sequence[str]) -> None:
+    """Raises ConfigError for no format, one named twice, or one that cannot hold these layers."""
+    if not exports or len(set(exports)) != len(exports):
+        raise ConfigError(
+            f"export is {list(exports)}; it needs at least one format, each named once.",
+            code="invalid_export",
+            hint=f"Formats: {', '.join(EXPORTERS)}.",
+            field="/export",
+            allowed=EXPORTERS,
+        )
+    for name in exports:
+        exporter = EXPORTERS.get(name)
+        reasons = {reason: layer for layer in reversed(layers) if (reason := exporter.refuse(layer))}
+        if reasons:
+            reason, layer = next(iter(reasons.items()))
+            fitting = [other for other in EXPORTERS if not any(map(EXPORTERS.get(other).refuse, layers))]
+            fitting.sort(key=holds_codes, reverse=True)
+            raise ConfigError(
+                f"The {name} format cannot hold {layer.name} ({layer.scheme}): {reason}.",
+                code="incompatible_export",
+                hint=f"Formats that can: {', '.join(fitting) or 'none'}.",
+                field="/export",
+                allowed=fitting,
+            )
+        if isinstance(exporter, Uniform):
+            _check_uniform(name, exporter, layers)
+
+
+def _check_uniform(export: str, exporter: Uniform, layers: Sequence[LayerPlan]) -> None:
+    first = exporter.same_everywhere(layers[0])
+    for layer in layers:
+        said = exporter.same_everywhere(layer)
+        if said != first:
+            what = next(key for key in first if said[key] != first[key])
+            raise ConfigError(
+                f"The {export} format has one {what} for all layers, but {layers[0].name} has {first[what]}"
+                f" and {layer.name} {said[what]}.",
+                code="incompatible_export",
+                hint=f"Give all layers the same {what}, exclude some, or take another format.",
+                field="/export",
+            )

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from quantcore.checkpoint.layout import TensorHeader
+from quantcore.checkpoint.layout import Stack, TensorHeader
 from quantcore.config import QuantizationConfig, QuantizationSpec, ScaleType
 from quantcore.errors import ModelError
 
@@ -21,11 +21,15 @@ SCALE_TYPES = {"F32": ScaleType.float32, "F16": ScaleType.float16, "BF16": Scale
 
 @dataclass(frozen=True)
 class StoredFiles:
-    """The tensors of a folder by name, and the dtype of its floats as in safetensors (``BF16``)."""
+    """The tensors of a folder by name, and the dtype of its floats as in safetensors (``BF16``).
+
+    ``stacks``: weights that lie in a stack in a float checkpoint of this kind of model, transposed.
+    """
 
     folder: Path
     tensors: Mapping[str, TensorHeader]
     model_dtype: str
+    stacks: Mapping[str, Stack] = field(default_factory=dict)
 
     def modules_with(self, part: str) -> list[str]:
         """The names of the modules that have a tensor called ``part``."""

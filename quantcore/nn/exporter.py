@@ -23,14 +23,13 @@ from quantcore.checkpoint.sink import Sink
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.config import Config
 from quantcore.errors import ConfigError, ModelError, unknown_value
-from quantcore.export import EXPORTERS, Container, Exporter, holds_codes, tensor_name
+from quantcore.export import EXPORTERS, Container, Exporter, check_exports, holds_codes, tensor_name
 from quantcore.layer import LayerPlan
 from quantcore.nn.attention import HeadRotation
 from quantcore.nn.codes import encode_layer, learned_params
 from quantcore.nn.layers import QuantizedLayer, quantized_layers
 from quantcore.nn.names import Stored, find_stored
 from quantcore.nn.onnx import OPSET, export_onnx
-from quantcore.plan import check_exports
 
 WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}

@@ -2,7 +2,7 @@
 
 Transformers decompresses them on a CPU: the weights that it then multiplies with must be those of ``fake_quantized``,
 which the same job wrote. Not here: asymmetric integers, at which Transformers 5.23 fails (it makes room for zero
-points that are not packed); tests/consumers has vLLM read those.
+points that are not packed); tests/consumers has vLLM read those of four bits.
 """
 
 import json

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import quantcore
 from quantcore import pipeline, presets
@@ -20,7 +21,7 @@ from quantcore.export import EXPORTERS, holds_codes
 from quantcore.export.stored import Importer, matches
 from quantcore.reading import read_model
 from quantcore.task import EvaluationConfig, Task
-from tests.factories import VOCAB_SIZE, tiny_model
+from tests.factories import MIXTURES, VOCAB_SIZE, tiny_model
 
 WINDOWS = torch.arange(6 * 32).mul(7).remainder(VOCAB_SIZE).view(6, 32)
 
@@ -183,6 +184,41 @@ def test_a_quantized_model_can_be_quantized_anew(float_model, tmp_path):
     assert said[1] == [] and "quantized already (bitsandbytes)" in said[0][0]
     assert "quantization_config" not in read_model(tmp_path / "nf4/bitsandbytes").headers.config
     assert json.loads((tmp_path / "from_bitsandbytes/config.json").read_text())["quantization_config"]["version"]
+
+
+def publish_as_mxfp4(model_dir: Path) -> dict[str, torch.Tensor]:
+    """Rewrite a gpt-oss model as it is published, with random codes; its experts in float, by Transformers itself."""
+    tensors, expected = load_file(model_dir / "model.safetensors"), {}
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        num_experts, width, rows = tensors.pop(name).shape
+        blocks = torch.randint(0, 256, (num_experts, rows, width // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(121, 124, (num_experts, rows, width // 32), dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        expected[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16)
+    save_file(tensors, model_dir / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((model_dir / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (model_dir / "config.json").write_text(json.dumps(config))
+    return expected
+
+
+def test_gpt_oss_is_read_as_it_is_published(tmp_path):
+    model_dir = tiny_model(tmp_path / "model", model_type="gpt_oss", **MIXTURES["gpt_oss"])
+    expected = publish_as_mxfp4(model_dir)
+    found = read_model(model_dir)
+    assert found.quantized.config.choose("model.layers.0.self_attn.q_proj", "Linear")[0] is None
+    for name, stack in expected.items():
+        experts, _, projection = name.rpartition(".")
+        for index, weight in enumerate(stack):
+            assert torch.equal(found.source().read(f"{experts}.{index}.{projection}.weight"), weight.T)
+    quantize(model_dir, tmp_path / "out", presets.resolve("int8_weight_only"), "quark", "fake_quantized")
+    written = load_file(tmp_path / "out/fake_quantized/model.safetensors")
+    for name, stack in expected.items():
+        assert written[name].shape == stack.shape
+        assert (written[name] - stack).norm() < 0.01 * stack.norm()
+    model, _ = quantcore.load(model_dir)
+    plain, _ = quantcore.load(tmp_path / "out/fake_quantized")
+    assert measured(model) == pytest.approx(measured(plain), rel=0.02)
 
 
 def test_a_float_model_is_loaded_as_it_is(float_model):
