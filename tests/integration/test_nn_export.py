@@ -20,12 +20,12 @@ from quantcore import (
     QuantizationConfig,
     QuantizationSpec,
 )
-from quantcore.checkpoint.headers import read_local
 from quantcore.config import CalibrationConfig
 from quantcore.export import EXPORTERS
 from quantcore.pipeline import quantize, read_windows
 from quantcore.plan import resolve
 from quantcore.presets import resolve as preset
+from quantcore.reading import read_model
 from quantcore.task import EvaluationConfig, Task
 from tests.factories import tiny_model, tiny_tokenizer
 
@@ -67,9 +67,10 @@ def written_both_ways(model_dir, config, folder, exports):
         calibration=CalibrationConfig(num_samples=3, seq_len=32),
         evaluation=EvaluationConfig(num_windows=1, seq_len=32),
     )  # fmt: skip
-    headers = read_local(model_dir)
+    given = read_model(model_dir)
+    headers = given.headers
     plan = resolve(config, headers.config, headers.tensors, calibration=task.calibration, exports=exports)
-    quantize(task, headers, plan, task.output_dir, lambda event: None)
+    quantize(task, given, plan, task.output_dir, lambda event: None)
     model = in_memory(float_model(model_dir), config, [window[None] for window in read_windows(task).calibration_NT])
     for export in exports:
         ModelExporter(export_dir=folder / export).export_safetensors_model(model, config, custom_mode=export)
@@ -188,8 +189,8 @@ def test_refusals_teach(tmp_path):
         exporter.export_safetensors_model(net(), INT8)
     with pytest.raises(ConfigError, match="otherwise than quant_config says, first '0'"):
         exporter.export_safetensors_model(in_memory(net(), INT8), INT16)
-    with pytest.raises(ConfigError, match=r"'awq'\..*Available: compressed_tensors"):
-        exporter.export_safetensors_model(in_memory(net(), INT8), INT8, custom_mode="awq")
+    with pytest.raises(ConfigError, match=r"'marlin'\..*Available: awq"):
+        exporter.export_safetensors_model(in_memory(net(), INT8), INT8, custom_mode="marlin")
     with pytest.raises(ConfigError, match="quark format cannot hold 0"):
         exporter.export_safetensors_model(in_memory(net(), INT16), INT16)
     with pytest.raises(ConfigError, match="quantized outputs but a float weight, first '0'"):

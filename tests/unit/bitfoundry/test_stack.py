@@ -122,9 +122,14 @@ def test_a_killed_up_takes_everything_with_it_and_starts_again(
 def test_a_killed_worker_comes_back(home: Path, up: Callable[[], subprocess.Popen[str]]) -> None:
     process = up()
 
+    def is_worker(each: psutil.Process) -> bool:
+        try:
+            return each.status() != psutil.STATUS_ZOMBIE and each.cmdline()[-2:] == ["-m", "worker"]
+        except psutil.NoSuchProcess:  # gone since it was listed
+            return False
+
     def workers() -> list[psutil.Process]:
-        alive = [each for each in family(process) if each.status() != psutil.STATUS_ZOMBIE]
-        return [each for each in alive if each.cmdline()[-2:] == ["-m", "worker"]]
+        return [each for each in family(process) if is_worker(each)]
 
     (before,) = workers()
     before.kill()
