@@ -11,7 +11,7 @@ import torch
 from quantcore.checkpoint.artifact import building, copy_side_files, seal, write_json
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.checkpoint.sink import Sink
-from quantcore.dequantizing import read_layer
+from quantcore.dequantizing import open_source, read_layer
 from quantcore.errors import ConfigError, ProofError
 from quantcore.evaluation.expectation import digest
 from quantcore.events import Completed, Emit, PhaseStarted, Progress
@@ -82,7 +82,7 @@ def _check(model: Model, export: str) -> QuantizedLayers:
 
 def _write(model: Model, quantized: QuantizedLayers, export: str, folder: Path, emit: Emit) -> dict[str, str]:
     """All tensors; the digests of what they stand for, by the names of the float model."""
-    exporter, dtype, source = EXPORTERS.get(export), quantized.files.model_dtype, model.source()
+    exporter, dtype, source = EXPORTERS.get(export), quantized.files.model_dtype, open_source(model)
     layouts: dict[str, TensorLayout] = {}
     for name, header in model.headers.tensors.items():
         if (layer := quantized.layers.get(name)) is None:
@@ -112,7 +112,7 @@ def _write(model: Model, quantized: QuantizedLayers, export: str, folder: Path, 
 def _verify(folder: Path, digests: dict[str, str]) -> None:
     """What a reader finds in ``folder`` is what was to be written. Raises ProofError."""
     written = read_model(folder)
-    source, layers = written.source(), {} if written.quantized is None else written.quantized.layers
+    source, layers = open_source(written), {} if written.quantized is None else written.quantized.layers
     if set(written.headers.tensors) != set(digests):
         raise ProofError("The files hold other tensors than were written.", code="proof_layout_differs")
     for name, value in digests.items():

@@ -9,7 +9,14 @@ from quantcore.checkpoint.source import TORCH_DTYPES, Source
 from quantcore.export import EXPORTERS, Decoder
 from quantcore.layer import LayerPlan
 from quantcore.qtensor import QLayer
-from quantcore.reading import QuantizedLayers
+from quantcore.reading import Model, QuantizedLayers
+
+
+def open_source(model: Model) -> Source:
+    """Reads the tensors of ``model.headers``."""
+    if model.quantized is None:
+        return Source(model.folder, model.headers.tensors)
+    return DequantizingSource(model.quantized, model.headers.tensors)
 
 
 class DequantizingSource(Source):

@@ -26,6 +26,7 @@ from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.hub import fetch
 from quantcore.checkpoint.sink import Sink
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
+from quantcore.dequantizing import open_source
 from quantcore.errors import ModelError
 from quantcore.evaluation.expectation import Expectation, digest, probe_logits
 from quantcore.evaluation.perplexity import perplexity
@@ -97,7 +98,7 @@ def run(task: Task, emit: Emit) -> dict[str, Any]:
 
 def quantize(task: Task, given: Model, plan: Plan, folder: Path, emit: Emit) -> Outcome:
     """Every block once: run it in float, learn its input ranges, choose codes, write them, run it quantized, drop."""
-    headers, source = given.headers, given.source()
+    headers, source = given.headers, open_source(given)
     windows = read_windows(task)
     model = StreamedModel(
         headers.config, source.read, set(headers.tensors), plan.block_prefix, plan.num_blocks,

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quantcore.checkpoint.experts import unstack_experts, unstack_mxfp4
 from quantcore.checkpoint.headers import ModelHeaders, read_folder
@@ -24,9 +24,6 @@ from quantcore.export import EXPORTERS, tensor_name
 from quantcore.export.stored import Importer, StoredFiles
 from quantcore.layer import LayerPlan
 from quantcore.plan import find_blocks, natural_order
-
-if TYPE_CHECKING:
-    from quantcore.checkpoint.source import Source
 
 GPT_OSS = "mxfp4"
 """The ``quant_method`` of gpt-oss: experts in MXFP4, in stacks."""
@@ -80,20 +77,14 @@ class QuantizedLayers:
 
 @dataclass(frozen=True)
 class Model:
-    """A model folder. ``headers`` are those of the float model that it holds or stands for."""
+    """A model folder; ``dequantizing.open_source`` reads its tensors.
+
+    ``headers`` are those of the float model that it holds or stands for.
+    """
 
     folder: Path
     headers: ModelHeaders
     quantized: QuantizedLayers | None = None
-
-    def source(self) -> Source:
-        """Reads the tensors of ``headers``."""
-        from quantcore.checkpoint.source import Source
-        from quantcore.dequantizing import DequantizingSource
-
-        if self.quantized is None:
-            return Source(self.folder, self.headers.tensors)
-        return DequantizingSource(self.quantized, self.headers.tensors)
 
 
 def read_model(folder: Path | str) -> Model:
@@ -151,6 +142,12 @@ def _find_quantized(config: dict[str, Any], said: Any, files: StoredFiles) -> Qu
             code="invalid_quantization_config",
             hint="Give the float model that it was made from.",
         ) from error
+    if not layers:
+        raise ModelError(
+            f"config.json says that the model is quantized ({export}), and the files hold no layer of that format.",
+            code="config_implausible",
+            hint="The files and config.json do not belong together.",
+        )
     quantized = QuantizedLayers(export, layers, files)
     for layer in layers.values():
         _check_parts(quantized, layer)

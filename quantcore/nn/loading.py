@@ -15,7 +15,7 @@ from quantcore.blocks.skeleton import build_skeleton, float32_names, set_paramet
 from quantcore.calibration.ranges import Activations
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.config import Config
-from quantcore.dequantizing import read_layer
+from quantcore.dequantizing import open_source, read_layer
 from quantcore.errors import ModelError
 from quantcore.layer import LayerPlan
 from quantcore.nn.layers import QuantizedLayer, find_quantizers, quantize_layer
@@ -37,7 +37,7 @@ def load(folder: str | Path) -> Loaded:
     Any format that quantcore writes is read, whoever wrote it. Raises ModelError that says what is not known.
     """
     found = read_model(folder)
-    dtype, source = TORCH_DTYPES[found.headers.main_dtype], found.source()
+    dtype, source = TORCH_DTYPES[found.headers.main_dtype], open_source(found)
     model = build_skeleton(found.headers.config, dtype)
     placed = place_tensors(model, found.headers.tensors)
     if any(place.rpartition(".")[0] not in dict(model.named_modules()) for place in placed.values()):
