@@ -192,6 +192,17 @@ def test_results_of_another_machine_are_not_continued(tmp_path: Path) -> None:
         Results(file, SETTINGS)
 
 
+def test_missed_aims_are_told_with_the_reason(tmp_path: Path) -> None:
+    results = Results(tmp_path / "r.json", SETTINGS)
+    results.add(Cell("ours", "uint4", "rtn"), row(30.0, cpu_s=6.0))
+    results.add(Cell("quark", "uint4", "rtn"), row(31.0, cpu_s=10.0))
+    results.add(Cell("llmcompressor", "uint4", "rtn"), row(29.0, cpu_s=20.0))
+    page = (tmp_path / "r.md").read_text().partition("## Aims that are missed")[2]
+    assert "best peer's: uint4:rtn 1.034." in page and "fastest peer: uint4:rtn 0.600. Ours includes" in page
+    results.add(Cell("ours", "uint4", "rtn"), row(28.0, cpu_s=4.0))
+    assert "fastest peer" not in (tmp_path / "r.md").read_text()
+
+
 def test_two_runs_may_write_to_one_file(tmp_path: Path) -> None:
     one, other = (Results(tmp_path / "r.json", SETTINGS) for _ in range(2))
     one.add(Cell("ours", "uint4", "rtn"), row(30.0))
