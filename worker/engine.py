@@ -138,7 +138,10 @@ def engine_environment(settings: Settings, *, with_hub: bool = False) -> dict[st
     threads = str(settings.engine_threads)
     # The Hub's library would log signed addresses of files when a download stumbles.
     quiet = {"HF_HUB_VERBOSITY": "error", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    return kept | quiet | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+    # Threads that wait give their core away: beside other work on the machine a job takes half the time so, alone 7 %
+    # more.
+    counts = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}
+    return kept | quiet | counts | {"PYTHONUNBUFFERED": "1"}
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

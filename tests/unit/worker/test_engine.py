@@ -160,6 +160,6 @@ def test_the_environment_is_an_allow_list(tmp_path: Path, monkeypatch: pytest.Mo
     assert not secret.keys() & given.keys()
     assert secret.keys() & engine_environment(settings, with_hub=True).keys() == {"HF_TOKEN"}
     assert given["CUDA_VISIBLE_DEVICES"] == "1"
-    assert given["OMP_NUM_THREADS"] == "3"
+    assert (given["OMP_NUM_THREADS"], given["OMP_WAIT_POLICY"]) == ("3", "PASSIVE")
     assert given["PATH"]
     assert settings.engine_argv[0] == sys.executable
