@@ -51,6 +51,11 @@ class QParams:
         return QParams(self.scale.reshape(-1)[which], zero_point, self.global_scale)
 
     @property
+    def zero_point_or_zeros(self) -> torch.Tensor:
+        """``zero_point``; zeros where there is none, for formats that always store one."""
+        return torch.zeros_like(self.scale) if self.zero_point is None else self.zero_point
+
+    @property
     def step(self) -> torch.Tensor:
         """What one unit of the format's grid is worth, [R, G] float32."""
         return self.scale if self.global_scale is None else self.scale * self.global_scale

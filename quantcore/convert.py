@@ -15,7 +15,7 @@ from quantcore.dequantizing import open_source, read_layer
 from quantcore.errors import ConfigError, ProofError
 from quantcore.evaluation.expectation import digest
 from quantcore.events import Completed, Emit, PhaseStarted, Progress
-from quantcore.export import EXPORTERS, Container, check_exports, holds_codes, tensor_name
+from quantcore.export import EXPORTERS, Container, check_exports, encoded, holds_codes, layouts_of
 from quantcore.qtensor import QLayer
 from quantcore.reading import Model, QuantizedLayers, read_model
 
@@ -88,8 +88,7 @@ def _write(model: Model, quantized: QuantizedLayers, export: str, folder: Path, 
         if (layer := quantized.layers.get(name)) is None:
             layouts[name] = TensorLayout(header.dtype, header.shape)
         else:
-            parts = exporter.layout(layer, dtype)
-            layouts.update({tensor_name(layer.name, part): layout for part, layout in parts.items()})
+            layouts.update(layouts_of(exporter, layer, dtype))
     digests: dict[str, str] = {}
     total = len(model.headers.tensors)
     with closing(Sink(folder, layouts)) as sink:
@@ -100,9 +99,8 @@ def _write(model: Model, quantized: QuantizedLayers, export: str, folder: Path, 
                 digests[name] = digest(tensor)
             else:
                 found = read_layer(quantized, layer)
-                for part, tensor in exporter.encode(layer, found, dtype).items():
-                    full = tensor_name(layer.name, part)
-                    sink.write(full, tensor.to(sink.dtype_of(full)))
+                for part, tensor in encoded(exporter, layer, found, dtype).items():
+                    sink.write(part, tensor.to(sink.dtype_of(part)))
                 digests[name] = digest(_whole(found) if holds_codes(export) else source.read(name))
             emit(Progress("export", count, total, "tensor", None))
         sink.finish()

@@ -6,7 +6,7 @@ import torch
 
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
-from quantcore.export import EXPORTERS, Decoder
+from quantcore.export import EXPORTERS, Decoder, tensor_name
 from quantcore.layer import LayerPlan
 from quantcore.qtensor import QLayer
 from quantcore.reading import Model, QuantizedLayers
@@ -39,6 +39,8 @@ def read_layer(quantized: QuantizedLayers, layer: LayerPlan) -> QLayer:
     exporter = EXPORTERS.get(quantized.export)
     assert isinstance(exporter, Decoder)
     source = Source(quantized.files.folder, dict(quantized.files.tensors))
-    expected = exporter.layout(layer, quantized.files.model_dtype)
-    parts = {part: source.read(name).view(expected[part].shape) for part, name in quantized.parts(layer).items()}
+    parts = {
+        part: source.read(tensor_name(layer.name, part)).view(layout.shape)
+        for part, layout in quantized.layouts(layer).items()
+    }
     return exporter.decode(layer, parts)

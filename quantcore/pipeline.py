@@ -33,7 +33,7 @@ from quantcore.evaluation.perplexity import perplexity
 from quantcore.evaluation.proof import as_floats, prove_in_fresh_process
 from quantcore.evaluation.report import build_report
 from quantcore.events import Completed, Emit, LayerQuantized, PhaseStarted, Progress, Warned
-from quantcore.export import EXPORTERS, Container, holds_codes, tensor_name
+from quantcore.export import EXPORTERS, Container, encoded, holds_codes
 from quantcore.layer import LayerPlan
 from quantcore.layouts import stored
 from quantcore.plan import Plan, export_dir, resolve
@@ -234,9 +234,8 @@ class BlockQuantizer:
         self.done.append(event)
         self.emit(event)
         for export, sink in self.sinks.items():
-            for part, tensor in EXPORTERS.get(export).encode(layer, quantized, model_dtype).items():
-                full = tensor_name(layer.name, part)
-                sink.write(full, tensor.to(sink.dtype_of(full)))
+            for part, tensor in encoded(EXPORTERS.get(export), layer, quantized, model_dtype).items():
+                sink.write(part, tensor.to(sink.dtype_of(part)))
         self._written.add(name)
 
     def write_bias(self, layer: LayerPlan, module: nn.Module) -> None:

@@ -18,7 +18,7 @@ from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
 from quantcore.config import CalibrationConfig, Config, QuantizationMode
 from quantcore.errors import ConfigError, ModelError
-from quantcore.export import EXPORTERS, Container, adapted, check_exports, holds_codes, tensor_name
+from quantcore.export import EXPORTERS, Container, adapted, check_exports, holds_codes, layouts_of
 from quantcore.layer import LayerPlan, check_super_blocks
 
 STREAMED_TYPES = ("Linear", "Conv1D")
@@ -357,8 +357,7 @@ def _layout(
     for name in ordered:
         if name in planned:
             layer = planned[name]
-            parts = exporter.layout(layer, tensors[name].dtype)
-            layout.update({tensor_name(layer.name, part): entry for part, entry in parts.items()})
+            layout.update(layouts_of(exporter, layer, tensors[name].dtype))
         elif not isinstance(exporter, Container):
             layout[name] = TensorLayout(tensors[name].dtype, tensors[name].shape)
         elif (entry := exporter.float_layout(name, tensors[name], model_config)) is not None:

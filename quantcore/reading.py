@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from quantcore.checkpoint.experts import unstack_experts, unstack_mxfp4
 from quantcore.checkpoint.headers import ModelHeaders, read_folder
 from quantcore.checkpoint.layers import is_head, is_linear
-from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
+from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader, TensorLayout
 from quantcore.config import Config
 from quantcore.errors import ConfigError, ModelError
 from quantcore.export import EXPORTERS, tensor_name
@@ -69,10 +70,9 @@ class QuantizedLayers:
             exclude=(*(name.removesuffix(".weight") for name in sorted(floats, key=natural_order)), *tied),
         )
 
-    def parts(self, layer: LayerPlan) -> dict[str, str]:
-        """The parts of a layer in its format, and what their tensors are called."""
-        names = EXPORTERS.get(self.export).layout(layer, self.files.model_dtype)
-        return {part: tensor_name(layer.name, part) for part in names}
+    def layouts(self, layer: LayerPlan) -> dict[str, TensorLayout]:
+        """The parts of a layer in its format (see ``tensor_name``), as its config asks for them."""
+        return EXPORTERS.get(self.export).layout(layer, self.files.model_dtype)
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,7 @@ def read_model(folder: Path | str) -> Model:
         files, said = StoredFiles(folder, tensors, dtype, stacks), GPT_OSS_AS_QUARK
     else:
         files = StoredFiles(folder, tensors, dtype)
-    quantized = _find_quantized(config, said, files)
-    used = {name for layer in quantized.layers.values() for name in quantized.parts(layer).values()}
+    quantized, used = _find_quantized(config, said, files)
     floats = {name: tensor for name, tensor in tensors.items() if name not in used}
     floats |= {name: _as_float(name, layer, files) for name, layer in quantized.layers.items()}
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
@@ -112,7 +111,8 @@ def read_model(folder: Path | str) -> Model:
     return Model(folder, ModelHeaders(plain, floats, (warning,)), quantized)
 
 
-def _find_quantized(config: dict[str, Any], said: Any, files: StoredFiles) -> QuantizedLayers:
+def _find_quantized(config: dict[str, Any], said: Any, files: StoredFiles) -> tuple[QuantizedLayers, set[str]]:
+    """The layers, and the names of all their tensors."""
     known = {name: exporter for name in EXPORTERS if isinstance(exporter := EXPORTERS.get(name), Importer)}
     said = said if isinstance(said, dict) else {}
     export = next((name for name, importer in known.items() if importer.knows(said)), None)
@@ -149,22 +149,21 @@ def _find_quantized(config: dict[str, Any], said: Any, files: StoredFiles) -> Qu
             hint="The files and config.json do not belong together.",
         )
     quantized = QuantizedLayers(export, layers, files)
-    for layer in layers.values():
-        _check_parts(quantized, layer)
-    return quantized
+    return quantized, {name for layer in layers.values() for name in _checked_names(quantized, layer)}
 
 
-def _check_parts(quantized: QuantizedLayers, layer: LayerPlan) -> None:
-    """What the files hold of a layer has the shapes that its config asks for."""
-    expected = EXPORTERS.get(quantized.export).layout(layer, quantized.files.model_dtype)
-    for part, name in quantized.parts(layer).items():
+def _checked_names(quantized: QuantizedLayers, layer: LayerPlan) -> Iterator[str]:
+    """The names of a layer's tensors, all of them there in the shapes that its config asks for."""
+    for part, expected in quantized.layouts(layer).items():
+        name = tensor_name(layer.name, part)
         shape = quantized.files.shape(name)
-        if math.prod(shape) != math.prod(expected[part].shape):
+        if math.prod(shape) != math.prod(expected.shape):
             raise ModelError(
-                f"'{name}' has the shape {list(shape)}; quantization_config promises {list(expected[part].shape)}.",
+                f"'{name}' has the shape {list(shape)}; quantization_config promises {list(expected.shape)}.",
                 code="config_implausible",
                 hint="The files and config.json do not belong together.",
             )
+        yield name
 
 
 def _block(name: str, prefix: str) -> int | None:

@@ -6,12 +6,22 @@ from collections.abc import Sequence
 
 from quantcore.config import Config
 from quantcore.errors import ConfigError
-from quantcore.export.exporter import EXPORTERS, Container, Decoder, Exporter, Uniform, holds_codes, tensor_name
+from quantcore.export.exporter import (
+    EXPORTERS,
+    Container,
+    Decoder,
+    Exporter,
+    Uniform,
+    encoded,
+    holds_codes,
+    layouts_of,
+    tensor_name,
+)
 from quantcore.layer import LayerPlan
 
 __all__ = [
-    "EXPORTERS", "Container", "Decoder", "Exporter", "Uniform", "adapted", "check_exports",
-    "formats_for", "holds_codes", "tensor_name",
+    "EXPORTERS", "Container", "Decoder", "Exporter", "Uniform", "adapted", "check_exports", "encoded", "formats_for",
+    "holds_codes", "layouts_of", "tensor_name",
 ]  # fmt: skip
 
 USUAL_SHAPE = (4096, 4096)

@@ -59,12 +59,11 @@ class AwqExporter:
         }
 
     def encode(self, layer: LayerPlan, quantized: QLayer, model_dtype: str) -> Tensors:
-        import torch
 
         from quantcore.formats.packing import AWQ_ORDER
 
         params, fmt = quantized.weight.params, layer.weight.format
-        zero_point = torch.zeros_like(params.scale) if params.zero_point is None else params.zero_point
+        zero_point = params.zero_point_or_zeros
         return {
             "qweight": pack_from_zero(quantized.weight.codes.T, fmt, AWQ_ORDER),
             "qzeros": pack_from_zero(zero_point.T, fmt, AWQ_ORDER),

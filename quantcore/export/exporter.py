@@ -110,6 +110,17 @@ def tensor_name(layer: str, part: str) -> str:
     return f"{layer.rpartition('.')[0]}.{part[3:]}" if part.startswith("../") else f"{layer}.{part}"
 
 
+def layouts_of(exporter: Exporter, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
+    """``exporter.layout`` by the tensors' full names."""
+    return {tensor_name(layer.name, part): entry for part, entry in exporter.layout(layer, model_dtype).items()}
+
+
+def encoded(exporter: Exporter, layer: LayerPlan, quantized: QLayer, model_dtype: str) -> Tensors:
+    """``exporter.encode`` by the tensors' full names."""
+    parts = exporter.encode(layer, quantized, model_dtype)
+    return {tensor_name(layer.name, part): tensor for part, tensor in parts.items()}
+
+
 def refuse_everywhere(layer: LayerPlan, *, outliers: bool = False, real_zero_points: bool = False) -> str | None:
     """Why no format for language models can hold ``layer``; None if some may.
 

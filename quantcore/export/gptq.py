@@ -12,6 +12,7 @@ import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import TensorLayout
@@ -71,7 +72,7 @@ class GptqExporter:
         import torch
 
         params, fmt = quantized.weight.params, layer.weight.format
-        zero_point = torch.zeros_like(params.scale) if params.zero_point is None else params.zero_point
+        zero_point = params.zero_point_or_zeros
         return {
             "qweight": pack_from_zero(quantized.weight.codes, fmt).T,
             "qzeros": pack_from_zero(zero_point.T - self._less, fmt),
@@ -135,16 +136,21 @@ def _stored_layer(name: str, said: Mapping[str, Any], files: StoredFiles) -> Sto
     rows, columns = files.shape(f"{name}.qweight")
     num_inputs = rows * WORD_BITS // bits
     group = num_inputs if group_size == -1 else group_size
-    if f"{name}.g_idx" in files.tensors:
-        found = array("i", files.read_bytes(f"{name}.g_idx"))
-        if found != array("i", (index // group for index in range(num_inputs))):
-            raise not_held(f"the groups of {name} are spread over its inputs (desc_act without static groups)")
+    index = f"{name}.g_idx"
+    if index in files.tensors and files.read_bytes(index) != _groups_in_order(num_inputs, group):
+        raise not_held(f"the groups of {name} are spread over its inputs (desc_act without static groups)")
     dtype = f"int{bits}" if symmetric or bits == 3 else f"uint{bits}"
     spec = QuantizationSpec(
         dtype=Dtype(dtype), qscheme=QSchemeType.per_group, group_size=group_size, symmetric=symmetric
     )
     spec = files.with_scale(spec, f"{name}.scales")
     return StoredLayer((columns, num_inputs), QuantizationConfig(weight=spec))
+
+
+@cache
+def _groups_in_order(num_inputs: int, group: int) -> bytes:
+    """The bytes of ``g_idx`` where groups follow each other."""
+    return array("i", (index // group for index in range(num_inputs))).tobytes()
 
 
 def _dynamic(name: str, said: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -88,12 +88,11 @@ class Words:
         }
 
     def encode(self, layer: LayerPlan, weight: QTensor) -> Tensors:
-        import torch
 
         from quantcore.formats.packing import AWQ_ORDER, pack
 
         params = weight.params
-        zero_point = torch.zeros_like(params.scale) if params.zero_point is None else params.zero_point
+        zero_point = params.zero_point_or_zeros
         return {
             "weight": pack(weight.codes.T, 4, AWQ_ORDER),
             "weight_scale": params.scale.T,

@@ -23,7 +23,7 @@ from quantcore.checkpoint.sink import Sink
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.config import Config
 from quantcore.errors import ConfigError, ModelError, unknown_value
-from quantcore.export import EXPORTERS, Container, Exporter, check_exports, holds_codes, tensor_name
+from quantcore.export import EXPORTERS, Container, Exporter, check_exports, encoded, holds_codes, layouts_of
 from quantcore.layer import LayerPlan
 from quantcore.nn.attention import HeadRotation
 from quantcore.nn.codes import encode_layer, learned_params
@@ -226,15 +226,13 @@ def _write(stored: Stored, exporter: Exporter, folder: Path) -> None:
     plans = {name: replace(layer.plan, name=name) for name, layer in stored.layers.items()}
     dtypes = {name: DTYPE_NAMES[layer.canonical_weight().dtype] for name, layer in stored.layers.items()}
     for name in stored.layers:
-        parts = exporter.layout(plans[name], dtypes[name])
-        layouts |= {tensor_name(name, part): layout for part, layout in parts.items()}
+        layouts |= layouts_of(exporter, plans[name], dtypes[name])
     with closing(Sink(folder, layouts)) as sink:
         for name, tensor in floats:
             sink.write(name, tensor)
         for name, layer in stored.layers.items():
-            for part, tensor in exporter.encode(plans[name], encode_layer(layer), dtypes[name]).items():
-                full = tensor_name(name, part)
-                sink.write(full, tensor.to(TORCH_DTYPES[layouts[full].dtype]))
+            for part, tensor in encoded(exporter, plans[name], encode_layer(layer), dtypes[name]).items():
+                sink.write(part, tensor.to(sink.dtype_of(part)))
         sink.finish()
 
 

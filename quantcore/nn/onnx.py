@@ -177,7 +177,7 @@ def _activation_nodes(quantizer: TensorQuantizer, x: torch.Tensor) -> torch.Tens
     scale = params.scale.reshape(() if is_one else -1)
     # Always with a zero point, whose type says what the codes are. The attribute output_dtype would do, but ONNX
     # Runtime's optimizer turns int8 into uint8 by the zero point alone, and then finds that the two disagree.
-    zero_point = torch.zeros_like(params.scale) if params.zero_point is None else params.zero_point
+    zero_point = params.zero_point_or_zeros
     inputs = [scale, zero_point.to(storage).reshape(scale.shape)]
     codes = _node("QuantizeLinear", [values, *inputs], attributes, spec, storage)
     values = _node("DequantizeLinear", [codes, *inputs], attributes, spec, torch.float32)
