@@ -88,7 +88,7 @@ def find_params(
     if not spec.format.scaled:
         return QParams(torch.ones_like(maximum))
     if global_scale is None:
-        global_scale = _global_scale(minimum, maximum, spec)
+        global_scale = find_global_scale(minimum, maximum, spec)
     if spec.over is not None and global_scale is not None:
         minimum, maximum = (spec.over.format.round(end / global_scale) for end in (minimum, maximum))
     zero_point = None
@@ -216,8 +216,10 @@ def _unscaled(values_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec)
     return values_RGS.mul_(params.step.unsqueeze(-1))
 
 
-def _global_scale(minimum: torch.Tensor, maximum: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor | None:
+def find_global_scale(minimum: torch.Tensor, maximum: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor | None:
     """One scale above all groups, so that theirs fit e4m3 (NVFP4), or that of the first stage; 1 for zeros.
+
+    None for a spec that has no such scale.
 
     That of NVFP4 is one that survives being stored as its reciprocal, as compressed-tensors does: at most one unit in
     the last place away. Then a consumer that divides an e4m3 scale by the reciprocal also gets, for all of them, what

@@ -30,6 +30,7 @@ from quantcore.qtensor import QTensor
 from quantcore.rotate import ModelRotation
 from quantcore.runtime.hidden import Hidden
 from quantcore.solvers import SOLVERS, TUNERS, Tuner
+from quantcore.solvers.shared import shared_global_scales
 from quantcore.stats import Stats
 from quantcore.transforms import SMOOTHINGS, Consumer, Smoothing
 
@@ -281,6 +282,7 @@ class BlockAlgorithms:
 
     def _solve_groups(self, at: RunningBlock | None, layers: Modules, prepared: Prepared) -> Iterator[Solved]:
         """The solver's codes, input by input."""
+        global_scales = shared_global_scales(layers)
         for number, group in enumerate(self._groups(layers, prepared)):
             stats = group.stats
             if self._sequential and number and stats is not None and at is not None:
@@ -291,7 +293,7 @@ class BlockAlgorithms:
                 for layer, module in group.layers.items()
             }
             solver = self._plain if stats is None else self._solver
-            solved = solver.solve(weights, stats)
+            solved = solver.solve(weights, stats, global_scales)
             prepared.warnings += [Warned("solver", note) for note in solver.notes]
             solver.notes.clear()
             for layer, quantized in solved.items():

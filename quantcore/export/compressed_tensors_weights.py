@@ -8,7 +8,7 @@ blocks    fp4 and fp6 in weight_packed uint8 [out, in * bits / 8], the first cod
           [out, in]; weight_scale [out, groups]: uint8, the byte of e8m0 (OCP MX), or fp8_e4m3 (NVFP4), beside
           weight_global_scale float32 [1]: what the scales are divided by
 
-The global scale is the reciprocal of ours. Ours is such that nothing is lost on the way (``affine._global_scale``).
+The global scale is the reciprocal of ours. Ours is such that nothing is lost on the way (``affine.find_global_scale``).
 """
 
 from __future__ import annotations

@@ -123,9 +123,11 @@ def quantized_layers(model: nn.Module) -> Iterator[tuple[str, QuantizedLayer]]:
 
 
 def find_quantizers(
-    module: nn.Module, plan: LayerPlan, learned: Activations, weight_params: QParams | None = None
-) -> dict[str, TensorQuantizer | None]:
-    """What ``quantize_layer`` needs. Ranges of weight and bias that are not given are taken from what they hold."""
+    module: nn.Module, plan: LayerPlan, learned: Activations, weight_params: QParams | None = None,
+    global_scale: torch.Tensor | None = None,
+) -> dict[str, TensorQuantizer | None]:  # fmt: skip
+    """What ``quantize_layer`` needs. Ranges of weight and bias that are not given are taken from what they hold, those
+    of the weight under a ``global_scale`` if it is given."""
     config = plan.config
     weight = canonical(module.get_parameter("weight").detach(), plan.kind, num_groups(module))
     bias = getattr(module, "bias", None)
@@ -134,7 +136,7 @@ def find_quantizers(
         "weight_quantizer": (
             None
             if config.weight is None
-            else TensorQuantizer.of_weight(weight, config.weight)
+            else TensorQuantizer.of_weight(weight, config.weight, global_scale)
             if weight_params is None
             else TensorQuantizer(config.weight, weight_params, is_weight=True)
         ),

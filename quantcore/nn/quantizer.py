@@ -23,6 +23,7 @@ from quantcore.nn.graph import trace
 from quantcore.nn.layers import find_quantizers, quantize_layer, quantized_layers
 from quantcore.nn.log import log
 from quantcore.nn.selection import select_layers
+from quantcore.solvers.shared import shared_global_scales
 
 
 class ModelQuantizer:
@@ -70,8 +71,11 @@ class ModelQuantizer:
             inside = [spec for spec in (softmax, *(keys or {}).values()) if spec is not None]
             learns = any(map(learns_from_data, inside))
             learned = applied.activations | calibrate(model, rest, dataloader, others_learn=learns)
+            scales = shared_global_scales({plan: one for plan, one in rest.items() if plan.config.weight is not None})
             found = {
-                plan: find_quantizers(module, plan, learned.get(plan, Activations()), applied.weights.get(plan))
+                plan: find_quantizers(
+                    module, plan, learned.get(plan, Activations()), applied.weights.get(plan), scales.get(plan)
+                )
                 for plan, module in modules.items()
             }
         for plan, module in modules.items():

@@ -8,12 +8,11 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from quantcore.affine import QParams, fake_quantize, fake_quantize_activation, find_params
+from quantcore.affine import QParams, fake_quantize, fake_quantize_activation
 from quantcore.grouping import weight_grouping
-from quantcore.observers import observer_for
 from quantcore.qtensor import quantize_weight
+from quantcore.solvers.rtn import observed_ranges
 from quantcore.spec import QuantizationSpec
-from quantcore.super_blocks import as_super_blocks
 
 
 class TensorQuantizer(nn.Module):
@@ -36,14 +35,11 @@ class TensorQuantizer(nn.Module):
             self.register_buffer(name, None if params is None else getattr(params, name))
 
     @classmethod
-    def of_weight(cls, weight: torch.Tensor, spec: QuantizationSpec) -> Self:
+    def of_weight(cls, weight: torch.Tensor, spec: QuantizationSpec, global_scale: torch.Tensor | None = None) -> Self:
         """For a weight [out, in, *kernel] or a bias [out], whose range is what it holds now."""
         if not spec.format.scaled:
             return cls(spec, None, is_weight=True)
-        observer = observer_for(spec, weight_grouping(spec))
-        observer.update(weight)
-        params = as_super_blocks(find_params(*observer.range(), spec, weight.dtype), spec)
-        return cls(spec, params, is_weight=True)
+        return cls(spec, observed_ranges(weight, spec, global_scale), is_weight=True)
 
     @property
     def params(self) -> QParams | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quantcore.registry import Registry
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 
 Weights = Mapping["LayerPlan", "torch.Tensor"]
+GlobalScales = Mapping["LayerPlan", "torch.Tensor"]
+NONE: GlobalScales = MappingProxyType({})
 
 
 class Solver(Protocol):
@@ -29,11 +32,13 @@ class Solver(Protocol):
 
     def __init__(self, config: Any) -> None: ...
 
-    def solve(self, weights: Weights, stats: Stats | None) -> dict[LayerPlan, QTensor]:
+    def solve(
+        self, weights: Weights, stats: Stats | None, global_scales: GlobalScales = NONE
+    ) -> dict[LayerPlan, QTensor]:
         """Quantize the finite weights [out, in] of layers that read the same input, each as its plan says.
 
         The weights are left as they are. ``stats`` is None where calibration saw too little of the input: the solver
-        then chooses from the weights alone.
+        then chooses from the weights alone. ``global_scales`` are given to the layers that have one: see ``shared``.
         """
 
 

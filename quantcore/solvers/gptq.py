@@ -10,7 +10,7 @@ are searched by that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -20,13 +20,13 @@ from quantcore.grouping import PER_TOKEN
 from quantcore.layer import LayerPlan
 from quantcore.observers import observer_for
 from quantcore.qtensor import QTensor
-from quantcore.solvers import SOLVERS, Weights
+from quantcore.solvers import NONE, SOLVERS, GlobalScales, Weights
 from quantcore.solvers.cells import Cells
 from quantcore.solvers.columns import Columns, Found, Grid, Table
 from quantcore.solvers.hessian import Hessian, order_of
 from quantcore.solvers.measures import Metric, RunMeasure
 from quantcore.solvers.ranges import FullRange, search
-from quantcore.solvers.rtn import alike, observed_ranges, round_to_nearest, search_ranges, transposed
+from quantcore.solvers.rtn import alike, observed_ranges, round_all, search_ranges, transposed
 from quantcore.spec import QuantizationSpec
 from quantcore.stats import Needs, Stats
 
@@ -52,9 +52,11 @@ class GPTQ:
         self.needs = Needs(gram=True, float64=config.hessian_dtype == "float64")
         self.notes: list[str] = []
 
-    def solve(self, weights: Weights, stats: Stats | None) -> dict[LayerPlan, QTensor]:
+    def solve(
+        self, weights: Weights, stats: Stats | None, global_scales: GlobalScales = NONE
+    ) -> dict[LayerPlan, QTensor]:
         if stats is None or stats.gram_II is None or not stats.gram_II.any():
-            return {layer: round_to_nearest(weight_OI, layer.weight) for layer, weight_OI in weights.items()}
+            return round_all(weights, global_scales)
         known: dict[int | None, Hessian] = {}
 
         def hessian(run: int | None) -> Hessian:
@@ -64,7 +66,8 @@ class GPTQ:
 
         solved: dict[LayerPlan, QTensor] = {}
         for layers in alike(weights):
-            quantized = self._solve_alike([weights[layer] for layer in layers], layers[0].weight, stats, hessian)
+            given = [global_scales.get(layer) for layer in layers]
+            quantized = self._solve_alike([weights[layer] for layer in layers], given, layers[0].weight, stats, hessian)
             solved.update(zip(layers, quantized, strict=True))
         return {layer: solved[layer] for layer in weights}
 
@@ -81,8 +84,8 @@ class GPTQ:
         return hessian
 
     def _solve_alike(
-        self, weights: list[torch.Tensor], spec: QuantizationSpec, stats: Stats,
-        hessian_of: Callable[[int | None], Hessian],
+        self, weights: list[torch.Tensor], global_scales: Sequence[torch.Tensor | None], spec: QuantizationSpec,
+        stats: Stats, hessian_of: Callable[[int | None], Hessian],
     ) -> list[QTensor]:  # fmt: skip
         """Weights [O, I] of one spec and dtype, solved as the rows of one."""
         cells = [Cells.of(spec, weight_OI) for weight_OI in weights]
@@ -94,9 +97,10 @@ class GPTQ:
         heights = [len(weight_OI) for weight_OI in weights]
         if is_static:
             targets = [target.to(weights[0].dtype) for target in torch.split(target_OI, heights)]
-            params = self._static_params(targets, spec, hessian)
+            params = self._static_params(targets, global_scales, spec, hessian)
         else:
-            params = [FullRange.of(weight_OI, spec).params() for weight_OI in weights]
+            pairs = zip(weights, global_scales, strict=True)
+            params = [FullRange.of(weight_OI, spec, given).params() for weight_OI, given in pairs]
         table = Table.of(params, cells)
         codes_OI = torch.empty(target_OI.shape, dtype=getattr(torch, spec.format.storage), device=target_OI.device)
         group_K = (hessian.order_K // run).tolist()
@@ -120,12 +124,16 @@ class GPTQ:
         """What the codes are to come near to, and where the first input starts if that is elsewhere [O]."""
         return weight_OI, None
 
-    def _static_params(self, targets: list[torch.Tensor], spec: QuantizationSpec, hessian: Hessian) -> list[QParams]:
+    def _static_params(
+        self, targets: list[torch.Tensor], global_scales: Sequence[torch.Tensor | None], spec: QuantizationSpec,
+        hessian: Hessian,
+    ) -> list[QParams]:  # fmt: skip
         if not self._config.range_search:
-            return [observed_ranges(target_OI, spec) for target_OI in targets]
+            pairs = zip(targets, global_scales, strict=True)
+            return [observed_ranges(target_OI, spec, given) for target_OI, given in pairs]
         counts_I = torch.empty_like(hessian.counts_K)
         counts_I[hessian.order_K] = hessian.counts_K
-        return search_ranges(targets, spec, Metric(counts_I))
+        return search_ranges(targets, spec, Metric(counts_I), global_scales)
 
     def _finder(self, columns: Columns, hessian: Hessian, dtype: torch.dtype) -> Callable[[int, int], None]:
         """Finds the parameters of a run in the weights as they are now."""

@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 import torch
 
-from quantcore.affine import QParams, as_stored, find_params, min_max, with_stored_minimum
+from quantcore.affine import QParams, as_stored, find_global_scale, find_params, min_max, with_stored_minimum
 from quantcore.formats import Format
 from quantcore.grouping import weight_grouping
 from quantcore.spec import QuantizationSpec, ScaleType
@@ -49,10 +49,15 @@ class FullRange:
     global_scale: torch.Tensor | None
 
     @classmethod
-    def of(cls, weight_OI: torch.Tensor, spec: QuantizationSpec) -> Self:
-        """From the smallest to the largest weight of every group [R, G]."""
+    def of(cls, weight_OI: torch.Tensor, spec: QuantizationSpec, global_scale: torch.Tensor | None = None) -> Self:
+        """From the smallest to the largest weight of every group [R, G].
+
+        Without a ``global_scale`` it is found, if the spec has one.
+        """
         low, high = (end.float() for end in min_max(weight_grouping(spec).split(weight_OI)))
-        return cls(low, high, spec, weight_OI.dtype, find_params(low, high, spec, weight_OI.dtype).global_scale)
+        if global_scale is None:
+            global_scale = find_global_scale(low, high, spec)
+        return cls(low, high, spec, weight_OI.dtype, global_scale)
 
     @classmethod
     def joined(cls, parts: Sequence[FullRange]) -> Self:

@@ -12,7 +12,7 @@ from quantcore.grouping import weight_grouping
 from quantcore.layer import LayerPlan
 from quantcore.observers import observer_for
 from quantcore.qtensor import QTensor, quantize_weight
-from quantcore.solvers import SOLVERS, Weights
+from quantcore.solvers import NONE, SOLVERS, GlobalScales, Weights
 from quantcore.solvers.cells import Cells
 from quantcore.solvers.measures import NUM_OUTPUTS, Metric, PooledMeasure, RunMeasure
 from quantcore.solvers.ranges import FullRange, search
@@ -29,29 +29,40 @@ class RTN:
         self.needs = Needs(gram=config.range_search)
         self.notes: list[str] = []
 
-    def solve(self, weights: Weights, stats: Stats | None) -> dict[LayerPlan, QTensor]:
+    def solve(
+        self, weights: Weights, stats: Stats | None, global_scales: GlobalScales = NONE
+    ) -> dict[LayerPlan, QTensor]:
         if stats is None or stats.gram_II is None or not stats.gram_II.any():
-            return {layer: round_to_nearest(weight_OI, layer.weight) for layer, weight_OI in weights.items()}
+            return round_all(weights, global_scales)
         metric = Metric.of_gram(stats.gram_II)
         quantized = {}
         for layers in alike(weights):
             spec = layers[0].weight
-            found = search_ranges([weights[layer] for layer in layers], spec, metric)
+            given = [global_scales.get(layer) for layer in layers]
+            found = search_ranges([weights[layer] for layer in layers], spec, metric, given)
             for layer, params in zip(layers, found, strict=True):
                 quantized[layer] = quantize_weight(weights[layer], params, spec)
         return {layer: quantized[layer] for layer in weights}
 
 
-def round_to_nearest(weight: torch.Tensor, spec: QuantizationSpec) -> QTensor:
+def round_all(weights: Weights, global_scales: GlobalScales) -> dict[LayerPlan, QTensor]:
+    """Every weight rounded by itself."""
+    return {
+        layer: round_to_nearest(weight_OI, layer.weight, global_scales.get(layer))
+        for layer, weight_OI in weights.items()
+    }
+
+
+def round_to_nearest(weight: torch.Tensor, spec: QuantizationSpec, global_scale: torch.Tensor | None = None) -> QTensor:
     """A finite weight [out, in, *kernel] with the ranges that the spec's observer finds in it."""
-    return quantize_weight(weight, observed_ranges(weight, spec), spec)
+    return quantize_weight(weight, observed_ranges(weight, spec, global_scale), spec)
 
 
-def observed_ranges(weight: torch.Tensor, spec: QuantizationSpec) -> QParams:
-    """The parameters of the ranges that the spec's observer finds in the weight alone."""
+def observed_ranges(weight: torch.Tensor, spec: QuantizationSpec, global_scale: torch.Tensor | None = None) -> QParams:
+    """The parameters of the ranges that the spec's observer finds in the weight alone, under a given global scale."""
     observer = observer_for(spec, weight_grouping(spec))
     observer.update(weight)
-    return as_super_blocks(find_params(*observer.range(), spec, weight.dtype), spec)
+    return as_super_blocks(find_params(*observer.range(), spec, weight.dtype, global_scale), spec)
 
 
 def alike(weights: Weights) -> list[list[LayerPlan]]:
@@ -62,14 +73,20 @@ def alike(weights: Weights) -> list[list[LayerPlan]]:
     return list(lists.values())
 
 
-def search_ranges(weights: Sequence[torch.Tensor], spec: QuantizationSpec, metric: Metric) -> list[QParams]:
+def search_ranges(
+    weights: Sequence[torch.Tensor],
+    spec: QuantizationSpec,
+    metric: Metric,
+    global_scales: Sequence[torch.Tensor | None],
+) -> list[QParams]:
     """The parameters with which rounding of each weight [O, I] costs least by ``metric``.
 
     With a Gram matrix, the groups of a row are searched one after another, those whose inputs have most power first:
     each with what the errors of the ones before it do to its own. Where a group is the whole row, or rows share
     parameters, inputs that are far from each other count as independent. The range from end to end is always tried.
+    ``global_scales``: see ``FullRange.of``.
     """
-    full = [FullRange.of(weight_OI, spec) for weight_OI in weights]
+    full = [FullRange.of(weight_OI, spec, given) for weight_OI, given in zip(weights, global_scales, strict=True)]
     if not spec.format.scaled:
         return [one.params() for one in full]
     cells = [Cells.of(spec, weight_OI) for weight_OI in weights]

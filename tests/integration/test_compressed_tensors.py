@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from quantcore import presets
-from quantcore.config import Config, QuantizationConfig, QuantizationSpec
+from quantcore.config import Config, QuantizationConfig, QuantizationSpec, parse_config
 from quantcore.errors import ConfigError
 from quantcore.pipeline import run
 from tests.factories import tiny_model
@@ -135,3 +135,19 @@ def test_schemes_side_by_side_with_a_cache_and_a_layer_left_out(odd_model, tmp_p
     assert "model.layers.1.mlp.down_proj.weight" in stored
     nvfp4 = ("gate_proj", "up_proj")
     assert_loads_as(tmp_path / "out", path, report["summary"]["perplexity_after"], 0.05, nvfp4)
+
+
+@pytest.mark.parametrize("algorithm", ["rtn", "gptq", "awq+gptq"])
+def test_layers_that_vllm_computes_in_one_product_have_one_global_scale(
+    odd_model, tmp_path, proof_in_this_process, algorithm
+):
+    steps = [] if algorithm == "rtn" else [{"name": name} for name in algorithm.split("+")]
+    config = parse_config({**presets.resolve("nvfp4_weight_only").to_dict(), "algo_config": steps})
+    export(odd_model, tmp_path / "out", config)
+    stored = load_file(tmp_path / "out" / "compressed_tensors" / "model.safetensors")
+    for block in range(3):
+        for module, names in {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj")}.items():
+            scales = [stored[f"model.layers.{block}.{module}.{name}.weight_global_scale"] for name in names]
+            assert all(torch.equal(scale, scales[0]) for scale in scales), (block, module, scales)
+    down = {stored[f"model.layers.{block}.mlp.down_proj.weight_global_scale"].item() for block in range(3)}
+    assert len(down) == 3

@@ -257,3 +257,25 @@ def test_scales_in_two_levels_need_rows_of_super_blocks():
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SHAPE), dtype=torch.float32)
     with pytest.raises(ConfigError, match="lie under one for 256 inputs"):
         ModelQuantizer(presets.resolve("gguf_q4_k")).quantize_model(model)
+
+
+def test_layers_side_by_side_share_the_global_scale_of_nvfp4():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(32, 16), nn.Linear(32, 16)
+
+        def forward(self, x):
+            return self.a(x) + self.b(x)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Pair(), nn.Linear(16, 32), Pair())
+    with torch.no_grad():
+        model[0].a.weight[3, 5] = 100
+    config = presets.PRESETS["nvfp4_weight_only"].layer_config
+    ModelQuantizer(Config(global_quant_config=config)).quantize_model(model)
+    scales = [module.weight_quantizer.global_scale for module in (model[0].a, model[0].b, model[2].a, model[2].b)]
+    assert scales[0] == scales[1] > scales[2] == scales[3]
+    assert not scales[0].requires_grad
+    weight = model[0].b.weight.detach()
+    assert (model[0].b.weight_quantizer(weight) - weight).norm() < 0.12 * weight.norm()

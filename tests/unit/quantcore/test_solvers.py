@@ -232,7 +232,7 @@ class TestGPTQ:
         order = order_of(stats.power_I, None, by_power=True)
         left = [torch.linalg.inv(damped[order[k:]][:, order[k:]])[0, 0] for k in range(96)]
         counts = torch.zeros(96).index_copy(0, order, (1 / torch.stack(left)).float())
-        expected = search_ranges([weight], LOCAL["uint4_group"], Metric(counts))[0]
+        expected = search_ranges([weight], LOCAL["uint4_group"], Metric(counts), [None])[0]
         assert torch.isclose(params.scale, expected.scale, rtol=1e-3).double().mean() > 0.98
 
     def test_the_order(self):
@@ -406,7 +406,7 @@ class TestSearch:
     def test_never_worse_than_the_full_range(self, name):
         weight, stats = weight_of(name), stats_of(tokens(INPUTS.get(name, 96)))
         spec = SPECS[name]
-        searched = search_ranges([weight], spec, Metric(stats.power_I))[0]
+        searched = search_ranges([weight], spec, Metric(stats.power_I), [None])[0]
         before, after = (
             power_errors(weight, quantize_weight(weight, params, spec), stats.power_I)
             for params in (full_params(weight, spec), searched)
@@ -447,7 +447,7 @@ class TestSearch:
     def test_the_search_with_a_gram_matrix_is_by_its_blocks(self, name):
         weight, stats = weight_of(name), stats_of(tokens(INPUTS.get(name, 96)))
         spec = SPECS[name]
-        params = search_ranges([weight], spec, Metric.of_gram(stats.gram_II))[0]
+        params = search_ranges([weight], spec, Metric.of_gram(stats.gram_II), [None])[0]
         cells = Cells.of(spec, weight)
         cost = []
         for one in (full_params(weight, spec), params):
@@ -511,7 +511,7 @@ class TestSearch:
     def test_found_scales_are_near_the_least_squares_ones(self, name):
         weight, spec = torch.cat([weight_of(seed=seed) for seed in range(4)]).float(), LOCAL[name]
         metric = Metric(stats_of(tokens(96)).power_I)
-        found = search_ranges([weight], spec, metric)[0]
+        found = search_ranges([weight], spec, metric, [None])[0]
         full = FullRange.joined([FullRange.of(weight, spec)])
         before = after = 0.0
         for group in range(6):
@@ -583,7 +583,7 @@ class TestRTN:
     def test_groups_know_of_each_other(self, name):
         weight, stats = torch.cat([weight_of(seed=seed) for seed in range(4)]), stats_of(tokens(96))
         alone = stats.gram_II * torch.block_diag(*[torch.ones(16, 16)] * 6)
-        apart = search_ranges([weight], LOCAL[name], Metric.of_gram(alone))[0]
+        apart = search_ranges([weight], LOCAL[name], Metric.of_gram(alone), [None])[0]
         together = cost_of(solve("rtn", weight, LOCAL[name], stats), weight, stats).sum()
         assert together < 0.95 * cost_of(quantize_weight(weight, apart, LOCAL[name]), weight, stats).sum()
 
