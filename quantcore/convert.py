@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from quantcore.checkpoint.artifact import building, copy_side_files, seal, write_json
-from quantcore.checkpoint.layout import TensorLayout
 from quantcore.checkpoint.sink import Sink
 from quantcore.dequantizing import open_source, read_layer
 from quantcore.errors import ConfigError, ProofError
 from quantcore.evaluation.expectation import digest
 from quantcore.events import Completed, Emit, PhaseStarted, Progress
-from quantcore.export import EXPORTERS, Container, check_exports, encoded, holds_codes, layouts_of
+from quantcore.export import EXPORTERS, Container, check_exports, config_json, encoded, holds_codes
+from quantcore.plan import written_layout
 from quantcore.qtensor import QLayer
 from quantcore.reading import Model, QuantizedLayers, read_model
 
@@ -34,16 +34,13 @@ def convert(model_dir: Path, output_dir: Path, export: str, emit: Emit) -> dict[
     with building(output_dir) as folder:
         emit(PhaseStarted("export"))
         digests = _write(model, quantized, export, folder, emit)
-        said = EXPORTERS.get(export).quantization_config(quantized.config, layers, quantized.config.exclude)
-        write_json(
-            folder / "config.json",
-            {**model.headers.config, **({} if said is None else {"quantization_config": said})},
-        )
+        said = config_json(export, model.headers.config, quantized.config, layers, quantized.config.exclude)
+        write_json(folder / "config.json", said)
         copy_side_files(model_dir, folder)
         emit(PhaseStarted("verify"))
         _verify(folder, digests)
         seal(folder)
-    summary = {"from": quantized.export, "to": export, "num_layers": len(layers), "num_tensors_equal": len(digests)}
+    summary = {"from": quantized.format, "to": export, "num_layers": len(layers), "num_tensors_equal": len(digests)}
     emit(Completed(summary))
     return summary
 
@@ -64,7 +61,7 @@ def _check(model: Model, export: str) -> QuantizedLayers:
             hint=f"Quantize the model to it: bitfoundry quantize --model_export {export}.",
             field="/export",
         )
-    if export == quantized.export:
+    if export == quantized.format:
         raise ConfigError(
             f"The model in {model.folder} is in the {export} format already.", code="invalid_export", hint="Copy it."
         )
@@ -83,16 +80,11 @@ def _check(model: Model, export: str) -> QuantizedLayers:
 def _write(model: Model, quantized: QuantizedLayers, export: str, folder: Path, emit: Emit) -> dict[str, str]:
     """All tensors; the digests of what they stand for, by the names of the float model."""
     exporter, dtype, source = EXPORTERS.get(export), quantized.files.model_dtype, open_source(model)
-    layouts: dict[str, TensorLayout] = {}
-    for name, header in model.headers.tensors.items():
-        if (layer := quantized.layers.get(name)) is None:
-            layouts[name] = TensorLayout(header.dtype, header.shape)
-        else:
-            layouts.update(layouts_of(exporter, layer, dtype))
+    tensors = model.headers.tensors
+    layouts = written_layout(export, tuple(quantized.layers.values()), tensors, model.headers.config)
     digests: dict[str, str] = {}
-    total = len(model.headers.tensors)
-    with closing(Sink(folder, layouts)) as sink:
-        for count, name in enumerate(model.headers.tensors, start=1):
+    with closing(Sink(folder, layouts, tensors={} if holds_codes(export) else tensors)) as sink:
+        for count, name in enumerate(tensors, start=1):
             if (layer := quantized.layers.get(name)) is None:
                 tensor = source.read(name)
                 sink.write(name, tensor)
@@ -102,7 +94,7 @@ def _write(model: Model, quantized: QuantizedLayers, export: str, folder: Path, 
                 for part, tensor in encoded(exporter, layer, found, dtype).items():
                     sink.write(part, tensor.to(sink.dtype_of(part)))
                 digests[name] = digest(_whole(found) if holds_codes(export) else source.read(name))
-            emit(Progress("export", count, total, "tensor", None))
+            emit(Progress("export", count, len(tensors), "tensor", None))
         sink.finish()
     return digests
 

@@ -33,7 +33,7 @@ from quantcore.evaluation.perplexity import perplexity
 from quantcore.evaluation.proof import as_floats, prove_in_fresh_process
 from quantcore.evaluation.report import build_report
 from quantcore.events import Completed, Emit, LayerQuantized, PhaseStarted, Progress, Warned
-from quantcore.export import EXPORTERS, Container, encoded, holds_codes
+from quantcore.export import EXPORTERS, Container, config_json, encoded, holds_codes
 from quantcore.layer import LayerPlan
 from quantcore.layouts import stored
 from quantcore.plan import Plan, export_dir, resolve
@@ -335,7 +335,6 @@ def write_side_files(task: Task, headers: ModelHeaders, plan: Plan, folder: Path
         if isinstance(exporter, Container):
             copy_side_files(task.model_folder, target, LICENSES)
             continue
-        quantization = exporter.quantization_config(task.config, plan.layers, kept)
-        said = {} if quantization is None else {"quantization_config": quantization}
-        write_json(target / "config.json", {**plan.result_config(headers.config), **said})
+        model_config = plan.result_config(headers.config)
+        write_json(target / "config.json", config_json(export, model_config, task.config, plan.layers, kept))
         copy_side_files(task.model_folder, target)

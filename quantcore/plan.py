@@ -131,7 +131,7 @@ def resolve(
     check_exports(layers, exports)
     _check_calibration(calibration, model_config)
     added = _own_head(config, model_config, tensors, prefix)
-    layouts = {name: _layout(name, layers, {**tensors, **added}, model_config) for name in exports}
+    layouts = {name: written_layout(name, layers, {**tensors, **added}, model_config) for name in exports}
     return Plan(
         model_type=str(model_config["model_type"]),
         block_prefix=prefix,
@@ -154,6 +154,29 @@ def resolve(
 def export_dir(folder: Path, plan: Plan, export: str) -> Path:
     """One format fills the artifact folder itself; several get a folder each."""
     return folder if len(plan.exports) == 1 else folder / export
+
+
+def written_layout(
+    export: str, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader], model_config: Mapping[str, Any]
+) -> dict[str, TensorLayout]:
+    """Every tensor of the checkpoint that the format will hold, in the model's order."""
+    ordered = sorted(tensors, key=natural_order)
+    if not holds_codes(export):
+        return own_layout({name: tensors[name] for name in ordered})
+    exporter = EXPORTERS.get(export)
+    planned = {f"{layer.name}.weight": layer for layer in layers}
+    layout: dict[str, TensorLayout] = {}
+    for name in ordered:
+        if name in planned:
+            layer = planned[name]
+            layout.update(layouts_of(exporter, layer, tensors[name].dtype))
+        elif not isinstance(exporter, Container):
+            layout[name] = TensorLayout(tensors[name].dtype, tensors[name].shape)
+        elif (entry := exporter.float_layout(name, tensors[name], model_config)) is not None:
+            layout[name] = entry
+    if isinstance(exporter, Container):
+        exporter.check(model_config, layout)
+    return layout
 
 
 def find_blocks(tensors: Mapping[str, TensorHeader], model_config: Mapping[str, Any]) -> tuple[str, int]:
@@ -342,29 +365,6 @@ def _weights_alone(
     changed = sum(one != other for one, other in zip(alone, layers, strict=True))
     said = f"{', '.join(exports)} holds weights alone: the activations of {changed} layer(s) are not quantized."
     return alone, (said,) if changed else ()
-
-
-def _layout(
-    export: str, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader], model_config: Mapping[str, Any]
-) -> dict[str, TensorLayout]:
-    """Every tensor of the checkpoint that the format will hold, in the model's order."""
-    ordered = sorted(tensors, key=natural_order)
-    if not holds_codes(export):
-        return own_layout({name: tensors[name] for name in ordered})
-    exporter = EXPORTERS.get(export)
-    planned = {f"{layer.name}.weight": layer for layer in layers}
-    layout: dict[str, TensorLayout] = {}
-    for name in ordered:
-        if name in planned:
-            layer = planned[name]
-            layout.update(layouts_of(exporter, layer, tensors[name].dtype))
-        elif not isinstance(exporter, Container):
-            layout[name] = TensorLayout(tensors[name].dtype, tensors[name].shape)
-        elif (entry := exporter.float_layout(name, tensors[name], model_config)) is not None:
-            layout[name] = entry
-    if isinstance(exporter, Container):
-        exporter.check(model_config, layout)
-    return layout
 
 
 def _needs_calibration(config: Config, layers: Sequence[LayerPlan]) -> bool:

@@ -40,12 +40,14 @@ FLOAT_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 @dataclass(frozen=True)
 class QuantizedLayers:
-    """The layers of a quantized checkpoint by the names of their weights; ``export`` names the format.
+    """The layers of a quantized checkpoint by the names of their weights.
 
-    ``files`` are the tensors as they are stored.
+    ``export`` names the exporter that reads them, ``format`` what they are in: the same but for gpt-oss. ``files`` are
+    the tensors as they are stored.
     """
 
     export: str
+    format: str
     layers: dict[str, LayerPlan]
     files: StoredFiles
 
@@ -97,22 +99,25 @@ def read_model(folder: Path | str) -> Model:
     dtype = _float_dtype(config, tensors)
     if isinstance(said, dict) and said.get("quant_method") == GPT_OSS:
         tensors, stacks = unstack_mxfp4(tensors)
-        files, said = StoredFiles(folder, tensors, dtype, stacks), GPT_OSS_AS_QUARK
+        files = StoredFiles(folder, tensors, dtype, stacks)
+        quantized, used = _find_quantized(config, GPT_OSS_AS_QUARK, files, GPT_OSS)
     else:
         files = StoredFiles(folder, tensors, dtype)
-    quantized, used = _find_quantized(config, said, files)
+        quantized, used = _find_quantized(config, said, files)
     floats = {name: tensor for name, tensor in tensors.items() if name not in used}
     floats |= {name: _as_float(name, layer, files) for name, layer in quantized.layers.items()}
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
     warning = (
-        f"The model is quantized already ({quantized.export}): its codes are read as floats, and the errors of both"
+        f"The model is quantized already ({quantized.format}): its codes are read as floats, and the errors of both"
         " quantizations add up."
     )
     return Model(folder, ModelHeaders(plain, floats, (warning,)), quantized)
 
 
-def _find_quantized(config: dict[str, Any], said: Any, files: StoredFiles) -> tuple[QuantizedLayers, set[str]]:
-    """The layers, and the names of all their tensors."""
+def _find_quantized(
+    config: dict[str, Any], said: Any, files: StoredFiles, called: str | None = None
+) -> tuple[QuantizedLayers, set[str]]:
+    """The layers, and the names of all their tensors; the format is ``called`` so, or as its exporter."""
     known = {name: exporter for name in EXPORTERS if isinstance(exporter := EXPORTERS.get(name), Importer)}
     said = said if isinstance(said, dict) else {}
     export = next((name for name, importer in known.items() if importer.knows(said)), None)
@@ -148,7 +153,7 @@ def _find_quantized(config: dict[str, Any], said: Any, files: StoredFiles) -> tu
             code="config_implausible",
             hint="The files and config.json do not belong together.",
         )
-    quantized = QuantizedLayers(export, layers, files)
+    quantized = QuantizedLayers(export, called or export, layers, files)
     return quantized, {name for layer in layers.values() for name in _checked_names(quantized, layer)}
 
 

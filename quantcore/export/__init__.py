@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from quantcore.config import Config
 from quantcore.errors import ConfigError
@@ -20,8 +21,8 @@ from quantcore.export.exporter import (
 from quantcore.layer import LayerPlan
 
 __all__ = [
-    "EXPORTERS", "Container", "Decoder", "Exporter", "Uniform", "adapted", "check_exports", "encoded", "formats_for",
-    "holds_codes", "layouts_of", "tensor_name",
+    "EXPORTERS", "Container", "Decoder", "Exporter", "Uniform", "adapted", "check_exports", "config_json", "encoded",
+    "formats_for", "holds_codes", "layouts_of", "tensor_name",
 ]  # fmt: skip
 
 USUAL_SHAPE = (4096, 4096)
@@ -32,6 +33,14 @@ def formats_for(config: Config) -> list[str]:
     layer = LayerPlan("layer", 0, USUAL_SHAPE, config.global_quant_config)
     fitting = [name for name in EXPORTERS if layer.config.weight is not None and not EXPORTERS.get(name).refuse(layer)]
     return sorted(fitting, key=holds_codes, reverse=True)
+
+
+def config_json(
+    export: str, model_config: Mapping[str, Any], config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
+) -> dict[str, Any]:
+    """The whole config.json of a checkpoint: the model's own, and what ``Exporter.quantization_config`` says."""
+    said = EXPORTERS.get(export).quantization_config(config, layers, kept)
+    return {**model_config, **({} if said is None else {"quantization_config": said})}
 
 
 def adapted(layers: tuple[LayerPlan, ...], exports: Sequence[str]) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:

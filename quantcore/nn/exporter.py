@@ -23,7 +23,16 @@ from quantcore.checkpoint.sink import Sink
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.config import Config
 from quantcore.errors import ConfigError, ModelError, unknown_value
-from quantcore.export import EXPORTERS, Container, Exporter, check_exports, encoded, holds_codes, layouts_of
+from quantcore.export import (
+    EXPORTERS,
+    Container,
+    Exporter,
+    check_exports,
+    config_json,
+    encoded,
+    holds_codes,
+    layouts_of,
+)
 from quantcore.layer import LayerPlan
 from quantcore.nn.attention import HeadRotation
 from quantcore.nn.codes import encode_layer, learned_params
@@ -110,9 +119,8 @@ class ModelExporter:
             else:
                 _write_plain(model, stored, folder)
             stored_plans = tuple(replace(layer.plan, name=name) for name, layer in stored.layers.items())
-            quantization = exporter.quantization_config(quant_config, stored_plans, stored.kept)
-            said = {} if quantization is None else {"quantization_config": quantization}
-            write_json(folder / "config.json", {**_model_config(model), **said})
+            said = config_json(export, _model_config(model), quant_config, stored_plans, stored.kept)
+            write_json(folder / "config.json", said)
             for part in (getattr(model, "generation_config", None), tokenizer):
                 if part is not None:
                     part.save_pretrained(folder)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import quantcore
@@ -220,6 +221,18 @@ def test_gpt_oss_is_read_as_it_is_published(tmp_path):
     model, _ = quantcore.load(model_dir)
     plain, _ = quantcore.load(tmp_path / "out/fake_quantized")
     assert measured(model) == pytest.approx(measured(plain), rel=0.02)
+
+
+def test_gpt_oss_is_converted_as_it_is_published(tmp_path):
+    model_dir = tiny_model(tmp_path / "model", model_type="gpt_oss", **MIXTURES["gpt_oss"])
+    expected = publish_as_mxfp4(model_dir)
+    assert convert(model_dir, tmp_path / "plain", "fake_quantized", lambda event: None)["from"] == "mxfp4"
+    assert convert(model_dir, tmp_path / "quark", "quark", lambda event: None)["to"] == "quark"
+    written = load_file(tmp_path / "plain/model.safetensors")
+    assert all(torch.equal(written[name], stack) for name, stack in expected.items())
+    in_transformers = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.bfloat16).eval()
+    again, _ = quantcore.load(tmp_path / "quark")
+    assert measured(again) == pytest.approx(measured(in_transformers), rel=0.01)  # bfloat16, expert by expert here
 
 
 def test_a_float_model_is_loaded_as_it_is(float_model):
