@@ -74,7 +74,11 @@ class StreamedModel:
         return self._stored.get(place, place)
 
     def embed(self, windows_NT: torch.Tensor, states: States | None = None) -> Hidden:
-        """Token ids [N, T] to the input of block 0; ``states`` is where it is kept, in memory if None."""
+        """Token ids [N, T] to the input of block 0; ``states`` is where it is kept, in memory if None.
+
+        Raises ModelError for ids that the model has no embedding of.
+        """
+        self._check_ids(windows_NT)
         kept = StatesInMemory(len(windows_NT)) if states is None else states
         hidden = Hidden(kept, [Arguments() for _ in self.blocks])
         with self._outside_loaded(head=False), self._blocks_replaced(hidden.arguments) as relay:
@@ -83,6 +87,16 @@ class StreamedModel:
                 relay.run(partial(self.model.base_model, input_ids=ids_NT, use_cache=False))
                 hidden.states.append(relay.seen)
         return hidden
+
+    def _check_ids(self, windows_NT: torch.Tensor) -> None:
+        num_rows = len(self.model.get_input_embeddings().get_parameter("weight"))
+        largest = int(windows_NT.max())
+        if largest >= num_rows:
+            raise ModelError(
+                f"The tokenizer gives the token {largest}, and the model has embeddings of {num_rows} tokens.",
+                code="tokenizer_mismatch",
+                hint="Put the tokenizer's files that belong to this model into its folder.",
+            )
 
     @contextmanager
     def block(self, index: int) -> Iterator[nn.Module]:

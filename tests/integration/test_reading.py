@@ -25,7 +25,7 @@ from quantcore.reading import read_model
 from quantcore.task import EvaluationConfig, Task
 from tests.factories import MIXTURES, VOCAB_SIZE, tiny_model
 
-WINDOWS = torch.arange(6 * 32).mul(7).remainder(VOCAB_SIZE).view(6, 32)
+WINDOWS = torch.arange(6 * 32).mul(7).remainder(509).view(6, 32)  # fewer than any model here has
 
 
 def groups(dtype, **spec):
@@ -163,15 +163,47 @@ def test_converted_is_the_same_as_written(float_model, name, tmp_path):
         assert (here / "tokenizer.json").exists() and (here / "manifest.json").exists()
 
 
-def test_a_mixture_of_experts_is_loaded_and_converted(tmp_path):
-    model_dir = tiny_model(tmp_path / "moe", model_type="qwen3_moe", num_local_experts=4, num_experts=4,
-                           num_experts_per_tok=2, moe_intermediate_size=64)  # fmt: skip
-    report = quantize(model_dir, tmp_path / "out", presets.resolve("w4a16"), "awq")
-    convert(tmp_path / "out", tmp_path / "ct", "compressed_tensors", lambda event: None)
-    for folder in ("out", "ct"):
-        model, config = quantcore.load(tmp_path / folder)
-        assert measured(model) == pytest.approx(report["summary"]["perplexity_after"], rel=1e-6)
-        assert config.choose("model.layers.0.mlp.gate", "Linear")[0] is None
+INT8_LAYER = presets.resolve("int8_weight_only").global_quant_config
+LEFT_OUT = ("lm_head", "*.0.self_attn.q_proj", "*.1.mlp.experts.2.up_proj")
+ODD_MIXTURES = {
+    "quark": replace(groups("uint4", symmetric=False), layer_quant_config={"*.1.*.down_proj": INT8_LAYER}),
+    "compressed_tensors": replace(
+        presets.resolve("nvfp4_weight_only"), layer_quant_config={"*.1.*.down_proj": INT8_LAYER}
+    ),
+    "fp8": presets.resolve("fp8"),
+    "gptq": MIXED,
+    "gptq_v2": groups("uint4", symmetric=False),
+    "awq": groups("uint4", symmetric=False),
+    "bitsandbytes": presets.resolve("nf4"),
+}
+
+
+@pytest.fixture(scope="module")
+def odd_mixture(tmp_path_factory):
+    """Biases, grouped queries, a tied head, 509 tokens, experts and shared ones."""
+    folder = tmp_path_factory.mktemp("model") / "mixture"
+    return tiny_model(folder, model_type="qwen2_moe", qkv_bias=True, **{**MIXTURES["qwen2_moe"], "vocab_size": 509})
+
+
+@pytest.mark.parametrize("export", [name for name in EXPORTERS if name in CASES])
+def test_an_odd_mixture_of_experts_in_every_format(odd_mixture, export, tmp_path):
+    """Layers left out, another scheme beside the first: what is loaded computes what the job measured."""
+    config = replace(ODD_MIXTURES[export], exclude=LEFT_OUT)
+    report = quantize(odd_mixture, tmp_path / "out", config, export)
+    model, found = quantcore.load(tmp_path / "out")
+    assert measured(model) == pytest.approx(report["summary"]["perplexity_after"], rel=1e-6)
+    for name in ("lm_head", "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.gate"):
+        assert found.choose(name, "Linear")[0] is None
+    assert found.choose("model.layers.1.mlp.experts.2.up_proj", "Linear")[0] is None
+    assert found.choose("model.layers.2.mlp.shared_expert.up_proj", "Linear")[0] is not None
+
+
+@pytest.mark.parametrize(("export", "other"), [("awq", "quark"), ("gptq", "compressed_tensors")])
+def test_an_odd_mixture_of_experts_is_converted(odd_mixture, export, other, tmp_path):
+    report = quantize(odd_mixture, tmp_path / "out", replace(ODD_MIXTURES[export], exclude=LEFT_OUT), export)
+    convert(tmp_path / "out", tmp_path / "converted", other, lambda event: None)
+    model, _ = quantcore.load(tmp_path / "converted")
+    assert measured(model) == pytest.approx(report["summary"]["perplexity_after"], rel=1e-6)
 
 
 def test_a_quantized_model_can_be_quantized_anew(float_model, tmp_path):

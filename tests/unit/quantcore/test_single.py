@@ -211,3 +211,10 @@ def test_the_peak_is_that_of_this_process_alone():
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     before, after = map(int, printed.split())
     assert before < 1000 << 20 and after - before > 250 << 20
+
+
+def test_a_tokenizer_of_another_model_is_named(tmp_path):
+    model = streamed(tiny_model(tmp_path / "model", vocab_size=300))
+    with pytest.raises(ModelError, match=r"gives the token 300, and the model has embeddings of 300 tokens") as raised:
+        model.embed(torch.tensor([[0, 299], [300, 1]]))
+    assert raised.value.code == "tokenizer_mismatch"
