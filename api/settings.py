@@ -53,7 +53,8 @@ class Settings(BaseSettings):
     slots: PositiveInt = 1
     memory_bytes: PositiveInt = Field(default_factory=host_memory_bytes)
     engine_threads: PositiveInt = Field(default_factory=lambda: len(os.sched_getaffinity(0)))
-    engine_command: str = "{python} -m quantcore run"
+    engine_ranks: PositiveInt = 1
+    engine_command: str = "{python} {launcher} -m quantcore run"
 
     @property
     def artifacts_dir(self) -> Path:
@@ -66,7 +67,10 @@ class Settings(BaseSettings):
     @property
     def engine_argv(self) -> list[str]:
         """The engine's command line without its last argument, the task file."""
-        return [part.replace("{python}", sys.executable) for part in shlex.split(self.engine_command)]
+        ranks = self.engine_ranks
+        launcher = f"-m torch.distributed.run --standalone --nproc-per-node {ranks} --max-restarts 0" * (ranks > 1)
+        command = shlex.split(self.engine_command.replace("{launcher}", launcher))
+        return [part.replace("{python}", sys.executable) for part in command]
 
     def find_input(self, path: str, *, field: str) -> Path:
         """The real path of a file or folder that a job may read: below one of ``model_roots``, links followed first.

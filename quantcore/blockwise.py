@@ -19,19 +19,21 @@ from quantcore.algorithms import AlgoConfig, BiasCorrectionConfig, RotationConfi
 from quantcore.blocks.discovery import EdgeFinder, FoundEdges, listed_edges
 from quantcore.blocks.edges import Edge, kind_of
 from quantcore.calibration.experts import MIN_TOKENS, share_ranges, too_few_tokens
-from quantcore.calibration.ranges import Activations, Watched, collect_ranges, learned
+from quantcore.calibration.ranges import Activations, Watched, collect_ranges, learned, ranges_of_all
 from quantcore.calibration.stats import StatsCollector
 from quantcore.config import Config
-from quantcore.errors import NumericsError
+from quantcore.errors import ConfigError, NumericsError
 from quantcore.events import Warned
 from quantcore.layer import LayerPlan
 from quantcore.layouts import canonical, stored
 from quantcore.qtensor import QTensor
 from quantcore.rotate import ModelRotation
 from quantcore.runtime.hidden import Hidden
-from quantcore.solvers import SOLVERS, TUNERS, Tuner
+from quantcore.runtime.ranks import ALONE, Ranks
+from quantcore.solvers import SOLVERS, TUNERS, GlobalScales, Tuner
 from quantcore.solvers.shared import shared_global_scales
 from quantcore.stats import Stats
+from quantcore.streams import RunningBlock, Streams
 from quantcore.transforms import SMOOTHINGS, Consumer, Smoothing
 
 FOLD_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
@@ -40,75 +42,6 @@ FOLD_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01
 
 PLAIN = RTNConfig(range_search=False)
 Modules = dict[LayerPlan, nn.Module]
-
-
-@dataclass
-class Streams:
-    """Hidden states in front of a block.
-
-    ``calibration``: where statistics are taken; None if nothing is learned from data. With ``through_quantized`` they
-    have come through the quantized blocks, else through the float ones. ``reference``: the same windows through the
-    float blocks, where an algorithm compares the two. ``probe``: one short window, to prove edges with.
-    """
-
-    calibration: Hidden | None
-    probe: Hidden | None = None
-    reference: Hidden | None = None
-    through_quantized: bool = False
-
-
-@dataclass(frozen=True)
-class RunningBlock:
-    """A loaded block, its number, and what stands in front of it."""
-
-    block: nn.Module
-    index: int
-    streams: Streams
-
-    @property
-    def calibration(self) -> Hidden:
-        assert self.streams.calibration is not None
-        return self.streams.calibration
-
-    def run(self, *, collector: StatsCollector | None = None, advance: bool = False) -> None:
-        """Every calibration window through the block as it is; ``advance`` keeps what comes out.
-
-        With a ``collector`` the reference goes along, one window before the other.
-        """
-        reference = self.streams.reference
-        with torch.no_grad():
-            for window in range(len(self.calibration.states)):
-                if collector is not None:
-                    collector.begin(self.calibration.states[window])
-                if collector is not None and reference is not None:
-                    with collector.reference():
-                        reference.states[window] = reference.run(self.block, self.index, window)
-                output = self.output(window)
-                if advance:
-                    self.calibration.states[window] = output
-
-    def output(self, window: int) -> torch.Tensor:
-        """Of one calibration window, with gradients if they are enabled."""
-        return self.calibration.run(self.block, self.index, window)
-
-    @property
-    def probe(self) -> Hidden:
-        assert self.streams.probe is not None
-        return self.streams.probe
-
-    def output_of(self, state: torch.Tensor) -> torch.Tensor:
-        """What the block makes of other hidden states of the probe's shape."""
-        return replace(self.probe, states=[state]).run(self.block, self.index, 0)
-
-    def update(self) -> torch.Tensor:
-        """What the block adds to the probe."""
-        with torch.no_grad():
-            return self.output_of(self.probe.states[0]) - self.probe.states[0]
-
-    def leave(self) -> None:
-        """Take the streams that come through quantized blocks to the next one. This block is quantized by now."""
-        if self.streams.calibration is not None and self.streams.through_quantized:
-            self.run(advance=True)
 
 
 @dataclass
@@ -131,12 +64,14 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Solved:
-    """One layer's result: ``weight_OI`` as it was before rounding (float, folded), and its codes."""
+    """One layer's result: ``weight_OI`` as it was before rounding (float, folded), its codes, and the rank that found
+    them."""
 
     layer: LayerPlan
     weight_OI: torch.Tensor
     quantized: QTensor
     stats: Stats | None
+    owner: int = 0
 
     @cached_property
     def restored_OI(self) -> torch.Tensor:
@@ -155,8 +90,9 @@ class Group:
 class BlockAlgorithms:
     """What ``config.algo_config`` asks for, made once for a model."""
 
-    def __init__(self, config: Config, dtype: torch.dtype) -> None:
+    def __init__(self, config: Config, dtype: torch.dtype, ranks: Ranks = ALONE) -> None:
         self._dtype = dtype
+        self._ranks = ranks
         self._solver_config: AlgoConfig = PLAIN
         self._tuner: Tuner | None = None
         self._rotation_config: RotationConfig | None = None
@@ -169,6 +105,7 @@ class BlockAlgorithms:
             elif one.name in SMOOTHINGS:
                 self._smoothings.append((one, SMOOTHINGS.get(one.name)(one)))
             elif one.name in TUNERS:
+                _check_alone(one.name, ranks)
                 self._tuner, self._solver_config = TUNERS.get(one.name)(one), RTNConfig()
             elif isinstance(one, BiasCorrectionConfig):
                 self._corrects_biases = True
@@ -194,7 +131,7 @@ class BlockAlgorithms:
 
     def turned(self, hidden: Hidden) -> Hidden:
         """The hidden states in front of the first block, in place, as the blocks will read them."""
-        if self._rotation_config is None:
+        if self._rotation_config is None or not len(hidden.states):
             return hidden
         if self._rotation is None:
             self._rotation = ModelRotation(self._rotation_config, hidden.states[0].shape[-1])
@@ -251,11 +188,10 @@ class BlockAlgorithms:
         """As ``prepare``, for layers behind the last block; ``logits`` runs them on a window."""
         if streams.calibration is None or not layers:
             return Prepared({}, {})
-        states = streams.calibration.states
         names = {layer: layer.name for layer in layers}
-        collector = StatsCollector({layer.name: module for layer, module in layers.items()}, self._needs, len(states))
+        collector = StatsCollector({layer.name: module for layer, module in layers.items()}, self._needs, streams.span)
         with torch.no_grad(), collect_ranges(layers) as ranges, collector.watching():
-            for state in states:
+            for state in streams.calibration.states:
                 logits(state)
         return self._prepared(names, collector.stats() if self._learns else {}, ranges)
 
@@ -283,21 +219,33 @@ class BlockAlgorithms:
     def _solve_groups(self, at: RunningBlock | None, layers: Modules, prepared: Prepared) -> Iterator[Solved]:
         """The solver's codes, input by input."""
         global_scales = shared_global_scales(layers)
-        for number, group in enumerate(self._groups(layers, prepared)):
-            stats = group.stats
-            if self._sequential and number and stats is not None and at is not None:
+        groups = self._groups(layers, prepared)
+        owners = _owners(groups, self._ranks.size)
+        mine = [number for number, owner in enumerate(owners) if owner == self._ranks.rank]
+        at_once = self._ranks.size > 1 and not self._sequential
+        ahead = {number: self._solve_group(groups[number], global_scales) for number in mine} if at_once else {}
+        for number, group in enumerate(groups):
+            if self._sequential and number and group.stats is not None and at is not None:
                 again = self._collect({layer.name: module for layer, module in group.layers.items()}, at)
-                stats = next(iter(again.values()), stats)
-            weights = {
-                layer: canonical(module.get_parameter("weight").data, layer.kind)
-                for layer, module in group.layers.items()
-            }
-            solver = self._plain if stats is None else self._solver
-            solved = solver.solve(weights, stats, global_scales)
-            prepared.warnings += [Warned("solver", note) for note in solver.notes]
-            solver.notes.clear()
-            for layer, quantized in solved.items():
-                yield Solved(layer, weights[layer], quantized, stats)
+                group = replace(group, stats=next(iter(again.values()), group.stats))
+            if number in mine and not at_once:
+                ahead[number] = self._solve_group(group, global_scales)
+            quantized, notes = self._ranks.share(ahead.pop(number, ([], [])), owners[number])
+            prepared.warnings += [Warned("solver", note) for note in notes]
+            for (layer, module), one in zip(group.layers.items(), quantized, strict=True):
+                weight_OI = canonical(module.get_parameter("weight").data, layer.kind)
+                yield Solved(layer, weight_OI, one, group.stats, owners[number])
+
+    def _solve_group(self, group: Group, global_scales: GlobalScales) -> tuple[list[QTensor], list[str]]:
+        """The codes of its layers, and what the solver has to say."""
+        weights = {
+            layer: canonical(module.get_parameter("weight").data, layer.kind) for layer, module in group.layers.items()
+        }
+        solver = self._plain if group.stats is None else self._solver
+        solved = solver.solve(weights, group.stats, global_scales)
+        notes = list(solver.notes)
+        solver.notes.clear()
+        return [solved[layer] for layer in weights], notes
 
     def _rotate(self, at: RunningBlock) -> set[str]:
         if self._rotation is None:
@@ -311,7 +259,7 @@ class BlockAlgorithms:
         if not self._learns:
             at.run(advance=advance)
             return {}
-        collector = StatsCollector(modules, self._needs, len(at.calibration.states))
+        collector = StatsCollector(modules, self._needs, at.streams.span)
         with collector.watching():
             at.run(collector=collector, advance=advance)
         return collector.stats()
@@ -361,7 +309,7 @@ class BlockAlgorithms:
     def _prepared(
         self, names: dict[LayerPlan, str], stats: dict[str, Stats], ranges: dict[LayerPlan, Watched]
     ) -> Prepared:
-        shared, warnings = share_ranges(ranges)
+        shared, warnings = share_ranges(ranges_of_all(ranges, self._ranks))
         known: dict[LayerPlan, Stats] = {}
         if stats:
             planned = {name: layer for layer, name in names.items()}
@@ -385,6 +333,20 @@ class BlockAlgorithms:
         return list(groups.values())
 
 
+def _owners(groups: list[Group], size: int) -> list[int]:
+    """The rank that solves each group: the costliest first, each to the rank that has least to do."""
+    costs = [
+        sum(layer.in_features ** (1 if group.stats is None else 2) * layer.out_features for layer in group.layers)
+        + (0 if group.stats is None else next(iter(group.layers)).in_features ** 3)
+        for group in groups
+    ]
+    load, owners = [0] * size, [0] * len(groups)
+    for number in sorted(range(len(groups)), key=lambda one: (-costs[one], one)):
+        owners[number] = load.index(min(load))
+        load[owners[number]] += costs[number]
+    return owners
+
+
 def _names(block: nn.Module, layers: Modules) -> dict[LayerPlan, str]:
     """What the block calls the layers, in its own words."""
     names = {id(module): name for name, module in block.named_modules()}
@@ -402,6 +364,16 @@ def _divide(stats: dict[str, Stats], edge: Edge, scale_F: torch.Tensor) -> None:
     before = {name: stats[name] for name in edge.consumers if name in stats}
     after = {id(one): one.divided(edge.spread(scale_F)) for one in before.values()}
     stats.update({name: after[id(one)] for name, one in before.items()})
+
+
+def _check_alone(algorithm: str, ranks: Ranks) -> None:
+    if ranks.size > 1:
+        raise ConfigError(
+            f"{algorithm} tunes a block on all windows together, which {ranks.size} processes cannot share yet.",
+            code="unsupported_config",
+            hint="Run it in one process, or take gptq or gptaq.",
+            field="/algo_config",
+        )
 
 
 def _check_fold(index: int, error: float, dtype: torch.dtype) -> None:

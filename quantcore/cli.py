@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from typing import Any
 
 from quantcore import presets
 from quantcore.config import json_schema
-from quantcore.errors import QuantError
+from quantcore.errors import QuantError, RankError
 from quantcore.events import Emit, Failed, print_json_lines
 from quantcore.export import EXPORTERS, formats_for
 from quantcore.flags import parser, task_of
@@ -44,6 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("Interrupted; nothing was left behind.", file=sys.stderr)
         return 130
+
+
+def _is_first_rank() -> bool:
+    """Of those that torchrun started; also without it."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
@@ -130,6 +136,8 @@ def _quantize(arguments: list[str]) -> int:
 
     if options.json:
         return _reporting(work, print_json_lines())
+    if not _is_first_rank():
+        return _reporting(work, print_json_lines(sys.stderr))
     from quantcore.console import show_report
 
     return _shown(work, lambda report: show_report(report, options.output_dir))
@@ -152,16 +160,20 @@ def _shown(work: Callable[[Emit], dict[str, Any]], show: Callable[[dict[str, Any
 def _pipeline(task: Task, emit: Emit) -> dict[str, Any]:
     from quantcore.pipeline import run
     from quantcore.runtime.devices import limit_threads
+    from quantcore.runtime.ranks import joined
 
     limit_threads()
-    return run(task, emit)
+    with joined() as ranks:
+        return run(task, emit, ranks)
 
 
 def _reporting(work: Callable[[Emit], object], emit: Emit) -> int:
-    """Run ``work``; a QuantError becomes the last event and status 1."""
+    """Run ``work``; a QuantError becomes the last event and status 1. Of ranks that miss another, the first says so."""
     try:
         work(emit)
         return 0
     except QuantError as error:
+        if isinstance(error, RankError) and not _is_first_rank():
+            return 1
         emit(Failed(error.code, error.message, error.hint, error.retryable))
         return 1

@@ -77,6 +77,10 @@ class ProofError(QuantError):
     """The written artifact is not what was computed; it must not leave the house."""
 
 
+class RankError(QuantError):
+    """One of the processes that share a job is gone."""
+
+
 def unknown_value(what: str, given: object, allowed: Iterable[object], *, code: str, field: str = "") -> ConfigError:
     """The error for a name that is not in a list: says the nearest one and lists them all."""
     names = [str(value) for value in allowed]

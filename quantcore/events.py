@@ -105,6 +105,10 @@ def parse(data: dict[str, Any]) -> Event:
 Emit = Callable[[Event], None]
 
 
+def silence(event: Event) -> None:
+    """An ``Emit`` for those who are not to speak."""
+
+
 def print_json_lines(stream: TextIO | None = None) -> Emit:
     """An ``Emit`` that writes one flushed JSON line per event."""
     out = stream or sys.stdout

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from quantcore.blockwise import BlockAlgorithms, Prepared, RunningBlock, Solved, Streams
+from quantcore.blockwise import BlockAlgorithms, Prepared, Solved
 from quantcore.calibration.ranges import Activations, quantized_activations
+from quantcore.calibration.sums import Span
 from quantcore.calibration.text import TokenWindows, token_windows
 from quantcore.calibration.tokenizer import load_tokenizer
 from quantcore.checkpoint.artifact import LICENSES, building, copy_side_files, seal, write_json
@@ -32,7 +33,7 @@ from quantcore.evaluation.expectation import Expectation, digest, probe_logits
 from quantcore.evaluation.perplexity import perplexity
 from quantcore.evaluation.proof import as_floats, prove_in_fresh_process
 from quantcore.evaluation.report import build_report
-from quantcore.events import Completed, Emit, LayerQuantized, PhaseStarted, Progress, Warned
+from quantcore.events import Completed, Emit, LayerQuantized, PhaseStarted, Progress, Warned, silence
 from quantcore.export import EXPORTERS, Container, config_json, encoded, holds_codes
 from quantcore.layer import LayerPlan
 from quantcore.layouts import stored
@@ -42,9 +43,11 @@ from quantcore.reading import Model, read_model
 from quantcore.rotate import untie
 from quantcore.runtime.devices import default_device
 from quantcore.runtime.hidden import Hidden
+from quantcore.runtime.ranks import ALONE, Ranks
 from quantcore.runtime.single import StreamedModel
 from quantcore.runtime.states import states_kept
 from quantcore.solvers.rtn import round_to_nearest
+from quantcore.streams import RunningBlock, Streams
 from quantcore.task import Task
 from quantcore.timing import Eta
 
@@ -63,11 +66,16 @@ class Outcome:
     edges: list[dict[str, Any]]
 
 
-def run(task: Task, emit: Emit) -> dict[str, Any]:
-    """Quantize, export, prove, seal. Returns the report; ``output_dir`` appears only when all of it is done."""
+def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
+    """Quantize, export, prove, seal. Returns the report; ``output_dir`` appears only when all of it is done.
+
+    With several ``ranks`` each calls it. The first one speaks, and gives the report; the others give an empty one.
+    """
     started = time.monotonic()
+    if not ranks.is_first:
+        emit = silence
     emit(PhaseStarted("resolve"))
-    task = fetch(task, emit)
+    task = ranks.share(fetch(task, emit) if ranks.is_first else task)
     model = read_model(task.model_folder)
     headers = model.headers
     emit(PhaseStarted("plan"))
@@ -77,9 +85,13 @@ def run(task: Task, emit: Emit) -> dict[str, Any]:
     )  # fmt: skip
     for message in plan.warnings:
         emit(Warned("plan", message))
-    with building(task.output_dir) as folder:
+    with ExitStack() as stack:
+        own = stack.enter_context(building(task.output_dir)) if ranks.is_first else task.output_dir
+        folder = ranks.share(own)
         emit(PhaseStarted("quantize"))
-        outcome = quantize(task, model, plan, folder, emit)
+        outcome = quantize(task, model, plan, folder, emit, ranks)
+        if not ranks.is_first:
+            return {}
         quantized_s = time.monotonic() - started
         emit(PhaseStarted("export"))
         write_side_files(task, headers, plan, folder)
@@ -96,25 +108,29 @@ def run(task: Task, emit: Emit) -> dict[str, Any]:
     return report
 
 
-def quantize(task: Task, given: Model, plan: Plan, folder: Path, emit: Emit) -> Outcome:
-    """Every block once: run it in float, learn its input ranges, choose codes, write them, run it quantized, drop."""
+def quantize(task: Task, given: Model, plan: Plan, folder: Path, emit: Emit, ranks: Ranks) -> Outcome:
+    """Every block once: run it in float, learn its input ranges, choose codes, write them, run it quantized, drop.
+
+    Every rank holds the block and takes its share of the windows through it, of the layers and of the writing.
+    """
     headers, source = given.headers, open_source(given)
     windows = read_windows(task)
     model = StreamedModel(
         headers.config, source.read, set(headers.tensors), plan.block_prefix, plan.num_blocks,
         TORCH_DTYPES[headers.main_dtype], default_device(),
     )  # fmt: skip
-    algorithms = BlockAlgorithms(task.config, model.dtype)
-    streams = open_streams(model, plan, algorithms, windows, folder)
-    held_out = model.embed(windows.held_out_NT)
-    probes = algorithms.turned(Hidden(held_out.states[:NUM_PROBES], held_out.arguments).copy())
-    if task.evaluation.num_windows == 0:
-        held_out = Hidden([], held_out.arguments)
+    algorithms = BlockAlgorithms(task.config, model.dtype, ranks)
+    streams = open_streams(model, plan, algorithms, windows, folder, ranks)
+    probes = algorithms.turned(model.embed(windows.held_out_NT[:NUM_PROBES]))
+    mine = ranks.part(len(windows.held_out_NT))
+    held_out = model.embed(windows.held_out_NT[mine.start : mine.stop]) if task.evaluation.num_windows else None
     expected = Expectation(windows.held_out_NT, torch.empty(0))
-    quantizer = BlockQuantizer(plan, source, expected, emit)
+    quantizer = BlockQuantizer(plan, source, expected, emit, ranks)
     with ExitStack() as stack:
         for export in plan.exports:
-            sink = open_sink(export, task, headers, plan, folder)
+            sink = open_sink(export, task, headers, plan, folder, ranks)
+            if sink is None:
+                continue
             quantizer.sinks[export] = stack.enter_context(closing(sink))
             for message in sink.warnings:
                 quantizer.warnings.append(Warned(export, message))
@@ -135,34 +151,45 @@ def quantize(task: Task, given: Model, plan: Plan, folder: Path, emit: Emit) -> 
                 with quantized_activations(layers, prepared.activations):
                     model.run_block(block, index, probes)
                     at.leave()
+            quantizer.tell()
             emit(Progress("quantize", index + 1, plan.num_blocks, "block", eta.after(index + 1)))
         before = finish_head(model, plan, quantizer, algorithms, streams, held_out, probes, windows)
         quantizer.copy_the_rest()
-        for sink in quantizer.sinks.values():
-            sink.finish()
-    return Outcome(expected, quantizer.done, quantizer.warnings, before, quantizer.edges)
+        quantizer.finish()
+    return Outcome(quantizer.expected, quantizer.done, quantizer.warnings, before, quantizer.edges)
 
 
-def open_sink(export: str, task: Task, headers: ModelHeaders, plan: Plan, folder: Path) -> Sink | GgufSink:
-    """Where the tensors of one format are written."""
+def open_sink(
+    export: str, task: Task, headers: ModelHeaders, plan: Plan, folder: Path, ranks: Ranks
+) -> Sink | GgufSink | None:
+    """Where the tensors of one format are written; None on ranks that do not write it."""
     target, layouts, exporter = export_dir(folder, plan, export), plan.layouts[export], EXPORTERS.get(export)
     if isinstance(exporter, Container):
-        return exporter.sink(target, layouts, plan.result_config(headers.config), task.model_folder)
-    return Sink(target, layouts, tensors={} if holds_codes(export) else headers.tensors)
+        made = ranks.is_first
+        return exporter.sink(target, layouts, plan.result_config(headers.config), task.model_folder) if made else None
+    tensors = {} if holds_codes(export) else headers.tensors
+    if not ranks.is_first:
+        ranks.wait()
+        return Sink(target, layouts, tensors=tensors, creates=False)
+    sink = Sink(target, layouts, tensors=tensors)
+    ranks.wait()
+    return sink
 
 
 def open_streams(
-    model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, windows: TokenWindows, folder: Path
+    model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, windows: TokenWindows, folder: Path, ranks: Ranks
 ) -> Streams:
     """The hidden states in front of block 0 that the algorithms need; on the disk of ``folder`` if they are many."""
     if not plan.needs_calibration:
         return Streams(None)
-    num_windows = len(windows.calibration_NT)
-    states = states_kept(num_windows, plan.memory_bytes["activations"], model.device, folder)
-    calibration = algorithms.turned(model.embed(windows.calibration_NT, states))
+    span = Span(len(windows.calibration_NT), ranks)
+    mine = span.windows
+    states = states_kept(len(mine), plan.memory_bytes["activations"] // ranks.size, model.device, folder)
+    calibration = algorithms.turned(model.embed(windows.calibration_NT[mine.start : mine.stop], states))
     probe = model.embed(windows.calibration_NT[:1, :EDGE_PROBE_LEN]) if algorithms.needs_probe else None
     return Streams(
         calibration,
+        span,
         probe=None if probe is None else algorithms.turned(probe),
         reference=calibration.copy() if algorithms.compares else None,
         through_quantized=algorithms.through_quantized,
@@ -171,11 +198,13 @@ def open_streams(
 
 def finish_head(
     model: StreamedModel, plan: Plan, quantizer: BlockQuantizer, algorithms: BlockAlgorithms, streams: Streams,
-    held_out: Hidden, probes: Hidden, windows: TokenWindows,
+    held_out: Hidden | None, probes: Hidden, windows: TokenWindows,
 ) -> float | None:  # fmt: skip
     """After the last block: perplexity of the float model (None if not wanted), lm_head if planned, probe logits."""
     with model.head() as outside:
-        before = perplexity(outside, held_out.states, windows.held_out_NT) if held_out.states else None
+        before = None
+        if held_out is not None:
+            before = perplexity(outside, held_out.states, windows.held_out_NT, quantizer.ranks)
         if plan.added:
             untie(outside.model)
         ids_NT = windows.held_out_NT[:1]
@@ -193,18 +222,26 @@ def finish_head(
 
 
 class BlockQuantizer:
-    """Writes what was chosen to every export, and keeps what the report and the proof need of it."""
+    """Writes what was chosen to every export, and keeps what the report and the proof need of it.
 
-    def __init__(self, plan: Plan, source: Source, expected: Expectation, emit: Emit) -> None:
+    Each of the ``ranks`` writes the layers whose codes it found and its share of the other tensors; a file that only
+    one can write (``Container``) leaves all of it to the first. ``tell`` and ``finish`` bring together what they know.
+    """
+
+    def __init__(self, plan: Plan, source: Source, expected: Expectation, emit: Emit, ranks: Ranks) -> None:
         self.plan = plan
         self.source = source
         self.expected = expected
         self.emit = emit
+        self.ranks = ranks
         self.sinks: dict[str, Sink | GgufSink] = {}
         self.done: list[LayerQuantized] = []
         self.warnings: list[Warned] = []
         self.edges: list[dict[str, Any]] = []
+        self._untold: list[LayerQuantized] = []
         self._written: set[str] = set()
+        self._places = {layer.name: number for number, layer in enumerate(plan.layers)}
+        self._first_writes_all = any(isinstance(EXPORTERS.get(export), Container) for export in plan.exports)
 
     def note(self, prepared: Prepared, index: int | None = None) -> None:
         """Say the warnings now, and again in the report, with the edges that block ``index`` has."""
@@ -221,6 +258,9 @@ class BlockQuantizer:
 
     def write(self, solved: Solved, activations: dict[LayerPlan, Activations]) -> None:
         """Write one layer's codes, with what calibration learned beside them in the files."""
+        self._written.add(f"{solved.layer.name}.weight")
+        if not self._writes(solved.owner):
+            return
         layer, known = solved.layer, activations.get(solved.layer, Activations())
         quantized = QLayer(solved.quantized, known.inputs, known.outputs)
         restored, name = solved.restored_OI, f"{layer.name}.weight"
@@ -231,12 +271,19 @@ class BlockQuantizer:
             self.expected.plain_weights[name] = digest(plain)
         self.expected.activations[layer.name] = as_floats(known)
         event = measured(solved)
-        self.done.append(event)
-        self.emit(event)
+        self._untold.append(event)
+        if self.ranks.size == 1:
+            self.tell()
         for export, sink in self.sinks.items():
             for part, tensor in encoded(EXPORTERS.get(export), layer, quantized, model_dtype).items():
                 sink.write(part, tensor.to(sink.dtype_of(part)))
-        self._written.add(name)
+
+    def tell(self) -> None:
+        """Say of all layers that were written since the last time how that went."""
+        for event in sorted((one for part in self.ranks.gather(self._untold) for one in part), key=self._order):
+            self.done.append(event)
+            self.emit(event)
+        self._untold.clear()
 
     def write_bias(self, layer: LayerPlan, module: nn.Module) -> None:
         """Round the bias where the layer's config says so. Its codes are not kept: it stays a float tensor."""
@@ -244,7 +291,7 @@ class BlockQuantizer:
         if layer.config.bias is not None and bias is not None:
             rounded = round_to_nearest(bias.data, layer.config.bias).dequantize()
             bias.data = rounded.to(bias.dtype)
-            self._write_float(name, rounded.to(TORCH_DTYPES[self.source.tensors[name].dtype]))
+            self._write_shared(name, rounded.to(TORCH_DTYPES[self.source.tensors[name].dtype]))
 
     def write_changed(self, module: nn.Module, names: dict[str, str]) -> None:
         """Write parameters of ``module`` that are not quantized, but other than in the checkpoint.
@@ -257,13 +304,41 @@ class BlockQuantizer:
         for name, place in sorted(names.items()):
             if place not in others:
                 tensor = module.get_parameter(name).data
-                self._write_float(place, tensor.to(TORCH_DTYPES[stored_as[place].dtype]))
+                self._write_shared(place, tensor.to(TORCH_DTYPES[stored_as[place].dtype]))
 
     def copy_the_rest(self) -> None:
         """Write every tensor that was not written yet as it was: embeddings, norms, biases, excluded layers."""
-        for name in self.source.tensors:
-            if name not in self._written:
+        rest = [name for name in self.source.tensors if name not in self._written]
+        for number, name in enumerate(rest):
+            if self._writes(number % self.ranks.size):
                 self._write_float(name, self.source.read(name))
+
+    def finish(self) -> None:
+        """Put every file on the disk. The first rank then knows what all ranks expect of the files."""
+        self.tell()
+        for export in self.plan.exports:
+            sink = self.sinks.get(export)
+            missing = self.ranks.gather(None if sink is None else sink.missing)
+            if sink is not None:
+                sink.missing.intersection_update(*(one for one in missing if one is not None))
+                sink.finish()
+        for other in self.ranks.gather(self.expected.digests)[1:]:
+            self.expected.take(other)
+        self.done.sort(key=self._order)
+        self.ranks.wait()
+
+    def _writes(self, owner: int) -> bool:
+        """Whether this rank writes what belongs to the rank ``owner``."""
+        return self.ranks.is_first if self._first_writes_all else self.ranks.rank == owner
+
+    def _order(self, event: LayerQuantized) -> int:
+        return self._places[event.name]
+
+    def _write_shared(self, name: str, tensor: torch.Tensor) -> None:
+        """Write a tensor that all ranks have."""
+        self._written.add(name)
+        if self.ranks.is_first:
+            self._write_float(name, tensor)
 
     def _write_float(self, name: str, tensor: torch.Tensor) -> None:
         self.expected.tensors[name] = digest(tensor)
@@ -271,7 +346,6 @@ class BlockQuantizer:
             kept = sink.write(name, tensor)
             if kept is not None:
                 self.expected.kept[name] = digest(kept)
-        self._written.add(name)
 
 
 def measured(solved: Solved) -> LayerQuantized:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quantcore.algorithms import RotationConfig
+from quantcore.calibration.chunks import count_sums
 from quantcore.checkpoint.experts import EXPERT, find_routers
 from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
@@ -391,18 +392,22 @@ def _memory(
         "embedding_and_head": outside,
         "one_block": max(blocks.values()),
         "one_weight_in_float32": 3 * 4 * largest,
-        "statistics": _statistics(layers) if config.algo_config else 0,
+        "statistics": _statistics(layers, calibration) if config.algo_config else 0,
         "activations": (1 + config.compares) * calibration.num_samples * calibration.seq_len * hidden * element,
     }
 
 
-def _statistics(layers: Sequence[LayerPlan]) -> int:
-    """One float32 matrix [I, I] for each input of a block, and two more of the largest to factorise it."""
+def _statistics(layers: Sequence[LayerPlan], calibration: CalibrationConfig) -> int:
+    """Some float32 matrices [I, I] for each input of a block (see ``calibration.sums``); later one of each, and two
+    more of the largest to factorise it."""
     inputs: dict[int | None, set[tuple[str, int]]] = {}
     for layer in layers:
         inputs.setdefault(layer.block, set()).add((layer.name.rpartition(".")[0], layer.in_features))
     widths = [[width for _, width in found] for found in inputs.values()]
-    return 4 * max(sum(width * width for width in one) + 2 * max(one) ** 2 for one in widths)
+    num_sums = count_sums(calibration.num_samples)
+    squares = [sum(width * width for width in one) for one in widths]
+    solving = [whole + 2 * max(one) ** 2 for whole, one in zip(squares, widths, strict=True)]
+    return 4 * max(num_sums * max(squares), max(solving))
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:

@@ -39,6 +39,8 @@ class Journal:
         elif event.kind == "completed":
             self.summary = event.data.get("summary") or {}
         elif event.kind == "failed":
+            if self.failure is not None:  # of several ranks the first to fail says why; the others miss it
+                return
             self.failure = _failure(event.data)
         self._write(event, **columns)
 

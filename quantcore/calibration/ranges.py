@@ -15,6 +15,7 @@ from quantcore.errors import NumericsError
 from quantcore.grouping import PER_TENSOR, activation_grouping
 from quantcore.layer import LayerPlan
 from quantcore.observers import Observer, observer_for
+from quantcore.runtime.ranks import Ranks
 from quantcore.spec import QuantizationSpec
 
 
@@ -52,6 +53,17 @@ def collect_ranges(modules: dict[LayerPlan, nn.Module]) -> Iterator[dict[LayerPl
 
     with _removed(watch()):
         yield watched
+
+
+def ranges_of_all(watched: dict[LayerPlan, Watched], ranks: Ranks) -> dict[LayerPlan, Watched]:
+    """What the observers of all ranks have seen, on every rank. In which order they are merged changes no bit."""
+    first, *others = ranks.gather(list(watched.values()))
+    for other in others:
+        for mine, theirs in zip(first, other, strict=True):
+            for observer, more in ((mine.inputs, theirs.inputs), (mine.outputs, theirs.outputs)):
+                if observer is not None and more is not None:
+                    observer.merge(more)
+    return dict(zip(watched, first, strict=True))
 
 
 def learned(layer: LayerPlan, watched: Watched, model_dtype: torch.dtype) -> Activations:

@@ -37,7 +37,7 @@ class GgufSink:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._layouts = dict(layouts)
-        self._missing = set(layouts)
+        self.missing = set(layouts)
         self._places = _places(layouts, model_config)
         self._offsets: dict[str, int] = {}  # by the name in the file
         tokenizer = describe_tokenizer(model_dir, layouts[EMBEDDING].shape[0])
@@ -70,7 +70,7 @@ class GgufSink:
         if name not in self._layouts:
             return None  # what llama.cpp computes itself
         layout, place, dtype = self._layouts[name], self._places[name], tensor.dtype
-        if layout.shape != tuple(tensor.shape) or name not in self._missing:
+        if layout.shape != tuple(tensor.shape) or name not in self.missing:
             raise RuntimeError(f"{name}: planned {layout}, got {tensor.dtype} {tuple(tensor.shape)}, or written twice")
         kept = tensor.to(TORCH_DTYPES[layout.dtype])
         if place.offset:
@@ -78,13 +78,13 @@ class GgufSink:
         rows = _rows(place, len(kept))
         offset = self._offsets[place.name] + (place.index or 0) * layout.num_bytes
         self._put(kept if rows is None else kept[rows.to(kept.device)], offset)
-        self._missing.discard(name)
+        self.missing.discard(name)
         return (kept - place.offset).to(dtype) if place.offset else None
 
     def finish(self) -> None:
         """Sync the file to disk. Raises RuntimeError when a planned tensor was never written."""
-        if self._missing:
-            raise RuntimeError(f"{len(self._missing)} tensor(s) were never written, first '{min(self._missing)}'")
+        if self.missing:
+            raise RuntimeError(f"{len(self.missing)} tensor(s) were never written, first '{min(self.missing)}'")
         os.fsync(self._handle)
 
     def close(self) -> None:

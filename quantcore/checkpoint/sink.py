@@ -23,26 +23,30 @@ class Sink:
     """The weights of one checkpoint folder. ``write`` every tensor of ``layouts`` once, then ``finish``.
 
     Of the ``tensors`` of a checkpoint with the same layouts, those that lie in a stack are written there one by one.
+    Several processes may write into one folder: one makes the files (``creates``), then the others open them.
+    ``missing`` are the names not written yet by this one; give it those that no other wrote either before ``finish``.
     """
 
     def __init__(
         self, folder: Path, layouts: Mapping[str, TensorLayout], max_shard_bytes: int = MAX_SHARD_BYTES,
-        tensors: Mapping[str, TensorHeader] | None = None,
+        tensors: Mapping[str, TensorHeader] | None = None, *, creates: bool = True,
     ) -> None:  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._layouts = dict(layouts)
-        self._missing = set(layouts)
+        self.missing = set(layouts)
+        self._creates = creates
         self._transposed: set[str] = set()
         self._places: dict[str, tuple[int, int]] = {}  # name -> (shard index, offset in its file)
         shards = _split(layouts, max_shard_bytes)
         self._files = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
         if len(shards) == 1:
             self._files = ["model.safetensors"]
-        self._handles = [os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644) for name in self._files]
+        flags = os.O_RDWR | (os.O_CREAT | os.O_TRUNC if creates else 0)
+        self._handles = [os.open(folder / name, flags, 0o644) for name in self._files]
         for index, names in enumerate(shards):
             self._write_header(index, names)
-        if len(shards) > 1:
+        if creates and len(shards) > 1:
             self._write_index()
         for name, tensor in (tensors or {}).items():
             if tensor.stack is not None:
@@ -63,7 +67,7 @@ class Sink:
         if (
             TORCH_DTYPES[layout.dtype] != tensor.dtype
             or layout.shape != tuple(tensor.shape)
-            or name not in self._missing
+            or name not in self.missing
         ):
             raise RuntimeError(f"{name}: planned {layout}, got {tensor.dtype} {tuple(tensor.shape)}, or written twice")
         if name in self._transposed:
@@ -73,13 +77,13 @@ class Sink:
         done = 0
         while done < len(data):
             done += os.pwrite(self._handles[shard], data[done:], offset + done)
-        self._missing.discard(name)
+        self.missing.discard(name)
         return None
 
     def finish(self) -> None:
         """Sync the shards to disk. Raises RuntimeError when a planned tensor was never written."""
-        if self._missing:
-            raise RuntimeError(f"{len(self._missing)} tensor(s) were never written, first '{min(self._missing)}'")
+        if self.missing:
+            raise RuntimeError(f"{len(self.missing)} tensor(s) were never written, first '{min(self.missing)}'")
         for handle in self._handles:
             os.fsync(handle)
         self.close()
@@ -99,8 +103,9 @@ class Sink:
             self._places[name] = (index, begin)
         header = json.dumps(entries, separators=(",", ":")).encode()
         header += b" " * (-len(header) % 8)
-        os.pwrite(self._handles[index], len(header).to_bytes(8, "little") + header, 0)
-        os.ftruncate(self._handles[index], 8 + len(header) + end)
+        if self._creates:
+            os.pwrite(self._handles[index], len(header).to_bytes(8, "little") + header, 0)
+            os.ftruncate(self._handles[index], 8 + len(header) + end)
         for name in names:
             self._places[name] = (index, self._places[name][1] + 8 + len(header))
 
@@ -108,8 +113,8 @@ class Sink:
         self._layouts[name] = TensorLayout(tensor.dtype, tensor.shape)
         shard, offset = self._places[stack.name]
         self._places[name] = (shard, offset + tensor.begin - stack.begin)
-        self._missing.discard(stack.name)
-        self._missing.add(name)
+        self.missing.discard(stack.name)
+        self.missing.add(name)
         if tensor.transposed:
             self._transposed.add(name)
 

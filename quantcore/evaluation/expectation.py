@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -33,10 +34,19 @@ class Expectation:
     tensors: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def digests(self) -> dict[str, dict[str, Any]]:
+        """All but the tensors."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, dict)}
+
+    def take(self, digests: dict[str, dict[str, Any]]) -> None:
+        """Add what another rank knows."""
+        for name, values in digests.items():
+            getattr(self, name).update(values)
+
     def save(self, folder: Path) -> None:
         save_file({"held_out": self.held_out_NT, "probe_logits": self.probe_logits}, folder / "expected.safetensors")
-        digests = {name: value for name, value in asdict(self).items() if isinstance(value, dict)}
-        (folder / "expected.json").write_text(json.dumps(digests), "utf-8")
+        (folder / "expected.json").write_text(json.dumps(self.digests), "utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> Expectation:

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from quantcore.errors import NumericsError
+from quantcore.runtime.ranks import ALONE, Ranks
 
 CHUNK = 128  # rows of logits that are in float32 at one time
 
@@ -24,10 +25,16 @@ def negative_log_likelihood(logits_TV: torch.Tensor, ids_T: torch.Tensor) -> flo
 
 
 def perplexity(
-    logits: Callable[[torch.Tensor], torch.Tensor], states: Sequence[torch.Tensor], windows_NT: torch.Tensor
-) -> float:
-    """Perplexity of N windows whose last hidden states [1, T, H] are given. NumericsError if it is not finite."""
-    total = sum(negative_log_likelihood(logits(state)[0], ids) for state, ids in zip(states, windows_NT, strict=True))
+    logits: Callable[[torch.Tensor], torch.Tensor], states: Sequence[torch.Tensor], windows_NT: torch.Tensor,
+    ranks: Ranks = ALONE,
+) -> float:  # fmt: skip
+    """Perplexity of N windows. NumericsError if it is not finite.
+
+    The last hidden states [1, T, H] are given of those that are this rank's (``Ranks.part``).
+    """
+    mine = windows_NT[ranks.part(len(windows_NT)).start :][: len(states)]
+    losses = [negative_log_likelihood(logits(state)[0], ids) for state, ids in zip(states, mine, strict=True)]
+    total = sum(loss for part in ranks.gather(losses) for loss in part)
     mean = total / (windows_NT.shape[0] * (windows_NT.shape[1] - 1))
     if not math.isfinite(mean) or mean > 700:
         raise NumericsError(

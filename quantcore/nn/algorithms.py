@@ -13,8 +13,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from quantcore.affine import QParams
-from quantcore.blockwise import BlockAlgorithms, RunningBlock, Streams
+from quantcore.blockwise import BlockAlgorithms
 from quantcore.calibration.ranges import Activations, quantized_activations
+from quantcore.calibration.sums import Span
 from quantcore.config import Config
 from quantcore.errors import CalibrationError, ModelError
 from quantcore.layer import LayerPlan
@@ -23,6 +24,7 @@ from quantcore.nn.log import log
 from quantcore.rotate import untie
 from quantcore.runtime.hidden import Arguments, Hidden
 from quantcore.runtime.relay import Outside, blocks_replaced
+from quantcore.streams import RunningBlock, Streams
 
 EDGE_PROBE_LEN = 32
 
@@ -119,6 +121,7 @@ def _open_streams(
     probe = BatchedHidden([hidden.states[shortest]], [], beside=[hidden.beside[shortest]])
     return Streams(
         hidden,
+        Span(sum(len(state) for state in hidden.states)),
         probe=probe,
         reference=hidden.copy() if algorithms.compares else None,
         through_quantized=algorithms.through_quantized,

@@ -90,7 +90,7 @@ class StreamedModel:
 
     def _check_ids(self, windows_NT: torch.Tensor) -> None:
         num_rows = len(self.model.get_input_embeddings().get_parameter("weight"))
-        largest = int(windows_NT.max())
+        largest = max((int(window_T.max()) for window_T in windows_NT), default=0)
         if largest >= num_rows:
             raise ModelError(
                 f"The tokenizer gives the token {largest}, and the model has embeddings of {num_rows} tokens.",

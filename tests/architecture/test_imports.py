@@ -49,7 +49,7 @@ LEVELS = (
     ("super_blocks",),
     ("observers", "solvers", "transforms", "blocks", "layer", "task"),
     ("plan", "calibration", "checkpoint", "runtime"),
-    ("rotate",),
+    ("rotate", "streams"),
     ("blockwise",),
     ("export",),
     ("reading",),

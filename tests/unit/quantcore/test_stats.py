@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 from quantcore.calibration.stats import StatsCollector, token_weights
+from quantcore.calibration.sums import Span, Sums, Tree
+from quantcore.runtime.ranks import Ranks
 from quantcore.stats import Needs
 
 ALL = Needs(gram=True, sample=24, shift=True)
@@ -23,7 +25,7 @@ class Block(nn.Module):
 
 def collected(block, batches, needs=ALL, references=None):
     modules = dict(block.named_children())
-    collector = StatsCollector(modules, needs, len(batches))
+    collector = StatsCollector(modules, needs, Span(len(batches)))
     with torch.no_grad(), collector.watching():
         for number, batch in enumerate(batches):
             if references is not None:
@@ -52,7 +54,7 @@ def test_tokens_count_as_their_hidden_states_are_long():
     torch.manual_seed(4)
     block, windows, others = Block(), *(list(torch.randn(3, 1, 16, 10)) for _ in range(2))
     states = [torch.randn(1, 16, 7) * torch.arange(1, 17).view(16, 1) ** 2 for _ in windows]
-    collector = StatsCollector(dict(block.named_children()), ALL, 3)
+    collector = StatsCollector(dict(block.named_children()), ALL, Span(3))
     with torch.no_grad(), collector.watching():
         for state, window, other in zip(states, windows, others, strict=True):
             collector.begin(state)
@@ -74,7 +76,7 @@ def test_tokens_count_as_their_hidden_states_are_long():
 def test_some_of_the_tokens_count_alike_and_so_do_states_of_zero():
     block, window = Block(), torch.randn(1, 16, 10)
     for state, given in ((torch.randn(1, 17, 7), window), (torch.zeros(1, 16, 7), window[0])):
-        collector = StatsCollector(dict(block.named_children()), ALL, 1)
+        collector = StatsCollector(dict(block.named_children()), ALL, Span(1))
         with torch.no_grad(), collector.watching():
             collector.begin(state)
             block(given)
@@ -142,3 +144,45 @@ def test_dividing_the_input_divides_all_that_is_known_of_it():
 
 def test_inputs_of_no_token_are_no_input():
     assert collected(Block(), [torch.randn(1, 0, 10)]) == {}
+
+
+@pytest.mark.parametrize("num_windows", [3, 40, 70, 300])
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 11])
+def test_ranks_share_the_windows_of_a_text(num_windows, size):
+    spans = [Span(num_windows, Ranks(rank, size)) for rank in range(size)]
+    assert [window for span in spans for window in span.windows] == list(range(num_windows))
+    for span in spans:
+        assert all(span.chunk_of(window) in span.chunks for window in span.windows)
+        assert all(span.chunk_of(span.first_window(chunk)) == chunk for chunk in span.chunks)
+    assert spans[0].num_chunks == {3: 1, 40: 2, 70: 4, 300: 8}[num_windows]
+
+
+def test_sums_of_chunks_are_added_in_one_order():
+    """However many nodes of the tree come ready made, as they do from other ranks."""
+    torch.manual_seed(6)
+    block, windows = Block(), [100 * torch.randn(1, 8, 10) for _ in range(300)]
+    whole = collector_of(block, windows, Span(300)).stats()
+    assert len(windows) / 8 > 16
+    trees = [collector_of(block, windows, Span(300, Ranks(rank, 3)))._nodes() for rank in range(3)]
+    joined = Tree()
+    for node in (node for nodes in trees for node in nodes):
+        joined.add(node)
+    [root] = joined.nodes
+    assert root.level == 3 and torch.equal(root.sums["q"].stats().gram_II, whole["q"].gram_II)
+    assert torch.equal(root.sums["o"].stats().sample_TI, whole["o"].sample_TI)
+    plain = Sums(10, ALL, torch.device("cpu"))
+    for window in windows:
+        plain.add(window[0], None, None, 1, 300)
+    gram_II = plain.stats().gram_II
+    assert not torch.equal(gram_II, whole["q"].gram_II), "the order makes a difference here"
+    assert torch.allclose(gram_II, whole["q"].gram_II, atol=1)
+
+
+def collector_of(block, windows, span):
+    """Having seen its windows of ``span``."""
+    collector = StatsCollector(dict(block.named_children()), ALL, span)
+    with torch.no_grad(), collector.watching():
+        for window in span.windows:
+            collector.begin(torch.ones_like(windows[window]))
+            block(windows[window])
+    return collector

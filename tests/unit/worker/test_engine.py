@@ -162,4 +162,7 @@ def test_the_environment_is_an_allow_list(tmp_path: Path, monkeypatch: pytest.Mo
     assert given["CUDA_VISIBLE_DEVICES"] == "1"
     assert (given["OMP_NUM_THREADS"], given["OMP_WAIT_POLICY"]) == ("3", "PASSIVE")
     assert given["PATH"]
-    assert settings.engine_argv[0] == sys.executable
+    assert settings.engine_argv == [sys.executable, "-m", "quantcore", "run"]
+    several = settings.model_copy(update={"engine_ranks": 4}).engine_argv
+    assert several[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    assert several[several.index("--nproc-per-node") + 1] == "4" and several[-3:] == ["-m", "quantcore", "run"]
