@@ -31,6 +31,7 @@ def task_of(options: argparse.Namespace) -> Task:
     return Task(
         **_model(options),
         output_dir=Path(options.output_dir).absolute(),
+        resume_dir=Path(options.resume_dir).absolute() if options.resume_dir else None,
         config=config,
         calibration=CalibrationConfig(
             source=options.dataset, num_samples=options.num_calib_data, seq_len=options.seq_len, seed=options.seed
@@ -169,6 +170,11 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--revision", help="branch, tag or commit of a model on the Hub (default: main)")
     add("--output_dir", required=True, help="folder to create")
+    add(
+        "--resume_dir",
+        help="folder on the same disk for what a stopped run needs: the same command again goes on behind its last"
+        " block. Removed at the end (not for GGUF)",
+    )
     add(
         "--quant_scheme",
         default="fp8",

@@ -9,36 +9,30 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from math import log10
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from quantcore.blockwise import BlockAlgorithms, Prepared, Solved
-from quantcore.calibration.ranges import Activations, quantized_activations
+from quantcore.blockwise import BlockAlgorithms
+from quantcore.calibration.ranges import quantized_activations
 from quantcore.calibration.sums import Span
 from quantcore.calibration.text import TokenWindows, token_windows
 from quantcore.calibration.tokenizer import load_tokenizer
-from quantcore.checkpoint.artifact import LICENSES, building, copy_side_files, seal, write_json
-from quantcore.checkpoint.gguf_file import GgufSink
-from quantcore.checkpoint.headers import ModelHeaders
+from quantcore.checkpoint.artifact import building, seal, write_json
 from quantcore.checkpoint.hub import fetch
-from quantcore.checkpoint.sink import Sink
-from quantcore.checkpoint.source import TORCH_DTYPES, Source
+from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.dequantizing import open_source
 from quantcore.errors import ModelError
-from quantcore.evaluation.expectation import Expectation, digest, probe_logits
+from quantcore.evaluation.expectation import Expectation, probe_logits
 from quantcore.evaluation.perplexity import perplexity
-from quantcore.evaluation.proof import as_floats, prove_in_fresh_process
+from quantcore.evaluation.proof import prove_in_fresh_process
 from quantcore.evaluation.report import build_report
 from quantcore.events import Completed, Emit, LayerQuantized, PhaseStarted, Progress, Warned, silence
-from quantcore.export import EXPORTERS, Container, config_json, encoded, holds_codes
 from quantcore.layer import LayerPlan
-from quantcore.layouts import stored
-from quantcore.plan import Plan, export_dir, resolve
-from quantcore.qtensor import QLayer, check_finite
+from quantcore.plan import Plan, resolve
+from quantcore.qtensor import check_finite
 from quantcore.reading import Model, read_model
 from quantcore.rotate import untie
 from quantcore.runtime.devices import default_device
@@ -46,10 +40,11 @@ from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.ranks import ALONE, Ranks
 from quantcore.runtime.single import StreamedModel
 from quantcore.runtime.states import states_kept
-from quantcore.solvers.rtn import round_to_nearest
+from quantcore.savepoint import SavePoint, Stream
 from quantcore.streams import RunningBlock, Streams
 from quantcore.task import Task
 from quantcore.timing import Eta
+from quantcore.writing import ResultWriter, open_sink, write_side_files
 
 NUM_PROBES = 2
 EDGE_PROBE_LEN = 32  # tokens with which edges are proven
@@ -85,11 +80,15 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
     )  # fmt: skip
     for message in plan.warnings:
         emit(Warned("plan", message))
+    savepoint = SavePoint.of(task, ranks)
+    saved = savepoint.load()
     with ExitStack() as stack:
-        own = stack.enter_context(building(task.output_dir)) if ranks.is_first else task.output_dir
-        folder = ranks.share(own)
+        folder = task.output_dir
+        if ranks.is_first:
+            folder = stack.enter_context(building(task.output_dir, savepoint.folder))
+        folder = ranks.share(folder)
         emit(PhaseStarted("quantize"))
-        outcome = quantize(task, model, plan, folder, emit, ranks)
+        outcome = quantize(task, model, plan, folder, emit, savepoint, saved)
         if not ranks.is_first:
             return {}
         quantized_s = time.monotonic() - started
@@ -108,11 +107,16 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
     return report
 
 
-def quantize(task: Task, given: Model, plan: Plan, folder: Path, emit: Emit, ranks: Ranks) -> Outcome:
+def quantize(
+    task: Task, given: Model, plan: Plan, folder: Path, emit: Emit, savepoint: SavePoint,
+    saved: dict[str, Any] | None = None,
+) -> Outcome:  # fmt: skip
     """Every block once: run it in float, learn its input ranges, choose codes, write them, run it quantized, drop.
 
-    Every rank holds the block and takes its share of the windows through it, of the layers and of the writing.
+    Every rank holds the block and takes its share of the windows through it, of the layers and of the writing. It goes
+    on behind the blocks that were ``saved``.
     """
+    ranks = savepoint.ranks
     headers, source = given.headers, open_source(given)
     windows = read_windows(task)
     model = StreamedModel(
@@ -125,18 +129,23 @@ def quantize(task: Task, given: Model, plan: Plan, folder: Path, emit: Emit, ran
     mine = ranks.part(len(windows.held_out_NT))
     held_out = model.embed(windows.held_out_NT[mine.start : mine.stop]) if task.evaluation.num_windows else None
     expected = Expectation(windows.held_out_NT, torch.empty(0))
-    quantizer = BlockQuantizer(plan, source, expected, emit, ranks)
+    writer = ResultWriter(plan, source, expected, emit, ranks)
     with ExitStack() as stack:
         for export in plan.exports:
-            sink = open_sink(export, task, headers, plan, folder, ranks)
+            sink = open_sink(export, task, headers, plan, folder, ranks, creates=saved is None)
             if sink is None:
                 continue
-            quantizer.sinks[export] = stack.enter_context(closing(sink))
+            writer.sinks[export] = stack.enter_context(closing(sink))
             for message in sink.warnings:
-                quantizer.warnings.append(Warned(export, message))
-                emit(quantizer.warnings[-1])
-        eta = Eta(plan.num_blocks)
-        for index in range(plan.num_blocks):
+                writer.warnings.append(Warned(export, message))
+                emit(writer.warnings[-1])
+        walking = walking_states(streams, probes, held_out, mine.start)
+        first_block = 0 if saved is None else saved["next_block"]
+        if saved is not None:
+            savepoint.restore(saved, walking)
+            writer.restore(saved)
+        eta = Eta(plan.num_blocks - first_block)
+        for index in range(first_block, plan.num_blocks):
             with model.block(index) as block:
                 layers = find_modules(model, plan.layers_of(index))
                 at = RunningBlock(block, index, streams)
@@ -144,36 +153,21 @@ def quantize(task: Task, given: Model, plan: Plan, folder: Path, emit: Emit, ran
                 prepared = algorithms.prepare(at, layers)
                 model.run_block(block, index, streams.probe)
                 for solved in algorithms.solve(at, layers, prepared):
-                    quantizer.write(solved, prepared.activations)
-                    quantizer.write_bias(solved.layer, layers[solved.layer])
-                quantizer.note(prepared, index)
-                quantizer.write_changed(block, {name: model.stored_name(name, index) for name in prepared.changed})
+                    writer.write(solved, prepared.activations)
+                    writer.write_bias(solved.layer, layers[solved.layer])
+                writer.note(prepared, index)
+                writer.write_changed(block, {name: model.stored_name(name, index) for name in prepared.changed})
                 with quantized_activations(layers, prepared.activations):
                     model.run_block(block, index, probes)
                     at.leave()
-            quantizer.tell()
-            emit(Progress("quantize", index + 1, plan.num_blocks, "block", eta.after(index + 1)))
-        before = finish_head(model, plan, quantizer, algorithms, streams, held_out, probes, windows)
-        quantizer.copy_the_rest()
-        quantizer.finish()
-    return Outcome(quantizer.expected, quantizer.done, quantizer.warnings, before, quantizer.edges)
-
-
-def open_sink(
-    export: str, task: Task, headers: ModelHeaders, plan: Plan, folder: Path, ranks: Ranks
-) -> Sink | GgufSink | None:
-    """Where the tensors of one format are written; None on ranks that do not write it."""
-    target, layouts, exporter = export_dir(folder, plan, export), plan.layouts[export], EXPORTERS.get(export)
-    if isinstance(exporter, Container):
-        made = ranks.is_first
-        return exporter.sink(target, layouts, plan.result_config(headers.config), task.model_folder) if made else None
-    tensors = {} if holds_codes(export) else headers.tensors
-    if not ranks.is_first:
-        ranks.wait()
-        return Sink(target, layouts, tensors=tensors, creates=False)
-    sink = Sink(target, layouts, tensors=tensors)
-    ranks.wait()
-    return sink
+            writer.tell()
+            emit(Progress("quantize", index + 1, plan.num_blocks, "block", eta.after(index + 1 - first_block)))
+            if index + 1 < plan.num_blocks:
+                savepoint.save(index + 1, walking, writer.notes)
+        before = finish_head(model, plan, writer, algorithms, streams, held_out, probes, windows)
+        writer.copy_the_rest()
+        writer.finish()
+    return Outcome(writer.expected, writer.done, writer.warnings, before, writer.edges)
 
 
 def open_streams(
@@ -196,180 +190,42 @@ def open_streams(
     )
 
 
+def walking_states(streams: Streams, probes: Hidden, held_out: Hidden | None, first: int) -> dict[str, Stream]:
+    """All hidden states that go from block to block; the held-out windows are those from number ``first`` on."""
+    mine = streams.span.windows.start
+    walking = {
+        "calibration": (streams.calibration, mine, False),
+        "reference": (streams.reference, mine, False),
+        "probe": (streams.probe, 0, True),
+        "probes": (probes, 0, True),
+        "held_out": (held_out, first, False),
+    }
+    return {name: Stream(hidden.states, start, shared) for name, (hidden, start, shared) in walking.items() if hidden}
+
+
 def finish_head(
-    model: StreamedModel, plan: Plan, quantizer: BlockQuantizer, algorithms: BlockAlgorithms, streams: Streams,
+    model: StreamedModel, plan: Plan, writer: ResultWriter, algorithms: BlockAlgorithms, streams: Streams,
     held_out: Hidden | None, probes: Hidden, windows: TokenWindows,
 ) -> float | None:  # fmt: skip
     """After the last block: perplexity of the float model (None if not wanted), lm_head if planned, probe logits."""
     with model.head() as outside:
         before = None
         if held_out is not None:
-            before = perplexity(outside, held_out.states, windows.held_out_NT, quantizer.ranks)
+            before = perplexity(outside, held_out.states, windows.held_out_NT, writer.ranks)
         if plan.added:
             untie(outside.model)
         ids_NT = windows.held_out_NT[:1]
         turned = algorithms.turn_outside(outside.model, lambda: outside.embed(ids_NT), outside, probes.states[0])
-        quantizer.write_changed(outside.model, {name: model.stored_name(name) for name in turned})
+        writer.write_changed(outside.model, {name: model.stored_name(name) for name in turned})
         layers = find_modules(model, plan.layers_of(None))
         prepared = algorithms.prepare_head(layers, outside, streams)
         for solved in algorithms.solve(None, layers, prepared):
-            quantizer.write(solved, prepared.activations)
-            quantizer.write_bias(solved.layer, layers[solved.layer])
-        quantizer.note(prepared)
+            writer.write(solved, prepared.activations)
+            writer.write_bias(solved.layer, layers[solved.layer])
+        writer.note(prepared)
         with quantized_activations(layers, prepared.activations):
-            quantizer.expected.probe_logits = probe_logits(outside, probes.states)
+            writer.expected.probe_logits = probe_logits(outside, probes.states)
     return before
-
-
-class BlockQuantizer:
-    """Writes what was chosen to every export, and keeps what the report and the proof need of it.
-
-    Each of the ``ranks`` writes the layers whose codes it found and its share of the other tensors; a file that only
-    one can write (``Container``) leaves all of it to the first. ``tell`` and ``finish`` bring together what they know.
-    """
-
-    def __init__(self, plan: Plan, source: Source, expected: Expectation, emit: Emit, ranks: Ranks) -> None:
-        self.plan = plan
-        self.source = source
-        self.expected = expected
-        self.emit = emit
-        self.ranks = ranks
-        self.sinks: dict[str, Sink | GgufSink] = {}
-        self.done: list[LayerQuantized] = []
-        self.warnings: list[Warned] = []
-        self.edges: list[dict[str, Any]] = []
-        self._untold: list[LayerQuantized] = []
-        self._written: set[str] = set()
-        self._places = {layer.name: number for number, layer in enumerate(plan.layers)}
-        self._first_writes_all = any(isinstance(EXPORTERS.get(export), Container) for export in plan.exports)
-
-    def note(self, prepared: Prepared, index: int | None = None) -> None:
-        """Say the warnings now, and again in the report, with the edges that block ``index`` has."""
-        self.warnings += prepared.warnings
-        for warning in prepared.warnings:
-            self.emit(warning)
-        if prepared.edges is not None:
-            told = prepared.edges.to_dict()
-            row = next((row for row in self.edges if row.items() >= told.items()), None)
-            if row is None:
-                self.edges.append(row := {"blocks": [], "largest_change_by_folding": 0.0, **told})
-            row["blocks"].append(index)
-            row["largest_change_by_folding"] = max(row["largest_change_by_folding"], prepared.fold_error)
-
-    def write(self, solved: Solved, activations: dict[LayerPlan, Activations]) -> None:
-        """Write one layer's codes, with what calibration learned beside them in the files."""
-        self._written.add(f"{solved.layer.name}.weight")
-        if not self._writes(solved.owner):
-            return
-        layer, known = solved.layer, activations.get(solved.layer, Activations())
-        quantized = QLayer(solved.quantized, known.inputs, known.outputs)
-        restored, name = solved.restored_OI, f"{layer.name}.weight"
-        model_dtype = self.source.tensors[name].dtype
-        self.expected.weights[layer.name] = digest(restored)
-        if not all(map(holds_codes, self.plan.exports)):
-            plain = stored(restored.to(TORCH_DTYPES[model_dtype]), layer.kind)
-            self.expected.plain_weights[name] = digest(plain)
-        self.expected.activations[layer.name] = as_floats(known)
-        event = measured(solved)
-        self._untold.append(event)
-        if self.ranks.size == 1:
-            self.tell()
-        for export, sink in self.sinks.items():
-            for part, tensor in encoded(EXPORTERS.get(export), layer, quantized, model_dtype).items():
-                sink.write(part, tensor.to(sink.dtype_of(part)))
-
-    def tell(self) -> None:
-        """Say of all layers that were written since the last time how that went."""
-        for event in sorted((one for part in self.ranks.gather(self._untold) for one in part), key=self._order):
-            self.done.append(event)
-            self.emit(event)
-        self._untold.clear()
-
-    def write_bias(self, layer: LayerPlan, module: nn.Module) -> None:
-        """Round the bias where the layer's config says so. Its codes are not kept: it stays a float tensor."""
-        bias, name = getattr(module, "bias", None), f"{layer.name}.bias"
-        if layer.config.bias is not None and bias is not None:
-            rounded = round_to_nearest(bias.data, layer.config.bias).dequantize()
-            bias.data = rounded.to(bias.dtype)
-            self._write_shared(name, rounded.to(TORCH_DTYPES[self.source.tensors[name].dtype]))
-
-    def write_changed(self, module: nn.Module, names: dict[str, str]) -> None:
-        """Write parameters of ``module`` that are not quantized, but other than in the checkpoint.
-
-        ``names``: what the module and the checkpoint call them. Weights of planned layers are written as codes, rounded
-        biases were written already.
-        """
-        others = self._written | {f"{layer.name}.weight" for layer in self.plan.layers}
-        stored_as = self.source.tensors | self.plan.added
-        for name, place in sorted(names.items()):
-            if place not in others:
-                tensor = module.get_parameter(name).data
-                self._write_shared(place, tensor.to(TORCH_DTYPES[stored_as[place].dtype]))
-
-    def copy_the_rest(self) -> None:
-        """Write every tensor that was not written yet as it was: embeddings, norms, biases, excluded layers."""
-        rest = [name for name in self.source.tensors if name not in self._written]
-        for number, name in enumerate(rest):
-            if self._writes(number % self.ranks.size):
-                self._write_float(name, self.source.read(name))
-
-    def finish(self) -> None:
-        """Put every file on the disk. The first rank then knows what all ranks expect of the files."""
-        self.tell()
-        for export in self.plan.exports:
-            sink = self.sinks.get(export)
-            missing = self.ranks.gather(None if sink is None else sink.missing)
-            if sink is not None:
-                sink.missing.intersection_update(*(one for one in missing if one is not None))
-                sink.finish()
-        for other in self.ranks.gather(self.expected.digests)[1:]:
-            self.expected.take(other)
-        self.done.sort(key=self._order)
-        self.ranks.wait()
-
-    def _writes(self, owner: int) -> bool:
-        """Whether this rank writes what belongs to the rank ``owner``."""
-        return self.ranks.is_first if self._first_writes_all else self.ranks.rank == owner
-
-    def _order(self, event: LayerQuantized) -> int:
-        return self._places[event.name]
-
-    def _write_shared(self, name: str, tensor: torch.Tensor) -> None:
-        """Write a tensor that all ranks have."""
-        self._written.add(name)
-        if self.ranks.is_first:
-            self._write_float(name, tensor)
-
-    def _write_float(self, name: str, tensor: torch.Tensor) -> None:
-        self.expected.tensors[name] = digest(tensor)
-        for sink in self.sinks.values():
-            kept = sink.write(name, tensor)
-            if kept is not None:
-                self.expected.kept[name] = digest(kept)
-
-
-def measured(solved: Solved) -> LayerQuantized:
-    """How far the codes are from the weight, and the layer's output from what it was on the calibration text."""
-    layer, weight = solved.layer, solved.weight_OI.float()
-    lost = weight - solved.restored_OI
-    error = _ratio(lost.norm(), weight.norm())
-    gram = None if solved.stats is None else solved.stats.gram_II
-    output_error = None
-    if gram is not None:
-        power = [((part @ gram.float()) * part).sum().clamp(min=0).sqrt() for part in (lost, weight)]
-        output_error = round(_ratio(*power), 6)
-    return LayerQuantized(
-        name=layer.name,
-        block=-1 if layer.block is None else layer.block,
-        relative_error=round(error, 6),
-        sqnr_db=round(min(-20 * log10(error), 999.0), 2) if error > 0 else 999.0,
-        scheme=layer.scheme,
-        output_error=output_error,
-    )
-
-
-def _ratio(part: torch.Tensor, whole: torch.Tensor) -> float:
-    return (part / whole).item() if whole > 0 else 0.0
 
 
 def find_modules(model: StreamedModel, layers: tuple[LayerPlan, ...]) -> dict[LayerPlan, nn.Module]:
@@ -399,16 +255,3 @@ def read_windows(task: Task) -> TokenWindows:
         held_out_len=task.evaluation.seq_len,
         separator=tokenizer.eos_token_id,
     )
-
-
-def write_side_files(task: Task, headers: ModelHeaders, plan: Plan, folder: Path) -> None:
-    """config.json with the format's quantization_config, and what travels with the model unchanged."""
-    kept = tuple(entry.name for entry in plan.kept)
-    for export in plan.exports:
-        target, exporter = export_dir(folder, plan, export), EXPORTERS.get(export)
-        if isinstance(exporter, Container):
-            copy_side_files(task.model_folder, target, LICENSES)
-            continue
-        model_config = plan.result_config(headers.config)
-        write_json(target / "config.json", config_json(export, model_config, task.config, plan.layers, kept))
-        copy_side_files(task.model_folder, target)

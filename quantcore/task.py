@@ -25,7 +25,9 @@ class Task(BaseModel):
     """A float model in, an artifact folder out.
 
     The model is the folder ``model_dir``, or ``model_id`` on the Hub at the commit ``revision``: never a branch, so
-    that a second run reads the same bytes. With both, ``model_dir`` holds what was downloaded.
+    that a second run reads the same bytes. With both, ``model_dir`` holds what was downloaded. With a ``resume_dir``,
+    on the disk of ``output_dir``, a task that was stopped goes on where it was; what it needs for that is kept there
+    until it is done.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -34,6 +36,7 @@ class Task(BaseModel):
     model_id: str = ""
     revision: Annotated[str, Field(pattern="^([0-9a-f]{40})?$")] = ""
     output_dir: Path
+    resume_dir: Path | None = None
     config: Config
     calibration: CalibrationConfig = CalibrationConfig()
     export: tuple[str, ...] = ("quark",)

@@ -55,6 +55,7 @@ class Run:
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._stop: Stop | None = None
+        self._may_go_on = False
 
     def execute(self) -> None:
         """Do the whole attempt. It ends in a row, or in nothing at all if the lease was lost."""
@@ -62,10 +63,11 @@ class Run:
             with self._held:
                 self._execute()
         except LeaseLost:
+            self._may_go_on = True
             logger.warning("%s: no longer ours, nothing was written", self.lease.job_id)
         finally:
             self._log.stop()
-            self._workspace.remove()
+            self._workspace.remove(may_go_on=self._may_go_on)
 
     def stop(self, reason: Stop) -> None:
         """End the engine: with a grace time, or at once when the job is no longer ours."""
@@ -101,6 +103,7 @@ class Run:
             self._model()
             | {
                 "output_dir": str(self._workspace.output_dir),
+                "resume_dir": str(self._workspace.resume_dir),
                 "config": self.lease.config,
                 "calibration": self.lease.calibration | {"source": source},
                 "export": list(self.lease.export),
@@ -144,6 +147,7 @@ class Run:
         if status == 0:  # whole and proven: kept even if a cancel came in the last moment
             self._publish(journal)
         elif engine.stopped_by in (Stop.CANCELLED, Stop.PAUSED, Stop.DRAINED):
+            self._may_go_on = engine.stopped_by is not Stop.CANCELLED
             self._held.write(leases.release)
         elif engine.stopped_by is Stop.TIME_IS_UP:
             self._fail(OUT_OF_TIME)
@@ -164,6 +168,7 @@ class Run:
         logger.info("%s: succeeded, %s", self.lease.job_id, path)
 
     def _fail(self, failure: Failure) -> None:
+        self._may_go_on = failure.retryable
         logger.warning("%s: %s: %s", self.lease.job_id, failure.code, failure.message)
         self._held.write(leases.fail, failure=failure, retry_base_s=self._settings.retry_base_s)
 

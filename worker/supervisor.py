@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import secrets
+import shutil
 import socket
 import threading
 import time
@@ -21,7 +22,7 @@ from api.settings import Settings
 from api.store import leases, workers
 from api.store.engine import Sessions, connect, dispose
 from api.store.outbox import Send
-from api.store.states import HELD
+from api.store.states import FINAL, HELD
 from api.store.tables import Job
 from api.store.upkeep import Upkeep
 from worker import workspace
@@ -155,7 +156,13 @@ def remove_stale_attempts(sessions: Sessions, settings: Settings) -> None:
     try:
         with sessions.begin() as session:
             held = set(session.execute(select(Job.id, Job.fence).where(Job.state.in_(HELD))).tuples())
+            unfinished = set(session.scalars(select(Job.id).where(Job.state.not_in(FINAL))))
     except SQLAlchemyError as error:
         logger.warning("stale folders were not looked for, the database is away (%s)", type(error).__name__)
         return
-    workspace.remove_all(folder for folder, attempt in attempts.items() if attempt not in held)
+    for folder, (job_id, fence) in attempts.items():
+        if (job_id, fence) not in held:
+            workspace.remove_attempt(folder, may_go_on=job_id in unfinished)
+    for folder, job_id in workspace.list_between_attempts(settings).items():
+        if job_id not in unfinished:
+            shutil.rmtree(folder, ignore_errors=True)

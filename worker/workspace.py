@@ -2,6 +2,10 @@
 
 The attempt's folder carries the fence, so two attempts never share one. The artifact's folder carries its content's
 hash, so a rename makes it visible whole, and a late worker can at worst add the very same bytes.
+
+What the engine needs to go on after a stop is in ``resume`` in the attempt's folder. Between two attempts it is
+``work/<job>.resume``; the next attempt on this disk takes it with a rename, so that an engine of the one before, should
+it still run, loses its way to it.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,8 @@ from api.store import manifest
 from api.store.leases import Lease
 from api.store.manifest import Manifest
 from quantcore.errors import ProofError
+
+RESUME = "resume"
 
 
 class Workspace:
@@ -30,10 +36,17 @@ class Workspace:
         self.folder = settings.work_dir / f"{lease.job_id}.{lease.fence}"
         self.task_file = self.folder / "task.json"
         self.output_dir = self.folder / "output"
+        self.resume_dir = self.folder / RESUME
+        self._between = settings.work_dir / f"{lease.job_id}.{RESUME}"
 
     def create(self) -> None:
         self.folder.mkdir(mode=0o700, parents=True)
         self._artifacts_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        earlier = self._between.parent.glob(f"{self._job_id}.*/{RESUME}")  # of attempts that were killed
+        for found in (self._between, *sorted(earlier, key=_fence_of, reverse=True)):
+            with suppress(OSError):  # not there, or gone in this moment
+                found.rename(self.resume_dir)
+                return
 
     def write_task(self, task: dict[str, Any]) -> None:
         self.task_file.write_text(json.dumps(task, indent=1))
@@ -54,7 +67,10 @@ class Workspace:
         _sync(self._artifacts_dir)
         return final, output
 
-    def remove(self) -> None:
+    def remove(self, *, may_go_on: bool = False) -> None:
+        """Also what the engine needs to go on, unless another attempt may."""
+        if may_go_on:
+            _keep(self.resume_dir, self._between)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -68,9 +84,26 @@ def list_attempts(settings: Settings) -> dict[Path, tuple[str, int]]:
     return found
 
 
-def remove_all(folders: Iterable[Path]) -> None:
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+def list_between_attempts(settings: Settings) -> dict[Path, str]:
+    """What waits for a next attempt: folder -> job id."""
+    return {folder: folder.name.removesuffix(f".{RESUME}") for folder in settings.work_dir.glob(f"job_*.{RESUME}")}
+
+
+def remove_attempt(folder: Path, *, may_go_on: bool) -> None:
+    """As ``Workspace.remove``, for one whose worker was killed."""
+    if may_go_on:
+        _keep(folder / RESUME, folder.with_name(f"{folder.name.rpartition('.')[0]}.{RESUME}"))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _keep(resume_dir: Path, between: Path) -> None:
+    with suppress(OSError):  # nothing there, or a later attempt's is
+        resume_dir.rename(between)
+
+
+def _fence_of(resume_dir: Path) -> int:
+    fence = resume_dir.parent.name.rpartition(".")[2]
+    return int(fence) if fence.isdecimal() else -1
 
 
 def _is_whole(folder: Path) -> bool:

@@ -25,7 +25,7 @@ def cancel(job_id: JobId, _: Writer, context: ContextDep, response: Response) ->
 def pause(job_id: JobId, _: Writer, context: ContextDep, response: Response) -> JobOut:
     """Keep the job from running until it is resumed. Of a running one the engine is ended.
 
-    What is kept is what the engine can resume: today nothing, a resumed job starts from its beginning.
+    A resumed job goes on behind its last block on a worker with the same disk; elsewhere it starts from its beginning.
     """
     return _act(control.pause, job_id, context, response)
 

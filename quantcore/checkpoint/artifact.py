@@ -22,10 +22,11 @@ SIDE_FILES = (
 
 
 @contextmanager
-def building(output_dir: Path) -> Iterator[Path]:
+def building(output_dir: Path, resume_dir: Path | None = None) -> Iterator[Path]:
     """A folder to build in, renamed to ``output_dir`` at the end, removed if anything fails before.
 
-    Raises ConfigError ``output_exists`` when ``output_dir`` holds something already.
+    With a ``resume_dir`` it is a part of that and is kept when something fails; at the end all of ``resume_dir`` is
+    removed. Raises ConfigError ``output_exists`` when ``output_dir`` holds something already.
     """
     if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
         raise ConfigError(
@@ -35,15 +36,21 @@ def building(output_dir: Path) -> Iterator[Path]:
             field="/output_dir",
         )
     output_dir.parent.mkdir(parents=True, exist_ok=True)
-    partial = output_dir.with_name(f".{output_dir.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
+    if resume_dir is None:
+        kept = partial = output_dir.with_name(f".{output_dir.name}.partial-{os.getpid()}")
+        shutil.rmtree(partial, ignore_errors=True)
+    else:
+        kept, partial = resume_dir, resume_dir / "artifact"
+    partial.mkdir(parents=True, exist_ok=True)
+    is_done = False
     try:
         yield partial
         partial.replace(output_dir)
         _sync(output_dir.parent)
+        is_done = True
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if is_done or resume_dir is None:
+            shutil.rmtree(kept, ignore_errors=True)
 
 
 def copy_side_files(model_dir: Path, folder: Path, patterns: tuple[str, ...] = SIDE_FILES) -> list[str]:

@@ -84,9 +84,13 @@ class Sink:
         """Sync the shards to disk. Raises RuntimeError when a planned tensor was never written."""
         if self.missing:
             raise RuntimeError(f"{len(self.missing)} tensor(s) were never written, first '{min(self.missing)}'")
+        self.sync()
+        self.close()
+
+    def sync(self) -> None:
+        """What was written is on the disk when this returns."""
         for handle in self._handles:
             os.fsync(handle)
-        self.close()
 
     def close(self) -> None:
         """Give the files back (also after a failure)."""

@@ -54,8 +54,9 @@ LEVELS = (
     ("export",),
     ("reading",),
     ("dequantizing",),
-    ("evaluation", "nn"),
-    ("pipeline", "convert"),
+    ("evaluation", "nn", "savepoint"),
+    ("writing", "convert"),
+    ("pipeline",),
     ("console", "flags", "cli", "__main__"),
 )
 # The one look upwards: a plan asks the exporters what they can write and how large that is; they do not know plans.

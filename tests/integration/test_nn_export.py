@@ -26,6 +26,8 @@ from quantcore.pipeline import quantize, read_windows
 from quantcore.plan import resolve
 from quantcore.presets import resolve as preset
 from quantcore.reading import read_model
+from quantcore.runtime.ranks import ALONE
+from quantcore.savepoint import SavePoint
 from quantcore.task import EvaluationConfig, Task
 from tests.factories import tiny_model, tiny_tokenizer
 
@@ -70,7 +72,7 @@ def written_both_ways(model_dir, config, folder, exports):
     given = read_model(model_dir)
     headers = given.headers
     plan = resolve(config, headers.config, headers.tensors, calibration=task.calibration, exports=exports)
-    quantize(task, given, plan, task.output_dir, lambda event: None)
+    quantize(task, given, plan, task.output_dir, lambda event: None, SavePoint.of(task, ALONE))
     model = in_memory(float_model(model_dir), config, [window[None] for window in read_windows(task).calibration_NT])
     for export in exports:
         ModelExporter(export_dir=folder / export).export_safetensors_model(model, config, custom_mode=export)

@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from api.settings import Settings
+from api.store import events
 from api.store.engine import Sessions
 from api.store.tables import Attempt, Job, Worker
 from tests.integration.conftest import WorkerProcess, is_alive, wait_gone
@@ -69,6 +70,66 @@ def test_a_pause_of_a_job_whose_worker_dies_is_kept(
     client.post(f"/v1/jobs/{job_id}/resume")
     wait_for(job_id, "succeeded")
     assert outcomes(sessions) == ["lost", "succeeded"]
+
+
+@pytest.mark.parametrize("how", ["pause", "drain", "kill"])
+def test_an_attempt_finds_what_the_one_before_it_kept(
+    how: str, client: TestClient, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor,
+    settings: Settings, sessions: Sessions,
+) -> None:  # fmt: skip
+    worker = start_worker()
+    job_id = post(client, make_model(mode="goes_on"))
+    wait_until_kept(settings)
+    if how == "pause":
+        client.post(f"/v1/jobs/{job_id}/pause")
+        wait_for(job_id, "paused", timeout_s=5)
+        assert [path.name for path in settings.work_dir.iterdir()] == [f"{job_id}.resume"]
+        client.post(f"/v1/jobs/{job_id}/resume")
+    else:
+        worker.kill() if how == "kill" else worker.drain()
+        start_worker()
+    wait_for(job_id, "succeeded", timeout_s=20)
+    with sessions.begin() as session:
+        said = [event.data["message"] for event in events.read(session, job_id, after=0, limit=999)
+                if event.kind == "warning"]  # fmt: skip
+    assert said == ["half of the work"]
+    start_worker()
+    wait_for_empty(settings.work_dir)
+
+
+def test_nothing_is_kept_of_a_job_that_ended(
+    client: TestClient, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor, settings: Settings
+) -> None:
+    worker = start_worker()
+    model = make_model(mode="goes_on")
+    cancelled = post(client, model)
+    wait_until_kept(settings)
+    client.post(f"/v1/jobs/{cancelled}/cancel")
+    wait_for(cancelled, "cancelled")
+    wait_for_empty(settings.work_dir)
+    paused = post(client, model)
+    wait_until_kept(settings)
+    client.post(f"/v1/jobs/{paused}/pause")
+    wait_for(paused, "paused")
+    client.post(f"/v1/jobs/{paused}/cancel")
+    assert list(settings.work_dir.iterdir()) != []
+    worker.drain()
+    start_worker()  # its start clears away what no job will take
+    wait_for_empty(settings.work_dir)
+
+
+def wait_until_kept(settings: Settings) -> None:
+    deadline = time.monotonic() + 20
+    while not list(settings.work_dir.glob("*/resume/kept")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def wait_for_empty(folder: Path) -> None:
+    deadline = time.monotonic() + 10
+    while list(folder.iterdir()):
+        assert time.monotonic() < deadline, list(folder.iterdir())
+        time.sleep(0.05)
 
 
 def test_a_job_that_runs_too_long_is_ended(

@@ -65,5 +65,8 @@ def test_last_words(clock: list[float]) -> None:
     book.note({"kind": "failed", "code": "x", "message": "m", "hint": 7, "retryable": "yes"})
     assert book.failure is not None
     assert book.failure.to_dict() == {"code": "x", "message": "m", "hint": "", "retryable": False, "detail": ""}
-    book.note({"kind": "failed"})
-    assert book.failure.code == "engine_failed"
+    book.note({"kind": "failed", "code": "rank_lost"})
+    assert book.failure.code == "x", "the first counts: of several ranks the others miss the one that failed"
+    silent = Journal(FakeLease(), Redactor())  # type: ignore[arg-type]
+    silent.note({"kind": "failed"})
+    assert silent.failure is not None and silent.failure.code == "engine_failed"

@@ -1,0 +1,164 @@
+"""What a stopped job needs to go on at the block where it was: a folder that outlives the process.
+
+It holds the artifact as far as it is written, and after each block (or every few: saving takes at most one part in
+twenty of the time) the hidden states of all streams and the notes of the writer. ``state.json`` names the newest of
+these; it is replaced as the last thing, so a kill at any moment leaves the one before. A job goes on only where its
+fingerprint is the same: task, model files and versions. Files of states say which windows they hold, so that another
+number of ranks can read them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, MutableSequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantcore.export import EXPORTERS, Container
+from quantcore.runtime.ranks import Ranks
+from quantcore.task import Task
+
+SHARE = 20
+"""Saving waits until the work since the last time took so many times as long as that."""
+STATE = "state.json"
+WEIGHTS = "*.safetensors"
+
+States = MutableSequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Hidden states of one rank: of all windows of their kind, those from number ``first`` on; or all ranks have all of
+    them (``is_shared``)."""
+
+    states: States
+    first: int = 0
+    is_shared: bool = False
+
+
+@dataclass
+class SavePoint:
+    """The folder ``folder``, or nothing at all (None): then ``load`` finds nothing and ``save`` does nothing."""
+
+    folder: Path | None
+    fingerprint: str
+    ranks: Ranks
+    _saved_at: float = 0.0
+    _took_s: float = 0.0
+
+    @classmethod
+    def of(cls, task: Task, ranks: Ranks) -> SavePoint:
+        """That of ``task``; without a folder where a format must be written in one go (``Container``)."""
+        in_one_go = any(isinstance(EXPORTERS.get(export), Container) for export in task.export)
+        folder = None if in_one_go else task.resume_dir
+        return cls(folder, fingerprint(task) if folder else "", ranks)
+
+    def load(self) -> dict[str, Any] | None:
+        """The notes of the newest state, with ``next_block``; None if there is none of this very job.
+
+        What is there of another job is removed.
+        """
+        if self.folder is None:
+            return None
+        found = self._read() if self.ranks.is_first else None
+        if self.ranks.is_first and found is None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True)
+        return self.ranks.share(found)
+
+    def restore(self, notes: Mapping[str, Any], streams: Mapping[str, Stream]) -> None:
+        """Put the saved states into ``streams``, which have states of the same shapes."""
+        assert self.folder is not None
+        for name, stream in streams.items():
+            files = {int(path.suffix[1:]): path for path in (self.folder / notes["states"]).glob(f"{name}.*")}
+            for place in range(len(stream.states)):
+                window = stream.first + place
+                first = max(start for start in files if start <= window)
+                stream.states[place] = _read_state(files[first], window - first, stream.states[place])
+
+    def save(self, next_block: int, streams: Mapping[str, Stream], notes: Callable[[], Mapping[str, Any]]) -> None:
+        """Keep ``streams`` in front of ``next_block``. ``notes`` syncs the files; what it gives the first rank counts.
+
+        Does nothing where that would take too much of the time.
+        """
+        began = time.monotonic()
+        if self.folder is None or not self.ranks.share(began - self._saved_at >= SHARE * self._took_s):
+            return
+        states = f"states-{next_block}"
+        if self.ranks.is_first:
+            shutil.rmtree(self.folder / states, ignore_errors=True)
+            (self.folder / states).mkdir()
+        self.ranks.wait()
+        for name, stream in streams.items():
+            if len(stream.states) and (self.ranks.is_first or not stream.is_shared):
+                _write_states(self.folder / states / f"{name}.{stream.first}", stream.states)
+        known = notes()
+        self.ranks.wait()
+        if self.ranks.is_first:
+            content = {"fingerprint": self.fingerprint, "next_block": next_block, "states": states, **known}
+            _replace(self.folder / STATE, json.dumps(content))
+            for old in self.folder.glob("states-*"):
+                if old.name != states:
+                    shutil.rmtree(old)
+        self._saved_at = time.monotonic()
+        self._took_s = self._saved_at - began
+
+    def _read(self) -> dict[str, Any] | None:
+        assert self.folder is not None
+        try:
+            notes = json.loads((self.folder / STATE).read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        return notes if isinstance(notes, dict) and notes.get("fingerprint") == self.fingerprint else None
+
+
+def fingerprint(task: Task) -> str:
+    """Of everything that decides the bytes of the result."""
+    files = [*sorted(task.model_folder.glob(WEIGHTS)), task.model_folder / "config.json", Path(task.calibration.source)]
+    parts = {
+        "task": task.model_dump(mode="json", exclude={"output_dir", "resume_dir", "model_dir"}),
+        "files": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.exists()],
+        "versions": {name: version(name) for name in ("bitfoundry", "torch", "transformers")},
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _write_states(path: Path, states: States) -> None:
+    with path.open("wb") as file:
+        for state in states:
+            file.write(state.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_state(path: Path, number: int, like: torch.Tensor) -> torch.Tensor:
+    """State ``number`` of a file; it is as large as ``like``."""
+    content = torch.empty(like.nbytes, dtype=torch.uint8)
+    with path.open("rb") as file:
+        file.seek(number * like.nbytes)
+        if file.readinto(content.numpy().data) != like.nbytes:
+            raise OSError(f"{path} ends early")
+    return content.view(like.dtype).view(like.shape).to(like.device)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whole or not at all, and on the disk when this returns."""
+    new = path.with_suffix(".new")
+    with new.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

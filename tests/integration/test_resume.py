@@ -1,0 +1,122 @@
+"""Jobs that are killed and go on: the same bytes as undisturbed, wherever that was and on however many ranks."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from quantcore import savepoint, writing
+from quantcore.cli import main
+from tests.factories import MIXTURES, tiny_model
+from tests.integration.forks import config, events_of, forked, seen_of, task_file
+
+pytestmark = pytest.mark.usefixtures("proof_in_this_process")
+
+NUM_BLOCKS = 4
+GIVEN = {
+    "dense": config("w4a16", {"name": "rotation"}, {"name": "awq"}, {"name": "gptaq"}),
+    "mixture": config("fp8", {"name": "gptq"}),
+}
+MODELS = {"dense": {}, "mixture": {"model_type": "qwen3_moe", **MIXTURES["qwen3_moe"]}}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """For each model: its folder, and what a job makes of it."""
+    found = {}
+    for name, more in MODELS.items():
+        folder = tmp_path_factory.mktemp(name)
+        model_dir = tiny_model(folder / "model", num_hidden_layers=NUM_BLOCKS, **more)
+        file = task_file(model_dir, folder / "out", GIVEN[name])
+        assert forked(lambda _, file=file: main(["run", str(file)]), 1, folder) == [0]
+        found[name] = (model_dir, seen_of(folder, folder / "out"))
+    return found
+
+
+def killed(owner, name, count):
+    """``owner.name`` as it is, but the process ends with its call number ``count``."""
+    whole, calls = getattr(owner, name), []
+
+    def call(*arguments, **options):
+        calls.append(1)
+        if len(calls) == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return whole(*arguments, **options)
+
+    return call
+
+
+def going_on(folder, model_dir, name, *, kill, ranks=(1, 1), monkeypatch, **more):
+    """Run a job that is killed as ``kill`` says, then again: the events of the second time."""
+    monkeypatch.setattr(savepoint, "SHARE", 0)  # after every block
+    file = task_file(model_dir, folder / "out", GIVEN[name], resume_dir=str(folder / "resume"), **more)
+
+    def first(rank):
+        if rank == ranks[0] - 1:
+            monkeypatch.setattr(kill[0], kill[1], killed(*kill))
+        return main(["run", str(file)])
+
+    statuses = forked(first, ranks[0], folder)
+    assert statuses[-1] == -signal.SIGKILL and not (folder / "out").exists()
+    statuses = forked(lambda _: main(["run", str(file)]), ranks[1], folder)
+    assert statuses == [0] * ranks[1], (folder / "err.0").read_text()
+    assert not (folder / "resume").exists()
+    return events_of(folder)
+
+
+KILLS = {
+    "in the first block": (writing.ResultWriter, "write", 2),
+    "in the second block": (writing.ResultWriter, "tell", 9),
+    "while the states are written": (savepoint, "_write_states", 7),
+    "before the state counts": (savepoint, "_replace", 2),
+    "in the third block": (writing.ResultWriter, "write", 18),
+    "behind the blocks": (writing.ResultWriter, "finish", 1),
+}
+
+
+@pytest.mark.parametrize("kill", KILLS)
+def test_killed_anywhere_it_goes_on(undisturbed, tmp_path, monkeypatch, kill):
+    model_dir, expected = undisturbed["dense"]
+    events = going_on(tmp_path, model_dir, "dense", kill=KILLS[kill], monkeypatch=monkeypatch)
+    files, before, after, _, layers = seen_of(tmp_path, tmp_path / "out")
+    assert (files, before, after, layers) == (expected[0], expected[1], expected[2], expected[4])
+    again = {event["block"] for event in events if event["kind"] == "layer_quantized"}
+    assert (len(again) == NUM_BLOCKS) == (kill == "in the first block"), again
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_goes_on_with_another_number_of_ranks(undisturbed, tmp_path, monkeypatch, name):
+    model_dir, expected = undisturbed[name]
+    kill = (writing.ResultWriter, "tell", 3)
+    going_on(tmp_path, model_dir, name, kill=kill, ranks=(3, 2), monkeypatch=monkeypatch)
+    files, before, after, _, layers = seen_of(tmp_path, tmp_path / "out")
+    assert (files, before, after, layers) == (expected[0], expected[1], expected[2], expected[4])
+
+
+def test_another_job_begins_anew(undisturbed, tmp_path, monkeypatch):
+    model_dir, _ = undisturbed["dense"]
+    monkeypatch.setattr(savepoint, "SHARE", 0)
+    resume = tmp_path / "resume"
+    file = task_file(model_dir, tmp_path / "out", GIVEN["dense"], resume_dir=str(resume))
+
+    def first(_):
+        monkeypatch.setattr(writing.ResultWriter, "finish", killed(writing.ResultWriter, "finish", 1))
+        return main(["run", str(file)])
+
+    assert forked(first, 1, tmp_path) == [-signal.SIGKILL]
+    assert json.loads((resume / "state.json").read_text())["next_block"] == NUM_BLOCKS - 1
+    assert len(list(resume.glob("states-*"))) == 1
+    other = GIVEN["dense"] | {"exclude": ["lm_head", "*.q_proj"]}
+    task_file(model_dir, tmp_path / "out", other, resume_dir=str(resume))
+    assert forked(lambda _: main(["run", str(file)]), 1, tmp_path) == [0]
+    blocks = [event["block"] for event in events_of(tmp_path) if event["kind"] == "layer_quantized"]
+    assert set(blocks) == set(range(NUM_BLOCKS))
+
+
+def test_what_cannot_go_on_keeps_nothing(undisturbed, tmp_path):
+    model_dir, _ = undisturbed["dense"]
+    given = config("gguf_q8_0")
+    file = task_file(model_dir, tmp_path / "out", given, ("gguf",), resume_dir=str(tmp_path / "resume"))
+    assert forked(lambda _: main(["run", str(file)]), 1, tmp_path) == [0]
+    assert not (tmp_path / "resume").exists()
