@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,11 @@ class QuantizedLayers:
 
     def layouts(self, layer: LayerPlan) -> dict[str, TensorLayout]:
         """The parts of a layer in its format (see ``tensor_name``), as its config asks for them."""
-        return EXPORTERS.get(self.export).layout(layer, self.files.model_dtype)
+        parts = EXPORTERS.get(self.export).layout(layer, self.files.model_dtype)
+        return {
+            part: replace(layout, shape=self.files.shape(tensor_name(layer.name, part))) if layout.is_text else layout
+            for part, layout in parts.items()
+        }
 
 
 @dataclass(frozen=True)

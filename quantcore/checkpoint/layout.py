@@ -47,10 +47,14 @@ class TensorHeader:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """A tensor that will be written. ``dtype`` in safetensors' spelling (``BF16``)."""
+    """A tensor that will be written. ``dtype`` in safetensors' spelling (``BF16``).
+
+    ``is_text``: the bytes of a text, which other writers may have made longer or shorter.
+    """
 
     dtype: str
     shape: tuple[int, ...]
+    is_text: bool = False
 
     @property
     def element_bytes(self) -> int:

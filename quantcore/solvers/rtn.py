@@ -18,7 +18,7 @@ from quantcore.solvers.measures import NUM_OUTPUTS, Metric, PooledMeasure, RunMe
 from quantcore.solvers.ranges import FullRange, search
 from quantcore.spec import QuantizationSpec
 from quantcore.stats import Needs, Stats
-from quantcore.super_blocks import as_super_blocks
+from quantcore.super_blocks import as_two_levels
 
 
 @SOLVERS.add("rtn")
@@ -51,7 +51,7 @@ def observed_ranges(weight: torch.Tensor, spec: QuantizationSpec) -> QParams:
     """The parameters of the ranges that the spec's observer finds in the weight alone."""
     observer = observer_for(spec, weight_grouping(spec))
     observer.update(weight)
-    return as_super_blocks(find_params(*observer.range(), spec, weight.dtype), spec)
+    return as_two_levels(find_params(*observer.range(), spec, weight.dtype), spec)
 
 
 def alike(weights: Weights) -> list[list[LayerPlan]]:
@@ -79,7 +79,7 @@ def search_ranges(weights: Sequence[torch.Tensor], spec: QuantizationSpec, metri
     heights = [len(weight_OI) for weight_OI in weights]
     zeros = [None] * len(full) if found.zero_point is None else torch.split(found.zero_point, heights)
     parts = zip(torch.split(found.scale, heights), zeros, full, strict=True)
-    return [as_super_blocks(QParams(scale, zero, one.global_scale), spec) for scale, zero, one in parts]
+    return [as_two_levels(QParams(scale, zero, one.global_scale), spec) for scale, zero, one in parts]
 
 
 def transposed(weight_OI: torch.Tensor) -> torch.Tensor:

@@ -163,7 +163,11 @@ def test_transformers_reads_awq(smollm2, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("preset", "kind"), [("nf4", "Linear4bit"), ("fp4_bnb", "Linear4bit"), ("llm_int8", "Linear8bitLt")]
+    ("preset", "kind"),
+    [
+        ("nf4", "Linear4bit"), ("nf4_double_quant", "Linear4bit"), ("fp4_bnb", "Linear4bit"),
+        ("fp4_bnb_double_quant", "Linear4bit"), ("llm_int8", "Linear8bitLt"),
+    ],
 )
 def test_transformers_reads_bitsandbytes(smollm2, preset, kind, tmp_path):
     results, windows = export_all(smollm2, {preset: presets.resolve(preset)}, ("bitsandbytes",), tmp_path)
