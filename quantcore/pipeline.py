@@ -45,7 +45,7 @@ from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.single import StreamedModel
 from quantcore.runtime.states import states_kept
 from quantcore.solvers.rtn import round_to_nearest
-from quantcore.task import Task
+from quantcore.task import DEFAULT_SHARD_SIZE, Task, parse_size
 from quantcore.timing import Eta
 
 NUM_PROBES = 2
@@ -116,7 +116,7 @@ def quantize(task: Task, given: Model, plan: Plan, folder: Path, emit: Emit) -> 
         for export in plan.exports:
             sink = open_sink(export, task, headers, plan, folder)
             quantizer.sinks[export] = stack.enter_context(closing(sink))
-            for message in sink.warnings:
+            for message in (*sink.warnings, *warn_of_one_file(export, task)):
                 quantizer.warnings.append(Warned(export, message))
                 emit(quantizer.warnings[-1])
         eta = Eta(plan.num_blocks)
@@ -148,7 +148,15 @@ def open_sink(export: str, task: Task, headers: ModelHeaders, plan: Plan, folder
     target, layouts, exporter = export_dir(folder, plan, export), plan.layouts[export], EXPORTERS.get(export)
     if isinstance(exporter, Container):
         return exporter.sink(target, layouts, plan.result_config(headers.config), task.model_folder)
-    return Sink(target, layouts, tensors={} if holds_codes(export) else headers.tensors)
+    tensors = {} if holds_codes(export) else headers.tensors
+    return Sink(target, layouts, parse_size(task.max_shard_size), tensors)
+
+
+def warn_of_one_file(export: str, task: Task) -> tuple[str, ...]:
+    """What to say of a size of shards for a format that has none; other formats of the task may."""
+    if not isinstance(EXPORTERS.get(export), Container) or task.max_shard_size == DEFAULT_SHARD_SIZE:
+        return ()
+    return (f"{export} is one file: max_shard_size {task.max_shard_size} says nothing there.",)
 
 
 def open_streams(

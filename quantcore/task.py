@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator, model_validator
 
 from quantcore.config import CalibrationConfig, Config
 from quantcore.errors import ConfigError
@@ -21,11 +22,33 @@ class EvaluationConfig(BaseModel):
     seq_len: Annotated[StrictInt, Field(ge=32, le=131072)] = 512
 
 
+SIZE_UNITS = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3}
+DEFAULT_SHARD_SIZE = "5GB"
+
+
+def parse_size(text: str) -> int:
+    """The bytes that a size as in Transformers' ``save_pretrained`` stands for: "5GB", "500MB", units of a thousand.
+
+    Raises ConfigError ``invalid_max_shard_size`` for anything else, and for less than a byte.
+    """
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?) ?([TGMK]B)", text.upper())
+    num_bytes = int(float(match[1]) * SIZE_UNITS[match[2]]) if match else 0
+    if num_bytes < 1:
+        raise ConfigError(
+            f"'{text[:40]}' is no size of a file.",
+            code="invalid_max_shard_size",
+            hint=f"A number and a unit: 5GB, 500MB; units are {', '.join(SIZE_UNITS)}, of a thousand each.",
+            field="/max_shard_size",
+        )
+    return num_bytes
+
+
 class Task(BaseModel):
     """A float model in, an artifact folder out.
 
     The model is the folder ``model_dir``, or ``model_id`` on the Hub at the commit ``revision``: never a branch, so
-    that a second run reads the same bytes. With both, ``model_dir`` holds what was downloaded.
+    that a second run reads the same bytes. With both, ``model_dir`` holds what was downloaded. Files of weights are no
+    larger than ``max_shard_size`` (see ``parse_size``), unless a tensor is.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -38,6 +61,13 @@ class Task(BaseModel):
     calibration: CalibrationConfig = CalibrationConfig()
     export: tuple[str, ...] = ("quark",)
     evaluation: EvaluationConfig = EvaluationConfig()
+    max_shard_size: str = DEFAULT_SHARD_SIZE
+
+    @field_validator("max_shard_size")
+    @classmethod
+    def _is_a_size(cls, text: str) -> str:
+        parse_size(text)
+        return text
 
     @model_validator(mode="after")
     def _name_one_model(self) -> Task:

@@ -204,7 +204,7 @@ def _fill_in(listing: Listing, folder: Path, names: list[str], needed: re.Patter
     total_bytes = sum(end - begin for _, begin, end in spans)
     if len(spans) > MAX_SPANS or total_bytes > MAX_NEEDED_BYTES:
         raise ModelError(
-            f"To plan for this quantized model {total_bytes >> 20} MiB in {len(spans)} pieces would have to be fetched.",
+            f"To plan for this model {total_bytes >> 20} MiB in {len(spans)} pieces would have to be fetched.",
             code="header_too_large",
             hint="Download it, and give its folder.",
         )
