@@ -12,11 +12,11 @@ from typing import Any
 from quantcore import presets
 from quantcore.algorithms import NAMES, config_of, load_quant_algo_config_from_file
 from quantcore.checkpoint.hub import is_model_id, resolve
-from quantcore.config import CalibrationConfig, Config, parse_config
+from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, Config, parse_config
 from quantcore.errors import ConfigError, unknown_value
 from quantcore.export import EXPORTERS
 from quantcore.quark_config import read_config
-from quantcore.task import DEFAULT_SHARD_SIZE, EvaluationConfig, Task
+from quantcore.task import EvaluationConfig, Task
 
 CUSTOM_MODES = ("quark", "fp8", "awq")
 MODEL_EXPORTS = ("hf_format", *EXPORTERS)

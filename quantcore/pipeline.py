@@ -26,6 +26,7 @@ from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.hub import fetch
 from quantcore.checkpoint.sink import Sink
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
+from quantcore.config import DEFAULT_SHARD_SIZE, parse_size
 from quantcore.dequantizing import open_source
 from quantcore.errors import ModelError
 from quantcore.evaluation.expectation import Expectation, digest, probe_logits
@@ -45,7 +46,7 @@ from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.single import StreamedModel
 from quantcore.runtime.states import states_kept
 from quantcore.solvers.rtn import round_to_nearest
-from quantcore.task import DEFAULT_SHARD_SIZE, Task, parse_size
+from quantcore.task import Task
 from quantcore.timing import Eta
 
 NUM_PROBES = 2

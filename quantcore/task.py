@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator, model_validator
 
-from quantcore.config import CalibrationConfig, Config
+from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, Config, parse_size
 from quantcore.errors import ConfigError
 
 
@@ -20,27 +19,6 @@ class EvaluationConfig(BaseModel):
 
     num_windows: Annotated[StrictInt, Field(ge=0, le=4096)] = 12
     seq_len: Annotated[StrictInt, Field(ge=32, le=131072)] = 512
-
-
-SIZE_UNITS = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3}
-DEFAULT_SHARD_SIZE = "5GB"
-
-
-def parse_size(text: str) -> int:
-    """The bytes that a size as in Transformers' ``save_pretrained`` stands for: "5GB", "500MB", units of a thousand.
-
-    Raises ConfigError ``invalid_max_shard_size`` for anything else, and for less than a byte.
-    """
-    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?) ?([TGMK]B)", text.upper())
-    num_bytes = int(float(match[1]) * SIZE_UNITS[match[2]]) if match else 0
-    if num_bytes < 1:
-        raise ConfigError(
-            f"'{text[:40]}' is no size of a file.",
-            code="invalid_max_shard_size",
-            hint=f"A number and a unit: 5GB, 500MB; units are {', '.join(SIZE_UNITS)}, of a thousand each.",
-            field="/max_shard_size",
-        )
-    return num_bytes
 
 
 class Task(BaseModel):

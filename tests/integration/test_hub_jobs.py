@@ -161,12 +161,13 @@ def test_a_gguf_file_of_an_allowed_folder_is_a_job(
     file = settings.model_roots[0] / "tiny.gguf"
     file.parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / "q/model.gguf").rename(file)
-    asked = {"config": {"preset": "int8_dynamic"}, "calibration": CALIBRATION}
+    asked = {"config": {"preset": "int8_dynamic"}, "calibration": CALIBRATION, "max_shard_size": "90KB"}
     answer = client.post("/v1/jobs", json={"model": {"path": str(file)}, **asked})
     assert answer.status_code == 202, answer.text
     start_worker()
     job = wait_for(answer.json()["id"], "succeeded", "failed", timeout_s=LIMIT_S)
     assert job.state == "succeeded", job.error
+    assert "model-00002-of-" in client.get(f"/v1/jobs/{job.id}/artifacts").text
     file.write_bytes(file.read_bytes()[:2000])
     answer = client.post("/v1/jobs", json={"model": {"path": str(file)}, **asked})
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_gguf")

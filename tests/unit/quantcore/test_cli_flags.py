@@ -7,9 +7,9 @@ import pytest
 from quantcore import presets
 from quantcore.algorithms import AWQConfig, GPTQConfig, RotationConfig, SmoothQuantConfig
 from quantcore.checkpoint.sink import MAX_SHARD_BYTES
+from quantcore.config import parse_size
 from quantcore.errors import ConfigError
 from quantcore.flags import parser, task_of
-from quantcore.task import parse_size
 
 
 def task(tmp_path, *flags):
