@@ -24,6 +24,7 @@ MAX_FIELDS = 10_000
 MAX_TENSORS = 200_000
 LONGEST_KEPT = 4096  # elements; layers have lists, too
 ALIGNMENT = 32
+LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """GGUF's types of numbers as ``struct`` calls them."""
@@ -137,7 +138,7 @@ class _Reader:
             )
         if dtype in GGUF_BLOCKS:
             width, num_bytes = GGUF_BLOCKS[dtype]
-            if not shape or shape[-1] % width:
+            if len(shape) < 2 or shape[-1] % width:
                 raise ValueError(f"rows of '{name}' are no whole blocks")
             shape = (*shape[:-1], shape[-1] // width * num_bytes)
         begin = start + offset
@@ -170,7 +171,8 @@ def shortest(number: float) -> float:
     if not math.isfinite(number):
         return number
     candidates = (float(f"{number:.{digits}g}") for digits in range(1, 10))
-    return next(one for one in candidates if struct.unpack("<f", struct.pack("<f", one))[0] == number)
+    fitting = (one for one in candidates if abs(one) <= LARGEST_FLOAT32)
+    return next((one for one in fitting if struct.unpack("<f", struct.pack("<f", one))[0] == number), number)
 
 
 def _invalid(path: Path, reason: str) -> ModelError:

@@ -203,6 +203,13 @@ def test_a_damaged_file_says_what_is_wrong(tmp_path, case):
     assert caught.value.code == "invalid_gguf" and caught.value.hint
 
 
+def norm_in_blocks(data):
+    """A piece of the header, and the same with a vector of blocks."""
+    start = data.index(b"output_norm.weight") + 18
+    piece = data[start - 18 : start + 16]
+    return piece, piece[:-4] + struct.pack("<I", 8)
+
+
 def test_types_and_architectures_that_are_not_known_are_named(tmp_path):
     _, _, folder = written(tmp_path, "llama")
     data = (folder / "model.gguf").read_bytes()
@@ -211,6 +218,9 @@ def test_types_and_architectures_that_are_not_known_are_named(tmp_path):
     with pytest.raises(ModelError, match="GGUF's type Q2_K") as caught:
         read_model(tmp_path / "q2k.gguf")
     assert caught.value.code == "unsupported_quantization" and "Q6_K" in caught.value.hint
+    (tmp_path / "norm.gguf").write_bytes(data.replace(*norm_in_blocks(data)))
+    with pytest.raises(ModelError, match=r"rows of 'output_norm\.weight' are no whole blocks"):
+        read_model(tmp_path / "norm.gguf")
     (tmp_path / "arch.gguf").write_bytes(data.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0falco", 1))
     with pytest.raises(ModelError, match="architecture 'falco'"):
         read_model(tmp_path / "arch.gguf")
@@ -237,4 +247,7 @@ def test_long_lists_are_passed_over_and_numbers_are_short(tmp_path):
     kept = {name: value for name, value in header.fields.items() if value is not None}
     assert all(theirs.fields[name].contents() == pytest.approx(value) if isinstance(value, float) else
                theirs.fields[name].contents() == value for name, value in kept.items())  # fmt: skip
+    for number in (0.1, 3.4028234663852886e38, -0.0, 1e-45, float("inf")):
+        rounded = struct.unpack("<f", struct.pack("<f", number))[0]
+        assert struct.pack("<f", shortest(rounded)) == struct.pack("<f", number)
     assert shortest(struct.unpack("<f", struct.pack("<f", 0.1))[0]) == 0.1 and LONGEST_KEPT > 512
