@@ -130,6 +130,7 @@ def submit(
     priority: Priority = None,
     max_runtime_s: Annotated[int | None, typer.Option(min=1, help="Give up after running for so long.")] = None,
     max_pending_s: Annotated[int | None, typer.Option(min=1, help="Give up after waiting for so long.")] = None,
+    max_shard_size: Annotated[str | None, typer.Option(help="Of each file of weights, as 500MB.")] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Stay until the job has ended; status 1 if it did not succeed.")
     ] = False,
@@ -151,6 +152,7 @@ def submit(
             labels=labels,
             priority=priority,
             limits={name: value for name, value in limits.items() if value is not None} or None,
+            max_shard_size=max_shard_size,
         )
         if wait:
             job = _await(client, job)

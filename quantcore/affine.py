@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import torch
 
+from quantcore.double_quant import NestedScales
 from quantcore.formats import FORMATS, Format
 from quantcore.formats.floats import FLOAT32_MANTISSA_BITS
 from quantcore.grouping import Grouping, activation_grouping
@@ -24,6 +25,7 @@ SCALE_DTYPES = {
     ScaleType.e4m3: torch.float32,
     ScaleType.uint6: torch.float32,
     ScaleType.int8: torch.float32,
+    ScaleType.double_quant: torch.float32,
 }
 E8M0_BIAS = 127  # exponents of an e8m0 scale run from -127 to 127
 FLOAT32_INFINITY = 0xFF << FLOAT32_MANTISSA_BITS
@@ -38,12 +40,13 @@ class QParams:
     ``scale`` [R, G] is float32 with values that are exact in the stored type. ``zero_point`` [R, G], None if symmetric,
     is int32 codes or a float32 number (see ``with_stored_minimum``). ``global_scale``, a float32 scalar or None, lies
     above the scales of NVFP4 and of two-stage specs. A dynamic input whose global scale is calibrated has that alone,
-    as a scalar ``scale``.
+    as a scalar ``scale``. ``nested`` is what is stored of scales that are quantized once more.
     """
 
     scale: torch.Tensor
     zero_point: torch.Tensor | None = None
     global_scale: torch.Tensor | None = None
+    nested: NestedScales | None = None
 
     def of_groups(self, which: slice) -> QParams:
         """The parameters of some groups, counted through all rows, each [N]."""
@@ -244,7 +247,7 @@ def as_stored(scale: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dt
         scale = E4M3.round(scale)
         return torch.where(scale == 0, torch.ones_like(scale), scale)
     dtype = scale_dtype(spec, model_dtype)
-    if spec.scale_type.is_whole:  # they are rounded together, in super_blocks: a 1 would outweigh those beside it
+    if spec.scale_type.in_two_levels:  # they are rounded together, in super_blocks: a 1 would outweigh those beside it
         return scale.clamp(min=torch.finfo(dtype).tiny)
     scale = torch.where(scale == 0, torch.ones_like(scale), scale.clamp(min=torch.finfo(dtype).tiny))
     if spec.scale_type is ScaleType.pof2:

@@ -6,6 +6,7 @@ checks again. ``to_dict`` and ``parse_config`` are inverse.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from enum import StrEnum
@@ -34,10 +35,14 @@ from quantcore.spec import (
 __all__ = [
     "CalibrationConfig", "Config", "Dtype", "QSchemeType", "QuantizationConfig", "QuantizationMode", "QuantizationSpec",
     "RoundType", "ScaleMode", "ScaleType", "ZeroPointType", "json_schema", "learns_from_data", "parse_config",
+    "parse_size",
 ]  # fmt: skip
 
 LAYER_TYPES = ("Linear", "Conv1d", "Conv2d", "ConvTranspose2d", "Conv1D", "Embedding", "EmbeddingBag")
 """Classes whose weight can be quantized. ``Conv1D`` is Transformers' transposed linear layer (GPT-2)."""
+
+SIZE_UNITS = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3}
+DEFAULT_SHARD_SIZE = "5GB"
 
 ONLY_WHEN_ASKED = ("Embedding", "EmbeddingBag")
 LayerType = Annotated[str, one_of("layer type", LAYER_TYPES)]
@@ -199,6 +204,23 @@ class CalibrationConfig(BaseModel):
     num_samples: Annotated[StrictInt, Field(ge=1, le=65536)] = 32
     seq_len: Annotated[StrictInt, Field(ge=8, le=131072)] = 512
     seed: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] = 0
+
+
+def parse_size(text: str) -> int:
+    """The bytes that a size as in Transformers' ``save_pretrained`` stands for: "5GB", "500MB", units of a thousand.
+
+    Raises ConfigError ``invalid_max_shard_size`` for anything else, and for less than a byte.
+    """
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?) ?([TGMK]B)", text.upper())
+    num_bytes = int(float(match[1]) * SIZE_UNITS[match[2]]) if match else 0
+    if num_bytes < 1:
+        raise ConfigError(
+            f"'{text[:40]}' is no size of a file.",
+            code="invalid_max_shard_size",
+            hint=f"A number and a unit: 5GB, 500MB; units are {', '.join(SIZE_UNITS)}, of a thousand each.",
+            field="/max_shard_size",
+        )
+    return num_bytes
 
 
 def parse_config(data: object) -> Config:

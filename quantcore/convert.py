@@ -54,6 +54,14 @@ def _check(model: Model, export: str) -> QuantizedLayers:
             hint="Quantize it: bitfoundry quantize --model_dir ... --model_export ...",
         )
     layers = tuple(quantized.layers.values())
+    if quantized.embeddings:
+        raise ConfigError(
+            f"'{min(quantized.embeddings)}' in {model.folder} is quantized, and {export} keeps embeddings as floats of"
+            f" the model's dtype: they would be rounded.",
+            code="incompatible_export",
+            hint="Quantize the model anew: bitfoundry quantize --model_dir ... --model_export ...",
+            field="/export",
+        )
     if isinstance(EXPORTERS.get(export), Container):
         raise ConfigError(
             f"{export} is a file of its own, which is written from float weights only.",

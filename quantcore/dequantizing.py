@@ -27,7 +27,7 @@ class DequantizingSource(Source):
         self._quantized = quantized
 
     def read(self, name: str) -> torch.Tensor:
-        layer = self._quantized.layers.get(name)
+        layer = self._quantized.layers.get(name) or self._quantized.embeddings.get(name)
         if layer is None:
             return super().read(name)
         restored = read_layer(self._quantized, layer).weight.dequantize()

@@ -12,7 +12,7 @@ from typing import Any
 from quantcore import presets
 from quantcore.algorithms import NAMES, config_of, load_quant_algo_config_from_file
 from quantcore.checkpoint.hub import is_model_id, resolve
-from quantcore.config import CalibrationConfig, Config, parse_config
+from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, Config, parse_config
 from quantcore.errors import ConfigError, unknown_value
 from quantcore.export import EXPORTERS
 from quantcore.quark_config import read_config
@@ -38,6 +38,7 @@ def task_of(options: argparse.Namespace) -> Task:
         ),
         export=export,
         evaluation=EvaluationConfig(num_windows=0 if options.skip_evaluation else EvaluationConfig().num_windows),
+        max_shard_size=options.max_shard_size,
     )
 
 
@@ -215,6 +216,11 @@ def parser() -> argparse.ArgumentParser:
         "--export_weight_format",
         default="real_quantized",
         help=f"of hf_format, one of: {', '.join(WEIGHT_FORMATS)} (default: real_quantized)",
+    )
+    add(
+        "--max_shard_size",
+        default=DEFAULT_SHARD_SIZE,
+        help=f"of each file of weights, as 500MB or 5GB (default: {DEFAULT_SHARD_SIZE}); gguf is one file",
     )
     add("--exclude_layers", nargs="*", help="globs of layers to keep (default: lm_head)")
     add("--group_size", type=int, help="for schemes with groups; -1 is the whole row")

@@ -44,7 +44,7 @@ from quantcore.savepoint import SavePoint, Stream
 from quantcore.streams import RunningBlock, Streams
 from quantcore.task import Task
 from quantcore.timing import Eta
-from quantcore.writing import ResultWriter, open_sink, write_side_files
+from quantcore.writing import ResultWriter, open_sink, warn_of_one_file, write_side_files
 
 NUM_PROBES = 2
 EDGE_PROBE_LEN = 32  # tokens with which edges are proven
@@ -136,7 +136,7 @@ def quantize(
             if sink is None:
                 continue
             writer.sinks[export] = stack.enter_context(closing(sink))
-            for message in sink.warnings:
+            for message in (*sink.warnings, *warn_of_one_file(export, task)):
                 writer.warnings.append(Warned(export, message))
                 emit(writer.warnings[-1])
         walking = walking_states(streams, probes, held_out, mine.start)

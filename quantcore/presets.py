@@ -135,9 +135,13 @@ _TABLE = (
          _nvfp4(), _nvfp4(dynamic=True), "fp4_block16_scale_e4m3"),
     _row("nvfp4_weight_only", "NVFP4 weights, activations untouched", _nvfp4()),
     _row("nf4", "NF4 weights of bitsandbytes in groups of 64", _groups("nf4", 64)),
+    _row("nf4_double_quant", "NF4 weights of bitsandbytes in groups of 64, whose scales are quantized to 8 bits",
+         _spec("nf4", PER_GROUP, group_size=64, scale_type=ScaleType.double_quant)),
     _row("llm_int8", "LLM.int8() of bitsandbytes: int8 weights per channel, int8 activations per token, found at run "
          "time, but for features with a value of 6 or more", INT8_CHANNEL, INT8_OUTLIERS),
     _row("fp4_bnb", "FP4 weights of bitsandbytes in groups of 64", _groups("fp4_bnb", 64)),
+    _row("fp4_bnb_double_quant", "FP4 weights of bitsandbytes in groups of 64, whose scales are quantized to 8 bits",
+         _spec("fp4_bnb", PER_GROUP, group_size=64, scale_type=ScaleType.double_quant)),
     _row("gguf_q4_0", "GGUF's Q4_0: int4 weights in blocks of 32", _gguf("int4"), exclude=()),
     _row("gguf_q4_1", "GGUF's Q4_1: uint4 weights in blocks of 32 with a minimum", _gguf("uint4"), exclude=()),
     _row("gguf_q5_0", "GGUF's Q5_0: int5 weights in blocks of 32", _gguf("int5"), exclude=()),

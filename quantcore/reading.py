@@ -11,14 +11,16 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from quantcore.checkpoint.experts import unstack_experts, unstack_mxfp4
+from quantcore.checkpoint.gguf_header import find_gguf
+from quantcore.checkpoint.gguf_model import read_gguf
 from quantcore.checkpoint.headers import ModelHeaders, read_folder
 from quantcore.checkpoint.layers import is_head, is_linear
-from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader, TensorLayout
+from quantcore.checkpoint.layout import DTYPE_BYTES, GGUF_BLOCKS, TensorHeader, TensorLayout
 from quantcore.config import Config
 from quantcore.errors import ConfigError, ModelError
 from quantcore.export import EXPORTERS, tensor_name
@@ -35,6 +37,8 @@ GPT_OSS_AS_QUARK = {
         "weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "ch_axis": -1, "scale_format": "e8m0"}
     },
 }
+GGUF = {"quant_method": "gguf"}
+"""What config.json would say of a GGUF file with quantized blocks."""
 FLOAT_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
@@ -43,13 +47,14 @@ class QuantizedLayers:
     """The layers of a quantized checkpoint by the names of their weights.
 
     ``export`` names the exporter that reads them, ``format`` what they are in: the same but for gpt-oss. ``files`` are
-    the tensors as they are stored.
+    the tensors as they are stored. ``embeddings`` lie in codes, too (GGUF); they are read as floats.
     """
 
     export: str
     format: str
     layers: dict[str, LayerPlan]
     files: StoredFiles
+    embeddings: dict[str, LayerPlan] = field(default_factory=dict)
 
     @property
     def config(self) -> Config:
@@ -74,12 +79,16 @@ class QuantizedLayers:
 
     def layouts(self, layer: LayerPlan) -> dict[str, TensorLayout]:
         """The parts of a layer in its format (see ``tensor_name``), as its config asks for them."""
-        return EXPORTERS.get(self.export).layout(layer, self.files.model_dtype)
+        parts = EXPORTERS.get(self.export).layout(layer, self.files.model_dtype)
+        return {
+            part: replace(layout, shape=self.files.shape(tensor_name(layer.name, part))) if layout.is_text else layout
+            for part, layout in parts.items()
+        }
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model folder; ``dequantizing.open_source`` reads its tensors.
+    """A model folder or GGUF file; ``dequantizing.open_source`` reads its tensors.
 
     ``headers`` are those of the float model that it holds or stands for.
     """
@@ -89,11 +98,17 @@ class Model:
     quantized: QuantizedLayers | None = None
 
 
-def read_model(folder: Path | str) -> Model:
-    """The model in ``folder``. Raises ModelError that names what is wrong, or not known."""
-    folder = Path(folder)
-    config, tensors = read_folder(folder)
-    said = config.get("quantization_config")
+def read_model(path: Path | str) -> Model:
+    """The model in the folder or GGUF file ``path``. Raises ModelError that names what is wrong, or not known."""
+    folder = Path(path)
+    gguf_file = find_gguf(folder)
+    if gguf_file is None:
+        config, tensors = read_folder(folder)
+        said = config.get("quantization_config")
+    else:
+        folder = gguf_file.parent
+        config, tensors = read_gguf(gguf_file)
+        said = GGUF if any(tensor.dtype in GGUF_BLOCKS for tensor in tensors.values()) else None
     if not said:
         return Model(folder, ModelHeaders(config, unstack_experts(tensors)))
     dtype = _float_dtype(config, tensors)
@@ -105,7 +120,8 @@ def read_model(folder: Path | str) -> Model:
         files = StoredFiles(folder, tensors, dtype)
         quantized, used = _find_quantized(config, said, files)
     floats = {name: tensor for name, tensor in tensors.items() if name not in used}
-    floats |= {name: _as_float(name, layer, files) for name, layer in quantized.layers.items()}
+    coded = {**quantized.layers, **quantized.embeddings}
+    floats |= {name: _as_float(name, layer, files) for name, layer in coded.items()}
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
     warning = (
         f"The model is quantized already ({quantized.format}): its codes are read as floats, and the errors of both"
@@ -147,14 +163,17 @@ def _find_quantized(
             code="invalid_quantization_config",
             hint="Give the float model that it was made from.",
         ) from error
+    odd = [name for name, layer in layers.items() if not is_linear(name, _as_float(name, layer, files))]
+    embeddings = {name: layers.pop(name) for name in odd}
     if not layers:
         raise ModelError(
             f"config.json says that the model is quantized ({export}), and the files hold no layer of that format.",
             code="config_implausible",
             hint="The files and config.json do not belong together.",
         )
-    quantized = QuantizedLayers(export, called or export, layers, files)
-    return quantized, {name for layer in layers.values() for name in _checked_names(quantized, layer)}
+    quantized = QuantizedLayers(export, called or export, layers, files, embeddings)
+    coded = (*layers.values(), *embeddings.values())
+    return quantized, {name for layer in coded for name in _checked_names(quantized, layer)}
 
 
 def _checked_names(quantized: QuantizedLayers, layer: LayerPlan) -> Iterator[str]:

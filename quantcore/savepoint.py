@@ -29,7 +29,7 @@ from quantcore.task import Task
 SHARE = 20
 """Saving waits until the work since the last time took so many times as long as that."""
 STATE = "state.json"
-WEIGHTS = "*.safetensors"
+WEIGHTS = ("*.safetensors", "*.gguf")
 
 States = MutableSequence[torch.Tensor]
 
@@ -122,7 +122,9 @@ class SavePoint:
 
 def fingerprint(task: Task) -> str:
     """Of everything that decides the bytes of the result."""
-    files = [*sorted(task.model_folder.glob(WEIGHTS)), task.model_folder / "config.json", Path(task.calibration.source)]
+    model, text = task.model_folder, Path(task.calibration.source)
+    weights = [path for pattern in WEIGHTS for path in sorted(model.glob(pattern))]
+    files = [model if model.is_file() else model / "config.json", *weights, text]
     parts = {
         "task": task.model_dump(mode="json", exclude={"output_dir", "resume_dir", "model_dir"}),
         "files": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.exists()],

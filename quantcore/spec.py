@@ -15,6 +15,7 @@ from quantcore.algorithms import STRICT
 from quantcore.formats import FORMATS, Format
 
 SUPER_BLOCK = 256  # inputs under one float16 scale
+SCALE_BLOCK = 256  # scales under one float32 number, with double quantization
 
 
 class Dtype(StrEnum):
@@ -59,7 +60,8 @@ class ScaleType(StrEnum):
 
     ``float`` is the model's own dtype, ``pof2`` a power of two in it, ``e8m0`` a power of two in one byte (OCP MX),
     ``e4m3`` an fp8 number beside one float32 scale for the whole tensor (NVFP4). ``uint6`` and ``int8`` are whole
-    numbers under one float16 scale for 256 inputs (GGUF's Q4_K, Q5_K and Q6_K; see ``super_blocks``).
+    numbers under one float16 scale for 256 inputs (GGUF's Q4_K, Q5_K and Q6_K; see ``super_blocks``). ``double_quant``
+    are 8-bit codes of a dynamic map under one float32 number for 256 scales (bitsandbytes; see ``double_quant``).
     """
 
     float = "float"
@@ -71,11 +73,17 @@ class ScaleType(StrEnum):
     e4m3 = "e4m3"
     uint6 = "uint6"
     int8 = "int8"
+    double_quant = "double_quant"
 
     @property
     def is_whole(self) -> bool:
         """Whether scales are whole numbers in units of their super-block."""
         return self in (ScaleType.uint6, ScaleType.int8)
+
+    @property
+    def in_two_levels(self) -> bool:
+        """Whether scales are stored together with others, so that all of a weight's must be known first."""
+        return self.is_whole or self is ScaleType.double_quant
 
 
 class ScaleMode(StrEnum):
@@ -336,6 +344,15 @@ def _number_faults(spec: QuantizationSpec) -> tuple[tuple[bool, str], ...]:
             spec.scale_type.is_whole and not _fits_super_blocks(spec),
             "scale_type uint6 goes with uint4 and uint5 in groups of 32 with zero_point_type float32 (GGUF's Q4_K and "
             "Q5_K), int8 with symmetric int6 in groups of 16 (Q6_K)",
+        ),
+        (
+            spec.scale_type is ScaleType.double_quant
+            and (
+                spec.dtype not in (Dtype.nf4, Dtype.fp4_bnb)
+                or spec.qscheme is not QSchemeType.per_group
+                or bool(spec.is_dynamic)
+            ),
+            "scale_type double_quant goes with weights of nf4 and fp4_bnb, qscheme per_group",
         ),
         (
             spec.over is not None and not _can_lie_under(spec),

@@ -2,8 +2,8 @@
 
 GGUF's K-types store scales so. ``scale_type`` uint6 (Q4_K, Q5_K): scales and minimums of 8 groups of 32 in 6 bits
 each, under a float16 for the scales and one for the minimums. ``scale_type`` int8 (Q6_K): scales of 16 groups of 16 in
-8 bits. Ranges are found group by group; what is stored of them is settled here, for whole rows, before any code is
-chosen.
+8 bits. ``double_quant`` has a module of its own. Ranges are found group by group; what is stored of them is settled
+here, for whole rows, before any code is chosen.
 
 Legend: R rows, B super-blocks of a row, G groups of one.
 """
@@ -13,14 +13,18 @@ from __future__ import annotations
 import torch
 
 from quantcore.affine import QParams, minimum_of, zero_point_of
+from quantcore.double_quant import NestedScales
 from quantcore.spec import SUPER_BLOCK, QuantizationSpec, ScaleType
 
 LARGEST = {ScaleType.uint6: 63, ScaleType.int8: 127}
 """What the largest scale of a super-block is in its units: so the float16 number follows from the scales alone."""
 
 
-def as_super_blocks(params: QParams, spec: QuantizationSpec) -> QParams:
-    """Parameters [R, all groups] as they can be stored; as they are if the spec has no such scales."""
+def as_two_levels(params: QParams, spec: QuantizationSpec) -> QParams:
+    """Parameters [R, all groups] as they can be stored; as they are if scales are stored one by one."""
+    if spec.scale_type is ScaleType.double_quant:
+        nested = NestedScales.of(params.scale)
+        return QParams(nested.decode(), nested=nested)
     largest = LARGEST.get(spec.scale_type)
     if largest is None:
         return params
@@ -38,7 +42,7 @@ def as_super_blocks(params: QParams, spec: QuantizationSpec) -> QParams:
 
 
 def two_levels(values_RBG: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(units [R, B] exact in float16, whole numbers [R, B, G]) of what ``as_super_blocks`` gave: units times wholes."""
+    """(units [R, B] exact in float16, whole numbers [R, B, G]) of what ``as_two_levels`` gave: units times wholes."""
     unit_RB = (values_RBG.amax(-1) / largest).half().float()
     whole_RBG = (values_RBG / _above_zero(unit_RB).unsqueeze(-1)).round()
     return unit_RB, whole_RBG

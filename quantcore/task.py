@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator, model_validator
 
-from quantcore.config import CalibrationConfig, Config
+from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, Config, parse_size
 from quantcore.errors import ConfigError
 
 
@@ -27,7 +27,7 @@ class Task(BaseModel):
     The model is the folder ``model_dir``, or ``model_id`` on the Hub at the commit ``revision``: never a branch, so
     that a second run reads the same bytes. With both, ``model_dir`` holds what was downloaded. With a ``resume_dir``,
     on the disk of ``output_dir``, a task that was stopped goes on where it was; what it needs for that is kept there
-    until it is done.
+    until it is done. Files of weights are no larger than ``max_shard_size`` (see ``parse_size``), unless a tensor is.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,6 +41,13 @@ class Task(BaseModel):
     calibration: CalibrationConfig = CalibrationConfig()
     export: tuple[str, ...] = ("quark",)
     evaluation: EvaluationConfig = EvaluationConfig()
+    max_shard_size: str = DEFAULT_SHARD_SIZE
+
+    @field_validator("max_shard_size")
+    @classmethod
+    def _is_a_size(cls, text: str) -> str:
+        parse_size(text)
+        return text
 
     @model_validator(mode="after")
     def _name_one_model(self) -> Task:

@@ -17,6 +17,7 @@ from quantcore.checkpoint.gguf_file import GgufSink
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.sink import Sink
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
+from quantcore.config import DEFAULT_SHARD_SIZE, parse_size
 from quantcore.evaluation.expectation import Expectation, digest
 from quantcore.evaluation.proof import as_floats
 from quantcore.events import Emit, LayerQuantized, Warned, parse
@@ -220,13 +221,20 @@ def open_sink(
     if isinstance(exporter, Container):
         made = ranks.is_first
         return exporter.sink(target, layouts, plan.result_config(headers.config), task.model_folder) if made else None
-    tensors = {} if holds_codes(export) else headers.tensors
+    tensors, size = {} if holds_codes(export) else headers.tensors, parse_size(task.max_shard_size)
     if not ranks.is_first:
         ranks.wait()
-    sink = Sink(target, layouts, tensors=tensors, creates=creates and ranks.is_first)
+    sink = Sink(target, layouts, size, tensors, creates=creates and ranks.is_first)
     if ranks.is_first:
         ranks.wait()
     return sink
+
+
+def warn_of_one_file(export: str, task: Task) -> tuple[str, ...]:
+    """What to say of a size of shards for a format that has none; other formats of the task may."""
+    if not isinstance(EXPORTERS.get(export), Container) or task.max_shard_size == DEFAULT_SHARD_SIZE:
+        return ()
+    return (f"{export} is one file: max_shard_size {task.max_shard_size} says nothing there.",)
 
 
 def write_side_files(task: Task, headers: ModelHeaders, plan: Plan, folder: Path) -> None:

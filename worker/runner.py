@@ -107,6 +107,7 @@ class Run:
                 "config": self.lease.config,
                 "calibration": self.lease.calibration | {"source": source},
                 "export": list(self.lease.export),
+                "max_shard_size": self.lease.max_shard_size,
             }
         )
 

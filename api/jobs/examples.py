@@ -46,6 +46,7 @@ JOB: dict[str, Any] = {
     "config": {"global_quant_config": {"weight": {"dtype": "uint4", "qscheme": "per_group", "group_size": 128}}},
     "calibration": {"source": "builtin", "num_samples": 32, "seq_len": 512, "seed": 0},
     "export": ["compressed_tensors"],
+    "max_shard_size": "5GB",
     "needs_memory_bytes": 1200000000,
     "cloned_from": None,
     "sweep_id": None,

@@ -9,6 +9,7 @@ from api.settings import Settings
 from quantcore.checkpoint import hub
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.errors import ModelError
+from quantcore.export.stored import READ_BY_IMPORTERS
 from quantcore.reading import read_model
 
 
@@ -28,7 +29,9 @@ def read_headers(model: ModelRef, settings: Settings) -> tuple[dict[str, Any], M
 
 def _read_hub(model_id: str, revision: str) -> tuple[ModelHeaders, str]:
     try:
-        return hub.read_headers(model_id, revision)
+        return hub.read_headers(
+            model_id, revision, read=lambda folder: read_model(folder).headers, needed=READ_BY_IMPORTERS
+        )
     except ModelError as error:
         error.field = "/model/revision" if error.code == "hub_revision_not_found" else "/model/id"
         raise

@@ -14,7 +14,7 @@ from api.store.states import State
 from api.store.tables import Artifact, Event, Job, LogLine
 from api.store.waiting import Waiting
 from quantcore.checkpoint.hub import is_model_id
-from quantcore.config import CalibrationConfig
+from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, parse_size
 
 MAX_LABELS = 16
 _REVISION = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
@@ -88,10 +88,19 @@ class Limits(RequestBody):
     max_pending_s: Seconds | None = Field(default=None, description="Until a worker takes it, each time it is queued.")
 
 
+def _is_a_size(text: str) -> str:
+    parse_size(text)
+    return text
+
+
+ShardSize = Annotated[str, StringConstraints(max_length=20), AfterValidator(_is_a_size), Field(examples=["5GB"])]
+
+
 class JobCreate(PlanCreate):
     """A plan that is to be carried out, with a name and labels to find it by.
 
-    Of waiting jobs that of the highest ``priority`` goes first (9), then the one that has waited longest.
+    Of waiting jobs that of the highest ``priority`` goes first (9), then the one that has waited longest. Files of
+    weights are no larger than ``max_shard_size`` (5GB, 500MB), unless a tensor is; gguf is one file.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [examples.JOB_REQUEST]})
@@ -100,6 +109,7 @@ class JobCreate(PlanCreate):
     labels: Labels = {}
     priority: Priority = 5
     limits: Limits = Limits()
+    max_shard_size: ShardSize = DEFAULT_SHARD_SIZE
 
 
 class JobPatch(RequestBody):
@@ -125,6 +135,7 @@ class JobClone(RequestBody):
     labels: Labels | None = None
     priority: Priority | None = None
     limits: Limits | None = None
+    max_shard_size: ShardSize | None = None
 
 
 class JobQuery(RequestBody):
@@ -216,6 +227,7 @@ class JobOut(BaseModel):
     config: dict[str, Any]
     calibration: dict[str, Any]
     export: list[str]
+    max_shard_size: str
     needs_memory_bytes: int | None
     cloned_from: str | None
     sweep_id: str | None

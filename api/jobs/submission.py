@@ -68,6 +68,7 @@ def store(session: Session, job_id: str, body: JobCreate, planned: Planned, key:
         config=planned.config.to_dict(),
         calibration=planned.calibration.model_dump(mode="json"),
         export=list(body.export),
+        max_shard_size=body.max_shard_size,
         **more,
     )
 
@@ -79,6 +80,7 @@ def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
         "config": original.config,
         "calibration": original.calibration,
         "export": original.export,
+        "max_shard_size": original.max_shard_size,
         "name": original.name,
         "labels": original.labels,
         "priority": original.priority,

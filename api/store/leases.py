@@ -53,6 +53,7 @@ class Lease:
     config: dict[str, Any]
     calibration: dict[str, Any]
     export: tuple[str, ...]
+    max_shard_size: str
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
     session.add(Attempt(job_id=job.id, number=job.attempt, fence=fence, worker=worker))
     events.add(session, job, NewEvent("state_changed", {"state": State.RUNNING, "attempt": job.attempt}))
     session.flush()
-    return Lease(job.id, fence, job.attempt, job.model, job.config, job.calibration, tuple(job.export))
+    asked = (job.model, job.config, job.calibration, tuple(job.export), job.max_shard_size)
+    return Lease(job.id, fence, job.attempt, *asked)
 
 
 def renew(session: Session, lease: Lease, *, lease_s: float) -> Order | None:

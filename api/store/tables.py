@@ -119,6 +119,7 @@ class Job(Base):
     )  # not JSONB, which would sort the patterns: the first one counts
     calibration: Mapped[dict[str, Any]]
     export: Mapped[list[str]]
+    max_shard_size: Mapped[str] = mapped_column(server_default="5GB")
     priority: Mapped[int] = mapped_column(SmallInteger, server_default="5")  # 9 goes first
     max_runtime_s: Mapped[int | None]  # of all attempts together
     max_pending_s: Mapped[int | None]  # from each time that it is queued

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from quantcore.checkpoint.gguf_header import find_gguf
 from quantcore.errors import ConfigError
 
 LICENSES = ("LICENSE*",)
@@ -54,10 +55,20 @@ def building(output_dir: Path, resume_dir: Path | None = None) -> Iterator[Path]
 
 
 def copy_side_files(model_dir: Path, folder: Path, patterns: tuple[str, ...] = SIDE_FILES) -> list[str]:
-    """Copy tokenizer, chat template, generation config and licence, or what else ``patterns`` say; the names copied."""
+    """Copy tokenizer, chat template, generation config and licence, or what else ``patterns`` say; the names copied.
+
+    The tokenizer of a GGUF file without one beside it is unpacked.
+    """
+    gguf_file = find_gguf(model_dir)
+    if gguf_file is not None:
+        model_dir = gguf_file.parent
     names = sorted({path.name for pattern in patterns for path in model_dir.glob(pattern) if path.is_file()})
     for name in names:
         shutil.copyfile(model_dir / name, folder / name)
+    if gguf_file is not None and patterns == SIDE_FILES and "tokenizer.json" not in names:
+        from quantcore.calibration.tokenizer import load_tokenizer
+
+        load_tokenizer(gguf_file).save_pretrained(folder)
     return names
 
 

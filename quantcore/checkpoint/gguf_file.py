@@ -16,10 +16,10 @@ import torch
 
 from quantcore.blocks.skeleton import clean_config
 from quantcore.checkpoint.gguf_metadata import add_model, add_tokenizer, rope_tensors, warn_of_window
-from quantcore.checkpoint.gguf_names import FILE_NAME, Place, Places
+from quantcore.checkpoint.gguf_names import FILE_NAME, Place, Places, stored_part
 from quantcore.checkpoint.gguf_tokenizer import describe_tokenizer
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader, TensorLayout
-from quantcore.checkpoint.source import TORCH_DTYPES, Source
+from quantcore.checkpoint.source import TORCH_DTYPES, Source, interleaved
 from quantcore.errors import ModelError
 
 ALIGNMENT = 32  # of every tensor, GGUF's default
@@ -75,7 +75,7 @@ class GgufSink:
         kept = tensor.to(TORCH_DTYPES[layout.dtype])
         if place.offset:
             kept = kept + place.offset
-        rows = _rows(place, len(kept))
+        rows = interleaved(len(kept), place.num_heads) if place.num_heads else None
         offset = self._offsets[place.name] + (place.index or 0) * layout.num_bytes
         self._put(kept if rows is None else kept[rows.to(kept.device)], offset)
         self.missing.discard(name)
@@ -142,7 +142,7 @@ class GgufSource:
         self.tensors = {name: header for name, header in headers.items() if name not in known}
         for name, place in self._places.items():
             if place.name in headers:
-                self.tensors[name] = _part(headers[place.name], place.index)
+                self.tensors[name] = stored_part(headers[place.name], place)
         self._source = Source(folder, self.tensors)
 
     def __contains__(self, name: str) -> bool:
@@ -150,12 +150,7 @@ class GgufSource:
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor called ``name`` on the CPU: codes as bytes, others as the checkpoint has them."""
-        tensor, place = self._source.read(name), self._places[name]
-        rows = _rows(place, len(tensor))
-        if rows is not None:
-            tensor = torch.empty_like(tensor).index_copy_(0, rows, tensor)
-        if place.offset:
-            tensor = tensor - place.offset
+        tensor = self._source.read(name)
         return tensor.to(TORCH_DTYPES[self._floats[name].dtype]) if name in self._floats else tensor
 
 
@@ -165,24 +160,8 @@ def _places(layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any]
     return {name: place for name, place in found.items() if place is not None}
 
 
-def _rows(place: Place, num_rows: int) -> torch.Tensor | None:
-    """Which of the checkpoint's rows each row of the file is; None if they are in the same order."""
-    if place.num_heads == 0:
-        return None
-    return torch.arange(num_rows).view(place.num_heads, 2, -1).transpose(1, 2).flatten()
-
-
 def _stored(layout: TensorLayout, num_experts: int | None) -> TensorLayout:
     return layout if num_experts is None else TensorLayout(layout.dtype, (num_experts, *layout.shape))
-
-
-def _part(header: TensorHeader, index: int | None) -> TensorHeader:
-    """One expert of a stack."""
-    if index is None:
-        return header
-    size = header.num_bytes // header.shape[0]
-    begin = header.begin + index * size
-    return TensorHeader(header.dtype, header.shape[1:], header.file, begin, begin + size)
 
 
 def _read_headers(path: Path) -> dict[str, TensorHeader]:

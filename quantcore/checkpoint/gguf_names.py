@@ -15,6 +15,7 @@ from quantcore.errors import ConfigError
 
 FILE_NAME = "model.gguf"
 _BLOCK = re.compile(r"^model\.layers\.(?P<index>\d+)\.(?P<module>.+)\.(?P<kind>weight|bias)$")
+_STORED_BLOCK = re.compile(r"^blk\.(?P<index>\d+)\.(?P<module>\w+)\.(?P<kind>weight|bias)$")
 _EXPERT = re.compile(r"^(?P<stack>.+\.experts)\.(?P<index>\d+)\.(?P<projection>\w+)$")
 _COMPUTED = (".rotary_emb.inv_freq", ".attention.masked_bias")  # old checkpoints store them; they are computed anyway
 
@@ -146,6 +147,19 @@ class Places:
             self.architecture.norm_offset if is_norm else 0.0,
         )
 
+    def names(self, stored: str, num_experts: int) -> list[str]:
+        """The checkpoint's tensors that lie in the file's tensor ``stored``: one, or the experts of a stack."""
+        match = _STORED_BLOCK.match(stored)
+        if match is None:
+            module, _, kind = stored.rpartition(".")
+            return [f"{name}.{kind}" for name, there in _OUTSIDE.items() if there == module]
+        where = f"model.layers.{match['index']}."
+        modules = [name for name, there in self.architecture.blocks.items() if there == match["module"]]
+        before, experts, projection = modules[0].partition(".experts.") if modules else ("", "", "")
+        if not experts:
+            return [f"{where}{name}.{match['kind']}" for name in modules]
+        return [f"{where}{before}.experts.{index}.{projection}.{match['kind']}" for index in range(num_experts)]
+
     def layout(self, name: str, tensor: TensorHeader) -> TensorLayout | None:
         """How a tensor that stays as it is will be stored: matrices in their dtype, all else (and routers) in float32.
 
@@ -181,6 +195,17 @@ class Places:
             kind = rope.get("rope_type", rope.get("type", "default"))
             if kind not in ROPE_TYPES:
                 raise _refused(f"RoPE of type '{kind}' is not known here ({', '.join(ROPE_TYPES)} are)")
+
+
+def stored_part(header: TensorHeader, place: Place) -> TensorHeader:
+    """What is at ``place`` of the file's tensor ``header``: it, or one expert of a stack."""
+    shape, begin, size = header.shape, header.begin, header.num_bytes
+    if place.index is not None:
+        size //= shape[0]
+        shape, begin = shape[1:], begin + place.index * size
+    return TensorHeader(
+        header.dtype, shape, header.file, begin, begin + size, num_heads=place.num_heads, offset=place.offset
+    )
 
 
 def _attention_scalar(model_config: Mapping[str, Any]) -> Any:

@@ -15,6 +15,7 @@ import hashlib
 import json
 import re
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from quantcore.checkpoint.headers import (
     MAX_INDEX_BYTES,
     ModelHeaders,
     read_local,
+    read_safetensors_header,
 )
 from quantcore.checkpoint.hub_progress import ByteCounter
 from quantcore.errors import ModelError
@@ -36,6 +38,9 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 MAX_SHARDS = 2000
+MAX_SPANS = 4000  # of small tensors that a plan needs, each a request
+MAX_NEEDED_BYTES = 64 << 20
+LARGEST_GAP = 100_000  # bytes between two of them that are fetched along
 NUM_CONNECTIONS = 8
 TIMEOUT_S = 10.0
 FIRST_BYTES = 100_000  # holds the whole header of nearly every file, so that one request does
@@ -73,18 +78,26 @@ def resolve(model_id: str, revision: str = "main") -> str:
     return _list(model_id, revision).sha
 
 
-def read_headers(model_id: str, revision: str = "main") -> tuple[ModelHeaders, str]:
+def read_headers(
+    model_id: str, revision: str = "main", *, read: Callable[[Path], ModelHeaders] = read_local,
+    needed: re.Pattern[str] | None = None,
+) -> tuple[ModelHeaders, str]:  # fmt: skip
     """(the model's headers, the commit they are of); some requests of a few kB, no weights.
 
-    Raises ModelError: ``invalid_model_id``, ``hub_*`` (see ``hub_errors``), and all that ``read_local`` finds wrong.
+    ``read`` sees a folder with the true config, headers and sizes, zeros for weights, and the tensors that have
+    ``needed`` in their names. Raises ModelError: ``invalid_model_id``, ``hub_*`` (see ``hub_errors``), and all that
+    ``read`` finds wrong.
     """
     listing = _list(model_id, revision)
-    with tempfile.TemporaryDirectory(prefix="bf-hub-") as folder:
-        _draw_outline(listing, Path(folder))
+    with tempfile.TemporaryDirectory(prefix="bf-hub-") as scratch:
+        folder = Path(scratch)
+        names = _draw_outline(listing, folder)
+        if needed is not None:
+            _fill_in(listing, folder, names, needed)
         try:
-            return read_local(folder), listing.sha
+            return read(folder), listing.sha
         except ModelError as error:
-            error.message = error.message.replace(folder, f"'{model_id}'")  # the folder is ours, not the user's
+            error.message = error.message.replace(scratch, f"'{model_id}'")  # the folder is ours, not the user's
             raise
 
 
@@ -153,9 +166,9 @@ def _is_plain(name: str) -> bool:
     return Path(name).name == name and name not in ("", ".", "..") and "\\" not in name and name.isprintable()
 
 
-def _draw_outline(listing: Listing, folder: Path) -> None:
+def _draw_outline(listing: Listing, folder: Path) -> list[str]:
     """The model in ``folder`` with holes for weights: true names, sizes and headers, so that the checks of a local
-    folder can be made of it. Sparse files: a terabyte of holes takes no disk."""
+    folder can be made of it. Sparse files: a terabyte of holes takes no disk. The names of the files of weights."""
     index = _read_index(listing)
     if CONFIG in listing.files:
         _write_outline(folder / CONFIG, _read_start(listing, CONFIG, MAX_CONFIG_BYTES), listing.files[CONFIG])
@@ -171,6 +184,37 @@ def _draw_outline(listing: Listing, folder: Path) -> None:
         try:
             for name, start in zip(names, pool.map(lambda name: _read_header(listing, name), names), strict=True):
                 _write_outline(folder / name, start, listing.files[name])
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return names
+
+
+def _fill_in(listing: Listing, folder: Path, names: list[str], needed: re.Pattern[str]) -> None:
+    """Write the tensors with ``needed`` in their names to their places, those near each other by one request."""
+    spans: list[tuple[str, int, int]] = []
+    for file in names:
+        headers = read_safetensors_header(folder / file)
+        small = sorted((one.begin, one.end) for name, one in headers.items() if needed.search(name))
+        for begin, end in small:
+            if spans and spans[-1][0] == file and begin - spans[-1][2] < LARGEST_GAP:
+                spans[-1] = (file, spans[-1][1], end)
+            else:
+                spans.append((file, begin, end))
+    total_bytes = sum(end - begin for _, begin, end in spans)
+    if len(spans) > MAX_SPANS or total_bytes > MAX_NEEDED_BYTES:
+        raise ModelError(
+            f"To plan for this model {total_bytes >> 20} MiB in {len(spans)} pieces would have to be fetched.",
+            code="header_too_large",
+            hint="Download it, and give its folder.",
+        )
+    with ThreadPoolExecutor(NUM_CONNECTIONS) as pool:
+        try:
+            parts = pool.map(lambda span: _read_range(listing, span[0], span[1], span[2] - span[1]), spans)
+            for (file, begin, _), part in zip(spans, parts, strict=True):
+                with (folder / file).open("r+b") as stream:
+                    stream.seek(begin)
+                    stream.write(part)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -199,13 +243,18 @@ def _read_start(listing: Listing, name: str, num_bytes: int) -> bytes:
     """At most the first ``num_bytes`` of a file, also from a server that sends more than it was asked for."""
     if listing.files[name].size == 0:
         return b""  # no range of nothing can be asked for
+    return _read_range(listing, name, 0, num_bytes)
+
+
+def _read_range(listing: Listing, name: str, begin: int, num_bytes: int) -> bytes:
+    """At most ``num_bytes`` of a file from ``begin`` on."""
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
     from quantcore.checkpoint.hub_errors import explained
 
     # Identity: a compressed answer has no ranges.
-    headers = build_hf_headers() | {"Range": f"bytes=0-{num_bytes - 1}", "Accept-Encoding": "identity"}
+    headers = build_hf_headers() | {"Range": f"bytes={begin}-{begin + num_bytes - 1}", "Accept-Encoding": "identity"}
     url = hf_hub_url(listing.model_id, name, revision=listing.sha)
     parts: list[bytes] = []
     with (
@@ -213,6 +262,8 @@ def _read_start(listing: Listing, name: str, num_bytes: int) -> bytes:
         get_session().stream("GET", url, headers=headers, timeout=TIMEOUT_S) as response,
     ):
         hf_raise_for_status(response)
+        if begin and response.status_code != 206:
+            raise ValueError("the answer is not the range that was asked for")
         for part in response.iter_bytes():
             parts.append(part)
             if response.num_bytes_downloaded >= num_bytes:

@@ -6,8 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-GGUF_BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-"""GGUF's types of quantized blocks. As dtypes of a stored tensor they are bytes: the last axis is a row's blocks."""
+GGUF_BLOCKS = {
+    "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
+    "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
+}  # fmt: skip
+"""GGUF's types of quantized blocks: the values of one, and its bytes. As dtypes of a stored tensor they are bytes: the
+last axis is a row's blocks."""
 
 DTYPE_BYTES = {
     **dict.fromkeys(GGUF_BLOCKS, 1),
@@ -30,6 +34,7 @@ class TensorHeader:
     """One tensor of a checkpoint: its safetensors dtype (``BF16``), shape, file name and byte range in the file.
 
     With ``transposed`` the bytes are those of its transpose. ``stack`` is what the file holds it in, if not by itself.
+    In GGUF files the two halves of each of ``num_heads`` heads may lie row beside row, and ``offset`` may be added.
     """
 
     dtype: str
@@ -39,6 +44,8 @@ class TensorHeader:
     end: int
     transposed: bool = False
     stack: Stack | None = None
+    num_heads: int = 0
+    offset: float = 0.0
 
     @property
     def num_bytes(self) -> int:
@@ -47,10 +54,14 @@ class TensorHeader:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """A tensor that will be written. ``dtype`` in safetensors' spelling (``BF16``)."""
+    """A tensor that will be written. ``dtype`` in safetensors' spelling (``BF16``).
+
+    ``is_text``: the bytes of a text, which other writers may have made longer or shorter.
+    """
 
     dtype: str
     shape: tuple[int, ...]
+    is_text: bool = False
 
     @property
     def element_bytes(self) -> int:

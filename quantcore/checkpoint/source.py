@@ -1,4 +1,4 @@
-"""Tensors of a safetensors checkpoint, read one at a time by byte range."""
+"""Tensors of a safetensors checkpoint or a GGUF file, read one at a time by byte range."""
 
 from __future__ import annotations
 
@@ -47,4 +47,14 @@ class Source:
                     raise ModelError(f"{header.file} ends inside '{name}'.", code="corrupt_weights")
                 done += count
         tensor = buffer.view(TORCH_DTYPES[header.dtype])
-        return tensor.view(header.shape[::-1]).T.contiguous() if header.transposed else tensor.view(header.shape)
+        if header.transposed:
+            return tensor.view(header.shape[::-1]).T.contiguous()
+        tensor = tensor.view(header.shape)
+        if header.num_heads:
+            tensor = torch.empty_like(tensor).index_copy_(0, interleaved(len(tensor), header.num_heads), tensor)
+        return tensor - header.offset if header.offset else tensor
+
+
+def interleaved(num_rows: int, num_heads: int) -> torch.Tensor:
+    """Which row each row of a matrix in which the halves of heads lie row beside row was before."""
+    return torch.arange(num_rows).view(num_heads, 2, -1).transpose(1, 2).flatten()

@@ -2,7 +2,9 @@
 
 4 bits (NF4, FP4; Dettmers et al. 2023, "QLoRA"): ``weight`` uint8 [out * in / 2, 1], two codes a byte, the even one in
 the high half, rows one after another; ``weight.absmax`` float32 [out * in / block], the scale of each block;
-``weight.quant_map`` float32 [16]; ``weight.quant_state.bitsandbytes__nf4``, JSON as bytes.
+``weight.quant_map`` float32 [16]; ``weight.quant_state.bitsandbytes__nf4``, JSON as bytes. With double quantization
+``weight.absmax`` is uint8, codes of ``weight.nested_quant_map`` float32 [256] times ``weight.nested_absmax`` float32
+[scales / 256], and the mean, which is added, stands in the JSON (see ``double_quant``).
 8 bits (Dettmers et al. 2022, "LLM.int8()"): ``weight`` int8 [out, in]; ``SCB`` float32 [out], the scale times 127;
 ``weight_format`` uint8 [], 0. Inputs are rounded to int8 token by token, but for features with an outlier.
 """
@@ -10,6 +12,7 @@ the high half, rows one after another; ``weight.absmax`` float32 [out * in / blo
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +28,7 @@ from quantcore.export.exporter import (
 )
 from quantcore.export.stored import StoredFiles, StoredLayer, not_held
 from quantcore.layer import LayerPlan
+from quantcore.spec import SCALE_BLOCK
 
 if TYPE_CHECKING:
     from quantcore.qtensor import QLayer
@@ -33,6 +37,7 @@ QUANT_TYPES = {Dtype.nf4: "nf4", Dtype.fp4_bnb: "fp4"}
 BLOCK_SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 INT8_STEPS = 127
+OFFSET_DIGITS = 24  # of the longest number that JSON has for a float32: blanks fill up the others
 
 
 class BitsAndBytesExporter:
@@ -46,7 +51,8 @@ class BitsAndBytesExporter:
         if weight.dtype in QUANT_TYPES:
             if weight.qscheme is not QSchemeType.per_group or layer.group_size not in BLOCK_SIZES:
                 return f"its blocks have {', '.join(map(str, BLOCK_SIZES))} values"
-            return refuse_activations(layer) or (None if is_plain(weight) else "its scales are ordinary numbers")
+            is_known = weight.scale_type is ScaleType.double_quant or is_plain(weight)
+            return refuse_activations(layer) or (None if is_known else "its scales are ordinary numbers")
         if weight.dtype is not Dtype.int8:
             return "it has nf4, fp4_bnb and int8"
         if weight.qscheme is not QSchemeType.per_channel or not weight.symmetric or not is_plain(weight):
@@ -59,7 +65,11 @@ class BitsAndBytesExporter:
 
     def same_everywhere(self, layer: LayerPlan) -> dict[str, object]:
         inputs = layer.input_tensors
-        return {"dtype": layer.weight.dtype.value, "outlier_threshold": inputs.outlier_threshold if inputs else None}
+        return {
+            "dtype": layer.weight.dtype.value,
+            "outlier_threshold": inputs.outlier_threshold if inputs else None,
+            "double_quant": _is_nested(layer.weight),
+        }
 
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
         if layer.weight.dtype is Dtype.int8:
@@ -68,33 +78,48 @@ class BitsAndBytesExporter:
                 "SCB": TensorLayout("F32", (layer.out_features,)),
                 "weight_format": TensorLayout("U8", ()),
             }
-        rows, groups = layer.num_scales
+        num_scales, is_nested = math.prod(layer.num_scales), _is_nested(layer.weight)
+        nested = {
+            "weight.nested_absmax": TensorLayout("F32", (-(-num_scales // SCALE_BLOCK),)),
+            "weight.nested_quant_map": TensorLayout("F32", (256,)),
+        }
         return {
             "weight": TensorLayout("U8", (layer.out_features * layer.in_features // 2, 1)),
-            "weight.absmax": TensorLayout("F32", (rows * groups,)),
+            "weight.absmax": TensorLayout("U8" if is_nested else "F32", (num_scales,)),
             "weight.quant_map": TensorLayout("F32", (16,)),
-            _state_name(layer): TensorLayout("U8", (len(_state(layer, model_dtype)),)),
+            _state_name(layer): TensorLayout("U8", (len(_state(layer, model_dtype)),), is_text=True),
+            **(nested if is_nested else {}),
         }
 
     def encode(self, layer: LayerPlan, quantized: QLayer, model_dtype: str) -> Tensors:
         import torch
 
+        from quantcore.double_quant import dynamic_map
         from quantcore.formats.packing import HIGH_FIRST, pack
 
         weight, scale = quantized.weight, quantized.weight.params.scale
         if layer.weight.dtype is Dtype.int8:
             zero = torch.zeros((), dtype=torch.uint8)
             return {"weight": weight.codes, "SCB": scale.flatten() * INT8_STEPS, "weight_format": zero}
-        table = torch.arange(16, dtype=torch.uint8)
-        return {
+        nested, offset, table = weight.params.nested, 0.0, torch.arange(16, dtype=torch.uint8)
+        parts = {
             "weight": pack(weight.codes.flatten(), 4, HIGH_FIRST, torch.uint8).unsqueeze(1),
             "weight.absmax": scale.flatten(),
             "weight.quant_map": layer.weight.format.decode(table),
-            _state_name(layer): torch.tensor(list(_state(layer, model_dtype)), dtype=torch.uint8),
         }
+        if _is_nested(layer.weight):
+            assert nested is not None, layer.name
+            parts["weight.absmax"], offset = nested.codes.flatten(), nested.offset.item()
+            parts["weight.nested_absmax"] = nested.absmax
+            parts["weight.nested_quant_map"] = dynamic_map(nested.codes.device).clone()
+        state = _state(layer, model_dtype, offset)
+        return {**parts, _state_name(layer): torch.tensor(list(state), dtype=torch.uint8)}
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
+        import torch
+
         from quantcore.affine import QParams
+        from quantcore.double_quant import NestedScales, dynamic_map
         from quantcore.formats.packing import HIGH_FIRST, unpack
         from quantcore.qtensor import QLayer, QTensor
 
@@ -102,7 +127,14 @@ class BitsAndBytesExporter:
             params = QParams((tensors["SCB"] / INT8_STEPS).unsqueeze(1))
             return QLayer(QTensor(tensors["weight"], params, layer.weight))
         codes = unpack(tensors["weight"].flatten(), layer.weight.format, HIGH_FIRST).view(layer.shape)
-        return QLayer(QTensor(codes, QParams(tensors["weight.absmax"].view(layer.num_scales)), layer.weight))
+        scale = tensors["weight.absmax"].view(layer.num_scales)
+        if not _is_nested(layer.weight):
+            return QLayer(QTensor(codes, QParams(scale), layer.weight))
+        state = json.loads(bytes(tensors[_state_name(layer)].tolist()))
+        if not torch.equal(tensors["weight.nested_quant_map"], dynamic_map(scale.device)):
+            raise not_held(f"the scales of {layer.name} are codes of a map of its own")
+        nested = NestedScales(scale, tensors["weight.nested_absmax"], torch.tensor(float(state["nested_offset"])))
+        return QLayer(QTensor(codes, QParams(nested.decode(), nested=nested), layer.weight))
 
     def quantization_config(
         self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
@@ -114,7 +146,7 @@ class BitsAndBytesExporter:
         return shared | {
             "load_in_4bit": True,
             "bnb_4bit_quant_type": QUANT_TYPES[dtype],
-            "bnb_4bit_use_double_quant": False,
+            "bnb_4bit_use_double_quant": _is_nested(layers[0].weight),
             "bnb_4bit_quant_storage": "uint8",
             "bnb_4bit_compute_dtype": "bfloat16",
         }
@@ -127,11 +159,12 @@ class BitsAndBytesExporter:
         for dtype, kind in QUANT_TYPES.items():
             for name in files.modules_with(f"weight.quant_state.bitsandbytes__{kind}"):
                 state = json.loads(files.read_bytes(f"{name}.weight.quant_state.bitsandbytes__{kind}"))
-                if "nested_blocksize" in state:
-                    raise not_held(f"the scales of {name} are quantized once more (double quantization)")
+                is_nested = "nested_blocksize" in state
+                if is_nested and state["nested_blocksize"] != SCALE_BLOCK:
+                    raise not_held(f"the scales of {name} are quantized in blocks of {state['nested_blocksize']}")
                 spec = QuantizationSpec(
                     dtype=dtype, qscheme=QSchemeType.per_group, group_size=state["blocksize"],
-                    scale_type=ScaleType.float32,
+                    scale_type=ScaleType.double_quant if is_nested else ScaleType.float32,
                 )  # fmt: skip
                 found[name] = StoredLayer(tuple(state["shape"]), QuantizationConfig(weight=spec))
         inputs = QuantizationSpec(
@@ -163,15 +196,22 @@ def _state_name(layer: LayerPlan) -> str:
     return f"weight.quant_state.bitsandbytes__{QUANT_TYPES[layer.weight.dtype]}"
 
 
-def _state(layer: LayerPlan, model_dtype: str) -> bytes:
-    """What bitsandbytes must know to dequantize, as it writes it."""
+def _is_nested(spec: QuantizationSpec) -> bool:
+    return spec.scale_type is ScaleType.double_quant
+
+
+def _state(layer: LayerPlan, model_dtype: str, offset: float = 0.0) -> bytes:
+    """What bitsandbytes must know to dequantize, as it writes it; as long for every ``offset``."""
     state = {
         "quant_type": QUANT_TYPES[layer.weight.dtype],
         "blocksize": layer.group_size,
         "dtype": DTYPES[model_dtype],
         "shape": list(layer.shape),
     }
-    return json.dumps(state).encode()
+    if not _is_nested(layer.weight):
+        return json.dumps(state).encode()
+    state |= {"nested_blocksize": SCALE_BLOCK, "nested_dtype": "float32"}
+    return f'{json.dumps(state)[:-1]}, "nested_offset": {json.dumps(offset).ljust(OFFSET_DIGITS)}}}'.encode()
 
 
 _exporter: Exporter = EXPORTERS.add("bitsandbytes")(BitsAndBytesExporter())

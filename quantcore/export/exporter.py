@@ -151,7 +151,8 @@ def refuse_activations(layer: LayerPlan) -> str | None:
 
 def is_plain(spec: QuantizationSpec) -> bool:
     """One stage, and scales that are ordinary numbers."""
-    return spec.over is None and not (spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3) or spec.scale_type.is_whole)
+    kind = spec.scale_type
+    return spec.over is None and not (kind in (ScaleType.e8m0, ScaleType.e4m3) or kind.in_two_levels)
 
 
 def refuse_inputs(weight: QuantizationSpec, inputs: QuantizationSpec | None) -> str | None:

@@ -13,11 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.gguf_names import FILE_NAME, Places
-from quantcore.checkpoint.layout import TensorHeader, TensorLayout
-from quantcore.config import Config, Dtype, QSchemeType, QuantizationSpec, ScaleType, ZeroPointType
+from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader, TensorLayout
+from quantcore.config import (
+    Config,
+    Dtype,
+    QSchemeType,
+    QuantizationConfig,
+    QuantizationSpec,
+    ScaleType,
+    ZeroPointType,
+)
 from quantcore.export.exporter import EXPORTERS, Container, Exporter, Tensors, refuse_activations, refuse_everywhere
 from quantcore.export.gguf_blocks import BLOCK, BLOCK_TYPES, BlockType
 from quantcore.export.gguf_k_blocks import K_TYPES, Q6K, MinimumK
+from quantcore.export.stored import StoredFiles, StoredLayer
 from quantcore.layer import LayerPlan
 from quantcore.spec import SUPER_BLOCK
 
@@ -82,6 +91,19 @@ class GgufExporter:
     def quantization_config(self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]) -> None:
         return None
 
+    def knows(self, said: Mapping[str, Any]) -> bool:
+        return said.get("quant_method") == "gguf"
+
+    def find_layers(self, said: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
+        found = {}
+        for name, tensor in files.tensors.items():
+            if tensor.dtype in GGUF_BLOCKS:
+                width, num_bytes = GGUF_BLOCKS[tensor.dtype]
+                shape = (tensor.shape[0], tensor.shape[1] // num_bytes * width)
+                config = QuantizationConfig(weight=SPECS[tensor.dtype])
+                found[name.removesuffix(".weight")] = StoredLayer(shape, config)
+        return found
+
     def load_hint(self, path: str) -> str:
         return f"from llama_cpp import Llama\nllm = Llama('{path}/{FILE_NAME}')"
 
@@ -106,6 +128,24 @@ class GgufExporter:
 
         return GgufSource(folder, layouts, model_config, floats)
 
+
+def _spec(kind: BlockType | MinimumK | Q6K) -> QuantizationSpec:
+    """What the blocks of this type hold."""
+    has_minimum = kind.dtype.value.startswith("uint")
+    scale_type = ScaleType.float16
+    if isinstance(kind, Q6K | MinimumK):
+        scale_type = ScaleType.uint6 if has_minimum else ScaleType.int8
+    return QuantizationSpec(
+        dtype=kind.dtype,
+        qscheme=QSchemeType.per_group,
+        group_size=16 if isinstance(kind, Q6K) else BLOCK,
+        scale_type=scale_type,
+        zero_point_type=ZeroPointType.float32 if has_minimum else ZeroPointType.int32,
+    )
+
+
+SPECS = {kind.name: _spec(kind) for kind in (*BLOCK_TYPES.values(), *K_TYPES.values())}
+"""What a tensor of each of GGUF's types is quantized as."""
 
 SHORT_ROWS = {Dtype.uint4: Dtype.int5, Dtype.uint5: Dtype.uint5, Dtype.int6: Dtype.int8}
 """What takes the place of a K-type where rows are no multiple of 256: what llama.cpp's own tool takes."""

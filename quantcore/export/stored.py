@@ -16,6 +16,9 @@ from quantcore.checkpoint.layout import Stack, TensorHeader
 from quantcore.config import QuantizationConfig, QuantizationSpec, ScaleType
 from quantcore.errors import ModelError
 
+READ_BY_IMPORTERS = re.compile(r"\.quant_state\.bitsandbytes__|\.g_idx$|\.weight_shape$")
+"""Names of the small tensors whose bytes say how layers are quantized (see ``StoredFiles.read_bytes``)."""
+
 SCALE_TYPES = {"F32": ScaleType.float32, "F16": ScaleType.float16, "BF16": ScaleType.bfloat16}
 
 

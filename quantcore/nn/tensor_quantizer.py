@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from quantcore.affine import QParams, fake_quantize, fake_quantize_activation
+from quantcore.double_quant import NestedScales
 from quantcore.grouping import weight_grouping
 from quantcore.qtensor import quantize_weight
 from quantcore.solvers.rtn import observed_ranges
@@ -18,14 +19,17 @@ from quantcore.spec import QuantizationSpec
 class TensorQuantizer(nn.Module):
     """Quantizes and dequantizes one tensor: an activation [..., T, I] or a weight [out, in, *kernel].
 
-    ``scale``, ``zero_point`` and ``global_scale`` are buffers (None where ``params`` has none): float32 whatever the
-    model's dtype becomes, because codes were chosen for exactly these numbers. Without ``params`` the scales are taken
-    from every tensor anew; a spec without scales (bfloat16) is a plain cast.
+    ``scale``, ``zero_point``, ``global_scale`` and the parts of ``nested`` are buffers (None where params has none):
+    float32 whatever the model's dtype becomes, because codes were chosen for exactly these numbers. Without ``params``
+    the scales are taken from every tensor anew; a spec without scales (bfloat16) is a plain cast.
     """
 
     scale: torch.Tensor | None
     zero_point: torch.Tensor | None
     global_scale: torch.Tensor | None
+    nested_codes: torch.Tensor | None
+    nested_absmax: torch.Tensor | None
+    nested_offset: torch.Tensor | None
 
     def __init__(self, spec: QuantizationSpec, params: QParams | None, *, is_weight: bool = False) -> None:
         super().__init__()
@@ -33,6 +37,9 @@ class TensorQuantizer(nn.Module):
         self.is_weight = is_weight
         for name in ("scale", "zero_point", "global_scale"):
             self.register_buffer(name, None if params is None else getattr(params, name))
+        nested = None if params is None else params.nested
+        for name in ("codes", "absmax", "offset"):
+            self.register_buffer(f"nested_{name}", None if nested is None else getattr(nested, name))
 
     @classmethod
     def of_weight(cls, weight: torch.Tensor, spec: QuantizationSpec, global_scale: torch.Tensor | None = None) -> Self:
@@ -44,7 +51,12 @@ class TensorQuantizer(nn.Module):
     @property
     def params(self) -> QParams | None:
         """What the buffers hold; None for scales that are taken from every tensor anew."""
-        return None if self.scale is None else QParams(self.scale, self.zero_point, self.global_scale)
+        if self.scale is None:
+            return None
+        nested = None
+        if self.nested_codes is not None and self.nested_absmax is not None and self.nested_offset is not None:
+            nested = NestedScales(self.nested_codes, self.nested_absmax, self.nested_offset)
+        return QParams(self.scale, self.zero_point, self.global_scale, nested)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x as a consumer of the codes sees it, in x's shape and dtype."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import nn
 
-from quantcore.affine import QParams, as_stored, with_stored_minimum
+from quantcore.affine import as_stored, with_stored_minimum
 from quantcore.algorithms import AutoRoundConfig
 from quantcore.grouping import weight_grouping
 from quantcore.layer import LayerPlan
@@ -91,7 +92,7 @@ class _TunedWeight:
         self._offset = torch.zeros_like(self._weight_RGS, requires_grad=True)
         self._factor = torch.ones_like(start.params.scale, requires_grad=True)
         kind = start.spec.scale_type
-        self._fixed = kind in (ScaleType.e8m0, ScaleType.pof2, ScaleType.e4m3) or kind.is_whole
+        self._fixed = kind in (ScaleType.e8m0, ScaleType.pof2, ScaleType.e4m3) or kind.in_two_levels
         self._value: torch.Tensor | None = None
         self.keep()
 
@@ -138,7 +139,7 @@ class _TunedWeight:
             zero_point = params.zero_point
             if zero_point is not None:
                 zero_point = with_stored_minimum(zero_point, scale, spec, self.parameter.dtype)
-        self._final = QParams(scale, zero_point, params.global_scale)
+        self._final = replace(params, scale=scale, zero_point=zero_point)
 
     def codes(self) -> QTensor:
         """The codes of the restored parameters."""

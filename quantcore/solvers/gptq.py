@@ -91,7 +91,7 @@ class GPTQ:
         cells = [Cells.of(spec, weight_OI) for weight_OI in weights]
         run = cells[0].run
         is_static = self._config.static_groups or not cells[0].is_local or cells[0].num_scales[1] == 1
-        is_static = is_static or spec.scale_type.is_whole  # scales that are stored together are found together
+        is_static = is_static or spec.scale_type.in_two_levels  # scales that are stored together are found together
         hessian = hessian_of(None if is_static else run)
         target_OI, first_O = self._target(torch.cat(weights), stats, hessian)
         heights = [len(weight_OI) for weight_OI in weights]

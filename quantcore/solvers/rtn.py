@@ -18,7 +18,7 @@ from quantcore.solvers.measures import NUM_OUTPUTS, Metric, PooledMeasure, RunMe
 from quantcore.solvers.ranges import FullRange, search
 from quantcore.spec import QuantizationSpec
 from quantcore.stats import Needs, Stats
-from quantcore.super_blocks import as_super_blocks
+from quantcore.super_blocks import as_two_levels
 
 
 @SOLVERS.add("rtn")
@@ -62,7 +62,7 @@ def observed_ranges(weight: torch.Tensor, spec: QuantizationSpec, global_scale: 
     """The parameters of the ranges that the spec's observer finds in the weight alone, under a given global scale."""
     observer = observer_for(spec, weight_grouping(spec))
     observer.update(weight)
-    return as_super_blocks(find_params(*observer.range(), spec, weight.dtype, global_scale), spec)
+    return as_two_levels(find_params(*observer.range(), spec, weight.dtype, global_scale), spec)
 
 
 def alike(weights: Weights) -> list[list[LayerPlan]]:
@@ -96,7 +96,7 @@ def search_ranges(
     heights = [len(weight_OI) for weight_OI in weights]
     zeros = [None] * len(full) if found.zero_point is None else torch.split(found.zero_point, heights)
     parts = zip(torch.split(found.scale, heights), zeros, full, strict=True)
-    return [as_super_blocks(QParams(scale, zero, one.global_scale), spec) for scale, zero, one in parts]
+    return [as_two_levels(QParams(scale, zero, one.global_scale), spec) for scale, zero, one in parts]
 
 
 def transposed(weight_OI: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from quantcore.affine import fake_quantize, find_params, min_max
 from quantcore.blocks.edges import Edge
 from quantcore.grouping import PER_TENSOR, Grouping, weight_grouping
 from quantcore.spec import QuantizationSpec
-from quantcore.super_blocks import as_super_blocks
+from quantcore.super_blocks import as_two_levels
 from quantcore.transforms import Consumer
 
 NUM_STEPS = 20  # alpha is a whole multiple of 1/20
@@ -129,7 +129,7 @@ class TriedWeight:
         params = find_params(low, high, self._spec, self._dtype)  # of the whole weight
         if self._grouping != PER_TENSOR:
             ends = min_max(self._grouping.split(scaled))
-            params = as_super_blocks(find_params(*ends, self._spec, self._dtype, params.global_scale), self._spec)
+            params = as_two_levels(find_params(*ends, self._spec, self._dtype, params.global_scale), self._spec)
         return fake_quantize(scaled, self._spec, self._grouping, params)
 
 

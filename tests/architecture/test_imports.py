@@ -45,7 +45,7 @@ LEVELS = (
     ("spec",),
     ("config",),
     ("presets", "quark_config", "specs", "grouping"),
-    ("qtensor", "affine", "hadamard", "stats", "layouts"),
+    ("qtensor", "affine", "hadamard", "stats", "layouts", "double_quant"),
     ("super_blocks",),
     ("observers", "solvers", "transforms", "blocks", "layer", "task"),
     ("plan", "calibration", "checkpoint", "runtime"),

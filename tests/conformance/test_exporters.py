@@ -58,7 +58,7 @@ MUST_TAKE = {
     | {"int8_weight_only", "int8_weight_only_asym", "int8_static_asym_input", "uint4_whole_row", "float32_scales"},
     "fp8": {"fp8", "kv_cache_fp8", "fp8_block"},
     "fake_quantized": set(CONFIGS),
-    "bitsandbytes": {"nf4", "fp4_bnb", "llm_int8"},
+    "bitsandbytes": {"nf4", "fp4_bnb", "nf4_double_quant", "fp4_bnb_double_quant", "llm_int8"},
     "gptq": {"w4a16_sym", "int4_per_channel", "int8_weight_only", "int2", "int3"},
     "gptq_v2": {"w4a16", "w4a16_sym", "uint4_whole_row", "int8_weight_only_asym", "uint2", "float32_scales"},
     "awq": {"w4a16", "w4a16_sym", "uint4_whole_row", "int4_per_channel", "float32_scales"},

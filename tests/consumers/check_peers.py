@@ -43,6 +43,7 @@ def main() -> None:
         keep(f"gguf/{name}", peers_others.gguf_blocks(x_OI))
         for dtype in ("nf4", "fp4"):
             keep(f"bitsandbytes-{dtype}/{name}", peers_others.bitsandbytes_4bit(x_OI, dtype))
+        keep(f"bitsandbytes-nested/{name}", peers_others.bitsandbytes_nested(x_OI.abs()))
         keep(f"torchao-encode/{name}", peers_torchao.encode(x_OI))
         keep(f"ml_dtypes-encode/{name}", peers_others.ml_dtypes_encode(x_OI))
     for dtype, values in peers_others.ml_dtypes_decode().items():

@@ -99,6 +99,18 @@ def bitsandbytes_4bit(x_OI: torch.Tensor, dtype: str) -> dict[str, torch.Tensor]
     return {"packed": packed, "absmax": state.absmax, "table": state.code, "values": values}
 
 
+def bitsandbytes_nested(scale: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Scales quantized once more: codes by the rule of its GPU and reference code, and by its table-driven CPU code."""
+    offset, quantize = scale.mean(), torch.ops.bitsandbytes.quantize_blockwise.default
+    dynamic = bnb.create_dynamic_map()
+    reference = torch._C.DispatchKey.CompositeExplicitAutograd
+    codes, absmax = quantize._op_dk(reference, scale.flatten() - offset, dynamic, 256)
+    state = bnb.QuantState(absmax=absmax, code=dynamic, blocksize=256, dtype=torch.float32)
+    values = bnb.dequantize_blockwise(codes, state) + offset
+    near, _ = quantize(scale.flatten() - offset, dynamic, 256)
+    return {"codes": codes, "cpu_codes": near, "absmax": absmax, "offset": offset, "map": dynamic, "values": values}
+
+
 def ml_dtypes_decode() -> dict[str, torch.Tensor]:
     """What every code of every small float stands for."""
     found = {}

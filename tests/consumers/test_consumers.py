@@ -181,7 +181,14 @@ def test_transformers_reads_rounded_weights_as_an_ordinary_model(smollm2, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("preset", "kind"), [("nf4", "Linear4bit"), ("fp4_bnb", "Linear4bit"), ("llm_int8", "Linear8bitLt")]
+    ("preset", "kind"),
+    [
+        ("nf4", "Linear4bit"),
+        ("nf4_double_quant", "Linear4bit"),
+        ("fp4_bnb", "Linear4bit"),
+        ("fp4_bnb_double_quant", "Linear4bit"),
+        ("llm_int8", "Linear8bitLt"),
+    ],
 )
 def test_transformers_reads_bitsandbytes(smollm2, preset, kind, tmp_path, agrees):
     results, windows = export_all(smollm2, {preset: presets.resolve(preset)}, ("bitsandbytes",), tmp_path)

@@ -9,6 +9,7 @@ import torch
 
 from quantcore import affine
 from quantcore.affine import QParams
+from quantcore.double_quant import NestedScales, dynamic_map
 from quantcore.formats import FORMATS
 from quantcore.formats.floats import decode_e8m0
 from quantcore.formats.packing import AWQ_ORDER, HIGH_FIRST, pack, unpack, unpack_halves
@@ -64,6 +65,25 @@ def test_bitsandbytes(each, dtype):
         assert_same_but_ties(ours[keep], theirs[keep], exact[keep], fmt.grid(), slack[keep], name)
         values = affine.dequantize(codes, params, spec)
         assert_same(values[keep], grouping.split(found["values"])[keep], name)
+
+
+def test_double_quantization_of_bitsandbytes(each):
+    """Map, mean, largest distances, codes and values of scales. Its CPU code finds codes by a coarse table and now and
+    then takes the neighbour of a value near the middle of two; its GPU code and ours take the nearest."""
+    for name, x_OI, found in each("bitsandbytes-nested"):
+        scale = x_OI.abs()
+        if not (scale - scale.mean()).any():
+            continue  # where there are no distances, codes mean nothing
+        nested = NestedScales.of(scale)
+        assert_same(dynamic_map(scale.device), found["map"], name)
+        assert_same(nested.offset, found["offset"].view(()), name)
+        assert_same(nested.absmax, found["absmax"], name)
+        keep = nested.absmax.repeat_interleave(256).view(scale.shape) >= TINY
+        assert_same(nested.codes[keep], found["codes"].view(scale.shape)[keep], name)
+        assert_same(nested.decode()[keep], found["values"].view(scale.shape)[keep], name)
+        apart = (nested.codes.int() - found["cpu_codes"].view(scale.shape).int()).abs()[keep]
+        if name != "extreme_exponents":  # which its CPU code does not survive
+            assert not (apart > 1).any() and (apart > 0).sum() <= 0.02 * apart.numel(), name
 
 
 @pytest.mark.parametrize("layout", ["Q8_0", "Q4_0", "Q4_1"])

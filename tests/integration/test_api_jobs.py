@@ -47,6 +47,7 @@ def test_submit_answers_with_the_whole_job(client: TestClient, make_model: MakeM
         "config": "",
         "calibration": {"source": "builtin", "num_samples": 32, "seq_len": 512, "seed": 0},
         "export": ["quark"],
+        "max_shard_size": "5GB",
         "needs_memory_bytes": 0,
         "cloned_from": None,
         "sweep_id": None,
@@ -144,6 +145,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
     ),
     "nothing left": ({"config": {"preset": "fp8", "exclude": ["*"]}}, "nothing_to_quantize", "#/config/exclude"),
     "unknown export": ({"export": ["gguf9"]}, "unknown_export_format", None),
+    "shards of no size": ({"max_shard_size": "5 apples"}, "invalid_max_shard_size", "#/max_shard_size"),
     "no export": ({"export": []}, "invalid_export", "#/export"),
     "export twice": ({"export": ["quark", "quark"]}, "invalid_export", "#/export"),
     "seq_len above the model's": ({"calibration": {"seq_len": 2048}}, "seq_len_too_long", "#/calibration/seq_len"),
@@ -177,7 +179,7 @@ def test_bad_requests_are_told_what_is_wrong(
     (model.parent / "link").symlink_to("/usr")
     request = body(model, **fill_in(changes, str(model.parent)))
     for path in ("/v1/jobs", "/v1/plans"):
-        if path == "/v1/plans" and changes.keys() & {"name", "labels"}:
+        if path == "/v1/plans" and changes.keys() & {"name", "labels", "max_shard_size"}:
             continue
         answer = client.post(path, json=request)
         assert answer.status_code == 422, answer.text

@@ -11,12 +11,15 @@ from fastapi.testclient import TestClient
 from huggingface_hub import constants
 from sqlalchemy import text
 
+import quantcore.checkpoint.hub
 from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.tables import Job
+from quantcore import presets
 from tests.factories import tiny_model
 from tests.hub_server import TOKEN, HubServer
 from tests.integration.conftest import WorkerProcess
+from tests.integration.test_reading import quantize
 
 CALIBRATION = {"source": "builtin", "num_samples": 2, "seq_len": 32}
 LIMIT_S = 120.0
@@ -97,6 +100,77 @@ def assert_no_secret_was_kept(sessions: Sessions, settings: Settings, tmp_path: 
     for secret in (TOKEN, "secret-signature"):
         assert not [row for row in rows if secret in row]
         assert not [path for path in files if secret.encode() in path.read_bytes()]
+
+
+QUANTIZED = {
+    "bitsandbytes": "nf4_double_quant",
+    "compressed_tensors": "w4a16_sym",
+    "gptq": "w4a16_sym",
+    "awq": "w4a16",
+    "quark": "fp8",
+}
+
+
+@pytest.mark.usefixtures("proof_in_this_process")
+def test_quantized_models_are_planned_as_on_the_disk_without_their_weights(
+    client: TestClient, hub: HubServer, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantcore.checkpoint.hub, "LARGEST_GAP", 500)  # as large models' weights are to the real one
+    model_dir = tiny_model(tmp_path / "model", hidden_size=256, intermediate_size=512)
+    for export, preset in QUANTIZED.items():
+        folder = settings.model_roots[0] / export
+        quantize(model_dir, folder, presets.resolve(preset), export)
+        hub.add("org/tiny", folder)
+        asked = {"config": {"preset": "int8_dynamic"}, "calibration": CALIBRATION}
+        hub.requests.clear()
+        remote = client.post("/v1/plans", json={"model": {"id": "org/tiny"}, **asked})
+        local = client.post("/v1/plans", json={"model": {"path": str(folder)}, **asked})
+        assert remote.status_code == 200, remote.text
+        plans = [answer.json() for answer in (remote, local)]
+        for plan in plans:
+            plan.pop("model", None)
+        assert plans[0] == plans[1]
+        assert any(f"quantized already ({export})" in warning for warning in plans[0]["warnings"])
+        size = (folder / "model.safetensors").stat().st_size
+        ranges = [request.headers["range"].removeprefix("bytes=").split("-") for request in hub.asked("/cdn/")]
+        begun = sum(int(end) + 1 - int(begin) for begin, end in ranges if int(begin) > 0)
+        assert begun < size / 5 and (len(ranges) > 1) == (export in ("bitsandbytes", "compressed_tensors", "gptq"))
+
+
+@pytest.mark.usefixtures("proof_in_this_process")
+def test_a_quantized_model_by_id_is_quantized_anew(
+    client: TestClient, hub: HubServer, start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    quantize(tiny_model(tmp_path / "model"), tmp_path / "nf4", presets.resolve("nf4_double_quant"), "bitsandbytes")
+    hub.add("org/tiny", tmp_path / "nf4")
+    job_id = client.post("/v1/jobs", json=body()).json()["id"]
+    start_worker()
+    job = wait_for(job_id, "succeeded", "failed", timeout_s=LIMIT_S)
+    assert job.state == "succeeded", job.error
+    report = client.get(f"/v1/jobs/{job_id}/artifacts/report.json").json()
+    assert any("quantized already (bitsandbytes)" in warning for warning in report["warnings"])
+
+
+@pytest.mark.usefixtures("proof_in_this_process")
+def test_a_gguf_file_of_an_allowed_folder_is_a_job(
+    client: TestClient, start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job], settings: Settings,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    quantize(tiny_model(tmp_path / "model"), tmp_path / "q", presets.resolve("gguf_q8_0"), "gguf")
+    file = settings.model_roots[0] / "tiny.gguf"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "q/model.gguf").rename(file)
+    asked = {"config": {"preset": "int8_dynamic"}, "calibration": CALIBRATION, "max_shard_size": "90KB"}
+    answer = client.post("/v1/jobs", json={"model": {"path": str(file)}, **asked})
+    assert answer.status_code == 202, answer.text
+    start_worker()
+    job = wait_for(answer.json()["id"], "succeeded", "failed", timeout_s=LIMIT_S)
+    assert job.state == "succeeded", job.error
+    assert "model-00002-of-" in client.get(f"/v1/jobs/{job.id}/artifacts").text
+    file.write_bytes(file.read_bytes()[:2000])
+    answer = client.post("/v1/jobs", json={"model": {"path": str(file)}, **asked})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_gguf")
 
 
 def test_a_file_that_is_not_the_commits_is_tried_again_and_refused(

@@ -99,6 +99,13 @@ def test_memory_and_stream_write_the_same_bits(name, model_dir, tmp_path):
         assert [key for key in written if not same_bits(written[key], streamed[key])] == []
 
 
+@pytest.mark.parametrize("name", ["nf4", "fp4_bnb_double_quant"])
+def test_so_does_bitsandbytes(name, model_dir, tmp_path):
+    for streamed, written in written_both_ways(model_dir, preset(name), tmp_path, ("bitsandbytes",)):
+        assert written.keys() == streamed.keys() and ("nested_absmax" in str(written.keys())) == ("double" in name)
+        assert [key for key in written if not same_bits(written[key], streamed[key])] == []
+
+
 MOE = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 OTHERS = {
     "mixtral": MOE,

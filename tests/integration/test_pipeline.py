@@ -201,6 +201,20 @@ def test_mixed_layers_and_shards(tmp_path, proof_in_this_process):
     assert foreign["format"] == "mixed-precision"
 
 
+def test_shards_are_as_large_as_they_may_be(tmp_path, proof_in_this_process):
+    """Each tensor in the file that the index names; a format of one file says that it is one."""
+    model_dir = tiny_model(tmp_path / "model")
+    asked = task(model_dir, tmp_path / "out", "gguf_q8_0", ("gguf", "compressed_tensors"))
+    report = run(asked.model_copy(update={"max_shard_size": "90KB"}), lambda event: None)
+    files = sorted((tmp_path / "out/compressed_tensors").glob("*.safetensors"))
+    assert len(files) > 2 and all(file.stat().st_size < 90_000 + 10_000 for file in files)  # and a header
+    index = json.loads((tmp_path / "out/compressed_tensors/model.safetensors.index.json").read_text())
+    held = {name: file.name for file in files for name in load_file(file)}
+    assert index["weight_map"] == held
+    assert index["metadata"]["total_size"] == sum(t.nbytes for file in files for t in load_file(file).values())
+    assert [line for line in report["warnings"] if "gguf is one file: max_shard_size 90KB" in line]
+
+
 def test_nothing_is_left_behind_after_a_failure(model_dir, tmp_path):
     broken = tmp_path / "broken"
     subprocess.run(["cp", "-r", str(model_dir), str(broken)], check=True)

@@ -65,7 +65,7 @@ CASES = {
     "gptq": ("int4", "int3", "int2", "mixed"),
     "gptq_v2": ("w4a16", "uint2", "mixed"),
     "awq": ("w4a16",),
-    "bitsandbytes": ("nf4", "fp4_bnb", "llm_int8"),
+    "bitsandbytes": ("nf4", "fp4_bnb", "nf4_double_quant", "fp4_bnb_double_quant", "llm_int8"),
 }
 CONFIGS = {
     "kv": presets.resolve("fp8", kv_cache="fp8"),
@@ -111,7 +111,7 @@ def measured(model):
 
 def test_every_format_with_codes_can_be_read():
     readable = {name for name in EXPORTERS if isinstance(EXPORTERS.get(name), Importer)}
-    assert readable == set(CASES) == set(filter(holds_codes, EXPORTERS)) - {"gguf"}  # read by ``checkpoint.gguf``
+    assert readable == {*CASES, "gguf"} == set(filter(holds_codes, EXPORTERS))  # gguf: see test_gguf_reading
 
 
 @pytest.mark.parametrize(("export", "name"), [(export, name) for export, names in CASES.items() for name in names])
@@ -218,6 +218,34 @@ def test_a_quantized_model_can_be_quantized_anew(float_model, tmp_path):
     assert said[1] == [] and "quantized already (bitsandbytes)" in said[0][0]
     assert "quantization_config" not in read_model(tmp_path / "nf4/bitsandbytes").headers.config
     assert json.loads((tmp_path / "from_bitsandbytes/config.json").read_text())["quantization_config"]["version"]
+
+
+@pytest.fixture
+def nested(float_model, tmp_path):
+    """A bitsandbytes checkpoint with double quantization."""
+    quantize(float_model, tmp_path / "nested", presets.resolve("nf4_double_quant"), "bitsandbytes")
+    return tmp_path / "nested"
+
+
+def test_states_that_bitsandbytes_wrote_are_of_any_length(nested):
+    part = "model.layers.0.self_attn.q_proj.weight"
+    before = open_source(read_model(nested)).read(part)
+
+    def shorten(tensors):
+        name = f"{part}.quant_state.bitsandbytes__nf4"
+        text = json.dumps(json.loads(bytes(tensors[name].tolist()))).encode()
+        assert len(text) < len(tensors[name])
+        tensors[name] = torch.tensor(list(text), dtype=torch.uint8)
+
+    edit_tensors(nested, shorten)
+    assert torch.equal(open_source(read_model(nested)).read(part), before)
+
+
+def test_scales_in_a_map_of_their_own_are_refused(nested):
+    part = "model.layers.0.self_attn.q_proj.weight"
+    edit_tensors(nested, lambda tensors: tensors[f"{part}.nested_quant_map"].mul_(2))
+    with pytest.raises(ModelError, match="codes of a map of its own"):
+        open_source(read_model(nested)).read(part)
 
 
 def publish_as_mxfp4(model_dir: Path) -> dict[str, torch.Tensor]:

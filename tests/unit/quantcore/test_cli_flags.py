@@ -6,6 +6,8 @@ import pytest
 
 from quantcore import presets
 from quantcore.algorithms import AWQConfig, GPTQConfig, RotationConfig, SmoothQuantConfig
+from quantcore.checkpoint.sink import MAX_SHARD_BYTES
+from quantcore.config import parse_size
 from quantcore.errors import ConfigError
 from quantcore.flags import parser, task_of
 
@@ -44,6 +46,17 @@ def test_the_two_commands_of_the_document_of_vllm(tmp_path):
     assert (cache.output_tensors.dtype, cache.output_tensors.qscheme, cache.output_tensors.is_static) == (
         "int8", "per_tensor", True,
     )  # fmt: skip
+
+
+def test_a_size_is_written_as_for_transformers(tmp_path):
+    assert task(tmp_path).max_shard_size == "5GB" and parse_size("5GB") == MAX_SHARD_BYTES
+    assert task(tmp_path, "--max_shard_size", "1.5GB").max_shard_size == "1.5GB"
+    sizes = {"500MB": 500_000_000, "1.5GB": 1_500_000_000, "20 kb": 20_000, "1TB": 10**12}
+    assert {text: parse_size(text) for text in sizes} == sizes
+    for text in ("5", "5GiB", "-5GB", "0KB", "GB", "5GB5", "", "9" * 50 + "GB"):
+        with pytest.raises(ConfigError, match="is no size of a file") as refusal:
+            task(tmp_path, f"--max_shard_size={text}")
+        assert refusal.value.code == "invalid_max_shard_size" and "5GB, 500MB" in refusal.value.hint
 
 
 def test_no_flag_is_no_algorithm(tmp_path):

@@ -1,6 +1,7 @@
 """The Hub as the engine uses it, against our stand-in of it (see tests/hub_server.py for what that does not cover)."""
 
 import json
+import re
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from huggingface_hub import constants
 
 from quantcore import cli
 from quantcore.checkpoint import hub
-from quantcore.checkpoint.headers import read_local
+from quantcore.checkpoint.headers import ModelHeaders, read_local
 from quantcore.errors import ModelError
 from quantcore.events import Event, PhaseStarted, Progress
 from quantcore.task import Task
@@ -96,6 +97,29 @@ def test_headers_are_read_without_the_weights(server: HubServer) -> None:
     (request,) = server.asked("/cdn/")
     assert request.headers["range"] == f"bytes=0-{hub.FIRST_BYTES - 1}"
     assert server.asked("/tokenizer.json") == []
+
+
+def test_small_tensors_that_a_plan_needs_are_filled_in(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by a request of its own, or with its neighbours; the rest are holes."""
+    server.add("org/tiny", MODEL | {"model.safetensors": safetensors("a.g_idx", "b", "c.g_idx", "d.g_idx")})
+    needed, seen = re.compile(r"\.g_idx$"), []
+
+    def read(folder: Path) -> ModelHeaders:
+        headers = read_local(folder)
+        data = (folder / "model.safetensors").read_bytes()
+        seen.append({name: data[one.begin : one.end] == bytes(range(64)) for name, one in headers.tensors.items()})
+        return headers
+
+    monkeypatch.setattr(hub, "LARGEST_GAP", 10)
+    assert set(hub.read_headers("org/tiny", read=read, needed=needed)[0].tensors) == {
+        "a.g_idx", "b", "c.g_idx", "d.g_idx"
+    }  # fmt: skip
+    assert seen == [{"a.g_idx": True, "b": False, "c.g_idx": True, "d.g_idx": True}]
+    assert len(server.asked("/cdn/")) == 3
+    monkeypatch.setattr(hub, "MAX_SPANS", 1)
+    with pytest.raises(ModelError, match="0 MiB in 2 pieces") as error:
+        hub.read_headers("org/tiny", read=read, needed=needed)
+    assert error.value.code == "header_too_large" and "Download it" in error.value.hint
 
 
 def test_a_long_header_is_asked_for_again(server: HubServer) -> None:

@@ -11,7 +11,7 @@ from quantcore.config import QuantizationSpec
 from quantcore.grouping import weight_grouping
 from quantcore.presets import PRESETS
 from quantcore.qtensor import quantize_weight
-from quantcore.super_blocks import LARGEST, as_super_blocks, two_levels
+from quantcore.super_blocks import LARGEST, as_two_levels, two_levels
 
 K_PRESETS = ("gguf_q4_k", "gguf_q5_k", "gguf_q6_k")
 SPECS = {name: PRESETS[name].layer_config.weight for name in K_PRESETS}
@@ -32,7 +32,7 @@ def test_every_parameter_is_a_whole_number_of_float16_units(name, seed, magnitud
     weight[0] = 0
     weight[1, :40] = 0
     weight[2] = weight[2].abs()
-    params = as_super_blocks(find_params(*ends(weight, spec), spec, torch.float32), spec)
+    params = as_two_levels(find_params(*ends(weight, spec), spec, torch.float32), spec)
     assert (params.scale > 0).all() and params.scale.isfinite().all()
     stored = [(params.scale, 1)]
     if params.zero_point is not None:
@@ -44,7 +44,7 @@ def test_every_parameter_is_a_whole_number_of_float16_units(name, seed, magnitud
         assert torch.equal(unit, unit.half().float())
         assert (whole >= at_least).all() and (whole <= LARGEST[spec.scale_type]).all()
         torch.testing.assert_close(unit.unsqueeze(-1) * whole, values, rtol=2.0**-21, atol=0)
-    again = as_super_blocks(params, spec)
+    again = as_two_levels(params, spec)
     torch.testing.assert_close(again.scale, params.scale, rtol=2.0**-5, atol=0)
 
 
@@ -53,7 +53,7 @@ def test_what_the_second_level_costs(name, bound):
     """Of normal weights. One float16 scale and minimum for each group would give 0.0783, 0.0378 and 0.0189."""
     spec, weight = SPECS[name], torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
     params = find_params(*ends(weight, spec), spec, torch.float32)
-    free, stored = (quantize_weight(weight, one, spec).dequantize() for one in (params, as_super_blocks(params, spec)))
+    free, stored = (quantize_weight(weight, one, spec).dequantize() for one in (params, as_two_levels(params, spec)))
     costs = [((weight - restored).norm() / weight.norm()).item() for restored in (free, stored)]
     assert costs[0] < costs[1] < bound
 
@@ -62,7 +62,7 @@ def test_a_group_of_zeros_does_not_outweigh_its_neighbours():
     spec = SPECS["gguf_q4_k"]
     weight = torch.randn(1, 256) * 1e-3
     weight[:, 32:64] = 0
-    params = as_super_blocks(find_params(*ends(weight, spec), spec, torch.float32), spec)
+    params = as_two_levels(find_params(*ends(weight, spec), spec, torch.float32), spec)
     assert params.scale.max() < 1e-3
     codes = quantize(weight_grouping(spec).split(weight), params, spec)
     assert len(codes[0, 0].unique()) > 8
@@ -70,7 +70,7 @@ def test_a_group_of_zeros_does_not_outweigh_its_neighbours():
 
 def test_other_specs_keep_their_parameters():
     params = QParams(torch.ones(2, 8))
-    assert as_super_blocks(params, PRESETS["gguf_q4_0"].layer_config.weight) is params
+    assert as_two_levels(params, PRESETS["gguf_q4_0"].layer_config.weight) is params
 
 
 @pytest.mark.parametrize("change", [
