@@ -21,10 +21,9 @@ from quantcore.calibration.ranges import Activations, quantized_activations
 from quantcore.calibration.text import TokenWindows, token_windows
 from quantcore.calibration.tokenizer import load_tokenizer
 from quantcore.checkpoint.artifact import LICENSES, building, copy_side_files, seal, write_json
-from quantcore.checkpoint.gguf_file import GgufSink
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.hub import fetch
-from quantcore.checkpoint.sink import Sink
+from quantcore.checkpoint.sink import Sink, TensorSink
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
 from quantcore.dequantizing import open_source
 from quantcore.errors import ModelError
@@ -143,11 +142,11 @@ def quantize(task: Task, given: Model, plan: Plan, folder: Path, emit: Emit) -> 
     return Outcome(expected, quantizer.done, quantizer.warnings, before, quantizer.edges)
 
 
-def open_sink(export: str, task: Task, headers: ModelHeaders, plan: Plan, folder: Path) -> Sink | GgufSink:
+def open_sink(export: str, task: Task, headers: ModelHeaders, plan: Plan, folder: Path) -> TensorSink:
     """Where the tensors of one format are written."""
     target, layouts, exporter = export_dir(folder, plan, export), plan.layouts[export], EXPORTERS.get(export)
     if isinstance(exporter, Container):
-        return exporter.sink(target, layouts, plan.result_config(headers.config), task.model_folder)
+        return exporter.sink(target, layouts, plan.layers, plan.result_config(headers.config), task.model_folder)
     return Sink(target, layouts, tensors={} if holds_codes(export) else headers.tensors)
 
 
@@ -200,7 +199,7 @@ class BlockQuantizer:
         self.source = source
         self.expected = expected
         self.emit = emit
-        self.sinks: dict[str, Sink | GgufSink] = {}
+        self.sinks: dict[str, TensorSink] = {}
         self.done: list[LayerQuantized] = []
         self.warnings: list[Warned] = []
         self.edges: list[dict[str, Any]] = []
@@ -332,7 +331,7 @@ def write_side_files(task: Task, headers: ModelHeaders, plan: Plan, folder: Path
     kept = tuple(entry.name for entry in plan.kept)
     for export in plan.exports:
         target, exporter = export_dir(folder, plan, export), EXPORTERS.get(export)
-        if isinstance(exporter, Container):
+        if isinstance(exporter, Container) and exporter.holds_tokenizer:
             copy_side_files(task.model_folder, target, LICENSES)
             continue
         quantization = exporter.quantization_config(task.config, plan.layers, kept)

@@ -103,7 +103,8 @@ def test_the_tables_of_the_page_of_algorithms():
     assert {key: options[key] for key in shown} == shown
 
 
-ORDER = ["quark", "compressed_tensors", "fp8", "gptq", "gptq_v2", "awq", "bitsandbytes", "gguf", "fake_quantized"]
+ORDER = ["quark", "compressed_tensors", "fp8", "gptq", "gptq_v2", "awq", "bitsandbytes", "gguf", "onnx",
+         "fake_quantized"]  # fmt: skip
 
 
 def test_the_page_of_formats(folder, monkeypatch, capsys):
