@@ -122,6 +122,17 @@ def test_the_page_of_formats(folder, monkeypatch, capsys):
     assert (folder / "quark" / "manifest.json").is_file()
 
 
+def test_the_page_of_onnx(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    page = (DOCS / "onnx.md").read_text()
+    command, code = *blocks_of(page, "sh"), *blocks_of(page, "python")
+    _, verb, *flags = shlex.split(command)
+    assert verb == "quantize" and main([*flags, "--seq_len", "64", "--skip_evaluation", "--json"]) == 0
+    capsys.readouterr()
+    exec(compile(code, "docs/onnx.md", "exec"), {})
+    assert len(capsys.readouterr().out.strip()) > len("The capital of France is")
+
+
 def test_the_table_of_presets():
     """As ``bitfoundry quantize presets`` says it."""
     rows = rows_of((DOCS / "config.md").read_text(), "In three lines")

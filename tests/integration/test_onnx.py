@@ -13,16 +13,20 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from transformers import AutoTokenizer
 
+from bitfoundry import demo_model
 from quantcore import load, pipeline, presets
 from quantcore.checkpoint.headers import read_local
 from quantcore.checkpoint.onnx_graph import trace
 from quantcore.checkpoint.onnx_names import DATA_NAME, FILE_NAME, read_onnx_headers
 from quantcore.config import CalibrationConfig, QuantizationConfig, QuantizationSpec
+from quantcore.dequantizing import read_layer
 from quantcore.errors import ConfigError, ModelError, ProofError
 from quantcore.nn.codes import encode_layer
 from quantcore.nn.layers import quantized_layers
 from quantcore.plan import resolve
+from quantcore.reading import read_model
 from quantcore.task import EvaluationConfig, Task
 from tests.factories import MIXTURES, tiny_model
 
@@ -43,6 +47,26 @@ MIXED = replace(
         ),
     },
 )
+
+
+def layer(weight, inputs=None):
+    return QuantizationConfig(
+        weight=QuantizationSpec(**weight), input_tensors=None if inputs is None else QuantizationSpec(**inputs)
+    )
+
+
+GROUPS = {"qscheme": "per_group", "group_size": 32}
+INPUTS = replace(
+    presets.resolve("int8"),
+    layer_quant_config={
+        "*.q_proj": layer({"dtype": "int4", **GROUPS}, {"dtype": "int8", "qscheme": "per_channel", "is_dynamic": True}),
+        "*.k_proj": layer({"dtype": "fp8_e4m3", **GROUPS}),
+        "*.v_proj": layer({"dtype": "fp8_e5m2", "qscheme": "per_channel"}, {"dtype": "fp8_e5m2"}),
+        "*.o_proj": layer({"dtype": "int8", "symmetric": False}, {"dtype": "int8", "symmetric": False}),
+        "*.up_proj": layer({"dtype": "int8"}, {"dtype": "uint8", "is_dynamic": True}),
+        "*.gate_proj": layer({"dtype": "int4", "symmetric": False, **GROUPS}, {"dtype": "fp8_e4m3"}),
+    },
+)
 WINDOW = {"query_pre_attn_scalar": 16, "sliding_window": 4, "final_logit_softcapping": 5.0}
 # name -> (model, its options, config, how far logits may go, as a part of the largest: see test_logits)
 FLOAT_NOISE, MOVED_CODES = 1e-5, 0.03
@@ -51,6 +75,7 @@ CASES = {
     "4 bits and the head": ("llama", {"tie_word_embeddings": False}, QUANTIZED_HEAD, FLOAT_NOISE),
     "biases": ("qwen2", {}, presets.resolve("w4a16"), FLOAT_NOISE),
     "mixed": ("qwen2", {"tie_word_embeddings": False}, MIXED, MOVED_CODES),
+    "inputs": ("llama", {}, INPUTS, MOVED_CODES),
     "window": ("gemma2", WINDOW, presets.resolve("int8_weight_only"), FLOAT_NOISE),
     "norms of heads": ("qwen3", {"head_dim": 32}, presets.resolve("int8_weight_only_per_tensor"), FLOAT_NOISE),
     "int8 static": ("llama", {}, presets.resolve("int8_static"), MOVED_CODES),
@@ -283,3 +308,34 @@ def test_config_json_says_how_layers_are_quantized(tmp_path, proof_in_this_proce
     _, config = load(folder)
     assert config.choose("model.layers.1.mlp.down_proj", "Linear")[0] == MIXED.layer_quant_config["*.1.mlp.down_proj"]
     assert config.choose("model.layers.0.mlp.down_proj", "Linear")[0] is None
+
+
+@pytest.mark.slow
+def test_a_real_model_writes_the_same_text(tmp_path):
+    """SmolLM2 in 4 bits: the text, the logits and the perplexity of the same codes in the Quark format, in float32."""
+    model_dir = demo_model.prepare(print)
+    task = Task(
+        model_dir=model_dir, output_dir=tmp_path / "out", config=presets.resolve("w4a16"), export=("quark", "onnx"),
+        calibration=CALIBRATION, evaluation=EvaluationConfig(num_windows=0, seq_len=512),
+    )  # fmt: skip
+    pipeline.run(task, lambda event: None)
+    model, codes = load(tmp_path / "out/quark").model.float(), read_model(tmp_path / "out/quark").quantized
+    for name, layer in codes.layers.items():  # as they are: the model that was loaded has rounded them to its dtype
+        model.get_parameter(name).data = read_layer(codes, layer).weight.dequantize()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out/onnx")
+    run = Session(tmp_path / "out/onnx", optimized=True)
+    ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
+    mask = torch.ones_like(ids)
+    wanted = model.generate(ids, attention_mask=mask, max_new_tokens=20, do_sample=False, eos_token_id=-1)
+    step, cache, written = ids, run.empty(1), ids
+    for _ in range(20):
+        logits, cache = run(step, torch.ones_like(written), cache)
+        step = logits[:, -1:].argmax(-1)
+        written = torch.cat([written, step], 1)
+    assert torch.equal(written, wanted) and "Paris" in tokenizer.decode(written[0])
+    text = tokenizer((model_dir / "config.json").read_text() + task.model_dump_json(), return_tensors="pt").input_ids
+    logits, _ = run(text, torch.ones_like(text), run.empty(1))
+    expected = model(text).logits
+    assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()  # 30 blocks of float32 noise: 1e-5
+    losses = [torch.nn.functional.cross_entropy(one[0, :-1], text[0, 1:]) for one in (logits, expected)]
+    assert abs(losses[0] - losses[1]) < 1e-5
