@@ -63,7 +63,7 @@ INPUTS = replace(
         "*.k_proj": layer({"dtype": "fp8_e4m3", **GROUPS}),
         "*.v_proj": layer({"dtype": "fp8_e5m2", "qscheme": "per_channel"}, {"dtype": "fp8_e5m2"}),
         "*.o_proj": layer({"dtype": "int8", "symmetric": False}, {"dtype": "int8", "symmetric": False}),
-        "*.up_proj": layer({"dtype": "int8"}, {"dtype": "uint8", "is_dynamic": True}),
+        "*.up_proj": layer({"dtype": "int8"}, {"dtype": "uint8", "qscheme": "per_channel", "is_dynamic": True}),
         "*.gate_proj": layer({"dtype": "int4", "symmetric": False, **GROUPS}, {"dtype": "fp8_e4m3"}),
     },
 )

@@ -65,6 +65,7 @@ CASES = {
     "gptq_v2": ("w4a16", "uint2", "mixed"),
     "awq": ("w4a16",),
     "bitsandbytes": ("nf4", "fp4_bnb", "llm_int8"),
+    "onnx": ("w4a16", "int8_static", "mixed", "kv"),
 }
 CONFIGS = {
     "kv": presets.resolve("fp8", kv_cache="fp8"),
