@@ -31,6 +31,7 @@ from quantcore.task import EvaluationConfig, Task
 from tests.factories import MIXTURES, tiny_model
 
 CALIBRATION = CalibrationConfig(num_samples=4, seq_len=64)
+WEIGHTS = presets.resolve("int8_weight_only")
 QUANTIZED_HEAD = replace(presets.resolve("w4a16_sym", group_size=16), exclude=())
 MIXED = replace(
     presets.resolve("w4a16", group_size=32),
@@ -76,8 +77,9 @@ CASES = {
     "biases": ("qwen2", {}, presets.resolve("w4a16"), FLOAT_NOISE),
     "mixed": ("qwen2", {"tie_word_embeddings": False}, MIXED, MOVED_CODES),
     "inputs": ("llama", {}, INPUTS, MOVED_CODES),
-    "window": ("gemma2", WINDOW, presets.resolve("int8_weight_only"), FLOAT_NOISE),
+    "window": ("gemma2", WINDOW, WEIGHTS, FLOAT_NOISE),
     "norms of heads": ("qwen3", {"head_dim": 32}, presets.resolve("int8_weight_only_per_tensor"), FLOAT_NOISE),
+    "alibi": ("bloom", {"n_layer": 2, "n_head": 4, "layer_norm_epsilon": 1e-5}, WEIGHTS, FLOAT_NOISE),
     "int8 static": ("llama", {}, presets.resolve("int8_static"), MOVED_CODES),
     "int8 dynamic": ("phi3", {}, presets.resolve("int8_dynamic"), MOVED_CODES),
     "fp8 with a cache": ("llama", {}, presets.resolve("fp8", kv_cache="fp8"), MOVED_CODES),
@@ -119,7 +121,9 @@ class Session:
     def __call__(self, ids, mask, past):
         """(logits, cache) for tokens [B, T] after those in the cache; ``mask`` [B, all tokens]."""
         positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        feed = {"input_ids": ids.numpy(), "attention_mask": mask.numpy(), "position_ids": positions.numpy()}
+        feed = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
+        if "position_ids" in [one.name for one in self.session.get_inputs()]:
+            feed["position_ids"] = positions.numpy()
         logits, *present = self.session.run(None, feed | dict(zip(self.cache_names, past, strict=True)))
         return torch.from_numpy(logits), present
 
@@ -135,8 +139,8 @@ def test_logits(tmp_path, name, proof_in_this_process):
     model, allowed = load(folder).model, CASES[name][3]
     ids, mask = torch.randint(1, 512, (3, 9)), torch.ones(3, 9, dtype=torch.int64)
     mask[1, :4] = 0
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    wanted = model(ids, attention_mask=mask, position_ids=positions).logits
+    positions = {} if name == "alibi" else {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+    wanted = model(ids, attention_mask=mask, **positions).logits
     for optimized in (False, True):
         run = Session(folder, optimized=optimized)
         logits, _ = run(ids, mask, run.empty(3))
@@ -292,6 +296,20 @@ def test_tensors_that_do_not_fit_the_model_are_named(tmp_path):
         trace(headers.config, few, found.layers)
     with pytest.raises(ModelError, match=r"no place for 'model\.extra\.weight'"):
         trace(headers.config, {**layouts, "model.extra.weight": layouts["model.norm.weight"]}, found.layers)
+
+
+def test_a_model_without_keys_and_values_is_refused(tmp_path):
+    headers, found = plan(tmp_path, presets.resolve("int8_weight_only"), "mamba", num_hidden_layers=2)
+    with pytest.raises(ModelError, match="cannot be traced into an ONNX graph with a key-value cache") as caught:
+        trace(headers.config, found.layouts["onnx"], found.layers)
+    assert caught.value.code == "not_traceable"
+
+
+def test_a_model_without_positions(tmp_path, proof_in_this_process):
+    """ALiBi: positions are what the mask says."""
+    folder = quantized(tmp_path, "alibi")
+    names = [one.name for one in onnxruntime.InferenceSession(folder / FILE_NAME).get_inputs()]
+    assert names[:3] == ["input_ids", "attention_mask", "past_key_values.0.key"]
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
