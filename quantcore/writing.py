@@ -13,9 +13,8 @@ from torch import nn
 from quantcore.blockwise import Prepared, Solved
 from quantcore.calibration.ranges import Activations
 from quantcore.checkpoint.artifact import LICENSES, copy_side_files, write_json
-from quantcore.checkpoint.gguf_file import GgufSink
 from quantcore.checkpoint.headers import ModelHeaders
-from quantcore.checkpoint.sink import Sink
+from quantcore.checkpoint.sink import Sink, TensorSink
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
 from quantcore.config import DEFAULT_SHARD_SIZE, parse_size
 from quantcore.evaluation.expectation import Expectation, digest
@@ -44,7 +43,7 @@ class ResultWriter:
         self.expected = expected
         self.emit = emit
         self.ranks = ranks
-        self.sinks: dict[str, Sink | GgufSink] = {}
+        self.sinks: dict[str, TensorSink] = {}
         self.done: list[LayerQuantized] = []
         self.warnings: list[Warned] = []
         self.edges: list[dict[str, Any]] = []
@@ -214,13 +213,14 @@ def _ratio(part: torch.Tensor, whole: torch.Tensor) -> float:
 
 def open_sink(
     export: str, task: Task, headers: ModelHeaders, plan: Plan, folder: Path, ranks: Ranks, *, creates: bool
-) -> Sink | GgufSink | None:
+) -> TensorSink | None:
     """Where the tensors of one format are written; None on ranks that do not write it. A rank ``creates`` the files
     that a job which goes on has already."""
     target, layouts, exporter = export_dir(folder, plan, export), plan.layouts[export], EXPORTERS.get(export)
     if isinstance(exporter, Container):
         made = ranks.is_first
-        return exporter.sink(target, layouts, plan.result_config(headers.config), task.model_folder) if made else None
+        model_config = plan.result_config(headers.config)
+        return exporter.sink(target, layouts, plan.layers, model_config, task.model_folder) if made else None
     tensors, size = {} if holds_codes(export) else headers.tensors, parse_size(task.max_shard_size)
     if not ranks.is_first:
         ranks.wait()
@@ -242,7 +242,7 @@ def write_side_files(task: Task, headers: ModelHeaders, plan: Plan, folder: Path
     kept = tuple(entry.name for entry in plan.kept)
     for export in plan.exports:
         target, exporter = export_dir(folder, plan, export), EXPORTERS.get(export)
-        if isinstance(exporter, Container):
+        if isinstance(exporter, Container) and exporter.holds_tokenizer:
             copy_side_files(task.model_folder, target, LICENSES)
             continue
         model_config = plan.result_config(headers.config)

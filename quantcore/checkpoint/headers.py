@@ -1,4 +1,4 @@
-"""What a model folder holds, read from config.json and the headers of its safetensors files: no weights, no torch.
+"""What a model folder holds, read from config.json and the headers of its weight files: no weights, no torch.
 
 The folder is not trusted: every name in the index must be a plain file inside it, headers are bounded before they are
 parsed, and what a header promises is held against the file's size. Layout of the header: safetensors format, 8 bytes
@@ -15,6 +15,7 @@ from typing import Any
 
 from quantcore.checkpoint.experts import unstack_experts
 from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
+from quantcore.checkpoint.onnx_names import is_ours, read_onnx_headers
 from quantcore.errors import ModelError
 
 MAX_CONFIG_BYTES = 4 << 20
@@ -74,7 +75,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
         raise ModelError(
             "config.json has no model_type.", code="unsupported_architecture", hint="Save the model with Transformers."
         )
-    return config, read_tensor_headers(folder)
+    return config, read_onnx_headers(folder) if is_ours(config) else read_tensor_headers(folder)
 
 
 def read_tensor_headers(folder: Path) -> dict[str, TensorHeader]:

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -17,6 +18,22 @@ from quantcore.checkpoint.layout import Stack, TensorHeader, TensorLayout
 from quantcore.checkpoint.source import TORCH_DTYPES
 
 MAX_SHARD_BYTES = 5_000_000_000
+
+
+class TensorSink(Protocol):
+    """Where the tensors of one artifact are written.
+
+    ``warnings`` is what to say of the model, ``missing`` are the names that were not written yet.
+    """
+
+    missing: set[str]
+
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
+    def dtype_of(self, name: str) -> torch.dtype: ...
+    def write(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None: ...
+    def finish(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Sink:
@@ -72,11 +89,8 @@ class Sink:
             raise RuntimeError(f"{name}: planned {layout}, got {tensor.dtype} {tuple(tensor.shape)}, or written twice")
         if name in self._transposed:
             tensor = tensor.T
-        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
         shard, offset = self._places[name]
-        done = 0
-        while done < len(data):
-            done += os.pwrite(self._handles[shard], data[done:], offset + done)
+        write_at(self._handles[shard], tensor, offset)
         self.missing.discard(name)
         return None
 
@@ -128,6 +142,14 @@ class Sink:
             "weight_map": {name: self._files[self._places[name][0]] for name in sorted(self._places)},
         }
         (self.folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+
+
+def write_at(handle: int, tensor: torch.Tensor, offset: int) -> None:
+    """The bytes of ``tensor`` (any device) at ``offset`` of an open file."""
+    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    done = 0
+    while done < len(data):
+        done += os.pwrite(handle, data[done:], offset + done)
 
 
 def _split(layouts: Mapping[str, TensorLayout], max_shard_bytes: int) -> list[list[str]]:

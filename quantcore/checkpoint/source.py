@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -16,6 +18,15 @@ TORCH_DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
+
+
+class TensorSource(Protocol):
+    """Reads the tensors of a checkpoint or an artifact; ``tensors`` are their headers."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorHeader]: ...
+    def __contains__(self, name: str) -> bool: ...
+    def read(self, name: str) -> torch.Tensor: ...
 
 
 class Source:

@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,9 @@ import torch
 
 from quantcore.calibration.ranges import Activations, quantized_activations
 from quantcore.checkpoint.experts import unstack_experts
-from quantcore.checkpoint.gguf_file import GgufSource
 from quantcore.checkpoint.headers import ModelHeaders, read_tensor_headers
 from quantcore.checkpoint.layout import TensorHeader
-from quantcore.checkpoint.source import TORCH_DTYPES, Source
+from quantcore.checkpoint.source import TORCH_DTYPES, Source, TensorSource
 from quantcore.errors import ProofError
 from quantcore.evaluation.expectation import Expectation, digest, probe_logits
 from quantcore.evaluation.perplexity import perplexity
@@ -123,7 +122,7 @@ class WrittenCheckpoint:
         self._layouts = plan.layouts[export]
         self._export = export
         self._is_own = isinstance(exporter, Container)
-        self._source: Source | GgufSource
+        self._source: TensorSource
         if isinstance(exporter, Container):
             config, floats = plan.result_config(headers.config), {**headers.tensors, **plan.added}
             floats = {name: tensor for name, tensor in floats.items() if name not in self._layers}
@@ -162,7 +161,7 @@ class WrittenCheckpoint:
                 self._differs(name)
         return len(self._layers) + len(stored)
 
-    def _check_layout(self, tensors: dict[str, TensorHeader], export: str) -> None:
+    def _check_layout(self, tensors: Mapping[str, TensorHeader], export: str) -> None:
         found = {name: (header.dtype, header.shape) for name, header in tensors.items()}
         planned = {name: (layout.dtype, layout.shape) for name, layout in self._layouts.items()}
         if found != planned:

@@ -14,7 +14,8 @@ from quantcore.registry import Registry
 if TYPE_CHECKING:
     import torch
 
-    from quantcore.checkpoint.gguf_file import GgufSink, GgufSource
+    from quantcore.checkpoint.sink import TensorSink
+    from quantcore.checkpoint.source import TensorSource
     from quantcore.qtensor import QLayer
 
 Tensors = dict[str, "torch.Tensor"]
@@ -78,11 +79,15 @@ class Uniform(Protocol):
 
 @runtime_checkable
 class Container(Protocol):
-    """An exporter whose tensors lie in a file of its own kind, without config.json and tokenizer files beside it.
+    """An exporter whose tensors lie in files of its own kind. If ``holds_tokenizer``, these stand for the whole model:
+    config.json and the files of the tokenizer are not copied beside them.
 
     Tensors go by the names of the checkpoint; what the file calls them, and in which order their rows lie, is up to it.
     ``model_config`` is config.json.
     """
+
+    @property
+    def holds_tokenizer(self) -> bool: ...
 
     def adapt(self, layers: tuple[LayerPlan, ...]) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:
         """The layers with what their configs leave open settled as the format needs it, and what to say of that."""
@@ -94,14 +99,18 @@ class Container(Protocol):
         """Raises ConfigError for a model that the format cannot hold."""
 
     def sink(
-        self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any], model_dir: Path
-    ) -> GgufSink:
-        """Where the tensors of ``layouts`` are written. Raises ModelError for a tokenizer that does not fit."""
+        self, folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...],
+        model_config: Mapping[str, Any], model_dir: Path,
+    ) -> TensorSink:  # fmt: skip
+        """Where the tensors of ``layouts`` are written, those of the planned ``layers`` among them.
+
+        Raises ModelError for a model or a tokenizer that does not fit.
+        """
 
     def source(
         self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any],
         floats: Mapping[str, TensorHeader],
-    ) -> GgufSource:  # fmt: skip
+    ) -> TensorSource:  # fmt: skip
         """Reads what was written; ``floats`` are the checkpoint's tensors."""
 
 

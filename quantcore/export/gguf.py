@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 class GgufExporter:
     name = "gguf"
     title = "GGUF (llama.cpp)"
+    holds_tokenizer = True
 
     def refuse(self, layer: LayerPlan) -> str | None:
         spec = _fitted(layer).weight
@@ -114,8 +115,9 @@ class GgufExporter:
         Places(model_config).check(model_config, layouts)
 
     def sink(
-        self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any], model_dir: Path
-    ) -> GgufSink:
+        self, folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...],
+        model_config: Mapping[str, Any], model_dir: Path,
+    ) -> GgufSink:  # fmt: skip
         from quantcore.checkpoint.gguf_file import GgufSink
 
         return GgufSink(folder, layouts, model_config, model_dir)

@@ -38,7 +38,8 @@ from quantcore.nn.attention import HeadRotation
 from quantcore.nn.codes import encode_layer, learned_params
 from quantcore.nn.layers import QuantizedLayer, quantized_layers
 from quantcore.nn.names import Stored, find_stored
-from quantcore.nn.onnx import OPSET, export_onnx
+from quantcore.nn.onnx import export_onnx
+from quantcore.onnx_nodes import OPSET
 
 WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}

@@ -1,14 +1,11 @@
 """A frozen model as ONNX: weights as codes behind DequantizeLinear, activations through QuantizeLinear and back.
 
 ONNX (opset 21) has integers of 4, 8 and 16 bits and fp8, with one scale for a tensor, a channel, or a block along one
-axis. Its QuantizeLinear rounds half to even, and adds the zero point after that. What it cannot say is refused by name.
-Activations of fp8 and 4 bits are written as arithmetic with a cast instead: ONNX Runtime 1.31 fuses their nodes with
-others into what it has no kernel for, or drops a ReLU before them.
+axis. What it cannot say is refused by name. Language models from files: ``quantcore.export.onnx``.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,27 +17,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from quantcore.affine import QParams, find_params
 from quantcore.errors import ConfigError
-from quantcore.grouping import PER_TENSOR, Grouping, activation_grouping, weight_grouping
+from quantcore.export.onnx import activation_fault, fault_of
+from quantcore.grouping import Grouping, weight_grouping
 from quantcore.nn.codes import encode_layer
 from quantcore.nn.graph import export_program
 from quantcore.nn.layers import QuantizedLayer, quantized_layers
 from quantcore.nn.tensor_quantizer import TensorQuantizer
-from quantcore.spec import QuantizationSpec, RoundType, ScaleType, ZeroPointType
-
-OPSET = 21
-ELEMENT_TYPES = {
-    "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "fp8_e4m3": 17, "fp8_e4m3fnuz": 18, "fp8_e5m2": 19, "uint4": 21,
-    "int4": 22,
-}  # fmt: skip
-"""Our names -> ONNX's numbers for its element types."""
-
-WITH_NODES = ("int8", "uint8", "int16", "uint16")
-"""What activations are sent through QuantizeLinear for."""
-
-NARROW = "quantcore.narrow"
-"""Marks a node, in its metadata, whose codes have 4 bits: torch has no such tensors, so they are traced as bytes."""
+from quantcore.onnx_nodes import NARROW, OPSET, activation, check_installed, onnx_node
+from quantcore.spec import QuantizationSpec
 
 
 def export_onnx(
@@ -51,7 +36,7 @@ def export_onnx(
 
     Raises ConfigError for a spec without an ONNX node, or if the packages for ONNX are not there.
     """
-    _check_installed()
+    check_installed()
     if opset_version < OPSET:
         raise ConfigError(
             f"opset_version is {opset_version}; 4 bits, fp8 and blocks need {OPSET} or later.",
@@ -83,7 +68,7 @@ def _traced_as_nodes(model: nn.Module) -> Iterator[None]:
     own = {module: module.__dict__.get("forward") for module in (*quantizers, *layers)}  # Accelerate's, if any
     try:
         for quantizer in quantizers:
-            nodes = _frozen_already if quantizer.is_weight else _activation_nodes
+            nodes = _frozen_already if quantizer.is_weight else _activation_node
             quantizer.forward = partial(nodes, quantizer)  # type: ignore[method-assign]
         for layer in layers:
             if layer.plan.kind == "Conv1D":
@@ -107,6 +92,10 @@ def _traced_as_nodes(model: nn.Module) -> Iterator[None]:
 
 def _frozen_already(_: TensorQuantizer, value: torch.Tensor) -> torch.Tensor:
     return value
+
+
+def _activation_node(quantizer: TensorQuantizer, x: torch.Tensor) -> torch.Tensor:
+    return activation(x, quantizer.spec, quantizer.params)
 
 
 def _without_view(layer: QuantizedLayer, x: torch.Tensor) -> torch.Tensor:
@@ -156,54 +145,7 @@ def _arranged(
 def _weight_node(layer: QuantizedLayer, attributes: dict[str, int], weight: torch.Tensor) -> torch.Tensor:
     names = ("weight_codes", "weight_scale", "weight_zero_point")
     inputs = [layer._buffers[name] for name in names if name in layer._buffers]
-    return _node("DequantizeLinear", inputs, attributes, layer.plan.weight, torch.float32).to(weight.dtype)
-
-
-def _activation_nodes(quantizer: TensorQuantizer, x: torch.Tensor) -> torch.Tensor:
-    """x in its own shape where one scale a tensor or feature allows it, else as rows that have one scale each."""
-    spec, params = quantizer.spec, quantizer.params
-    if not spec.format.scaled:
-        return x.to(getattr(torch, spec.format.storage)).to(x.dtype)
-    grouping = activation_grouping(spec)
-    x_RGS = grouping.split(x.float())
-    if params is None:
-        params = find_params(x_RGS.amin(-1), x_RGS.amax(-1), spec, torch.float32)
-    if spec.dtype.value not in WITH_NODES:
-        return grouping.join(_arithmetic(x_RGS, params, spec), tuple(x.shape)).to(x.dtype)
-    is_one, is_rows = grouping == PER_TENSOR, grouping != PER_TENSOR and not grouping.across
-    values = x_RGS.flatten(0, 1) if is_rows else x.float()
-    attributes = {} if is_one else {"axis": 0 if is_rows else x.ndim - 1}
-    storage = getattr(torch, spec.format.storage)
-    scale = params.scale.reshape(() if is_one else -1)
-    # Always with a zero point, whose type says what the codes are. The attribute output_dtype would do, but ONNX
-    # Runtime's optimizer turns int8 into uint8 by the zero point alone, and then finds that the two disagree.
-    zero_point = params.zero_point_or_zeros
-    inputs = [scale, zero_point.to(storage).reshape(scale.shape)]
-    codes = _node("QuantizeLinear", [values, *inputs], attributes, spec, storage)
-    values = _node("DequantizeLinear", [codes, *inputs], attributes, spec, torch.float32)
-    return (grouping.join(values.view(x_RGS.shape), tuple(x.shape)) if is_rows else values).to(x.dtype)
-
-
-def _arithmetic(x_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec) -> torch.Tensor:
-    """Quantize and dequantize in operations that ONNX has for floats."""
-    fmt = spec.format
-    zero_point = 0 if params.zero_point is None else params.zero_point.unsqueeze(-1)
-    x = x_RGS / params.scale.unsqueeze(-1) + zero_point
-    if fmt.zero_point_ok:
-        x = x.round().clamp(fmt.min, fmt.max) - zero_point
-    else:
-        x = x.clamp(fmt.min, fmt.max).to(getattr(torch, fmt.storage)).float()
-    return x * params.scale.unsqueeze(-1)
-
-
-def _node(
-    name: str, inputs: list[Any], attributes: dict[str, int], spec: QuantizationSpec, dtype: torch.dtype
-) -> torch.Tensor:
-    made: torch.Tensor = torch.onnx.ops.symbolic(
-        name, inputs, dict(attributes), dtype=dtype, shape=inputs[0].shape,
-        metadata_props={NARROW: "4"} if spec.format.bits == 4 else None,
-    )  # fmt: skip
-    return made
+    return onnx_node("DequantizeLinear", inputs, attributes, layer.plan.weight, torch.float32).to(weight.dtype)
 
 
 def _narrow(model: Any) -> None:
@@ -230,52 +172,18 @@ def _narrow(model: Any) -> None:
                 del model.graph.initializers[value.name]
 
 
-def _check_installed() -> None:
-    missing = [name for name in ("onnx", "onnxscript", "ml_dtypes") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"ONNX export needs the package(s) {', '.join(missing)}.",
-            code="missing_package",
-            hint="pip install 'bitfoundry[engine]'",
-        )
-
-
 def _check_layer(name: str, layer: QuantizedLayer) -> None:
     config = layer.plan.config
     for field, spec in (("input_tensors", config.input_tensors), ("output_tensors", config.output_tensors)):
-        _refuse(name, field, spec, _common_fault(spec) or _activation_fault(spec))
-    _refuse(name, "weight", config.weight, _common_fault(config.weight))
+        _refuse(name, field, spec, fault_of(spec) or activation_fault(spec))
+    _refuse(name, "weight", config.weight, fault_of(config.weight))
 
 
 def _check_attention(name: str, module: nn.Module) -> None:
     for what in ("query", "key", "softmax"):
         quantizer = module._modules.get(f"{what}_quantizer")
         if isinstance(quantizer, TensorQuantizer):
-            _refuse(name, what, quantizer.spec, _common_fault(quantizer.spec) or _activation_fault(quantizer.spec))
-
-
-def _common_fault(spec: QuantizationSpec | None) -> str | None:
-    if spec is None or not spec.format.scaled:
-        return None
-    if spec.dtype.value not in ELEMENT_TYPES:
-        return f"its element types are {', '.join(ELEMENT_TYPES)}"
-    if spec.over is not None or spec.scale_type is ScaleType.e4m3:
-        return "it has one scale for a value, not two"
-    if spec.zero_point_type is ZeroPointType.float32:
-        return "its zero points are codes: zero_point_type int32"
-    return None
-
-
-def _activation_fault(spec: QuantizationSpec | None) -> str | None:
-    if spec is None or not spec.format.scaled:
-        return None
-    if spec.round_method is not RoundType.half_even and spec.format.zero_point_ok:
-        return "it rounds half to even"
-    if spec.outlier_threshold is not None:
-        return "it cannot leave features out while it runs"
-    if spec.is_dynamic and spec.scale_type in (ScaleType.e8m0, ScaleType.pof2):
-        return "it cannot find powers of two while it runs"
-    return None
+            _refuse(name, what, quantizer.spec, fault_of(quantizer.spec) or activation_fault(quantizer.spec))
 
 
 def _refuse(name: str, field: str, spec: QuantizationSpec | None, reason: str | None) -> None:

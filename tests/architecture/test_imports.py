@@ -46,7 +46,7 @@ LEVELS = (
     ("config",),
     ("presets", "quark_config", "specs", "grouping"),
     ("qtensor", "affine", "hadamard", "stats", "layouts", "double_quant"),
-    ("super_blocks",),
+    ("super_blocks", "onnx_nodes"),
     ("observers", "solvers", "transforms", "blocks", "layer", "task"),
     ("plan", "calibration", "checkpoint", "runtime"),
     ("rotate", "streams"),

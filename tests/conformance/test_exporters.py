@@ -62,6 +62,9 @@ MUST_TAKE = {
     "gptq": {"w4a16_sym", "int4_per_channel", "int8_weight_only", "int2", "int3"},
     "gptq_v2": {"w4a16", "w4a16_sym", "uint4_whole_row", "int8_weight_only_asym", "uint2", "float32_scales"},
     "awq": {"w4a16", "w4a16_sym", "uint4_whole_row", "int4_per_channel", "float32_scales"},
+    "onnx": {"int8_static", "int8", "int8_dynamic", "int8_weight_only", "int8_weight_only_asym", "uint8", "fp8"}
+    | {"w4a16", "w4a16_sym", "uint4_whole_row", "float32_scales", "fp8_dynamic", "fp8_weight_only", "kv_cache_fp8"}
+    | {"int8_static_asym_input", "int4_wo_32", "gguf_q4_0", "gguf_q8_0"},
     "gguf": {name for name in CONFIGS if name.startswith("gguf")} | {"uint4_wo_32", "int4_wo_32"},
 }
 WITH_CODES = [name for name in EXPORTERS if holds_codes(name)]

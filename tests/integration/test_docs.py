@@ -103,7 +103,8 @@ def test_the_tables_of_the_page_of_algorithms():
     assert {key: options[key] for key in shown} == shown
 
 
-ORDER = ["quark", "compressed_tensors", "fp8", "gptq", "gptq_v2", "awq", "bitsandbytes", "gguf", "fake_quantized"]
+ORDER = ["quark", "compressed_tensors", "fp8", "gptq", "gptq_v2", "awq", "bitsandbytes", "gguf", "onnx",
+         "fake_quantized"]  # fmt: skip
 
 
 def test_the_page_of_formats(folder, monkeypatch, capsys):
@@ -119,6 +120,17 @@ def test_the_page_of_formats(folder, monkeypatch, capsys):
     [command] = blocks_of(page, "console")
     assert main(shlex.split(command.removeprefix("$ bitfoundry"))) == 0
     assert (folder / "quark" / "manifest.json").is_file()
+
+
+def test_the_page_of_onnx(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    page = (DOCS / "onnx.md").read_text()
+    command, code = *blocks_of(page, "sh"), *blocks_of(page, "python")
+    _, verb, *flags = shlex.split(command)
+    assert verb == "quantize" and main([*flags, "--seq_len", "64", "--skip_evaluation", "--json"]) == 0
+    capsys.readouterr()
+    exec(compile(code, "docs/onnx.md", "exec"), {})
+    assert len(capsys.readouterr().out.strip()) > len("The capital of France is")
 
 
 def test_the_table_of_presets():

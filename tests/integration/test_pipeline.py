@@ -357,7 +357,7 @@ REFUSED_FLAGS = {
     "unknown_export_weight_format": ["--export_weight_format", "awq"],
     "unknown_kv_cache_scheme": ["--kv_cache_dtype", "fp9"],
     "unknown_custom_mode": ["--custom_mode", "marlin"],
-    "unknown_model_export": ["--model_export", "onnx"],
+    "unknown_model_export": ["--model_export", "openvino"],
     "unknown_tasks": ["--tasks", "gsm8k"],
     "invalid_config": ["--quant_scheme", "fp8", "--group_size", "64"],
     "group_size_not_dividing": ["--quant_scheme", "w4a16", "--group_size", "48"],
