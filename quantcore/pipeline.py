@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from quantcore.blockwise import BlockAlgorithms, Prepared, RunningBlock, Solved, Streams
+from quantcore.calibration.chat import chat_renderer
 from quantcore.calibration.ranges import Activations, quantized_activations
 from quantcore.calibration.text import TokenWindows, token_windows
 from quantcore.calibration.tokenizer import load_tokenizer
@@ -324,6 +325,7 @@ def read_windows(task: Task) -> TokenWindows:
         num_held_out=max(task.evaluation.num_windows, NUM_PROBES),
         held_out_len=task.evaluation.seq_len,
         separator=tokenizer.eos_token_id,
+        render=chat_renderer(tokenizer),
     )
 
 

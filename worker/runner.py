@@ -21,7 +21,6 @@ from worker.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
-BUILTIN_SOURCE = "builtin"
 DISK_FULL = Failure("disk_full", "The worker's disk is full.", retryable=True)
 WORKER_ERROR = Failure(
     "worker_error", "Something went wrong in the worker.", "See its log.", retryable=True, max_failures=2
@@ -94,7 +93,7 @@ class Run:
 
     def _prepare(self) -> None:
         source = self.lease.calibration["source"]
-        if source != BUILTIN_SOURCE:
+        if source.startswith("/"):
             source = str(self._settings.find_input(source, field="/calibration/source"))
         self._workspace.create()
         self._workspace.write_task(
@@ -117,7 +116,7 @@ class Run:
 
     def _start_engine(self) -> Engine:
         with self._lock:
-            with_hub = "id" in self.lease.model
+            with_hub = "id" in self.lease.model or self.lease.calibration.get("revision") is not None
             self._engine = Engine(self._settings, self._workspace.task_file, with_hub=with_hub)
             if self._stop:
                 self._engine.stop(self._stop)

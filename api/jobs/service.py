@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from api.errors import Problem
-from api.jobs import models
+from api.jobs import calibration, models
 from api.jobs.schemas import JobCreate, ModelRef, PlanCreate, PresetConfig
 from api.settings import Settings
 from api.store import manifest
@@ -20,12 +20,11 @@ from api.store.tables import Artifact
 from quantcore import plan, presets
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.config import CalibrationConfig, Config
-from quantcore.errors import CalibrationError, QuantError
+from quantcore.errors import QuantError
 from quantcore.plan import Plan
 from quantcore.presets import Preset
 from quantcore.quark_config import read_config
 
-BUILTIN_SOURCE = "builtin"
 _BODY_FIELDS = frozenset(JobCreate.model_fields)
 
 
@@ -54,16 +53,16 @@ def make_plan(request: PlanCreate, settings: Settings, *, read: ReadHeaders | No
     """
     try:
         preset, config = _parse_config(request.config, known_presets(settings.presets_file))
-        calibration = _locate(request.calibration, settings)
+        text = calibration.locate(request.calibration, settings)
         model, headers = read(request.model) if read else models.read_headers(request.model, settings)
         resolved = plan.resolve(
-            config, headers.config, headers.tensors, calibration=calibration, exports=request.export,
+            config, headers.config, headers.tensors, calibration=text, exports=request.export,
             warnings=headers.warnings,
         )  # fmt: skip
     except QuantError as error:
         error.field = _pointer(error.field, request.config)
         raise
-    return Planned(model, preset, config, calibration, resolved)
+    return Planned(model, preset, config, text, resolved)
 
 
 def read_manifest(artifact: Artifact) -> Manifest:
@@ -116,20 +115,6 @@ def _parse_config(data: dict[str, Any], known: Mapping[str, Preset]) -> tuple[st
         presets=known,
     )
     return chosen.preset, config
-
-
-def _locate(calibration: CalibrationConfig, settings: Settings) -> CalibrationConfig:
-    if calibration.source == BUILTIN_SOURCE:
-        return calibration
-    source = settings.find_input(calibration.source, field="/calibration/source")
-    if not source.is_file():
-        raise CalibrationError(
-            f"There is no calibration file at {calibration.source}.",
-            code="calibration_not_found",
-            hint="Give 'builtin', or a .txt or .jsonl file that the service can read.",
-            field="/calibration/source",
-        )
-    return calibration.model_copy(update={"source": str(source)})
 
 
 def _pointer(field: str, config: dict[str, Any]) -> str:

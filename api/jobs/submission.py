@@ -66,7 +66,7 @@ def store(session: Session, job_id: str, body: JobCreate, planned: Planned, key:
         model=planned.model,
         preset=planned.preset,
         config=planned.config.to_dict(),
-        calibration=planned.calibration.model_dump(mode="json"),
+        calibration=planned.calibration.model_dump(mode="json", exclude_none=True),
         export=list(body.export),
         **more,
     )

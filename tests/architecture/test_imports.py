@@ -29,6 +29,8 @@ ALLOWED = {
         "quantcore.events",
         "quantcore.checkpoint.headers",
         "quantcore.checkpoint.hub",
+        "quantcore.calibration.files",
+        "quantcore.calibration.hub_dataset",
     },
     "api.store": {"quantcore.errors", "quantcore.events", "quantcore.config"},
     "worker": {"api.store", "api.settings", "quantcore"},
@@ -167,13 +169,14 @@ LIGHT = [
     "quantcore.events",
     "quantcore.checkpoint.headers",
     "quantcore.checkpoint.hub",
+    "quantcore.calibration.documents",
     "quantcore.export",
     "bitfoundry.client",
     "bitfoundry.cli",
     "bitfoundry.demo",
     "bitfoundry.local",
 ]
-HEAVY = ("torch._C", "transformers", "numpy")
+HEAVY = ("torch._C", "transformers", "numpy", "pyarrow", "datasets")
 
 
 def loaded_after(module: str, watched: tuple[str, ...]) -> list[str]:
