@@ -33,9 +33,9 @@ from quantcore.spec import (
 )  # fmt: skip
 
 __all__ = [
-    "BUILTIN", "CalibrationConfig", "Config", "Dtype", "QSchemeType", "QuantizationConfig", "QuantizationMode",
-    "QuantizationSpec", "RoundType", "ScaleMode", "ScaleType", "ZeroPointType", "json_schema", "learns_from_data",
-    "parse_config",
+    "BUILTIN", "DATASET_ID", "CalibrationConfig", "Config", "Dtype", "QSchemeType", "QuantizationConfig",
+    "QuantizationMode", "QuantizationSpec", "RoundType", "ScaleMode", "ScaleType", "ZeroPointType", "is_dataset_id",
+    "json_schema", "learns_from_data", "parse_config",
 ]  # fmt: skip
 
 LAYER_TYPES = ("Linear", "Conv1d", "Conv2d", "ConvTranspose2d", "Conv1D", "Embedding", "EmbeddingBag")
@@ -192,6 +192,11 @@ BUILTIN = "builtin"
 DATASET_ID = "^dst_[0-9a-f]{32}$"
 
 
+def is_dataset_id(source: str) -> bool:
+    """True for the id of a dataset that was uploaded to the service."""
+    return re.fullmatch(DATASET_ID, source) is not None
+
+
 class CalibrationConfig(BaseModel):
     """The text that shows the engine what activations look like: ``num_samples`` windows of ``seq_len`` tokens.
 
@@ -215,7 +220,7 @@ class CalibrationConfig(BaseModel):
 
     @validator(mode="after")
     def _make_sense(self) -> Self:
-        is_file = self.source.startswith(("/", ".")) or re.match(DATASET_ID, self.source)
+        is_file = self.source.startswith(("/", ".")) or is_dataset_id(self.source)
         of_hub = [name for name in ("config", "split", "revision") if getattr(self, name) is not None]
         if of_hub and (is_file or self.source == BUILTIN):
             raise ValueError(f"{', '.join(of_hub)} go with a dataset on the Hub, which '{self.source}' is not")

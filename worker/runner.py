@@ -8,10 +8,11 @@ import signal
 import threading
 
 from api.settings import Settings
-from api.store import leases
+from api.store import datasets, leases
 from api.store.engine import Sessions
 from api.store.leases import Failure, Lease, LeaseLost, Order
-from quantcore.errors import QuantError
+from quantcore.config import is_dataset_id
+from quantcore.errors import CalibrationError, QuantError
 from worker.engine import Engine, Stop
 from worker.joblog import JobLog
 from worker.journal import Journal
@@ -40,6 +41,7 @@ class Run:
     def __init__(self, lease: Lease, sessions: Sessions, settings: Settings, *, claimed_at: float) -> None:
         self.lease = lease
         self._settings = settings
+        self._sessions = sessions
         self._workspace = Workspace(settings, lease)
         self._held = HeldLease(
             lease,
@@ -92,19 +94,31 @@ class Run:
             self._fail(DISK_FULL if full else WORKER_ERROR)
 
     def _prepare(self) -> None:
-        source = self.lease.calibration["source"]
-        if source.startswith("/"):
-            source = str(self._settings.find_input(source, field="/calibration/source"))
         self._workspace.create()
         self._workspace.write_task(
             self._model()
             | {
                 "output_dir": str(self._workspace.output_dir),
                 "config": self.lease.config,
-                "calibration": self.lease.calibration | {"source": source},
+                "calibration": self.lease.calibration | {"source": self._calibration_source()},
                 "export": list(self.lease.export),
             }
         )
+
+    def _calibration_source(self) -> str:
+        """The task's text: a dataset on the Hub or the builtin one by name, others by the path of a file."""
+        source: str = self.lease.calibration["source"]
+        if source.startswith("/"):
+            return str(self._settings.find_input(source, field="/calibration/source"))
+        if not is_dataset_id(source):
+            return source
+        with self._sessions.begin() as session:
+            dataset = datasets.find(session, source)
+        if dataset is None:
+            raise CalibrationError(
+                "The dataset of this job was deleted.", code="dataset_not_found", hint="Clone it with another one."
+            )
+        return str(self._settings.datasets_dir / datasets.file_name(dataset))
 
     def _model(self) -> dict[str, str]:
         """The task's model: a commit on the Hub, or a folder."""

@@ -62,4 +62,4 @@ def config_schema(_: Reader) -> dict[str, Any]:
 @router.post("/plans")
 def make_plan(body: PlanCreate, _: Reader, context: ContextDep) -> dict[str, Any]:
     """What a job would do with this model: a decision per layer, sizes, memory. No side effect."""
-    return service.make_plan(body, context.settings).to_dict()
+    return service.make_plan(body, context).to_dict()

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from api.settings import Settings
+from api.deps import Context
+from api.store import datasets
 from quantcore.calibration import hub_dataset
 from quantcore.calibration.files import format_of
-from quantcore.config import BUILTIN, CalibrationConfig
+from quantcore.config import BUILTIN, CalibrationConfig, is_dataset_id
 from quantcore.errors import CalibrationError
 
 
-def locate(calibration: CalibrationConfig, settings: Settings) -> CalibrationConfig:
-    """What to store: a path as a real path, a dataset on the Hub with the commit that its revision stands for now.
+def locate(calibration: CalibrationConfig, context: Context) -> CalibrationConfig:
+    """What to store: a path as a real path, an uploaded dataset with its column, one on the Hub with the commit that
+    its revision stands for now.
 
     Raises CalibrationError (ModelError ``path_not_allowed``) whose ``field`` points into the request.
     """
     if calibration.source == BUILTIN:
         return calibration
+    if is_dataset_id(calibration.source):
+        return _find_uploaded(calibration, context)
     if not calibration.source.startswith("/"):
         return hub_dataset.resolve(calibration)
-    source = settings.find_input(calibration.source, field="/calibration/source")
+    source = context.settings.find_input(calibration.source, field="/calibration/source")
     if not source.is_file():
         raise CalibrationError(
             f"There is no calibration file at {calibration.source}.",
@@ -28,3 +32,23 @@ def locate(calibration: CalibrationConfig, settings: Settings) -> CalibrationCon
         )
     format_of(source.name)
     return calibration.model_copy(update={"source": str(source)})
+
+
+def _find_uploaded(calibration: CalibrationConfig, context: Context) -> CalibrationConfig:
+    with context.sessions.begin() as session:
+        dataset = datasets.find(session, calibration.source)
+    if dataset is None:
+        raise no_such_dataset()
+    column = calibration.column or dataset.text_column
+    if column not in dataset.columns:
+        raise hub_dataset.no_column(column, dataset.columns)
+    return calibration.model_copy(update={"column": column})
+
+
+def no_such_dataset() -> CalibrationError:
+    return CalibrationError(
+        "There is no such dataset.",
+        code="dataset_not_found",
+        hint="Upload it with POST /v1/datasets, or `bitfoundry datasets upload`.",
+        field="/calibration/source",
+    )

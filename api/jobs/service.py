@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from api.deps import Context
 from api.errors import Problem
 from api.jobs import calibration, models
 from api.jobs.schemas import JobCreate, ModelRef, PlanCreate, PresetConfig
-from api.settings import Settings
 from api.store import manifest
 from api.store.manifest import Manifest, ManifestFile
 from api.store.tables import Artifact
@@ -44,17 +44,20 @@ class Planned:
 
 
 ReadHeaders = Callable[[ModelRef], tuple[dict[str, Any], ModelHeaders]]
+Locate = Callable[[CalibrationConfig], CalibrationConfig]
 
 
-def make_plan(request: PlanCreate, settings: Settings, *, read: ReadHeaders | None = None) -> Planned:
-    """Resolve the request against the model's headers, which ``read`` may know already.
+def make_plan(
+    request: PlanCreate, context: Context, *, read: ReadHeaders | None = None, locate: Locate | None = None
+) -> Planned:
+    """Resolve the request against the model's headers, which ``read`` may know already, as ``locate`` the text.
 
     Raises QuantError whose ``field`` points into the request.
     """
     try:
-        preset, config = _parse_config(request.config, known_presets(settings.presets_file))
-        text = calibration.locate(request.calibration, settings)
-        model, headers = read(request.model) if read else models.read_headers(request.model, settings)
+        preset, config = _parse_config(request.config, known_presets(context.settings.presets_file))
+        text = locate(request.calibration) if locate else calibration.locate(request.calibration, context)
+        model, headers = read(request.model) if read else models.read_headers(request.model, context.settings)
         resolved = plan.resolve(
             config, headers.config, headers.tensors, calibration=text, exports=request.export,
             warnings=headers.warnings,

@@ -36,6 +36,7 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 MAX_SHARDS = 2000
+MAX_TOKENIZER_BYTES = 256 << 20
 NUM_CONNECTIONS = 8
 TIMEOUT_S = 10.0
 FIRST_BYTES = 100_000  # holds the whole header of nearly every file, so that one request does
@@ -103,16 +104,31 @@ def download(model_id: str, sha: str, emit: Emit) -> Path:
     ``hub_hash_mismatch`` if a file is not the commit's (it is removed, so that the next try fetches it anew).
     """
     listing = _list(model_id, sha)
-    names = _wanted(listing, _read_index(listing))
+    return _download(listing, _wanted(listing, _read_index(listing)), emit)
+
+
+def download_tokenizer(model_id: str, revision: str = "main") -> Path:
+    """Fetch a model's config and tokenizer, no weights; the folder. Raises as ``download``, and ModelError
+    ``config_implausible`` for files that are too large for that."""
+    listing = _list(model_id, revision)
+    names = [name for name in _wanted(listing, b"") if not name.endswith(".safetensors")]
+    if sum(listing.files[name].size for name in names) > MAX_TOKENIZER_BYTES:
+        raise ModelError(
+            f"The tokenizer of '{model_id}' is larger than {MAX_TOKENIZER_BYTES >> 20} MiB.", code="config_implausible"
+        )
+    return _download(listing, names, lambda event: None)
+
+
+def _download(listing: Listing, names: list[str], emit: Emit) -> Path:
     from huggingface_hub import snapshot_download
 
     from quantcore.checkpoint.hub_errors import explained
 
     counter = ByteCounter(sum(listing.files[name].size for name in names), emit)
-    with explained(model_id, sha):
+    with explained(listing.model_id, listing.sha):
         folder = Path(
             snapshot_download(
-                model_id,
+                listing.model_id,
                 revision=listing.sha,
                 allow_patterns=[glob.escape(name) for name in names],
                 max_workers=NUM_CONNECTIONS,
