@@ -100,7 +100,7 @@ def run(task: Task, emit: Emit) -> dict[str, Any]:
 def quantize(task: Task, given: Model, plan: Plan, folder: Path, emit: Emit) -> Outcome:
     """Every block once: run it in float, learn its input ranges, choose codes, write them, run it quantized, drop."""
     headers, source = given.headers, open_source(given)
-    windows = read_windows(task)
+    windows = read_windows(task, headers.config.get("vocab_size"))
     model = StreamedModel(
         headers.config, source.read, set(headers.tensors), plan.block_prefix, plan.num_blocks,
         TORCH_DTYPES[headers.main_dtype], default_device(),
@@ -316,10 +316,11 @@ def find_modules(model: StreamedModel, layers: tuple[LayerPlan, ...]) -> dict[La
     return modules
 
 
-def read_windows(task: Task) -> TokenWindows:
-    """Calibration and held-out token windows of the task's text."""
+def read_windows(task: Task, vocab_size: int | None) -> TokenWindows:
+    """Calibration and held-out token windows of the task's text. Raises ModelError ``tokenizer_mismatch`` for a token
+    that the model has no embedding of."""
     tokenizer = load_tokenizer(task.model_folder)
-    return token_windows(
+    windows = token_windows(
         task.calibration,
         lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
         num_held_out=max(task.evaluation.num_windows, NUM_PROBES),
@@ -327,6 +328,14 @@ def read_windows(task: Task) -> TokenWindows:
         separator=tokenizer.eos_token_id,
         render=chat_renderer(tokenizer),
     )
+    largest = max(int(ids.max()) for ids in (windows.calibration_NT, windows.held_out_NT))
+    if vocab_size is not None and largest >= vocab_size:
+        raise ModelError(
+            f"The tokenizer makes token {largest} of the text, and the model knows {vocab_size} tokens.",
+            code="tokenizer_mismatch",
+            hint="The tokenizer's files belong to another model.",
+        )
+    return windows
 
 
 def write_side_files(task: Task, headers: ModelHeaders, plan: Plan, folder: Path) -> None:

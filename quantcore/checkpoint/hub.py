@@ -15,7 +15,9 @@ import hashlib
 import json
 import re
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,9 +35,11 @@ from quantcore.events import Emit, PhaseStarted
 from quantcore.task import Task
 
 CONFIG = "config.json"
+CARD = "README.md"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 MAX_SHARDS = 2000
+MAX_CARD_BYTES = 64 << 10
 MAX_TOKENIZER_BYTES = 256 << 20
 NUM_CONNECTIONS = 8
 TIMEOUT_S = 10.0
@@ -79,11 +83,22 @@ def read_headers(model_id: str, revision: str = "main") -> tuple[ModelHeaders, s
 
     Raises ModelError: ``invalid_model_id``, ``hub_*`` (see ``hub_errors``), and all that ``read_local`` finds wrong.
     """
+    with outline(model_id, revision) as (folder, sha):
+        return read_local(folder), sha
+
+
+@contextmanager
+def outline(model_id: str, revision: str = "main") -> Iterator[tuple[Path, str]]:
+    """(a folder like the model's with holes for weights, the commit it is of); it is gone at the end.
+
+    Names, sizes, config and headers are true, and so is the start of the card (README.md). Raises as ``read_headers``;
+    a ModelError raised inside that names the folder names the model instead.
+    """
     listing = _list(model_id, revision)
     with tempfile.TemporaryDirectory(prefix="bf-hub-") as folder:
-        _draw_outline(listing, Path(folder))
         try:
-            return read_local(folder), listing.sha
+            _draw_outline(listing, Path(folder))
+            yield Path(folder), listing.sha
         except ModelError as error:
             error.message = error.message.replace(folder, f"'{model_id}'")  # the folder is ours, not the user's
             raise
@@ -177,6 +192,8 @@ def _draw_outline(listing: Listing, folder: Path) -> None:
         _write_outline(folder / CONFIG, _read_start(listing, CONFIG, MAX_CONFIG_BYTES), listing.files[CONFIG])
     if INDEX in listing.files:
         _write_outline(folder / INDEX, index, listing.files[INDEX])
+    if CARD in listing.files:
+        _write_outline(folder / CARD, _read_start(listing, CARD, MAX_CARD_BYTES), listing.files[CARD])
     for name in listing.files:
         if _matches(name, PICKLES):
             (folder / name).touch()  # only the name: to say that pickles are all there is
