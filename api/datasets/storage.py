@@ -11,7 +11,7 @@ import secrets
 import shutil
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -115,5 +115,6 @@ def old_files(settings: Settings) -> Iterator[Path]:
     before = time.time() - LITTER_AGE_S
     for folder in (settings.datasets_dir, settings.uploads_dir):
         for path in folder.glob("*.*"):
-            if path.is_file() and path.stat().st_mtime < before:
-                yield path
+            with suppress(FileNotFoundError):  # another process was faster
+                if path.is_file() and path.stat().st_mtime < before:
+                    yield path

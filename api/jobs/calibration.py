@@ -5,6 +5,7 @@ from __future__ import annotations
 from api.deps import Context
 from api.store import datasets
 from quantcore.calibration import hub_dataset
+from quantcore.calibration.columns import no_column
 from quantcore.calibration.files import format_of
 from quantcore.config import BUILTIN, CalibrationConfig, is_dataset_id
 from quantcore.errors import CalibrationError
@@ -41,7 +42,7 @@ def _find_uploaded(calibration: CalibrationConfig, context: Context) -> Calibrat
         raise no_such_dataset()
     column = calibration.column or dataset.text_column
     if column not in dataset.columns:
-        raise hub_dataset.no_column(column, dataset.columns)
+        raise no_column(column, dataset.columns)
     return calibration.model_copy(update={"column": column})
 
 

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from quantcore.calibration import files, hub_dataset
+from quantcore.calibration.columns import choose_column, no_column
 from quantcore.calibration.files import MAX_ROW_BYTES, Row
 from quantcore.config import BUILTIN, CalibrationConfig
 from quantcore.errors import CalibrationError
 
 Render = Callable[[list[dict[str, Any]]], str]
 """The messages of a chat -> the text that the model would see."""
-
-DEFAULT_COLUMNS = ("text", "messages")
 
 
 def is_prose(calibration: CalibrationConfig) -> bool:
@@ -47,19 +46,10 @@ def read_documents(calibration: CalibrationConfig, render: Render | None = None)
         yield text_of(row, column, render)
 
 
-def choose_column(there: list[str], given: str | None, place: str) -> str:
-    """The column of the text: the given one, else ``text`` or ``messages``. Raises CalibrationError
-    ``no_text_column``, which lists what is there."""
-    for name in (given,) if given else DEFAULT_COLUMNS:
-        if name in there:
-            return name
-    raise hub_dataset.no_column(given or DEFAULT_COLUMNS[0], there, place)
-
-
 def text_of(row: Row, column: str, render: Render | None) -> str:
     """The text of a row, "" where it has none."""
     if column not in row.values:
-        raise hub_dataset.no_column(column, list(row.values), row.place)
+        raise no_column(column, list(row.values), row.place)
     value = row.values[column]
     if is_chat(value):
         text = _rendered(row, value, render)

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from quantcore.calibration import files
-from quantcore.calibration.documents import choose_column, is_chat, text_of
+from quantcore.calibration.columns import choose_column
+from quantcore.calibration.documents import is_chat, text_of
 from quantcore.errors import CalibrationError, QuantError
 
 MAX_ROWS = 5_000_000

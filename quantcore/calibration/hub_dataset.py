@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from quantcore.calibration.columns import choose_column
 from quantcore.calibration.files import Row
 from quantcore.config import CalibrationConfig
 from quantcore.errors import CalibrationError, QuantError
@@ -79,7 +80,7 @@ def is_resolved(calibration: CalibrationConfig) -> bool:
 
 
 def read_rows(calibration: CalibrationConfig) -> Iterator[Row]:
-    """The rows of one split of a resolved dataset as they arrive, in order; only the chosen column if one is given.
+    """The rows of one split of a resolved dataset as they arrive, in order: the column of the text, no other.
 
     Raises CalibrationError: ``datasets_not_installed``, ``unknown_dataset_config``, ``unknown_split``,
     ``no_text_column``, ``unsupported_dataset``, ``hub_*``.
@@ -112,11 +113,8 @@ def _open(calibration: CalibrationConfig) -> Iterator[dict[str, Any]]:
             calibration.source, calibration.config, revision=calibration.revision, streaming=True
         )
         rows = splits[_choose_split(list(splits), calibration.split)]
-        if calibration.column is not None:
-            names = rows.column_names or list(next(iter(rows)))
-            if calibration.column not in names:
-                raise no_column(calibration.column, names)
-            rows = rows.select_columns([calibration.column])  # the others, pictures maybe, are not even decoded
+        names = rows.column_names or list(next(iter(rows)))
+        rows = rows.select_columns([choose_column(names, calibration.column)])  # pictures are not even decoded
         return iter(rows)
     except QuantError:
         raise
@@ -134,17 +132,6 @@ def _choose_split(there: list[str], given: str | None) -> str:
         code="unknown_split",
         hint=f"Its splits: {', '.join(there)}.",
         field="/calibration/split",
-        allowed=there,
-    )
-
-
-def no_column(given: str, there: list[str], place: str = "The data") -> CalibrationError:
-    """The error for a column that is not there."""
-    return CalibrationError(
-        f"{place} has no column '{given}'; it has: {', '.join(there)}.",
-        code="no_text_column",
-        hint="Name one of these in calibration.column.",
-        field="/calibration/column",
         allowed=there,
     )
 

@@ -30,6 +30,7 @@ ALLOWED = {
         "quantcore.events",
         "quantcore.checkpoint.headers",
         "quantcore.checkpoint.hub",
+        "quantcore.calibration.columns",
         "quantcore.calibration.files",
         "quantcore.calibration.hub_dataset",
     },

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,10 +119,13 @@ def test_a_row_that_does_not_end_is_refused_before_it_is_all_read(
     monkeypatch.setattr(files, "MAX_ROW_BYTES", 1 << 20)
     start = {"a.json": b'[{"text": "', "a.jsonl": b'{"text": "', "a.csv": b'text\n"', "a.txt": b""}[name]
     file = tmp_path / name
-    file.write_bytes(start + b"a" * (5 << 20))
+    file.write_bytes(start + b"a" * (40 << 20))
+    tracemalloc.start()
     with pytest.raises(CalibrationError) as caught:
         list(read_rows(file))
-    assert caught.value.code == "row_too_large"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert caught.value.code == "row_too_large" and peak < 20 << 20
 
 
 def test_a_bomb_is_seen_while_it_goes_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,16 @@ def test_the_train_split_is_read_and_its_text_column(server: HubServer) -> None:
     assert fails(column="other").code == "no_text_column"
 
 
+def test_columns_that_are_not_asked_for_are_not_decoded(server: HubServer) -> None:
+    """A picture that is none, as a dataset with pictures would hold it."""
+    columns = b"  - name: text\n    dtype: string\n  - name: image\n    dtype: image\n"
+    card = b"---\ndataset_info:\n  features:\n" + columns + b"---\n"
+    data = parquet(text=["a"], image=[{"bytes": b"no picture", "path": None}])
+    server.add("datasets/org/set", {"README.md": card, "train.parquet": data})
+    assert read() == read(column="text") == ["a"]
+    assert fails(column="image").code == "unsupported_dataset"  # so the others would have failed, too
+
+
 def test_configs(server: HubServer) -> None:
     server.add("datasets/org/set", {"README.md": CARD, "first/a.parquet": parquet(text=texts("one")),
                                     "second/a.parquet": parquet(text=texts("two"))})  # fmt: skip
