@@ -11,8 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 from fastapi.testclient import TestClient
+from huggingface_hub import constants
 from sqlalchemy import text
 
 from api.datasets import child, storage
@@ -23,6 +25,7 @@ from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.tables import Job
 from tests.factories import tiny_model
+from tests.hub_server import HubServer
 from tests.integration.conftest import WorkerProcess
 
 ROWS = [{"id": number, "text": f"this is row number {number} " * 3} for number in range(200)]
@@ -52,11 +55,12 @@ def stored(settings: Settings) -> list[str]:
 
 
 def test_a_small_file_from_the_upload_to_the_end(client: TestClient, settings: Settings) -> None:
-    answer = upload(client, name="rows.JSONL.gz", content=gzip.compress(CONTENT))
+    packed = gzip.compress(CONTENT)
+    answer = upload(client, name="rows.JSONL.gz", content=packed)
     dataset = made(answer)
     assert answer.headers["location"] == f"/v1/datasets/{dataset['id']}"
     assert (dataset["name"], dataset["format"], dataset["columns"]) == ("rows.JSONL.gz", "jsonl.gz", ["id", "text"])
-    assert dataset["column"] == "text" and dataset["sha256"] == hashlib.sha256(gzip.compress(CONTENT)).hexdigest()
+    assert dataset["column"] == "text" and dataset["sha256"] == hashlib.sha256(packed).hexdigest()
     assert dataset["statistics"]["num_rows"] == 200 and dataset["statistics"]["num_duplicates"] == 0
     assert stored(settings) == [f"{dataset['sha256']}.jsonl.gz"]
 
@@ -100,6 +104,21 @@ def test_tokens_are_counted_for_a_model(client: TestClient, settings: Settings) 
     (model / "tokenizer.json").unlink()
     (model / "tokenizer_config.json").unlink()
     refused(client.get(address, params={"model": str(model)}), 422, "no_tokenizer")
+
+
+def test_tokens_for_a_model_on_the_hub(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with HubServer() as hub:
+        template = "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        hub.add("org/tiny", tiny_model(tmp_path / "model"))
+        address = f"/v1/datasets/{made(upload(client))['id']}/statistics"
+        tokens = client.get(address, params={"model": "org/tiny"}).json()["tokens"]
+        assert tokens["num_rows"] == 200 and hub.asked(".safetensors") == []
+        refused(client.get(address, params={"model": "org/nothing"}), 422, "hub_not_found")
+        refused(client.get(address, params={"model": "../x"}), 422, "invalid_model_id")
+        huggingface_hub.close_session()  # type: ignore[attr-defined]
 
 
 def test_the_list_goes_on_where_it_stopped(client: TestClient) -> None:
@@ -184,7 +203,7 @@ def test_a_reader_that_dies_or_hangs_takes_nothing_along(
 
 def test_the_reader_has_no_secrets(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script, said = tmp_path / "spy", tmp_path / "environment"
-    script.write_text(f"#!/bin/sh\nenv > {said}\nexec {sys.executable} \"$@\"\n")
+    script.write_text(f'#!/bin/sh\nenv > {said}\nexec {sys.executable} "$@"\n')
     script.chmod(0o755)
     monkeypatch.setenv("DATABASE_URL", "canary")
     monkeypatch.setenv("HF_TOKEN", "canary")
