@@ -71,6 +71,7 @@ WHEN = {
         "job_changed",
         "The job has changed since you read it.",
     ),
+    413: ("The body is too large", "body_too_large", "The body is too large."),
     422: (
         "The request is understood and cannot work; `errors` says where",
         "unknown_preset",

@@ -10,7 +10,7 @@ from fastapi import Depends, FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api import catalog, errors, health, jobs, sweeps
+from api import catalog, datasets, errors, health, jobs, sweeps
 from api.deps import Context
 from api.feed import Feed
 from api.security import authenticate
@@ -26,7 +26,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     sessions = connect(settings.database_url.get_secret_value())
     celery = make_celery(settings.broker_url.get_secret_value())
     feed = Feed(sessions)
-    upkeep = Upkeep(sessions, sender(celery), interval_s=settings.poll_s)
+    tidy = datasets.Tidying(settings, sessions)
+    upkeep = Upkeep(sessions, sender(celery), interval_s=settings.poll_s, also=tidy.run)
 
     @asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:
@@ -50,7 +51,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(RequestId)
     errors.install(app)
     app.include_router(health.router)
-    for router in (*jobs.routers, sweeps.router, catalog.router):
+    for router in (*jobs.routers, sweeps.router, *datasets.routers, catalog.router):
         app.include_router(router, prefix="/v1", dependencies=[Depends(authenticate)])
     return app
 

@@ -50,6 +50,8 @@ class Settings(BaseSettings):
     stop_grace_s: PositiveFloat = 30
     retry_base_s: PositiveFloat = 30
 
+    max_dataset_bytes: PositiveInt = 1 << 30
+
     slots: PositiveInt = 1
     memory_bytes: PositiveInt = Field(default_factory=host_memory_bytes)
     engine_threads: PositiveInt = Field(default_factory=lambda: len(os.sched_getaffinity(0)))
@@ -63,6 +65,14 @@ class Settings(BaseSettings):
     @property
     def work_dir(self) -> Path:
         return self.data_dir / "work"
+
+    @property
+    def datasets_dir(self) -> Path:
+        return self.data_dir / "datasets"
+
+    @property
+    def uploads_dir(self) -> Path:
+        return self.data_dir / "uploads"
 
     @property
     def engine_argv(self) -> list[str]:

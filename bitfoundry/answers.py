@@ -121,6 +121,55 @@ class Summary(Answer):
     by_state: dict[str, int]
 
 
+class Dataset(Answer):
+    """An uploaded data file; `column` is where its text is. Jobs take its id as `calibration.source`."""
+
+    id: str
+    name: str
+    format: str
+    bytes: int
+    sha256: str
+    columns: list[str]
+    column: str
+    statistics: dict[str, Any]
+    created_at: str
+
+
+class PreviewRow(Answer):
+    """One row of a dataset: where it stands, and its values, long ones cut short."""
+
+    place: str
+    values: dict[str, Any]
+
+
+class Estimate(Answer):
+    """What a preset would make of a model: format -> size in bytes; `refused` says why it cannot."""
+
+    preset: str
+    size_bytes: dict[str, int]
+    peak_memory_bytes: int | None = None
+    refused: dict[str, str] | None = None
+
+
+class Inspection(Answer):
+    """What a model is, from its headers."""
+
+    model: dict[str, Any]
+    model_type: str
+    architectures: list[str]
+    num_blocks: int
+    num_parameters: int
+    dtypes: dict[str, int]
+    linear_layers: list[dict[str, Any]]
+    tied_embeddings: bool
+    experts: dict[str, int] | None = None
+    license: str | None = None
+    size_bytes: int
+    quantization: dict[str, str | None] | None = None
+    estimates: list[Estimate]
+    warnings: list[str]
+
+
 class Sweep(Answer):
     """Jobs that were asked for together, in the order of the matrix."""
 

@@ -15,12 +15,14 @@ import typer
 from rich.text import Text
 from typer.exceptions import Abort, TyperException
 
-from bitfoundry import __version__, job_commands, terminal
+from bitfoundry import __version__, dataset_commands, job_commands, terminal
 from bitfoundry.answers import Job
 from bitfoundry.client import Client
 from bitfoundry.errors import BitfoundryError
 from bitfoundry.options import (
     AsJson,
+    Column,
+    DatasetConfig,
     Export,
     Home,
     JobId,
@@ -32,6 +34,7 @@ from bitfoundry.options import (
     Samples,
     SeqLen,
     Source,
+    Split,
     Url,
     connect,
     key_value,
@@ -51,6 +54,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 sweep = typer.Typer(help="Many jobs at once: every combination of a matrix of values.", no_args_is_help=True)
+
+datasets = typer.Typer(help="Calibration text on the service: uploaded files.", no_args_is_help=True)
 
 
 @app.command()
@@ -123,6 +128,9 @@ def submit(
     config: Preset,
     export: Export = None,
     calibration_source: Source = None,
+    calibration_config: DatasetConfig = None,
+    calibration_split: Split = None,
+    calibration_column: Column = None,
     num_samples: Samples = None,
     seq_len: SeqLen = None,
     name: Annotated[str | None, typer.Option(help="A name to find the job by.")] = None,
@@ -147,7 +155,14 @@ def submit(
             model,
             config=read_config(config),
             export=export,
-            calibration=_calibration(calibration_source, num_samples, seq_len),
+            calibration=_calibration(
+                source=calibration_source,
+                config=calibration_config,
+                split=calibration_split,
+                column=calibration_column,
+                num_samples=num_samples,
+                seq_len=seq_len,
+            ),
             name=name,
             labels=labels,
             priority=priority,
@@ -167,6 +182,9 @@ def plan(
     config: Preset,
     export: Export = None,
     calibration_source: Source = None,
+    calibration_config: DatasetConfig = None,
+    calibration_split: Split = None,
+    calibration_column: Column = None,
     num_samples: Samples = None,
     seq_len: SeqLen = None,
     url: Url = None,
@@ -175,7 +193,14 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """What a job would do with this model: sizes, memory, layers. Nothing is done."""
-    calibration = _calibration(calibration_source, num_samples, seq_len)
+    calibration = _calibration(
+        source=calibration_source,
+        config=calibration_config,
+        split=calibration_split,
+        column=calibration_column,
+        num_samples=num_samples,
+        seq_len=seq_len,
+    )
     with connect(url, api_key, home) as client:
         found = client.plan(model, config=read_config(config), export=export, calibration=calibration)
     if as_json:
@@ -188,6 +213,24 @@ def plan(
         terminal.out.print(f"kept {kept['name']}: {kept['reason']}", soft_wrap=True)
     for warning in found["warnings"]:
         terminal.out.print(Text.assemble(("warning ", "yellow"), warning), soft_wrap=True)
+
+
+@app.command()
+def inspect(
+    model: Model,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a model on the Hub.")] = None,
+    url: Url = None,
+    api_key: Key = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a model is, and what the usual presets would make of it. No weight is read."""
+    with connect(url, api_key, home) as client:
+        found = client.inspect(model, revision=revision)
+    if as_json:
+        terminal.print_json(found.model_dump(mode="json"))
+    else:
+        terminal.out.print(terminal.inspection_details(found))
 
 
 @app.command()
@@ -227,6 +270,9 @@ for command in job_commands.COMMANDS:
 for name, command in job_commands.SWEEP_COMMANDS.items():
     sweep.command(name)(command)
 app.add_typer(sweep, name="sweep")
+for name, command in dataset_commands.COMMANDS.items():
+    datasets.command(name)(command)
+app.add_typer(datasets, name="datasets")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -275,8 +321,7 @@ def _announce(stack: "LocalStack", as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def _calibration(source: str | None, num_samples: int | None, seq_len: int | None) -> dict[str, Any] | None:
-    given = {"source": source, "num_samples": num_samples, "seq_len": seq_len}
+def _calibration(**given: Any) -> dict[str, Any] | None:
     return {key: value for key, value in given.items() if value is not None} or None
 
 

@@ -18,7 +18,8 @@ from urllib.parse import quote
 
 import httpx2
 
-from bitfoundry.answers import ArtifactFile, Event, Job, LogLine, Summary, Sweep
+from bitfoundry.answers import ArtifactFile, Event, Inspection, Job, LogLine, Summary, Sweep
+from bitfoundry.datasets import Datasets
 from bitfoundry.errors import BitfoundryError, WaitTimeout
 from bitfoundry.follow import follow
 from bitfoundry.transport import Transport
@@ -192,6 +193,16 @@ class Client:
             if not page["has_more"]:
                 return
             query["after"] = page["data"][-1]["seq"]
+
+    @property
+    def datasets(self) -> Datasets:
+        """Uploaded data files: upload, list, get, preview, statistics, delete."""
+        return Datasets(self._service)
+
+    def inspect(self, model: str | Path | Mapping[str, Any], *, revision: str | None = None) -> Inspection:
+        """What a model is and what the usual presets would make of it, from its headers; `model` as in `submit`."""
+        query = dict(_model(model)) | ({"revision": revision} if revision else {})
+        return Inspection.model_validate_json(self._service.send("GET", "/v1/models/inspect", query=query).content)
 
     def presets(self) -> Sequence[dict[str, Any]]:
         """The named configs that the service knows."""

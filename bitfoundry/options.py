@@ -23,7 +23,12 @@ Preset = Annotated[str, typer.Option("--config", "-c", help="A preset's name, or
 Export = Annotated[list[str] | None, typer.Option(help="A checkpoint format to write; repeat for several.")]
 Samples = Annotated[int | None, typer.Option(help="Calibration samples.")]
 SeqLen = Annotated[int | None, typer.Option(help="Tokens of a calibration sample.")]
-Source = Annotated[str | None, typer.Option(help="Calibration text: builtin, or a .txt or .jsonl file.")]
+Source = Annotated[
+    str | None, typer.Option(help="Calibration text: builtin, a file, an uploaded dataset's id, or one on the Hub.")
+]
+DatasetConfig = Annotated[str | None, typer.Option(help="The config of a dataset on the Hub.")]
+Split = Annotated[str | None, typer.Option(help="The split of a dataset on the Hub. [default: train]")]
+Column = Annotated[str | None, typer.Option(help="Where its text is, or the chat. [default: text, else messages]")]
 Labels = Annotated[list[str] | None, typer.Option("--label", help="key=value; repeatable.")]
 Priority = Annotated[int | None, typer.Option(min=0, max=9, help="9 goes first. [default: 5]")]
 

@@ -7,13 +7,13 @@ from types import TracebackType
 from typing import Any
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from bitfoundry.answers import Event, Job, LogLine, Summary, Sweep
+from bitfoundry.answers import Dataset, Event, Inspection, Job, LogLine, Summary, Sweep
 from bitfoundry.errors import ApiError, BitfoundryError
 
 # No markup: names of models and jobs come from others and are shown as they are. Styles come as Text.
@@ -142,6 +142,76 @@ def sweep_table(sweep: Sweep) -> Table:
     for job in sweep.jobs:
         values = [json.dumps((job.sweep_values or {}).get(pointer)) for pointer in sweep.matrix]
         table.add_row(job.id, *values, state_text(job.state), _ending(job) if job.error else progress_text(job))
+    return table
+
+
+def datasets_table(datasets: Sequence[Dataset]) -> Table:
+    """Newest first, as the service lists them."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("id", "name", "format", "column", "rows", "size", "created"):
+        table.add_column(heading, no_wrap=heading == "id")
+    for one in datasets:
+        rows, size = f"{one.statistics.get('num_rows', 0):,}", megabytes(one.bytes)
+        table.add_row(one.id, one.name, one.format, one.column, rows, size, one.created_at[:19])
+    return table
+
+
+def dataset_details(dataset: Dataset, statistics: Mapping[str, Any]) -> Table:
+    """A dataset and what was counted of it."""
+    rows = {
+        "id": dataset.id,
+        "name": dataset.name,
+        "file": f"{dataset.format}, {megabytes(dataset.bytes)}, sha256 {dataset.sha256}",
+        "columns": ", ".join(f"{name} (text)" if name == dataset.column else name for name in dataset.columns),
+        "rows": f"{statistics['num_rows']:,}; empty {statistics['num_empty']:,}, duplicates "
+        f"{statistics['num_duplicates']:,}, chats {statistics['num_chats']:,}",
+        "characters": _lengths(statistics["chars"]),
+    }
+    if tokens := statistics.get("tokens"):
+        rows["tokens"] = _lengths(tokens["tokens"]) + ("" if tokens["is_whole"] else " (of the first rows)")
+        seq_len, num_longer = tokens["seq_len"], tokens["num_longer"]
+        rows["windows"] = f"{tokens['num_windows']:,} of {seq_len} tokens; {num_longer:,} rows are longer"
+    return _pairs(rows)
+
+
+def inspection_details(found: Inspection) -> Group:
+    """A model, and what the usual presets would make of it."""
+    quantization = found.quantization or {}
+    layers = [f"{each['count']} × {each['name']} {each['shape']}" for each in found.linear_layers]
+    about = {
+        "model": str(found.model.get("path") or f"{found.model.get('id')} ({found.model.get('sha')})"),
+        "architecture": ", ".join(found.architectures) or found.model_type,
+        "blocks": str(found.num_blocks),
+        "parameters": f"{found.num_parameters / 1e6:,.1f} M, {', '.join(found.dtypes)}, {megabytes(found.size_bytes)}",
+        "layers": "\n".join(layers),
+        "embeddings": "shared with the head" if found.tied_embeddings else "apart from the head",
+        "experts": " of ".join(str(number) for number in reversed((found.experts or {}).values())),
+        "quantized": quantization.get("quant_method") or "no",
+        "licence": found.license or "not said",
+        "warnings": "\n".join(found.warnings),
+    }
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("preset", "peak memory", "formats"):
+        table.add_column(heading)
+    for each in found.estimates:
+        sizes = ", ".join(f"{name} {megabytes(size)}" for name, size in each.size_bytes.items())
+        refused = (each.refused or {}).get("message", "")
+        peak = megabytes(each.peak_memory_bytes) if each.peak_memory_bytes else ""
+        table.add_row(each.preset, peak, sizes or refused)
+    return Group(_pairs(about), "", table) if found.estimates else Group(_pairs(about))
+
+
+def _lengths(lengths: Mapping[str, Any]) -> str:
+    return f"{lengths['sum']:,}; a row {lengths['min']:,} to {lengths['max']:,}, median {lengths['median']:,}"
+
+
+def _pairs(rows: Mapping[str, str]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        if value:
+            table.add_row(name, value)
     return table
 
 

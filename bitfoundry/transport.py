@@ -38,13 +38,22 @@ class Transport:
         query: Mapping[str, Any] | None = None,
         body: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+        files: Mapping[str, Any] | None = None,
+        form: Mapping[str, str] | None = None,
         repeat: bool = False,
+        timeout_s: float | None = None,
     ) -> httpx2.Response:
-        """One request; a GET, or one with `repeat`, is tried again while the service is away or busy. ApiError."""
+        """One request; a GET, or one with `repeat`, is tried again while the service is away or busy. ApiError.
+
+        Its body is JSON, bytes, or a form with files.
+        """
+        sent: dict[str, Any] = {"json": body, "content": content, "files": files, "data": form, "timeout": timeout_s}
+        sent = {name: value for name, value in sent.items() if value is not None}
         num_tries = NUM_TRIES if repeat or method == "GET" else 1
         for attempt in range(1, num_tries + 1):
             try:
-                answer = self._http.request(method, path, params=query, json=body, headers=headers)
+                answer = self._http.request(method, path, params=query, headers=headers, **sent)
             except httpx2.TransportError as error:
                 if attempt == num_tries:
                     raise self.no_answer(error) from error

@@ -2,8 +2,8 @@
 
 ``python -m quantcore --model_dir ... --output_dir ... --quant_scheme ...`` quantizes, with the flags of the
 quantization script of AMD Quark. ``convert`` takes a quantized model into another format. ``presets`` and ``schema``
-print what a scheme can be. Two subcommands serve programs: ``run TASK.json`` (what a worker starts; JSON lines on
-stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process).
+print what a scheme can be. Three subcommands serve programs: ``run TASK.json`` (what a worker starts; JSON lines on
+stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE`` (what an uploaded data file holds).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands: dict[str, Callable[[list[str]], int]] = {
         "run": _run,
         "verify": _verify,
+        "examine": _examine,
         "convert": _convert,
         "presets": _presets,
         "schema": _schema,
@@ -81,6 +82,12 @@ def _verify(arguments: list[str]) -> int:
             print(proof_line(proof), flush=True)
 
     return _reporting(verify, print_json_lines())
+
+
+def _examine(arguments: list[str]) -> int:
+    from quantcore.calibration import examine
+
+    return examine.main(arguments)
 
 
 def _convert(arguments: list[str]) -> int:

@@ -33,9 +33,9 @@ from quantcore.spec import (
 )  # fmt: skip
 
 __all__ = [
-    "CalibrationConfig", "Config", "Dtype", "QSchemeType", "QuantizationConfig", "QuantizationMode", "QuantizationSpec",
-    "RoundType", "ScaleMode", "ScaleType", "ZeroPointType", "json_schema", "learns_from_data", "parse_config",
-    "parse_size",
+    "BUILTIN", "DATASET_ID", "CalibrationConfig", "Config", "Dtype", "QSchemeType", "QuantizationConfig",
+    "QuantizationMode", "QuantizationSpec", "RoundType", "ScaleMode", "ScaleType", "ZeroPointType", "is_dataset_id",
+    "json_schema", "learns_from_data", "parse_config", "parse_size",
 ]  # fmt: skip
 
 LAYER_TYPES = ("Linear", "Conv1d", "Conv2d", "ConvTranspose2d", "Conv1D", "Embedding", "EmbeddingBag")
@@ -191,19 +191,45 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_ADAPTER.json_schema()}
 
 
+BUILTIN = "builtin"
+DATASET_ID = "^dst_[0-9a-f]{32}$"
+
+
+def is_dataset_id(source: str) -> bool:
+    """True for the id of a dataset that was uploaded to the service."""
+    return re.fullmatch(DATASET_ID, source) is not None
+
+
 class CalibrationConfig(BaseModel):
     """The text that shows the engine what activations look like: ``num_samples`` windows of ``seq_len`` tokens.
 
-    ``source``: ``builtin`` (prose that comes with Python), a ``.txt``/``.md`` file, or a ``.jsonl`` file with a
-    ``text`` field a line.
+    ``source``: ``builtin`` (prose that comes with Python); the path of a ``.txt``, ``.jsonl``, ``.json``, ``.csv`` or
+    ``.parquet`` file, or of one of these as ``.gz``; the id of an uploaded dataset; or a dataset on the Hugging Face
+    Hub, named as ``datasets`` names it: with ``config``, ``split`` and ``revision`` (by default the one that there is,
+    ``train``, ``main``). ``column`` is where the text of a row is: a string, or a chat as a list of messages (by
+    default ``text``, else ``messages``).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    source: Annotated[str, Field(min_length=1, max_length=4096)] = "builtin"
+    source: Annotated[str, Field(min_length=1, max_length=4096)] = BUILTIN
+    config: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    split: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    revision: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")] | None = None
+    column: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     num_samples: Annotated[StrictInt, Field(ge=1, le=65536)] = 32
     seq_len: Annotated[StrictInt, Field(ge=8, le=131072)] = 512
     seed: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] = 0
+
+    @validator(mode="after")
+    def _make_sense(self) -> Self:
+        is_file = self.source.startswith(("/", ".")) or is_dataset_id(self.source)
+        of_hub = [name for name in ("config", "split", "revision") if getattr(self, name) is not None]
+        if of_hub and (is_file or self.source == BUILTIN):
+            raise ValueError(f"{', '.join(of_hub)} go with a dataset on the Hub, which '{self.source}' is not")
+        if self.source == BUILTIN and self.column is not None:
+            raise ValueError("the builtin text has no column")
+        return self
 
 
 def parse_size(text: str) -> int:

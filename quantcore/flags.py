@@ -34,7 +34,13 @@ def task_of(options: argparse.Namespace) -> Task:
         resume_dir=Path(options.resume_dir).absolute() if options.resume_dir else None,
         config=config,
         calibration=CalibrationConfig(
-            source=options.dataset, num_samples=options.num_calib_data, seq_len=options.seq_len, seed=options.seed
+            source=options.dataset,
+            config=options.dataset_config,
+            split=options.dataset_split,
+            column=options.dataset_column,
+            num_samples=options.num_calib_data,
+            seq_len=options.seq_len,
+            seed=options.seed,
         ),
         export=export,
         evaluation=EvaluationConfig(num_windows=0 if options.skip_evaluation else EvaluationConfig().num_windows),
@@ -210,7 +216,14 @@ def parser() -> argparse.ArgumentParser:
     add("--custom_mode", default="quark", help=f"one of: {', '.join(CUSTOM_MODES)}")
     add("--num_calib_data", type=_positive, default=32, help="calibration samples (default: 32)")
     add("--seq_len", type=_positive, default=512, help="tokens per sample (default: 512)")
-    add("--dataset", default="builtin", help="'builtin', a .txt or .jsonl file, or a Hub dataset (pileval)")
+    add(
+        "--dataset",
+        default="builtin",
+        help="'builtin', a file (.txt .jsonl .json .csv .parquet, or their .gz), or a Hub dataset (pileval, org/name)",
+    )
+    add("--dataset_config", help="of a Hub dataset (default: the one that there is)")
+    add("--dataset_split", help="of a Hub dataset (default: train)")
+    add("--dataset_column", help="where the text is, or the chat (default: text, else messages)")
     add("--model_export", action="append", help=f"repeat for several: {', '.join(MODEL_EXPORTS)} (default: hf_format)")
     add(
         "--export_weight_format",

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from quantcore.blockwise import BlockAlgorithms
+from quantcore.calibration.chat import chat_renderer
 from quantcore.calibration.ranges import quantized_activations
 from quantcore.calibration.sums import Span
 from quantcore.calibration.text import TokenWindows, token_windows
@@ -254,4 +255,5 @@ def read_windows(task: Task) -> TokenWindows:
         num_held_out=max(task.evaluation.num_windows, NUM_PROBES),
         held_out_len=task.evaluation.seq_len,
         separator=tokenizer.eos_token_id,
+        render=chat_renderer(tokenizer),
     )

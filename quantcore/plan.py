@@ -86,7 +86,7 @@ class Plan:
             "layers": [layer.to_dict() for layer in self.layers],
             "kept": [{"name": tensor.name, "reason": tensor.reason} for tensor in self.kept],
             "exports": list(self.exports),
-            "calibration": self.calibration.model_dump(mode="json"),
+            "calibration": self.calibration.model_dump(mode="json", exclude_none=True),
             "needs_calibration": self.needs_calibration,
             "size_before_bytes": self.size_before_bytes,
             "size_after_bytes": self.size_after_bytes,

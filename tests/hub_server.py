@@ -1,8 +1,9 @@
 """A STAND-IN of the Hugging Face Hub for tests: the read side of its HTTP interface, on this machine, with faults.
 
 It is ours, not the Hub. It does what huggingface_hub 2.4 was seen to ask for, and answers in the Hub's form: model
-info, revision, tree, resolve with HEAD, GET and Range, X-Repo-Commit, ETag, X-Linked-*, X-Error-Code. As on the Hub a
-large file (LFS) is a redirect to a second host, which refuses a request that carries a token (signed addresses do),
+info, revision, tree, resolve with HEAD, GET and Range, X-Repo-Commit, ETag, X-Linked-*, X-Error-Code. Of a dataset
+(``hub.add("datasets/org/name", files)``) what datasets 5.2 asks for: the same, and paths-info. As on the Hub a large
+file (LFS) is a redirect to a second host, which refuses a request that carries a token (signed addresses do),
 and a repository nobody may see is a 401. NOT covered: the Xet path (no X-Xet headers are sent), uploads, rate-limit
 headers, and how the real Hub behaves under load.
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-LFS_SUFFIXES = (".safetensors", ".bin", ".model")
+LFS_SUFFIXES = (".safetensors", ".bin", ".model", ".parquet")
 TOKEN = "hf_canaryCanaryCanaryCanary"
 
 
@@ -123,6 +124,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self._answer()
 
+    def do_POST(self) -> None:
+        self._answer()
+
     def _answer(self) -> None:
         path, _, query = self.path.partition("?")
         self.hub.requests.append(Request(self.command, path, {k.lower(): v for k, v in self.headers.items()}))
@@ -131,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
                 raise _Error(self.hub.status, Retry_After="1")
             for pattern, handle in self._routes():
                 if found := re.fullmatch(pattern, path):
-                    handle(*map(urllib.parse.unquote, found.groups()), query)
+                    handle(*(urllib.parse.unquote(part or "") for part in found.groups()), query)
                     return
             raise _Error(404)
         except _Error as error:
@@ -139,13 +143,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(error.status, body, {"Content-Type": "application/json", **error.headers})
 
     def _routes(self) -> list[tuple[str, Any]]:
-        model = "([^/]+/[^/]+)"
+        api, repository = "/api/(?:models/)?((?:datasets/)?[^/]+/[^/]+)", "((?:datasets/)?[^/]+/[^/]+)"
         return [
-            (f"/api/models/{model}", lambda model_id, query: self._info(model_id, "main", query)),
-            (f"/api/models/{model}/revision/([^/]+)", self._info),
-            (f"/api/models/{model}/tree/([^/]+)", self._tree),
-            ("/cdn/([^/]+/[^/]+)/([0-9a-f]{40})/(.+)", self._cdn),
-            (f"/{model}/resolve/([^/]+)/(.+)", self._resolve),
+            (f"{api}/revision/([^/]+)", self._info),
+            (f"{api}/tree/([^/]+)(?:/(.+))?", self._tree),
+            (f"{api}/paths-info/([^/]+)", self._paths_info),
+            (api, lambda model_id, query: self._info(model_id, "main", query)),
+            (f"/cdn/{repository}/([0-9a-f]{{40}})/(.+)", self._cdn),
+            (f"/{repository}/resolve/([^/]+)/(.+)", self._resolve),
         ]
 
     def _commit(self, model_id: str, revision: str) -> tuple[Repository, str, dict[str, bytes]]:
@@ -172,9 +177,31 @@ class _Handler(BaseHTTPRequestHandler):
         info = {"id": model_id, "modelId": model_id, "sha": sha, "private": repository.private}
         self._send_json(info | {"gated": repository.gated and "manual", "siblings": siblings, "tags": []}, sha)
 
-    def _tree(self, model_id: str, revision: str, query: str) -> None:
+    def _tree(self, model_id: str, revision: str, folder: str, query: str) -> None:
+        """All files below ``folder`` with their folders; without ``recursive`` only what lies in it."""
         _, sha, files = self._commit(model_id, revision)
-        self._send_json([_entry(name, data) for name, data in files.items()], sha)
+        top = f"{folder}/" if folder else ""
+        entries: dict[str, dict[str, Any]] = {}
+        for name, data in files.items():
+            if not name.startswith(top):
+                continue
+            parts = name[len(top) :].split("/")
+            for depth in range(1, len(parts)):
+                path = top + "/".join(parts[:depth])
+                entries[path] = {"type": "directory", "path": path, "size": 0, "oid": "0" * 40}
+            entries[name] = _entry(name, data)
+        if not entries and folder:
+            raise _Error(404, "EntryNotFound", f"{folder} does not exist", X_Repo_Commit=sha)
+        deep = "recursive=true" in query.lower()
+        self._send_json([entry for path, entry in entries.items() if deep or "/" not in path[len(top) :]], sha)
+
+    def _paths_info(self, model_id: str, revision: str, query: str) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        asked = json.loads(body)["paths"]
+        _, sha, files = self._commit(model_id, revision)
+        folders = [{"type": "directory", "path": path, "size": 0, "oid": "0" * 40}
+                   for path in asked if any(name.startswith(f"{path}/") for name in files)]  # fmt: skip
+        self._send_json(folders + [_entry(path, files[path]) for path in asked if path in files], sha)
 
     def _resolve(self, model_id: str, revision: str, name: str, query: str) -> None:
         repository, sha, files = self._commit(model_id, revision)

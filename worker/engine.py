@@ -32,7 +32,7 @@ KEPT_VARIABLES = (
     "VIRTUAL_ENV",
     "HF_HOME",
 )
-# Only an engine that fetches its model from the Hub also gets the way there and the right to.
+# Only an engine that fetches its model or its text from the Hub also gets the way there and the right to.
 HUB_VARIABLES = (
     "HF_ENDPOINT",
     "HF_TOKEN",

@@ -8,10 +8,11 @@ import signal
 import threading
 
 from api.settings import Settings
-from api.store import leases
+from api.store import datasets, leases
 from api.store.engine import Sessions
 from api.store.leases import Failure, Lease, LeaseLost, Order
-from quantcore.errors import QuantError
+from quantcore.config import is_dataset_id
+from quantcore.errors import CalibrationError, QuantError
 from worker.engine import Engine, Stop
 from worker.joblog import JobLog
 from worker.journal import Journal
@@ -21,7 +22,6 @@ from worker.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
-BUILTIN_SOURCE = "builtin"
 DISK_FULL = Failure("disk_full", "The worker's disk is full.", retryable=True)
 WORKER_ERROR = Failure(
     "worker_error", "Something went wrong in the worker.", "See its log.", retryable=True, max_failures=2
@@ -41,6 +41,7 @@ class Run:
     def __init__(self, lease: Lease, sessions: Sessions, settings: Settings, *, claimed_at: float) -> None:
         self.lease = lease
         self._settings = settings
+        self._sessions = sessions
         self._workspace = Workspace(settings, lease)
         self._held = HeldLease(
             lease,
@@ -95,9 +96,6 @@ class Run:
             self._fail(DISK_FULL if full else WORKER_ERROR)
 
     def _prepare(self) -> None:
-        source = self.lease.calibration["source"]
-        if source != BUILTIN_SOURCE:
-            source = str(self._settings.find_input(source, field="/calibration/source"))
         self._workspace.create()
         self._workspace.write_task(
             self._model()
@@ -105,11 +103,26 @@ class Run:
                 "output_dir": str(self._workspace.output_dir),
                 "resume_dir": str(self._workspace.resume_dir),
                 "config": self.lease.config,
-                "calibration": self.lease.calibration | {"source": source},
+                "calibration": self.lease.calibration | {"source": self._calibration_source()},
                 "export": list(self.lease.export),
                 "max_shard_size": self.lease.max_shard_size,
             }
         )
+
+    def _calibration_source(self) -> str:
+        """The task's text: a dataset on the Hub or the builtin one by name, others by the path of a file."""
+        source: str = self.lease.calibration["source"]
+        if source.startswith("/"):
+            return str(self._settings.find_input(source, field="/calibration/source"))
+        if not is_dataset_id(source):
+            return source
+        with self._sessions.begin() as session:
+            dataset = datasets.find(session, source)
+        if dataset is None:
+            raise CalibrationError(
+                "The dataset of this job was deleted.", code="dataset_not_found", hint="Clone it with another one."
+            )
+        return str(self._settings.datasets_dir / datasets.file_name(dataset))
 
     def _model(self) -> dict[str, str]:
         """The task's model: a commit on the Hub, or a folder."""
@@ -121,7 +134,7 @@ class Run:
 
     def _start_engine(self) -> Engine:
         with self._lock:
-            with_hub = "id" in self.lease.model
+            with_hub = "id" in self.lease.model or self.lease.calibration.get("revision") is not None
             self._engine = Engine(self._settings, self._workspace.task_file, with_hub=with_hub)
             if self._stop:
                 self._engine.stop(self._stop)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
 from api.deps import ContextDep
-from api.jobs import service
-from api.jobs.schemas import PlanCreate
+from api.errors import may
+from api.jobs import models, service
+from api.jobs.schemas import ModelRef, PlanCreate
 from api.security import Reader
 from api.strict_json import StrictJsonRoute
 from quantcore.config import json_schema
@@ -53,6 +54,52 @@ def list_presets(_: Reader, context: ContextDep) -> PresetList:
     )
 
 
+class LinearLayersOut(BaseModel):
+    """``count`` layers of this name and shape [out, in]."""
+
+    name: str
+    shape: list[int]
+    count: int
+
+
+class EstimateOut(BaseModel):
+    """What a preset would make of the model: format -> size in bytes; ``refused`` says why it cannot."""
+
+    preset: str
+    size_bytes: dict[str, int]
+    peak_memory_bytes: int | None
+    refused: dict[str, str] | None = None
+
+
+class InspectionOut(BaseModel):
+    """What a model is. ``model`` names it as a job would store it: a real path, or an id with its commit."""
+
+    model: dict[str, Any]
+    model_type: str
+    architectures: list[str]
+    num_blocks: int
+    num_parameters: int
+    dtypes: dict[str, int]
+    linear_layers: list[LinearLayersOut]
+    tied_embeddings: bool
+    experts: dict[str, int] | None
+    max_position_embeddings: int | None
+    vocab_size: int | None
+    license: str | None
+    num_files: int
+    size_bytes: int
+    quantization: dict[str, str | None] | None
+    estimates: list[EstimateOut]
+    warnings: list[str]
+
+
+@router.get("/models/inspect", responses=may(422))
+def inspect_model(model: Annotated[ModelRef, Query()], _: Reader, context: ContextDep) -> InspectionOut:
+    """What a model is and what the usual presets would make of it: from its headers, no weight is read."""
+    reference, found = models.inspect(model, context.settings)
+    return InspectionOut.model_validate({"model": reference, **found.to_dict()})
+
+
 @router.get("/config-schema")
 def config_schema(_: Reader) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a whole config."""
@@ -62,4 +109,4 @@ def config_schema(_: Reader) -> dict[str, Any]:
 @router.post("/plans")
 def make_plan(body: PlanCreate, _: Reader, context: ContextDep) -> dict[str, Any]:
     """What a job would do with this model: a decision per layer, sizes, memory. No side effect."""
-    return service.make_plan(body, context.settings).to_dict()
+    return service.make_plan(body, context).to_dict()

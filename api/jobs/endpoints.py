@@ -55,7 +55,7 @@ def submit(
 ) -> JobOut | Response:
     """Plan the job, and queue it if the plan stands: 202 means that it is safely in the database."""
     if dry_run:
-        return JSONResponse(service.make_plan(body, context.settings).to_dict())
+        return JSONResponse(service.make_plan(body, context).to_dict())
     return _answer_made(submission.submit(body, key, context, idempotency_key), context, response)
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from api.jobs.schemas import ModelRef
 from api.settings import Settings
+from quantcore import inspection
 from quantcore.checkpoint import hub
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.errors import ModelError
 from quantcore.export.stored import READ_BY_IMPORTERS
+from quantcore.inspection import Inspection
 from quantcore.reading import read_model
 
 
@@ -20,18 +24,33 @@ def read_headers(model: ModelRef, settings: Settings) -> tuple[dict[str, Any], M
     stood for at this moment (``sha``), so that a retry of the job quantizes the same bytes.
     """
     if model.id is not None:
-        headers, sha = _read_hub(model.id, model.revision)
+        with _pointing_at("/model/revision", "/model/id"):
+            headers, sha = hub.read_headers(
+                model.id, model.revision, read=lambda folder: read_model(folder).headers, needed=READ_BY_IMPORTERS
+            )
         return {"id": model.id, "revision": model.revision, "sha": sha}, headers
     assert model.path is not None  # ModelRef has one of the two
     folder = settings.find_input(model.path, field="/model/path")
     return {"path": str(folder)}, read_model(folder).headers
 
 
-def _read_hub(model_id: str, revision: str) -> tuple[ModelHeaders, str]:
+def inspect(model: ModelRef, settings: Settings) -> tuple[dict[str, Any], Inspection]:
+    """(the reference as ``read_headers`` gives it, what the model is). Raises ModelError whose ``field`` names the
+    parameter."""
+    if model.id is not None:
+        with _pointing_at("/revision", "/id"):
+            found, sha = inspection.inspect_hub(model.id, model.revision)
+        return {"id": model.id, "revision": model.revision, "sha": sha}, found
+    assert model.path is not None
+    with _pointing_at("/path", "/path"):
+        folder = settings.find_input(model.path, field="/path")
+        return {"path": str(folder)}, inspection.inspect(folder)
+
+
+@contextmanager
+def _pointing_at(revision: str, model: str) -> Iterator[None]:
     try:
-        return hub.read_headers(
-            model_id, revision, read=lambda folder: read_model(folder).headers, needed=READ_BY_IMPORTERS
-        )
+        yield
     except ModelError as error:
-        error.field = "/model/revision" if error.code == "hub_revision_not_found" else "/model/id"
+        error.field = revision if error.code == "hub_revision_not_found" else model
         raise

@@ -17,7 +17,7 @@ from quantcore.checkpoint.hub import is_model_id
 from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, parse_size
 
 MAX_LABELS = 16
-_REVISION = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
+REVISION = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
 
 
 def _printable(text: str) -> str:
@@ -53,7 +53,7 @@ class ModelRef(RequestBody):
 
     path: Annotated[str, Field(min_length=1, max_length=4096, examples=["/models/SmolLM2-135M-Instruct"])] | None = None
     id: Annotated[str, Field(examples=["org/name"])] | None = None
-    revision: Annotated[str, Field(pattern=_REVISION)] = "main"
+    revision: Annotated[str, Field(pattern=REVISION)] = "main"
 
     @model_validator(mode="after")
     def _make_sense(self) -> ModelRef:

@@ -10,22 +10,21 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from api.deps import Context
 from api.errors import Problem
-from api.jobs import models
+from api.jobs import calibration, models
 from api.jobs.schemas import JobCreate, ModelRef, PlanCreate, PresetConfig
-from api.settings import Settings
 from api.store import manifest
 from api.store.manifest import Manifest, ManifestFile
 from api.store.tables import Artifact
 from quantcore import plan, presets
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.config import CalibrationConfig, Config
-from quantcore.errors import CalibrationError, QuantError
+from quantcore.errors import QuantError
 from quantcore.plan import Plan
 from quantcore.presets import Preset
 from quantcore.quark_config import read_config
 
-BUILTIN_SOURCE = "builtin"
 _BODY_FIELDS = frozenset(JobCreate.model_fields)
 
 
@@ -45,25 +44,28 @@ class Planned:
 
 
 ReadHeaders = Callable[[ModelRef], tuple[dict[str, Any], ModelHeaders]]
+Locate = Callable[[CalibrationConfig], CalibrationConfig]
 
 
-def make_plan(request: PlanCreate, settings: Settings, *, read: ReadHeaders | None = None) -> Planned:
-    """Resolve the request against the model's headers, which ``read`` may know already.
+def make_plan(
+    request: PlanCreate, context: Context, *, read: ReadHeaders | None = None, locate: Locate | None = None
+) -> Planned:
+    """Resolve the request against the model's headers, which ``read`` may know already, as ``locate`` the text.
 
     Raises QuantError whose ``field`` points into the request.
     """
     try:
-        preset, config = _parse_config(request.config, known_presets(settings.presets_file))
-        calibration = _locate(request.calibration, settings)
-        model, headers = read(request.model) if read else models.read_headers(request.model, settings)
+        preset, config = _parse_config(request.config, known_presets(context.settings.presets_file))
+        text = locate(request.calibration) if locate else calibration.locate(request.calibration, context)
+        model, headers = read(request.model) if read else models.read_headers(request.model, context.settings)
         resolved = plan.resolve(
-            config, headers.config, headers.tensors, calibration=calibration, exports=request.export,
+            config, headers.config, headers.tensors, calibration=text, exports=request.export,
             warnings=headers.warnings,
         )  # fmt: skip
     except QuantError as error:
         error.field = _pointer(error.field, request.config)
         raise
-    return Planned(model, preset, config, calibration, resolved)
+    return Planned(model, preset, config, text, resolved)
 
 
 def read_manifest(artifact: Artifact) -> Manifest:
@@ -116,20 +118,6 @@ def _parse_config(data: dict[str, Any], known: Mapping[str, Preset]) -> tuple[st
         presets=known,
     )
     return chosen.preset, config
-
-
-def _locate(calibration: CalibrationConfig, settings: Settings) -> CalibrationConfig:
-    if calibration.source == BUILTIN_SOURCE:
-        return calibration
-    source = settings.find_input(calibration.source, field="/calibration/source")
-    if not source.is_file():
-        raise CalibrationError(
-            f"There is no calibration file at {calibration.source}.",
-            code="calibration_not_found",
-            hint="Give 'builtin', or a .txt or .jsonl file that the service can read.",
-            field="/calibration/source",
-        )
-    return calibration.model_copy(update={"source": str(source)})
 
 
 def _pointer(field: str, config: dict[str, Any]) -> str:

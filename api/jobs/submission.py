@@ -11,11 +11,12 @@ from sqlalchemy.orm import Session
 
 from api.deps import Context
 from api.idempotent import Made, make_once, request_of
-from api.jobs import service
+from api.jobs import calibration, service
 from api.jobs.schemas import JobClone, JobCreate
 from api.jobs.service import Planned
-from api.store import jobs
+from api.store import datasets, jobs
 from api.store.tables import ApiKey, Job
+from quantcore.config import is_dataset_id
 
 
 def submit(body: JobCreate, key: ApiKey, context: Context, idempotency_key: str | None) -> Made:
@@ -24,7 +25,7 @@ def submit(body: JobCreate, key: ApiKey, context: Context, idempotency_key: str 
         context.sessions,
         request_of(key, "POST /v1/jobs", idempotency_key, body),
         "job",
-        lambda: service.make_plan(body, context.settings),
+        lambda: service.make_plan(body, context),
         lambda session, job_id, planned: store(session, job_id, body, planned, key),
     )
     context.upkeep.poke()  # after the commit: the message must not overtake the row
@@ -37,7 +38,7 @@ def clone(original: Job, body: JobClone, key: ApiKey, context: Context, idempote
     wanted = _merge(original, changes)
 
     def prepare() -> Planned:
-        planned = service.make_plan(wanted, context.settings)
+        planned = service.make_plan(wanted, context)
         return planned if "config" in changes else replace(planned, preset=original.preset)
 
     made = make_once(
@@ -52,7 +53,12 @@ def clone(original: Job, body: JobClone, key: ApiKey, context: Context, idempote
 
 
 def store(session: Session, job_id: str, body: JobCreate, planned: Planned, key: ApiKey, **more: Any) -> Job:
-    """The job's row and what goes with it; ``more``: further columns."""
+    """The job's row and what goes with it; ``more``: further columns. Raises CalibrationError for a dataset that was
+    deleted a moment ago."""
+    source = planned.calibration.source
+    dataset_id = source if is_dataset_id(source) else None
+    if dataset_id is not None and not datasets.keep_for_job(session, dataset_id):
+        raise calibration.no_such_dataset()
     return jobs.submit(
         session,
         id=job_id,
@@ -66,7 +72,8 @@ def store(session: Session, job_id: str, body: JobCreate, planned: Planned, key:
         model=planned.model,
         preset=planned.preset,
         config=planned.config.to_dict(),
-        calibration=planned.calibration.model_dump(mode="json"),
+        calibration=planned.calibration.model_dump(mode="json", exclude_none=True),
+        dataset_id=dataset_id,
         export=list(body.export),
         max_shard_size=body.max_shard_size,
         **more,

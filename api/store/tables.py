@@ -99,6 +99,53 @@ class Sweep(Base):
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 
+class Dataset(Base):
+    """An uploaded data file. The file carries the hash of its content: two rows may share one (``datasets.file_name``).
+
+    ``format`` is what its name ends in: ``jsonl``, ``csv.gz``. ``text_column`` is where the text is unless a job says
+    otherwise.
+    """
+
+    __tablename__ = "dataset"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    submitted_by: Mapped[str | None] = mapped_column(ForeignKey("api_key.id"))
+    name: Mapped[str]
+    format: Mapped[str]
+    sha256: Mapped[str] = mapped_column(index=True)
+    num_bytes: Mapped[int] = mapped_column(BigInteger)
+    columns: Mapped[list[str]]
+    text_column: Mapped[str]
+    statistics: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+
+class Upload(Base):
+    """A data file that arrives in parts. ``dataset_id``: what it became."""
+
+    __tablename__ = "upload"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    submitted_by: Mapped[str | None] = mapped_column(ForeignKey("api_key.id"))
+    name: Mapped[str]
+    format: Mapped[str]
+    text_column: Mapped[str | None]
+    dataset_id: Mapped[str | None] = mapped_column(ForeignKey("dataset.id", ondelete="CASCADE"))
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class UploadPart(Base):
+    """A part that is safely on disk, in a file named after its number and hash."""
+
+    __tablename__ = "upload_part"
+
+    upload_id: Mapped[str] = mapped_column(ForeignKey("upload.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    num_bytes: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str]
+
+
 class Job(Base):
     """One quantization job: what was asked, where it stands, who holds it."""
 
@@ -118,6 +165,7 @@ class Job(Base):
         JSON
     )  # not JSONB, which would sort the patterns: the first one counts
     calibration: Mapped[dict[str, Any]]
+    dataset_id: Mapped[str | None] = mapped_column(ForeignKey("dataset.id", ondelete="SET NULL"))
     export: Mapped[list[str]]
     max_shard_size: Mapped[str] = mapped_column(server_default="5GB")
     priority: Mapped[int] = mapped_column(SmallInteger, server_default="5")  # 9 goes first
@@ -179,6 +227,7 @@ class Job(Base):
         Index("ix_job_lease", "lease_expires_at", postgresql_where=text(_one_of("state", HELD))),
         Index("ix_job_list", text("created_at DESC"), text("id DESC")),
         Index("ix_job_sweep_id", "sweep_id", postgresql_where=text("sweep_id IS NOT NULL")),
+        Index("ix_job_dataset_id", "dataset_id", postgresql_where=text("dataset_id IS NOT NULL")),
         Index("ix_job_labels", "labels", postgresql_using="gin", postgresql_ops={"labels": "jsonb_path_ops"}),
     )
 

@@ -43,7 +43,7 @@ def submit(
         context.sessions,
         request_of(key, "POST /v1/sweeps", idempotency_key, body),
         "swp",
-        lambda: matrix.plan_all(body, context.settings),
+        lambda: matrix.plan_all(body, context),
         store,
     )
     context.upkeep.poke()

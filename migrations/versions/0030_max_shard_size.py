@@ -1,14 +1,14 @@
 """How large the files of weights may be.
 
 Revision ID: 0030
-Revises: 0008
+Revises: 0020
 """
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0030"
-down_revision = "0008"
+down_revision = "0020"
 branch_labels = None
 depends_on = None
 

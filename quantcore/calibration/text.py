@@ -1,18 +1,22 @@
-"""Text to token windows: calibration windows from the first part of a source, held-out windows from the rest."""
+"""Text to token windows: calibration windows from one part of a source, held-out windows from another."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+import random
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import chain
 
 import torch
 
-from quantcore.config import CalibrationConfig
+from quantcore.calibration.documents import Render, is_prose, read_documents
+from quantcore.config import BUILTIN, CalibrationConfig
 from quantcore.errors import CalibrationError
 
 HELD_OUT_SHARE = 0.25
+SHUFFLE_ROWS = 1000  # as many as datasets shuffles at a time
+SHUFFLE_CHARS = 64 << 20
 Tokenize = Callable[[str], list[int]]
 
 
@@ -31,24 +35,28 @@ def token_windows(
     num_held_out: int,
     held_out_len: int,
     separator: int | None = None,
+    render: Render | None = None,
 ) -> TokenWindows:
-    """Read the source, tokenize it into one stream (documents joined by ``separator``) and cut windows without padding.
+    """Read as much of the source as is needed, tokenize it (documents end with ``separator``), cut windows without
+    padding.
 
-    The first three quarters of what is read serve calibration: ``num_samples`` windows drawn with the seed. The last
-    quarter is held out. Raises CalibrationError with the number that the source can give.
+    Of prose the first three quarters of what is read serve calibration, of rows three of four: ``num_samples`` windows
+    chosen with the seed. The rest is held out, the same for every seed. ``render`` makes text of chats. Raises
+    CalibrationError with the number that the source can give.
     """
+
+    def tokens_of(document: str) -> Iterable[int]:
+        return chain(tokenize(document), () if separator is None else (separator,))
+
     wanted = calibration.num_samples * calibration.seq_len
-    enough = max(wanted / (1 - HELD_OUT_SHARE), num_held_out * held_out_len / HELD_OUT_SHARE)
-    stream: list[int] = []
-    for document in read_documents(calibration.source):
-        stream.extend(tokenize(document))
-        if separator is not None:
-            stream.append(separator)
-        if calibration.source != "builtin" and len(stream) > 1.1 * enough:
-            break
-    border = int(len(stream) * (1 - HELD_OUT_SHARE))
-    pool = _cut(stream[:border], calibration.seq_len)
-    held_out = _cut(stream[border:], held_out_len)
+    wanted_held_out = num_held_out * held_out_len
+    documents = read_documents(calibration, render)
+    if is_prose(calibration):
+        enough = max(wanted / (1 - HELD_OUT_SHARE), wanted_held_out / HELD_OUT_SHARE)
+        text, rest = _divide_prose(documents, tokens_of, None if calibration.source == BUILTIN else 1.1 * enough)
+    else:
+        text, rest = _divide_rows(documents, tokens_of, calibration.seed, wanted, wanted_held_out)
+    pool, held_out = _cut(text, calibration.seq_len), _cut(rest, held_out_len)
     if len(pool) < calibration.num_samples or len(held_out) < num_held_out:
         raise CalibrationError(
             f"The source '{calibration.source}' gives {len(pool)} calibration windows of {calibration.seq_len} tokens "
@@ -63,83 +71,65 @@ def token_windows(
     return TokenWindows(pool[order[: calibration.num_samples]], held_out[spread])
 
 
-def read_documents(source: str) -> Iterator[str]:
-    """The documents of ``builtin``, a text file, a JSON-lines file with a ``text`` field, or a Hub dataset's name."""
-    path = Path(source)
-    if source == "builtin":
-        from pydoc_data import topics
-
-        yield from (topics.topics[name] for name in sorted(topics.topics))
-    elif path.suffix == ".jsonl" and path.is_file():
-        yield from _json_lines(path)
-    elif path.is_file():
-        yield _text(path)
-    elif path.is_absolute() or source.startswith(".") or source.count("/") > 1:
-        raise CalibrationError(
-            f"There is no calibration file at {source}.",
-            code="calibration_not_found",
-            hint="Give 'builtin', a .txt or .jsonl file that the worker can read, or the name of a Hub dataset.",
-            field="/calibration/source",
-        )
-    else:
-        yield from _hub_dataset(source)
+def _divide_prose(
+    documents: Iterator[str], tokens_of: Callable[[str], Iterable[int]], enough: float | None
+) -> tuple[array[int], array[int]]:
+    """The first part and the last part of what is read, which ends when it is more than ``enough`` tokens."""
+    stream = array("q")
+    for document in documents:
+        stream.extend(tokens_of(document))
+        if enough is not None and len(stream) > enough:
+            break
+    border = int(len(stream) * (1 - HELD_OUT_SHARE))
+    return stream[:border], stream[border:]
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise CalibrationError(
-            f"{path} is not UTF-8 text (byte {error.start}).", code="bad_encoding", hint="Convert it to UTF-8."
-        ) from error
+def _divide_rows(
+    documents: Iterator[str], tokens_of: Callable[[str], Iterable[int]], seed: int, wanted: int, wanted_held_out: int
+) -> tuple[array[int], array[int]]:
+    """At least so many tokens of each part if the source has them; every fourth row that has text is held out."""
+    text, rest = array("q"), array("q")
+
+    def remaining() -> Iterator[str]:
+        """The rows for calibration; on the way the held-out ones are taken."""
+        for number, document in enumerate(filter(None, documents)):
+            if number % round(1 / HELD_OUT_SHARE) != round(1 / HELD_OUT_SHARE) - 1:
+                yield document
+            elif len(rest) < wanted_held_out:
+                rest.extend(tokens_of(document))
+
+    for document in shuffled(remaining(), seed):
+        if len(text) < wanted:
+            text.extend(tokens_of(document))
+        if len(text) >= wanted and len(rest) >= wanted_held_out:
+            break
+    return text, rest
 
 
-def _json_lines(path: Path) -> Iterator[str]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise CalibrationError(
-                    f"Line {number} of {path} is not valid JSON: {error}.",
-                    code="bad_row",
-                    hint="One JSON object a line.",
-                ) from error
-            if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-                columns = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-                raise CalibrationError(
-                    f"Line {number} of {path} has no text field; it has: {columns}.", code="no_text_column",
-                    hint='Each line must be an object like {"text": "..."}.',
-                )  # fmt: skip
-            yield row["text"]
+def shuffled(documents: Iterable[str], seed: int) -> Iterator[str]:
+    """The same documents in an order that the seed decides; at most SHUFFLE_ROWS of them wait in memory.
+
+    A document that arrives takes the place of one drawn at random, which goes on; at the end the rest goes in random
+    order. Only ``random()`` is drawn: Python keeps its sequence the same from version to version.
+    """
+    draw = random.Random(seed).random
+    waiting: list[str] = []
+    num_chars = 0
+    for document in documents:
+        if len(waiting) < SHUFFLE_ROWS and num_chars < SHUFFLE_CHARS:
+            waiting.append(document)
+            num_chars += len(document)
+            continue
+        place = int(draw() * len(waiting))
+        yield waiting[place]
+        waiting[place] = document
+    while waiting:
+        place = int(draw() * len(waiting))
+        waiting[place], waiting[-1] = waiting[-1], waiting[place]
+        yield waiting.pop()
 
 
-def _hub_dataset(name: str) -> Iterator[str]:
-    """Stream a Hub dataset's text column with the ``datasets`` library (an optional dependency)."""
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise CalibrationError(
-            f"'{name}' is no file, and reading it as a Hub dataset needs the datasets library.",
-            code="datasets_not_installed",
-            hint="pip install 'bitfoundry[datasets]', or give 'builtin' or a file.",
-        ) from error
-    name, split = {"pileval": ("mit-han-lab/pile-val-backup", "validation")}.get(name, (name, "train"))
-    try:
-        for row in load_dataset(name, split=split, streaming=True):
-            yield row["text"]
-    except Exception as error:  # the library raises many kinds: network, auth, missing repository or column
-        raise CalibrationError(
-            f"The Hub dataset '{name}' cannot be read: {error}.",
-            code="dataset_unreachable",
-            hint="Check the name and the network, or give 'builtin' or a file.",
-            retryable=True,
-        ) from error
-
-
-def _cut(stream: list[int], length: int) -> torch.Tensor:
+def _cut(stream: array[int], length: int) -> torch.Tensor:
     """Consecutive windows [N, length]; a rest shorter than ``length`` is dropped."""
     count = len(stream) // length
-    return torch.tensor(stream[: count * length], dtype=torch.long).view(count, length)
+    return torch.tensor(stream[: count * length].tolist(), dtype=torch.long).view(count, length)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quantcore.checkpoint.config_checks import check_config
 from quantcore.checkpoint.experts import unstack_experts
 from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
 from quantcore.checkpoint.onnx_names import is_ours, read_onnx_headers
@@ -22,6 +23,7 @@ MAX_CONFIG_BYTES = 4 << 20
 MAX_INDEX_BYTES = 32 << 20  # a mixture of experts has tens of thousands of tensors, some 100 bytes each
 MAX_HEADER_BYTES = 16 << 20
 MAX_TENSORS = 200_000
+MAX_DIMENSIONS = 8
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,28 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
         raise ModelError(
             "config.json has no model_type.", code="unsupported_architecture", hint="Save the model with Transformers."
         )
-    return config, read_onnx_headers(folder) if is_ours(config) else read_tensor_headers(folder)
+    if is_ours(config):
+        return config, read_onnx_headers(folder)
+    tensors = read_tensor_headers(folder)
+    check_config(config, tensors)
+    return config, tensors
 
 
 def read_tensor_headers(folder: Path) -> dict[str, TensorHeader]:
     """Every tensor of the safetensors files in ``folder``, by name."""
     tensors: dict[str, TensorHeader] = {}
     for name in _weight_files(folder):
-        tensors.update(read_safetensors_header(folder / name))
+        found = read_safetensors_header(folder / name)
+        twice = sorted(found.keys() & tensors.keys())
+        if twice:
+            raise ModelError(
+                f"'{twice[0]}' is in two files, {tensors[twice[0]].file} and {name}.",
+                code="corrupt_weights",
+                hint="Keep the files of one checkpoint in the folder, or give it its model.safetensors.index.json.",
+            )
+        tensors.update(found)
+        if len(tensors) > MAX_TENSORS:
+            raise ModelError(f"The model has more than {MAX_TENSORS} tensors.", code="header_too_large")
     _check_index(folder, tensors)
     return tensors
 
@@ -90,6 +106,7 @@ def read_tensor_headers(folder: Path) -> dict[str, TensorHeader]:
 def read_json(path: Path, missing_code: str, *, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """A JSON object of bounded size; ModelError for anything else."""
     try:
+        check_plain_file(path)
         if path.stat().st_size > max_bytes:
             raise ModelError(f"{path.name} is larger than {max_bytes >> 20} MiB.", code="config_implausible")
         data = json.loads(path.read_text("utf-8"), parse_constant=_refuse_constant)
@@ -104,10 +121,17 @@ def read_json(path: Path, missing_code: str, *, max_bytes: int = MAX_CONFIG_BYTE
     return data
 
 
+def check_plain_file(path: Path) -> None:
+    """A pipe or a device would be waited for. Raises ModelError ``unsafe_path``; what is not there is no fault here."""
+    if path.exists() and not path.is_file():
+        raise ModelError(f"{path.name} is not a plain file.", code="unsafe_path", hint="Give the whole model folder.")
+
+
 def read_safetensors_header(path: Path) -> dict[str, TensorHeader]:
     """Every tensor of one safetensors file, checked against the file's size."""
     corrupt = {"code": "corrupt_weights", "hint": "The file is damaged or was not downloaded whole: fetch it again."}
     try:
+        check_plain_file(path)
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -116,6 +140,8 @@ def read_safetensors_header(path: Path) -> dict[str, TensorHeader]:
             if length > MAX_HEADER_BYTES:
                 raise ModelError(f"The header of {path.name} is {length} bytes.", code="header_too_large")
             header = json.loads(file.read(length), object_pairs_hook=_unique_keys)
+            if not isinstance(header, dict):
+                raise ValueError("it is no JSON object")
     except FileNotFoundError as error:
         raise ModelError(f"{path.name} is listed in the index but is not there.", code="missing_shard") from error
     except (ValueError, RecursionError) as error:
@@ -123,7 +149,23 @@ def read_safetensors_header(path: Path) -> dict[str, TensorHeader]:
     header.pop("__metadata__", None)
     if len(header) > MAX_TENSORS:
         raise ModelError(f"{path.name} lists {len(header)} tensors.", code="header_too_large")
-    return {name: _tensor_header(path, name, entry, size - 8 - length, 8 + length) for name, entry in header.items()}
+    found = {name: _tensor_header(path, name, entry, size - 8 - length, 8 + length) for name, entry in header.items()}
+    _check_seamless(path, found, 8 + length, size)
+    return found
+
+
+def _check_seamless(path: Path, tensors: dict[str, TensorHeader], begin: int, end: int) -> None:
+    """Every byte of the file belongs to one tensor, as the format asks: no two share one, none hides between them."""
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if tensor.begin != begin:
+            raise ModelError(
+                f"Tensor '{name}' in {path.name} does not begin where the one before it ends.",
+                code="corrupt_weights",
+                hint="The file was not written by a safetensors library: save the model again.",
+            )
+        begin = tensor.end
+    if begin != end:
+        raise ModelError(f"{path.name} holds more than its tensors.", code="corrupt_weights")
 
 
 def _tensor_header(path: Path, name: str, entry: dict[str, Any], data_bytes: int, data_start: int) -> TensorHeader:
@@ -131,8 +173,9 @@ def _tensor_header(path: Path, name: str, entry: dict[str, Any], data_bytes: int
         dtype, shape = entry["dtype"], tuple(entry["shape"])
         begin, end = entry["data_offsets"]
         expected = math.prod(shape) * DTYPE_BYTES[dtype]
-        sound = 0 <= begin <= end <= data_bytes and end - begin == expected and all(side >= 0 for side in shape)
-    except (KeyError, TypeError, ValueError):
+        whole = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+        sound = whole and len(shape) <= MAX_DIMENSIONS and begin <= end <= data_bytes and end - begin == expected
+    except (KeyError, TypeError, ValueError, OverflowError):
         sound = False
     if not sound:
         raise ModelError(
@@ -174,6 +217,12 @@ def _check_inside(folder: Path, name: str) -> None:
     if not name.endswith(".safetensors"):
         raise ModelError(f"The index names '{name}', which is not a safetensors file.", code="unsafe_weights_format")
     path = folder / name
+    if not path.is_symlink() and path.is_file() and path.stat().st_nlink > 1:
+        raise ModelError(
+            f"'{name}' is a hard link: the file has another name elsewhere.",
+            code="unsafe_path",
+            hint="Copy the file (cp --reflink=auto) so that it is the model's own.",
+        )
     if path.is_symlink():
         target = path.resolve()
         if not any(target.is_relative_to(root) for root in _link_targets(folder.resolve())):
@@ -192,10 +241,11 @@ def _check_index(folder: Path, tensors: dict[str, TensorHeader]) -> None:
     index = folder / "model.safetensors.index.json"
     if index.exists():
         weight_map = read_json(index, "no_weights", max_bytes=MAX_INDEX_BYTES)["weight_map"]
-        missing = sorted(set(weight_map) - set(tensors))
+        missing = sorted(name for name, file in weight_map.items() if name not in tensors or tensors[name].file != file)
         if missing:
             raise ModelError(
-                f"{len(missing)} tensor(s) of the index are in no file, first '{missing[0]}'.", code="missing_tensors"
+                f"{len(missing)} tensor(s) of the index are not in the file that it names, first '{missing[0]}'.",
+                code="missing_tensors",
             )
 
 

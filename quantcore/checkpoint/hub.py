@@ -15,8 +15,9 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,12 +36,15 @@ from quantcore.events import Emit, PhaseStarted
 from quantcore.task import Task
 
 CONFIG = "config.json"
+CARD = "README.md"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 MAX_SHARDS = 2000
 MAX_SPANS = 4000  # of small tensors that a plan needs, each a request
 MAX_NEEDED_BYTES = 64 << 20
 LARGEST_GAP = 100_000  # bytes between two of them that are fetched along
+MAX_CARD_BYTES = 64 << 10
+MAX_TOKENIZER_BYTES = 256 << 20
 NUM_CONNECTIONS = 8
 TIMEOUT_S = 10.0
 FIRST_BYTES = 100_000  # holds the whole header of nearly every file, so that one request does
@@ -88,14 +92,26 @@ def read_headers(
     ``needed`` in their names. Raises ModelError: ``invalid_model_id``, ``hub_*`` (see ``hub_errors``), and all that
     ``read`` finds wrong.
     """
+    with outline(model_id, revision, needed) as (folder, sha):
+        return read(folder), sha
+
+
+@contextmanager
+def outline(model_id: str, revision: str = "main", needed: re.Pattern[str] | None = None) -> Iterator[tuple[Path, str]]:
+    """(a folder like the model's with holes for weights, the commit it is of); it is gone at the end.
+
+    Names, sizes, config and headers are true, so is the start of the card (README.md), and so are the tensors that have
+    ``needed`` in their names. Raises as ``read_headers``;
+    a ModelError raised inside that names the folder names the model instead.
+    """
     listing = _list(model_id, revision)
     with tempfile.TemporaryDirectory(prefix="bf-hub-") as scratch:
         folder = Path(scratch)
-        names = _draw_outline(listing, folder)
-        if needed is not None:
-            _fill_in(listing, folder, names, needed)
         try:
-            return read(folder), listing.sha
+            names = _draw_outline(listing, folder)
+            if needed is not None:
+                _fill_in(listing, folder, names, needed)
+            yield folder, listing.sha
         except ModelError as error:
             error.message = error.message.replace(scratch, f"'{model_id}'")  # the folder is ours, not the user's
             raise
@@ -116,16 +132,31 @@ def download(model_id: str, sha: str, emit: Emit) -> Path:
     ``hub_hash_mismatch`` if a file is not the commit's (it is removed, so that the next try fetches it anew).
     """
     listing = _list(model_id, sha)
-    names = _wanted(listing, _read_index(listing))
+    return _download(listing, _wanted(listing, _read_index(listing)), emit)
+
+
+def download_tokenizer(model_id: str, revision: str = "main") -> Path:
+    """Fetch a model's config and tokenizer, no weights; the folder. Raises as ``download``, and ModelError
+    ``config_implausible`` for files that are too large for that."""
+    listing = _list(model_id, revision)
+    names = [name for name in _wanted(listing, b"") if not name.endswith(".safetensors")]
+    if sum(listing.files[name].size for name in names) > MAX_TOKENIZER_BYTES:
+        raise ModelError(
+            f"The tokenizer of '{model_id}' is larger than {MAX_TOKENIZER_BYTES >> 20} MiB.", code="config_implausible"
+        )
+    return _download(listing, names, lambda event: None)
+
+
+def _download(listing: Listing, names: list[str], emit: Emit) -> Path:
     from huggingface_hub import snapshot_download
 
     from quantcore.checkpoint.hub_errors import explained
 
     counter = ByteCounter(sum(listing.files[name].size for name in names), emit)
-    with explained(model_id, sha):
+    with explained(listing.model_id, listing.sha):
         folder = Path(
             snapshot_download(
-                model_id,
+                listing.model_id,
                 revision=listing.sha,
                 allow_patterns=[glob.escape(name) for name in names],
                 max_workers=NUM_CONNECTIONS,
@@ -174,6 +205,8 @@ def _draw_outline(listing: Listing, folder: Path) -> list[str]:
         _write_outline(folder / CONFIG, _read_start(listing, CONFIG, MAX_CONFIG_BYTES), listing.files[CONFIG])
     if INDEX in listing.files:
         _write_outline(folder / INDEX, index, listing.files[INDEX])
+    if CARD in listing.files:
+        _write_outline(folder / CARD, _read_start(listing, CARD, MAX_CARD_BYTES), listing.files[CARD])
     for name in listing.files:
         if _matches(name, PICKLES):
             (folder / name).touch()  # only the name: to say that pickles are all there is

@@ -1,7 +1,7 @@
-"""What can go wrong with the Hugging Face Hub, as ModelErrors with stable codes.
+"""What can go wrong with the Hugging Face Hub, as errors with stable codes: of a model, or of a dataset.
 
 Only the kind and the HTTP status of the library's error go into ours: its text may hold a signed address, and the
-text of an answer is a stranger's. Imports huggingface_hub, so only ``hub`` imports it, and late.
+text of an answer is a stranger's. Imports huggingface_hub, so ``hub`` and ``hub_dataset`` import it late.
 """
 
 from __future__ import annotations
@@ -23,97 +23,107 @@ from huggingface_hub.errors import (
     XetDownloadError,
 )
 
-from quantcore.errors import ModelError
+from quantcore.errors import CalibrationError, ModelError, QuantError
 
+ERRORS: dict[str, type[QuantError]] = {"model": ModelError, "dataset": CalibrationError}
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
-def explained(model_id: str, revision: str) -> Iterator[None]:
-    """Whatever the library raises inside leaves as a ModelError; ModelErrors pass as they are."""
+def explained(repository: str, revision: str, *, kind: str = "model") -> Iterator[None]:
+    """Whatever the library raises inside leaves as a ModelError, for a ``dataset`` as a CalibrationError; what is one
+    already passes as it is."""
     try:
         yield
-    except ModelError:
+    except QuantError:
         raise
     except (httpx2.HTTPError, XetDownloadError, OSError, ValueError) as error:
-        raise explain(error, model_id, revision) from error
+        raise explain(error, repository, revision, kind=kind) from error
 
 
-def explain(error: BaseException, model_id: str, revision: str) -> ModelError:
-    """The ModelError for an error of huggingface_hub or of the connection."""
+def explain(error: BaseException, repository: str, revision: str, *, kind: str = "model") -> QuantError:
+    """The error of ours for an error of huggingface_hub or of the connection."""
     if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
-        return explain(error.__cause__, model_id, revision)  # the library wraps what happened on the wire
+        return explain(error.__cause__, repository, revision, kind=kind)  # the library wraps what happened on the wire
+    raised = ERRORS[kind]
     if isinstance(error, GatedRepoError):
-        return ModelError(
-            f"The model '{model_id}' is gated: its owner decides who may download it.",
-            code="hub_gated",
-            hint="Accept its terms on its page on the Hub, with the account whose token the service has in HF_TOKEN.",
-        )
+        return gated(repository, kind)
     if isinstance(error, RevisionNotFoundError):
-        return ModelError(
-            f"The model '{model_id}' has no revision '{revision}'.",
+        return raised(
+            f"The {kind} '{repository}' has no revision '{revision}'.",
             code="hub_revision_not_found",
-            hint="Give a branch, a tag or a commit of the model; leave it out for the newest.",
+            hint=f"Give a branch, a tag or a commit of the {kind}; leave it out for the newest.",
         )
     if isinstance(error, RepositoryNotFoundError):
-        return _not_found(model_id)
+        return _not_found(repository, kind)
     if isinstance(error, HFValidationError):
-        return ModelError(f"'{model_id}' is not a model id.", code="invalid_model_id", hint="It looks like org/name.")
+        return raised(f"'{repository}' is not a {kind} id.", code=f"invalid_{kind}_id", hint="It looks like org/name.")
     if isinstance(error, RemoteEntryNotFoundError):  # listed a moment ago
-        return ModelError(f"A file of '{model_id}' is gone from the Hub.", code="missing_shard")
+        return raised(f"A file of '{repository}' is gone from the Hub.", code="missing_shard")
     if isinstance(error, HfHubHTTPError):
-        return _of_status(error, model_id)
+        return _of_status(error, repository, kind)
     if isinstance(error, OSError) and error.errno in DISK_FULL:
-        return ModelError(
-            f"The disk is full: '{model_id}' does not fit.",
+        return raised(
+            f"The disk is full: '{repository}' does not fit.",
             code="disk_full",
             hint="Free space in the cache folder (HF_HOME).",
             retryable=True,
         )
     if isinstance(error, PermissionError):
-        return ModelError(
+        return raised(
             "The cache folder for models cannot be written.",
             code="cache_not_writable",
             hint="Let HF_HOME name a folder that the service may write to.",
         )
     if isinstance(error, OfflineModeIsEnabled):
-        return _unreachable(model_id, "HF_HUB_OFFLINE is set", "Unset it where the service runs, or give a folder.")
-    return _unreachable(model_id, type(error).__name__)
+        hint = "Unset it where the service runs, or give a file or a folder."
+        return _unreachable(repository, "HF_HUB_OFFLINE is set", kind, hint)
+    return _unreachable(repository, type(error).__name__, kind)
 
 
-def _of_status(error: HfHubHTTPError, model_id: str) -> ModelError:
+def _of_status(error: HfHubHTTPError, repository: str, kind: str) -> QuantError:
+    raised = ERRORS[kind]
     status = error.response.status_code
     if status in (401, 403):
-        return ModelError(
-            f"The Hub refuses the token it was given for '{model_id}' (HTTP {status}).",
+        return raised(
+            f"The Hub refuses the token it was given for '{repository}' (HTTP {status}).",
             code="hub_auth",
             hint="Give the service a valid token with read access in HF_TOKEN, or none for public models.",
         )
     if status == 404:
-        return _not_found(model_id)
+        return _not_found(repository, kind)
     if status == 429:
         seconds = error.response.headers.get("Retry-After", "")
-        return ModelError(
+        return raised(
             "The Hub answers no more requests from here for a while (HTTP 429).",
             code="hub_rate_limited",
             hint=f"Try again in {seconds} s." if seconds.isdecimal() else "Try again in a few minutes.",
             retryable=True,
         )
-    return _unreachable(model_id, f"HTTP {status}")
+    return _unreachable(repository, f"HTTP {status}", kind)
 
 
-def _not_found(model_id: str) -> ModelError:
-    return ModelError(
-        f"There is no model '{model_id}' on the Hub that can be seen from here.",
-        code="hub_not_found",
-        hint="Check the spelling (org/name). A private model needs a token with access to it in HF_TOKEN.",
+def gated(repository: str, kind: str) -> QuantError:
+    return ERRORS[kind](
+        f"The {kind} '{repository}' is gated: its owner decides who may download it.",
+        code="hub_gated",
+        hint="Accept its terms on its page on the Hub, with the account whose token the service has in HF_TOKEN.",
     )
 
 
-def _unreachable(model_id: str, why: str, hint: str = "") -> ModelError:
-    return ModelError(
-        f"The Hub cannot be reached, or did not answer as one, for '{model_id}' ({why}).",
+def _not_found(repository: str, kind: str) -> QuantError:
+    return ERRORS[kind](
+        f"There is no {kind} '{repository}' on the Hub that can be seen from here.",
+        code="hub_not_found",
+        hint="Check the spelling (org/name). A private one needs a token with access to it in HF_TOKEN.",
+    )
+
+
+def _unreachable(repository: str, why: str, kind: str, hint: str = "") -> QuantError:
+    local = {"model": "a model folder", "dataset": "a file, or builtin,"}[kind]
+    return ERRORS[kind](
+        f"The Hub cannot be reached, or did not answer as one, for '{repository}' ({why}).",
         code="hub_unreachable",
-        hint=hint or "Try again in a moment; without a connection give a model folder instead.",
+        hint=hint or f"Try again in a moment; without a connection give {local} instead.",
         retryable=True,
     )

@@ -51,7 +51,7 @@ def build_report(
         },
         "model": _model(task) | {"model_type": plan.model_type},
         "config": task.config.to_dict(),
-        "calibration": task.calibration.model_dump(mode="json"),
+        "calibration": task.calibration.model_dump(mode="json", exclude_none=True),
         "evaluation": task.evaluation.model_dump(mode="json"),
         "proof": {name: asdict(proof) for name, proof in proofs.items()},
         "layers": [layer.to_dict() for layer in layers],

@@ -22,6 +22,7 @@ ALLOWED = {
         "quantcore.presets",
         "quantcore.quark_config",
         "quantcore.plan",
+        "quantcore.inspection",
         "quantcore.export",
         "quantcore.reading",
         "quantcore.registry",
@@ -29,6 +30,9 @@ ALLOWED = {
         "quantcore.events",
         "quantcore.checkpoint.headers",
         "quantcore.checkpoint.hub",
+        "quantcore.calibration.columns",
+        "quantcore.calibration.files",
+        "quantcore.calibration.hub_dataset",
     },
     "api.store": {"quantcore.errors", "quantcore.events", "quantcore.config"},
     "worker": {"api.store", "api.settings", "quantcore"},
@@ -53,7 +57,7 @@ LEVELS = (
     ("blockwise",),
     ("export",),
     ("reading",),
-    ("dequantizing",),
+    ("dequantizing", "inspection"),
     ("evaluation", "nn", "savepoint"),
     ("writing", "convert"),
     ("pipeline",),
@@ -168,13 +172,14 @@ LIGHT = [
     "quantcore.events",
     "quantcore.checkpoint.headers",
     "quantcore.checkpoint.hub",
+    "quantcore.calibration.documents",
     "quantcore.export",
     "bitfoundry.client",
     "bitfoundry.cli",
     "bitfoundry.demo",
     "bitfoundry.local",
 ]
-HEAVY = ("torch._C", "transformers", "numpy")
+HEAVY = ("torch._C", "transformers", "numpy", "pyarrow", "datasets")
 
 
 def loaded_after(module: str, watched: tuple[str, ...]) -> list[str]:

@@ -29,7 +29,10 @@ from api.store.tables import Job
 
 ROOT = Path(__file__).parents[2]
 STUB_ENGINE = Path(__file__).with_name("stub_engine.py")
-TABLES = "outbox, event, log_line, attempt, artifact, job, sweep, worker, idempotency_key, api_key"
+TABLES = (
+    "outbox, event, log_line, attempt, artifact, job, sweep, worker, idempotency_key, upload_part, upload, dataset, "
+    "api_key"
+)
 
 
 @pytest.fixture

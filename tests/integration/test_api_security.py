@@ -20,7 +20,14 @@ from api.store.engine import Sessions
 
 OPEN_ROUTES = {"/healthz/live", "/healthz/ready", "/openapi.json"}
 JOB = "job_" + "0" * 32
-PLACES = {"job_id": JOB, "sweep_id": "swp_" + "0" * 32, "path": "model.safetensors"}
+PLACES = {
+    "job_id": JOB,
+    "sweep_id": "swp_" + "0" * 32,
+    "path": "model.safetensors",
+    "dataset_id": "dst_" + "0" * 32,
+    "upload_id": "upl_" + "0" * 32,
+    "number": "1",
+}
 
 
 def bearer(key: str) -> dict[str, str]:

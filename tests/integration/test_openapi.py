@@ -32,18 +32,25 @@ def operations(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 JOB = "/v1/jobs/{job_id}"
 SWEEP = "/v1/sweeps/{sweep_id}"
+DATASET = "/v1/datasets/{dataset_id}"
+UPLOAD = "/v1/uploads/{upload_id}"
+FILES = {"POST /v1/datasets": "multipart/form-data", f"PUT {UPLOAD}/parts/{{number}}": "application/octet-stream"}
 
 
 def test_the_routes_are_these(document: dict[str, Any]) -> None:
     """A route that comes or goes is a change of the contract: it belongs into the changelog, too."""
     assert set(operations(document)) == {
-        "POST /v1/plans", "GET /v1/presets", "GET /v1/config-schema",
+        "POST /v1/plans", "GET /v1/presets", "GET /v1/config-schema", "GET /v1/models/inspect",
         "POST /v1/jobs", "GET /v1/jobs", "GET /v1/jobs/summary",
         f"GET {JOB}", f"PATCH {JOB}", f"DELETE {JOB}", f"POST {JOB}/clone",
         *(f"POST {JOB}/{action}" for action in ("cancel", "pause", "resume", "retry")),
         f"GET {JOB}/events", f"GET {JOB}/events/stream", f"GET {JOB}/logs", f"GET {JOB}/logs/download",
         f"GET {JOB}/artifacts", f"GET {JOB}/artifacts/{{path}}",
         "POST /v1/sweeps", f"GET {SWEEP}", f"POST {SWEEP}/cancel",
+        "POST /v1/datasets", "GET /v1/datasets", f"GET {DATASET}", f"DELETE {DATASET}",
+        f"GET {DATASET}/preview", f"GET {DATASET}/statistics",
+        "POST /v1/uploads", f"GET {UPLOAD}", f"DELETE {UPLOAD}",
+        f"PUT {UPLOAD}/parts/{{number}}", f"POST {UPLOAD}/complete",
     }  # fmt: skip
 
 
@@ -81,10 +88,13 @@ def test_every_body_has_an_example_that_fits(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     bodies = {
         operation["requestBody"]["content"]["application/json"]["schema"].get("$ref", "").rpartition("/")[2]
-        for operation in operations(document).values()
-        if "requestBody" in operation
+        for name, operation in operations(document).items()
+        if "requestBody" in operation and name not in FILES
     }
-    assert bodies == {"PlanCreate", "JobCreate", "JobPatch", "JobClone", "SweepCreate"}
+    jobs = {"PlanCreate", "JobCreate", "JobPatch", "JobClone", "SweepCreate"}
+    assert bodies == jobs | {"UploadCreate", "UploadComplete"}
+    for name, kind in FILES.items():
+        assert set(operations(document)[name]["requestBody"]["content"]) == {kind}
     for name in bodies:
         for example in schemas[name]["examples"]:
             jsonschema.validate(example, {"$ref": f"#/components/schemas/{name}", "components": {"schemas": schemas}})

@@ -378,3 +378,15 @@ def test_command_line_refuses_with_a_code_and_no_traceback(model_dir, tmp_path, 
     last = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert last["kind"] == "failed" and last["code"] == code and last["message"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path):
+    """More tokens than embeddings: it would read beyond the table."""
+    model = tiny_model(tmp_path / "model", vocab_size=300)
+    task = Task(
+        model_dir=model, output_dir=tmp_path / "out", config=presets.resolve("int8_dynamic"),
+        calibration=CalibrationConfig(num_samples=2, seq_len=32),
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="embeddings of 300 tokens") as caught:
+        run(task, lambda event: None)
+    assert caught.value.code == "tokenizer_mismatch" and not task.output_dir.exists()

@@ -417,3 +417,14 @@ def test_the_command_line_takes_a_folder_first(
     assert quantize("org/tiny", "--revision", "main") == (1, None)
     assert "--revision" in json.loads(capsys.readouterr().out)["message"]
     assert server.requests == []
+
+
+def test_a_tokenizer_comes_without_the_weights(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.add("org/tiny", MODEL | {"tokenizer.model": b"pieces", "pytorch_model.bin": b"pickle"})
+    folder = hub.download_tokenizer("org/tiny")
+    assert names_in(folder) == {"config.json", "tokenizer.json", "tokenizer.model", "LICENSE"}
+    assert server.asked(".safetensors") == []
+    monkeypatch.setattr(hub, "MAX_TOKENIZER_BYTES", 10)
+    with pytest.raises(ModelError, match="larger than") as error:
+        hub.download_tokenizer("org/tiny")
+    assert error.value.code == "config_implausible"

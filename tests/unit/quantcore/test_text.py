@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from quantcore.calibration.text import read_documents, token_windows
+from quantcore.calibration.documents import read_documents
+from quantcore.calibration.text import token_windows
 from quantcore.config import CalibrationConfig
 from quantcore.errors import CalibrationError
 
@@ -51,6 +52,64 @@ def test_documents_are_joined_by_the_separator(tmp_path):
     assert stream == [97, 98, 0] * 3
 
 
+@pytest.fixture
+def rows(tmp_path):
+    """4,000 rows of 8 tokens, each of one character that no other row has."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"text": 8 * chr(0x4E00 + i)}) + "\n" for i in range(4000)))
+    return file
+
+
+def test_rows_are_drawn_with_the_seed_and_divided_without_it(rows):
+    found = [windows(rows, num_samples=50, seed=seed, num_held_out=20) for seed in (0, 0, 1)]
+    drawn = [one.calibration_NT[:, 0].tolist() for one in found]
+    assert drawn[0] == drawn[1] and set(drawn[0]) != set(drawn[2]) and len(set(drawn[0])) == 50
+    held_out = [set(one.held_out_NT.flatten().tolist()) for one in found]
+    assert held_out[0] == held_out[1] == held_out[2] == {0x4E00 + 4 * at + 3 for at in range(20)}
+    assert not held_out[0] & set(found[0].calibration_NT.flatten().tolist())
+    assert max(drawn[0]) - 0x4E00 > 900  # from all over the first thousand rows, not the first ones
+
+
+def test_the_draw_is_the_same_on_every_machine(rows):
+    """Pinned: a change of the order changes every artifact that is made from rows."""
+    drawn = windows(rows, num_samples=6).calibration_NT[:, 0]
+    assert (drawn - 0x4E00).tolist() == [560, 538, 344, 1125, 1009, 681]
+
+
+def test_a_long_source_is_not_read_to_its_end(rows, monkeypatch):
+    read = []
+    text_of = "quantcore.calibration.documents.text_of"
+    monkeypatch.setattr(text_of, lambda row, *_: read.append(row) or row.values["text"])
+    windows(rows, num_samples=5)
+    assert 1000 < len(read) < 1500
+    monkeypatch.setattr("quantcore.calibration.text.SHUFFLE_CHARS", 80)  # long rows: fewer of them wait
+    read.clear()
+    windows(rows, num_samples=5)
+    assert len(read) < 60
+
+
+def test_rows_that_do_not_suffice_are_all_used(rows):
+    found = windows(rows, num_samples=3000, num_held_out=1000)
+    assert len(set(found.calibration_NT[:, 0].tolist())) == 3000
+    with pytest.raises(CalibrationError, match="gives 3000 calibration windows of 8 tokens and 2 held-out"):
+        windows(rows, num_samples=3001)
+
+
+def test_chats_are_rendered(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    chat = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd"}]
+    file.write_text((json.dumps({"messages": chat}) + "\n") * 40)
+    calibration = CalibrationConfig(source=str(file), num_samples=1, seq_len=8)
+    found = token_windows(
+        calibration, tokenize, num_held_out=1, held_out_len=8,
+        render=lambda messages: "".join(f"<{one['content']}>" for one in messages),
+    )  # fmt: skip
+    assert "".join(map(chr, found.calibration_NT[0].tolist())) == "<ab><cd>"
+    with pytest.raises(CalibrationError) as caught:
+        windows(file)
+    assert caught.value.code == "no_chat_template" and "Line 1" in caught.value.message
+
+
 def test_builtin_text_is_there_and_enough_for_the_demo():
     found = windows("builtin", num_samples=32, seq_len=512, num_held_out=8, held_out_len=512)
     assert found.calibration_NT.shape == (32, 512) and found.held_out_NT.shape == (8, 512)
@@ -76,7 +135,7 @@ def test_a_bad_row_is_named(tmp_path, case):
     file = tmp_path / "rows.jsonl"
     file.write_bytes(content)
     with pytest.raises(CalibrationError) as caught:
-        list(read_documents(str(file)))
+        list(read_documents(CalibrationConfig(source=str(file))))
     assert caught.value.code == code and words in caught.value.message
 
 
@@ -84,19 +143,19 @@ def test_a_file_that_is_not_utf8_is_said(tmp_path):
     file = tmp_path / "latin.txt"
     file.write_bytes(b"caf\xe9")
     with pytest.raises(CalibrationError, match="byte 3"):
-        list(read_documents(str(file)))
+        list(read_documents(CalibrationConfig(source=str(file))))
 
 
 @pytest.mark.parametrize("source", ["/nowhere/at/all.txt", "./nowhere.jsonl", "a/b/c"])
 def test_a_missing_file_is_said(source):
     with pytest.raises(CalibrationError) as caught:
-        list(read_documents(source))
+        list(read_documents(CalibrationConfig(source=source)))
     assert caught.value.code == "calibration_not_found"
 
 
-def test_a_hub_name_without_the_library_or_the_network_is_a_clear_error(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_a_hub_name_without_the_network_is_a_clear_error(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(CalibrationError) as caught:
-        list(read_documents("pileval"))
-    assert caught.value.code in ("datasets_not_installed", "dataset_unreachable")
-    assert caught.value.hint
+        list(read_documents(CalibrationConfig(source="pileval")))
+    assert caught.value.code == "hub_unreachable"
+    assert "HF_HUB_OFFLINE is set" in caught.value.message and caught.value.hint

@@ -1,0 +1,109 @@
+"""The routes of datasets: upload a small one, list, look into, delete."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Path, Query, Request, Response, UploadFile
+
+from api.bounded import bounded_route
+from api.datasets import service, storage
+from api.datasets.schemas import Column, DatasetOut, DatasetPage, DatasetStatisticsOut, PreviewOut, TokensOut
+from api.deps import ContextDep, SessionsDep
+from api.errors import may
+from api.jobs.schemas import REVISION, Text
+from api.security import Reader, Writer
+from api.store import datasets
+from quantcore.config import DATASET_ID
+
+MAX_UPLOAD_BYTES = 16 << 20
+
+router = APIRouter(prefix="/datasets", tags=["datasets"], route_class=bounded_route(MAX_UPLOAD_BYTES))
+
+DatasetId = Annotated[str, Path(pattern=DATASET_ID)]
+
+
+@router.post("", status_code=201, responses=may(413, 422))
+def upload(
+    key: Writer,
+    context: ContextDep,
+    response: Response,
+    file: UploadFile,
+    name: Annotated[Text | None, Form(description="What to call it. [default: the file's name]")] = None,
+    column: Annotated[Column | None, Form()] = None,
+) -> DatasetOut:
+    """Upload a data file of up to 16 MiB: .jsonl, .json, .csv, .parquet or .txt, or one of these as .gz.
+
+    Larger ones come in parts: `POST /v1/uploads`. Every row is looked at before the answer.
+    """
+    filename = file.filename or ""
+    format = service.read_format(filename)
+    with storage.receiving(context.settings, format) as path:
+        received = storage.write(path, storage.chunks_of(file.file))
+        dataset = service.take_in(received, name or filename[:200], format, column, key, context)
+    response.headers["Location"] = f"/v1/datasets/{dataset.id}"
+    return DatasetOut.of(dataset)
+
+
+@router.get("", responses=may(422))
+def list_datasets(
+    _: Reader,
+    sessions: SessionsDep,
+    request: Request,
+    response: Response,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    cursor: Annotated[str | None, Query(pattern=DATASET_ID, description="`next_cursor` of the page before.")] = None,
+) -> DatasetPage:
+    """Datasets, newest first; the Link header leads to the next page."""
+    with sessions.begin() as session:
+        found = datasets.page(session, limit=limit + 1, after=cursor)
+    following = found[limit - 1].id if len(found) > limit else None
+    if following:
+        url = request.url.include_query_params(cursor=following)
+        response.headers["Link"] = f'<{url.path}?{url.query}>; rel="next"'
+    data = [DatasetOut.of(dataset) for dataset in found[:limit]]
+    return DatasetPage(data=data, has_more=following is not None, next_cursor=following)
+
+
+@router.get("/{dataset_id}", responses=may(404))
+def get(dataset_id: DatasetId, _: Reader, sessions: SessionsDep) -> DatasetOut:
+    """One dataset. It never changes."""
+    with sessions.begin() as session:
+        return DatasetOut.of(service.open_dataset(session, dataset_id))
+
+
+@router.delete("/{dataset_id}", status_code=204, responses=may(404, 409))
+def delete(dataset_id: DatasetId, _: Writer, context: ContextDep) -> None:
+    """Delete a dataset and its file. Not while a job that has not ended needs it."""
+    service.remove(dataset_id, context)
+
+
+@router.get("/{dataset_id}/preview", responses=may(404))
+def preview(
+    dataset_id: DatasetId, _: Reader, context: ContextDep, rows: Annotated[int, Query(ge=1, le=100)] = 5
+) -> PreviewOut:
+    """The first rows, long values cut short."""
+    with context.sessions.begin() as session:
+        dataset = service.open_dataset(session, dataset_id)
+    return PreviewOut.model_validate(service.preview(dataset, rows, context.settings))
+
+
+@router.get("/{dataset_id}/statistics", responses=may(404, 422))
+def statistics(
+    dataset_id: DatasetId,
+    _: Reader,
+    context: ContextDep,
+    model: Annotated[
+        str | None, Query(min_length=1, max_length=4096, description="A folder, or an id on the Hub: count its tokens.")
+    ] = None,
+    revision: Annotated[str, Query(pattern=REVISION)] = "main",
+    seq_len: Annotated[int, Query(ge=8, le=131072)] = 512,
+) -> DatasetStatisticsOut:
+    """Rows, lengths, empty rows, duplicates; with a model also how many tokens the rows are to it."""
+    with context.sessions.begin() as session:
+        dataset = service.open_dataset(session, dataset_id)
+    tokens = None
+    if model is not None:
+        counted = service.count_tokens(dataset, model, revision, seq_len, context.settings)
+        tokens = TokensOut.model_validate(counted)
+    return DatasetStatisticsOut.model_validate({**dataset.statistics, "tokens": tokens})

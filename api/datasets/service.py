@@ -1,0 +1,155 @@
+"""What the routes of datasets do, without HTTP: take a file in, look into it, let go of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from api.datasets import child, storage
+from api.datasets.storage import Received
+from api.deps import Context
+from api.errors import Problem
+from api.settings import Settings
+from api.store import datasets, uploads
+from api.store.datasets import DatasetInUse
+from api.store.engine import Sessions
+from api.store.ids import new_id
+from api.store.tables import ApiKey, Dataset, Upload
+from quantcore.calibration.files import format_of, is_packed
+from quantcore.checkpoint import hub
+from quantcore.errors import QuantError
+
+
+def read_format(filename: str) -> str:
+    """``jsonl.gz`` for ``chats.jsonl.gz``. Raises Problem 422 ``unsafe_path``, CalibrationError
+    ``unsupported_format``."""
+    if set(filename) & set("/\\:") or filename.startswith(".") or not filename.isprintable():
+        raise Problem(
+            422,
+            "unsafe_path",
+            "The file's name is more than a name.",
+            hint="Give the name alone, without folders: chats.jsonl.gz.",
+        )
+    try:
+        return format_of(filename) + (".gz" if is_packed(filename) else "")
+    except QuantError as error:
+        error.field = "/filename"
+        raise
+
+
+def take_in(
+    received: Received, name: str, format: str, column: str | None, key: ApiKey, context: Context,
+    upload: Upload | None = None,
+) -> Dataset:  # fmt: skip
+    """Examine a file that has arrived, keep it, store its row. Nothing is kept of a file with a fault.
+
+    Raises CalibrationError that says what is wrong with it; Problem. With ``upload`` an upload becomes one dataset,
+    however often it is completed.
+    """
+    found = child.examine(received.path, "check", column=column)
+    dataset = Dataset(
+        id=new_id("dst"),
+        submitted_by=key.id,
+        name=name,
+        format=format,
+        sha256=received.sha256,
+        num_bytes=received.num_bytes,
+        columns=[_printable(one) for one in found["columns"]],
+        text_column=found["column"],
+        statistics=found["statistics"],
+    )
+    with context.sessions.begin() as session:
+        if upload is not None:
+            locked = uploads.lock(session, upload.id)
+            if locked is None:
+                raise no_such_upload()
+            if locked.dataset_id is not None and (before := datasets.find(session, locked.dataset_id)):
+                return before
+        datasets.lock_file(session, received.sha256)
+        storage.keep(context.settings, received, datasets.file_name(dataset))
+        datasets.add(session, dataset)
+        if upload is not None and locked is not None:
+            locked.dataset_id = dataset.id
+        session.flush()
+        session.refresh(dataset)
+    return dataset
+
+
+def remove(dataset_id: str, context: Context) -> None:
+    """Delete a dataset, and its file if no other one is of the same content. Raises Problem 404, 409
+    ``dataset_in_use``."""
+    with context.sessions.begin() as session:
+        dataset = open_dataset(session, dataset_id)
+        try:
+            datasets.delete(session, dataset)
+        except DatasetInUse as error:
+            raise Problem(
+                409,
+                "dataset_in_use",
+                f"Jobs that have not ended need the dataset, first {error.job_ids[0]}.",
+                hint="Cancel them, or wait for their end.",
+                errors=[{"parameter": "dataset_id", "detail": f"{job_id} needs it", "code": "dataset_in_use"}
+                        for job_id in error.job_ids],
+            ) from error  # fmt: skip
+    # after the commit: a row without its file would be a lie
+    _remove_unneeded(context.sessions, context.settings.datasets_dir / datasets.file_name(dataset))
+
+
+def preview(dataset: Dataset, num_rows: int, settings: Settings) -> dict[str, Any]:
+    return child.examine(path_of(dataset, settings), "preview", rows=num_rows)
+
+
+def count_tokens(dataset: Dataset, model: str, revision: str, seq_len: int, settings: Settings) -> dict[str, Any]:
+    """The dataset's rows in tokens of a model: a folder, or an id on the Hub: only its tokenizer is fetched."""
+    try:
+        if model.startswith("/"):
+            folder = settings.find_input(model, field="")
+        else:
+            folder = hub.download_tokenizer(model, revision)
+    except QuantError as error:
+        error.field = "/model"
+        raise
+    return child.examine(
+        path_of(dataset, settings), "tokens", column=dataset.text_column, model=str(folder), seq_len=seq_len
+    )
+
+
+def path_of(dataset: Dataset, settings: Settings) -> Path:
+    return settings.datasets_dir / datasets.file_name(dataset)
+
+
+def open_dataset(session: Session, dataset_id: str) -> Dataset:
+    """The dataset, or Problem 404."""
+    dataset = datasets.find(session, dataset_id)
+    if dataset is None:
+        raise Problem(404, "dataset_not_found", "There is no such dataset.")
+    return dataset
+
+
+def no_such_upload() -> Problem:
+    return Problem(
+        404, "upload_not_found", "There is no such upload.", hint=f"It is kept for {uploads.LIFETIME_S / 3600:g} hours."
+    )
+
+
+def remove_litter(settings: Settings, sessions: Sessions) -> None:
+    """Remove what processes that were killed have left: files that are a day old and belong to no row."""
+    for path in storage.old_files(settings):
+        if path.parent == settings.uploads_dir:
+            path.unlink(missing_ok=True)
+        else:
+            _remove_unneeded(sessions, path)
+
+
+def _remove_unneeded(sessions: Sessions, path: Path) -> None:
+    sha256, _, format = path.name.partition(".")
+    with sessions.begin() as session:
+        datasets.lock_file(session, sha256)
+        if not datasets.has_file(session, sha256, format):
+            path.unlink(missing_ok=True)
+
+
+def _printable(name: str) -> str:
+    return "".join(character if character.isprintable() else "\ufffd" for character in name)[:200]

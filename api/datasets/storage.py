@@ -1,0 +1,120 @@
+"""Where uploaded files are: ``datasets/<sha256>.<format>`` for good, ``uploads/`` while they arrive.
+
+A file's name is made of its hash and a format of ours: nothing that a client calls a file ever becomes a path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from starlette.concurrency import run_in_threadpool
+
+from api.settings import Settings
+
+CHUNK_BYTES = 1 << 20
+LITTER_AGE_S = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Received:
+    """A file that has arrived, not yet in its place."""
+
+    path: Path
+    sha256: str
+    num_bytes: int
+
+
+@contextmanager
+def receiving(settings: Settings, format: str) -> Iterator[Path]:
+    """A path for a file that arrives; it is removed at the end if it is still there."""
+    settings.uploads_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = settings.uploads_dir / f"{secrets.token_hex(16)}.{format}"
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def write(path: Path, chunks: Iterable[bytes]) -> Received:
+    """Write the chunks and make them durable."""
+    digest = hashlib.sha256()
+    with path.open("xb") as file:
+        for chunk in chunks:
+            digest.update(chunk)
+            file.write(chunk)
+        num_bytes = file.tell()
+        file.flush()
+        os.fsync(file.fileno())
+    return Received(path, digest.hexdigest(), num_bytes)
+
+
+async def write_stream(path: Path, chunks: AsyncIterator[bytes]) -> Received:
+    """As ``write``, of a body while it comes: what has gathered is written in a thread."""
+    digest = hashlib.sha256()
+    num_bytes = 0
+    with path.open("xb") as file:
+
+        def put(data: bytes) -> None:
+            digest.update(data)
+            file.write(data)
+
+        waiting = bytearray()
+        async for chunk in chunks:
+            waiting += chunk
+            num_bytes += len(chunk)
+            if len(waiting) >= CHUNK_BYTES:
+                await run_in_threadpool(put, bytes(waiting))
+                waiting.clear()
+        await run_in_threadpool(put, bytes(waiting))
+        file.flush()
+        await run_in_threadpool(os.fsync, file.fileno())
+    return Received(path, digest.hexdigest(), num_bytes)
+
+
+def chunks_of(file: BinaryIO) -> Iterator[bytes]:
+    while chunk := file.read(CHUNK_BYTES):
+        yield chunk
+
+
+def keep(settings: Settings, received: Received, name: str) -> Path:
+    """Move a file to its final place, whole or not at all."""
+    settings.datasets_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    final = settings.datasets_dir / name
+    received.path.replace(final)
+    descriptor = os.open(settings.datasets_dir, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return final
+
+
+def parts_dir(settings: Settings, upload_id: str) -> Path:
+    return settings.uploads_dir / upload_id
+
+
+def part_path(settings: Settings, upload_id: str, number: int, sha256: str) -> Path:
+    return parts_dir(settings, upload_id) / f"{number}.{sha256}"
+
+
+def remove_parts(settings: Settings, upload_id: str) -> None:
+    shutil.rmtree(parts_dir(settings, upload_id), ignore_errors=True)
+
+
+def old_files(settings: Settings) -> Iterator[Path]:
+    """Files that are a day old, in both folders: a process that was killed may have left them behind."""
+    before = time.time() - LITTER_AGE_S
+    for folder in (settings.datasets_dir, settings.uploads_dir):
+        for path in folder.glob("*.*"):
+            with suppress(FileNotFoundError):  # another process was faster
+                if path.is_file() and path.stat().st_mtime < before:
+                    yield path

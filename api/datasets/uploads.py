@@ -1,0 +1,190 @@
+"""The routes of uploads in parts: any part may be sent again, in any order, after any break."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path as FilePath
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from sqlalchemy.orm import Session
+
+from api.bounded import bounded_route
+from api.datasets import service, storage
+from api.datasets.schemas import (
+    MAX_PARTS,
+    PART_BYTES,
+    DatasetOut,
+    PartOut,
+    Sha256,
+    UploadComplete,
+    UploadCreate,
+    UploadOut,
+)
+from api.datasets.service import no_such_upload
+from api.datasets.storage import Received
+from api.deps import Context, ContextDep, SessionsDep
+from api.errors import Problem, may
+from api.security import Reader, Writer
+from api.store import datasets, uploads
+from api.store.ids import new_id
+from api.store.tables import Upload, UploadPart
+from api.strict_json import StrictJsonRoute
+
+router = APIRouter(prefix="/uploads", tags=["datasets"], route_class=StrictJsonRoute)
+parts_router = APIRouter(prefix="/uploads", tags=["datasets"], route_class=bounded_route(PART_BYTES))
+
+UploadId = Annotated[str, Path(pattern="^upl_[0-9a-f]{32}$")]
+Number = Annotated[int, Path(ge=1, le=MAX_PARTS)]
+RAW_BODY = {"requestBody": {"required": True, "content": {"application/octet-stream": {"schema": {"type": "string"}}}}}
+
+
+@router.post("", status_code=201, responses=may(422))
+def create(body: UploadCreate, key: Writer, sessions: SessionsDep, response: Response) -> UploadOut:
+    """Begin an upload. Then PUT its parts, in any order, and complete it."""
+    format = service.read_format(body.filename)
+    name = body.name or body.filename[:200]
+    with sessions.begin() as session:
+        new = Upload(id=new_id("upl"), submitted_by=key.id, name=name, format=format, text_column=body.column)
+        upload = uploads.add(session, new)
+    response.headers["Location"] = f"/v1/uploads/{upload.id}"
+    return _show(upload, [])
+
+
+@router.get("/{upload_id}", responses=may(404))
+def get(upload_id: UploadId, _: Reader, sessions: SessionsDep) -> UploadOut:
+    """An upload and the parts that are there: after a break send only the others."""
+    with sessions.begin() as session:
+        return _show(_open(session, upload_id), [PartOut.of(part) for part in uploads.parts(session, upload_id)])
+
+
+async def _receive(
+    request: Request, upload_id: UploadId, number: Number, context: ContextDep
+) -> AsyncIterator[Received]:
+    """The part's body in a file of its own, which is gone after the request unless it was moved."""
+    with storage.receiving(context.settings, "part") as path:
+        yield await storage.write_stream(path, request.stream())
+
+
+@parts_router.put("/{upload_id}/parts/{number}", responses=may(404, 409, 413, 422), openapi_extra=RAW_BODY)
+def put_part(
+    upload_id: UploadId,
+    number: Number,
+    _: Writer,
+    sha256: Annotated[Sha256, Query()],
+    context: ContextDep,
+    part: Annotated[Received, Depends(_receive)],
+) -> PartOut:
+    """One part: its bytes as the body, their SHA-256 beside. A part that comes again takes the place of the old one."""
+    if part.sha256 != sha256:
+        raise _mismatch("The part", sha256, part.sha256)
+    row = UploadPart(upload_id=upload_id, number=number, num_bytes=part.num_bytes, sha256=sha256)
+    with context.sessions.begin() as session:
+        upload = uploads.lock(session, upload_id)
+        if upload is None:
+            raise no_such_upload()
+        if upload.dataset_id is not None:
+            raise _completed(upload)
+        _check_size(uploads.parts(session, upload_id), row, context)
+        path = storage.part_path(context.settings, upload_id, number, sha256)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        part.path.replace(path)
+        before = uploads.put_part(session, upload, row)
+    if before is not None and before.sha256 != sha256:
+        storage.part_path(context.settings, upload_id, number, before.sha256).unlink(missing_ok=True)
+    return PartOut.of(row)
+
+
+@router.post("/{upload_id}/complete", status_code=201, responses=may(404, 409, 422))
+def complete(
+    upload_id: UploadId, body: UploadComplete, key: Writer, context: ContextDep, response: Response
+) -> DatasetOut:
+    """Put the parts together, look at every row, make a dataset of them. Asked again it answers with the same one."""
+    with context.sessions.begin() as session:
+        upload = _open(session, upload_id)
+        parts = uploads.parts(session, upload_id)
+        dataset = datasets.find(session, upload.dataset_id) if upload.dataset_id else None
+    if dataset is not None and dataset.sha256 != body.sha256:
+        raise _completed(upload)
+    if dataset is None:
+        _check_complete(parts)
+        paths = [storage.part_path(context.settings, upload_id, part.number, part.sha256) for part in parts]
+        with storage.receiving(context.settings, upload.format) as path:
+            received = storage.write(path, chain.from_iterable(map(_read, paths)))
+            if received.sha256 != body.sha256:
+                raise _mismatch("The whole file", body.sha256, received.sha256)
+            dataset = service.take_in(received, upload.name, upload.format, upload.text_column, key, context, upload)
+        storage.remove_parts(context.settings, upload_id)
+    response.headers["Location"] = f"/v1/datasets/{dataset.id}"
+    return DatasetOut.of(dataset)
+
+
+@router.delete("/{upload_id}", status_code=204, responses=may(404))
+def abandon(upload_id: UploadId, _: Writer, context: ContextDep) -> None:
+    """Forget an upload and its parts. A dataset that it became stays."""
+    with context.sessions.begin() as session:
+        if uploads.lock(session, upload_id) is None:
+            raise no_such_upload()
+        uploads.delete(session, upload_id)
+    storage.remove_parts(context.settings, upload_id)
+
+
+def _open(session: Session, upload_id: str) -> Upload:
+    upload = uploads.find(session, upload_id)
+    if upload is None:
+        raise no_such_upload()
+    return upload
+
+
+def _show(upload: Upload, parts: list[PartOut]) -> UploadOut:
+    shown = {name: getattr(upload, name) for name in ("id", "name", "format", "dataset_id", "created_at", "expires_at")}
+    return UploadOut(part_bytes=PART_BYTES, parts=parts, **shown)
+
+
+def _read(path: FilePath) -> Iterator[bytes]:
+    with suppress(FileNotFoundError), path.open("rb") as file:  # completed at the same time: the hash will tell
+        yield from storage.chunks_of(file)
+
+
+def _check_size(parts: Sequence[UploadPart], new: UploadPart, context: Context) -> None:
+    most = context.settings.max_dataset_bytes
+    others = sum(part.num_bytes for part in parts if part.number != new.number)
+    if others + new.num_bytes > most:
+        raise Problem(
+            413,
+            "dataset_too_large",
+            f"With this part the file has {others + new.num_bytes} bytes; {most} are let through.",
+            hint="Calibration needs some megabytes at most: send a part of the data.",
+        )
+
+
+def _check_complete(parts: Sequence[UploadPart]) -> None:
+    numbers = [part.number for part in parts]
+    missing = sorted(set(range(1, max(numbers, default=1) + 1)) - set(numbers))
+    if missing:
+        raise Problem(
+            409,
+            "upload_incomplete",
+            f"{len(missing)} part(s) are missing: {', '.join(map(str, missing[:20]))}.",
+            hint="GET the upload to see which are there.",
+        )
+
+
+def _completed(upload: Upload) -> Problem:
+    return Problem(
+        409,
+        "upload_completed",
+        f"The upload is complete: it is the dataset {upload.dataset_id}.",
+        hint="Begin a new one.",
+    )
+
+
+def _mismatch(what: str, said: str, found: str) -> Problem:
+    return Problem(
+        422,
+        "checksum_mismatch",
+        f"{what} has the SHA-256 {found}, not {said}.",
+        hint="Something changed on the way: send it again.",
+    )

@@ -1,0 +1,55 @@
+"""From what a request names to the text that calibrates: checked as far as that goes without reading it."""
+
+from __future__ import annotations
+
+from api.deps import Context
+from api.store import datasets
+from quantcore.calibration import hub_dataset
+from quantcore.calibration.columns import no_column
+from quantcore.calibration.files import format_of
+from quantcore.config import BUILTIN, CalibrationConfig, is_dataset_id
+from quantcore.errors import CalibrationError
+
+
+def locate(calibration: CalibrationConfig, context: Context) -> CalibrationConfig:
+    """What to store: a path as a real path, an uploaded dataset with its column, one on the Hub with the commit that
+    its revision stands for now.
+
+    Raises CalibrationError (ModelError ``path_not_allowed``) whose ``field`` points into the request.
+    """
+    if calibration.source == BUILTIN:
+        return calibration
+    if is_dataset_id(calibration.source):
+        return _find_uploaded(calibration, context)
+    if not calibration.source.startswith("/"):
+        return hub_dataset.resolve(calibration)
+    source = context.settings.find_input(calibration.source, field="/calibration/source")
+    if not source.is_file():
+        raise CalibrationError(
+            f"There is no calibration file at {calibration.source}.",
+            code="calibration_not_found",
+            hint="Give 'builtin', a data file that the service can read, or the name of a dataset on the Hub.",
+            field="/calibration/source",
+        )
+    format_of(source.name)
+    return calibration.model_copy(update={"source": str(source)})
+
+
+def _find_uploaded(calibration: CalibrationConfig, context: Context) -> CalibrationConfig:
+    with context.sessions.begin() as session:
+        dataset = datasets.find(session, calibration.source)
+    if dataset is None:
+        raise no_such_dataset()
+    column = calibration.column or dataset.text_column
+    if column not in dataset.columns:
+        raise no_column(column, dataset.columns)
+    return calibration.model_copy(update={"column": column})
+
+
+def no_such_dataset() -> CalibrationError:
+    return CalibrationError(
+        "There is no such dataset.",
+        code="dataset_not_found",
+        hint="Upload it with POST /v1/datasets, or `bitfoundry datasets upload`.",
+        field="/calibration/source",
+    )

@@ -1,0 +1,66 @@
+"""Whether the numbers in config.json can be meant: held against limits and against the headers of the weights.
+
+They decide what is allocated and what is divided by what, long before a weight is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quantcore.checkpoint.layout import TensorHeader
+from quantcore.errors import ModelError
+
+LARGEST = {
+    "hidden_size": 1 << 20, "n_embd": 1 << 20, "intermediate_size": 1 << 24, "vocab_size": 1 << 24,
+    "num_hidden_layers": 10_000, "n_layer": 10_000, "num_attention_heads": 1 << 16, "n_head": 1 << 16,
+    "num_key_value_heads": 1 << 16, "head_dim": 1 << 16, "max_position_embeddings": 1 << 31,
+}  # fmt: skip
+"""Far above any model there is."""
+
+OTHER_HEADS = ("head_dim", "kv_lora_rank", "d_kv", "qk_nope_head_dim")
+"""Where one of these is given, a head's width is not the hidden size over the number of heads."""
+
+
+def check_config(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> None:
+    """Raises ModelError ``config_implausible`` that names the field. What a config does not say is not checked, nor
+    what is a list with one value a layer."""
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict):
+            _check_numbers(part)
+            _check_heads(part)
+    _check_shapes(config, tensors)
+
+
+def _check_numbers(config: Mapping[str, Any]) -> None:
+    for field, most in LARGEST.items():
+        value = config.get(field)
+        if value is not None and not isinstance(value, list) and (type(value) is not int or not 0 < value <= most):
+            raise _implausible(f"{field} is {str(value)[:40]}; it must be a whole number from 1 to {most}")
+
+
+def _check_heads(config: Mapping[str, Any]) -> None:
+    hidden, heads, groups = (config.get(name) for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+    if not isinstance(heads, int):
+        return
+    if isinstance(hidden, int) and hidden % heads and not any(config.get(name) for name in OTHER_HEADS):
+        raise _implausible(f"hidden_size {hidden} cannot be divided by num_attention_heads {heads}")
+    if isinstance(groups, int) and heads % groups:
+        raise _implausible(f"num_attention_heads {heads} cannot be divided by num_key_value_heads {groups}")
+
+
+def _check_shapes(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> None:
+    hidden, vocabulary = config.get("hidden_size"), config.get("vocab_size")
+    sides = {side for tensor in tensors.values() for side in tensor.shape}
+    if isinstance(hidden, int) and sides and hidden not in sides:
+        raise _implausible(f"hidden_size is {hidden}, and no weight has a side of that length")
+    if isinstance(vocabulary, int) and sides and vocabulary > max(sides):
+        raise _implausible(f"vocab_size is {vocabulary}, and the longest side of a weight is {max(sides)}")
+
+
+def _implausible(what: str) -> ModelError:
+    return ModelError(
+        f"config.json cannot be meant: {what}.",
+        code="config_implausible",
+        hint="The weights and config.json do not belong together, or one of them is damaged.",
+    )

@@ -1,0 +1,154 @@
+"""Jobs by what calibrates them, with the real engine: files, chats, and datasets on our stand-in of the Hub."""
+
+import gzip
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fastapi.testclient import TestClient
+from huggingface_hub import constants
+
+from api.settings import Settings
+from api.store.tables import Job
+from tests.factories import tiny_model
+from tests.hub_server import TOKEN, HubServer
+from tests.integration.conftest import WorkerProcess
+
+LIMIT_S = 120.0
+FEW = {"num_samples": 2, "seq_len": 32}
+TEMPLATE = "{% for one in messages %}<|{{ one.role }}|>{{ one.content }}{{ eos_token }}{% endfor %}"
+CARD = b"""---
+configs:
+- config_name: default
+  data_files:
+  - split: train_sft
+    path: data/train_sft-*
+---
+"""
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
+    """The stand-in, for the API in this process and, by the environment, for workers."""
+    with HubServer() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+        for name, value in (environment | {"HF_TOKEN": TOKEN}).items():
+            monkeypatch.setenv(name, value)
+        for name in ("HF_HUB_CACHE", "HF_HUB_OFFLINE"):
+            monkeypatch.delenv(name, raising=False)
+        yield hub
+        huggingface_hub.close_session()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """The real engine, which needs more than a stub's time between two heartbeats."""
+    return settings.model_copy(update={"engine_command": "{python} -m quantcore run", "lease_s": 15})
+
+
+@pytest.fixture
+def model(settings: Settings) -> Path:
+    """A tiny model that knows chats."""
+    folder = tiny_model(settings.model_roots[0] / "tiny")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def body(model: Path, **calibration: Any) -> dict[str, Any]:
+    return {"model": {"path": str(model)}, "config": {"preset": "int8"}, "calibration": FEW | calibration}
+
+
+def chats(count: int = 400) -> list[dict[str, Any]]:
+    words = "the quick brown fox jumps over the lazy dog and runs far away from here "
+    return [
+        {"messages": [{"role": "user", "content": f"{number} {words}"}, {"role": "assistant", "content": words * 3}]}
+        for number in range(count)
+    ]
+
+
+def test_a_file_of_chats(
+    client: TestClient, model: Path, start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job]
+) -> None:
+    file = model.parent / "chats.jsonl.gz"
+    file.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in chats()).encode()))
+    job = client.post("/v1/jobs", json=body(model, source=str(file))).json()
+    assert job["calibration"] == FEW | {"source": str(file), "seed": 0}
+    start_worker()
+    row = wait_for(job["id"], "succeeded", "failed", timeout_s=LIMIT_S)
+    assert row.state == "succeeded", row.error
+
+    (model / "chat_template.jinja").write_text("{{ 'x' * 10**10 }}")
+    job = client.post("/v1/jobs", json=body(model, source=str(file))).json()
+    row = wait_for(job["id"], "succeeded", "failed", timeout_s=LIMIT_S)
+    assert row.error and row.error["code"] == "bad_chat_template"
+
+
+def test_a_dataset_on_the_hub(
+    client: TestClient, model: Path, hub: HubServer, start_worker: Callable[..., WorkerProcess],
+    wait_for: Callable[..., Job],
+) -> None:  # fmt: skip
+    """Named as AMD Quark names it, at the commit of the submit; gone from the branch when the engine reads it."""
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(chats()), buffer)
+    files = {"data/train_sft-0.parquet": buffer.getvalue(), "README.md": CARD}
+    sha = hub.add("datasets/HuggingFaceH4/ultrachat_200k", files)
+    job = client.post("/v1/jobs", json=body(model, source="HuggingFaceH4/ultrachat_200k")).json()
+    assert job["calibration"] == FEW | {
+        "source": "HuggingFaceH4/ultrachat_200k",
+        "split": "train_sft",
+        "column": "messages",
+        "revision": sha,
+        "seed": 0,
+    }
+    hub.add("datasets/HuggingFaceH4/ultrachat_200k", {"README.md": b"moved"})
+    start_worker()
+    row = wait_for(job["id"], "succeeded", "failed", timeout_s=LIMIT_S)
+    assert row.state == "succeeded", row.error
+    assert any(TOKEN in request.headers.get("authorization", "") for request in hub.asked("train_sft"))
+
+    job = client.post("/v1/jobs", json=body(model, source="HuggingFaceH4/ultrachat_200k", split="no", revision=sha))
+    row = wait_for(job.json()["id"], "succeeded", "failed", timeout_s=LIMIT_S)
+    assert row.error and (row.error["code"], row.error["retryable"]) == ("unknown_split", False)
+    assert "train_sft" in row.error["hint"]
+
+
+@pytest.mark.parametrize(
+    ("calibration", "status", "code", "pointer"),
+    [
+        ({"source": "org/nothing"}, 422, "hub_not_found", "#/calibration/source"),
+        ({"source": "org/set", "revision": "nowhere"}, 422, "hub_revision_not_found", "#/calibration/revision"),
+        ({"source": "not a name"}, 422, "invalid_dataset_name", "#/calibration/source"),
+        ({"source": "../../etc/passwd"}, 422, "invalid_dataset_name", "#/calibration/source"),
+        ({"source": "https://example.org/a"}, 422, "invalid_dataset_name", "#/calibration/source"),
+        ({"source": "/etc/passwd"}, 422, "path_not_allowed", "#/calibration/source"),
+        ({"source": "{model}/config.bin"}, 422, "calibration_not_found", "#/calibration/source"),
+        ({"source": "{model}/model.safetensors"}, 422, "unsupported_format", "#/calibration/source"),
+        ({"source": "{model}/config.json", "split": "train"}, 422, "invalid_request", "#/calibration"),
+        ({"column": "text"}, 422, "invalid_request", "#/calibration"),
+        ({"source": "org/set", "script": True}, 422, "unknown_field", "#/calibration/script"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(
+    client: TestClient, model: Path, hub: HubServer, calibration: dict[str, Any], status: int, code: str, pointer: str
+) -> None:
+    hub.add("datasets/org/set", {"train.jsonl": b'{"text": "a"}\n'})
+    if "source" in calibration:
+        calibration = calibration | {"source": calibration["source"].format(model=model)}
+    answer = client.post("/v1/jobs", json=body(model, **calibration))
+    problem = answer.json()
+    assert (answer.status_code, problem["code"]) == (status, code), problem
+    assert problem["errors"][0]["pointer"] == pointer
+
+
+def test_a_hub_that_is_away_is_a_matter_of_time(client: TestClient, model: Path, hub: HubServer) -> None:
+    hub.status = 503
+    answer = client.post("/v1/jobs", json=body(model, source="org/set"))
+    assert (answer.status_code, answer.json()["code"]) == (503, "hub_unreachable")
+    assert "retry-after" in answer.headers
