@@ -13,6 +13,7 @@ from celery import Celery
 from fastapi import Depends, Request
 
 from api.feed import Feed
+from api.rate_limit import RateLimiter
 from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.upkeep import Upkeep
@@ -27,6 +28,7 @@ class Context:
     celery: Celery
     upkeep: Upkeep
     feed: Feed
+    rates: RateLimiter
 
 
 def get_context(request: Request) -> Context:

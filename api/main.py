@@ -10,9 +10,10 @@ from fastapi import Depends, FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api import catalog, errors, health, jobs, sweeps
+from api import audit, catalog, errors, health, jobs, keys, projects, sweeps
 from api.deps import Context
 from api.feed import Feed
+from api.rate_limit import RateLimiter
 from api.security import authenticate
 from api.settings import Settings
 from api.store.engine import connect, dispose
@@ -46,12 +47,15 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
         responses=errors.RESPONSES,
     )
-    app.state.context = Context(settings, sessions, celery, upkeep, feed)
+    app.state.context = Context(settings, sessions, celery, upkeep, feed, RateLimiter())
     app.add_middleware(RequestId)
     errors.install(app)
     app.include_router(health.router)
-    for router in (*jobs.routers, sweeps.router, catalog.router):
-        app.include_router(router, prefix="/v1", dependencies=[Depends(authenticate)])
+    routers = (*jobs.routers, sweeps.router, catalog.router, projects.router, keys.router, audit.router)
+    for router in routers:
+        app.include_router(
+            router, prefix="/v1", dependencies=[Depends(authenticate)], responses=errors.may(401, 403, 429)
+        )
     return app
 
 
@@ -66,12 +70,15 @@ class RequestId:
             await self._app(scope, receive, send)
             return
         request_id = scope["request_id"] = f"req_{secrets.token_hex(8)}"
+        answer_headers: dict[str, str] = {}
+        scope["answer_headers"] = answer_headers  # for what every answer to this request shall say
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request_id
                 headers["X-Content-Type-Options"] = "nosniff"
+                headers.update(answer_headers)
             await send(message)
 
         await self._app(scope, receive, send_with_id)

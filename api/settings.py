@@ -50,6 +50,8 @@ class Settings(BaseSettings):
     stop_grace_s: PositiveFloat = 30
     retry_base_s: PositiveFloat = 30
 
+    requests_per_minute: PositiveInt = 60_000  # of a project that has no limit of its own
+
     slots: PositiveInt = 1
     memory_bytes: PositiveInt = Field(default_factory=host_memory_bytes)
     engine_threads: PositiveInt = Field(default_factory=lambda: len(os.sched_getaffinity(0)))

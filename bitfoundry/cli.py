@@ -15,7 +15,7 @@ import typer
 from rich.text import Text
 from typer.exceptions import Abort, TyperException
 
-from bitfoundry import __version__, job_commands, terminal
+from bitfoundry import __version__, account_commands, job_commands, terminal
 from bitfoundry.answers import Job
 from bitfoundry.client import Client
 from bitfoundry.errors import BitfoundryError
@@ -225,6 +225,12 @@ for command in job_commands.COMMANDS:
 for name, command in job_commands.SWEEP_COMMANDS.items():
     sweep.command(name)(command)
 app.add_typer(sweep, name="sweep")
+app.command()(account_commands.audit)
+for name, (about, commands) in account_commands.GROUPS.items():
+    group = typer.Typer(help=about, no_args_is_help=True)
+    for verb, command in commands.items():
+        group.command(verb)(command)
+    app.add_typer(group, name=name)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

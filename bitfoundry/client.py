@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import httpx2
 
+from bitfoundry.account import Account
 from bitfoundry.answers import ArtifactFile, Event, Job, LogLine, Summary, Sweep
 from bitfoundry.errors import BitfoundryError, WaitTimeout
 from bitfoundry.follow import follow
@@ -49,6 +50,7 @@ class Client:
         self, base_url: str, api_key: str, *, timeout_s: float = 30.0, transport: httpx2.BaseTransport | None = None
     ) -> None:
         self._service = Transport(base_url, api_key, timeout_s=timeout_s, transport=transport)
+        self.account = Account(self._service)
 
     def submit(
         self,

@@ -183,7 +183,7 @@ class LocalStack:
         raise StackError(f"the API was not ready after {READY_LIMIT_S:.0f} s", hint=f"see {self._log('api')}")
 
     def _find_or_make_key(self, database_url: str) -> str:
-        """The key of an earlier run if the database still knows it, else the first key of this database."""
+        """The key of an earlier run if it may still do everything, else a new one."""
         from api.security import create_key  # here, as above
 
         known = Connection.read(self.home)
@@ -194,7 +194,8 @@ class LocalStack:
     def _accepts(self, key: str) -> bool:
         headers = {"Authorization": f"Bearer {key}"}
         with httpx2.Client(base_url=self.url, trust_env=False, headers=headers) as session:
-            return session.get("/v1/jobs", params={"limit": 1}).status_code == 200
+            answer = session.get("/v1/keys/self")
+        return answer.status_code == 200 and {"admin", "operator"} <= set(answer.json()["scopes"])
 
 
 def _free_port(wanted: int) -> int:

@@ -140,8 +140,9 @@ class JobQuery(RequestBody):
     created_before: AwareDatetime | None = None
     sweep: Annotated[str, Field(pattern="^swp_[0-9a-f]{32}$")] | None = None
 
-    def to_filter(self) -> JobFilter:
+    def to_filter(self, project_id: str) -> JobFilter:
         return JobFilter(
+            project_id=project_id,
             states=tuple(self.state),
             labels=tuple((name, value) for name, _, value in (label.partition("=") for label in self.label)),
             model=self.model,

@@ -14,24 +14,25 @@ from api.idempotent import Made, make_once, request_of
 from api.jobs import service
 from api.jobs.schemas import JobClone, JobCreate
 from api.jobs.service import Planned
-from api.store import jobs
-from api.store.tables import ApiKey, Job
+from api.store import audit, jobs
+from api.store.audit import Caller
+from api.store.tables import Job
 
 
-def submit(body: JobCreate, key: ApiKey, context: Context, idempotency_key: str | None) -> Made:
+def submit(body: JobCreate, caller: Caller, context: Context, idempotency_key: str | None) -> Made:
     """Plan the job and queue it. Raises QuantError or Problem for a request that cannot work."""
     made = make_once(
         context.sessions,
-        request_of(key, "POST /v1/jobs", idempotency_key, body),
+        request_of(caller, "POST /v1/jobs", idempotency_key, body),
         "job",
         lambda: service.make_plan(body, context.settings),
-        lambda session, job_id, planned: store(session, job_id, body, planned, key),
+        lambda session, job_id, planned: store(session, job_id, body, planned, caller),
     )
     context.upkeep.poke()  # after the commit: the message must not overtake the row
     return made
 
 
-def clone(original: Job, body: JobClone, key: ApiKey, context: Context, idempotency_key: str | None) -> Made:
+def clone(original: Job, body: JobClone, caller: Caller, context: Context, idempotency_key: str | None) -> Made:
     """A new job like ``original`` but for what ``body`` names. A Hub model stays at the commit it had."""
     changes = body.model_dump(mode="json", exclude_unset=True)
     wanted = _merge(original, changes)
@@ -42,21 +43,23 @@ def clone(original: Job, body: JobClone, key: ApiKey, context: Context, idempote
 
     made = make_once(
         context.sessions,
-        request_of(key, f"POST /v1/jobs/{original.id}/clone", idempotency_key, body),
+        request_of(caller, f"POST /v1/jobs/{original.id}/clone", idempotency_key, body),
         "job",
         prepare,
-        lambda session, job_id, planned: store(session, job_id, wanted, planned, key, cloned_from=original.id),
+        lambda session, job_id, planned: store(session, job_id, wanted, planned, caller, cloned_from=original.id),
     )
     context.upkeep.poke()
     return made
 
 
-def store(session: Session, job_id: str, body: JobCreate, planned: Planned, key: ApiKey, **more: Any) -> Job:
-    """The job's row and what goes with it; ``more``: further columns."""
+def store(session: Session, job_id: str, body: JobCreate, planned: Planned, caller: Caller, **more: Any) -> Job:
+    """The job's row and what goes with it; ``more``: further columns. Raises QuotaExceeded."""
+    audit.note(session, caller, "job.submit", job_id)
     return jobs.submit(
         session,
         id=job_id,
-        submitted_by=key.id,
+        project_id=caller.project_id,
+        submitted_by=caller.key_id,
         name=body.name,
         labels=body.labels,
         priority=body.priority,

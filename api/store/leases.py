@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, DateTime, cast, func, select, update
 from sqlalchemy.orm import Session
 
-from api.store import events, logs, outbox, phases
+from api.store import events, logs, outbox, phases, projects
 from api.store.events import NewEvent
 from api.store.ids import new_id
 from api.store.logs import NewLine
@@ -73,12 +73,15 @@ class Failure:
 def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | None = None) -> Lease | None:
     """Take the job of the highest priority that has waited longest, or None.
 
-    Two workers never get the same one (SKIP LOCKED). Jobs that need more than ``memory_bytes`` are left to others.
+    Two workers never get the same one (SKIP LOCKED). Jobs that need more than ``memory_bytes`` are left to others,
+    those of a project that runs as many as it may are passed over.
     """
     due = select(Job).where(Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp())
     if memory_bytes is not None:
         due = due.where(func.coalesce(Job.needs_memory_bytes, 0) <= memory_bytes)
-    job = session.scalar(due.order_by(*QUEUE_ORDER).limit(1).with_for_update(skip_locked=True))
+    due = due.order_by(*QUEUE_ORDER).limit(1).with_for_update(skip_locked=True)
+    while (job := session.scalar(due)) is not None and not projects.may_run(session, job.project_id):
+        due = due.where(Job.project_id != job.project_id)
     if job is None:
         return None
     fence = session.execute(FENCE.next_value()).scalar_one()

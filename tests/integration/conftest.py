@@ -18,18 +18,18 @@ import httpx2
 import pytest
 import uvicorn
 from fastapi.testclient import TestClient
-from sqlalchemy import text
+from sqlalchemy import delete, text, update
 
 from api.main import create_app
 from api.security import create_key
 from api.settings import Settings
-from api.store import jobs
+from api.store import jobs, projects
 from api.store.engine import Sessions, connect, dispose
-from api.store.tables import Job
+from api.store.tables import Job, Project
 
 ROOT = Path(__file__).parents[2]
 STUB_ENGINE = Path(__file__).with_name("stub_engine.py")
-TABLES = "outbox, event, log_line, attempt, artifact, job, sweep, worker, idempotency_key, api_key"
+TABLES = "outbox, event, log_line, attempt, artifact, job, sweep, worker, idempotency_key, api_key, audit_entry"
 
 
 @pytest.fixture
@@ -38,6 +38,9 @@ def sessions(postgres_url: str) -> Iterator[Sessions]:
     sessions = connect(postgres_url)
     with sessions.begin() as session:
         session.execute(text(f"TRUNCATE {TABLES}"))
+        session.execute(delete(Project).where(Project.id != projects.DEFAULT))
+        limits = ("max_waiting", "max_running", "max_stored_bytes", "requests_per_minute")
+        session.execute(update(Project).values(dict.fromkeys(limits)))
     yield sessions
     dispose(sessions)
 
@@ -95,6 +98,7 @@ def submit(sessions: Sessions) -> Callable[..., str]:
 
     def submit(model_dir: Path | str = "/nowhere", **asked: Any) -> str:
         columns = {
+            "project_id": projects.DEFAULT,
             "submitted_by": None,
             "name": None,
             "labels": {},

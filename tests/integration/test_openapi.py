@@ -32,6 +32,8 @@ def operations(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 JOB = "/v1/jobs/{job_id}"
 SWEEP = "/v1/sweeps/{sweep_id}"
+PROJECT = "/v1/projects/{project_id}"
+KEY = "/v1/keys/{key_id}"
 
 
 def test_the_routes_are_these(document: dict[str, Any]) -> None:
@@ -44,6 +46,9 @@ def test_the_routes_are_these(document: dict[str, Any]) -> None:
         f"GET {JOB}/events", f"GET {JOB}/events/stream", f"GET {JOB}/logs", f"GET {JOB}/logs/download",
         f"GET {JOB}/artifacts", f"GET {JOB}/artifacts/{{path}}",
         "POST /v1/sweeps", f"GET {SWEEP}", f"POST {SWEEP}/cancel",
+        "GET /v1/projects", "POST /v1/projects", f"GET {PROJECT}", f"PATCH {PROJECT}",
+        "GET /v1/keys", "POST /v1/keys", "GET /v1/keys/self", f"GET {KEY}", f"POST {KEY}/rotate", f"POST {KEY}/revoke",
+        "GET /v1/audit",
     }  # fmt: skip
 
 
@@ -84,7 +89,9 @@ def test_every_body_has_an_example_that_fits(document: dict[str, Any]) -> None:
         for operation in operations(document).values()
         if "requestBody" in operation
     }
-    assert bodies == {"PlanCreate", "JobCreate", "JobPatch", "JobClone", "SweepCreate"}
+    assert bodies == {"PlanCreate", "JobCreate", "JobPatch", "JobClone", "SweepCreate"} | {
+        "ProjectCreate", "ProjectPatch", "KeyCreate", "KeyRotate",
+    }  # fmt: skip
     for name in bodies:
         for example in schemas[name]["examples"]:
             jsonschema.validate(example, {"$ref": f"#/components/schemas/{name}", "components": {"schemas": schemas}})
