@@ -1,4 +1,4 @@
-"""The HTTP app. ``uvicorn api.main:create_app --factory --timeout-graceful-shutdown 5``"""
+"""The HTTP app. ``python -m api serve`` runs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi import Depends, FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api import audit, catalog, errors, health, jobs, keys, projects, sweeps
+from api import audit, catalog, errors, health, hub_tokens, jobs, keys, projects, sweeps
 from api.deps import Context
 from api.feed import Feed
 from api.rate_limit import RateLimiter
@@ -24,6 +24,7 @@ from api.store.wakeups import make_celery, sender
 def create_app(settings: Settings | None = None) -> FastAPI:
     """The app with its parts; settings come from the environment unless given."""
     settings = settings or Settings()  # type: ignore[call-arg]
+    _ = settings.vault  # a key that others may read is refused now, not at the first secret
     sessions = connect(settings.database_url.get_secret_value())
     celery = make_celery(settings.broker_url.get_secret_value())
     feed = Feed(sessions)
@@ -51,7 +52,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(RequestId)
     errors.install(app)
     app.include_router(health.router)
-    routers = (*jobs.routers, sweeps.router, catalog.router, projects.router, keys.router, audit.router)
+    accounts = (projects.router, keys.router, hub_tokens.router, audit.router)
+    routers = (*jobs.routers, sweeps.router, catalog.router, *accounts)
     for router in routers:
         app.include_router(
             router, prefix="/v1", dependencies=[Depends(authenticate)], responses=errors.may(401, 403, 429)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, PositiveFloat, PositiveInt, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from api.store.vault import Vault
 from quantcore.errors import ModelError
 
 
@@ -50,6 +52,9 @@ class Settings(BaseSettings):
     stop_grace_s: PositiveFloat = 30
     retry_base_s: PositiveFloat = 30
 
+    # Seals tokens and secrets of webhooks: 32 bytes in base64, here or in a file of mode 0600.
+    secret_key: SecretStr | None = None
+    secret_key_file: Path | None = None
     requests_per_minute: PositiveInt = 60_000  # of a project that has no limit of its own
 
     slots: PositiveInt = 1
@@ -69,6 +74,13 @@ class Settings(BaseSettings):
     def engine_argv(self) -> list[str]:
         """The engine's command line without its last argument, the task file."""
         return [part.replace("{python}", sys.executable) for part in shlex.split(self.engine_command)]
+
+    @cached_property
+    def vault(self) -> Vault | None:
+        """What seals secrets, None if no key is set. Raises ConfigError for a key that is none, or an unsafe file."""
+        if self.secret_key:  # an empty variable is none
+            return Vault.of_text(self.secret_key.get_secret_value())
+        return Vault.of_file(self.secret_key_file) if self.secret_key_file is not None else None
 
     def find_input(self, path: str, *, field: str) -> Path:
         """The real path of a file or folder that a job may read: below one of ``model_roots``, links followed first.

@@ -38,6 +38,14 @@ class Project(Answer):
     usage: dict[str, int]
 
 
+class HubToken(Answer):
+    """That the project keeps a token for the Hub by this name."""
+
+    name: str
+    created_at: str
+    updated_at: str
+
+
 class AuditEntry(Answer):
     """Who did what. `key_id` is None for what was done on the service's machine itself."""
 
@@ -85,6 +93,19 @@ class Account:
     def revoke_key(self, key_id: str) -> Key:
         """The key opens nothing any more."""
         return self._key("POST", f"{_path('keys', key_id)}/revoke")
+
+    def put_hub_token(self, name: str, token: str) -> HubToken:
+        """Keep a token for the Hub under a name, for models {"id": ..., "hub_token": name}. It cannot be read back."""
+        answer = self._service.send("PUT", _path("hub-tokens", name), body={"token": token}, repeat=True)
+        return HubToken.model_validate_json(answer.content)
+
+    def hub_tokens(self) -> Sequence[HubToken]:
+        """The names of the project's tokens."""
+        return [HubToken.model_validate(each) for each in self._service.send("GET", "/v1/hub-tokens").json()["data"]]
+
+    def delete_hub_token(self, name: str) -> None:
+        """Forget a token; ApiError `hub_token_not_found`."""
+        self._service.send("DELETE", _path("hub-tokens", name))
 
     def projects(self) -> Sequence[Project]:
         """The own project; all of them for an operator."""

@@ -1,5 +1,6 @@
-"""The commands about accounts: `keys`, `projects`, `audit`. `GROUPS` are their sub-commands by name."""
+"""The commands about accounts: `keys`, `hub-tokens`, `projects`, `audit`. `GROUPS` are their sub-commands by name."""
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ Name = Annotated[str, typer.Argument(help="A name to know it by.")]
 Scope = Annotated[list[str] | None, typer.Option(help="jobs:read, jobs:write, admin or operator; repeatable.")]
 Quota = Annotated[int | None, typer.Option(min=-1, help="-1 takes the limit away.")]
 KEY_COLUMNS = ("id", "name", "scopes", "last_used_at", "expires_at", "revoked_at")
+TOKEN_COLUMNS = ("name", "created_at", "updated_at")
 PROJECT_COLUMNS = ("id", "name", "max_waiting", "max_running", "max_stored_bytes", "requests_per_minute", "usage")
 AUDIT_COLUMNS = ("at", "action", "object_id", "key_id", "request_id")
 
@@ -58,6 +60,38 @@ def revoke_key(key_id: KeyId, url: Url = None, api_key: Key = None, home: Home =
     """End a key, at once and for ever."""
     with connect(url, api_key, home) as client:
         show_rows([client.account.revoke_key(key_id)], KEY_COLUMNS, as_json, single=True)
+
+
+def put_hub_token(
+    name: Annotated[str, typer.Argument(help="Jobs say --hub-token NAME to use it.")],
+    url: Url = None,
+    api_key: Key = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Keep a token for the Hugging Face Hub. It is asked for, or read from standard input; never an argument."""
+    token = typer.prompt("token", hide_input=True) if sys.stdin.isatty() else sys.stdin.readline().strip()
+    with connect(url, api_key, home) as client:
+        show_rows([client.account.put_hub_token(name, token)], TOKEN_COLUMNS, as_json, single=True)
+
+
+def list_hub_tokens(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
+    """List the names of the tokens that the project keeps."""
+    with connect(url, api_key, home) as client:
+        show_rows(client.account.hub_tokens(), TOKEN_COLUMNS, as_json)
+
+
+def delete_hub_token(
+    name: Annotated[str, typer.Argument()],
+    url: Url = None,
+    api_key: Key = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Forget a token."""
+    with connect(url, api_key, home) as client:
+        client.account.delete_hub_token(name)
+    show_deleted(name, as_json)
 
 
 def list_projects(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
@@ -126,6 +160,10 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         "API keys of the project: made, listed, rotated, revoked.",
         {"create": create_key, "list": list_keys, "rotate": rotate_key, "revoke": revoke_key},
     ),
+    "hub-tokens": (
+        "Tokens for the Hugging Face Hub, kept sealed.",
+        {"put": put_hub_token, "list": list_hub_tokens, "delete": delete_hub_token},
+    ),
     "projects": (
         "Projects and their quotas.",
         {"list": list_projects, "create": create_project, "edit": edit_project},
@@ -140,6 +178,13 @@ def show_rows(rows: Iterable[Answer], columns: tuple[str, ...], as_json: bool, *
         terminal.print_json(dumped[0] if single else dumped)
     else:
         terminal.out.print(terminal.rows_table(dumped, columns) if dumped else "none", soft_wrap=True)
+
+
+def show_deleted(name: str, as_json: bool) -> None:
+    if as_json:
+        terminal.print_json({"deleted": name})
+    else:
+        terminal.out.print(f"{name} is deleted")
 
 
 def _show_key(key: ApiKey, as_json: bool) -> None:

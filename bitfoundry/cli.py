@@ -23,6 +23,7 @@ from bitfoundry.options import (
     AsJson,
     Export,
     Home,
+    HubToken,
     JobId,
     Key,
     Labels,
@@ -130,6 +131,7 @@ def submit(
     priority: Priority = None,
     max_runtime_s: Annotated[int | None, typer.Option(min=1, help="Give up after running for so long.")] = None,
     max_pending_s: Annotated[int | None, typer.Option(min=1, help="Give up after waiting for so long.")] = None,
+    hub_token: HubToken = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Stay until the job has ended; status 1 if it did not succeed.")
     ] = False,
@@ -143,7 +145,7 @@ def submit(
     limits = {"max_runtime_s": max_runtime_s, "max_pending_s": max_pending_s}
     with connect(url, api_key, home) as client:
         job = client.submit(
-            model,
+            _with_token(model, hub_token),
             config=read_config(config),
             export=export,
             calibration=_calibration(calibration_source, num_samples, seq_len),
@@ -167,6 +169,7 @@ def plan(
     calibration_source: Source = None,
     num_samples: Samples = None,
     seq_len: SeqLen = None,
+    hub_token: HubToken = None,
     url: Url = None,
     api_key: Key = None,
     home: Home = None,
@@ -174,8 +177,9 @@ def plan(
 ) -> None:
     """What a job would do with this model: sizes, memory, layers. Nothing is done."""
     calibration = _calibration(calibration_source, num_samples, seq_len)
+    asked = _with_token(model, hub_token)
     with connect(url, api_key, home) as client:
-        found = client.plan(model, config=read_config(config), export=export, calibration=calibration)
+        found = client.plan(asked, config=read_config(config), export=export, calibration=calibration)
     if as_json:
         terminal.print_json(found)
         return
@@ -282,6 +286,11 @@ def _announce(stack: "LocalStack", as_json: bool) -> None:
 def _calibration(source: str | None, num_samples: int | None, seq_len: int | None) -> dict[str, Any] | None:
     given = {"source": source, "num_samples": num_samples, "seq_len": seq_len}
     return {key: value for key, value in given.items() if value is not None} or None
+
+
+def _with_token(model: str, hub_token: str | None) -> str | dict[str, str]:
+    """A model that only the token of that name opens is one on the Hub."""
+    return model if hub_token is None else {"id": model, "hub_token": hub_token}
 
 
 def _await(client: Client, job: Job) -> Job:

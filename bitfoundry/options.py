@@ -24,6 +24,9 @@ Export = Annotated[list[str] | None, typer.Option(help="A checkpoint format to w
 Samples = Annotated[int | None, typer.Option(help="Calibration samples.")]
 SeqLen = Annotated[int | None, typer.Option(help="Tokens of a calibration sample.")]
 Source = Annotated[str | None, typer.Option(help="Calibration text: builtin, or a .txt or .jsonl file.")]
+HubToken = Annotated[
+    str | None, typer.Option(help="The name of a Hub token of the project (`hub-tokens put`), for a private model.")
+]
 Labels = Annotated[list[str] | None, typer.Option("--label", help="key=value; repeatable.")]
 Priority = Annotated[int | None, typer.Option(min=0, max=9, help="9 goes first. [default: 5]")]
 

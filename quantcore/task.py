@@ -25,7 +25,8 @@ class Task(BaseModel):
     """A float model in, an artifact folder out.
 
     The model is the folder ``model_dir``, or ``model_id`` on the Hub at the commit ``revision``: never a branch, so
-    that a second run reads the same bytes. With both, ``model_dir`` holds what was downloaded.
+    that a second run reads the same bytes. With both, ``model_dir`` holds what was downloaded. ``token_on_stdin``: the
+    token for the Hub is the first line of standard input, so that it is in no file and in nobody's environment.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,6 +34,7 @@ class Task(BaseModel):
     model_dir: Path | None = None
     model_id: str = ""
     revision: Annotated[str, Field(pattern="^([0-9a-f]{40})?$")] = ""
+    token_on_stdin: bool = False
     output_dir: Path
     config: Config
     calibration: CalibrationConfig = CalibrationConfig()

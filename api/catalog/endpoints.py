@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from api.deps import ContextDep
-from api.jobs import service
+from api.jobs import models, service
 from api.jobs.schemas import PlanCreate
 from api.security import Reader
 from api.strict_json import StrictJsonRoute
@@ -60,6 +60,6 @@ def config_schema(_: Reader) -> dict[str, Any]:
 
 
 @router.post("/plans")
-def make_plan(body: PlanCreate, _: Reader, context: ContextDep) -> dict[str, Any]:
+def make_plan(body: PlanCreate, caller: Reader, context: ContextDep) -> dict[str, Any]:
     """What a job would do with this model: a decision per layer, sizes, memory. No side effect."""
-    return service.make_plan(body, context.settings).to_dict()
+    return service.make_plan(body, context.settings, models.reader(context, caller)).to_dict()

@@ -15,7 +15,7 @@ from api.deps import Context, ContextDep, SessionsDep
 from api.errors import Problem, may
 from api.idempotent import IdempotencyKey, Made
 from api.jobs import cursor as cursors
-from api.jobs import service, submission, view
+from api.jobs import models, service, submission, view
 from api.jobs.schemas import (
     JobClone,
     JobCreate,
@@ -56,7 +56,7 @@ def submit(
 ) -> JobOut | Response:
     """Plan the job, and queue it if the plan stands: 202 means that it is safely in the database."""
     if dry_run:
-        return JSONResponse(service.make_plan(body, context.settings).to_dict())
+        return JSONResponse(service.make_plan(body, context.settings, models.reader(context, caller)).to_dict())
     return _answer_made(submission.submit(body, caller, context, idempotency_key), context, response)
 
 

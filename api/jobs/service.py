@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,14 +11,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from api.errors import Problem
-from api.jobs import models
-from api.jobs.schemas import JobCreate, ModelRef, PlanCreate, PresetConfig
+from api.jobs.models import ReadHeaders
+from api.jobs.schemas import JobCreate, PlanCreate, PresetConfig
 from api.settings import Settings
 from api.store import manifest
 from api.store.manifest import Manifest, ManifestFile
 from api.store.tables import Artifact
 from quantcore import plan, presets
-from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.config import CalibrationConfig, Config
 from quantcore.errors import CalibrationError, QuantError
 from quantcore.plan import Plan
@@ -44,18 +43,15 @@ class Planned:
         return self.plan.to_dict() | {"config": self.config.to_dict(), "preset": self.preset}
 
 
-ReadHeaders = Callable[[ModelRef], tuple[dict[str, Any], ModelHeaders]]
-
-
-def make_plan(request: PlanCreate, settings: Settings, *, read: ReadHeaders | None = None) -> Planned:
-    """Resolve the request against the model's headers, which ``read`` may know already.
+def make_plan(request: PlanCreate, settings: Settings, read: ReadHeaders) -> Planned:
+    """Resolve the request against the model's headers, which ``read`` finds.
 
     Raises QuantError whose ``field`` points into the request.
     """
     try:
         preset, config = _parse_config(request.config, known_presets(settings.presets_file))
         calibration = _locate(request.calibration, settings)
-        model, headers = read(request.model) if read else models.read_headers(request.model, settings)
+        model, headers = read(request.model)
         resolved = plan.resolve(
             config, headers.config, headers.tensors, calibration=calibration, exports=request.export,
             warnings=headers.warnings,

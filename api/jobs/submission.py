@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from api.deps import Context
 from api.idempotent import Made, make_once, request_of
-from api.jobs import service
+from api.jobs import models, service
 from api.jobs.schemas import JobClone, JobCreate
 from api.jobs.service import Planned
 from api.store import audit, jobs
@@ -25,7 +25,7 @@ def submit(body: JobCreate, caller: Caller, context: Context, idempotency_key: s
         context.sessions,
         request_of(caller, "POST /v1/jobs", idempotency_key, body),
         "job",
-        lambda: service.make_plan(body, context.settings),
+        lambda: service.make_plan(body, context.settings, models.reader(context, caller)),
         lambda session, job_id, planned: store(session, job_id, body, planned, caller),
     )
     context.upkeep.poke()  # after the commit: the message must not overtake the row
@@ -38,7 +38,7 @@ def clone(original: Job, body: JobClone, caller: Caller, context: Context, idemp
     wanted = _merge(original, changes)
 
     def prepare() -> Planned:
-        planned = service.make_plan(wanted, context.settings)
+        planned = service.make_plan(wanted, context.settings, models.reader(context, caller))
         return planned if "config" in changes else replace(planned, preset=original.preset)
 
     made = make_once(
@@ -78,7 +78,9 @@ def store(session: Session, job_id: str, body: JobCreate, planned: Planned, call
 def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
     model = original.model
     asked: dict[str, Any] = {
-        "model": {"id": model["id"], "revision": model["sha"]} if "id" in model else model,
+        "model": {"id": model["id"], "revision": model["sha"], "hub_token": model.get("hub_token")}
+        if "id" in model
+        else model,
         "config": original.config,
         "calibration": original.calibration,
         "export": original.export,

@@ -26,3 +26,15 @@ class AuditEntry(Base):
     detail: Mapped[dict[str, Any]]
 
     __table_args__ = (Index("ix_audit_entry_list", "project_id", text("id DESC")),)
+
+
+class HubToken(Base):
+    """A project's token for the Hugging Face Hub, sealed (``vault``). Nothing ever shows it."""
+
+    __tablename__ = "hub_token"
+
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    sealed: Mapped[bytes]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    updated_at: Mapped[datetime] = mapped_column(server_default=NOW)

@@ -51,6 +51,12 @@ def find_valid(session: Session, key_id: str) -> ValidKey | None:
     return ValidKey(key_id, project_id, frozenset(scopes), secrets, used_lately, requests_per_minute)
 
 
+def is_any_valid(session: Session) -> bool:
+    """Whether there is a key that opens anything."""
+    alive = or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > func.clock_timestamp())
+    return session.scalar(select(ApiKey.id).where(ApiKey.revoked_at.is_(None), alive).limit(1)) is not None
+
+
 def note_use(session: Session, key_id: str) -> None:
     """The key was used now."""
     session.execute(update(ApiKey).where(ApiKey.id == key_id).values(last_used_at=func.clock_timestamp()))

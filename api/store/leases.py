@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, DateTime, cast, func, select, update
 from sqlalchemy.orm import Session
 
-from api.store import events, logs, outbox, phases, projects
+from api.store import events, hub_tokens, logs, outbox, phases, projects
 from api.store.events import NewEvent
 from api.store.ids import new_id
 from api.store.logs import NewLine
@@ -53,6 +53,8 @@ class Lease:
     config: dict[str, Any]
     calibration: dict[str, Any]
     export: tuple[str, ...]
+    project_id: str
+    sealed_hub_token: bytes | None  # the token that ``model`` names, as it is now; None if it names none or it is gone
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,10 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
     session.add(Attempt(job_id=job.id, number=job.attempt, fence=fence, worker=worker))
     events.add(session, job, NewEvent("state_changed", {"state": State.RUNNING, "attempt": job.attempt}))
     session.flush()
-    return Lease(job.id, fence, job.attempt, job.model, job.config, job.calibration, tuple(job.export))
+    token = job.model.get("hub_token")
+    sealed = token and hub_tokens.find_sealed(session, job.project_id, token)
+    asked = (job.model, job.config, job.calibration, tuple(job.export))
+    return Lease(job.id, fence, job.attempt, *asked, job.project_id, sealed)
 
 
 def renew(session: Session, lease: Lease, *, lease_s: float) -> Order | None:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from api.deps import ContextDep, SessionsDep
 from api.errors import Problem, may
 from api.idempotent import IdempotencyKey, make_once, request_of
-from api.jobs import submission, view
+from api.jobs import models, submission, view
 from api.jobs.endpoints import POLL_AFTER_S, UNCHANGED, IfNoneMatch
 from api.security import Reader, Writer
 from api.store import audit, sweeps
@@ -51,7 +51,7 @@ def submit(
         context.sessions,
         request_of(caller, "POST /v1/sweeps", idempotency_key, body),
         "swp",
-        lambda: matrix.plan_all(body, context.settings),
+        lambda: matrix.plan_all(body, context.settings, models.reader(context, caller)),
         store,
     )
     context.upkeep.poke()

@@ -12,7 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from api.errors import Problem, entry_of
-from api.jobs import models, service
+from api.jobs import service
+from api.jobs.models import ReadHeaders
 from api.jobs.schemas import JobCreate
 from api.jobs.service import Planned
 from api.settings import Settings
@@ -31,19 +32,19 @@ class SweepJob:
     planned: Planned
 
 
-def plan_all(sweep: SweepCreate, settings: Settings) -> list[SweepJob]:
+def plan_all(sweep: SweepCreate, settings: Settings, read_headers: ReadHeaders) -> list[SweepJob]:
     """Every job of the sweep, planned. A model that several jobs share is looked at once.
 
     Raises Problem 422 with an entry for each job that cannot work, ``sweep_too_large`` for too many.
     """
     _check_size(sweep)
-    read = cache(lambda model: models.read_headers(model, settings))
+    read = cache(read_headers)
     found: list[SweepJob] = []
     entries: list[dict[str, Any]] = []
     for values in combinations(sweep.matrix):
         try:
             body = JobCreate.model_validate(fill_in(sweep.job, values))
-            found.append(SweepJob(values, body, service.make_plan(body, settings, read=read)))
+            found.append(SweepJob(values, body, service.make_plan(body, settings, read)))
         except ValidationError as error:
             entries += [_entry(values, entry_of({**each, "loc": ("body", *each["loc"])})) for each in error.errors()]
         except QuantError as error:

@@ -14,9 +14,10 @@ import glob
 import hashlib
 import json
 import re
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from quantcore.checkpoint.artifact import SIDE_FILES, sha256
@@ -56,11 +57,12 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """One commit of a model's repository: the files in its root, by name."""
+    """One commit of a model's repository: the files in its root, by name; and the token that opens it."""
 
     model_id: str
     sha: str
     files: dict[str, RemoteFile]
+    token: str | None = field(default=None, repr=False)
 
 
 def is_model_id(text: str) -> bool:
@@ -73,12 +75,14 @@ def resolve(model_id: str, revision: str = "main") -> str:
     return _list(model_id, revision).sha
 
 
-def read_headers(model_id: str, revision: str = "main") -> tuple[ModelHeaders, str]:
+def read_headers(model_id: str, revision: str = "main", *, token: str | None = None) -> tuple[ModelHeaders, str]:
     """(the model's headers, the commit they are of); some requests of a few kB, no weights.
+
+    ``token``: instead of huggingface_hub's own.
 
     Raises ModelError: ``invalid_model_id``, ``hub_*`` (see ``hub_errors``), and all that ``read_local`` finds wrong.
     """
-    listing = _list(model_id, revision)
+    listing = _list(model_id, revision, token)
     with tempfile.TemporaryDirectory(prefix="bf-hub-") as folder:
         _draw_outline(listing, Path(folder))
         try:
@@ -93,16 +97,18 @@ def fetch(task: Task, emit: Emit) -> Task:
     if task.model_dir is not None:
         return task
     emit(PhaseStarted("download"))
-    return task.model_copy(update={"model_dir": download(task.model_id, task.revision, emit)})
+    # Known in here only: what comes after the download has no token.
+    token = sys.stdin.readline().strip() if task.token_on_stdin else None
+    return task.model_copy(update={"model_dir": download(task.model_id, task.revision, emit, token=token or None)})
 
 
-def download(model_id: str, sha: str, emit: Emit) -> Path:
+def download(model_id: str, sha: str, emit: Emit, *, token: str | None = None) -> Path:
     """Fetch what a quantization needs of commit ``sha`` into the Hub's cache; the folder, its files checked.
 
     A dropped connection is taken up again where it broke. Raises ModelError: ``hub_*``; retryable
     ``hub_hash_mismatch`` if a file is not the commit's (it is removed, so that the next try fetches it anew).
     """
-    listing = _list(model_id, sha)
+    listing = _list(model_id, sha, token)
     names = _wanted(listing, _read_index(listing))
     from huggingface_hub import snapshot_download
 
@@ -117,6 +123,7 @@ def download(model_id: str, sha: str, emit: Emit) -> Path:
                 allow_patterns=[glob.escape(name) for name in names],
                 max_workers=NUM_CONNECTIONS,
                 tqdm_class=counter.bar_class(),
+                token=token,
             )
         )
         for name in names:
@@ -125,7 +132,7 @@ def download(model_id: str, sha: str, emit: Emit) -> Path:
     return folder
 
 
-def _list(model_id: str, revision: str) -> Listing:
+def _list(model_id: str, revision: str, token: str | None = None) -> Listing:
     """The commit and its files in one request."""
     if not is_model_id(model_id):
         raise ModelError(
@@ -138,7 +145,7 @@ def _list(model_id: str, revision: str) -> Listing:
     from quantcore.checkpoint.hub_errors import explained
 
     with explained(model_id, revision):
-        info = HfApi().model_info(model_id, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
+        info = HfApi(token=token).model_info(model_id, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
         if info.sha is None or not _SHA.fullmatch(info.sha):
             raise ValueError("the answer names no commit")
         files = {}
@@ -146,7 +153,7 @@ def _list(model_id: str, revision: str) -> Listing:
             if _is_plain(entry.rfilename):
                 digest = entry.lfs.sha256 if entry.lfs else None
                 files[entry.rfilename] = RemoteFile(entry.size or 0, entry.blob_id or "", digest)
-    return Listing(model_id, info.sha, files)
+    return Listing(model_id, info.sha, files, token)
 
 
 def _is_plain(name: str) -> bool:
@@ -205,7 +212,8 @@ def _read_start(listing: Listing, name: str, num_bytes: int) -> bytes:
     from quantcore.checkpoint.hub_errors import explained
 
     # Identity: a compressed answer has no ranges.
-    headers = build_hf_headers() | {"Range": f"bytes=0-{num_bytes - 1}", "Accept-Encoding": "identity"}
+    wanted = {"Range": f"bytes=0-{num_bytes - 1}", "Accept-Encoding": "identity"}
+    headers = build_hf_headers(token=listing.token) | wanted
     url = hf_hub_url(listing.model_id, name, revision=listing.sha)
     parts: list[bytes] = []
     with (

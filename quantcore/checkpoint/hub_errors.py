@@ -47,7 +47,7 @@ def explain(error: BaseException, model_id: str, revision: str) -> ModelError:
         return ModelError(
             f"The model '{model_id}' is gated: its owner decides who may download it.",
             code="hub_gated",
-            hint="Accept its terms on its page on the Hub, with the account whose token the service has in HF_TOKEN.",
+            hint="Accept its terms on its page on the Hub, with the account of the token (model.hub_token, HF_TOKEN).",
         )
     if isinstance(error, RevisionNotFoundError):
         return ModelError(
@@ -87,7 +87,7 @@ def _of_status(error: HfHubHTTPError, model_id: str) -> ModelError:
         return ModelError(
             f"The Hub refuses the token it was given for '{model_id}' (HTTP {status}).",
             code="hub_auth",
-            hint="Give the service a valid token with read access in HF_TOKEN, or none for public models.",
+            hint="Name a valid token with read access (model.hub_token), or give the service one in HF_TOKEN.",
         )
     if status == 404:
         return _not_found(model_id)
@@ -106,7 +106,7 @@ def _not_found(model_id: str) -> ModelError:
     return ModelError(
         f"There is no model '{model_id}' on the Hub that can be seen from here.",
         code="hub_not_found",
-        hint="Check the spelling (org/name). A private model needs a token with access to it in HF_TOKEN.",
+        hint="Check the spelling (org/name). A private model needs a token with access (model.hub_token, HF_TOKEN).",
     )
 
 

@@ -1,5 +1,6 @@
 """A service on the real PostgreSQL and Valkey, with short times and a stub engine."""
 
+import base64
 import json
 import os
 import signal
@@ -29,7 +30,8 @@ from api.store.tables import Job, Project
 
 ROOT = Path(__file__).parents[2]
 STUB_ENGINE = Path(__file__).with_name("stub_engine.py")
-TABLES = "outbox, event, log_line, attempt, artifact, job, sweep, worker, idempotency_key, api_key, audit_entry"
+TABLES = "outbox, event, log_line, attempt, artifact, job, sweep, worker, idempotency_key, api_key, audit_entry, "
+TABLES += "hub_token"
 
 
 @pytest.fixture
@@ -60,6 +62,7 @@ def settings(postgres_url: str, broker_url: str, tmp_path: Path) -> Settings:
         retry_base_s=0.1,
         engine_threads=1,
         engine_command=f"{sys.executable} -S {STUB_ENGINE}",
+        secret_key=base64.b64encode(b"a key of 32 bytes, for the tests").decode(),
     )
 
 
@@ -189,6 +192,8 @@ class WorkerProcess:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BITFOUNDRY_")}
         for name, value in settings.model_dump().items():
             environment[f"BITFOUNDRY_{name.upper()}"] = str(value)
+        environment["BITFOUNDRY_SECRET_KEY"] = settings.secret_key.get_secret_value() if settings.secret_key else ""
+        environment.pop("BITFOUNDRY_SECRET_KEY_FILE", None)
         environment["BITFOUNDRY_MODEL_ROOTS"] = os.pathsep.join(map(str, settings.model_roots))
         environment["DATABASE_URL"] = settings.database_url.get_secret_value()
         environment["BROKER_URL"] = settings.broker_url.get_secret_value()

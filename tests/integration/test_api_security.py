@@ -23,6 +23,7 @@ JOB = "job_" + "0" * 32
 PLACES = {"job_id": JOB, "sweep_id": "swp_" + "0" * 32, "path": "model.safetensors"} | {
     "project_id": "prj_" + "1" * 32,
     "key_id": "0" * 12,
+    "name": "team",
 }
 
 

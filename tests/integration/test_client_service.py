@@ -1,5 +1,6 @@
 """The typed client and the commands against the real service, with a real worker where something must happen."""
 
+import io
 import json
 import threading
 import time
@@ -177,7 +178,9 @@ def test_the_commands_follow_a_job(
     assert [event["data"]["state"] for event in events] == ["queued", "running", "succeeded"]
 
 
-def test_the_commands_about_accounts(command: Callable[..., Any], make_model: MakeModel, server: Server) -> None:
+def test_the_commands_about_accounts(
+    command: Callable[..., Any], make_model: MakeModel, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Keys and projects from the shell, and that what they say holds."""
     made = command("keys create ci --scope jobs:read --expires-at 2099-01-01T00:00:00Z")
     assert made["scopes"] == ["jobs:read"]
@@ -190,6 +193,14 @@ def test_the_commands_about_accounts(command: Callable[..., Any], make_model: Ma
     assert rotated["key"] != made["key"]
     assert command(f"keys revoke {made['id']}")["revoked_at"]
     assert [key["revoked_at"] is None for key in command("keys list")] == [True, False]
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("hf_fromStandardInput\n"))
+    assert command("hub-tokens put team")["name"] == "team"
+    assert [token["name"] for token in command("hub-tokens list")] == ["team"]
+    asked = command("submit org/none -c fp8 --hub-token other", status=1)
+    assert asked["error"]["code"] == "hub_token_not_found"
+    assert command("hub-tokens delete team") == {"deleted": "team"}
+    assert command("hub-tokens delete team", status=1)["error"]["code"] == "hub_token_not_found"
 
     project = command("projects create search --max-waiting 0 --requests-per-minute 500")
     assert (project["max_waiting"], project["max_running"]) == (0, None)

@@ -48,7 +48,7 @@ def test_the_routes_are_these(document: dict[str, Any]) -> None:
         "POST /v1/sweeps", f"GET {SWEEP}", f"POST {SWEEP}/cancel",
         "GET /v1/projects", "POST /v1/projects", f"GET {PROJECT}", f"PATCH {PROJECT}",
         "GET /v1/keys", "POST /v1/keys", "GET /v1/keys/self", f"GET {KEY}", f"POST {KEY}/rotate", f"POST {KEY}/revoke",
-        "GET /v1/audit",
+        "GET /v1/audit", "GET /v1/hub-tokens", "PUT /v1/hub-tokens/{name}", "DELETE /v1/hub-tokens/{name}",
     }  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def test_every_route_says_what_it_does_and_what_can_go_wrong(document: dict[str,
         assert len(operation["tags"]) == 1, name
         responses = operation["responses"]
         assert "application/problem+json" in responses["default"]["content"], name
-        if "{" in name:
+        if "{" in name and not name.startswith("PUT "):  # which makes what is not there
             assert "404" in responses, name
         if any(f"/{action}" in name for action in ("cancel", "pause", "resume", "retry")) and JOB in name:
             assert "409" in responses, name
@@ -90,7 +90,7 @@ def test_every_body_has_an_example_that_fits(document: dict[str, Any]) -> None:
         if "requestBody" in operation
     }
     assert bodies == {"PlanCreate", "JobCreate", "JobPatch", "JobClone", "SweepCreate"} | {
-        "ProjectCreate", "ProjectPatch", "KeyCreate", "KeyRotate",
+        "ProjectCreate", "ProjectPatch", "KeyCreate", "KeyRotate", "HubTokenPut",
     }  # fmt: skip
     for name in bodies:
         for example in schemas[name]["examples"]:
