@@ -10,7 +10,7 @@ from fastapi import Depends, FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api import audit, catalog, errors, health, hub_tokens, jobs, keys, projects, sweeps
+from api import audit, catalog, errors, health, hub_tokens, jobs, keys, projects, sweeps, webhooks
 from api.deps import Context
 from api.feed import Feed
 from api.rate_limit import RateLimiter
@@ -19,6 +19,7 @@ from api.settings import Settings
 from api.store.engine import connect, dispose
 from api.store.upkeep import Upkeep
 from api.store.wakeups import make_celery, sender
+from api.webhooks.deliverer import Deliverer
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -33,7 +34,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     @asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:
         upkeep.start()
+        deliverer = Deliverer(sessions, settings)
+        deliverer.start()
         yield
+        await deliverer.stop()
         await feed.stop()
         upkeep.stop()
         celery.close()
@@ -52,7 +56,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(RequestId)
     errors.install(app)
     app.include_router(health.router)
-    accounts = (projects.router, keys.router, hub_tokens.router, audit.router)
+    accounts = (projects.router, keys.router, hub_tokens.router, webhooks.router, audit.router)
     routers = (*jobs.routers, sweeps.router, catalog.router, *accounts)
     for router in routers:
         app.include_router(

@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from functools import cached_property
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,11 @@ def _split_folders(value: Any) -> Any:
     """``/a:/b`` -> real paths, so that a later comparison is between real paths too."""
     folders = [part for part in value.split(os.pathsep) if part] if isinstance(value, str) else value
     return tuple(Path(folder).resolve() for folder in folders)
+
+
+def _split_networks(value: Any) -> Any:
+    networks = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    return tuple(ip_network(network) for network in networks)
 
 
 def host_memory_bytes() -> int:
@@ -55,6 +61,8 @@ class Settings(BaseSettings):
     # Seals tokens and secrets of webhooks: 32 bytes in base64, here or in a file of mode 0600.
     secret_key: SecretStr | None = None
     secret_key_file: Path | None = None
+    # Networks, as 10.0.0.0/8,127.0.0.1: webhooks may lead there, too, and over plain http.
+    webhook_networks: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split_networks)] = ()
     requests_per_minute: PositiveInt = 60_000  # of a project that has no limit of its own
 
     slots: PositiveInt = 1

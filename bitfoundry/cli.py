@@ -15,7 +15,7 @@ import typer
 from rich.text import Text
 from typer.exceptions import Abort, TyperException
 
-from bitfoundry import __version__, account_commands, job_commands, terminal
+from bitfoundry import __version__, account_commands, job_commands, terminal, webhook_commands
 from bitfoundry.answers import Job
 from bitfoundry.client import Client
 from bitfoundry.errors import BitfoundryError
@@ -230,7 +230,8 @@ for name, command in job_commands.SWEEP_COMMANDS.items():
     sweep.command(name)(command)
 app.add_typer(sweep, name="sweep")
 app.command()(account_commands.audit)
-for name, (about, commands) in account_commands.GROUPS.items():
+groups = account_commands.GROUPS | {"webhooks": ("Addresses that are told of events.", webhook_commands.COMMANDS)}
+for name, (about, commands) in groups.items():
     group = typer.Typer(help=about, no_args_is_help=True)
     for verb, command in commands.items():
         group.command(verb)(command)

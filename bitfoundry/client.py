@@ -23,6 +23,7 @@ from bitfoundry.answers import ArtifactFile, Event, Job, LogLine, Summary, Sweep
 from bitfoundry.errors import BitfoundryError, WaitTimeout
 from bitfoundry.follow import follow
 from bitfoundry.transport import Transport
+from bitfoundry.webhooks import Webhooks
 
 CHUNK_BYTES = 1 << 20
 
@@ -51,6 +52,7 @@ class Client:
     ) -> None:
         self._service = Transport(base_url, api_key, timeout_s=timeout_s, transport=transport)
         self.account = Account(self._service)
+        self.webhooks = Webhooks(self._service)
 
     def submit(
         self,

@@ -7,13 +7,11 @@ twice does no harm. Functions lock the job's row, so an answer never races a wor
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from sqlalchemy import func
 from sqlalchemy.orm import Session
 
 from api.store import events, jobs, outbox, projects
-from api.store.events import NewEvent
 from api.store.states import ACTIONS, FINAL, State, WrongState
 from api.store.tables import Job
 
@@ -79,11 +77,10 @@ def _queue_again(session: Session, job: Job) -> Job:
 
 
 def _move(session: Session, job: Job, state: State) -> Job:
-    changes: dict[str, Any] = {"state": state}
     job.state = state
     if state in FINAL:
         job.finished_at = func.clock_timestamp()
-    events.add(session, job, NewEvent("state_changed", changes))
+    events.announce(session, job, state)
     session.flush()
     session.refresh(job)
     return job

@@ -25,7 +25,7 @@ def submit(session: Session, **asked: Any) -> Job:
     job = Job(**{"id": new_id("job")} | asked)
     session.add(job)
     session.flush()
-    events.add(session, job, NewEvent("state_changed", {"state": State.QUEUED}))
+    events.announce(session, job, State.QUEUED)
     outbox.wake(session)
     session.flush()
     return job

@@ -94,7 +94,7 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
     job.phase = job.progress = job.error = None
     job.phases = []
     session.add(Attempt(job_id=job.id, number=job.attempt, fence=fence, worker=worker))
-    events.add(session, job, NewEvent("state_changed", {"state": State.RUNNING, "attempt": job.attempt}))
+    events.announce(session, job, State.RUNNING, attempt=job.attempt)
     session.flush()
     token = job.model.get("hub_token")
     sealed = token and hub_tokens.find_sealed(session, job.project_id, token)
@@ -230,7 +230,7 @@ def expire_pending(session: Session, *, limit: int = 100) -> int:
             retryable=True,
         ).to_dict()
         job.state, job.finished_at = State.FAILED, func.clock_timestamp()
-        events.add(session, job, NewEvent("state_changed", {"state": State.FAILED, "error": job.error}))
+        events.announce(session, job, State.FAILED, error=job.error)
         session.flush()
     return len(late)
 
@@ -248,8 +248,8 @@ def _end(session: Session, job: Job, state: State, *, outcome: str, error: dict[
     """Close the attempt and let go of the job, which moves on to ``state``."""
     ended = update(Attempt).where(Attempt.job_id == job.id, Attempt.ended_at.is_(None))
     session.execute(ended.values(ended_at=func.clock_timestamp(), outcome=outcome, error=error))
-    data: dict[str, Any] = {"state": state, "attempt": job.attempt, "outcome": outcome}
-    events.add(session, job, NewEvent("state_changed", data | ({"error": error} if error else {})))
+    more = {"error": error} if error else {}
+    events.announce(session, job, state, attempt=job.attempt, outcome=outcome, **more)
     job.used_runtime_s = Job.used_runtime_s + _running_s()
     job.phases = phases.leave(job.phases, phases.DONE if state == State.SUCCEEDED else phases.STOPPED, _now(session))
     job.state, job.error = state, error

@@ -31,7 +31,7 @@ from api.store.tables import Job, Project
 ROOT = Path(__file__).parents[2]
 STUB_ENGINE = Path(__file__).with_name("stub_engine.py")
 TABLES = "outbox, event, log_line, attempt, artifact, job, sweep, worker, idempotency_key, api_key, audit_entry, "
-TABLES += "hub_token"
+TABLES += "hub_token, webhook, webhook_delivery"
 
 
 @pytest.fixture
@@ -194,6 +194,7 @@ class WorkerProcess:
             environment[f"BITFOUNDRY_{name.upper()}"] = str(value)
         environment["BITFOUNDRY_SECRET_KEY"] = settings.secret_key.get_secret_value() if settings.secret_key else ""
         environment.pop("BITFOUNDRY_SECRET_KEY_FILE", None)
+        environment["BITFOUNDRY_WEBHOOK_NETWORKS"] = ",".join(map(str, settings.webhook_networks))
         environment["BITFOUNDRY_MODEL_ROOTS"] = os.pathsep.join(map(str, settings.model_roots))
         environment["DATABASE_URL"] = settings.database_url.get_secret_value()
         environment["BROKER_URL"] = settings.broker_url.get_secret_value()

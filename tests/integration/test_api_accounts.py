@@ -1,6 +1,7 @@
 """Projects, keys, quotas, limits and the audit log over HTTP, on the real database."""
 
 import hashlib
+import ipaddress
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -30,6 +31,11 @@ def body(folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"webhook_networks": (ipaddress.ip_network("127.0.0.0/8"),)})
+
+
+@pytest.fixture
 def other(client: TestClient) -> dict[str, str]:
     """The headers of a key that may do everything in a project of its own."""
     project = client.post("/v1/projects", json={"name": "other"}).json()
@@ -46,7 +52,10 @@ def things(client: TestClient, make_model: MakeModel) -> dict[str, str]:
     sweep = {"job": body(make_model("b")), "matrix": {"/config/preset": ["fp8"]}}
     key = client.post("/v1/keys", json={"name": "k", "scopes": [READ]}).json()
     assert client.put("/v1/hub-tokens/team", json={"token": "hf_first"}).status_code == 200
+    hook = client.post("/v1/webhooks", json=EXAMPLES["/v1/webhooks"]).json()["id"]
     return {
+        "webhook_id": hook,
+        "delivery_id": client.post(f"/v1/webhooks/{hook}/test").json()["id"],
         "name": "team",
         "job_id": job["id"],
         "sweep_id": client.post("/v1/sweeps", json=sweep).json()["id"],
@@ -83,6 +92,8 @@ EXAMPLES = {
     "/v1/jobs/{job_id}": {"priority": 3},
     "/v1/projects/{project_id}": {"max_running": 4},
     "/v1/hub-tokens/{name}": {"token": "hf_something"},
+    "/v1/webhooks": {"url": "http://127.0.0.1:9/", "event_types": ["job.failed"]},
+    "/v1/webhooks/{webhook_id}": {"event_types": ["job.succeeded"]},
 }
 
 
@@ -387,6 +398,11 @@ EVERY_CHANGE = {
     ("PUT", "/v1/hub-tokens/{name}"): "hub_token.put",
     ("DELETE", "/v1/hub-tokens/{name}"): "hub_token.delete",
     ("DELETE", "/v1/jobs/{job_id}"): "job.delete",
+    ("POST", "/v1/webhooks"): "webhook.create",
+    ("PATCH", "/v1/webhooks/{webhook_id}"): "webhook.edit",
+    ("POST", "/v1/webhooks/{webhook_id}/test"): "webhook.test",
+    ("POST", "/v1/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver"): "webhook.redeliver",
+    ("DELETE", "/v1/webhooks/{webhook_id}"): "webhook.delete",
 }
 NO_CHANGE = {("POST", "/v1/plans")}
 
@@ -407,8 +423,9 @@ def test_every_change_leaves_an_entry(client: TestClient, things: dict[str, str]
         found = client.get("/v1/audit", params={"project_id": "all", "action": action, "limit": 1}).json()["data"][0]
         assert (found["action"], found["key_id"]) == (action, own), (method, path)
         assert found["request_id"] == answer.headers["x-request-id"], (method, path)
-        if "hub_token" in action:
-            assert found["object_id"] == things["name"]
+        place = {"hub_token": "name", "webhook": "webhook_id"}.get(action.partition(".")[0])
+        if place and action != "webhook.create":
+            assert found["object_id"] == things[place]
         else:
             assert found["object_id"] == (answer.json()["id"] if answer.content else things["job_id"])
         assert datetime.now(UTC) - datetime.fromisoformat(found["at"]) < timedelta(minutes=1)

@@ -34,6 +34,7 @@ JOB = "/v1/jobs/{job_id}"
 SWEEP = "/v1/sweeps/{sweep_id}"
 PROJECT = "/v1/projects/{project_id}"
 KEY = "/v1/keys/{key_id}"
+WEBHOOK = "/v1/webhooks/{webhook_id}"
 
 
 def test_the_routes_are_these(document: dict[str, Any]) -> None:
@@ -48,6 +49,8 @@ def test_the_routes_are_these(document: dict[str, Any]) -> None:
         "POST /v1/sweeps", f"GET {SWEEP}", f"POST {SWEEP}/cancel",
         "GET /v1/projects", "POST /v1/projects", f"GET {PROJECT}", f"PATCH {PROJECT}",
         "GET /v1/keys", "POST /v1/keys", "GET /v1/keys/self", f"GET {KEY}", f"POST {KEY}/rotate", f"POST {KEY}/revoke",
+        "GET /v1/webhooks", "POST /v1/webhooks", f"GET {WEBHOOK}", f"PATCH {WEBHOOK}", f"DELETE {WEBHOOK}",
+        f"POST {WEBHOOK}/test", f"GET {WEBHOOK}/deliveries", f"POST {WEBHOOK}/deliveries/{{delivery_id}}/redeliver",
         "GET /v1/audit", "GET /v1/hub-tokens", "PUT /v1/hub-tokens/{name}", "DELETE /v1/hub-tokens/{name}",
     }  # fmt: skip
 
@@ -90,7 +93,7 @@ def test_every_body_has_an_example_that_fits(document: dict[str, Any]) -> None:
         if "requestBody" in operation
     }
     assert bodies == {"PlanCreate", "JobCreate", "JobPatch", "JobClone", "SweepCreate"} | {
-        "ProjectCreate", "ProjectPatch", "KeyCreate", "KeyRotate", "HubTokenPut",
+        "ProjectCreate", "ProjectPatch", "KeyCreate", "KeyRotate", "HubTokenPut", "WebhookCreate", "WebhookPatch",
     }  # fmt: skip
     for name in bodies:
         for example in schemas[name]["examples"]:
