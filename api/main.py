@@ -5,12 +5,26 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import Depends, FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api import audit, catalog, errors, health, hub_tokens, jobs, keys, projects, sweeps, webhooks
+from api import (
+    audit,
+    catalog,
+    errors,
+    health,
+    hub_tokens,
+    jobs,
+    keys,
+    metrics,
+    projects,
+    sweeps,
+    webhooks,
+    workers,
+)
 from api.deps import Context
 from api.feed import Feed
 from api.rate_limit import RateLimiter
@@ -57,11 +71,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     errors.install(app)
     app.include_router(health.router)
     accounts = (projects.router, keys.router, hub_tokens.router, webhooks.router, audit.router)
-    routers = (*jobs.routers, sweeps.router, catalog.router, *accounts)
-    for router in routers:
-        app.include_router(
-            router, prefix="/v1", dependencies=[Depends(authenticate)], responses=errors.may(401, 403, 429)
-        )
+    guarded: dict[str, Any] = {
+        "dependencies": [Depends(authenticate)],
+        "responses": errors.may(401, 403, 429),
+    }
+    app.include_router(metrics.router, **guarded)
+    for router in (*jobs.routers, sweeps.router, catalog.router, *accounts, workers.router):
+        app.include_router(router, prefix="/v1", **guarded)
     return app
 
 

@@ -1,4 +1,4 @@
-"""What a project has besides jobs, from Python: keys, quotas, the audit log. `client.account` is one of these."""
+"""What there is besides jobs, from Python: keys, tokens, projects, the audit log, workers. It is `client.account`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -44,6 +44,21 @@ class HubToken(Answer):
     name: str
     created_at: str
     updated_at: str
+
+
+class Worker(Answer):
+    """A worker that lives: `ready`, or `draining` when it shall take no jobs; `jobs` are those in hand."""
+
+    id: str
+    host: str
+    state: str
+    num_slots: int
+    memory_bytes: int
+    devices: list[dict[str, Any]]
+    started_at: str
+    beat_at: str
+    drain_requested_at: str | None = None
+    jobs: list[dict[str, Any]]
 
 
 class AuditEntry(Answer):
@@ -120,6 +135,15 @@ class Account:
         """Change the name or quotas; None takes a limit away."""
         answer = self._service.send("PATCH", _path("projects", project_id), body=changes)
         return Project.model_validate_json(answer.content)
+
+    def workers(self) -> Sequence[Worker]:
+        """The workers that live (for an operator)."""
+        return [Worker.model_validate(each) for each in self._service.send("GET", "/v1/workers").json()["data"]]
+
+    def order_worker(self, worker_id: str, order: str) -> Worker:
+        """`drain`: take no jobs and give back those in hand; `uncordon`: take jobs again."""
+        answer = self._service.send("POST", f"{_path('workers', worker_id)}/{order}", repeat=True)
+        return Worker.model_validate_json(answer.content)
 
     def audit(
         self,

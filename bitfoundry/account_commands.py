@@ -1,4 +1,4 @@
-"""The commands about accounts: `keys`, `hub-tokens`, `projects`, `audit`. `GROUPS` are their sub-commands by name."""
+"""The commands `keys`, `hub-tokens`, `projects`, `workers` (`GROUPS` has their sub-commands by name) and `audit`."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -8,6 +8,7 @@ import typer
 
 from bitfoundry import terminal
 from bitfoundry.account import Key as ApiKey
+from bitfoundry.account import Worker
 from bitfoundry.answers import Answer
 from bitfoundry.options import AsJson, Home, Key, Url, connect
 
@@ -18,6 +19,8 @@ Quota = Annotated[int | None, typer.Option(min=-1, help="-1 takes the limit away
 KEY_COLUMNS = ("id", "name", "scopes", "last_used_at", "expires_at", "revoked_at")
 TOKEN_COLUMNS = ("name", "created_at", "updated_at")
 PROJECT_COLUMNS = ("id", "name", "max_waiting", "max_running", "max_stored_bytes", "requests_per_minute", "usage")
+WorkerId = Annotated[str, typer.Argument(help="As `workers list` shows it.")]
+WORKER_COLUMNS = ("id", "state", "host", "devices", "beat_at", "jobs")
 AUDIT_COLUMNS = ("at", "action", "object_id", "key_id", "request_id")
 
 
@@ -155,6 +158,31 @@ def audit(
     show_rows(found, AUDIT_COLUMNS, as_json)
 
 
+def list_workers(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
+    """List the workers that live, their devices and the jobs that they have (for an operator)."""
+    with connect(url, api_key, home) as client:
+        found = client.account.workers()
+    if not as_json:  # people want names
+        found = [each.model_copy(update=_names(each)) for each in found]
+    show_rows(found, WORKER_COLUMNS, as_json)
+
+
+def drain_worker(
+    worker_id: WorkerId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False
+) -> None:
+    """Let a worker take no more jobs and give back those that it has."""
+    with connect(url, api_key, home) as client:
+        show_rows([client.account.order_worker(worker_id, "drain")], WORKER_COLUMNS[:3], as_json, single=True)
+
+
+def uncordon_worker(
+    worker_id: WorkerId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False
+) -> None:
+    """Let a drained worker take jobs again."""
+    with connect(url, api_key, home) as client:
+        show_rows([client.account.order_worker(worker_id, "uncordon")], WORKER_COLUMNS[:3], as_json, single=True)
+
+
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "keys": (
         "API keys of the project: made, listed, rotated, revoked.",
@@ -164,11 +192,19 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         "Tokens for the Hugging Face Hub, kept sealed.",
         {"put": put_hub_token, "list": list_hub_tokens, "delete": delete_hub_token},
     ),
+    "workers": (
+        "The workers of the service, and orders to take no jobs.",
+        {"list": list_workers, "drain": drain_worker, "uncordon": uncordon_worker},
+    ),
     "projects": (
         "Projects and their quotas.",
         {"list": list_projects, "create": create_project, "edit": edit_project},
     ),
 }
+
+
+def _names(worker: Worker) -> dict[str, list[str]]:
+    return {"devices": [each["name"] for each in worker.devices], "jobs": [each["id"] for each in worker.jobs]}
 
 
 def show_rows(rows: Iterable[Answer], columns: tuple[str, ...], as_json: bool, *, single: bool = False) -> None:

@@ -292,8 +292,11 @@ class Worker(Base):
     host: Mapped[str]
     num_slots: Mapped[int]
     memory_bytes: Mapped[int] = mapped_column(BigInteger)
+    devices: Mapped[list[dict[str, Any]]] = mapped_column(server_default="[]")
     started_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    beat_at: Mapped[datetime] = mapped_column(server_default=NOW)
     live_until: Mapped[datetime]
+    drain_requested_at: Mapped[datetime | None]
 
 
 class Outbox(Base):

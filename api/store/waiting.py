@@ -27,8 +27,8 @@ def explain(session: Session, jobs: Sequence[Job]) -> dict[str, Waiting]:
     if not waiting:
         return {}
     places = _places(session, [job.id for job in waiting])
-    live = Worker.live_until > func.clock_timestamp()
-    most_memory_bytes = session.scalar(select(func.max(Worker.memory_bytes)).where(live))
+    ready = Worker.live_until > func.clock_timestamp(), Worker.drain_requested_at.is_(None)
+    most_memory_bytes = session.scalar(select(func.max(Worker.memory_bytes)).where(*ready))
     full = _full_projects(session, {job.project_id for job in waiting})
     return {
         job.id: Waiting(

@@ -18,7 +18,7 @@ from api import security
 from api.main import create_app
 from api.security import ADMIN, OPERATOR, READ, WRITE, create_key
 from api.settings import Settings
-from api.store import leases, projects
+from api.store import leases, projects, workers
 from api.store.engine import Sessions
 from tests.integration.test_api_security import bearer, walk
 
@@ -46,14 +46,19 @@ def other(client: TestClient) -> dict[str, str]:
 
 
 @pytest.fixture
-def things(client: TestClient, make_model: MakeModel) -> dict[str, str]:
+def things(client: TestClient, make_model: MakeModel, sessions: Sessions) -> dict[str, str]:
     """One of each thing of the default project: path parameter -> id."""
     job = client.post("/v1/jobs", json=body(make_model())).json()
     sweep = {"job": body(make_model("b")), "matrix": {"/config/preset": ["fp8"]}}
     key = client.post("/v1/keys", json={"name": "k", "scopes": [READ]}).json()
     assert client.put("/v1/hub-tokens/team", json={"token": "hf_first"}).status_code == 200
     hook = client.post("/v1/webhooks", json=EXAMPLES["/v1/webhooks"]).json()["id"]
+    with sessions.begin() as session:
+        workers.beat(
+            session, worker_id="host:1:0", host="host", num_slots=1, memory_bytes=1, devices=[], live_s=60
+        )
     return {
+        "worker_id": "host:1:0",
         "webhook_id": hook,
         "delivery_id": client.post(f"/v1/webhooks/{hook}/test").json()["id"],
         "name": "team",
@@ -80,7 +85,8 @@ def test_a_thing_of_another_project_is_not_there(
         if path.endswith("/stream") or method == "PUT":
             continue  # a stream of a job that waits has no end: below; what is put is one's own
         foreign = client.request(method, place, headers=other | {"If-Match": "*"}, json=EXAMPLES.get(path))
-        expected = (403,) if path.startswith("/v1/projects") and method == "PATCH" else (404,)
+        operators = path.startswith("/v1/workers") or (method, path) == ("PATCH", "/v1/projects/{project_id}")
+        expected = (403,) if operators else (404,)
         assert foreign.status_code in expected, (method, path, foreign.text)
         own = client.request(method, place, headers={"If-Match": "*"}, json=EXAMPLES.get(path))
         assert own.status_code not in (401, 403, 404), (method, path, own.text)
@@ -323,7 +329,7 @@ def test_running_jobs_have_a_quota(client: TestClient, other: dict[str, str], ma
     assert claim() is None
     [next_one, *_] = client.get("/v1/jobs", params={"state": "queued"}).json()["data"]
     with sessions.begin() as session:
-        session.execute(text("INSERT INTO worker VALUES ('w', 'h', 1, 1000000000000, now(), now() + interval '1 h')"))
+        workers.beat(session, worker_id="w", host="h", num_slots=1, memory_bytes=10**12, devices=[], live_s=60)
     waiting = client.get(f"/v1/jobs/{next_one['id']}").json()["waiting_reason"]
     assert waiting == "the project runs as many jobs as it may (1)"
     limit(client, max_running=2)
@@ -398,6 +404,8 @@ EVERY_CHANGE = {
     ("PUT", "/v1/hub-tokens/{name}"): "hub_token.put",
     ("DELETE", "/v1/hub-tokens/{name}"): "hub_token.delete",
     ("DELETE", "/v1/jobs/{job_id}"): "job.delete",
+    ("POST", "/v1/workers/{worker_id}/drain"): "worker.drain",
+    ("POST", "/v1/workers/{worker_id}/uncordon"): "worker.uncordon",
     ("POST", "/v1/webhooks"): "webhook.create",
     ("PATCH", "/v1/webhooks/{webhook_id}"): "webhook.edit",
     ("POST", "/v1/webhooks/{webhook_id}/test"): "webhook.test",
@@ -423,7 +431,7 @@ def test_every_change_leaves_an_entry(client: TestClient, things: dict[str, str]
         found = client.get("/v1/audit", params={"project_id": "all", "action": action, "limit": 1}).json()["data"][0]
         assert (found["action"], found["key_id"]) == (action, own), (method, path)
         assert found["request_id"] == answer.headers["x-request-id"], (method, path)
-        place = {"hub_token": "name", "webhook": "webhook_id"}.get(action.partition(".")[0])
+        place = {"hub_token": "name", "webhook": "webhook_id", "worker": "worker_id"}.get(action.partition(".")[0])
         if place and action != "webhook.create":
             assert found["object_id"] == things[place]
         else:

@@ -34,6 +34,7 @@ JOB = "/v1/jobs/{job_id}"
 SWEEP = "/v1/sweeps/{sweep_id}"
 PROJECT = "/v1/projects/{project_id}"
 KEY = "/v1/keys/{key_id}"
+WORKER = "/v1/workers/{worker_id}"
 WEBHOOK = "/v1/webhooks/{webhook_id}"
 
 
@@ -51,6 +52,7 @@ def test_the_routes_are_these(document: dict[str, Any]) -> None:
         "GET /v1/keys", "POST /v1/keys", "GET /v1/keys/self", f"GET {KEY}", f"POST {KEY}/rotate", f"POST {KEY}/revoke",
         "GET /v1/webhooks", "POST /v1/webhooks", f"GET {WEBHOOK}", f"PATCH {WEBHOOK}", f"DELETE {WEBHOOK}",
         f"POST {WEBHOOK}/test", f"GET {WEBHOOK}/deliveries", f"POST {WEBHOOK}/deliveries/{{delivery_id}}/redeliver",
+        "GET /v1/workers", f"GET {WORKER}", f"POST {WORKER}/drain", f"POST {WORKER}/uncordon",
         "GET /v1/audit", "GET /v1/hub-tokens", "PUT /v1/hub-tokens/{name}", "DELETE /v1/hub-tokens/{name}",
     }  # fmt: skip
 
