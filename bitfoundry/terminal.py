@@ -125,7 +125,7 @@ def rows_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Tab
     """Some columns of plain rows; times to the second, what is not there as nothing."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in columns:
-        table.add_column(column.removesuffix("_at"), no_wrap=column in ("id", "object_id"))
+        table.add_column(column.removesuffix("_at"), no_wrap=column in ("id", "object_id"), overflow="fold")
     for row in rows:
         table.add_row(*(_cell(column, row.get(column)) for column in columns))
     return table
