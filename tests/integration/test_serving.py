@@ -13,10 +13,12 @@ import httpx2
 import pytest
 
 from api.__main__ import is_loopback
+from api.security import create_key
 from api.settings import Settings
 from api.store import keys
 from api.store.engine import Sessions
-from tests.integration.conftest import ROOT
+from bitfoundry.local import LocalStack
+from tests.integration.conftest import ROOT, Server
 
 
 @pytest.fixture
@@ -100,3 +102,11 @@ def test_an_unsafe_secret_key_file_stops_it(environment: dict[str, str], tmp_pat
 def test_what_is_loopback() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.example.org", "")))
+
+
+def test_the_local_stack_wants_a_key_that_may_do_everything(server: Server, sessions: Sessions, tmp_path: Path) -> None:
+    """A key of an earlier version, without the newer scopes, is replaced at the next start."""
+    stack = LocalStack(tmp_path)
+    stack.url = server.url
+    older = create_key(sessions, "older", scopes=["jobs:read", "jobs:write"])
+    assert [stack._accepts(key) for key in (server.key, older, "bf_000000000000_" + "A" * 43)] == [True, False, False]
