@@ -32,7 +32,8 @@ def settings(settings: Settings) -> Settings:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    yield from serve()
+    with serve() as receiver:
+        yield receiver
 
 
 def run(script: str, server: Server, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
