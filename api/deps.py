@@ -12,10 +12,13 @@ from typing import Annotated
 from celery import Celery
 from fastapi import Depends, Request
 
+from api.errors import Problem
 from api.feed import Feed
+from api.rate_limit import RateLimiter
 from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.upkeep import Upkeep
+from api.store.vault import Vault
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,19 @@ class Context:
     celery: Celery
     upkeep: Upkeep
     feed: Feed
+    rates: RateLimiter
+
+    def require_vault(self) -> Vault:
+        """What seals secrets. Raises Problem 409 if the operator has set no key."""
+        vault = self.settings.vault
+        if vault is None:
+            raise Problem(
+                409,
+                "encryption_not_configured",
+                "This service keeps no secrets: it has no key to seal them with.",
+                hint="Its operator sets BITFOUNDRY_SECRET_KEY_FILE (see docs/accounts.md).",
+            )
+        return vault
 
 
 def get_context(request: Request) -> Context:

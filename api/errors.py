@@ -18,12 +18,14 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
+from api.store.projects import QuotaExceeded
 from api.store.states import FINAL, WrongState
 from quantcore.errors import ProofError, QuantError
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 5
+QUOTA_RETRY_AFTER_S = 60
 CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large"} | {
     415: "unsupported_media_type"
 }
@@ -55,6 +57,8 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 # status -> (when, an example's code and detail)
 WHEN = {
     400: ("The request cannot be read", "invalid_json", "The body is not valid JSON: Expecting value."),
+    401: ("There is no valid API key", "unauthorized", "This needs a valid API key."),
+    403: ("The key lacks a scope", "insufficient_scope", "This key lacks the scope 'jobs:write'."),
     404: ("There is no such thing", "job_not_found", "There is no such job."),
     409: (
         "Not in this state; `errors[0].allowed` lists the states in which it can be done",
@@ -81,6 +85,11 @@ WHEN = {
         "If-Match is missing",
         "if_match_required",
         "A change must say which state of the job it is based on.",
+    ),
+    429: (
+        "Too many requests (`rate_limited`), or a quota of the project is used up (`quota_exceeded`)",
+        "rate_limited",
+        "The project has sent more than 60000 requests within a minute.",
     ),
 }
 
@@ -142,6 +151,10 @@ def install(app: FastAPI) -> None:
     def wrong_state(request: Request, error: WrongState) -> JSONResponse:
         return _answer(request, _from_wrong_state(error))
 
+    @app.exception_handler(QuotaExceeded)
+    def quota_exceeded(request: Request, error: QuotaExceeded) -> JSONResponse:
+        return _answer(request, _from_quota(error))
+
     @app.exception_handler(RequestValidationError)
     def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         return _answer(request, _from_validation(error))
@@ -191,6 +204,25 @@ def _from_wrong_state(error: WrongState) -> Problem:
     entry = {"parameter": "state", "detail": f"the job is {error.state}", "code": code, "allowed": allowed}
     instead = ", ".join(error.allowed_actions) or "nothing but clone it"
     return Problem(409, code, detail, hint=f"With a job that is {error.state} you can: {instead}.", errors=[entry])
+
+
+def _from_quota(error: QuotaExceeded) -> Problem:
+    """429: which quota of the project is used up. Some time has to pass, or somebody has to make room."""
+    entry = {"parameter": error.quota, "detail": f"{error.used} of {error.limit} are used", "code": "quota_exceeded"}
+    return Problem(
+        429,
+        "quota_exceeded",
+        f"The project has used up its quota {error.quota}: {error.used} of {error.limit}.",
+        hint=_ROOM[error.quota],
+        errors=[entry | {"allowed": [error.limit]}],
+        headers={"Retry-After": str(QUOTA_RETRY_AFTER_S)},
+    )
+
+
+_ROOM = {
+    "max_waiting": "Wait until some of the project's waiting jobs have run, or cancel some.",
+    "max_stored_bytes": "Delete jobs whose artifacts are not needed any more.",
+}
 
 
 def _from_quant_error(error: QuantError) -> Problem:

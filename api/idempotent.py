@@ -13,10 +13,10 @@ from sqlalchemy.orm import Session
 
 from api.errors import Problem
 from api.store import idempotency
+from api.store.audit import Caller
 from api.store.engine import Sessions
 from api.store.idempotency import KeyReused, Request
 from api.store.ids import new_id
-from api.store.tables import ApiKey
 
 IdempotencyKey = Annotated[
     str | None,
@@ -39,11 +39,11 @@ class Made:
     replayed: bool
 
 
-def request_of(key: ApiKey, route: str, idempotency_key: str | None, body: BaseModel) -> Request | None:
+def request_of(caller: Caller, route: str, idempotency_key: str | None, body: BaseModel) -> Request | None:
     """What the store remembers of this request, None without a key."""
-    if idempotency_key is None:
+    if idempotency_key is None or caller.key_id is None:
         return None
-    return Request(key.id, route, idempotency_key, hashlib.sha256(body.model_dump_json().encode()).digest())
+    return Request(caller.key_id, route, idempotency_key, hashlib.sha256(body.model_dump_json().encode()).digest())
 
 
 def make_once(

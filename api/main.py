@@ -1,28 +1,46 @@
-"""The HTTP app. ``uvicorn api.main:create_app --factory --timeout-graceful-shutdown 5``"""
+"""The HTTP app. ``python -m api serve`` runs it."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import Depends, FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api import catalog, datasets, errors, health, jobs, sweeps
+from api import (
+    audit,
+    catalog,
+    datasets,
+    errors,
+    health,
+    hub_tokens,
+    jobs,
+    keys,
+    metrics,
+    projects,
+    sweeps,
+    webhooks,
+    workers,
+)
 from api.deps import Context
 from api.feed import Feed
+from api.rate_limit import RateLimiter
 from api.security import authenticate
 from api.settings import Settings
 from api.store.engine import connect, dispose
 from api.store.upkeep import Upkeep
 from api.store.wakeups import make_celery, sender
+from api.webhooks.deliverer import Deliverer
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
     """The app with its parts; settings come from the environment unless given."""
     settings = settings or Settings()  # type: ignore[call-arg]
+    _ = settings.vault  # a key that others may read is refused now, not at the first secret
     sessions = connect(settings.database_url.get_secret_value())
     celery = make_celery(settings.broker_url.get_secret_value())
     feed = Feed(sessions)
@@ -32,7 +50,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     @asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:
         upkeep.start()
+        deliverer = Deliverer(sessions, settings)
+        deliverer.start()
         yield
+        await deliverer.stop()
         await feed.stop()
         upkeep.stop()
         celery.close()
@@ -47,12 +68,19 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
         responses=errors.RESPONSES,
     )
-    app.state.context = Context(settings, sessions, celery, upkeep, feed)
+    app.state.context = Context(settings, sessions, celery, upkeep, feed, RateLimiter())
     app.add_middleware(RequestId)
     errors.install(app)
     app.include_router(health.router)
-    for router in (*jobs.routers, sweeps.router, *datasets.routers, catalog.router):
-        app.include_router(router, prefix="/v1", dependencies=[Depends(authenticate)])
+    accounts = (projects.router, keys.router, hub_tokens.router, webhooks.router, audit.router)
+    guarded: dict[str, Any] = {
+        "dependencies": [Depends(authenticate)],
+        "responses": errors.may(401, 403, 429),
+    }
+    app.include_router(metrics.router, **guarded)
+    work = (*jobs.routers, sweeps.router, *datasets.routers, catalog.router)
+    for router in (*work, *accounts, workers.router):
+        app.include_router(router, prefix="/v1", **guarded)
     return app
 
 
@@ -67,12 +95,15 @@ class RequestId:
             await self._app(scope, receive, send)
             return
         request_id = scope["request_id"] = f"req_{secrets.token_hex(8)}"
+        answer_headers: dict[str, str] = {}
+        scope["answer_headers"] = answer_headers  # for what every answer to this request shall say
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request_id
                 headers["X-Content-Type-Options"] = "nosniff"
+                headers.update(answer_headers)
             await send(message)
 
         await self._app(scope, receive, send_with_id)

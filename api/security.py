@@ -7,48 +7,88 @@ import hmac
 import re
 import secrets
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Annotated
 
-from fastapi import Depends, Header
+from fastapi import Depends, Header, Request
 
-from api.deps import SessionsDep
+from api.deps import ContextDep
 from api.errors import Problem
-from api.store import keys
+from api.store import audit, keys, projects
+from api.store.audit import Caller
 from api.store.engine import Sessions, connect, dispose
 from api.store.tables import ApiKey
 
 READ = "jobs:read"
 WRITE = "jobs:write"
-SCOPES = (READ, WRITE)
+ADMIN = "admin"
+OPERATOR = "operator"
+SCOPES = (READ, WRITE, ADMIN, OPERATOR)
 
 _KEY = re.compile(r"bf_([0-9a-f]{12})_([0-9A-Za-z_-]{43})")
 
 
-def create_key(database: Sessions | str, name: str, scopes: Sequence[str] = SCOPES) -> str:
-    """A new key, in plain text: this is the only time that anybody sees it. ``database`` may be a URL."""
-    unknown = set(scopes) - set(SCOPES)
-    if unknown:
-        raise ValueError(f"unknown scopes {sorted(unknown)}; there are {', '.join(SCOPES)}")
-    key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
-    sessions = connect(database, pool_size=1) if isinstance(database, str) else database
-    try:
-        with sessions.begin() as session:
-            keys.add(session, ApiKey(id=key_id, name=name, secret_sha256=_hash(secret), scopes=list(scopes)))
-    finally:
-        if isinstance(database, str):
-            dispose(sessions)
+def new_key(project_id: str, name: str, scopes: Sequence[str], expires_at: datetime | None) -> tuple[ApiKey, str]:
+    """(the row to store, the key in plain text: this is the only time that anybody sees it)."""
+    key_id, secret = secrets.token_hex(6), new_secret()
+    row = ApiKey(
+        id=key_id,
+        project_id=project_id,
+        name=name,
+        secret_sha256=hash_secret(secret),
+        scopes=[scope for scope in SCOPES if scope in scopes],
+        expires_at=expires_at,
+    )
+    return row, plain_key(key_id, secret)
+
+
+def new_secret() -> str:
+    return secrets.token_urlsafe(32)
+
+
+def hash_secret(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def plain_key(key_id: str, secret: str) -> str:
     return f"bf_{key_id}_{secret}"
 
 
-def authenticate(sessions: SessionsDep, authorization: Annotated[str | None, Header()] = None) -> ApiKey:
-    """The valid key of this request, or 401. One answer for every reason: it helps no guesser."""
+def create_key(
+    database: Sessions | str, name: str, scopes: Sequence[str] = SCOPES, project_id: str = projects.DEFAULT
+) -> str:
+    """A new key in plain text, for whoever has the database: the first key of all. ``database`` may be a URL."""
+    unknown = set(scopes) - set(SCOPES)
+    if unknown:
+        raise ValueError(f"unknown scopes {sorted(unknown)}; there are {', '.join(SCOPES)}")
+    row, plain = new_key(project_id, name, scopes, None)
+    sessions = connect(database, pool_size=1) if isinstance(database, str) else database
+    try:
+        with sessions.begin() as session:
+            keys.add(session, row)
+            audit.note(session, Caller(project_id, None, frozenset(SCOPES)), "key.create", row.id, scopes=row.scopes)
+    finally:
+        if isinstance(database, str):
+            dispose(sessions)
+    return plain
+
+
+def authenticate(
+    request: Request, context: ContextDep, authorization: Annotated[str | None, Header()] = None
+) -> Caller:
+    """Who sends this request, or 401: one answer for every reason, it helps no guesser. 429 if it is one too many."""
     scheme, _, credentials = (authorization or "").partition(" ")
     match = _KEY.fullmatch(credentials.strip())
     if scheme.lower() == "bearer" and match:
-        with sessions.begin() as session:
+        digest = hash_secret(match[2])
+        with context.sessions.begin() as session:
             key = keys.find_valid(session, match[1])
-        if key and hmac.compare_digest(key.secret_sha256, _hash(match[2])):
-            return key
+            valid = key is not None and any(hmac.compare_digest(digest, each) for each in key.secrets_sha256)
+            if key and valid and not key.used_lately:
+                keys.note_use(session, key.id)
+        if key and valid:
+            _count(request, context, key)
+            return Caller(key.project_id, key.id, key.scopes, request.scope["request_id"])
     raise Problem(
         401,
         "unauthorized",
@@ -58,20 +98,43 @@ def authenticate(sessions: SessionsDep, authorization: Annotated[str | None, Hea
     )
 
 
-def require(scope: str) -> Callable[[ApiKey], ApiKey]:
-    """A dependency: the key of this request, if it may do that."""
+def require(scope: str) -> Callable[[Caller], Caller]:
+    """A dependency: who sends this request, if the key may do that."""
 
-    def check(key: Annotated[ApiKey, Depends(authenticate)]) -> ApiKey:
-        if scope not in key.scopes:
-            raise Problem(403, "insufficient_scope", f"This key lacks the scope '{scope}'.")
-        return key
+    def check(caller: Annotated[Caller, Depends(authenticate)]) -> Caller:
+        check_scope(caller, scope)
+        return caller
 
     return check
 
 
-Reader = Annotated[ApiKey, Depends(require(READ))]
-Writer = Annotated[ApiKey, Depends(require(WRITE))]
+def check_scope(caller: Caller, scope: str) -> None:
+    """Raises Problem 403 that names the scope."""
+    if scope not in caller.scopes:
+        raise Problem(
+            403,
+            "insufficient_scope",
+            f"This key lacks the scope '{scope}'.",
+            hint="Ask for a key with that scope: `bitfoundry keys create` makes one, for whoever has 'admin'.",
+            errors=[{"parameter": "authorization", "detail": "a scope is missing", "code": "insufficient_scope"}
+                    | {"allowed": [scope]}],
+        )  # fmt: skip
 
 
-def _hash(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode()).digest()
+Reader = Annotated[Caller, Depends(require(READ))]
+Writer = Annotated[Caller, Depends(require(WRITE))]
+Admin = Annotated[Caller, Depends(require(ADMIN))]
+Operator = Annotated[Caller, Depends(require(OPERATOR))]
+
+
+def _count(request: Request, context: ContextDep, key: keys.ValidKey) -> None:
+    rate = context.rates.count(key.project_id, key.requests_per_minute or context.settings.requests_per_minute)
+    request.scope["answer_headers"].update(rate.headers)
+    if rate.exceeded:
+        raise Problem(
+            429,
+            "rate_limited",
+            f"The project has sent more than {rate.limit} requests within a minute.",
+            hint=f"Go on in {rate.reset_s} s. For the news of a job use its event stream instead of polling.",
+            headers={"Retry-After": str(rate.reset_s)},
+        )

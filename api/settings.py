@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from functools import cached_property
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, PositiveFloat, PositiveInt, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from api.store.vault import Vault
 from quantcore.errors import ModelError
 
 
@@ -21,6 +24,11 @@ def _split_folders(value: Any) -> Any:
     """``/a:/b`` -> real paths, so that a later comparison is between real paths too."""
     folders = [part for part in value.split(os.pathsep) if part] if isinstance(value, str) else value
     return tuple(Path(folder).resolve() for folder in folders)
+
+
+def _split_networks(value: Any) -> Any:
+    networks = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    return tuple(ip_network(network) for network in networks)
 
 
 def host_memory_bytes() -> int:
@@ -51,6 +59,12 @@ class Settings(BaseSettings):
     retry_base_s: PositiveFloat = 30
 
     max_dataset_bytes: PositiveInt = 1 << 30
+    # Seals tokens and secrets of webhooks: 32 bytes in base64, here or in a file of mode 0600.
+    secret_key: SecretStr | None = None
+    secret_key_file: Path | None = None
+    # Networks, as 10.0.0.0/8,127.0.0.1: webhooks may lead there, too, and over plain http.
+    webhook_networks: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split_networks)] = ()
+    requests_per_minute: PositiveInt = 60_000  # of a project that has no limit of its own
 
     slots: PositiveInt = 1
     memory_bytes: PositiveInt = Field(default_factory=host_memory_bytes)
@@ -81,6 +95,13 @@ class Settings(BaseSettings):
         launcher = f"-m torch.distributed.run --standalone --nproc-per-node {ranks} --max-restarts 0" * (ranks > 1)
         command = shlex.split(self.engine_command.replace("{launcher}", launcher))
         return [part.replace("{python}", sys.executable) for part in command]
+
+    @cached_property
+    def vault(self) -> Vault | None:
+        """What seals secrets, None if no key is set. Raises ConfigError for a key that is none, or an unsafe file."""
+        if self.secret_key:  # an empty variable is none
+            return Vault.of_text(self.secret_key.get_secret_value())
+        return Vault.of_file(self.secret_key_file) if self.secret_key_file is not None else None
 
     def find_input(self, path: str, *, field: str) -> Path:
         """The real path of a file or folder that a job may read: below one of ``model_roots``, links followed first.

@@ -15,7 +15,7 @@ import typer
 from rich.text import Text
 from typer.exceptions import Abort, TyperException
 
-from bitfoundry import __version__, dataset_commands, job_commands, terminal
+from bitfoundry import __version__, account_commands, dataset_commands, job_commands, terminal, webhook_commands
 from bitfoundry.answers import Job
 from bitfoundry.client import Client
 from bitfoundry.errors import BitfoundryError
@@ -25,6 +25,7 @@ from bitfoundry.options import (
     DatasetConfig,
     Export,
     Home,
+    HubToken,
     JobId,
     Key,
     Labels,
@@ -139,6 +140,7 @@ def submit(
     max_runtime_s: Annotated[int | None, typer.Option(min=1, help="Give up after running for so long.")] = None,
     max_pending_s: Annotated[int | None, typer.Option(min=1, help="Give up after waiting for so long.")] = None,
     max_shard_size: Annotated[str | None, typer.Option(help="Of each file of weights, as 500MB.")] = None,
+    hub_token: HubToken = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Stay until the job has ended; status 1 if it did not succeed.")
     ] = False,
@@ -152,7 +154,7 @@ def submit(
     limits = {"max_runtime_s": max_runtime_s, "max_pending_s": max_pending_s}
     with connect(url, api_key, home) as client:
         job = client.submit(
-            model,
+            _with_token(model, hub_token),
             config=read_config(config),
             export=export,
             calibration=_calibration(
@@ -187,6 +189,7 @@ def plan(
     calibration_column: Column = None,
     num_samples: Samples = None,
     seq_len: SeqLen = None,
+    hub_token: HubToken = None,
     url: Url = None,
     api_key: Key = None,
     home: Home = None,
@@ -201,8 +204,9 @@ def plan(
         num_samples=num_samples,
         seq_len=seq_len,
     )
+    asked = _with_token(model, hub_token)
     with connect(url, api_key, home) as client:
-        found = client.plan(model, config=read_config(config), export=export, calibration=calibration)
+        found = client.plan(asked, config=read_config(config), export=export, calibration=calibration)
     if as_json:
         terminal.print_json(found)
         return
@@ -270,9 +274,16 @@ for command in job_commands.COMMANDS:
 for name, command in job_commands.SWEEP_COMMANDS.items():
     sweep.command(name)(command)
 app.add_typer(sweep, name="sweep")
-for name, command in dataset_commands.COMMANDS.items():
-    datasets.command(name)(command)
-app.add_typer(datasets, name="datasets")
+app.command()(account_commands.audit)
+groups = account_commands.GROUPS | {
+    "datasets": ("Calibration text that the service keeps.", dataset_commands.COMMANDS),
+    "webhooks": ("Addresses that are told of events.", webhook_commands.COMMANDS),
+}
+for name, (about, commands) in groups.items():
+    group = typer.Typer(help=about, no_args_is_help=True)
+    for verb, command in commands.items():
+        group.command(verb)(command)
+    app.add_typer(group, name=name)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -323,6 +334,11 @@ def _announce(stack: "LocalStack", as_json: bool) -> None:
 
 def _calibration(**given: Any) -> dict[str, Any] | None:
     return {key: value for key, value in given.items() if value is not None} or None
+
+
+def _with_token(model: str, hub_token: str | None) -> str | dict[str, str]:
+    """A model that only the token of that name opens is one on the Hub."""
+    return model if hub_token is None else {"id": model, "hub_token": hub_token}
 
 
 def _await(client: Client, job: Job) -> Job:

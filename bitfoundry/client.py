@@ -18,11 +18,13 @@ from urllib.parse import quote
 
 import httpx2
 
+from bitfoundry.account import Account
 from bitfoundry.answers import ArtifactFile, Event, Inspection, Job, LogLine, Summary, Sweep
 from bitfoundry.datasets import Datasets
 from bitfoundry.errors import BitfoundryError, WaitTimeout
 from bitfoundry.follow import follow
 from bitfoundry.transport import Transport
+from bitfoundry.webhooks import Webhooks
 
 CHUNK_BYTES = 1 << 20
 
@@ -50,6 +52,8 @@ class Client:
         self, base_url: str, api_key: str, *, timeout_s: float = 30.0, transport: httpx2.BaseTransport | None = None
     ) -> None:
         self._service = Transport(base_url, api_key, timeout_s=timeout_s, transport=transport)
+        self.account = Account(self._service)
+        self.webhooks = Webhooks(self._service)
 
     def submit(
         self,

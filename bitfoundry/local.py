@@ -34,7 +34,7 @@ API_STOP_S = 15.0
 WORKER_STOP_S = 60.0  # the worker gives an engine 30 s to end before it kills it
 MAX_RESTARTS = 5
 COMMANDS = {
-    "api": ["-m", "uvicorn", "api.main:create_app", "--factory", "--host", "127.0.0.1", "--no-access-log"],
+    "api": ["-m", "api", "serve"],
     "worker": ["-m", "worker"],
 }
 
@@ -153,14 +153,27 @@ class LocalStack:
 
     def _settings(self, database_url: str, broker_url: str) -> dict[str, str]:
         roots = [str(Path(root).expanduser().resolve()) for root in self._model_roots]
-        ours = {"DATABASE_URL": database_url, "BROKER_URL": broker_url, "BITFOUNDRY_DATA_DIR": str(self.home)}
+        secret_key = self._find_or_make_secret_key()
+        ours = {"BITFOUNDRY_SECRET_KEY_FILE": str(secret_key)} if secret_key else {}
+        ours |= {"DATABASE_URL": database_url, "BROKER_URL": broker_url, "BITFOUNDRY_DATA_DIR": str(self.home)}
         return os.environ | {"BITFOUNDRY_MODEL_ROOTS": os.pathsep.join(roots)} | ours
+
+    def _find_or_make_secret_key(self) -> Path | None:
+        """The file of the key that seals secrets, None if the environment names one."""
+        from api.store import vault  # here, as above
+
+        if os.environ.get("BITFOUNDRY_SECRET_KEY") or os.environ.get("BITFOUNDRY_SECRET_KEY_FILE"):
+            return None
+        path = self.home / "secret.key"
+        if not path.exists():
+            vault.write_new_key(path)
+        return path
 
     def _spawn(self, name: str) -> None:
         """Start the API or the worker. They run in `home`, where no folder can pass for one of our packages."""
         command = [sys.executable, *COMMANDS[name]]
         if name == "api":
-            command += ["--port", str(self._port), "--timeout-graceful-shutdown", "5"]
+            command += ["--port", str(self._port)]
         self._children[name] = spawn(command, log=self._log(name), cwd=self.home, env=self._environment)
 
     def _log(self, name: str) -> Path:
@@ -183,7 +196,7 @@ class LocalStack:
         raise StackError(f"the API was not ready after {READY_LIMIT_S:.0f} s", hint=f"see {self._log('api')}")
 
     def _find_or_make_key(self, database_url: str) -> str:
-        """The key of an earlier run if the database still knows it, else the first key of this database."""
+        """The key of an earlier run if it may still do everything, else a new one."""
         from api.security import create_key  # here, as above
 
         known = Connection.read(self.home)
@@ -194,7 +207,8 @@ class LocalStack:
     def _accepts(self, key: str) -> bool:
         headers = {"Authorization": f"Bearer {key}"}
         with httpx2.Client(base_url=self.url, trust_env=False, headers=headers) as session:
-            return session.get("/v1/jobs", params={"limit": 1}).status_code == 200
+            answer = session.get("/v1/keys/self")
+        return answer.status_code == 200 and {"admin", "operator"} <= set(answer.json()["scopes"])
 
 
 def _free_port(wanted: int) -> int:

@@ -29,6 +29,9 @@ Source = Annotated[
 DatasetConfig = Annotated[str | None, typer.Option(help="The config of a dataset on the Hub.")]
 Split = Annotated[str | None, typer.Option(help="The split of a dataset on the Hub. [default: train]")]
 Column = Annotated[str | None, typer.Option(help="Where its text is, or the chat. [default: text, else messages]")]
+HubToken = Annotated[
+    str | None, typer.Option(help="The name of a Hub token of the project (`hub-tokens put`), for a private model.")
+]
 Labels = Annotated[list[str] | None, typer.Option("--label", help="key=value; repeatable.")]
 Priority = Annotated[int | None, typer.Option(min=0, max=9, help="9 goes first. [default: 5]")]
 

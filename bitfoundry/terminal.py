@@ -121,6 +121,26 @@ def log_line(line: LogLine) -> str:
     return f"{line.at[11:19]} {line.level:7} {line.text}"
 
 
+def rows_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
+    """Some columns of plain rows; times to the second, what is not there as nothing."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(column.removesuffix("_at"), no_wrap=column in ("id", "object_id"), overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(column, row.get(column)) for column in columns))
+    return table
+
+
+def _cell(column: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    if isinstance(value, dict):
+        return " ".join(f"{name}={each}" for name, each in value.items())
+    return str(value)[:19] if column == "at" or column.endswith("_at") else str(value)
+
+
 def summary_table(summary: Summary) -> Table:
     """The states that have jobs, and the sum."""
     table = Table(box=None, show_header=False, pad_edge=False)

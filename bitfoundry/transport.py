@@ -59,7 +59,7 @@ class Transport:
                     raise self.no_answer(error) from error
                 time.sleep(0.2 * 2**attempt)
                 continue
-            if answer.status_code in AWAY and attempt < num_tries:
+            if answer.status_code in AWAY and attempt < num_tries and not _is_over_quota(answer):
                 time.sleep(_retry_after_s(answer, default=0.2 * 2**attempt))
                 continue
             break
@@ -105,6 +105,11 @@ def _problem(answer: httpx2.Response) -> ApiError:
     except (json.JSONDecodeError, UnicodeDecodeError):
         problem = {}
     return ApiError(answer.status_code, problem if isinstance(problem, dict) else {})
+
+
+def _is_over_quota(answer: httpx2.Response) -> bool:
+    """A quota frees itself when jobs end, in hours perhaps: whoever asks should know that now."""
+    return answer.status_code == 429 and _problem(answer).code == "quota_exceeded"
 
 
 def _retry_after_s(answer: httpx2.Response, default: float) -> float:

@@ -5,6 +5,7 @@ import os
 from alembic import context
 from sqlalchemy import create_engine
 
+import api.store.account_tables  # noqa: F401  its tables are part of the metadata
 from api.store.tables import Base
 
 config = context.config

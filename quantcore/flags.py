@@ -187,22 +187,7 @@ def parser() -> argparse.ArgumentParser:
         default="fp8",
         help="a preset, or a config .json in the names of docs/config.md (default: fp8)",
     )
-    add("--quant_algo", help=f"comma list of: {', '.join(NAMES)} (default: weights are rounded)")
-    add(
-        "--pre_quantization_optimization",
-        action="append",
-        default=[],
-        metavar="ALGO",
-        help="the same names; repeat for several. They are applied in the order given, before those of --quant_algo",
-    )
-    add(
-        "--quant_algo_config_file",
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("ALGO", "FILE"),
-        help="JSON with the options of one of these algorithms; repeat for several",
-    )
+    _add_algorithms(flags)
     add("--kv_cache_dtype", help=f"one of: {', '.join(presets.KV_CACHE_SPECS)} (default: not quantized)")
     add(
         "--layer_quant_scheme",
@@ -214,16 +199,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--preset_file", help="JSON with presets of your own")
     add("--custom_mode", default="quark", help=f"one of: {', '.join(CUSTOM_MODES)}")
-    add("--num_calib_data", type=_positive, default=32, help="calibration samples (default: 32)")
-    add("--seq_len", type=_positive, default=512, help="tokens per sample (default: 512)")
-    add(
-        "--dataset",
-        default="builtin",
-        help="'builtin', a file (.txt .jsonl .json .csv .parquet, or their .gz), or a Hub dataset (pileval, org/name)",
-    )
-    add("--dataset_config", help="of a Hub dataset (default: the one that there is)")
-    add("--dataset_split", help="of a Hub dataset (default: train)")
-    add("--dataset_column", help="where the text is, or the chat (default: text, else messages)")
+    _add_calibration(flags)
     add("--model_export", action="append", help=f"repeat for several: {', '.join(MODEL_EXPORTS)} (default: hf_format)")
     add(
         "--export_weight_format",
@@ -242,3 +218,37 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="picks the calibration windows")
     add("--json", action="store_true", help="events as JSON lines on stdout instead of a progress bar")
     return flags
+
+
+def _add_algorithms(flags: argparse.ArgumentParser) -> None:
+    add = flags.add_argument
+    add("--quant_algo", help=f"comma list of: {', '.join(NAMES)} (default: weights are rounded)")
+    add(
+        "--pre_quantization_optimization",
+        action="append",
+        default=[],
+        metavar="ALGO",
+        help="the same names; repeat for several. They are applied in the order given, before those of --quant_algo",
+    )
+    add(
+        "--quant_algo_config_file",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("ALGO", "FILE"),
+        help="JSON with the options of one of these algorithms; repeat for several",
+    )
+
+
+def _add_calibration(flags: argparse.ArgumentParser) -> None:
+    add = flags.add_argument
+    add("--num_calib_data", type=_positive, default=32, help="calibration samples (default: 32)")
+    add("--seq_len", type=_positive, default=512, help="tokens per sample (default: 512)")
+    add(
+        "--dataset",
+        default="builtin",
+        help="'builtin', a file (.txt .jsonl .json .csv .parquet, or their .gz), or a Hub dataset (pileval, org/name)",
+    )
+    add("--dataset_config", help="of a Hub dataset (default: the one that there is)")
+    add("--dataset_split", help="of a Hub dataset (default: train)")
+    add("--dataset_column", help="where the text is, or the chat (default: text, else messages)")

@@ -28,6 +28,8 @@ class Task(BaseModel):
     that a second run reads the same bytes. With both, ``model_dir`` holds what was downloaded. With a ``resume_dir``,
     on the disk of ``output_dir``, a task that was stopped goes on where it was; what it needs for that is kept there
     until it is done. Files of weights are no larger than ``max_shard_size`` (see ``parse_size``), unless a tensor is.
+    ``token_on_stdin``: the token for the Hub is the first line of standard input, so that it is in no file and in
+    nobody's environment.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -35,6 +37,7 @@ class Task(BaseModel):
     model_dir: Path | None = None
     model_id: str = ""
     revision: Annotated[str, Field(pattern="^([0-9a-f]{40})?$")] = ""
+    token_on_stdin: bool = False
     output_dir: Path
     resume_dir: Path | None = None
     config: Config

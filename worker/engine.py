@@ -32,10 +32,10 @@ KEPT_VARIABLES = (
     "VIRTUAL_ENV",
     "HF_HOME",
 )
-# Only an engine that fetches its model or its text from the Hub also gets the way there and the right to.
+# Only an engine that fetches its model or its text from the Hub also gets the way there; the right to comes by its
+# standard input.
 HUB_VARIABLES = (
     "HF_ENDPOINT",
-    "HF_TOKEN",
     "HF_HUB_CACHE",
     "HF_HUB_DISABLE_XET",
     "HTTP_PROXY",
@@ -59,8 +59,13 @@ class Stop(Enum):
 class Engine:
     """One running engine. ``stop`` may be called from any thread; the first reason is the one that counts."""
 
-    def __init__(self, settings: Settings, task_file: Path, *, with_hub: bool = False) -> None:
-        """Start it. Must be called from a thread that outlives it: the kernel ties the child to that thread."""
+    def __init__(
+        self, settings: Settings, task_file: Path, *, with_hub: bool = False, hub_token: str | None = None
+    ) -> None:
+        """Start it. Must be called from a thread that outlives it: the kernel ties the child to that thread.
+
+        ``hub_token`` becomes the first line of its standard input: no environment and no file ever holds it.
+        """
         self.stopped_by: Stop | None = None
         self._grace_s = settings.stop_grace_s
         self._lock = threading.Lock()
@@ -68,12 +73,15 @@ class Engine:
         self._kill_timer: threading.Timer | None = None
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(KEEPER), str(os.getpid()), *settings.engine_argv, str(task_file)],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if hub_token is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=engine_environment(settings, with_hub=with_hub),
             start_new_session=True,
         )
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError), self._process.stdin as pipe:
+                pipe.write(f"{hub_token}\n".encode())
         self._end = threading.Thread(target=self._await_end, name="engine-end", daemon=True)
         self._end.start()
 

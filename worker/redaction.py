@@ -30,13 +30,20 @@ class Redactor:
     """Masks ``secrets`` wherever they stand, and whatever looks like a key."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        # the longest first: one may contain another
-        self._secrets = sorted({each for each in secrets if len(each) >= MIN_SECRET_LENGTH}, key=len, reverse=True)
+        self._secrets: list[str] = []
+        for secret in secrets:
+            self.hide(secret)
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Redactor:
         """Masks what variables hold whose names say that it is secret."""
         return cls(value for name, value in environment.items() if _SECRET_NAME.search(name))
+
+    def hide(self, secret: str) -> None:
+        """Mask this one, too, from now on."""
+        if len(secret) >= MIN_SECRET_LENGTH:
+            # the longest first: one may contain another
+            self._secrets = sorted({*self._secrets, secret}, key=len, reverse=True)
 
     def clean(self, text: str) -> str:
         for secret in self._secrets:

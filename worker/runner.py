@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import signal
 import threading
+from typing import Any
 
 from api.settings import Settings
-from api.store import datasets, leases
+from api.store import datasets, hub_tokens, leases
 from api.store.engine import Sessions
 from api.store.leases import Failure, Lease, LeaseLost, Order
 from quantcore.config import is_dataset_id
@@ -52,6 +54,7 @@ class Run:
             on_lost=lambda: self.stop(Stop.LEASE_LOST),
         )
         self._redactor = Redactor.of_environment()
+        self._hub_token: str | None = None
         self._log = JobLog(self._held, self._redactor)
         self._lock = threading.Lock()
         self._engine: Engine | None = None
@@ -117,25 +120,41 @@ class Run:
         if not is_dataset_id(source):
             return source
         with self._sessions.begin() as session:
-            dataset = datasets.find(session, source)
+            dataset = datasets.find(session, self.lease.project_id, source)
         if dataset is None:
             raise CalibrationError(
                 "The dataset of this job was deleted.", code="dataset_not_found", hint="Clone it with another one."
             )
         return str(self._settings.datasets_dir / datasets.file_name(dataset))
 
-    def _model(self) -> dict[str, str]:
+    def _model(self) -> dict[str, Any]:
         """The task's model: a commit on the Hub, or a folder."""
         model = self.lease.model
         if "id" in model:
-            return {"model_id": model["id"], "revision": model["sha"]}
+            self._hub_token = self._find_hub_token()
+            return {
+                "model_id": model["id"],
+                "revision": model["sha"],
+                "token_on_stdin": self._hub_token is not None,
+            }
         # Looked up again: a link may lead elsewhere by now than when the job was submitted.
         return {"model_dir": str(self._settings.find_input(model["path"], field="/model/path"))}
+
+    def _find_hub_token(self) -> str | None:
+        """The token that the job names, else the service's own. Raises ModelError ``hub_token_not_found``."""
+        name = self.lease.model.get("hub_token")
+        if name is None:
+            return os.environ.get("HF_TOKEN")
+        sealed = self.lease.sealed_hub_token
+        token = hub_tokens.unseal(self._settings.vault, sealed, self.lease.project_id, name)
+        self._redactor.hide(token)
+        return token
 
     def _start_engine(self) -> Engine:
         with self._lock:
             with_hub = "id" in self.lease.model or self.lease.calibration.get("revision") is not None
-            self._engine = Engine(self._settings, self._workspace.task_file, with_hub=with_hub)
+            token, self._hub_token = self._hub_token, None
+            self._engine = Engine(self._settings, self._workspace.task_file, with_hub=with_hub, hub_token=token)
             if self._stop:
                 self._engine.stop(self._stop)
             return self._engine

@@ -26,6 +26,7 @@ from api.store.states import FINAL, HELD
 from api.store.tables import Job
 from api.store.upkeep import Upkeep
 from worker import workspace
+from worker.devices import find_devices
 from worker.engine import Stop
 from worker.runner import Run
 
@@ -41,6 +42,7 @@ class Supervisor:
         self._upkeep = Upkeep(self._sessions, send, interval_s=settings.poll_s, also=self._say_where_we_are)
         self._id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._draining = False
+        self._devices = find_devices()
         self._slots = [Slot(self._sessions, settings, f"{self._id}:{number}") for number in range(settings.slots)]
 
     def start(self) -> None:
@@ -72,14 +74,17 @@ class Supervisor:
         if self._draining:
             workers.leave(session, self._id)
         else:
-            workers.beat(
+            cordoned = workers.beat(
                 session,
                 worker_id=self._id,
                 host=socket.gethostname(),
                 num_slots=self._settings.slots,
                 memory_bytes=self._settings.memory_bytes,
+                devices=self._devices,
                 live_s=max(self._settings.lease_s, 3 * self._settings.poll_s),
             )
+            for slot in self._slots:
+                slot.cordon(cordoned)
         return 0
 
 
@@ -94,9 +99,20 @@ class Slot(threading.Thread):
         self._woken = threading.Event()
         self._lock = threading.Lock()
         self._draining = False
+        self._cordoned = False
         self._current: Run | None = None
 
     def look_now(self) -> None:
+        self._woken.set()
+
+    def cordon(self, cordoned: bool) -> None:
+        """Whether to take no jobs for now; that which is running is given back. Said with every beat."""
+        with self._lock:
+            if cordoned == self._cordoned:
+                return
+            self._cordoned = cordoned
+            if cordoned and self._current:
+                self._current.stop(Stop.DRAINED)
         self._woken.set()
 
     def drain(self) -> None:
@@ -109,7 +125,7 @@ class Slot(threading.Thread):
     def run(self) -> None:
         while True:
             self._woken.clear()
-            while not self._draining and self._run_one():
+            while not self._draining and not self._cordoned and self._run_one():
                 pass
             if self._draining:  # asked after the clear: a drain that it forgot is seen here
                 return
@@ -141,7 +157,7 @@ class Slot(threading.Thread):
     def _run(self, run: Run) -> None:
         with self._lock:
             self._current = run
-            if self._draining:
+            if self._draining or self._cordoned:
                 run.stop(Stop.DRAINED)
         try:
             run.execute()

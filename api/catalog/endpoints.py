@@ -107,6 +107,6 @@ def config_schema(_: Reader) -> dict[str, Any]:
 
 
 @router.post("/plans")
-def make_plan(body: PlanCreate, _: Reader, context: ContextDep) -> dict[str, Any]:
+def make_plan(body: PlanCreate, caller: Reader, context: ContextDep) -> dict[str, Any]:
     """What a job would do with this model: a decision per layer, sizes, memory. No side effect."""
-    return service.make_plan(body, context).to_dict()
+    return service.make_plan(body, context, caller).to_dict()

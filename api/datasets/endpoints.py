@@ -25,7 +25,7 @@ DatasetId = Annotated[str, Path(pattern=DATASET_ID)]
 
 @router.post("", status_code=201, responses=may(413, 422))
 def upload(
-    key: Writer,
+    caller: Writer,
     context: ContextDep,
     response: Response,
     file: UploadFile,
@@ -40,14 +40,14 @@ def upload(
     format = service.read_format(filename)
     with storage.receiving(context.settings, format) as path:
         received = storage.write(path, storage.chunks_of(file.file))
-        dataset = service.take_in(received, name or filename[:200], format, column, key, context)
+        dataset = service.take_in(received, name or filename[:200], format, column, caller, context)
     response.headers["Location"] = f"/v1/datasets/{dataset.id}"
     return DatasetOut.of(dataset)
 
 
 @router.get("", responses=may(422))
 def list_datasets(
-    _: Reader,
+    caller: Reader,
     sessions: SessionsDep,
     request: Request,
     response: Response,
@@ -56,7 +56,7 @@ def list_datasets(
 ) -> DatasetPage:
     """Datasets, newest first; the Link header leads to the next page."""
     with sessions.begin() as session:
-        found = datasets.page(session, limit=limit + 1, after=cursor)
+        found = datasets.page(session, caller.project_id, limit=limit + 1, after=cursor)
     following = found[limit - 1].id if len(found) > limit else None
     if following:
         url = request.url.include_query_params(cursor=following)
@@ -66,32 +66,32 @@ def list_datasets(
 
 
 @router.get("/{dataset_id}", responses=may(404))
-def get(dataset_id: DatasetId, _: Reader, sessions: SessionsDep) -> DatasetOut:
+def get(dataset_id: DatasetId, caller: Reader, sessions: SessionsDep) -> DatasetOut:
     """One dataset. It never changes."""
     with sessions.begin() as session:
-        return DatasetOut.of(service.open_dataset(session, dataset_id))
+        return DatasetOut.of(service.open_dataset(session, caller, dataset_id))
 
 
 @router.delete("/{dataset_id}", status_code=204, responses=may(404, 409))
-def delete(dataset_id: DatasetId, _: Writer, context: ContextDep) -> None:
+def delete(dataset_id: DatasetId, caller: Writer, context: ContextDep) -> None:
     """Delete a dataset and its file. Not while a job that has not ended needs it."""
-    service.remove(dataset_id, context)
+    service.remove(dataset_id, caller, context)
 
 
 @router.get("/{dataset_id}/preview", responses=may(404))
 def preview(
-    dataset_id: DatasetId, _: Reader, context: ContextDep, rows: Annotated[int, Query(ge=1, le=100)] = 5
+    dataset_id: DatasetId, caller: Reader, context: ContextDep, rows: Annotated[int, Query(ge=1, le=100)] = 5
 ) -> PreviewOut:
     """The first rows, long values cut short."""
     with context.sessions.begin() as session:
-        dataset = service.open_dataset(session, dataset_id)
+        dataset = service.open_dataset(session, caller, dataset_id)
     return PreviewOut.model_validate(service.preview(dataset, rows, context.settings))
 
 
 @router.get("/{dataset_id}/statistics", responses=may(404, 422))
 def statistics(
     dataset_id: DatasetId,
-    _: Reader,
+    caller: Reader,
     context: ContextDep,
     model: Annotated[
         str | None, Query(min_length=1, max_length=4096, description="A folder, or an id on the Hub: count its tokens.")
@@ -101,7 +101,7 @@ def statistics(
 ) -> DatasetStatisticsOut:
     """Rows, lengths, empty rows, duplicates; with a model also how many tokens the rows are to it."""
     with context.sessions.begin() as session:
-        dataset = service.open_dataset(session, dataset_id)
+        dataset = service.open_dataset(session, caller, dataset_id)
     tokens = None
     if model is not None:
         counted = service.count_tokens(dataset, model, revision, seq_len, context.settings)

@@ -12,11 +12,12 @@ from api.datasets.storage import Received
 from api.deps import Context
 from api.errors import Problem
 from api.settings import Settings
-from api.store import datasets, uploads
+from api.store import audit, datasets, uploads
+from api.store.audit import Caller
 from api.store.datasets import DatasetInUse
 from api.store.engine import Sessions
 from api.store.ids import new_id
-from api.store.tables import ApiKey, Dataset, Upload
+from api.store.tables import Dataset, Upload
 from quantcore.calibration.files import format_of, is_packed
 from quantcore.checkpoint import hub
 from quantcore.errors import QuantError
@@ -40,7 +41,7 @@ def read_format(filename: str) -> str:
 
 
 def take_in(
-    received: Received, name: str, format: str, column: str | None, key: ApiKey, context: Context,
+    received: Received, name: str, format: str, column: str | None, caller: Caller, context: Context,
     upload: Upload | None = None,
 ) -> Dataset:  # fmt: skip
     """Examine a file that has arrived, keep it, store its row. Nothing is kept of a file with a fault.
@@ -51,7 +52,8 @@ def take_in(
     found = child.examine(received.path, "check", column=column)
     dataset = Dataset(
         id=new_id("dst"),
-        submitted_by=key.id,
+        project_id=caller.project_id,
+        submitted_by=caller.key_id,
         name=name,
         format=format,
         sha256=received.sha256,
@@ -62,14 +64,17 @@ def take_in(
     )
     with context.sessions.begin() as session:
         if upload is not None:
-            locked = uploads.lock(session, upload.id)
+            locked = uploads.lock(session, caller.project_id, upload.id)
             if locked is None:
                 raise no_such_upload()
-            if locked.dataset_id is not None and (before := datasets.find(session, locked.dataset_id)):
+            if locked.dataset_id is not None and (
+                before := datasets.find(session, caller.project_id, locked.dataset_id)
+            ):
                 return before
         datasets.lock_file(session, received.sha256)
         storage.keep(context.settings, received, datasets.file_name(dataset))
         datasets.add(session, dataset)
+        audit.note(session, caller, "dataset.upload", dataset.id)
         if upload is not None and locked is not None:
             locked.dataset_id = dataset.id
         session.flush()
@@ -77,11 +82,12 @@ def take_in(
     return dataset
 
 
-def remove(dataset_id: str, context: Context) -> None:
+def remove(dataset_id: str, caller: Caller, context: Context) -> None:
     """Delete a dataset, and its file if no other one is of the same content. Raises Problem 404, 409
     ``dataset_in_use``."""
     with context.sessions.begin() as session:
-        dataset = open_dataset(session, dataset_id)
+        dataset = open_dataset(session, caller, dataset_id)
+        audit.note(session, caller, "dataset.delete", dataset_id)
         try:
             datasets.delete(session, dataset)
         except DatasetInUse as error:
@@ -120,9 +126,9 @@ def path_of(dataset: Dataset, settings: Settings) -> Path:
     return settings.datasets_dir / datasets.file_name(dataset)
 
 
-def open_dataset(session: Session, dataset_id: str) -> Dataset:
+def open_dataset(session: Session, caller: Caller, dataset_id: str) -> Dataset:
     """The dataset, or Problem 404."""
-    dataset = datasets.find(session, dataset_id)
+    dataset = datasets.find(session, caller.project_id, dataset_id)
     if dataset is None:
         raise Problem(404, "dataset_not_found", "There is no such dataset.")
     return dataset

@@ -29,6 +29,7 @@ from api.deps import Context, ContextDep, SessionsDep
 from api.errors import Problem, may
 from api.security import Reader, Writer
 from api.store import datasets, uploads
+from api.store.audit import Caller
 from api.store.ids import new_id
 from api.store.tables import Upload, UploadPart
 from api.strict_json import StrictJsonRoute
@@ -42,22 +43,25 @@ RAW_BODY = {"requestBody": {"required": True, "content": {"application/octet-str
 
 
 @router.post("", status_code=201, responses=may(422))
-def create(body: UploadCreate, key: Writer, sessions: SessionsDep, response: Response) -> UploadOut:
+def create(body: UploadCreate, caller: Writer, sessions: SessionsDep, response: Response) -> UploadOut:
     """Begin an upload. Then PUT its parts, in any order, and complete it."""
     format = service.read_format(body.filename)
     name = body.name or body.filename[:200]
     with sessions.begin() as session:
-        new = Upload(id=new_id("upl"), submitted_by=key.id, name=name, format=format, text_column=body.column)
+        owner = {"project_id": caller.project_id, "submitted_by": caller.key_id}
+        new = Upload(id=new_id("upl"), **owner, name=name, format=format, text_column=body.column)
         upload = uploads.add(session, new)
     response.headers["Location"] = f"/v1/uploads/{upload.id}"
     return _show(upload, [])
 
 
 @router.get("/{upload_id}", responses=may(404))
-def get(upload_id: UploadId, _: Reader, sessions: SessionsDep) -> UploadOut:
+def get(upload_id: UploadId, caller: Reader, sessions: SessionsDep) -> UploadOut:
     """An upload and the parts that are there: after a break send only the others."""
     with sessions.begin() as session:
-        return _show(_open(session, upload_id), [PartOut.of(part) for part in uploads.parts(session, upload_id)])
+        return _show(
+            _open(session, caller, upload_id), [PartOut.of(part) for part in uploads.parts(session, upload_id)]
+        )
 
 
 async def _receive(
@@ -72,7 +76,7 @@ async def _receive(
 def put_part(
     upload_id: UploadId,
     number: Number,
-    _: Writer,
+    caller: Writer,
     sha256: Annotated[Sha256, Query()],
     context: ContextDep,
     part: Annotated[Received, Depends(_receive)],
@@ -82,7 +86,7 @@ def put_part(
         raise _mismatch("The part", sha256, part.sha256)
     row = UploadPart(upload_id=upload_id, number=number, num_bytes=part.num_bytes, sha256=sha256)
     with context.sessions.begin() as session:
-        upload = uploads.lock(session, upload_id)
+        upload = uploads.lock(session, caller.project_id, upload_id)
         if upload is None:
             raise no_such_upload()
         if upload.dataset_id is not None:
@@ -99,13 +103,13 @@ def put_part(
 
 @router.post("/{upload_id}/complete", status_code=201, responses=may(404, 409, 422))
 def complete(
-    upload_id: UploadId, body: UploadComplete, key: Writer, context: ContextDep, response: Response
+    upload_id: UploadId, body: UploadComplete, caller: Writer, context: ContextDep, response: Response
 ) -> DatasetOut:
     """Put the parts together, look at every row, make a dataset of them. Asked again it answers with the same one."""
     with context.sessions.begin() as session:
-        upload = _open(session, upload_id)
+        upload = _open(session, caller, upload_id)
         parts = uploads.parts(session, upload_id)
-        dataset = datasets.find(session, upload.dataset_id) if upload.dataset_id else None
+        dataset = datasets.find(session, caller.project_id, upload.dataset_id) if upload.dataset_id else None
     if dataset is not None and dataset.sha256 != body.sha256:
         raise _completed(upload)
     if dataset is None:
@@ -115,24 +119,24 @@ def complete(
             received = storage.write(path, chain.from_iterable(map(_read, paths)))
             if received.sha256 != body.sha256:
                 raise _mismatch("The whole file", body.sha256, received.sha256)
-            dataset = service.take_in(received, upload.name, upload.format, upload.text_column, key, context, upload)
+            dataset = service.take_in(received, upload.name, upload.format, upload.text_column, caller, context, upload)
         storage.remove_parts(context.settings, upload_id)
     response.headers["Location"] = f"/v1/datasets/{dataset.id}"
     return DatasetOut.of(dataset)
 
 
 @router.delete("/{upload_id}", status_code=204, responses=may(404))
-def abandon(upload_id: UploadId, _: Writer, context: ContextDep) -> None:
+def abandon(upload_id: UploadId, caller: Writer, context: ContextDep) -> None:
     """Forget an upload and its parts. A dataset that it became stays."""
     with context.sessions.begin() as session:
-        if uploads.lock(session, upload_id) is None:
+        if uploads.lock(session, caller.project_id, upload_id) is None:
             raise no_such_upload()
         uploads.delete(session, upload_id)
     storage.remove_parts(context.settings, upload_id)
 
 
-def _open(session: Session, upload_id: str) -> Upload:
-    upload = uploads.find(session, upload_id)
+def _open(session: Session, caller: Caller, upload_id: str) -> Upload:
+    upload = uploads.find(session, caller.project_id, upload_id)
     if upload is None:
         raise no_such_upload()
     return upload

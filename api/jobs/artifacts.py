@@ -12,6 +12,7 @@ from api.jobs.endpoints import IfNoneMatch, JobId, open_job
 from api.jobs.schemas import FileList, FileOut
 from api.security import Reader
 from api.store import jobs, manifest
+from api.store.audit import Caller
 from api.store.engine import Sessions
 from api.store.tables import Artifact
 
@@ -19,9 +20,9 @@ router = APIRouter(prefix="/jobs/{job_id}/artifacts", tags=["artifacts"], respon
 
 
 @router.get("")
-def list_artifacts(job_id: JobId, _: Reader, sessions: SessionsDep) -> FileList:
+def list_artifacts(job_id: JobId, caller: Reader, sessions: SessionsDep) -> FileList:
     """The files of the result with their sizes and hashes."""
-    artifact = _find_artifact(sessions, job_id)
+    artifact = _find_artifact(sessions, caller, job_id)
     found = service.read_manifest(artifact)
     files = [FileOut(path=file.path, bytes=file.num_bytes, sha256=file.sha256) for file in found.files.values()]
     size = found.num_bytes - sum(file.bytes for file in files)
@@ -29,17 +30,19 @@ def list_artifacts(job_id: JobId, _: Reader, sessions: SessionsDep) -> FileList:
 
 
 @router.get("/{path:path}", response_class=FileResponse)
-def download(job_id: JobId, path: str, _: Reader, sessions: SessionsDep, if_none_match: IfNoneMatch = None) -> Response:
+def download(
+    job_id: JobId, path: str, caller: Reader, sessions: SessionsDep, if_none_match: IfNoneMatch = None
+) -> Response:
     """One file, whole or in ranges. Its ETag is its SHA-256, and a file that no longer has that hash is not sent."""
-    file_path, file = service.find_file(_find_artifact(sessions, job_id), path)
+    file_path, file = service.find_file(_find_artifact(sessions, caller, job_id), path)
     headers = {"ETag": f'"{file.sha256}"', "Cache-Control": "private, max-age=31536000, immutable"}
     if view.matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     return FileResponse(file_path, headers=headers, media_type="application/octet-stream", filename=file_path.name)
 
 
-def _find_artifact(sessions: Sessions, job_id: str) -> Artifact:
-    with open_job(sessions, job_id) as (session, job):
+def _find_artifact(sessions: Sessions, caller: Caller, job_id: str) -> Artifact:
+    with open_job(sessions, caller, job_id) as (session, job):
         artifact = jobs.find_artifact(session, job)
     if artifact is None:
         raise Problem(409, "not_ready", f"The job is {job.state}: only a succeeded job has artifacts.")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from api.deps import Context
 from api.store import datasets
+from api.store.audit import Caller
 from quantcore.calibration import hub_dataset
 from quantcore.calibration.columns import no_column
 from quantcore.calibration.files import format_of
@@ -11,7 +14,12 @@ from quantcore.config import BUILTIN, CalibrationConfig, is_dataset_id
 from quantcore.errors import CalibrationError
 
 
-def locate(calibration: CalibrationConfig, context: Context) -> CalibrationConfig:
+def locator(context: Context, caller: Caller) -> Callable[[CalibrationConfig], CalibrationConfig]:
+    """``locate`` for what this caller may read."""
+    return lambda calibration: locate(calibration, context, caller)
+
+
+def locate(calibration: CalibrationConfig, context: Context, caller: Caller) -> CalibrationConfig:
     """What to store: a path as a real path, an uploaded dataset with its column, one on the Hub with the commit that
     its revision stands for now.
 
@@ -20,7 +28,7 @@ def locate(calibration: CalibrationConfig, context: Context) -> CalibrationConfi
     if calibration.source == BUILTIN:
         return calibration
     if is_dataset_id(calibration.source):
-        return _find_uploaded(calibration, context)
+        return _find_uploaded(calibration, context, caller)
     if not calibration.source.startswith("/"):
         return hub_dataset.resolve(calibration)
     source = context.settings.find_input(calibration.source, field="/calibration/source")
@@ -35,9 +43,9 @@ def locate(calibration: CalibrationConfig, context: Context) -> CalibrationConfi
     return calibration.model_copy(update={"source": str(source)})
 
 
-def _find_uploaded(calibration: CalibrationConfig, context: Context) -> CalibrationConfig:
+def _find_uploaded(calibration: CalibrationConfig, context: Context, caller: Caller) -> CalibrationConfig:
     with context.sessions.begin() as session:
-        dataset = datasets.find(session, calibration.source)
+        dataset = datasets.find(session, caller.project_id, calibration.source)
     if dataset is None:
         raise no_such_dataset()
     column = calibration.column or dataset.text_column

@@ -27,7 +27,8 @@ from api.jobs.schemas import (
     SummaryOut,
 )
 from api.security import Reader, Writer
-from api.store import jobs, listing
+from api.store import audit, jobs, listing
+from api.store.audit import Caller
 from api.store.engine import Sessions
 from api.store.tables import Job
 from api.strict_json import StrictJsonRoute
@@ -47,7 +48,7 @@ UNCHANGED: Responses = {304: {"description": "Nothing has changed since `If-None
 @router.post("", status_code=202, response_model=JobOut, responses=PLANNED | may(410, 422))
 def submit(
     body: JobCreate,
-    key: Writer,
+    caller: Writer,
     context: ContextDep,
     response: Response,
     dry_run: Annotated[bool, Query(description="Plan only: check everything, store nothing.")] = False,
@@ -55,21 +56,21 @@ def submit(
 ) -> JobOut | Response:
     """Plan the job, and queue it if the plan stands: 202 means that it is safely in the database."""
     if dry_run:
-        return JSONResponse(service.make_plan(body, context).to_dict())
-    return _answer_made(submission.submit(body, key, context, idempotency_key), context, response)
+        return JSONResponse(service.make_plan(body, context, caller).to_dict())
+    return _answer_made(submission.submit(body, caller, context, idempotency_key), context, response)
 
 
 @router.get("", response_model=JobPage, responses=UNCHANGED | may(422))
 def list_jobs(
     query: Annotated[JobListQuery, Query()],
-    _: Reader,
+    caller: Reader,
     sessions: SessionsDep,
     request: Request,
     response: Response,
     if_none_match: IfNoneMatch = None,
 ) -> JobPage | Response:
     """Jobs, newest first; the Link header leads to the next page."""
-    wanted = query.to_filter()
+    wanted = query.to_filter(caller.project_id)
     after = cursors.decode(query.cursor, wanted) if query.cursor is not None else None
     with sessions.begin() as session:
         found = listing.page(session, wanted, limit=query.limit + 1, after=after)
@@ -87,19 +88,19 @@ def list_jobs(
 
 
 @router.get("/summary", responses=may(422))
-def summarize(query: Annotated[JobQuery, Query()], _: Reader, sessions: SessionsDep) -> SummaryOut:
+def summarize(query: Annotated[JobQuery, Query()], caller: Reader, sessions: SessionsDep) -> SummaryOut:
     """How many jobs there are in each state; with the filters of the list."""
     with sessions.begin() as session:
-        counts = listing.count_by_state(session, query.to_filter())
+        counts = listing.count_by_state(session, query.to_filter(caller.project_id))
     return SummaryOut(total=sum(counts.values()), by_state=counts)
 
 
 @router.get("/{job_id}", response_model=JobOut, responses=UNCHANGED | may(404))
 def get(
-    job_id: JobId, _: Reader, sessions: SessionsDep, response: Response, if_none_match: IfNoneMatch = None
+    job_id: JobId, caller: Reader, sessions: SessionsDep, response: Response, if_none_match: IfNoneMatch = None
 ) -> JobOut | Response:
     """One job. Poll it with If-None-Match: as long as nothing has changed the answer is an empty 304."""
-    with open_job(sessions, job_id) as (session, job):
+    with open_job(sessions, caller, job_id) as (session, job):
         shown = view.show(session, job)
     if view.matches(if_none_match, shown.etag):
         return Response(status_code=304, headers={"ETag": shown.etag})
@@ -109,28 +110,31 @@ def get(
 
 @router.patch("/{job_id}", responses=may(404, 412, 422, 428))
 def edit(
-    job_id: JobId, body: JobPatch, _: Writer, sessions: SessionsDep, response: Response, if_match: IfMatch = None
+    job_id: JobId, body: JobPatch, caller: Writer, sessions: SessionsDep, response: Response, if_match: IfMatch = None
 ) -> JobOut:
     """Change the name, the labels or the priority, in any state; of a waiting job the place in the queue follows."""
     with sessions.begin() as session:
-        job = jobs.lock(session, job_id)
+        job = jobs.lock_own(session, caller.project_id, job_id)
         if job is None:
             raise no_such_job()
         view.check_unchanged(if_match, job)
-        jobs.edit(session, job, body.model_dump(exclude_unset=True))
+        changes = body.model_dump(exclude_unset=True)
+        jobs.edit(session, job, changes)
+        audit.note(session, caller, "job.edit", job_id, **changes)
         shown = view.show(session, job)
     response.headers["ETag"] = shown.etag
     return shown.out
 
 
 @router.delete("/{job_id}", status_code=204, responses=may(404, 409))
-def delete(job_id: JobId, _: Writer, context: ContextDep) -> None:
+def delete(job_id: JobId, caller: Writer, context: ContextDep) -> None:
     """Delete a job that has ended, with its events, its log and the files of its artifact."""
     with context.sessions.begin() as session:
-        job = jobs.lock(session, job_id)
+        job = jobs.lock_own(session, caller.project_id, job_id)
         if job is None:
             raise no_such_job()
         jobs.delete(session, job)
+        audit.note(session, caller, "job.delete", job_id)
     # after the commit: a row without its files would be a lie, files without a row are only litter
     shutil.rmtree(context.settings.artifacts_dir / job_id, ignore_errors=True)
 
@@ -138,23 +142,23 @@ def delete(job_id: JobId, _: Writer, context: ContextDep) -> None:
 @router.post("/{job_id}/clone", status_code=202, responses=may(404, 410, 422))
 def clone(
     job_id: JobId,
-    key: Writer,
+    caller: Writer,
     context: ContextDep,
     response: Response,
     body: JobClone = JobClone(),  # noqa: B008  it is frozen
     idempotency_key: IdempotencyKey = None,
 ) -> JobOut:
     """A new job like this one, but for the fields that are given. It is planned anew."""
-    with open_job(context.sessions, job_id) as (_, original):
+    with open_job(context.sessions, caller, job_id) as (_, original):
         pass
-    return _answer_made(submission.clone(original, body, key, context, idempotency_key), context, response)
+    return _answer_made(submission.clone(original, body, caller, context, idempotency_key), context, response)
 
 
 @contextmanager
-def open_job(sessions: Sessions, job_id: str) -> Iterator[tuple[Session, Job]]:
-    """A transaction and the job in it, or 404."""
+def open_job(sessions: Sessions, caller: Caller, job_id: str) -> Iterator[tuple[Session, Job]]:
+    """A transaction and the job in it, or 404: also for another project's."""
     with sessions.begin() as session:
-        job = jobs.find(session, job_id)
+        job = jobs.find_own(session, caller.project_id, job_id)
         if job is None:
             raise no_such_job()
         yield session, job

@@ -25,21 +25,21 @@ STREAM_EXAMPLE = 'id: 7\nevent: progress\ndata: {"seq": 7, "at": "...", "kind": 
 @router.get("")
 def list_events(
     job_id: JobId,
-    _: Reader,
+    caller: Reader,
     sessions: SessionsDep,
     after: After = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 500,
     kind: Annotated[list[Kind], Query(description="Only events of this kind; repeatable.")] = [],  # noqa: B006
 ) -> EventPage:
     """What has happened since event ``after``, oldest first. ``kind=layer_quantized`` is the numbers of every layer."""
-    with open_job(sessions, job_id) as (session, _job):
+    with open_job(sessions, caller, job_id) as (session, _job):
         found = events.read(session, job_id, after=after, limit=limit + 1, kinds=kind)
     return EventPage(data=[EventOut.of(event) for event in found[:limit]], has_more=len(found) > limit)
 
 
 def find_start(
     job_id: JobId,
-    _: Reader,
+    caller: Reader,
     sessions: SessionsDep,
     after: After = 0,
     last_event_id: Annotated[str | None, Header()] = None,
@@ -55,7 +55,7 @@ def find_start(
                 hint="Send the `id` of the last event you have seen, or leave the header out.",
             )
         after = int(last_event_id)
-    with open_job(sessions, job_id):
+    with open_job(sessions, caller, job_id):
         pass
     return None if stream.has_ended(sessions, job_id, after) else after
 

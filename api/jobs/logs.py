@@ -26,7 +26,7 @@ Level = Annotated[Literal["debug", "info", "warning", "error"], Query(descriptio
 @router.get("", responses=may(422))
 def list_lines(
     job_id: JobId,
-    _: Reader,
+    caller: Reader,
     sessions: SessionsDep,
     level: Level = "debug",
     tail: Annotated[int | None, Query(ge=1, le=PAGE, description="The last so many lines.")] = None,
@@ -36,7 +36,7 @@ def list_lines(
     """The log, oldest line first: its end with ``tail``, else page by page with ``after``."""
     if tail is not None and after is not None:
         raise Problem(422, "invalid_request", "`tail` and `after` are two ways to ask: give one of them.")
-    with open_job(sessions, job_id) as (session, _job):
+    with open_job(sessions, caller, job_id) as (session, _job):
         if tail is not None:
             found, has_more = logs.read_tail(session, job_id, level=level, num_lines=tail), False
         else:
@@ -50,9 +50,9 @@ def list_lines(
     response_class=StreamingResponse,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-def download(job_id: JobId, _: Reader, sessions: SessionsDep, level: Level = "debug") -> StreamingResponse:
+def download(job_id: JobId, caller: Reader, sessions: SessionsDep, level: Level = "debug") -> StreamingResponse:
     """The whole log as a text file."""
-    with open_job(sessions, job_id):
+    with open_job(sessions, caller, job_id):
         pass
     headers = {"Content-Disposition": f'attachment; filename="{job_id}.log"'}
     return StreamingResponse(_text(sessions, job_id, level), media_type="text/plain", headers=headers)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from api.deps import Context
 from api.jobs.schemas import ModelRef
 from api.settings import Settings
+from api.store import hub_tokens
+from api.store.audit import Caller
 from quantcore import inspection
 from quantcore.checkpoint import hub
 from quantcore.checkpoint.headers import ModelHeaders
@@ -16,21 +19,35 @@ from quantcore.export.stored import READ_BY_IMPORTERS
 from quantcore.inspection import Inspection
 from quantcore.reading import read_model
 
+ReadHeaders = Callable[[ModelRef], tuple[dict[str, Any], ModelHeaders]]
 
-def read_headers(model: ModelRef, settings: Settings) -> tuple[dict[str, Any], ModelHeaders]:
+
+def reader(context: Context, caller: Caller) -> ReadHeaders:
+    """``read_headers`` for what this caller may read."""
+    return lambda model: read_headers(model, context, caller)
+
+
+def read_headers(model: ModelRef, context: Context, caller: Caller) -> tuple[dict[str, Any], ModelHeaders]:
     """(the reference to store, the headers). Raises ModelError.
 
     What is stored says exactly what was read: a path as a real path, a Hub model with the commit that its revision
     stood for at this moment (``sha``), so that a retry of the job quantizes the same bytes.
     """
     if model.id is not None:
+        token, named = None, {}
+        if model.hub_token is not None:
+            with context.sessions.begin() as session:
+                sealed = hub_tokens.find_sealed(session, caller.project_id, model.hub_token)
+            token = hub_tokens.unseal(context.settings.vault, sealed, caller.project_id, model.hub_token)
+            named = {"hub_token": model.hub_token}
         with _pointing_at("/model/revision", "/model/id"):
             headers, sha = hub.read_headers(
-                model.id, model.revision, read=lambda folder: read_model(folder).headers, needed=READ_BY_IMPORTERS
-            )
-        return {"id": model.id, "revision": model.revision, "sha": sha}, headers
+                model.id, model.revision, read=lambda folder: read_model(folder).headers, needed=READ_BY_IMPORTERS,
+                token=token,
+            )  # fmt: skip
+        return {"id": model.id, "revision": model.revision, "sha": sha} | named, headers
     assert model.path is not None  # ModelRef has one of the two
-    folder = settings.find_input(model.path, field="/model/path")
+    folder = context.settings.find_input(model.path, field="/model/path")
     return {"path": str(folder)}, read_model(folder).headers
 
 

@@ -18,6 +18,7 @@ from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, parse_size
 
 MAX_LABELS = 16
 REVISION = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
+TOKEN_NAME = r"^[a-z][a-z0-9-]{0,62}$"  # no token of the Hub looks so: one that is given by mistake is refused
 
 
 def _printable(text: str) -> str:
@@ -49,11 +50,15 @@ class RequestBody(BaseModel):
 
 
 class ModelRef(RequestBody):
-    """A folder that the service can read, or a model on the Hugging Face Hub."""
+    """A folder that the service can read, or a model on the Hugging Face Hub.
+
+    ``hub_token``: the name of a token that the project keeps (``PUT /v1/hub-tokens/{name}``), never the token itself.
+    """
 
     path: Annotated[str, Field(min_length=1, max_length=4096, examples=["/models/SmolLM2-135M-Instruct"])] | None = None
     id: Annotated[str, Field(examples=["org/name"])] | None = None
     revision: Annotated[str, Field(pattern=REVISION)] = "main"
+    hub_token: Annotated[str, Field(pattern=TOKEN_NAME)] | None = None
 
     @model_validator(mode="after")
     def _make_sense(self) -> ModelRef:
@@ -63,6 +68,8 @@ class ModelRef(RequestBody):
             raise PydanticCustomError("invalid_model", "`path` must be absolute: it starts with /")
         if self.id is not None and not is_model_id(self.id):
             raise PydanticCustomError("invalid_model_id", "`id` must look like org/name")
+        if self.hub_token is not None and self.id is None:
+            raise PydanticCustomError("invalid_model", "`hub_token` is for a model on the Hub")
         return self
 
 
@@ -151,8 +158,9 @@ class JobQuery(RequestBody):
     created_before: AwareDatetime | None = None
     sweep: Annotated[str, Field(pattern="^swp_[0-9a-f]{32}$")] | None = None
 
-    def to_filter(self) -> JobFilter:
+    def to_filter(self, project_id: str) -> JobFilter:
         return JobFilter(
+            project_id=project_id,
             states=tuple(self.state),
             labels=tuple((name, value) for name, _, value in (label.partition("=") for label in self.label)),
             model=self.model,

@@ -13,12 +13,13 @@ from pydantic import ValidationError
 from api.deps import Context
 from api.errors import Problem
 from api.jobs import calibration, models
-from api.jobs.schemas import JobCreate, ModelRef, PlanCreate, PresetConfig
+from api.jobs.models import ReadHeaders
+from api.jobs.schemas import JobCreate, PlanCreate, PresetConfig
 from api.store import manifest
+from api.store.audit import Caller
 from api.store.manifest import Manifest, ManifestFile
 from api.store.tables import Artifact
 from quantcore import plan, presets
-from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.config import CalibrationConfig, Config
 from quantcore.errors import QuantError
 from quantcore.plan import Plan
@@ -43,21 +44,21 @@ class Planned:
         return self.plan.to_dict() | {"config": self.config.to_dict(), "preset": self.preset}
 
 
-ReadHeaders = Callable[[ModelRef], tuple[dict[str, Any], ModelHeaders]]
 Locate = Callable[[CalibrationConfig], CalibrationConfig]
 
 
 def make_plan(
-    request: PlanCreate, context: Context, *, read: ReadHeaders | None = None, locate: Locate | None = None
-) -> Planned:
+    request: PlanCreate, context: Context, caller: Caller, *, read: ReadHeaders | None = None,
+    locate: Locate | None = None,
+) -> Planned:  # fmt: skip
     """Resolve the request against the model's headers, which ``read`` may know already, as ``locate`` the text.
 
     Raises QuantError whose ``field`` points into the request.
     """
     try:
         preset, config = _parse_config(request.config, known_presets(context.settings.presets_file))
-        text = locate(request.calibration) if locate else calibration.locate(request.calibration, context)
-        model, headers = read(request.model) if read else models.read_headers(request.model, context.settings)
+        text = (locate or calibration.locator(context, caller))(request.calibration)
+        model, headers = (read or models.reader(context, caller))(request.model)
         resolved = plan.resolve(
             config, headers.config, headers.tensors, calibration=text, exports=request.export,
             warnings=headers.warnings,

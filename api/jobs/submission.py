@@ -14,55 +14,58 @@ from api.idempotent import Made, make_once, request_of
 from api.jobs import calibration, service
 from api.jobs.schemas import JobClone, JobCreate
 from api.jobs.service import Planned
-from api.store import datasets, jobs
-from api.store.tables import ApiKey, Job
+from api.store import audit, datasets, jobs
+from api.store.audit import Caller
+from api.store.tables import Job
 from quantcore.config import is_dataset_id
 
 
-def submit(body: JobCreate, key: ApiKey, context: Context, idempotency_key: str | None) -> Made:
+def submit(body: JobCreate, caller: Caller, context: Context, idempotency_key: str | None) -> Made:
     """Plan the job and queue it. Raises QuantError or Problem for a request that cannot work."""
     made = make_once(
         context.sessions,
-        request_of(key, "POST /v1/jobs", idempotency_key, body),
+        request_of(caller, "POST /v1/jobs", idempotency_key, body),
         "job",
-        lambda: service.make_plan(body, context),
-        lambda session, job_id, planned: store(session, job_id, body, planned, key),
+        lambda: service.make_plan(body, context, caller),
+        lambda session, job_id, planned: store(session, job_id, body, planned, caller),
     )
     context.upkeep.poke()  # after the commit: the message must not overtake the row
     return made
 
 
-def clone(original: Job, body: JobClone, key: ApiKey, context: Context, idempotency_key: str | None) -> Made:
+def clone(original: Job, body: JobClone, caller: Caller, context: Context, idempotency_key: str | None) -> Made:
     """A new job like ``original`` but for what ``body`` names. A Hub model stays at the commit it had."""
     changes = body.model_dump(mode="json", exclude_unset=True)
     wanted = _merge(original, changes)
 
     def prepare() -> Planned:
-        planned = service.make_plan(wanted, context)
+        planned = service.make_plan(wanted, context, caller)
         return planned if "config" in changes else replace(planned, preset=original.preset)
 
     made = make_once(
         context.sessions,
-        request_of(key, f"POST /v1/jobs/{original.id}/clone", idempotency_key, body),
+        request_of(caller, f"POST /v1/jobs/{original.id}/clone", idempotency_key, body),
         "job",
         prepare,
-        lambda session, job_id, planned: store(session, job_id, wanted, planned, key, cloned_from=original.id),
+        lambda session, job_id, planned: store(session, job_id, wanted, planned, caller, cloned_from=original.id),
     )
     context.upkeep.poke()
     return made
 
 
-def store(session: Session, job_id: str, body: JobCreate, planned: Planned, key: ApiKey, **more: Any) -> Job:
-    """The job's row and what goes with it; ``more``: further columns. Raises CalibrationError for a dataset that was
-    deleted a moment ago."""
+def store(session: Session, job_id: str, body: JobCreate, planned: Planned, caller: Caller, **more: Any) -> Job:
+    """The job's row and what goes with it; ``more``: further columns. Raises QuotaExceeded, and CalibrationError for a
+    dataset that was deleted a moment ago."""
     source = planned.calibration.source
     dataset_id = source if is_dataset_id(source) else None
-    if dataset_id is not None and not datasets.keep_for_job(session, dataset_id):
+    if dataset_id is not None and not datasets.keep_for_job(session, caller.project_id, dataset_id):
         raise calibration.no_such_dataset()
+    audit.note(session, caller, "job.submit", job_id)
     return jobs.submit(
         session,
         id=job_id,
-        submitted_by=key.id,
+        project_id=caller.project_id,
+        submitted_by=caller.key_id,
         name=body.name,
         labels=body.labels,
         priority=body.priority,
@@ -83,7 +86,9 @@ def store(session: Session, job_id: str, body: JobCreate, planned: Planned, key:
 def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
     model = original.model
     asked: dict[str, Any] = {
-        "model": {"id": model["id"], "revision": model["sha"]} if "id" in model else model,
+        "model": {"id": model["id"], "revision": model["sha"], "hub_token": model.get("hub_token")}
+        if "id" in model
+        else model,
         "config": original.config,
         "calibration": original.calibration,
         "export": original.export,

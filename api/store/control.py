@@ -7,13 +7,11 @@ twice does no harm. Functions lock the job's row, so an answer never races a wor
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from sqlalchemy import func
 from sqlalchemy.orm import Session
 
-from api.store import events, jobs, outbox
-from api.store.events import NewEvent
+from api.store import events, jobs, outbox, projects
 from api.store.states import ACTIONS, FINAL, State, WrongState
 from api.store.tables import Job
 
@@ -48,10 +46,14 @@ def resume(session: Session, job_id: str) -> Job | None:
 
 
 def retry(session: Session, job_id: str) -> Job | None:
-    """Queue a failed or cancelled job again as if it were new: all tries and all its time. Raises WrongState."""
+    """Queue a failed or cancelled job again as if it were new: all tries and all its time.
+
+    Raises WrongState, QuotaExceeded.
+    """
     job = _lock_for("retry", session, job_id)
     if job is None:
         return None
+    projects.check_room(session, job.project_id)
     job.failure_count = job.lost_count = 0
     job.used_runtime_s = 0
     job.cancel_requested_at = job.finished_at = None
@@ -75,11 +77,10 @@ def _queue_again(session: Session, job: Job) -> Job:
 
 
 def _move(session: Session, job: Job, state: State) -> Job:
-    changes: dict[str, Any] = {"state": state}
     job.state = state
     if state in FINAL:
         job.finished_at = func.clock_timestamp()
-    events.add(session, job, NewEvent("state_changed", changes))
+    events.announce(session, job, state)
     session.flush()
     session.refresh(job)
     return job

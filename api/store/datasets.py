@@ -1,4 +1,4 @@
-"""Uploaded datasets as rows: all queries about them, so that who may see which is one more condition here."""
+"""Uploaded datasets as rows: a project sees its own."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ def file_name(dataset: Dataset) -> str:
     return f"{dataset.sha256}.{dataset.format}"
 
 
-def find(session: Session, dataset_id: str) -> Dataset | None:
-    return session.scalar(select(Dataset).where(Dataset.id == dataset_id))
+def find(session: Session, project_id: str, dataset_id: str) -> Dataset | None:
+    """The dataset if it is the project's."""
+    return session.scalar(select(Dataset).where(Dataset.id == dataset_id, Dataset.project_id == project_id))
 
 
-def page(session: Session, *, limit: int, after: str | None = None) -> Sequence[Dataset]:
-    """Newest first; ``after`` is the id of the last one seen (ids sort by age)."""
-    wanted = select(Dataset).order_by(Dataset.id.desc()).limit(limit)
+def page(session: Session, project_id: str, *, limit: int, after: str | None = None) -> Sequence[Dataset]:
+    """The project's, newest first; ``after`` is the id of the last one seen (ids sort by age)."""
+    wanted = select(Dataset).where(Dataset.project_id == project_id).order_by(Dataset.id.desc()).limit(limit)
     return session.scalars(wanted.where(Dataset.id < after) if after else wanted).all()
 
 
@@ -40,10 +41,11 @@ def add(session: Session, dataset: Dataset) -> None:
     session.flush()
 
 
-def keep_for_job(session: Session, dataset_id: str) -> bool:
-    """Hold the dataset until this transaction, which stores a job that needs it, has ended. False if it is gone."""
-    held = select(Dataset.id).where(Dataset.id == dataset_id).with_for_update(read=True, key_share=True)
-    return session.scalar(held) is not None
+def keep_for_job(session: Session, project_id: str, dataset_id: str) -> bool:
+    """Hold the project's dataset until this transaction, which stores a job that needs it, has ended. False if it is
+    gone."""
+    held = select(Dataset.id).where(Dataset.id == dataset_id, Dataset.project_id == project_id)
+    return session.scalar(held.with_for_update(read=True, key_share=True)) is not None
 
 
 def delete(session: Session, dataset: Dataset) -> None:

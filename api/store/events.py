@@ -1,4 +1,4 @@
-"""A job's story: rows that are numbered 1, 2, 3 per job. SSE, webhooks and metrics will read the same rows."""
+"""A job's story: rows that are numbered 1, 2, 3 per job. SSE and metrics read the same rows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from api.store import webhooks
+from api.store.states import State
 from api.store.tables import Event, Job
 
 
@@ -28,6 +30,16 @@ def add(session: Session, job: Job, *events: NewEvent) -> None:
     for event in events:
         job.num_events += 1
         session.add(Event(job_id=job.id, seq=job.num_events, kind=event.kind, data=event.data))
+
+
+def announce(session: Session, job: Job, state: State, **more: Any) -> None:
+    """The job moves to ``state``: the event ``state_changed``, and what webhooks will be told, in this transaction.
+
+    Only the service itself says so: an event of that kind that an engine prints is a line in the story, nothing else.
+    """
+    data = {"state": state, **more}
+    add(session, job, NewEvent("state_changed", data))
+    webhooks.queue(session, job, f"job.{state}", data)
 
 
 def read(session: Session, job_id: str, *, after: int, limit: int, kinds: Collection[str] = ()) -> Sequence[Event]:

@@ -9,7 +9,7 @@ from sqlalchemy import delete as sql_delete
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from api.store import events, outbox
+from api.store import events, outbox, projects
 from api.store.events import NewEvent
 from api.store.ids import new_id
 from api.store.states import ACTIONS, State, WrongState
@@ -17,18 +17,29 @@ from api.store.tables import Artifact, Job
 
 
 def submit(session: Session, **asked: Any) -> Job:
-    """A queued job, its first event and the workers' wake-up: all three or none. ``asked``: columns of ``Job``."""
+    """A queued job, its first event and the workers' wake-up: all three or none. ``asked``: columns of ``Job``.
+
+    Raises QuotaExceeded.
+    """
+    projects.check_room(session, asked["project_id"])
     job = Job(**{"id": new_id("job")} | asked)
     session.add(job)
     session.flush()
-    events.add(session, job, NewEvent("state_changed", {"state": State.QUEUED}))
+    events.announce(session, job, State.QUEUED)
     outbox.wake(session)
     session.flush()
     return job
 
 
 def find(session: Session, job_id: str) -> Job | None:
+    """The job, whoever's it is: for workers, and for what has been asked for ``find_own`` before."""
     return session.get(Job, job_id)
+
+
+def find_own(session: Session, project_id: str, job_id: str) -> Job | None:
+    """The job if it is the project's: what a client asks about goes through here or ``lock_own``."""
+    job = session.get(Job, job_id)
+    return job if job is not None and job.project_id == project_id else None
 
 
 def find_artifact(session: Session, job: Job) -> Artifact | None:
@@ -46,6 +57,11 @@ def lock(session: Session, job_id: str) -> Job | None:
     """The job, with its row locked until the end of the transaction."""
     wanted = select(Job).where(Job.id == job_id).with_for_update()
     return session.scalar(wanted.execution_options(populate_existing=True))
+
+
+def lock_own(session: Session, project_id: str, job_id: str) -> Job | None:
+    """As ``lock``, if the job is the project's. Another project's is not even waited for."""
+    return lock(session, job_id) if find_own(session, project_id, job_id) else None
 
 
 def edit(session: Session, job: Job, changes: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, DateTime, cast, func, select, update
 from sqlalchemy.orm import Session
 
-from api.store import events, logs, outbox, phases
+from api.store import events, hub_tokens, logs, outbox, phases, projects
 from api.store.events import NewEvent
 from api.store.ids import new_id
 from api.store.logs import NewLine
@@ -54,6 +54,8 @@ class Lease:
     calibration: dict[str, Any]
     export: tuple[str, ...]
     max_shard_size: str
+    project_id: str
+    sealed_hub_token: bytes | None  # the token that ``model`` names, as it is now; None if it names none or it is gone
 
 
 @dataclass(frozen=True)
@@ -74,12 +76,15 @@ class Failure:
 def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | None = None) -> Lease | None:
     """Take the job of the highest priority that has waited longest, or None.
 
-    Two workers never get the same one (SKIP LOCKED). Jobs that need more than ``memory_bytes`` are left to others.
+    Two workers never get the same one (SKIP LOCKED). Jobs that need more than ``memory_bytes`` are left to others,
+    those of a project that runs as many as it may are passed over.
     """
     due = select(Job).where(Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp())
     if memory_bytes is not None:
         due = due.where(func.coalesce(Job.needs_memory_bytes, 0) <= memory_bytes)
-    job = session.scalar(due.order_by(*QUEUE_ORDER).limit(1).with_for_update(skip_locked=True))
+    due = due.order_by(*QUEUE_ORDER).limit(1).with_for_update(skip_locked=True)
+    while (job := session.scalar(due)) is not None and not projects.may_run(session, job.project_id):
+        due = due.where(Job.project_id != job.project_id)
     if job is None:
         return None
     fence = session.execute(FENCE.next_value()).scalar_one()
@@ -90,10 +95,12 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
     job.phase = job.progress = job.error = None
     job.phases = []
     session.add(Attempt(job_id=job.id, number=job.attempt, fence=fence, worker=worker))
-    events.add(session, job, NewEvent("state_changed", {"state": State.RUNNING, "attempt": job.attempt}))
+    events.announce(session, job, State.RUNNING, attempt=job.attempt)
     session.flush()
+    token = job.model.get("hub_token")
+    sealed = token and hub_tokens.find_sealed(session, job.project_id, token)
     asked = (job.model, job.config, job.calibration, tuple(job.export), job.max_shard_size)
-    return Lease(job.id, fence, job.attempt, *asked)
+    return Lease(job.id, fence, job.attempt, *asked, job.project_id, sealed)
 
 
 def renew(session: Session, lease: Lease, *, lease_s: float) -> Order | None:
@@ -224,7 +231,7 @@ def expire_pending(session: Session, *, limit: int = 100) -> int:
             retryable=True,
         ).to_dict()
         job.state, job.finished_at = State.FAILED, func.clock_timestamp()
-        events.add(session, job, NewEvent("state_changed", {"state": State.FAILED, "error": job.error}))
+        events.announce(session, job, State.FAILED, error=job.error)
         session.flush()
     return len(late)
 
@@ -242,8 +249,8 @@ def _end(session: Session, job: Job, state: State, *, outcome: str, error: dict[
     """Close the attempt and let go of the job, which moves on to ``state``."""
     ended = update(Attempt).where(Attempt.job_id == job.id, Attempt.ended_at.is_(None))
     session.execute(ended.values(ended_at=func.clock_timestamp(), outcome=outcome, error=error))
-    data: dict[str, Any] = {"state": state, "attempt": job.attempt, "outcome": outcome}
-    events.add(session, job, NewEvent("state_changed", data | ({"error": error} if error else {})))
+    more = {"error": error} if error else {}
+    events.announce(session, job, state, attempt=job.attempt, outcome=outcome, **more)
     job.used_runtime_s = Job.used_runtime_s + _running_s()
     job.phases = phases.leave(job.phases, phases.DONE if state == State.SUCCEEDED else phases.STOPPED, _now(session))
     job.state, job.error = state, error

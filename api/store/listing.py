@@ -15,12 +15,13 @@ from api.store.tables import Job
 
 @dataclass(frozen=True)
 class JobFilter:
-    """Which jobs are meant; what is empty or None asks for nothing.
+    """Which jobs of a project are meant; what is empty or None asks for nothing.
 
     ``states``: one of them. ``labels``: all of them. ``model``: this path or Hub id. ``text``: in the name, the id, the
     model or the preset, in any case. ``created_after`` and ``created_before``: strictly.
     """
 
+    project_id: str
     states: tuple[State, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
     model: str | None = None
@@ -30,7 +31,7 @@ class JobFilter:
     sweep_id: str | None = None
 
     def conditions(self) -> list[ColumnElement[bool]]:
-        found: list[ColumnElement[bool]] = []
+        found: list[ColumnElement[bool]] = [Job.project_id == self.project_id]
         model = Job.model["id"].astext, Job.model["path"].astext
         if self.states:
             found.append(Job.state.in_(self.states))

@@ -12,8 +12,10 @@ from api.store.states import FINAL
 from api.store.tables import Job, Sweep
 
 
-def find(session: Session, sweep_id: str) -> Sweep | None:
-    return session.get(Sweep, sweep_id)
+def find_own(session: Session, project_id: str, sweep_id: str) -> Sweep | None:
+    """The sweep if it is the project's; all of its jobs are, then."""
+    sweep = session.get(Sweep, sweep_id)
+    return sweep if sweep is not None and sweep.project_id == project_id else None
 
 
 def find_jobs(session: Session, sweep_id: str) -> Sequence[Job]:

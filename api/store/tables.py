@@ -60,16 +60,45 @@ def _one_of(column: str, values: object) -> str:
 FENCE = Sequence("fence_seq", metadata=Base.metadata, data_type=BigInteger)
 
 
+class Project(Base):
+    """Whose things are: every key, job and sweep belongs to one, and so all that hangs on them. None: no limit."""
+
+    __tablename__ = "project"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    max_waiting: Mapped[int | None]
+    max_running: Mapped[int | None]
+    max_stored_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    requests_per_minute: Mapped[int | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+    __table_args__ = (
+        CheckConstraint(
+            "max_waiting >= 0 AND max_running >= 0 AND max_stored_bytes >= 0 AND requests_per_minute > 0",
+            name="limits",
+        ),
+    )
+
+
 class ApiKey(Base):
-    """A bearer key ``bf_<id>_<secret>``; only the SHA-256 of the secret is kept."""
+    """A bearer key ``bf_<id>_<secret>``; only the SHA-256 of the secret is kept.
+
+    After a rotation the secret before it (``previous_sha256``) works until ``previous_until``.
+    """
 
     __tablename__ = "api_key"
 
     id: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"), index=True)
     name: Mapped[str]
     secret_sha256: Mapped[bytes]
+    previous_sha256: Mapped[bytes | None]
+    previous_until: Mapped[datetime | None]
     scopes: Mapped[list[str]]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    rotated_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
 
@@ -93,6 +122,7 @@ class Sweep(Base):
     __tablename__ = "sweep"
 
     id: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"))
     submitted_by: Mapped[str | None] = mapped_column(ForeignKey("api_key.id"))
     name: Mapped[str | None]
     matrix: Mapped[dict[str, Any]] = mapped_column(JSON)  # not JSONB: the order of the axes is the order of the jobs
@@ -109,6 +139,7 @@ class Dataset(Base):
     __tablename__ = "dataset"
 
     id: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"), index=True)
     submitted_by: Mapped[str | None] = mapped_column(ForeignKey("api_key.id"))
     name: Mapped[str]
     format: Mapped[str]
@@ -126,6 +157,7 @@ class Upload(Base):
     __tablename__ = "upload"
 
     id: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"))
     submitted_by: Mapped[str | None] = mapped_column(ForeignKey("api_key.id"))
     name: Mapped[str]
     format: Mapped[str]
@@ -154,6 +186,7 @@ class Job(Base):
     __mapper_args__ = {"eager_defaults": True}  # noqa: RUF012
 
     id: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"))
     submitted_by: Mapped[str | None] = mapped_column(ForeignKey("api_key.id"))
     name: Mapped[str | None]
     labels: Mapped[dict[str, str]]
@@ -225,7 +258,10 @@ class Job(Base):
             postgresql_where=text(_one_of("state", CLAIMABLE)),
         ),
         Index("ix_job_lease", "lease_expires_at", postgresql_where=text(_one_of("state", HELD))),
-        Index("ix_job_list", text("created_at DESC"), text("id DESC")),
+        Index("ix_job_list", "project_id", text("created_at DESC"), text("id DESC")),
+        Index(
+            "ix_job_open", "project_id", "state", postgresql_where=text(f"NOT ({_one_of('state', FINAL)})")
+        ),  # for quotas
         Index("ix_job_sweep_id", "sweep_id", postgresql_where=text("sweep_id IS NOT NULL")),
         Index("ix_job_dataset_id", "dataset_id", postgresql_where=text("dataset_id IS NOT NULL")),
         Index("ix_job_labels", "labels", postgresql_using="gin", postgresql_ops={"labels": "jsonb_path_ops"}),
@@ -308,8 +344,11 @@ class Worker(Base):
     host: Mapped[str]
     num_slots: Mapped[int]
     memory_bytes: Mapped[int] = mapped_column(BigInteger)
+    devices: Mapped[list[dict[str, Any]]] = mapped_column(server_default="[]")
     started_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    beat_at: Mapped[datetime] = mapped_column(server_default=NOW)
     live_until: Mapped[datetime]
+    drain_requested_at: Mapped[datetime | None]
 
 
 class Outbox(Base):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from api.store import idempotency, leases, outbox, workers
+from api.store import idempotency, leases, outbox, webhooks, workers
 from api.store.engine import Sessions
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ class Upkeep:
             leases.expire_pending,
             workers.purge,
             idempotency.purge,
+            webhooks.purge,
         ]
         self._sessions = sessions
         self._interval_s = interval_s

@@ -24,13 +24,14 @@ def add(session: Session, upload: Upload) -> Upload:
     return upload
 
 
-def find(session: Session, upload_id: str) -> Upload | None:
-    return session.scalar(select(Upload).where(Upload.id == upload_id))
+def find(session: Session, project_id: str, upload_id: str) -> Upload | None:
+    """The upload if it is the project's."""
+    return session.scalar(select(Upload).where(Upload.id == upload_id, Upload.project_id == project_id))
 
 
-def lock(session: Session, upload_id: str) -> Upload | None:
-    """The upload, with its row locked until the end of the transaction."""
-    wanted = select(Upload).where(Upload.id == upload_id).with_for_update()
+def lock(session: Session, project_id: str, upload_id: str) -> Upload | None:
+    """As ``find``, with its row locked until the end of the transaction."""
+    wanted = select(Upload).where(Upload.id == upload_id, Upload.project_id == project_id).with_for_update()
     return session.scalar(wanted.execution_options(populate_existing=True))
 
 

@@ -13,7 +13,8 @@ from api.idempotent import IdempotencyKey, make_once, request_of
 from api.jobs import submission, view
 from api.jobs.endpoints import POLL_AFTER_S, UNCHANGED, IfNoneMatch
 from api.security import Reader, Writer
-from api.store import sweeps
+from api.store import audit, sweeps
+from api.store.audit import Caller
 from api.store.ids import new_id
 from api.store.tables import Sweep
 from api.strict_json import StrictJsonRoute
@@ -28,22 +29,31 @@ SweepId = Annotated[str, Path(pattern="^swp_[0-9a-f]{32}$")]
 
 @router.post("", status_code=202, responses=may(422))
 def submit(
-    body: SweepCreate, key: Writer, context: ContextDep, response: Response, idempotency_key: IdempotencyKey = None
+    body: SweepCreate, caller: Writer, context: ContextDep, response: Response, idempotency_key: IdempotencyKey = None
 ) -> SweepOut:
     """Queue one job for every combination of the matrix: all of them in one transaction, or none."""
 
     def store(session: Session, sweep_id: str, planned: list[SweepJob]) -> None:
-        session.add(Sweep(id=sweep_id, submitted_by=key.id, name=body.name, matrix=body.matrix))
+        session.add(
+            Sweep(
+                id=sweep_id,
+                project_id=caller.project_id,
+                submitted_by=caller.key_id,
+                name=body.name,
+                matrix=body.matrix,
+            )
+        )
         session.flush()
+        audit.note(session, caller, "sweep.submit", sweep_id, num_jobs=len(planned))
         for job in planned:
             more = {"sweep_id": sweep_id, "sweep_values": job.values}
-            submission.store(session, new_id("job"), job.body, job.planned, key, **more)
+            submission.store(session, new_id("job"), job.body, job.planned, caller, **more)
 
     made = make_once(
         context.sessions,
-        request_of(key, "POST /v1/sweeps", idempotency_key, body),
+        request_of(caller, "POST /v1/sweeps", idempotency_key, body),
         "swp",
-        lambda: matrix.plan_all(body, context),
+        lambda: matrix.plan_all(body, context, caller),
         store,
     )
     context.upkeep.poke()
@@ -52,16 +62,16 @@ def submit(
     if made.replayed:
         response.headers["Idempotency-Replayed"] = "true"
     with context.sessions.begin() as session:
-        return _show(session, made.id)
+        return _show(session, caller, made.id)
 
 
 @router.get("/{sweep_id}", response_model=SweepOut, responses=UNCHANGED | may(404))
 def get(
-    sweep_id: SweepId, _: Reader, sessions: SessionsDep, response: Response, if_none_match: IfNoneMatch = None
+    sweep_id: SweepId, caller: Reader, sessions: SessionsDep, response: Response, if_none_match: IfNoneMatch = None
 ) -> SweepOut | Response:
     """The sweep: its jobs as they are now, and how many are in each state."""
     with sessions.begin() as session:
-        shown = _show(session, sweep_id)
+        shown = _show(session, caller, sweep_id)
     etag = view.etag_of(shown)
     if view.matches(if_none_match, etag):
         return Response(status_code=304, headers={"ETag": etag})
@@ -70,15 +80,22 @@ def get(
 
 
 @router.post("/{sweep_id}/cancel", status_code=202, responses=may(404))
-def cancel(sweep_id: SweepId, _: Writer, sessions: SessionsDep) -> SweepOut:
+def cancel(sweep_id: SweepId, caller: Writer, sessions: SessionsDep) -> SweepOut:
     """Cancel all jobs of the sweep that have not ended. Those that have stay as they are."""
     with sessions.begin() as session:
+        _open(session, caller, sweep_id)
         sweeps.cancel_all(session, sweep_id)
-        return _show(session, sweep_id)
+        audit.note(session, caller, "sweep.cancel", sweep_id)
+        return _show(session, caller, sweep_id)
 
 
-def _show(session: Session, sweep_id: str) -> SweepOut:
-    sweep = sweeps.find(session, sweep_id)
+def _open(session: Session, caller: Caller, sweep_id: str) -> Sweep:
+    sweep = sweeps.find_own(session, caller.project_id, sweep_id)
     if sweep is None:
         raise Problem(404, "sweep_not_found", "There is no such sweep.")
+    return sweep
+
+
+def _show(session: Session, caller: Caller, sweep_id: str) -> SweepOut:
+    sweep = _open(session, caller, sweep_id)
     return SweepOut.of(sweep, [job.out for job in view.show_all(session, sweeps.find_jobs(session, sweep_id))])

@@ -16,6 +16,7 @@ from api.errors import Problem, entry_of
 from api.jobs import calibration, models, service
 from api.jobs.schemas import JobCreate
 from api.jobs.service import Planned
+from api.store.audit import Caller
 from api.sweeps.schemas import MAX_SWEEP_JOBS, SweepCreate
 from quantcore.errors import ProofError, QuantError
 
@@ -31,20 +32,19 @@ class SweepJob:
     planned: Planned
 
 
-def plan_all(sweep: SweepCreate, context: Context) -> list[SweepJob]:
+def plan_all(sweep: SweepCreate, context: Context, caller: Caller) -> list[SweepJob]:
     """Every job of the sweep, planned. A model or a text that several jobs share is looked at once.
 
     Raises Problem 422 with an entry for each job that cannot work, ``sweep_too_large`` for too many.
     """
     _check_size(sweep)
-    read = cache(lambda model: models.read_headers(model, context.settings))
-    locate = cache(lambda text: calibration.locate(text, context))
+    read, locate = cache(models.reader(context, caller)), cache(calibration.locator(context, caller))
     found: list[SweepJob] = []
     entries: list[dict[str, Any]] = []
     for values in combinations(sweep.matrix):
         try:
             body = JobCreate.model_validate(fill_in(sweep.job, values))
-            found.append(SweepJob(values, body, service.make_plan(body, context, read=read, locate=locate)))
+            found.append(SweepJob(values, body, service.make_plan(body, context, caller, read=read, locate=locate)))
         except ValidationError as error:
             entries += [_entry(values, entry_of({**each, "loc": ("body", *each["loc"])})) for each in error.errors()]
         except QuantError as error:

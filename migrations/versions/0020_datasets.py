@@ -1,7 +1,7 @@
 """Uploaded datasets.
 
 Revision ID: 0020
-Revises: 0008
+Revises: 0014
 """
 
 import sqlalchemy as sa
@@ -9,7 +9,7 @@ from alembic import op
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
 
 revision = "0020"
-down_revision = "0008"
+down_revision = "0014"
 branch_labels = None
 depends_on = None
 
@@ -20,6 +20,7 @@ def upgrade() -> None:
     op.create_table(
         "dataset",
         sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("project_id", sa.Text(), nullable=False),
         sa.Column("submitted_by", sa.Text(), nullable=True),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("format", sa.Text(), nullable=False),
@@ -29,13 +30,16 @@ def upgrade() -> None:
         sa.Column("text_column", sa.Text(), nullable=False),
         sa.Column("statistics", JSONB(), nullable=False),
         sa.Column("created_at", TIMESTAMP(timezone=True), server_default=NOW, nullable=False),
+        sa.ForeignKeyConstraint(["project_id"], ["project.id"], name=op.f("fk_dataset_project_id")),
         sa.ForeignKeyConstraint(["submitted_by"], ["api_key.id"], name=op.f("fk_dataset_submitted_by")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_dataset")),
     )
     op.create_index(op.f("ix_dataset_sha256"), "dataset", ["sha256"])
+    op.create_index(op.f("ix_dataset_project_id"), "dataset", ["project_id"])
     op.create_table(
         "upload",
         sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("project_id", sa.Text(), nullable=False),
         sa.Column("submitted_by", sa.Text(), nullable=True),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("format", sa.Text(), nullable=False),
@@ -43,6 +47,7 @@ def upgrade() -> None:
         sa.Column("dataset_id", sa.Text(), nullable=True),
         sa.Column("created_at", TIMESTAMP(timezone=True), server_default=NOW, nullable=False),
         sa.Column("expires_at", TIMESTAMP(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(["project_id"], ["project.id"], name=op.f("fk_upload_project_id")),
         sa.ForeignKeyConstraint(["submitted_by"], ["api_key.id"], name=op.f("fk_upload_submitted_by")),
         sa.ForeignKeyConstraint(["dataset_id"], ["dataset.id"], ondelete="CASCADE", name=op.f("fk_upload_dataset_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_upload")),

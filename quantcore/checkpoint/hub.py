@@ -14,11 +14,12 @@ import glob
 import hashlib
 import json
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from quantcore.checkpoint.artifact import SIDE_FILES, sha256
@@ -65,11 +66,12 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """One commit of a model's repository: the files in its root, by name."""
+    """One commit of a model's repository: the files in its root, by name; and the token that opens it."""
 
     model_id: str
     sha: str
     files: dict[str, RemoteFile]
+    token: str | None = field(default=None, repr=False)
 
 
 def is_model_id(text: str) -> bool:
@@ -84,27 +86,29 @@ def resolve(model_id: str, revision: str = "main") -> str:
 
 def read_headers(
     model_id: str, revision: str = "main", *, read: Callable[[Path], ModelHeaders] = read_local,
-    needed: re.Pattern[str] | None = None,
+    needed: re.Pattern[str] | None = None, token: str | None = None,
 ) -> tuple[ModelHeaders, str]:  # fmt: skip
     """(the model's headers, the commit they are of); some requests of a few kB, no weights.
 
     ``read`` sees a folder with the true config, headers and sizes, zeros for weights, and the tensors that have
-    ``needed`` in their names. Raises ModelError: ``invalid_model_id``, ``hub_*`` (see ``hub_errors``), and all that
-    ``read`` finds wrong.
+    ``needed`` in their names. ``token``: instead of huggingface_hub's own. Raises ModelError: ``invalid_model_id``,
+    ``hub_*`` (see ``hub_errors``), and all that ``read`` finds wrong.
     """
-    with outline(model_id, revision, needed) as (folder, sha):
+    with outline(model_id, revision, needed=needed, token=token) as (folder, sha):
         return read(folder), sha
 
 
 @contextmanager
-def outline(model_id: str, revision: str = "main", needed: re.Pattern[str] | None = None) -> Iterator[tuple[Path, str]]:
+def outline(
+    model_id: str, revision: str = "main", *, needed: re.Pattern[str] | None = None, token: str | None = None
+) -> Iterator[tuple[Path, str]]:
     """(a folder like the model's with holes for weights, the commit it is of); it is gone at the end.
 
     Names, sizes, config and headers are true, so is the start of the card (README.md), and so are the tensors that have
-    ``needed`` in their names. Raises as ``read_headers``;
-    a ModelError raised inside that names the folder names the model instead.
+    ``needed`` in their names. Raises as ``read_headers``; a ModelError raised inside that names the folder names the
+    model instead.
     """
-    listing = _list(model_id, revision)
+    listing = _list(model_id, revision, token)
     with tempfile.TemporaryDirectory(prefix="bf-hub-") as scratch:
         folder = Path(scratch)
         try:
@@ -122,16 +126,18 @@ def fetch(task: Task, emit: Emit) -> Task:
     if task.model_dir is not None:
         return task
     emit(PhaseStarted("download"))
-    return task.model_copy(update={"model_dir": download(task.model_id, task.revision, emit)})
+    # Known in here only: what comes after the download has no token.
+    token = sys.stdin.readline().strip() if task.token_on_stdin else None
+    return task.model_copy(update={"model_dir": download(task.model_id, task.revision, emit, token=token or None)})
 
 
-def download(model_id: str, sha: str, emit: Emit) -> Path:
+def download(model_id: str, sha: str, emit: Emit, *, token: str | None = None) -> Path:
     """Fetch what a quantization needs of commit ``sha`` into the Hub's cache; the folder, its files checked.
 
     A dropped connection is taken up again where it broke. Raises ModelError: ``hub_*``; retryable
     ``hub_hash_mismatch`` if a file is not the commit's (it is removed, so that the next try fetches it anew).
     """
-    listing = _list(model_id, sha)
+    listing = _list(model_id, sha, token)
     return _download(listing, _wanted(listing, _read_index(listing)), emit)
 
 
@@ -161,6 +167,7 @@ def _download(listing: Listing, names: list[str], emit: Emit) -> Path:
                 allow_patterns=[glob.escape(name) for name in names],
                 max_workers=NUM_CONNECTIONS,
                 tqdm_class=counter.bar_class(),
+                token=listing.token,
             )
         )
         for name in names:
@@ -169,7 +176,7 @@ def _download(listing: Listing, names: list[str], emit: Emit) -> Path:
     return folder
 
 
-def _list(model_id: str, revision: str) -> Listing:
+def _list(model_id: str, revision: str, token: str | None = None) -> Listing:
     """The commit and its files in one request."""
     if not is_model_id(model_id):
         raise ModelError(
@@ -182,7 +189,7 @@ def _list(model_id: str, revision: str) -> Listing:
     from quantcore.checkpoint.hub_errors import explained
 
     with explained(model_id, revision):
-        info = HfApi().model_info(model_id, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
+        info = HfApi(token=token).model_info(model_id, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
         if info.sha is None or not _SHA.fullmatch(info.sha):
             raise ValueError("the answer names no commit")
         files = {}
@@ -190,7 +197,7 @@ def _list(model_id: str, revision: str) -> Listing:
             if _is_plain(entry.rfilename):
                 digest = entry.lfs.sha256 if entry.lfs else None
                 files[entry.rfilename] = RemoteFile(entry.size or 0, entry.blob_id or "", digest)
-    return Listing(model_id, info.sha, files)
+    return Listing(model_id, info.sha, files, token)
 
 
 def _is_plain(name: str) -> bool:
@@ -287,7 +294,8 @@ def _read_range(listing: Listing, name: str, begin: int, num_bytes: int) -> byte
     from quantcore.checkpoint.hub_errors import explained
 
     # Identity: a compressed answer has no ranges.
-    headers = build_hf_headers() | {"Range": f"bytes={begin}-{begin + num_bytes - 1}", "Accept-Encoding": "identity"}
+    wanted = {"Range": f"bytes={begin}-{begin + num_bytes - 1}", "Accept-Encoding": "identity"}
+    headers = build_hf_headers(token=listing.token) | wanted
     url = hf_hub_url(listing.model_id, name, revision=listing.sha)
     parts: list[bytes] = []
     with (

@@ -88,7 +88,7 @@ def _of_status(error: HfHubHTTPError, repository: str, kind: str) -> QuantError:
         return raised(
             f"The Hub refuses the token it was given for '{repository}' (HTTP {status}).",
             code="hub_auth",
-            hint="Give the service a valid token with read access in HF_TOKEN, or none for public models.",
+            hint="Name a valid token with read access (model.hub_token), or give the service one in HF_TOKEN.",
         )
     if status == 404:
         return _not_found(repository, kind)
@@ -107,7 +107,7 @@ def gated(repository: str, kind: str) -> QuantError:
     return ERRORS[kind](
         f"The {kind} '{repository}' is gated: its owner decides who may download it.",
         code="hub_gated",
-        hint="Accept its terms on its page on the Hub, with the account whose token the service has in HF_TOKEN.",
+        hint="Accept its terms on its page on the Hub, with the account of the token (model.hub_token, HF_TOKEN).",
     )
 
 

@@ -38,7 +38,7 @@ ALLOWED = {
     "worker": {"api.store", "api.settings", "quantcore"},
     "migrations": {"api.store"},
     "bitfoundry": set(),
-    "bitfoundry.local": {"api.store.migrate", "api.security"},
+    "bitfoundry.local": {"api.store.migrate", "api.store.vault", "api.security"},
     "bitfoundry.cli": {"quantcore.cli"},
 }
 

@@ -1,5 +1,6 @@
 """A service on the real PostgreSQL and Valkey, with short times and a stub engine."""
 
+import base64
 import json
 import os
 import signal
@@ -18,20 +19,20 @@ import httpx2
 import pytest
 import uvicorn
 from fastapi.testclient import TestClient
-from sqlalchemy import text
+from sqlalchemy import delete, text, update
 
 from api.main import create_app
 from api.security import create_key
 from api.settings import Settings
-from api.store import jobs
+from api.store import jobs, projects
 from api.store.engine import Sessions, connect, dispose
-from api.store.tables import Job
+from api.store.tables import Job, Project
 
 ROOT = Path(__file__).parents[2]
 STUB_ENGINE = Path(__file__).with_name("stub_engine.py")
 TABLES = (
     "outbox, event, log_line, attempt, artifact, job, sweep, worker, idempotency_key, upload_part, upload, dataset, "
-    "api_key"
+    "api_key, audit_entry, hub_token, webhook, webhook_delivery"
 )
 
 
@@ -41,6 +42,9 @@ def sessions(postgres_url: str) -> Iterator[Sessions]:
     sessions = connect(postgres_url)
     with sessions.begin() as session:
         session.execute(text(f"TRUNCATE {TABLES}"))
+        session.execute(delete(Project).where(Project.id != projects.DEFAULT))
+        limits = ("max_waiting", "max_running", "max_stored_bytes", "requests_per_minute")
+        session.execute(update(Project).values(dict.fromkeys(limits)))
     yield sessions
     dispose(sessions)
 
@@ -60,6 +64,7 @@ def settings(postgres_url: str, broker_url: str, tmp_path: Path) -> Settings:
         retry_base_s=0.1,
         engine_threads=1,
         engine_command=f"{sys.executable} -S {STUB_ENGINE}",
+        secret_key=base64.b64encode(b"a key of 32 bytes, for the tests").decode(),
     )
 
 
@@ -98,6 +103,7 @@ def submit(sessions: Sessions) -> Callable[..., str]:
 
     def submit(model_dir: Path | str = "/nowhere", **asked: Any) -> str:
         columns = {
+            "project_id": projects.DEFAULT,
             "submitted_by": None,
             "name": None,
             "labels": {},
@@ -188,6 +194,9 @@ class WorkerProcess:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BITFOUNDRY_")}
         for name, value in settings.model_dump().items():
             environment[f"BITFOUNDRY_{name.upper()}"] = str(value)
+        environment["BITFOUNDRY_SECRET_KEY"] = settings.secret_key.get_secret_value() if settings.secret_key else ""
+        environment.pop("BITFOUNDRY_SECRET_KEY_FILE", None)
+        environment["BITFOUNDRY_WEBHOOK_NETWORKS"] = ",".join(map(str, settings.webhook_networks))
         environment["BITFOUNDRY_MODEL_ROOTS"] = os.pathsep.join(map(str, settings.model_roots))
         environment["DATABASE_URL"] = settings.database_url.get_secret_value()
         environment["BROKER_URL"] = settings.broker_url.get_secret_value()

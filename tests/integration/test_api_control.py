@@ -266,7 +266,7 @@ def test_priority_and_limits_are_taken_and_checked(client: TestClient, make_mode
 
 
 def beat(sessions: Sessions, name: str, gib: float, live_s: float = 60) -> None:
-    options = {"host": "h", "num_slots": 1, "memory_bytes": int(gib * 2**30), "live_s": live_s}
+    options = {"host": "h", "num_slots": 1, "memory_bytes": int(gib * 2**30), "devices": [], "live_s": live_s}
     do(sessions, workers.beat, worker_id=name, **options)
 
 

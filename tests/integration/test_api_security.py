@@ -20,13 +20,16 @@ from api.store.engine import Sessions
 
 OPEN_ROUTES = {"/healthz/live", "/healthz/ready", "/openapi.json"}
 JOB = "job_" + "0" * 32
-PLACES = {
-    "job_id": JOB,
-    "sweep_id": "swp_" + "0" * 32,
-    "path": "model.safetensors",
+PLACES = {"job_id": JOB, "sweep_id": "swp_" + "0" * 32, "path": "model.safetensors"} | {
     "dataset_id": "dst_" + "0" * 32,
     "upload_id": "upl_" + "0" * 32,
     "number": "1",
+    "project_id": "prj_" + "1" * 32,
+    "key_id": "0" * 12,
+    "name": "team",
+    "worker_id": "host:1:0",
+    "webhook_id": "whk_" + "0" * 32,
+    "delivery_id": "msg_" + "0" * 32,
 }
 
 
@@ -130,7 +133,7 @@ def test_scopes(client: TestClient, sessions: Sessions) -> None:
     writer = bearer(create_key(sessions, "writer", scopes=[security.WRITE]))
     assert client.get("/v1/jobs", headers=writer).status_code == 403
     with pytest.raises(ValueError, match="unknown scopes"):
-        create_key(sessions, "k", scopes=["admin"])
+        create_key(sessions, "k", scopes=["root"])
 
 
 def test_only_the_hash_of_a_key_is_stored(sessions: Sessions, postgres_url: str) -> None:

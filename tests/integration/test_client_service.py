@@ -1,5 +1,6 @@
 """The typed client and the commands against the real service, with a real worker where something must happen."""
 
+import io
 import json
 import threading
 import time
@@ -175,3 +176,46 @@ def test_the_commands_follow_a_job(
     assert [line["text"] for line in [command(f"logs {job['id']} --level error")]] == ["ERROR bad"]
     events = command(f"events {job['id']} --follow --kind state_changed")
     assert [event["data"]["state"] for event in events] == ["queued", "running", "succeeded"]
+
+
+def test_the_commands_about_accounts(
+    command: Callable[..., Any], make_model: MakeModel, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys and projects from the shell, and that what they say holds."""
+    made = command("keys create ci --scope jobs:read --expires-at 2099-01-01T00:00:00Z")
+    assert made["scopes"] == ["jobs:read"]
+    with Client(server.url, made["key"]) as reader:
+        assert reader.account.own_key().id == made["id"]
+        with pytest.raises(ApiError) as refused:
+            reader.submit(make_model(), config="fp8")
+        assert (refused.value.code, refused.value.errors[0]["allowed"]) == ("insufficient_scope", ["jobs:write"])
+    rotated = command(f"keys rotate {made['id']} --overlap-s 60")
+    assert rotated["key"] != made["key"]
+    assert command(f"keys revoke {made['id']}")["revoked_at"]
+    assert [key["revoked_at"] is None for key in command("keys list")] == [True, False]
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("hf_fromStandardInput\n"))
+    assert command("hub-tokens put team")["name"] == "team"
+    assert [token["name"] for token in command("hub-tokens list")] == ["team"]
+    asked = command("submit org/none -c fp8 --hub-token other", status=1)
+    assert asked["error"]["code"] == "hub_token_not_found"
+    assert command("hub-tokens delete team") == {"deleted": "team"}
+    assert command("hub-tokens delete team", status=1)["error"]["code"] == "hub_token_not_found"
+
+    project = command("projects create search --max-waiting 0 --requests-per-minute 500")
+    assert (project["max_waiting"], project["max_running"]) == (0, None)
+    key = command(f"keys create first --project {project['id']}")["key"]
+    with Client(server.url, key) as other:
+        assert list(other.list()) == []
+        started = time.monotonic()
+        with pytest.raises(ApiError) as full:
+            other.submit(make_model("b"), config="fp8")
+        assert (full.value.status, full.value.code) == (429, "quota_exceeded")
+        assert time.monotonic() - started < 10  # a quota is not waited for
+    edited = command(f"projects edit {project['id']} --max-waiting -1 --name find")
+    assert (edited["name"], edited["max_waiting"], edited["requests_per_minute"]) == ("find", None, 500)
+    assert [each["name"] for each in command("projects list")] == ["default", "find"]
+    actions = [entry["action"] for entry in command("audit --project all --limit 3")]
+    assert actions == ["project.edit", "key.create", "project.create"]
+    [rotation] = command(f"audit --action key.rotate --object {made['id']}")
+    assert rotation["detail"] == {"overlap_s": 60}

@@ -1,6 +1,7 @@
 """Jobs whose model is on the Hub: submitted by id, fetched by the real engine, from our stand-in of the Hub."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def assert_no_secret_was_kept(sessions: Sessions, settings: Settings, tmp_path: 
     with sessions.begin() as session:
         rows = [
             str(row)
-            for table in ("job", "event", "attempt", "artifact", "outbox")
+            for table in ("job", "event", "attempt", "artifact", "outbox", "log_line", "audit_entry", "hub_token")
             for row in session.execute(text(f"SELECT to_jsonb(t) FROM {table} t"))
         ]
     files = [path for path in (*settings.data_dir.rglob("*"), *tmp_path.glob("*.log")) if path.is_file()]
@@ -221,3 +222,106 @@ def test_a_bad_id_asks_nobody(client: TestClient, hub: HubServer) -> None:
         answer = client.post("/v1/jobs", json=body(model_id))
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid_model_id"), model_id
     assert hub.requests == []
+
+
+# tokens of projects
+
+
+@pytest.fixture
+def no_token(monkeypatch: pytest.MonkeyPatch, hub: HubServer) -> None:
+    """The service itself has no token."""
+    monkeypatch.delenv("HF_TOKEN")
+
+
+def test_a_job_with_a_token_of_its_project(
+    client: TestClient,
+    hub: HubServer,
+    no_token: None,
+    start_worker: Callable[..., WorkerProcess],
+    wait_for: Callable[..., Job],
+    sessions: Sessions,
+    settings: Settings,
+    tmp_path: Path,
+) -> None:
+    """The token goes from the request into a sealed row and through a pipe to the download, and is nowhere else."""
+    hub.add("org/tiny", tiny_model(tmp_path / "model"), private=True)
+    assert client.post("/v1/jobs", json=body()).json()["code"] == "hub_not_found"
+    answer = client.put("/v1/hub-tokens/team", json={"token": TOKEN})
+    assert (answer.status_code, TOKEN in answer.text) == (200, False)
+    sent = client.post("/v1/jobs", json=body(hub_token="team"))
+    assert sent.status_code == 202, sent.text
+    job = sent.json()
+    assert job["model"]["hub_token"] == "team"
+    start_worker()
+    wait_for(job["id"], "running")
+    looked_at: set[bytes] = set()
+    while (row := wait_for(job["id"], "running", "succeeded", "failed", timeout_s=LIMIT_S)).state == "running":
+        for name in ("environ", "cmdline"):
+            looked_at |= {bytes_of(path) for path in Path("/proc").glob(f"[0-9]*/{name}")}
+        time.sleep(0.1)
+    assert row.state == "succeeded", row.error
+    assert any(b"quantcore\0run" in each for each in looked_at)  # the engine was there to be looked at
+    assert not [each for each in looked_at if TOKEN.encode() in each]
+    assert any(TOKEN in request.headers.get("authorization", "") for request in hub.requests)
+    clone = client.post(f"/v1/jobs/{job['id']}/clone")
+    assert (clone.status_code, clone.json()["model"]) == (202, job["model"] | {"revision": job["model"]["sha"]})
+    assert_no_secret_was_kept(sessions, settings, tmp_path)
+
+
+def bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # a process that has ended
+        return b""
+
+
+def test_what_names_no_token(client: TestClient, hub: HubServer, no_token: None, sessions: Sessions) -> None:
+    hub.add("org/tiny", {"config.json": b"{}"}, private=True)
+    client.put("/v1/hub-tokens/other", json={"token": TOKEN})
+    answer = client.post("/v1/jobs", json=body(hub_token="team"))
+    assert (answer.status_code, answer.json()["code"]) == (422, "hub_token_not_found")
+    assert answer.json()["errors"][0]["pointer"] == "#/model/hub_token"
+    assert hub.requests == []
+    given = client.post("/v1/jobs", json=body(hub_token=TOKEN))  # the token itself, by mistake
+    assert (given.status_code, TOKEN in given.text) == (422, False)
+    local = client.post("/v1/jobs", json={"model": {"path": "/x", "hub_token": "other"}, "config": {"preset": "fp8"}})
+    assert (local.status_code, local.json()["code"]) == (422, "invalid_model")
+    for wrong in ("", " ", "hf a", "hf_\u00e9", "x" * 513):
+        answer = client.put("/v1/hub-tokens/team", json={"token": wrong})
+        assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "#/token"), wrong
+    assert client.put("/v1/hub-tokens/Team", json={"token": TOKEN}).status_code == 422
+    assert [token["name"] for token in client.get("/v1/hub-tokens").json()["data"]] == ["other"]
+    with sessions.begin() as session:
+        session.execute(text("UPDATE hub_token SET name = 'team'"))  # a sealed token does not open in another row
+    moved = client.post("/v1/jobs", json=body(hub_token="team"))
+    assert (moved.status_code, moved.json()["code"]) == (422, "hub_token_not_found")
+    assert "another place" in moved.json()["detail"]
+
+
+def test_a_token_that_was_deleted_fails_the_job(
+    client: TestClient, hub: HubServer, no_token: None, start_worker: Callable[..., WorkerProcess],
+    wait_for: Callable[..., Job], tmp_path: Path,
+) -> None:  # fmt: skip
+    hub.add("org/tiny", tiny_model(tmp_path / "model"), private=True)
+    client.put("/v1/hub-tokens/team", json={"token": TOKEN})
+    job_id = client.post("/v1/jobs", json=body(hub_token="team")).json()["id"]
+    assert client.delete("/v1/hub-tokens/team").status_code == 204
+    assert client.delete("/v1/hub-tokens/team").status_code == 404
+    start_worker()
+    failed = wait_for(job_id, "failed", timeout_s=LIMIT_S)
+    assert failed.error is not None
+    assert (failed.error["code"], failed.error["retryable"]) == ("hub_token_not_found", False)
+    assert "hub-tokens put team" in failed.error["hint"]
+
+
+def test_without_a_secret_key_no_secret_is_taken(settings: Settings, sessions: Sessions) -> None:
+    from api.main import create_app
+    from api.security import create_key
+
+    bare = settings.model_copy(update={"secret_key": None})
+    headers = {"Authorization": f"Bearer {create_key(sessions, 'k')}"}
+    with TestClient(create_app(bare), headers=headers) as client:
+        answer = client.put("/v1/hub-tokens/team", json={"token": TOKEN})
+    assert (answer.status_code, answer.json()["code"]) == (409, "encryption_not_configured")
+    with sessions.begin() as session:
+        assert session.execute(text("SELECT 1 FROM hub_token")).all() == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, text
 
-from api.store import control, events, jobs, leases, outbox
+from api.store import control, events, jobs, leases, outbox, projects
 from api.store.engine import Sessions
 from api.store.events import NewEvent
 from api.store.leases import Failure, Lease, LeaseLost, Order
@@ -54,7 +54,7 @@ def test_submit_writes_job_event_and_message_together(sessions: Sessions, submit
         assert [message.payload for message in session.scalars(select(Outbox))] == [{"v": 1}]
     with pytest.raises(RuntimeError), sessions.begin() as session:
         asked = {key: {} for key in ("model", "config", "calibration", "labels")}
-        jobs.submit(session, submitted_by=None, name=None, preset=None, export=[], **asked)
+        jobs.submit(session, project_id=projects.DEFAULT, submitted_by=None, name=None, preset=None, export=[], **asked)
         raise RuntimeError
     with sessions.begin() as session:
         for table in (Job, Outbox):

@@ -35,6 +35,10 @@ SWEEP = "/v1/sweeps/{sweep_id}"
 DATASET = "/v1/datasets/{dataset_id}"
 UPLOAD = "/v1/uploads/{upload_id}"
 FILES = {"POST /v1/datasets": "multipart/form-data", f"PUT {UPLOAD}/parts/{{number}}": "application/octet-stream"}
+PROJECT = "/v1/projects/{project_id}"
+KEY = "/v1/keys/{key_id}"
+WORKER = "/v1/workers/{worker_id}"
+WEBHOOK = "/v1/webhooks/{webhook_id}"
 
 
 def test_the_routes_are_these(document: dict[str, Any]) -> None:
@@ -51,6 +55,12 @@ def test_the_routes_are_these(document: dict[str, Any]) -> None:
         f"GET {DATASET}/preview", f"GET {DATASET}/statistics",
         "POST /v1/uploads", f"GET {UPLOAD}", f"DELETE {UPLOAD}",
         f"PUT {UPLOAD}/parts/{{number}}", f"POST {UPLOAD}/complete",
+        "GET /v1/projects", "POST /v1/projects", f"GET {PROJECT}", f"PATCH {PROJECT}",
+        "GET /v1/keys", "POST /v1/keys", "GET /v1/keys/self", f"GET {KEY}", f"POST {KEY}/rotate", f"POST {KEY}/revoke",
+        "GET /v1/webhooks", "POST /v1/webhooks", f"GET {WEBHOOK}", f"PATCH {WEBHOOK}", f"DELETE {WEBHOOK}",
+        f"POST {WEBHOOK}/test", f"GET {WEBHOOK}/deliveries", f"POST {WEBHOOK}/deliveries/{{delivery_id}}/redeliver",
+        "GET /v1/workers", f"GET {WORKER}", f"POST {WORKER}/drain", f"POST {WORKER}/uncordon",
+        "GET /v1/audit", "GET /v1/hub-tokens", "PUT /v1/hub-tokens/{name}", "DELETE /v1/hub-tokens/{name}",
     }  # fmt: skip
 
 
@@ -60,7 +70,7 @@ def test_every_route_says_what_it_does_and_what_can_go_wrong(document: dict[str,
         assert len(operation["tags"]) == 1, name
         responses = operation["responses"]
         assert "application/problem+json" in responses["default"]["content"], name
-        if "{" in name:
+        if "{" in name and not name.startswith("PUT "):  # which makes what is not there
             assert "404" in responses, name
         if any(f"/{action}" in name for action in ("cancel", "pause", "resume", "retry")) and JOB in name:
             assert "409" in responses, name
@@ -91,8 +101,10 @@ def test_every_body_has_an_example_that_fits(document: dict[str, Any]) -> None:
         for name, operation in operations(document).items()
         if "requestBody" in operation and name not in FILES
     }
-    jobs = {"PlanCreate", "JobCreate", "JobPatch", "JobClone", "SweepCreate"}
-    assert bodies == jobs | {"UploadCreate", "UploadComplete"}
+    jobs = {"PlanCreate", "JobCreate", "JobPatch", "JobClone", "SweepCreate", "UploadCreate", "UploadComplete"}
+    assert bodies == jobs | {
+        "ProjectCreate", "ProjectPatch", "KeyCreate", "KeyRotate", "HubTokenPut", "WebhookCreate", "WebhookPatch",
+    }  # fmt: skip
     for name, kind in FILES.items():
         assert set(operations(document)[name]["requestBody"]["content"]) == {kind}
     for name in bodies:

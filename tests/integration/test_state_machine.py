@@ -20,7 +20,7 @@ from sqlalchemy import select, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from api.store import control, jobs, leases
+from api.store import control, jobs, leases, projects
 from api.store.engine import Sessions
 from api.store.leases import Failure, Lease, LeaseLost
 from api.store.states import ACTIONS, FINAL, HELD, State, WrongState
@@ -28,6 +28,7 @@ from api.store.tables import Attempt, Job
 
 NUM_EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "12"))  # a nightly run may take more
 ASKED: dict[str, Any] = {"submitted_by": None, "name": None, "labels": {}, "model": {"path": "/m"}, "preset": None} | {
+    "project_id": projects.DEFAULT,
     "config": {},
     "calibration": {},
     "export": [],

@@ -1,0 +1,80 @@
+"""``python -m api serve``: the API in the foreground. ``python -m api create-key NAME``: a key, made on the machine.
+
+Every route but the probes wants a key, always. Beyond this machine the API listens only once there is one: a service
+that nobody can enter has not been set up, and must not wait in the open for whoever comes first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import sys
+from collections.abc import Sequence
+
+import uvicorn
+
+from api.main import create_app
+from api.security import SCOPES, create_key
+from api.settings import Settings
+from api.store import keys
+from api.store.engine import connect, dispose
+from quantcore.errors import ConfigError
+
+GRACEFUL_S = 5  # open event streams end then; their clients come back and go on where they were
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 1 a failure (explained), 2 wrong usage."""
+    parser = argparse.ArgumentParser(prog="python -m api", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="listen for requests")
+    serve.add_argument("--host", default="127.0.0.1")
+    serve.add_argument("--port", type=int, default=8000)
+    create = commands.add_parser("create-key", help="print a new API key of the project 'default', once")
+    create.add_argument("name")
+    create.add_argument("--scope", action="append", choices=SCOPES, help="repeatable; all of them if none is given")
+    options = parser.parse_args(argv)
+    settings = Settings()  # type: ignore[call-arg]
+    try:
+        if options.command == "create-key":
+            print(create_key(settings.database_url.get_secret_value(), options.name, options.scope or SCOPES))
+        else:
+            check_exposure(options.host, settings)
+            app = create_app(settings)
+            uvicorn.run(
+                app, host=options.host, port=options.port, access_log=False, timeout_graceful_shutdown=GRACEFUL_S
+            )
+    except ConfigError as error:
+        print(f"{error} ({error.code})", file=sys.stderr)
+        return 1
+    return 0
+
+
+def check_exposure(host: str, settings: Settings) -> None:
+    """Raises ConfigError ``no_api_key`` if others could reach ``host`` and there is no valid key yet."""
+    if is_loopback(host):
+        return
+    sessions = connect(settings.database_url.get_secret_value(), pool_size=1)
+    try:
+        with sessions.begin() as session:
+            ready = keys.is_any_valid(session)
+    finally:
+        dispose(sessions)
+    if not ready:
+        raise ConfigError(
+            f"The API does not listen on {host} before there is a valid API key.",
+            code="no_api_key",
+            hint="Make the first one with `python -m api create-key NAME`, or listen on 127.0.0.1.",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """True for what only this machine can reach. A name other than localhost could be anybody's."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

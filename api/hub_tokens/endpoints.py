@@ -1,0 +1,77 @@
+"""The routes of Hub tokens. A token comes in and never goes out: not here, not in an event, a log or an artifact."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+from api.deps import ContextDep, SessionsDep
+from api.errors import Problem, may
+from api.jobs.schemas import TOKEN_NAME, RequestBody
+from api.security import Admin, Reader
+from api.store import audit, hub_tokens
+from api.store.account_tables import HubToken
+from api.strict_json import StrictJsonRoute
+
+router = APIRouter(prefix="/hub-tokens", tags=["hub tokens"], route_class=StrictJsonRoute)
+
+TokenName = Annotated[str, Path(pattern=TOKEN_NAME)]
+
+
+class HubTokenPut(RequestBody):
+    """The token as the Hub gave it. One with read access to the models that are needed is enough."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"token": "hf_..."}]})
+
+    token: SecretStr = Field(min_length=1, max_length=512)
+
+
+class HubTokenOut(BaseModel):
+    """That there is a token by this name."""
+
+    name: str
+    created_at: datetime
+    updated_at: datetime
+
+    @classmethod
+    def of(cls, token: HubToken) -> HubTokenOut:
+        return cls(name=token.name, created_at=token.created_at, updated_at=token.updated_at)
+
+
+class HubTokenList(BaseModel):
+    """The project's tokens by name."""
+
+    data: list[HubTokenOut]
+
+
+@router.put("/{name}", responses=may(409, 422))
+def put(name: TokenName, body: HubTokenPut, caller: Admin, context: ContextDep) -> HubTokenOut:
+    """Keep a token under a name, in place of the one that was there. Jobs say ``model.hub_token`` to use it."""
+    token = body.token.get_secret_value()
+    if not (token.isascii() and token.isprintable() and " " not in token):
+        entry = {"pointer": "#/token", "detail": "a token has letters, digits and signs only", "code": "invalid_text"}
+        raise Problem(422, "invalid_text", "This is not a token.", errors=[entry])
+    vault = context.require_vault()
+    with context.sessions.begin() as session:
+        stored = hub_tokens.put(session, vault, caller.project_id, name, token)
+        audit.note(session, caller, "hub_token.put", name)
+        return HubTokenOut.of(stored)
+
+
+@router.get("")
+def list_tokens(caller: Reader, sessions: SessionsDep) -> HubTokenList:
+    """The names that jobs of this project can use."""
+    with sessions.begin() as session:
+        return HubTokenList(data=[HubTokenOut.of(each) for each in hub_tokens.find_all(session, caller.project_id)])
+
+
+@router.delete("/{name}", status_code=204, responses=may(404))
+def delete(name: TokenName, caller: Admin, sessions: SessionsDep) -> None:
+    """Forget a token. Jobs that name it and have not downloaded their model yet will fail."""
+    with sessions.begin() as session:
+        if not hub_tokens.remove(session, caller.project_id, name):
+            raise Problem(404, "hub_token_not_found", "There is no such token.")
+        audit.note(session, caller, "hub_token.delete", name)

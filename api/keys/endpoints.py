@@ -1,0 +1,115 @@
+"""The routes of API keys."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Response
+from sqlalchemy.orm import Session
+
+from api import security
+from api.deps import SessionsDep
+from api.errors import Problem, may
+from api.keys.schemas import KeyCreate, KeyList, KeyOut, KeyRotate, NewKeyOut
+from api.projects.endpoints import open_project
+from api.security import Admin
+from api.store import audit, keys
+from api.store.audit import Caller
+from api.store.tables import ApiKey
+from api.strict_json import StrictJsonRoute
+
+router = APIRouter(prefix="/keys", tags=["keys"], route_class=StrictJsonRoute)
+
+KeyId = Annotated[str, Path(pattern="^[0-9a-f]{12}$")]
+
+
+@router.post("", status_code=201, responses=may(404, 422))
+def create(body: KeyCreate, caller: Admin, sessions: SessionsDep, response: Response) -> NewKeyOut:
+    """A new key. It is in this answer and nowhere else: the service keeps only a hash."""
+    project_id = body.project_id or caller.project_id
+    _check_rights(body, caller)
+    if body.expires_at is not None and body.expires_at <= datetime.now(UTC):
+        entry = {"pointer": "#/expires_at", "detail": "this time is over", "code": "invalid_request"}
+        raise Problem(422, "invalid_request", "`expires_at` must be in the future.", errors=[entry])
+    row, plain = security.new_key(project_id, body.name, body.scopes, body.expires_at)
+    with sessions.begin() as session:
+        open_project(session, project_id)
+        keys.add(session, row)
+        audit.note(session, caller, "key.create", row.id, project_id=project_id, name=row.name, scopes=row.scopes)
+        session.refresh(row)
+    response.headers["Location"] = f"/v1/keys/{row.id}"
+    response.headers["Cache-Control"] = "no-store"
+    return NewKeyOut.with_secret(row, plain)
+
+
+@router.get("")
+def list_keys(caller: Admin, sessions: SessionsDep) -> KeyList:
+    """The project's keys, with the revoked and expired ones."""
+    with sessions.begin() as session:
+        return KeyList(data=[KeyOut.of(key) for key in keys.find_all(session, caller.project_id)])
+
+
+@router.get("/self")
+def get_own(caller: Annotated[Caller, Depends(security.authenticate)], sessions: SessionsDep) -> KeyOut:
+    """The key of this request: whose it is and what it may do. Any valid key may ask."""
+    with sessions.begin() as session:
+        return KeyOut.of(_open(session, caller, caller.key_id or ""))
+
+
+@router.get("/{key_id}", responses=may(404))
+def get(key_id: KeyId, caller: Admin, sessions: SessionsDep) -> KeyOut:
+    """One key."""
+    with sessions.begin() as session:
+        return KeyOut.of(_open(session, caller, key_id))
+
+
+@router.post("/{key_id}/rotate", responses=may(404, 409, 422))
+def rotate(
+    key_id: KeyId,
+    caller: Admin,
+    sessions: SessionsDep,
+    response: Response,
+    body: KeyRotate = KeyRotate(),  # noqa: B008  it is frozen
+) -> NewKeyOut:
+    """A new secret for the same key. The one that it has now works for ``overlap_s`` more seconds."""
+    secret = security.new_secret()
+    with sessions.begin() as session:
+        key = _open(session, caller, key_id)
+        _check_may_hold(caller, key)
+        if key.revoked_at is not None:
+            raise Problem(409, "key_revoked", "The key was revoked.", hint="Make a new one.")
+        keys.rotate(session, key, security.hash_secret(secret), body.overlap_s)
+        audit.note(session, caller, "key.rotate", key_id, overlap_s=body.overlap_s)
+    response.headers["Cache-Control"] = "no-store"
+    return NewKeyOut.with_secret(key, security.plain_key(key_id, secret))
+
+
+@router.post("/{key_id}/revoke", responses=may(404))
+def revoke(key_id: KeyId, caller: Admin, sessions: SessionsDep) -> KeyOut:
+    """The key opens nothing any more, from now on and for ever."""
+    with sessions.begin() as session:
+        key = _open(session, caller, key_id)
+        _check_may_hold(caller, key)
+        keys.revoke(session, key)
+        audit.note(session, caller, "key.revoke", key_id)
+        return KeyOut.of(key)
+
+
+def _open(session: Session, caller: Caller, key_id: str) -> ApiKey:
+    key = keys.find(session, caller.project_id, key_id)
+    if key is None:
+        raise Problem(404, "key_not_found", "There is no such key.")
+    return key
+
+
+def _check_rights(body: KeyCreate, caller: Caller) -> None:
+    """Nobody gives what he does not have: neither another project nor a scope above his own."""
+    if body.project_id not in (None, caller.project_id) or security.OPERATOR in body.scopes:
+        security.check_scope(caller, security.OPERATOR)
+
+
+def _check_may_hold(caller: Caller, key: ApiKey) -> None:
+    """Whoever rotates a key holds it afterwards: an operator's is not for an admin, neither to take nor to end."""
+    if security.OPERATOR in key.scopes:
+        security.check_scope(caller, security.OPERATOR)

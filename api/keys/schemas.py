@@ -1,0 +1,96 @@
+"""What clients send and get of API keys. A key itself is in an answer once: when it is made or rotated."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from api.jobs.schemas import RequestBody, Text
+from api.store.tables import ApiKey
+
+Scope = Literal["jobs:read", "jobs:write", "admin", "operator"]
+MAX_OVERLAP_S = 7 * 24 * 3600
+
+KEY: dict[str, Any] = {
+    "id": "0123456789ab",
+    "prefix": "bf_0123456789ab_",
+    "project_id": "prj_00000000000000000000000000000000",
+    "name": "nightly pipeline",
+    "scopes": ["jobs:read", "jobs:write"],
+    "created_at": "2026-11-22T08:00:00Z",
+    "rotated_at": None,
+    "last_used_at": "2026-11-22T09:30:00Z",
+    "expires_at": "2027-11-22T08:00:00Z",
+    "revoked_at": None,
+}
+
+
+class KeyCreate(RequestBody):
+    """A key of the caller's project, or with the scope ``operator`` of another one.
+
+    ``jobs:read`` sees jobs, ``jobs:write`` makes and moves them, ``admin`` manages the project (keys, tokens, webhooks,
+    audit log), ``operator`` the service (projects, workers). A key gives no scope that it lacks, except that ``admin``
+    gives both of ``jobs``.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"name": "nightly pipeline", "scopes": ["jobs:read", "jobs:write"]}]}
+    )
+
+    name: Text
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=4)]
+    expires_at: AwareDatetime | None = Field(default=None, description="In the future. Without it the key stays valid.")
+    project_id: Annotated[str, Field(pattern="^prj_[0-9a-f]{32}$")] | None = None
+
+
+class KeyRotate(RequestBody):
+    """How long the secret that the key has now shall work beside the new one."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"overlap_s": 3600}]})
+
+    overlap_s: Annotated[int, Field(strict=True, ge=0, le=MAX_OVERLAP_S)] = 0
+
+
+class KeyOut(BaseModel):
+    """A key without its secret. ``prefix`` is what it begins with; ``last_used_at`` is exact to a minute."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [KEY]})
+
+    id: str
+    prefix: str
+    project_id: str
+    name: str
+    scopes: list[str]
+    created_at: datetime
+    rotated_at: datetime | None
+    last_used_at: datetime | None
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+    @classmethod
+    def of(cls, key: ApiKey) -> KeyOut:
+        return cls(prefix=f"bf_{key.id}_", **_columns(key))
+
+
+class NewKeyOut(KeyOut):
+    """A key with its secret: it is shown now and never again."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [KEY | {"key": "bf_0123456789ab_" + "x" * 43}]})
+
+    key: str
+
+    @classmethod
+    def with_secret(cls, key: ApiKey, plain: str) -> NewKeyOut:
+        return cls(prefix=f"bf_{key.id}_", key=plain, **_columns(key))
+
+
+class KeyList(BaseModel):
+    """The keys of the project, the oldest first."""
+
+    data: list[KeyOut]
+
+
+def _columns(key: ApiKey) -> dict[str, Any]:
+    return {name: getattr(key, name) for name in KeyOut.model_fields if name != "prefix"}

@@ -1,0 +1,67 @@
+"""``/metrics`` in the text format of Prometheus, read from the database at every scrape: every process says the same.
+
+It wants a key with the scope ``operator``, which Prometheus sends with ``authorization: {credentials: ...}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fastapi import APIRouter, Response
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from api.deps import SessionsDep
+from api.security import Operator
+from api.store import measures
+from api.store.measures import Measures
+
+router = APIRouter(tags=["metrics"])
+
+
+class _Snapshot:
+    """One scrape's numbers as Prometheus' families."""
+
+    def __init__(self, found: Measures) -> None:
+        self._found = found
+
+    def collect(self) -> Iterator[Metric]:
+        found = self._found
+        yield _labelled("bitfoundry_jobs", "Jobs by state.", "state", found.jobs)
+        yield _labelled("bitfoundry_workers", "Live workers by state.", "state", found.workers)
+        yield _plain("bitfoundry_oldest_wait_seconds", "Wait of the oldest due job.", found.oldest_wait_s)
+        if found.lease_left_s is not None:
+            left = "Until the first lease runs out; below 0 its worker is lost."
+            yield _plain("bitfoundry_lease_left_seconds", left, found.lease_left_s)
+        yield _plain("bitfoundry_heartbeat_age_seconds", "Of the quietest worker.", found.beat_age_s)
+        yield _plain("bitfoundry_outbox_messages", "Messages that wait for the broker.", found.outbox)
+        yield _plain("bitfoundry_outbox_lag_seconds", "For how long the oldest of them has waited.", found.outbox_age_s)
+        yield _plain("bitfoundry_webhook_deliveries_pending", "Webhook messages to be sent.", found.deliveries)
+        yield _plain("bitfoundry_webhook_lag_seconds", "For how long the oldest has waited.", found.delivery_age_s)
+        ended = "that ended within the last hour"
+        numbers = {name: number for name, (number, _) in found.phase_s.items()}
+        seconds = {name: total for name, (_, total) in found.phase_s.items()}
+        yield _labelled("bitfoundry_phase_runs", f"Phases done, of jobs {ended}.", "phase", numbers)
+        yield _labelled("bitfoundry_phase_seconds", f"Seconds in phases done, of jobs {ended}.", "phase", seconds)
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+def metrics(caller: Operator, sessions: SessionsDep) -> Response:
+    """Jobs by state, waits, leases, outbox, webhooks, workers, phases."""
+    with sessions.begin() as session:
+        found = measures.measure(session)
+    registry = CollectorRegistry()
+    registry.register(_Snapshot(found))
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def _plain(name: str, about: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, about, value=value)
+
+
+def _labelled(name: str, about: str, label: str, values: dict[str, int] | dict[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, about, labels=[label])
+    for each, value in values.items():
+        family.add_metric([each], value)
+    return family

@@ -1,0 +1,73 @@
+"""What clients send and get of projects."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.jobs.schemas import RequestBody, Text
+from api.store.projects import Usage
+from api.store.tables import Project
+
+Count = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
+Bytes = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
+Rate = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
+
+
+class ProjectCreate(RequestBody):
+    """A project and its quotas; a quota that is null sets no limit.
+
+    ``max_waiting`` counts jobs in queued, retry_wait and paused. ``max_running``: more wait in the queue.
+    ``max_stored_bytes``: artifacts; a job that runs already is kept whatever its size. ``requests_per_minute``: null is
+    what the service is set to.
+    """
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "search", "max_running": 2}]})
+
+    name: Text
+    max_waiting: Count | None = None
+    max_running: Count | None = None
+    max_stored_bytes: Bytes | None = None
+    requests_per_minute: Rate | None = None
+
+
+class ProjectPatch(ProjectCreate):
+    """What to change; what is not named stays."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"max_running": 4}, {"max_stored_bytes": None}]})
+
+    name: Text = ""
+
+
+class UsageOut(BaseModel):
+    """What the project takes now, in the units of its quotas."""
+
+    num_waiting: int
+    num_running: int
+    stored_bytes: int
+
+
+class ProjectOut(BaseModel):
+    """A project, its quotas and what it takes of them."""
+
+    id: str
+    name: str
+    max_waiting: int | None
+    max_running: int | None
+    max_stored_bytes: int | None
+    requests_per_minute: int | None
+    created_at: datetime
+    usage: UsageOut
+
+    @classmethod
+    def of(cls, project: Project, usage: Usage) -> ProjectOut:
+        columns = {name: getattr(project, name) for name in cls.model_fields if name != "usage"}
+        return cls(**columns, usage=UsageOut(**vars(usage)))
+
+
+class ProjectList(BaseModel):
+    """The oldest first."""
+
+    data: list[ProjectOut]

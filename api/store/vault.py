@@ -1,0 +1,95 @@
+"""Secrets at rest: AES-256-GCM (NIST SP 800-38D) under one key of the operator's, which is never in the database.
+
+What is sealed is bound to its place (``about``, the additional authenticated data): a row's secret that is copied into
+another row does not open there.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from quantcore.errors import ConfigError
+
+KEY_BYTES = 32
+NONCE_BYTES = 12  # random: with one key good for 2**32 secrets, far more than there will be
+MARK_BYTES = 4  # says which key sealed it, so that a changed key is not mistaken for damage
+
+
+class CannotOpen(Exception):
+    """What was sealed does not open: another key, another place, or damage. The message says which it may be."""
+
+
+class Vault:
+    """Seals and opens short texts."""
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = AESGCM(key)
+        self._mark = hashlib.sha256(b"bitfoundry vault" + key).digest()[:MARK_BYTES]
+
+    @classmethod
+    def of_text(cls, text: str) -> Vault:
+        """From 32 bytes in base64. Raises ConfigError ``invalid_secret_key``; the text is not in it."""
+        try:
+            key = base64.b64decode(text.strip(), altchars=b"-_" if set(text) & set("-_") else None, validate=True)
+        except (binascii.Error, ValueError):
+            key = b""
+        if len(key) != KEY_BYTES:
+            raise ConfigError(
+                "The secret key is not 32 bytes in base64.",
+                code="invalid_secret_key",
+                hint="Make one with `openssl rand -base64 32`, and keep it: what it sealed opens with nothing else.",
+            )
+        return cls(key)
+
+    @classmethod
+    def of_file(cls, path: Path) -> Vault:
+        """From a file that only its owner may read. Raises ConfigError ``unsafe_secret_key_file``, also if there is no
+        such file."""
+        try:
+            with path.open() as stream:
+                mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)  # of what is read, not of a name
+                text = stream.read(1024)
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is no text"
+            raise _unsafe(f"The file of the secret key {path} cannot be read: {why}.") from error
+        if mode & 0o077:
+            raise _unsafe(f"Others may read the file of the secret key {path}: its mode is {mode:04o}.")
+        return cls.of_text(text)
+
+    def seal(self, text: str, about: str) -> bytes:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        return self._mark + nonce + self._cipher.encrypt(nonce, text.encode(), about.encode())
+
+    def open(self, sealed: bytes, about: str) -> str:
+        """Raises CannotOpen."""
+        mark, nonce, rest = sealed[:MARK_BYTES], sealed[MARK_BYTES:][:NONCE_BYTES], sealed[MARK_BYTES + NONCE_BYTES :]
+        if mark != self._mark:
+            raise CannotOpen("it was sealed with another secret key")
+        try:
+            return self._cipher.decrypt(nonce, rest, about.encode()).decode()
+        except InvalidTag as error:
+            raise CannotOpen("it is damaged, or was sealed for another place") from error
+
+
+def write_new_key(path: Path) -> None:
+    """A new random key in a new file with mode 0600. Raises FileExistsError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as stream:
+        stream.write(base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode() + "\n")
+
+
+def _unsafe(message: str) -> ConfigError:
+    return ConfigError(
+        message,
+        code="unsafe_secret_key_file",
+        hint="Let it belong to the account that the service runs as, with mode 0600.",
+    )

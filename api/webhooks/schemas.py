@@ -1,0 +1,138 @@
+"""What clients send and get of webhooks."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.jobs.schemas import Printable, RequestBody
+from api.store.account_tables import Webhook, WebhookDelivery
+
+EventType = Literal[
+    "job.queued",
+    "job.running",
+    "job.retry_wait",
+    "job.cancelling",
+    "job.pausing",
+    "job.paused",
+    "job.succeeded",
+    "job.failed",
+    "job.cancelled",
+]
+Url = Annotated[Printable, Field(min_length=1, max_length=2000)]
+EventTypes = Annotated[list[EventType], Field(min_length=1, max_length=16)]
+DeliveryState = Literal["pending", "delivered", "failed"]
+
+WEBHOOK: dict[str, Any] = {
+    "id": "whk_01a200dc5edf7cfaa251b183f95c582d",
+    "url": "https://ci.example.org/bitfoundry",
+    "event_types": ["job.succeeded", "job.failed"],
+    "created_at": "2026-11-22T08:00:00Z",
+    "failing_since": None,
+    "disabled_at": None,
+    "disabled_reason": None,
+}
+DELIVERY: dict[str, Any] = {
+    "id": "msg_01a200dc5edf7cfaa251b183f95c582d",
+    "event_type": "job.succeeded",
+    "data": {"id": "job_01a200dc5edf7cfaa251b183f95c582d", "state": "succeeded", "name": "nightly", "labels": {}},
+    "state": "delivered",
+    "num_tries": 1,
+    "tries": [{"at": "2026-11-22T08:00:00Z", "status": 204, "latency_ms": 31, "error": None}],
+    "next_try_at": None,
+    "created_at": "2026-11-22T08:00:00Z",
+    "delivered_at": "2026-11-22T08:00:00Z",
+}
+
+
+class WebhookCreate(RequestBody):
+    """Where to tell, and of what. The URL is https and leads to a public address, unless the operator allows more."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"url": WEBHOOK["url"], "event_types": WEBHOOK["event_types"]}]}
+    )
+
+    url: Url
+    event_types: EventTypes
+
+
+class WebhookPatch(RequestBody):
+    """What to change; what is not named stays. ``enabled`` true takes up again one that was disabled."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"enabled": True}]})
+
+    url: Url = ""
+    event_types: Annotated[tuple[EventType, ...], Field(min_length=1, max_length=16)] = ()
+    enabled: bool = True
+
+
+class WebhookOut(BaseModel):
+    """A webhook. ``disabled_reason`` says why nothing is sent any more."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [WEBHOOK]})
+
+    id: str
+    url: str
+    event_types: list[str]
+    created_at: datetime
+    failing_since: datetime | None
+    disabled_at: datetime | None
+    disabled_reason: str | None
+
+    @classmethod
+    def of(cls, webhook: Webhook) -> WebhookOut:
+        return cls(**{name: getattr(webhook, name) for name in WebhookOut.model_fields})
+
+
+class NewWebhookOut(WebhookOut):
+    """A webhook with the secret that signs its messages: it is shown now and never again."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [WEBHOOK | {"secret": "whsec_" + "x" * 43 + "="}]})
+
+    secret: str
+
+
+class WebhookList(BaseModel):
+    """The project's webhooks, the oldest first."""
+
+    data: list[WebhookOut]
+
+
+class TryOut(BaseModel):
+    """One try: the receiver's HTTP status, or in ``error`` why there is none."""
+
+    at: datetime
+    status: int | None
+    latency_ms: int
+    error: str | None
+
+
+class DeliveryOut(BaseModel):
+    """One message and its tries; ``next_try_at`` while it is pending."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [DELIVERY]})
+
+    id: str
+    event_type: str
+    data: dict[str, Any]
+    state: DeliveryState
+    num_tries: int
+    tries: list[TryOut]
+    next_try_at: datetime | None
+    created_at: datetime
+    delivered_at: datetime | None
+
+    @classmethod
+    def of(cls, delivery: WebhookDelivery) -> DeliveryOut:
+        columns = {name: getattr(delivery, name) for name in cls.model_fields}
+        return cls(**columns | {"next_try_at": delivery.next_try_at if delivery.state == "pending" else None})
+
+
+class DeliveryPage(BaseModel):
+    """Newest first; ``next_cursor`` asks for the page after this one. Deliveries are kept for 30 days."""
+
+    data: list[DeliveryOut]
+    has_more: bool
+    next_cursor: str | None

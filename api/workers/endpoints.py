@@ -1,0 +1,127 @@
+"""The routes of workers, for operators: workers are shared by all projects."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy.orm import Session
+
+from api.deps import SessionsDep
+from api.errors import Problem, may
+from api.security import Operator
+from api.store import audit, workers
+from api.store.tables import Job, Worker
+
+router = APIRouter(prefix="/workers", tags=["workers"])
+
+WorkerId = Annotated[str, Path(pattern=r"^[A-Za-z0-9._:-]{1,300}$")]
+
+
+class HeldJobOut(BaseModel):
+    """A job that a worker has now."""
+
+    id: str
+    project_id: str
+    state: str
+    phase: str | None
+
+    @classmethod
+    def of(cls, job: Job) -> HeldJobOut:
+        return cls(id=job.id, project_id=job.project_id, state=job.state, phase=job.phase)
+
+
+class WorkerOut(BaseModel):
+    """A worker that lives. ``state`` draining: it takes no jobs, and gives back those that it has."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "id": "gpu-7:4711:0a1b2c3d",
+                    "host": "gpu-7",
+                    "state": "ready",
+                    "num_slots": 1,
+                    "memory_bytes": 549755813888,
+                    "devices": [{"kind": "cuda", "name": "NVIDIA H100 80GB HBM3", "memory_bytes": 85520809984}],
+                    "started_at": "2026-11-22T08:00:00Z",
+                    "beat_at": "2026-11-22T09:30:00Z",
+                    "drain_requested_at": None,
+                    "jobs": [],
+                }
+            ]
+        }
+    )
+
+    id: str
+    host: str
+    state: Literal["ready", "draining"]
+    num_slots: int
+    memory_bytes: int
+    devices: list[dict[str, Any]]
+    started_at: datetime
+    beat_at: datetime
+    drain_requested_at: datetime | None
+    jobs: list[HeldJobOut]
+
+
+class WorkerList(BaseModel):
+    """The workers that live, by host."""
+
+    data: list[WorkerOut]
+
+
+@router.get("")
+def list_workers(caller: Operator, sessions: SessionsDep) -> WorkerList:
+    """Who is there: devices, last heartbeat, jobs in hand."""
+    with sessions.begin() as session:
+        return WorkerList(data=[_show(session, worker) for worker in workers.find_live(session)])
+
+
+@router.get("/{worker_id}", responses=may(404))
+def get(worker_id: WorkerId, caller: Operator, sessions: SessionsDep) -> WorkerOut:
+    """One worker."""
+    with sessions.begin() as session:
+        return _show(session, _open(session, worker_id))
+
+
+@router.post("/{worker_id}/drain", status_code=202, responses=may(404))
+def drain(worker_id: WorkerId, caller: Operator, sessions: SessionsDep) -> WorkerOut:
+    """Take no more jobs and give back those in hand: they go back to the queue, charged nothing. With its next beat."""
+    with sessions.begin() as session:
+        worker = _open(session, worker_id)
+        workers.drain(session, worker)
+        audit.note(session, caller, "worker.drain", worker_id)
+        return _show(session, worker)
+
+
+@router.post("/{worker_id}/uncordon", status_code=202, responses=may(404))
+def uncordon(worker_id: WorkerId, caller: Operator, sessions: SessionsDep) -> WorkerOut:
+    """Take jobs again."""
+    with sessions.begin() as session:
+        worker = _open(session, worker_id)
+        workers.uncordon(session, worker)
+        audit.note(session, caller, "worker.uncordon", worker_id)
+        return _show(session, worker)
+
+
+def _open(session: Session, worker_id: str) -> Worker:
+    worker = workers.find(session, worker_id)
+    if worker is None:
+        raise Problem(404, "worker_not_found", "There is no such worker.", hint="GET /v1/workers lists them.")
+    return worker
+
+
+def _show(session: Session, worker: Worker) -> WorkerOut:
+    columns = {
+        name: getattr(worker, name)
+        for name in ("id", "host", "num_slots", "memory_bytes", "devices", "started_at", "beat_at")
+    }
+    return WorkerOut(
+        **columns,
+        drain_requested_at=worker.drain_requested_at,
+        state="draining" if worker.drain_requested_at else "ready",
+        jobs=[HeldJobOut.of(job) for job in workers.find_jobs(session, worker.id)],
+    )

@@ -1,0 +1,131 @@
+"""What operators see and order: workers, with whole worker processes, and the numbers of /metrics."""
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import text
+
+from api.store import leases
+from api.store.engine import Sessions
+from api.store.tables import Job
+from tests.integration.conftest import Server, WorkerProcess, wait_gone
+from tests.integration.test_worker_orders import outcomes, post
+
+MakeModel = Callable[..., Path]
+StartWorker = Callable[..., WorkerProcess]
+WaitFor = Callable[..., Job]
+
+
+def wait_worker(client: TestClient, *, state: str = "ready", timeout_s: float = 15) -> dict[str, Any]:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = client.get("/v1/workers").json()["data"]
+        if found and found[0]["state"] == state:
+            return found[0]  # type: ignore[no-any-return]
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+
+
+def test_a_drained_worker_gives_its_job_back_and_rests(
+    client: TestClient, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor, sessions: Sessions,
+    read_pids: Callable[..., list[list[int]]], tmp_path: Path,
+) -> None:  # fmt: skip
+    process = start_worker()
+    job_id = post(client, make_model(mode="slow_once", pids=str(tmp_path / "pids")))
+    wait_for(job_id, "running", phase="quantize")
+    [pids] = read_pids(tmp_path / "pids")
+    worker = wait_worker(client)
+    assert [job["id"] for job in worker["jobs"]] == [job_id]
+    assert worker["num_slots"] == 1 and worker["memory_bytes"] > 0
+    place = f"/v1/workers/{worker['id']}"
+    drained = client.post(f"{place}/drain")
+    assert (drained.status_code, drained.json()["state"]) == (202, "draining")
+    wait_for(job_id, "queued", timeout_s=5)
+    wait_gone(pids, timeout_s=2)
+    time.sleep(1.2)  # two polls: it takes nothing
+    job = client.get(f"/v1/jobs/{job_id}").json()
+    assert (job["state"], job["waiting_reason"]) == ("queued", "no live worker")
+    assert process.process.poll() is None
+    assert client.get(place).json()["jobs"] == []
+    again = client.post(f"{place}/drain").json()
+    assert again["drain_requested_at"] == drained.json()["drain_requested_at"]
+    assert client.post(f"{place}/uncordon").json()["state"] == "ready"
+    row = wait_for(job_id, "succeeded")
+    assert (row.attempt, row.failure_count, row.lost_count) == (2, 0, 0)
+    assert outcomes(sessions) == ["drained", "succeeded"]
+    assert process.drain() == 0
+    assert client.get("/v1/workers").json()["data"] == []
+    assert client.get(place).status_code == 404
+
+
+def test_the_commands_about_workers(
+    server: Server, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    from bitfoundry import cli
+
+    monkeypatch.setenv("BITFOUNDRY_URL", server.url)
+    monkeypatch.setenv("BITFOUNDRY_API_KEY", server.key)
+
+    def command(line: str) -> Any:
+        capsys.readouterr()
+        assert cli.run([*line.split(), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    start_worker()
+    with server.connect() as client:
+        worker = wait_worker(client)  # type: ignore[arg-type]
+    assert [each["id"] for each in command("workers list")] == [worker["id"]]
+    assert command(f"workers drain {worker['id']}")["state"] == "draining"
+    assert command(f"workers uncordon {worker['id']}")["state"] == "ready"
+
+
+def numbers(client: TestClient) -> dict[str, float]:
+    """Prometheus' text, read as its format says: name{labels} value."""
+    answer = client.get("/metrics")
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    found = {}
+    for line in answer.text.splitlines():
+        if not line.startswith("#"):
+            match = re.fullmatch(r"([a-z_]+(?:\{[a-z_]+=\"[^\"]*\"\})?) (\S+)", line)
+            assert match, line
+            found[match[1]] = float(match[2])
+    return found
+
+
+def test_metrics(client: TestClient, make_model: MakeModel, sessions: Sessions) -> None:
+    nothing = numbers(client)
+    assert nothing['bitfoundry_jobs{state="queued"}'] == nothing["bitfoundry_oldest_wait_seconds"] == 0
+    assert "bitfoundry_lease_left_seconds" not in nothing
+    ids = [post(client, make_model(name)) for name in ("a", "b", "c")]
+    with sessions.begin() as session:
+        lease = leases.claim(session, worker="w", lease_s=60)
+        done = leases.claim(session, worker="w", lease_s=90)
+        assert lease and done
+        leases.succeed(session, done, manifest_sha256="m", path="/p", num_bytes=1, summary={})
+    phase = '{"name": "quantize", "state": "done", "started_at": "2026-01-01T00:00:00Z"}'
+    with sessions.begin() as session:
+        session.execute(text("UPDATE job SET run_at = run_at - interval '100 s' WHERE id = :id"), {"id": ids[2]})
+        phases = f"jsonb_build_array('{phase}'::jsonb || '{{\"ended_at\": \"2026-01-01T00:00:07Z\"}}')"
+        session.execute(text(f"UPDATE job SET phases = {phases} WHERE state = 'succeeded'"))
+    found = numbers(client)
+    expected = {"queued": 1, "running": 1, "succeeded": 1, "failed": 0}
+    assert {name: found[f'bitfoundry_jobs{{state="{name}"}}'] for name in expected} == expected
+    assert 100 <= found["bitfoundry_oldest_wait_seconds"] < 160
+    assert 0 < found["bitfoundry_lease_left_seconds"] <= 60
+    assert found['bitfoundry_phase_seconds{phase="quantize"}'] == 7
+    assert found['bitfoundry_phase_runs{phase="quantize"}'] == 1
+    assert found['bitfoundry_workers{state="ready"}'] == 0
+
+
+def test_metrics_are_an_operators(client: TestClient) -> None:
+    key = client.post("/v1/keys", json={"name": "k", "scopes": ["jobs:read", "jobs:write", "admin"]}).json()["key"]
+    headers = {"Authorization": f"Bearer {key}"}
+    assert client.get("/metrics", headers=headers).json()["errors"][0]["allowed"] == ["operator"]
+    assert client.get("/v1/workers", headers=headers).status_code == 403

@@ -1,0 +1,112 @@
+"""``python -m api``: where it listens, and when it does not."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from api.__main__ import is_loopback
+from api.security import create_key
+from api.settings import Settings
+from api.store import keys
+from api.store.engine import Sessions
+from bitfoundry.local import LocalStack
+from tests.integration.conftest import ROOT, Server
+
+
+@pytest.fixture
+def environment(settings: Settings, sessions: Sessions) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("BITFOUNDRY_")} | {
+        "DATABASE_URL": settings.database_url.get_secret_value(),
+        "BROKER_URL": settings.broker_url.get_secret_value(),
+        "BITFOUNDRY_DATA_DIR": str(settings.data_dir),
+    }
+
+
+def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "api", *arguments]
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def serve(environment: dict[str, str]) -> Iterator[object]:
+    """``serve("0.0.0.0")``: the URL of a server that answers on 127.0.0.1."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(host: str) -> str:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [sys.executable, "-m", "api", "serve", "--host", host, "--port", str(port)]
+        started.append(subprocess.Popen(command, env=environment, cwd=ROOT))
+        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 30
+        while True:
+            try:
+                httpx2.get(f"{url}/healthz/live", trust_env=False)
+                return url
+            except httpx2.TransportError:
+                assert started[-1].poll() is None and time.monotonic() < deadline
+                time.sleep(0.1)
+
+    yield start
+    for process in started:
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
+def test_nobody_listens_in_the_open_before_there_is_a_key(host: str, environment: dict[str, str]) -> None:
+    refused = run(environment, "serve", "--host", host, "--port", "0")
+    assert refused.returncode == 1
+    assert "no_api_key" in refused.stderr and "create-key" in refused.stderr
+
+
+def test_a_revoked_key_is_none(environment: dict[str, str], sessions: Sessions) -> None:
+    made = run(environment, "create-key", "first", "--scope", "jobs:read")
+    assert re.fullmatch(r"bf_[0-9a-f]{12}_[\w-]{43}\n", made.stdout)
+    with sessions.begin() as session:
+        assert keys.is_any_valid(session)
+        row = keys.find(session, "prj_" + "0" * 32, made.stdout.split("_")[1])
+        assert row and row.scopes == ["jobs:read"]
+        keys.revoke(session, row)
+    assert run(environment, "serve", "--host", "0.0.0.0", "--port", "0").returncode == 1
+
+
+def test_with_a_key_it_listens_and_wants_it(environment: dict[str, str], serve) -> None:
+    key = run(environment, "create-key", "first").stdout.strip()
+    url = serve("0.0.0.0")
+    with httpx2.Client(base_url=url, trust_env=False) as client:
+        assert client.get("/v1/jobs").status_code == 401
+        assert client.get("/v1/jobs", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+
+
+def test_on_loopback_it_needs_none(serve) -> None:
+    assert httpx2.get(f"{serve('127.0.0.1')}/v1/jobs", trust_env=False).status_code == 401
+
+
+def test_an_unsafe_secret_key_file_stops_it(environment: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "secret.key"
+    path.write_text("A" * 44)
+    path.chmod(0o644)
+    refused = run(environment | {"BITFOUNDRY_SECRET_KEY_FILE": str(path)}, "serve", "--port", "0")
+    assert (refused.returncode, "unsafe_secret_key_file" in refused.stderr) == (1, True)
+
+
+def test_what_is_loopback() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.example.org", "")))
+
+
+def test_the_local_stack_wants_a_key_that_may_do_everything(server: Server, sessions: Sessions, tmp_path: Path) -> None:
+    """A key of an earlier version, without the newer scopes, is replaced at the next start."""
+    stack = LocalStack(tmp_path)
+    stack.url = server.url
+    older = create_key(sessions, "older", scopes=["jobs:read", "jobs:write"])
+    assert [stack._accepts(key) for key in (server.key, older, "bf_000000000000_" + "A" * 43)] == [True, False, False]

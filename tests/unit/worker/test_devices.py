@@ -1,0 +1,40 @@
+"""What devices a worker says it has."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from worker import devices
+
+
+def test_lines_of_nvidia_smi() -> None:
+    said = "NVIDIA H100 80GB HBM3, 81559\nA card, with a comma, 1024\nbroken, [N/A]\n\n"
+    assert devices.parse_nvidia(said) == [
+        {"kind": "cuda", "name": "NVIDIA H100 80GB HBM3", "memory_bytes": 81559 << 20},
+        {"kind": "cuda", "name": "A card, with a comma", "memory_bytes": 1 << 30},
+    ]
+
+
+def test_a_driver_that_fails_is_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    for script, number in (("echo 'A card, 10'", 1), ("echo no driver; exit 9", 0)):
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        assert len(devices._nvidia()) == number
+
+
+def test_the_files_of_amdgpu(tmp_path: Path) -> None:
+    for card, memory, name in (("card0", "17163091968\n", "Radeon"), ("card1", "x", "broken"), ("card2", "1024", None)):
+        folder = tmp_path / card / "device"
+        folder.mkdir(parents=True)
+        (folder / "mem_info_vram_total").write_text(memory)
+        if name:
+            (folder / "product_name").write_text(f"{name}\n")
+    (tmp_path / "card0-DP-1" / "device").mkdir(parents=True)
+    assert devices._amd(tmp_path) == [
+        {"kind": "rocm", "name": "Radeon", "memory_bytes": 17163091968},
+        {"kind": "rocm", "name": "AMD GPU", "memory_bytes": 1024},
+    ]
+    assert devices._amd(tmp_path / "nothing") == []

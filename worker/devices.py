@@ -1,0 +1,57 @@
+"""The accelerators of this machine, as its drivers tell: for people who look at ``GET /v1/workers``. Without torch."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+AMD_CARDS = Path("/sys/class/drm")
+MIB = 1 << 20
+TIMEOUT_S = 10
+
+Device = dict[str, Any]  # {kind, name, memory_bytes}
+
+
+def find_devices() -> list[Device]:
+    """What there is; an empty list where jobs run on the processor."""
+    return [*_nvidia(), *_amd(AMD_CARDS)]
+
+
+def _nvidia() -> list[Device]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, timeout=TIMEOUT_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return parse_nvidia(said)
+
+
+def parse_nvidia(said: str) -> list[Device]:
+    """From lines as ``NVIDIA H100 80GB HBM3, 81559``: a name, and its memory in MiB."""
+    rows = (line.rpartition(",") for line in said.splitlines())
+    return [
+        {"kind": "cuda", "name": name.strip(), "memory_bytes": int(memory) * MIB}
+        for name, _, memory in rows
+        if memory.strip().isdecimal()
+    ]
+
+
+def _amd(cards: Path) -> list[Device]:
+    """The cards of the amdgpu driver, which says in files what they are."""
+    found = []
+    for file in sorted(cards.glob("card[0-9]*/device/mem_info_vram_total")):
+        try:
+            memory_bytes = int(file.read_text())
+        except (OSError, ValueError):
+            continue
+        try:
+            name = file.with_name("product_name").read_text().strip()
+        except OSError:
+            name = ""
+        found.append({"kind": "rocm", "name": name or "AMD GPU", "memory_bytes": memory_bytes})
+    return found
