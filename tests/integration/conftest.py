@@ -246,6 +246,13 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def wait_for_empty(folder: Path) -> None:
+    deadline = time.monotonic() + 10
+    while list(folder.iterdir()):
+        assert time.monotonic() < deadline, list(folder.iterdir())
+        time.sleep(0.05)
+
+
 def wait_gone(pids: list[int], timeout_s: float = 10) -> None:
     """Until none of the processes is alive."""
     deadline = time.monotonic() + timeout_s

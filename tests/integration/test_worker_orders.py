@@ -13,7 +13,7 @@ from api.settings import Settings
 from api.store import events
 from api.store.engine import Sessions
 from api.store.tables import Attempt, Job, Worker
-from tests.integration.conftest import WorkerProcess, is_alive, wait_gone
+from tests.integration.conftest import WorkerProcess, is_alive, wait_for_empty, wait_gone
 
 MakeModel = Callable[..., Path]
 StartWorker = Callable[..., WorkerProcess]
@@ -122,13 +122,6 @@ def wait_until_kept(settings: Settings) -> None:
     deadline = time.monotonic() + 20
     while not list(settings.work_dir.glob("*/resume/kept")):
         assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def wait_for_empty(folder: Path) -> None:
-    deadline = time.monotonic() + 10
-    while list(folder.iterdir()):
-        assert time.monotonic() < deadline, list(folder.iterdir())
         time.sleep(0.05)
 
 
