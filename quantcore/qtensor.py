@@ -21,10 +21,11 @@ class QTensor:
     spec: QuantizationSpec
 
     def dequantize(self) -> torch.Tensor:
-        """The weight that the codes stand for, float32 in the shape of ``codes``."""
+        """The weight that the codes stand for, float32 in the shape of ``codes``, laid out row by row: kernels may round
+        otherwise where it is not."""
         grouping = weight_grouping(self.spec)
         values_RGS = dequantize(grouping.split(self.codes), self.params, self.spec)
-        return grouping.join(values_RGS, tuple(self.codes.shape))
+        return grouping.join(values_RGS, tuple(self.codes.shape)).contiguous()
 
 
 @dataclass(frozen=True)
