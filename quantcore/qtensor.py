@@ -21,8 +21,10 @@ class QTensor:
     spec: QuantizationSpec
 
     def dequantize(self) -> torch.Tensor:
-        """The weight that the codes stand for, float32 in the shape of ``codes``, laid out row by row: kernels may round
-        otherwise where it is not."""
+        """The weight that the codes stand for, float32 in the shape of ``codes``.
+
+        It lies row by row: products may round otherwise where it does not.
+        """
         grouping = weight_grouping(self.spec)
         values_RGS = dequantize(grouping.split(self.codes), self.params, self.spec)
         return grouping.join(values_RGS, tuple(self.codes.shape)).contiguous()

@@ -40,8 +40,11 @@ ENGINES = {
 }
 # What `make bench-engines` runs; the others with --cells '*'.
 USUAL = (
-    "uint4:rtn", "uint4:awq", "uint4:gptq", "uint4:rotation+gptq", "int4:gptq", "int8:rtn", "int8:smoothquant",
-    "int8:smoothquant+gptq", "int8_dynamic:smoothquant+gptq", "fp8:rtn", "mxfp4:rtn", "mxfp4:gptq",
+    *(f"{scheme}:{algorithm}" for scheme in ("uint4", "int4") for algorithm in ("rtn", "awq", "gptq", "rotation+gptq")),
+    *(f"{scheme}:{algorithm}" for scheme in ("int8", "fp8") for algorithm in ("rtn", "smoothquant", "gptq",
+                                                                             "rotation+gptq")),
+    "mxfp4:rtn", "mxfp4:smoothquant", "mxfp4:awq", "mxfp4:gptq", "mxfp4:rotation+gptq",
+    "int8:smoothquant+gptq", "int8_dynamic:smoothquant+gptq",
     "uint4:range_search", "uint4:awq+gptq", "uint4:gptaq", "uint4:rotation+gptaq",
 )  # fmt: skip
 # engine, scheme, algorithm: the first row that fits says why there is no such cell.
