@@ -119,7 +119,8 @@ def quantize(
     """
     ranks = savepoint.ranks
     headers, source = given.headers, open_source(given)
-    windows = read_windows(task)
+    windows = ranks.share(read_windows(task) if ranks.is_first else None)
+    assert windows is not None
     model = StreamedModel(
         headers.config, source.read, set(headers.tensors), plan.block_prefix, plan.num_blocks,
         TORCH_DTYPES[headers.main_dtype], default_device(),

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import threading
-from typing import Any
 
 from api.settings import Settings
 from api.store import datasets, hub_tokens, leases
@@ -100,9 +99,11 @@ class Run:
 
     def _prepare(self) -> None:
         self._workspace.create()
+        self._hub_token = self._find_hub_token() if self._needs_hub else None
         self._workspace.write_task(
             self._model()
             | {
+                "token_on_stdin": self._hub_token is not None,
                 "output_dir": str(self._workspace.output_dir),
                 "resume_dir": str(self._workspace.resume_dir),
                 "config": self.lease.config,
@@ -127,18 +128,18 @@ class Run:
             )
         return str(self._settings.datasets_dir / datasets.file_name(dataset))
 
-    def _model(self) -> dict[str, Any]:
+    def _model(self) -> dict[str, str]:
         """The task's model: a commit on the Hub, or a folder."""
         model = self.lease.model
         if "id" in model:
-            self._hub_token = self._find_hub_token()
-            return {
-                "model_id": model["id"],
-                "revision": model["sha"],
-                "token_on_stdin": self._hub_token is not None,
-            }
+            return {"model_id": model["id"], "revision": model["sha"]}
         # Looked up again: a link may lead elsewhere by now than when the job was submitted.
         return {"model_dir": str(self._settings.find_input(model["path"], field="/model/path"))}
+
+    @property
+    def _needs_hub(self) -> bool:
+        """Whether its model or its text is on the Hub."""
+        return "id" in self.lease.model or self.lease.calibration.get("revision") is not None
 
     def _find_hub_token(self) -> str | None:
         """The token that the job names, else the service's own. Raises ModelError ``hub_token_not_found``."""
@@ -152,9 +153,8 @@ class Run:
 
     def _start_engine(self) -> Engine:
         with self._lock:
-            with_hub = "id" in self.lease.model or self.lease.calibration.get("revision") is not None
             token, self._hub_token = self._hub_token, None
-            self._engine = Engine(self._settings, self._workspace.task_file, with_hub=with_hub, hub_token=token)
+            self._engine = Engine(self._settings, self._workspace.task_file, with_hub=self._needs_hub, hub_token=token)
             if self._stop:
                 self._engine.stop(self._stop)
             return self._engine

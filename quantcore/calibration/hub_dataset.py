@@ -13,6 +13,7 @@ from typing import Any
 
 from quantcore.calibration.columns import choose_column
 from quantcore.calibration.files import Row
+from quantcore.checkpoint.hub import TOKEN
 from quantcore.config import CalibrationConfig
 from quantcore.errors import CalibrationError, QuantError
 
@@ -110,7 +111,7 @@ def _open(calibration: CalibrationConfig) -> Iterator[dict[str, Any]]:
     datasets.disable_progress_bars()
     try:
         splits = datasets.load_dataset(
-            calibration.source, calibration.config, revision=calibration.revision, streaming=True
+            calibration.source, calibration.config, revision=calibration.revision, streaming=True, token=TOKEN.get()
         )
         rows = splits[_choose_split(list(splits), calibration.split)]
         names = rows.column_names or list(next(iter(rows)))

@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,6 +48,8 @@ LARGEST_GAP = 100_000  # bytes between two of them that are fetched along
 MAX_CARD_BYTES = 64 << 10
 MAX_TOKENIZER_BYTES = 256 << 20
 NUM_CONNECTIONS = 8
+TOKEN: ContextVar[str | None] = ContextVar("TOKEN", default=None)
+"""What ``fetch`` was given to read private models and datasets with: it is in no environment and no file."""
 TIMEOUT_S = 10.0
 FIRST_BYTES = 100_000  # holds the whole header of nearly every file, so that one request does
 
@@ -123,12 +126,12 @@ def outline(
 
 def fetch(task: Task, emit: Emit) -> Task:
     """The task with its model in a folder: as it is, or with what was downloaded. Raises as ``download`` does."""
+    if task.token_on_stdin:
+        TOKEN.set(sys.stdin.readline().strip() or None)
     if task.model_dir is not None:
         return task
     emit(PhaseStarted("download"))
-    # Known in here only: what comes after the download has no token.
-    token = sys.stdin.readline().strip() if task.token_on_stdin else None
-    return task.model_copy(update={"model_dir": download(task.model_id, task.revision, emit, token=token or None)})
+    return task.model_copy(update={"model_dir": download(task.model_id, task.revision, emit, token=TOKEN.get())})
 
 
 def download(model_id: str, sha: str, emit: Emit, *, token: str | None = None) -> Path:

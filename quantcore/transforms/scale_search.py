@@ -129,7 +129,9 @@ class TriedWeight:
         params = find_params(low, high, self._spec, self._dtype)  # of the whole weight
         if self._grouping != PER_TENSOR:
             ends = min_max(self._grouping.split(scaled))
-            params = as_two_levels(find_params(*ends, self._spec, self._dtype, params.global_scale), self._spec)
+            params = find_params(*ends, self._spec, self._dtype, params.global_scale)
+            if self._spec.scale_type.is_whole:  # others are stored by the mean of all rows' scales, or one by one
+                params = as_two_levels(params, self._spec)
         return fake_quantize(scaled, self._spec, self._grouping, params)
 
 

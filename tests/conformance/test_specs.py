@@ -54,6 +54,8 @@ def must_be_legal(dtype, scheme, symmetric, is_dynamic, scale_type):
         return symmetric and scheme == "per_tensor" and scale_type == "float"
     if name.startswith("uint") if symmetric else "int" not in name:
         return False
+    if scale_type == "double_quant":  # of bitsandbytes' blocks of 4 bits
+        return (name in ("nf4", "fp4_bnb"), scheme, is_dynamic) == (True, "per_group", False)
     if scale_type in ("uint6", "int8"):  # GGUF's K-types: of these sizes and zero points only Q6_K
         return (name, scheme, symmetric, is_dynamic, scale_type) == ("int6", "per_group", True, False, "int8")
     if scale_type in ("e8m0", "e4m3") and not symmetric:

@@ -9,7 +9,7 @@ import torch
 from quantcore.algorithms import AutoSmoothQuantConfig, AWQConfig, SmoothQuantConfig
 from quantcore.blocks.edges import Edge
 from quantcore.calibration.ranges import collect_ranges, learned
-from quantcore.config import QuantizationConfig, QuantizationSpec
+from quantcore.config import QuantizationConfig, QuantizationSpec, ScaleType
 from quantcore.layer import LayerPlan
 from quantcore.presets import INT8, INT8_CHANNEL, PRESETS
 from quantcore.solvers.rtn import round_to_nearest
@@ -130,6 +130,9 @@ def test_some_rows_are_rounded_as_within_the_whole(name, num_rows):
     tried = TriedWeight(weight, spec, num_rows)
     chosen = [(weight == row).all(1).nonzero().item() for row in tried.weight_RI]
     expected = round_to_nearest(weight * scale, spec).dequantize()
+    if spec.scale_type is ScaleType.double_quant:  # by the mean of all scales: not known of some rows
+        assert (tried.rounded(scale) - expected[chosen]).norm() < 0.05 * expected[chosen].norm()
+        return
     torch.testing.assert_close(tried.rounded(scale), expected[chosen], rtol=0, atol=0)
     if num_rows == 40 and name in ("int8", "int8_static", "w4a16", "nvfp4", "fp8", "mxfp4", "int4_fp8"):
         assert len(chosen) == 40 and 5 not in chosen
