@@ -20,6 +20,12 @@ from bitfoundry.errors import ApiError
 from bitfoundry.local import LocalStack
 
 
+def _hear_interrupts() -> None:
+    """As in a terminal. A shell lets what it runs in the background ignore Ctrl-C, and so do its children: these tests
+    may be run like that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def up(home: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     """Start `bitfoundry up` and wait until it says that it is ready."""
@@ -29,7 +35,10 @@ def up(home: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
         command = [sys.executable, "-m", "bitfoundry", "up", "--home", str(home), "--port", "0", "--json"]
         environment = {name: value for name, value in os.environ.items() if name not in {"DATABASE_URL", "BROKER_URL"}}
         environment["PYTHONFAULTHANDLER"] = "1"
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+            preexec_fn=_hear_interrupts,
+        )  # fmt: skip
         started.append(process)
         assert process.stdout is not None
         said = ""
