@@ -56,8 +56,6 @@ app = typer.Typer(
 )
 sweep = typer.Typer(help="Many jobs at once: every combination of a matrix of values.", no_args_is_help=True)
 
-datasets = typer.Typer(help="Calibration text on the service: uploaded files.", no_args_is_help=True)
-
 
 @app.command()
 def up(
