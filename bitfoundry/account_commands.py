@@ -10,7 +10,7 @@ from bitfoundry import terminal
 from bitfoundry.account import Key as ApiKey
 from bitfoundry.account import Worker
 from bitfoundry.answers import Answer
-from bitfoundry.options import AsJson, Home, Key, Url, connect
+from bitfoundry.options import AsJson, Home, Key, Url, connect, show_deleted
 
 KeyId = Annotated[str, typer.Argument(help="The key's id, as `keys list` shows it.")]
 Name = Annotated[str, typer.Argument(help="A name to know it by.")]
@@ -212,13 +212,6 @@ def show_rows(rows: Iterable[Answer], columns: tuple[str, ...], as_json: bool, *
         terminal.print_json(dumped[0] if single else dumped)
     else:
         terminal.out.print(terminal.rows_table(dumped, columns) if dumped else "none", soft_wrap=True)
-
-
-def show_deleted(name: str, as_json: bool) -> None:
-    if as_json:
-        terminal.print_json({"deleted": name})
-    else:
-        terminal.out.print(f"{name} is deleted")
 
 
 def _show_key(key: ApiKey, as_json: bool) -> None:

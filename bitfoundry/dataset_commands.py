@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bitfoundry import terminal
-from bitfoundry.options import AsJson, Home, Key, Url, connect
+from bitfoundry.options import AsJson, Home, Key, Url, connect, show_deleted
 
 DatasetId = Annotated[str, typer.Argument(help="The dataset's id, as `datasets list` shows it.")]
 
@@ -102,10 +102,7 @@ def delete(
     """Delete a dataset. Not while a job that has not ended needs it."""
     with connect(url, api_key, home) as client:
         client.datasets.delete(dataset_id)
-    if as_json:
-        terminal.print_json({"deleted": dataset_id})
-    else:
-        terminal.out.print(f"{dataset_id} is deleted")
+    show_deleted(dataset_id, as_json)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

@@ -21,6 +21,7 @@ from bitfoundry.options import (
     connect,
     key_value,
     read_config,
+    show_deleted,
     show_job,
 )
 
@@ -126,7 +127,7 @@ def cancel(job_id: JobId, url: Url = None, api_key: Key = None, home: Home = Non
 
 
 def pause(job_id: JobId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
-    """Keep a job from running until it is resumed. A running one is ended, and will start from its beginning."""
+    """Keep a job from running until it is resumed. A running one is ended; it goes on behind its last saved block."""
     with connect(url, api_key, home) as client:
         show_job(client.pause(job_id), as_json)
 
@@ -183,10 +184,7 @@ def delete(job_id: JobId, url: Url = None, api_key: Key = None, home: Home = Non
     """Delete a job that has ended, with its events, its log and its artifact."""
     with connect(url, api_key, home) as client:
         client.delete(job_id)
-    if as_json:
-        terminal.print_json({"deleted": job_id})
-    else:
-        terminal.out.print(f"{job_id} is deleted")
+    show_deleted(job_id, as_json)
 
 
 def submit_sweep(

@@ -77,3 +77,11 @@ def show_job(job: Job, as_json: bool) -> None:
         terminal.print_json(job.model_dump(mode="json"))
     else:
         terminal.out.print(terminal.job_details(job))
+
+
+def show_deleted(name: str, as_json: bool) -> None:
+    """That something is gone, for people or for programs."""
+    if as_json:
+        terminal.print_json({"deleted": name})
+    else:
+        terminal.out.print(f"{name} is deleted")

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from bitfoundry import terminal
-from bitfoundry.account_commands import show_deleted, show_rows
-from bitfoundry.options import AsJson, Home, Key, Url, connect
+from bitfoundry.account_commands import show_rows
+from bitfoundry.options import AsJson, Home, Key, Url, connect, show_deleted
 
 WebhookId = Annotated[str, typer.Argument(help="The webhook's id, as `webhooks list` shows it.")]
 Events = Annotated[list[str] | None, typer.Option("--event", help="As job.succeeded or job.failed; repeatable.")]

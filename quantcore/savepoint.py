@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from quantcore.checkpoint.artifact import sync
 from quantcore.export import EXPORTERS, Container
 from quantcore.runtime.ranks import Ranks
 from quantcore.task import Task
@@ -159,8 +160,4 @@ def _replace(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(path.parent)

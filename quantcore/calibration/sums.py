@@ -110,9 +110,8 @@ class Sums:
         self.num_tokens += num_tokens
         if num_sampled:
             step = max(1, num_tokens // num_sampled)
-            first = (
-                (self._first_window + len(self._samples)) * step // num_windows % step
-            )  # the first token of a text is often like no other
+            # Not always from 0: the first token of a text is often like no other.
+            first = (self._first_window + len(self._samples)) * step // num_windows % step
             self._samples.append(x_TI[first::step][:num_sampled].clone())
         wide = x_TI.to(torch.float64 if self._needs.float64 else torch.float32)
         self._sum += wide.sum(0)

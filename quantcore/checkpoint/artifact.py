@@ -47,7 +47,7 @@ def building(output_dir: Path, resume_dir: Path | None = None) -> Iterator[Path]
     try:
         yield partial
         partial.replace(output_dir)
-        _sync(output_dir.parent)
+        sync(output_dir.parent)
         is_done = True
     finally:
         if is_done or resume_dir is None:
@@ -86,7 +86,7 @@ def seal(folder: Path) -> str:
     manifest = folder / "manifest.json"
     write_json(manifest, {"schema_version": 1, "files": entries})
     for path in (*files, manifest, *(path for path in folder.rglob("*") if path.is_dir()), folder):
-        _sync(path)
+        sync(path)
     return sha256(manifest)
 
 
@@ -95,7 +95,8 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """What ``path``, a file or a folder, holds now is on the disk when this returns."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
