@@ -19,6 +19,7 @@ from quantcore.checkpoint.gguf_metadata import add_model, add_tokenizer, rope_te
 from quantcore.checkpoint.gguf_names import FILE_NAME, Place, Places, stored_part
 from quantcore.checkpoint.gguf_tokenizer import describe_tokenizer
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader, TensorLayout
+from quantcore.checkpoint.sink import OpenFiles, write_at
 from quantcore.checkpoint.source import TORCH_DTYPES, Source, interleaved
 from quantcore.errors import ModelError
 
@@ -26,7 +27,7 @@ ALIGNMENT = 32  # of every tensor, GGUF's default
 EMBEDDING = "model.embed_tokens.weight"
 
 
-class GgufSink:
+class GgufSink(OpenFiles):
     """The one file of a GGUF artifact. ``write`` every tensor of ``layouts`` once, then ``finish``.
 
     The model is the one with this config.json and the tokenizer in ``model_dir``. ``warnings`` is what to say of both.
@@ -53,9 +54,9 @@ class GgufSink:
             for name, place in self._places.items()
         }
         shapes |= {name: TensorLayout("F32", tuple(tensor.shape)) for name, tensor in computed.items()}
-        self._handle = self._write_header(writer, folder / FILE_NAME, shapes)
+        self._handles = [self._write_header(writer, folder / FILE_NAME, shapes)]
         for name, tensor in computed.items():
-            self._put(tensor, self._offsets[name])
+            write_at(self._handles[0], tensor, self._offsets[name])
 
     def dtype_of(self, name: str) -> torch.dtype:
         """The dtype in which ``write`` takes the tensor called ``name``."""
@@ -77,21 +78,9 @@ class GgufSink:
             kept = kept + place.offset
         rows = interleaved(len(kept), place.num_heads) if place.num_heads else None
         offset = self._offsets[place.name] + (place.index or 0) * layout.num_bytes
-        self._put(kept if rows is None else kept[rows.to(kept.device)], offset)
+        write_at(self._handles[0], kept if rows is None else kept[rows.to(kept.device)], offset)
         self.missing.discard(name)
         return (kept - place.offset).to(dtype) if place.offset else None
-
-    def finish(self) -> None:
-        """Sync the file to disk. Raises RuntimeError when a planned tensor was never written."""
-        if self.missing:
-            raise RuntimeError(f"{len(self.missing)} tensor(s) were never written, first '{min(self.missing)}'")
-        os.fsync(self._handle)
-
-    def close(self) -> None:
-        """Give the file back (also after a failure)."""
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
 
     def _write_header(self, writer: Any, path: Path, shapes: Mapping[str, TensorLayout]) -> int:
         """Everything before the data, and room for that; the open file."""
@@ -115,12 +104,6 @@ class GgufSink:
         handle = os.open(path, os.O_RDWR)
         os.ftruncate(handle, start + end)
         return handle
-
-    def _put(self, tensor: torch.Tensor, offset: int) -> None:
-        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-        done = 0
-        while done < len(data):
-            done += os.pwrite(self._handle, data[done:], offset + done)
 
 
 class GgufSource:

@@ -12,7 +12,7 @@ import torch
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.checkpoint.onnx_graph import Traced, trace
 from quantcore.checkpoint.onnx_names import DATA_NAME, DTYPES, FILE_NAME
-from quantcore.checkpoint.sink import write_at
+from quantcore.checkpoint.sink import OpenFiles, write_at
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.layer import LayerPlan
 from quantcore.onnx_nodes import check_installed
@@ -20,7 +20,7 @@ from quantcore.onnx_nodes import check_installed
 ALIGNMENT = 4096  # a page: ONNX Runtime maps tensors that start at one
 
 
-class OnnxSink:
+class OnnxSink(OpenFiles):
     """The two files of an ONNX artifact. ``write`` every tensor of ``layouts`` once, then ``finish``.
 
     ``model_config`` is config.json. Raises ConfigError if a package is missing, ModelError for a model without a graph.
@@ -41,8 +41,8 @@ class OnnxSink:
         for name, layout in layouts.items():
             self._offsets[name] = end
             end += layout.num_bytes + -layout.num_bytes % ALIGNMENT
-        self._handle = os.open(folder / DATA_NAME, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.ftruncate(self._handle, end)
+        self._handles = [os.open(folder / DATA_NAME, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)]
+        os.ftruncate(self._handles[0], end)
         try:
             self._save_graph(trace(model_config, layouts, layers), folder)
         except BaseException:
@@ -64,21 +64,9 @@ class OnnxSink:
         planned = (TORCH_DTYPES[layout.dtype], layout.shape)
         if planned != (tensor.dtype, tuple(tensor.shape)) or name not in self.missing:
             raise RuntimeError(f"{name}: planned {layout}, got {tensor.dtype} {tuple(tensor.shape)}, or written twice")
-        write_at(self._handle, tensor, self._offsets[name])
+        write_at(self._handles[0], tensor, self._offsets[name])
         self.missing.discard(name)
         return None
-
-    def finish(self) -> None:
-        """Sync the tensors to disk. Raises RuntimeError when a planned one was never written."""
-        if self.missing:
-            raise RuntimeError(f"{len(self.missing)} tensor(s) were never written, first '{min(self.missing)}'")
-        os.fsync(self._handle)
-
-    def close(self) -> None:
-        """Give the file back (also after a failure)."""
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
 
     def _save_graph(self, traced: Traced, folder: Path) -> None:
         """Write model.onnx, whose tensors lie where ``write`` will put them."""

@@ -36,7 +36,31 @@ class TensorSink(Protocol):
     def close(self) -> None: ...
 
 
-class Sink:
+class OpenFiles:
+    """The files that a sink writes into, and the names of the tensors that are still ``missing`` there."""
+
+    missing: set[str]
+    _handles: list[int]
+
+    def finish(self) -> None:
+        """Sync the files to disk. Raises RuntimeError when a planned tensor was never written."""
+        if self.missing:
+            raise RuntimeError(f"{len(self.missing)} tensor(s) were never written, first '{min(self.missing)}'")
+        self.sync()
+        self.close()
+
+    def sync(self) -> None:
+        """What was written is on the disk when this returns."""
+        for handle in self._handles:
+            os.fsync(handle)
+
+    def close(self) -> None:
+        """Give the files back (also after a failure)."""
+        while self._handles:
+            os.close(self._handles.pop())
+
+
+class Sink(OpenFiles):
     """The weights of one checkpoint folder. ``write`` every tensor of ``layouts`` once, then ``finish``.
 
     Of the ``tensors`` of a checkpoint with the same layouts, those that lie in a stack are written there one by one.
@@ -93,23 +117,6 @@ class Sink:
         write_at(self._handles[shard], tensor, offset)
         self.missing.discard(name)
         return None
-
-    def finish(self) -> None:
-        """Sync the shards to disk. Raises RuntimeError when a planned tensor was never written."""
-        if self.missing:
-            raise RuntimeError(f"{len(self.missing)} tensor(s) were never written, first '{min(self.missing)}'")
-        self.sync()
-        self.close()
-
-    def sync(self) -> None:
-        """What was written is on the disk when this returns."""
-        for handle in self._handles:
-            os.fsync(handle)
-
-    def close(self) -> None:
-        """Give the files back (also after a failure)."""
-        while self._handles:
-            os.close(self._handles.pop())
 
     def _write_header(self, index: int, names: list[str]) -> None:
         entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
