@@ -23,8 +23,6 @@ from api.store.publication_table import Publication, PublicationState
 from api.store.publications import move
 from api.store.tables import FENCE, Artifact, Job
 
-MAX_FAILURES = 5  # in a row, of such that may pass
-
 
 @dataclass(frozen=True)
 class PublicationLease:
@@ -131,7 +129,7 @@ def fail(session: Session, lease: PublicationLease, failure: Failure, *, retry_b
     job, publication = _held(session, lease)
     publication.failure_count += 1
     backoff_s = min(retry_base_s * 2.0 ** (publication.failure_count - 1), MAX_BACKOFF_S) * random.uniform(1.0, 1.25)
-    if failure.retryable and publication.failure_count < min(failure.max_failures, MAX_FAILURES):
+    if failure.retryable and publication.failure_count < failure.max_failures:
         _wait(session, job, publication, failure, backoff_s)
     else:
         _give_up(session, job, publication, failure)

@@ -59,9 +59,9 @@ def ask_with_success(session: Session, job: Job) -> None:
 
 
 def find_last(session: Session, job_ids: Sequence[str]) -> dict[str, Publication]:
-    """Job id -> its newest publication."""
-    newest = select(Publication).where(Publication.job_id.in_(job_ids)).distinct(Publication.job_id)
-    found = session.scalars(newest.order_by(Publication.job_id, Publication.id.desc())) if job_ids else ()
+    """Job id -> its newest publication: ids sort by age."""
+    newest = select(func.max(Publication.id)).where(Publication.job_id.in_(job_ids)).group_by(Publication.job_id)
+    found = session.scalars(select(Publication).where(Publication.id.in_(newest))) if job_ids else ()
     return {publication.job_id: publication for publication in found}
 
 

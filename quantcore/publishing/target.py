@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Annotated
 from urllib.parse import unquote, urlsplit
 
@@ -77,6 +77,12 @@ def check_url(text: str) -> None:
         and (parts.scheme != "file" or not parts.netloc)
     ):
         raise _invalid("`to` must be a plain URL of a folder, as s3://bucket/models/name or file:///srv/models/name")
+
+
+def real_url(url: str) -> str:
+    """Of a folder on this machine the URL of its real path, links followed; any other as it is."""
+    scheme, _, path = url.rstrip("/").partition("://")
+    return f"file://{Path(path).resolve()}" if scheme == "file" else url.rstrip("/")
 
 
 def is_below(url: str, prefixes: tuple[str, ...]) -> bool:
