@@ -42,10 +42,11 @@ class Commit:
 
 @dataclass
 class Hold:
-    """A request that is kept waiting; ``after``: when all is done but the answer."""
+    """A request that is kept waiting, when ``skip`` such have passed; ``after``: when all is done but the answer."""
 
     part: str
     after: bool
+    skip: int = 0
     reached: threading.Event = field(default_factory=threading.Event)
     go_on: threading.Event = field(default_factory=threading.Event)
 
@@ -81,9 +82,9 @@ class Faults:
         return found is not None
 
     @contextmanager
-    def hold(self, part: str, *, after: bool = False) -> Iterator[Hold]:
-        """The next such request waits until the block ends."""
-        hold = Hold(part, after)
+    def hold(self, part: str, *, after: bool = False, skip: int = 0) -> Iterator[Hold]:
+        """The next such request, or the one ``skip`` later, waits until the block ends."""
+        hold = Hold(part, after, skip)
         self.holds.append(hold)
         try:
             yield hold
@@ -93,6 +94,9 @@ class Faults:
     def wait(self, request: str, *, after: bool) -> None:
         for hold in self.holds:
             if hold.part in request and hold.after == after:
+                if hold.skip:
+                    hold.skip -= 1
+                    return
                 self.holds.remove(hold)
                 hold.reached.set()
                 hold.go_on.wait(60)

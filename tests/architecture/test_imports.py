@@ -42,6 +42,7 @@ ALLOWED = {
     "bitfoundry": set(),
     "bitfoundry.local": {"api.store.migrate", "api.store.vault", "api.security"},
     "bitfoundry.cli": {"quantcore.cli"},
+    "bitfoundry.publish_commands": {"quantcore.cli"},
 }
 
 # Inside the engine, from the bottom up: a module imports from its own level or below.

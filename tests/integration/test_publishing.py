@@ -149,29 +149,33 @@ def test_a_job_that_succeeded_is_published_later_and_again(
     assert [entry["action"] for entry in audit].count("job.publish") == 2
 
 
-# The steps of a push: (what is asked of the Hub, whether its answer is kept back when all is done).
-STEPS = [
-    ("GET /api/models/org/tiny-int8/revision", False),
-    ("POST /api/repos/create", True),
-    ("GET /api/models/org/tiny-int8/tree", False),
-    ("/preupload/", True),
-    ("lfs/objects/batch", True),
-    ("PUT /cdn/lfs", False),
-    ("PUT /cdn/lfs", True),
-    ("lfs/verify", True),
-    ("/commit/", False),
-    ("/commit/", True),
-    ("GET /api/models/org/tiny-int8/tree", False),
-]
+# The steps of a push: (what is asked of the Hub, whether its answer is kept back when all is done, how many before).
+TREE = "GET /api/models/org/tiny-int8/tree"
+STEPS = {
+    "before anything": ("GET /api/models/org/tiny-int8/revision", False, 0),
+    "the repository is made": ("POST /api/repos/create", True, 0),
+    "its files are looked at": (TREE, False, 0),
+    "it was said what is large": ("/preupload/", True, 0),
+    "the ways in are known": ("lfs/objects/batch", True, 0),
+    "a file is under way": ("PUT /cdn/lfs", False, 0),
+    "the file is there": ("PUT /cdn/lfs", True, 0),
+    "the file is checked": ("lfs/verify", True, 0),
+    "before the commit": ("/commit/", False, 0),
+    "the commit is made": ("/commit/", True, 0),
+    "the commit is looked at": (TREE, False, 1),
+}
+USUAL = ("a file is under way", "the commit is made")
+RARE = [pytest.param(step, marks=pytest.mark.slow) for step in STEPS if step not in USUAL]
 
 
 @pytest.mark.parametrize("who", ["child", "worker"])
-@pytest.mark.parametrize(("step", "after"), STEPS, ids=[f"{step}-{after}" for step, after in STEPS])
+@pytest.mark.parametrize("step", [*USUAL, *RARE])
 def test_killed_at_a_step_it_is_taken_up_and_commits_once(
     client: TestClient, hub: HubServer, succeeded: str, publication: Callable[..., dict[str, Any]],
-    start_worker: Callable[..., WorkerProcess], step: str, after: bool, who: str,
+    start_worker: Callable[..., WorkerProcess], step: str, who: str,
 ) -> None:  # fmt: skip
-    with hub.faults.hold(step, after=after) as hold:
+    part, after, skip = STEPS[step]
+    with hub.faults.hold(part, after=after, skip=skip) as hold:
         client.post(f"/v1/jobs/{succeeded}/publish", json=TARGET)
         assert hold.reached.wait(LIMIT_S)
         [pid] = publishers()
@@ -187,6 +191,163 @@ def test_killed_at_a_step_it_is_taken_up_and_commits_once(
     assert done["attempt"] == 2
     assert_is_there(client, hub, succeeded)
     assert done["revision"] == hub.repositories["org/tiny-int8"].history[0].sha
+
+
+def test_a_worker_that_sleeps_through_its_lease_adds_nothing(
+    client: TestClient, hub: HubServer, make_model: Callable[..., Path], publication: Callable[..., dict[str, Any]],
+    start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job],
+) -> None:  # fmt: skip
+    """Its child is about to commit; another worker publishes meanwhile; then both wake up."""
+    job_id = client.post("/v1/jobs", json=body(make_model())).json()["id"]
+    sleeper = start_worker()
+    wait_for(job_id, "succeeded")
+    with hub.faults.hold("/commit/") as hold:
+        client.post(f"/v1/jobs/{job_id}/publish", json=TARGET)
+        assert hold.reached.wait(LIMIT_S)
+        [pid] = publishers()
+        sleeper.process.send_signal(signal.SIGSTOP)
+        start_worker()
+        done = publication(job_id, "published")
+    sleeper.process.send_signal(signal.SIGCONT)
+    wait_gone([pid])
+    assert done["attempt"] == 2
+    assert publication(job_id, "published") == done
+    assert_is_there(client, hub, job_id)
+
+
+def test_a_drained_worker_gives_it_back(
+    client: TestClient, hub: HubServer, make_model: Callable[..., Path], publication: Callable[..., dict[str, Any]],
+    start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job],
+) -> None:  # fmt: skip
+    job_id = client.post("/v1/jobs", json=body(make_model())).json()["id"]
+    worker = start_worker()
+    wait_for(job_id, "succeeded")
+    with hub.faults.hold("PUT /cdn/lfs") as hold:
+        client.post(f"/v1/jobs/{job_id}/publish", json=TARGET)
+        assert hold.reached.wait(LIMIT_S)
+        assert worker.drain() == 0
+    given_back = publication(job_id, "pending")
+    assert (given_back["error"], given_back["attempt"]) == (None, 1)
+    start_worker()
+    publication(job_id, "published")
+    assert_is_there(client, hub, job_id)
+
+
+def test_a_push_that_fails_takes_nothing_away(
+    client: TestClient, hub: HubServer, succeeded: str, publication: Callable[..., dict[str, Any]]
+) -> None:
+    url = f"/v1/jobs/{succeeded}"
+    before = client.get(url).json()
+    hub.faults.answers.append(("/commit/", 403, "no rights"))
+    client.post(f"{url}/publish", json=TARGET)
+    failed = publication(succeeded, "failed")
+    assert (failed["error"]["code"], failed["error"]["retryable"]) == ("hub_forbidden", False)
+    assert "create_pr" in failed["error"]["hint"] and failed["finished_at"]
+    after = client.get(url).json()
+    assert after | {"publication": None} == before
+    assert client.get(f"{url}/artifacts/model.safetensors").status_code == 200
+    hub.faults.answers.append(("/commit/", 503, ""))  # passes: tried again by itself
+    again = client.post(f"{url}/publish")
+    assert (again.status_code, again.json()["publication"]["id"]) == (202, failed["id"])
+    assert client.post(f"{url}/publish", json=TARGET).json()["code"] == "publication_in_progress"
+    done = publication(succeeded, "published")
+    assert (done["id"], done["attempt"], done["error"]) == (failed["id"], 3, None)
+    assert_is_there(client, hub, succeeded)
+    events = client.get(f"{url}/events?kind=publication_changed").json()["data"]
+    states = [(event["data"]["state"], (event["data"].get("error") or {}).get("code")) for event in events]
+    assert states == [
+        ("pending", None), ("publishing", None), ("failed", "hub_forbidden"),
+        ("pending", None), ("publishing", None), ("pending", "hub_unreachable"),
+        ("publishing", None), ("published", None),
+    ]  # fmt: skip
+
+
+def test_what_goes_wrong_before_a_child_starts(
+    client: TestClient, hub: HubServer, succeeded: str, publication: Callable[..., dict[str, Any]], sessions: Sessions,
+    settings: Settings,
+) -> None:  # fmt: skip
+    """A token that was deleted, an artifact that was damaged since."""
+    url = f"/v1/jobs/{succeeded}"
+    client.post(f"{url}/publish", json=TARGET)
+    publication(succeeded, "published")
+    with sessions.begin() as session:
+        session.execute(text("UPDATE publication SET state = 'failed', error = '{\"code\": \"x\"}'"))
+    assert client.delete("/v1/hub-tokens/team").status_code == 204
+    client.post(f"{url}/publish")
+    assert publication(succeeded, "failed")["error"]["code"] == "hub_token_not_found"
+    client.put("/v1/hub-tokens/team", json={"token": TOKEN})
+    [weights] = settings.artifacts_dir.rglob("model.safetensors")
+    weights.write_bytes(b"X" + weights.read_bytes()[1:])
+    client.post(f"{url}/publish")
+    while (error := publication(succeeded, "failed")["error"])["code"] == "hub_token_not_found":
+        time.sleep(0.05)
+    assert error["code"] == "artifact_corrupt"
+
+
+def test_to_a_folder_that_the_operator_allows(
+    client: TestClient, make_model: Callable[..., Path], start_worker: Callable[..., WorkerProcess], tmp_path: Path,
+    publication: Callable[..., dict[str, Any]], hub: HubServer,
+) -> None:  # fmt: skip
+    """A link that leads out of it is followed first."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/link").symlink_to(tmp_path)
+    model_dir = make_model()
+    for to in (f"file://{tmp_path}/elsewhere", f"file://{tmp_path}/out/link/x", f"file://{tmp_path}/outside",
+               "s3://bucket/x", "memory://out/x"):  # fmt: skip
+        answer = client.post("/v1/jobs", json=body(model_dir, publish={"to": to}))
+        assert (answer.status_code, answer.json()["code"]) == (422, "target_not_allowed"), answer.text
+        assert answer.json()["errors"][0]["pointer"] == "#/publish/to"
+    to = f"file://{tmp_path}/out/tiny"
+    job_id = client.post("/v1/jobs", json=body(model_dir, publish={"to": to})).json()["id"]
+    start_worker()
+    done = publication(job_id, "published")
+    manifest = (tmp_path / "out/tiny/MANIFEST.json").read_bytes()
+    assert (done["url"], done["revision"]) == (to, hashlib.sha256(manifest).hexdigest())
+    for entry in json.loads(manifest)["files"]:
+        assert hashlib.sha256((tmp_path / "out/tiny" / entry["path"]).read_bytes()).hexdigest() == entry["sha256"]
+    assert not hub.asked("/api/", "POST")
+
+
+def test_what_cannot_be_is_said_at_once(client: TestClient, hub: HubServer, make_model: Callable[..., Path]) -> None:
+    model_dir = make_model()
+    for publish, code, pointer in (
+        ({"repo_id": "../x", "hub_token": "team"}, "invalid_repo_id", "#/publish"),
+        ({"repo_id": "org/x", "hub_token": TOKEN}, "invalid_request", "#/publish/hub_token"),
+        ({"repo_id": "org/x", "hub_token": "none"}, "hub_token_not_found", "#/publish/hub_token"),
+        ({"repo_id": "org/x"}, "hub_token_required", "#/publish/hub_token"),
+        ({"repo_id": "others/x", "hub_token": "team"}, "hub_forbidden", "#/publish/hub_token"),
+        ({"repo_id": "org/x", "to": "file:///x"}, "invalid_publish", "#/publish"),
+        ({"repo_id": "org/x", "endpoint": "http://evil"}, "unknown_field", "#/publish/endpoint"),
+        ({}, "invalid_publish", "#/publish"),
+    ):
+        answer = client.post("/v1/jobs", json=body(model_dir, publish=publish))
+        assert (answer.status_code, answer.json()["code"]) == (422, code), answer.text
+        assert [error["pointer"] for error in answer.json()["errors"]] == [pointer]
+        assert TOKEN not in answer.text
+    hub.role = "read"
+    answer = client.post("/v1/jobs", json=body(model_dir, publish=TARGET))
+    assert (answer.status_code, answer.json()["code"]) == (422, "hub_forbidden") and "reads only" in answer.text
+    hub.role = "write"
+    client.put("/v1/hub-tokens/old", json={"token": "hf_expiredExpired"})
+    answer = client.post("/v1/jobs", json=body(model_dir, publish=TARGET | {"hub_token": "old"}))
+    assert (answer.status_code, answer.json()["code"]) == (422, "hub_auth")
+    hub.status = 503
+    answer = client.post("/v1/jobs", json=body(model_dir, publish=TARGET))
+    assert (answer.status_code, answer.json()["code"]) == (503, "hub_unreachable")
+    hub.status = None
+    assert client.get("/v1/jobs").json()["data"] == []
+    sweep = {"job": body(model_dir, publish=TARGET), "matrix": {"/priority": [1, 2]}}
+    answer = client.post("/v1/sweeps", json=sweep)
+    assert (answer.status_code, answer.json()["code"]) == (422, "publish_collision"), answer.text
+    sweep["matrix"] = {"/publish/revision": ["one", "two"]}
+    assert client.post("/v1/sweeps", json=sweep).status_code == 202
+    job_id = client.post("/v1/jobs", json=body(model_dir, publish=TARGET)).json()["id"]
+    assert client.post(f"/v1/jobs/{job_id}/clone").json()["publish"] is None
+    assert client.post(f"/v1/jobs/{job_id}/clone", json={"publish": TARGET}).json()["publish"]["hub_token"] == "team"
+    for asked in ("", "?dry_run=true"):
+        answer = client.post(f"/v1/jobs/{job_id}/publish{asked}", json=TARGET)
+        assert (answer.status_code, answer.json()["code"]) == (409, "not_ready")
+    assert client.post(f"/v1/jobs/job_{'0' * 32}/publish", json=TARGET).json()["code"] == "job_not_found"
 
 
 def publishers() -> list[int]:
