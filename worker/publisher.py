@@ -133,7 +133,7 @@ class Publish:
             return self._child
 
     def _environment(self) -> Mapping[str, str]:
-        found = engine_environment(self._settings, with_hub=True)
+        found = engine_environment(self._settings, with_hub=True) | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         if "to" in self.lease.target:
             found |= {name: value for name, value in os.environ.items() if name.startswith(STORE_PREFIXES)}
         return found

@@ -73,7 +73,9 @@ def make_due(sessions: Sessions) -> None:
         session.execute(text("UPDATE publication SET run_at = now() - interval '1 s'"))
 
 
-def test_with_the_success_of_its_job(sessions: Sessions, succeed: Callable[..., str], submit: Callable[..., str]) -> None:
+def test_it_comes_with_the_success_of_its_job(
+    sessions: Sessions, succeed: Callable[..., str], submit: Callable[..., str]
+) -> None:
     job_id = succeed(TARGET)
     waiting = submit(publish=TARGET)
     lease = must_claim(sessions)
