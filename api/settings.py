@@ -114,10 +114,11 @@ class Settings(BaseSettings):
             return Vault.of_text(self.secret_key.get_secret_value())
         return Vault.of_file(self.secret_key_file) if self.secret_key_file is not None else None
 
-    def check_publish_url(self, url: str) -> None:
-        """Raises PublishError ``target_not_allowed`` unless ``url`` lies below one of ``publish_urls``, links of a
-        folder on this machine followed first."""
-        if not is_below(real_url(url), self.publish_urls):
+    def find_output(self, url: str) -> str:
+        """The URL of a folder that artifacts may be published to: below one of ``publish_urls``, links of a folder on
+        this machine followed first. Raises PublishError ``target_not_allowed``."""
+        real = real_url(url)
+        if not is_below(real, self.publish_urls):
             raise PublishError(
                 f"This service does not publish to '{url}'.",
                 code="target_not_allowed",
@@ -125,6 +126,7 @@ class Settings(BaseSettings):
                 field="/publish/to",
                 allowed=self.publish_urls,
             )
+        return real
 
     def find_input(self, path: str, *, field: str) -> Path:
         """The real path of a file or folder that a job may read: below one of ``model_roots``, links followed first.

@@ -113,15 +113,16 @@ class Publish:
         found = manifest.read(folder)
         if found.sha256 != self.lease.manifest_sha256:
             raise manifest.corrupt("its manifest has changed")
-        if "to" in self.lease.target:
-            self._settings.check_publish_url(self.lease.target["to"])
+        target = self.lease.target
+        if "to" in target:  # looked up again: a link may lead elsewhere by now
+            target = {"to": self._settings.find_output(target["to"])}
         files = [file for file in found.files.values() if file.path not in MANIFESTS]
         return {
             "publication_id": self.lease.publication_id,
             "attempt": self.lease.attempt,
             "folder": str(folder),
             "files": [{"path": file.path, "size": file.num_bytes, "sha256": file.sha256} for file in files],
-            "target": self.lease.target,
+            "target": target,
         }
 
     def _start(self, said: str) -> Child:

@@ -32,8 +32,8 @@ def checker(context: Context, caller: Caller) -> Callable[[PublishTo], Checked]:
 def check(asked: PublishTo, context: Context, caller: Caller) -> Checked:
     """Raises PublishError: ``target_not_allowed`` for a URL, ``hub_token_required`` and ``hub_*`` for a repository."""
     if asked.to is not None:
-        context.settings.check_publish_url(asked.to)
-        return Checked({"to": asked.to}, asked.to, None)
+        url = context.settings.find_output(asked.to)
+        return Checked({"to": url}, url, None)
     name = asked.hub_token
     if name is None:
         raise PublishError(

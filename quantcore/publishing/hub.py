@@ -66,6 +66,8 @@ def push(task: PublishTask, token: str, emit: Emit) -> Published:
     """Bring the artifact to ``task.target``. Raises ProofError ``artifact_corrupt`` and PublishError ``hub_*``."""
     repo_id = task.target.repo_id
     assert repo_id is not None
+    if not token:  # the library would look for one of its own
+        raise PublishError("To publish to the Hub takes a token.", code="hub_token_required")
     emit(PhaseStarted("publish"))
     work = _Push(HfApi(token=token), task, repo_id, task.manifest())
     task.check_files()

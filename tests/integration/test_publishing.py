@@ -16,8 +16,11 @@ from sqlalchemy import text
 from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.tables import Job
+from bitfoundry import cli
+from quantcore.checkpoint.hub_pull import pull
+from tests.factories import tiny_model
 from tests.hub_server import TOKEN, HubServer
-from tests.integration.conftest import WorkerProcess, is_alive, wait_gone
+from tests.integration.conftest import Server, WorkerProcess, is_alive, wait_gone
 
 LIMIT_S = 60.0
 TARGET = {"repo_id": "org/tiny-int8", "hub_token": "team"}
@@ -63,7 +66,7 @@ def succeeded(
     """The id of a succeeded job; its worker is the first one."""
     job_id: str = client.post("/v1/jobs", json=body(make_model())).json()["id"]
     start_worker()
-    wait_for(job_id, "succeeded")
+    wait_for(job_id, "succeeded", timeout_s=LIMIT_S)
     return job_id
 
 
@@ -92,7 +95,12 @@ def test_from_the_request_to_the_commit(
     job_id = answer.json()["id"]
     assert (answer.json()["publication"], answer.json()["publish"]["private"]) == (None, True)
     start_worker()
-    job = wait_for(job_id, "succeeded")
+    with hub.faults.hold("/preupload/") as hold:
+        assert hold.reached.wait(LIMIT_S)
+        [pid] = publishers()
+        for path in (f"/proc/{each}/{name}" for each in (pid, parent_of(pid)) for name in ("environ", "cmdline")):
+            assert b"hf_" not in Path(path).read_bytes(), path
+    job = wait_for(job_id, "succeeded", timeout_s=LIMIT_S)
     done = publication(job_id, "published")
     repository = hub.repositories["org/tiny-int8"]
     [commit] = repository.history
@@ -200,7 +208,7 @@ def test_a_worker_that_sleeps_through_its_lease_adds_nothing(
     """Its child is about to commit; another worker publishes meanwhile; then both wake up."""
     job_id = client.post("/v1/jobs", json=body(make_model())).json()["id"]
     sleeper = start_worker()
-    wait_for(job_id, "succeeded")
+    wait_for(job_id, "succeeded", timeout_s=LIMIT_S)
     with hub.faults.hold("/commit/") as hold:
         client.post(f"/v1/jobs/{job_id}/publish", json=TARGET)
         assert hold.reached.wait(LIMIT_S)
@@ -221,7 +229,7 @@ def test_a_drained_worker_gives_it_back(
 ) -> None:  # fmt: skip
     job_id = client.post("/v1/jobs", json=body(make_model())).json()["id"]
     worker = start_worker()
-    wait_for(job_id, "succeeded")
+    wait_for(job_id, "succeeded", timeout_s=LIMIT_S)
     with hub.faults.hold("PUT /cdn/lfs") as hold:
         client.post(f"/v1/jobs/{job_id}/publish", json=TARGET)
         assert hold.reached.wait(LIMIT_S)
@@ -348,6 +356,66 @@ def test_what_cannot_be_is_said_at_once(client: TestClient, hub: HubServer, make
         answer = client.post(f"/v1/jobs/{job_id}/publish{asked}", json=TARGET)
         assert (answer.status_code, answer.json()["code"]) == (409, "not_ready")
     assert client.post(f"/v1/jobs/job_{'0' * 32}/publish", json=TARGET).json()["code"] == "job_not_found"
+
+
+def test_the_commands(
+    server: Server, hub: HubServer, succeeded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, publication: Callable[..., dict[str, Any]],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("BITFOUNDRY_URL", server.url)
+    monkeypatch.setenv("BITFOUNDRY_API_KEY", server.key)
+    to_hub = ["push", succeeded, "--repo", "org/tiny-int8", "--hub-token", "team"]
+    assert cli.run([*to_hub, "--dry_run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["exists"] is False
+    hub.faults.answers.append(("/commit/", 403, "no rights"))
+    assert cli.run(to_hub) == 1
+    assert "hub_forbidden" in capsys.readouterr().out
+    assert cli.run(["job", succeeded]) == 0
+    assert "failed to org/tiny-int8 (main)" in capsys.readouterr().out
+    assert cli.run(["push", succeeded, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["publication"]["state"] == "published"
+    assert_is_there(client_of(server), hub, succeeded)
+    for wrong, code in (
+        (["push", succeeded], "nothing_to_retry"),
+        (["push", succeeded, "--private"], "bitfoundry_error"),
+        (["push", succeeded, "--to", "s3://bucket/x"], "target_not_allowed"),
+        (["pull", succeeded, "--revision", "v1", "--output_dir", str(tmp_path / "x")], "bitfoundry_error"),
+    ):
+        assert cli.run([*wrong, "--json"]) == 1
+        assert json.loads(capsys.readouterr().err)["error"]["code"] == code, wrong
+    assert cli.run(["pull", succeeded, "--output_dir", str(tmp_path / "x"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_files"] == 3
+
+
+def client_of(server: Server) -> Any:
+    return server.connect()
+
+
+@pytest.fixture
+def real_engine(settings: Settings) -> Settings:
+    return settings.model_copy(update={"engine_command": "{python} -m quantcore run", "lease_s": 15})
+
+
+def test_a_real_model_there_and_back(
+    client: TestClient, hub: HubServer, real_engine: Settings, start_worker: Callable[..., WorkerProcess],
+    publication: Callable[..., dict[str, Any]], wait_for: Callable[..., Job], tmp_path: Path,
+) -> None:  # fmt: skip
+    """Quantized by the engine, published, pulled: the folder that comes back is the artifact, byte for byte."""
+    folder = tiny_model(real_engine.model_roots[0] / "tiny")
+    asked = body(folder, publish=TARGET, calibration={"source": "builtin", "num_samples": 2, "seq_len": 32})
+    job_id = client.post("/v1/jobs", json=asked).json()["id"]
+    start_worker(real_engine)
+    job = wait_for(job_id, "succeeded", "failed", timeout_s=120)
+    assert job.state == "succeeded", job.error
+    done = publication(job_id, "published", "failed")
+    assert done["state"] == "published", done
+    assert_is_there(client, hub, job_id)
+    os.environ["HF_TOKEN"] = TOKEN
+    pull("org/tiny-int8", "main", tmp_path / "back", lambda event: None)
+    [artifact] = (real_engine.artifacts_dir / job_id).iterdir()
+    for path in (path for path in artifact.rglob("*") if path.is_file()):
+        name = path.relative_to(artifact)
+        assert name.name.lower() == "manifest.json" or (tmp_path / "back" / name).read_bytes() == path.read_bytes()
 
 
 def publishers() -> list[int]:
