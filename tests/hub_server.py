@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.hub_uploads import Commit, Connection, Faults, Uploads, is_large
+from tests.hub_uploads import Commit, Connection, Faults, Uploads, blob_id, is_large, sha256
 
 TOKEN = "hf_canaryCanaryCanaryCanary"
 
@@ -108,10 +108,12 @@ def _read(folder: Path) -> dict[str, bytes]:
 
 def _entry(name: str, data: bytes) -> dict[str, Any]:
     """A file as the tree lists it."""
-    blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-    entry: dict[str, Any] = {"type": "file", "path": name, "size": len(data), "oid": blob}
-    if is_large(name, len(data)):
-        entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
+    entry: dict[str, Any] = {"type": "file", "path": name, "size": len(data), "oid": blob_id(data)}
+    if is_large(name, len(data)):  # git holds a pointer to it
+        oid = sha256(data)
+        pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {len(data)}\n".encode()
+        entry["oid"] = blob_id(pointer)
+        entry["lfs"] = {"oid": oid, "size": len(data), "pointerSize": len(pointer)}
     return entry
 
 
@@ -229,7 +231,7 @@ class _Handler(BaseHTTPRequestHandler, Uploads):
                 entry = _entry(name, data)
                 sibling |= {"size": entry["size"], "blobId": entry["oid"]}
                 if "lfs" in entry:
-                    sibling["lfs"] = {"sha256": entry["lfs"]["oid"], "size": entry["size"], "pointerSize": 134}
+                    sibling["lfs"] = {"sha256": entry["lfs"]["oid"], "size": entry["size"]} | {"pointerSize": entry["lfs"]["pointerSize"]}
         info = {"id": model_id, "modelId": model_id, "sha": sha, "private": repository.private}
         self._send_json(info | {"gated": repository.gated and "manual", "siblings": siblings, "tags": []}, sha)
 
