@@ -231,7 +231,8 @@ class _Handler(BaseHTTPRequestHandler, Uploads):
                 entry = _entry(name, data)
                 sibling |= {"size": entry["size"], "blobId": entry["oid"]}
                 if "lfs" in entry:
-                    sibling["lfs"] = {"sha256": entry["lfs"]["oid"], "size": entry["size"]} | {"pointerSize": entry["lfs"]["pointerSize"]}
+                    lfs = entry["lfs"]
+                    sibling["lfs"] = {"sha256": lfs["oid"], "size": lfs["size"], "pointerSize": lfs["pointerSize"]}
         info = {"id": model_id, "modelId": model_id, "sha": sha, "private": repository.private}
         self._send_json(info | {"gated": repository.gated and "manual", "siblings": siblings, "tags": []}, sha)
 
