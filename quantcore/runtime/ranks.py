@@ -114,10 +114,13 @@ def joined() -> Iterator[Ranks]:
     if size == 1:
         yield ALONE
         return
+    backend = "gloo"
     if torch.accelerator.is_available():
         torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        device = default_device().type  # values go through the host; slices of weights from device to device
+        backend = f"cpu:gloo,{device}:{torch.distributed.get_default_backend_for_device(device)}"
     _end_with_parent()
-    torch.distributed.init_process_group("gloo", timeout=TIMEOUT)
+    torch.distributed.init_process_group(backend, timeout=TIMEOUT)
     try:
         yield Ranks(int(os.environ["RANK"]), size)
     finally:
@@ -130,12 +133,27 @@ def _talking() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise RankError(
-            "Another process of this job ended, or does not answer.",
-            code="rank_lost",
-            hint=f"What it said itself says more. Start the job again. (torch.distributed: {str(error)[:200]})",
-            retryable=True,
-        ) from error
+        raise _lost(error) from error
+
+
+@contextmanager
+def computing_together() -> Iterator[None]:
+    """Raises RankError if another rank does not answer while a model talks to it; other errors pass."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):
+            raise _lost(error) from error
+        raise
+
+
+def _lost(error: RuntimeError) -> RankError:
+    return RankError(
+        "Another process of this job ended, or does not answer.",
+        code="rank_lost",
+        hint=f"What it said itself says more. Start the job again. (torch.distributed: {str(error)[:200]})",
+        retryable=True,
+    )
 
 
 def _end_with_parent() -> None:
