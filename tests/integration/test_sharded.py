@@ -8,13 +8,14 @@ import signal
 import pytest
 import torch
 
+import quantcore
 from quantcore.checkpoint import source
 from quantcore.checkpoint.headers import read_local
 from quantcore.cli import main
 from quantcore.config import parse_config
 from quantcore.runtime import sharded, single
 from quantcore.runtime.hidden import Hidden
-from quantcore.runtime.ranks import ALONE, Ranks
+from quantcore.runtime.ranks import ALONE, Ranks, computing_together, joined
 from quantcore.slices import is_sharded, mine
 from tests.factories import MIXTURES, tiny_model
 from tests.integration.forks import config, events_of, forked, seen_of, task_file
@@ -154,3 +155,35 @@ class Pair(Ranks):
 
     def gather(self, value):
         return [value, value]
+
+
+@pytest.mark.usefixtures("proof_in_this_process")
+@pytest.mark.parametrize(
+    "model, given", [("dense", None), ("dense", config("fp8")), ("mixture", config("int8_static"))]
+)
+def test_a_model_that_several_ranks_hold_computes_what_a_whole_one_does(tmp_path, monkeypatch, model, given):
+    """Float and quantized; each rank runs it on tokens of its own, and holds and reads a third of the linear layers."""
+    folder = tiny_model(tmp_path / "model", **MODELS[model])
+    if given is not None:
+        assert main(["run", str(task_file(folder, tmp_path / "out", given, ("quark",)))]) == 0
+        folder = tmp_path / "out"
+    whole_model, _ = quantcore.load(folder)
+    windows = torch.randint(1, 500, (3, 1, 24), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        wanted = [whole_model(ids).logits for ids in windows]
+    read = []
+    bytes_of = source.Source._bytes
+    monkeypatch.setattr(source.Source, "_bytes", lambda *args: (read.append(args[3]), bytes_of(*args))[1])
+
+    def work(rank):
+        with joined() as ranks, computing_together(), torch.no_grad():
+            shared, _ = quantcore.load(folder, ranks)
+            assert torch.equal(shared(windows[rank]).logits, wanted[rank])
+            slices = sum(mine(one).numel() for one in shared.parameters() if is_sharded(one))
+            linear = sum(one.numel() for one in shared.parameters() if is_sharded(one))
+            assert slices <= linear / 3 * 1.1 and linear > 10_000
+            if given is None:
+                assert sum(read) == 2 * (sum(one.numel() for one in shared.parameters()) - linear + slices)
+        return 0
+
+    assert forked(work, 3, tmp_path) == [0, 0, 0], (tmp_path / "err.0").read_text()
