@@ -75,7 +75,7 @@ def push(task: PublishTask, token: str, emit: Emit) -> Published:
         may_be_there = task.attempt > 1
         for _ in range(MAX_TRIES):
             head = _ensure_branch(work)
-            if may_be_there and (done := _find_commit(work)):
+            if may_be_there and (done := _find_commit(work)) and not _find_wrong(work, done.revision):
                 return done
             operations = _compare(work, head)
             if not operations:
@@ -90,7 +90,13 @@ def push(task: PublishTask, token: str, emit: Emit) -> Published:
                 if error.response.status_code not in (409, 412):  # somebody else was faster
                     raise
                 continue
-            _check(work, sha)
+            if wrong := _find_wrong(work, sha):
+                raise PublishError(
+                    f"The commit {sha} does not hold '{wrong}' as it was sent.",
+                    code="hub_hash_mismatch",
+                    hint="Publish again.",
+                    retryable=True,
+                )
             return Published(sha, url, is_new=True, num_bytes=num_bytes)
         raise conflict(repo_id)
 
@@ -214,18 +220,14 @@ def _commit(work: _Push, operations: Operations, head: str) -> tuple[str, str]:
     return made.oid, made.pr_url or made.commit_url
 
 
-def _check(work: _Push, sha: str) -> None:
-    """That the commit holds every file as it was proven."""
+def _find_wrong(work: _Push, sha: str) -> str | None:
+    """A file that the commit does not hold as it was proven; None if it holds all of them."""
     remote, place = _files_at(work, sha), work.task.target.place
     for file in work.task.files:
-        there, path = remote.get(place(file.path)), work.task.folder / file.path
-        if there is None or not _is_same(there, file.sha256, path):
-            raise PublishError(
-                f"The commit {sha} does not hold '{file.path}' as it was sent.",
-                code="hub_hash_mismatch",
-                hint="Publish again.",
-                retryable=True,
-            )
+        there = remote.get(place(file.path))
+        if there is None or not _is_same(there, file.sha256, work.task.folder / file.path):
+            return file.path
+    return None
 
 
 def _patiently(ask: Callable[[], T]) -> T:

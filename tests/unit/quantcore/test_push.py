@@ -179,6 +179,24 @@ def test_a_second_attempt_finds_the_first_ones_commit(hub: HubServer, tmp_path: 
     assert len(hub.asked("/commit/", "POST")) == 1
 
 
+def test_a_commit_that_holds_something_else_is_seen_and_mended(hub: HubServer, tmp_path: Path) -> None:
+    wait = hub.faults.wait
+
+    def spoil(request: str, *, after: bool) -> None:
+        if "/commit/" in request and after:
+            repository_of(hub)[1]["config.json"] = b"spoilt"
+        wait(request, after=after)
+
+    hub.faults.wait = spoil  # type: ignore[method-assign]
+    with pytest.raises(QuantError) as caught:
+        push(make_task(tmp_path), TOKEN, silence)
+    assert (caught.value.code, caught.value.retryable) == ("hub_hash_mismatch", True)
+    hub.faults.wait = wait  # type: ignore[method-assign]
+    task = make_task(tmp_path, attempt=2)
+    push(task, TOKEN, silence)
+    assert_is_there(task, repository_of(hub)[1])
+
+
 def test_cut_in_the_middle_of_a_file(hub: HubServer, tmp_path: Path) -> None:
     hub.faults.cuts += [("PUT /cdn/lfs", 1_000_000), ("PUT /cdn/lfs", 500_000)]
     task = make_task(tmp_path)
