@@ -165,7 +165,7 @@ class Client:
         return self._poll(
             job_id,
             lambda job: job.publication is None or job.publication.is_final,
-            "published",
+            lambda job: job.publication.state if job.publication else "unpublished",
             timeout_s=timeout_s,
             on_change=on_change,
         )
@@ -248,7 +248,12 @@ class Client:
     ) -> Job:
         """Poll until the job has ended, in whatever way, and return it. WaitTimeout when that takes longer."""
         return self._poll(
-            job_id, lambda job: job.is_final, "over", timeout_s=timeout_s, poll_s=poll_s, on_change=on_change
+            job_id,
+            lambda job: job.is_final,
+            lambda job: job.state,
+            timeout_s=timeout_s,
+            poll_s=poll_s,
+            on_change=on_change,
         )
 
     def artifacts(self, job_id: str) -> Sequence[ArtifactFile]:
@@ -282,7 +287,7 @@ class Client:
         self,
         job_id: str,
         is_over: Callable[[Job], bool],
-        what: str,
+        what: Callable[[Job], str],
         *,
         timeout_s: float | None,
         poll_s: float = 1.0,
@@ -298,7 +303,7 @@ class Client:
             if is_over(job):
                 return job
             if limit is not None and time.monotonic() >= limit:
-                message = f"job {job_id} is {job.state} and not {what} after {timeout_s:g} s"
+                message = f"job {job_id} is still {what(job)} after {timeout_s:g} s"
                 raise WaitTimeout(message, hint="wait again, or cancel it")
             time.sleep(poll_s)
 
