@@ -36,12 +36,14 @@ from api.store.upkeep import Upkeep
 from api.store.wakeups import make_celery, sender
 from api.webhooks.deliverer import Deliverer
 
+WAIT_S = 2.0  # for a connection or a lock: a request waits for three of these at most, then it is 503
+
 
 def create_app(settings: Settings | None = None) -> FastAPI:
     """The app with its parts; settings come from the environment unless given."""
     settings = settings or Settings()  # type: ignore[call-arg]
     _ = settings.vault  # a key that others may read is refused now, not at the first secret
-    sessions = connect(settings.database_url.get_secret_value())
+    sessions = connect(settings.database_url.get_secret_value(), wait_s=WAIT_S)
     celery = make_celery(settings.broker_url.get_secret_value())
     feed = Feed(sessions)
     tidy = datasets.Tidying(settings, sessions)

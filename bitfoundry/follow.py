@@ -1,6 +1,5 @@
 """A job's events as they come: a stream that takes itself up again where it broke off."""
 
-import time
 from collections.abc import Iterable, Iterator
 
 import httpx2
@@ -34,7 +33,7 @@ def follow(transport: Transport, path: str, after: int) -> Iterator[Event]:
             if error.status not in AWAY or num_failures >= NUM_TRIES:
                 raise
         num_failures += 1
-        time.sleep(min(PAUSE_S * 2**num_failures, 30.0))
+        transport.pause(min(PAUSE_S * 2**num_failures, 30.0))
 
 
 def messages(lines: Iterable[str]) -> Iterator[tuple[str, str]]:

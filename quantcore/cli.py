@@ -9,6 +9,7 @@ stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE`
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import signal
@@ -183,4 +184,10 @@ def _reporting(work: Callable[[Emit], object], emit: Emit) -> int:
         if isinstance(error, RankError) and not _is_first_rank():
             return 1
         emit(Failed(error.code, error.message, error.hint, error.retryable))
+        return 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        hint = "Free space where the result is written."
+        emit(Failed("disk_full", "The disk is full: the result does not fit.", hint, True))
         return 1
