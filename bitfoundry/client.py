@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, TypedDict, Unpack
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx2
 
@@ -192,7 +192,7 @@ class Client:
     def stream_events(self, job_id: str, *, after: int = 0) -> Iterator[Event]:
         """What has happened since event `after` and then each event as it comes, until the job has ended. A connection
         that breaks off is made again; no event is missed and none comes twice."""
-        return follow(self._service, f"{_path(job_id)}/events/stream", after)
+        return follow(self._service, f"{_path(job_id)}/events/stream", after, Event)
 
     def logs(
         self, job_id: str, *, level: str = "debug", tail: int | None = None, after: int | None = None
@@ -206,6 +206,10 @@ class Client:
                 return
             query["after"] = page["data"][-1]["seq"]
 
+    def stream_logs(self, job_id: str, *, level: str = "debug", after: int = 0) -> Iterator[LogLine]:
+        """The lines after number `after`, then each as it comes, until the job has ended; as `stream_events` does."""
+        return follow(self._service, f"{_path(job_id)}/logs/stream?{urlencode({'level': level})}", after, LogLine)
+
     @property
     def datasets(self) -> Datasets:
         """Uploaded data files: upload, list, get, preview, statistics, delete."""
@@ -215,6 +219,16 @@ class Client:
         """What a model is and what the usual presets would make of it, from its headers; `model` as in `submit`."""
         query = dict(_model(model)) | ({"revision": revision} if revision else {})
         return Inspection.model_validate_json(self._service.send("GET", "/v1/models/inspect", query=query).content)
+
+    @property
+    def base_url(self) -> str:
+        """Where the service is."""
+        return self._service.base_url
+
+    def readiness(self) -> httpx2.Response:
+        """The service's own answer to whether it can work: {status, database, broker, schema}; not ready is no error
+        here."""
+        return self._service.send("GET", "/healthz/ready", fine=(503,))
 
     def presets(self) -> Sequence[dict[str, Any]]:
         """The named configs that the service knows."""

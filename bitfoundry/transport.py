@@ -5,7 +5,7 @@ What waits is in four methods, so that the same calls can also run on asyncio (s
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -66,8 +66,10 @@ class Transport:
         form: Mapping[str, str] | None = None,
         repeat: bool = False,
         timeout_s: float | None = None,
+        fine: Collection[int] = (),
     ) -> httpx2.Response:
-        """One request; a GET, or one with `repeat`, is tried again while the service is away or busy. ApiError.
+        """One request; a GET, or one with `repeat`, is tried again while the service is away or busy. ApiError, unless
+        the status is in `fine`.
 
         Its body is JSON, bytes, or a form with files.
         """
@@ -82,6 +84,8 @@ class Transport:
                     raise self.no_answer(error) from error
                 self.pause(0.2 * 2**attempt)
                 continue
+            if answer.status_code in fine:
+                return answer
             if answer.status_code in AWAY and attempt < num_tries and not _is_over_quota(answer):
                 self.pause(_retry_after_s(answer, default=0.2 * 2**attempt))
                 continue

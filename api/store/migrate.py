@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from alembic import command
@@ -26,10 +27,11 @@ def check(database_url: str) -> None:
     command.check(_config(database_url))
 
 
-def revisions() -> list[str]:
+@cache
+def revisions() -> tuple[str, ...]:
     """All revisions, the oldest first."""
     steps = ScriptDirectory(str(MIGRATIONS)).walk_revisions()
-    return [step.revision for step in steps][::-1]
+    return tuple(step.revision for step in steps)[::-1]
 
 
 def newest() -> str:
