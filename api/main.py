@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import Depends, FastAPI
+from sqlalchemy.orm import Session
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,11 +24,14 @@ from api import (
     metrics,
     projects,
     sweeps,
+    tracing,
     webhooks,
     workers,
 )
 from api.deps import Context
 from api.feed import Feed
+from api.jobs.tidying import Tidying
+from api.json_log import request_id as current_request_id
 from api.rate_limit import RateLimiter
 from api.security import authenticate
 from api.settings import Settings
@@ -47,7 +51,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     celery = make_celery(settings.broker_url.get_secret_value())
     feed = Feed(sessions)
     tidy = datasets.Tidying(settings, sessions)
-    upkeep = Upkeep(sessions, sender(celery), interval_s=settings.poll_s, also=tidy.run)
+    retention = Tidying(settings, sessions)
+    rates = RateLimiter(settings.broker_url.get_secret_value())
+
+    def also(session: Session) -> int:
+        return tidy.run(session) + retention.run(session)
+
+    upkeep = Upkeep(sessions, sender(celery), interval_s=settings.poll_s, also=also)
 
     @asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:
@@ -59,6 +69,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         await feed.stop()
         upkeep.stop()
         celery.close()
+        rates.close()
         dispose(sessions)
 
     app = FastAPI(
@@ -70,8 +81,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
         responses=errors.RESPONSES,
     )
-    app.state.context = Context(settings, sessions, celery, upkeep, feed, RateLimiter())
-    app.add_middleware(RequestId)
+    app.state.context = Context(settings, sessions, celery, upkeep, feed, rates)
+    app.add_middleware(tracing.TraceRequests)
+    app.add_middleware(RequestId)  # outermost: the span has the request's id
     errors.install(app)
     app.include_router(health.router)
     accounts = (projects.router, keys.router, hub_tokens.router, webhooks.router, audit.router)
@@ -97,6 +109,7 @@ class RequestId:
             await self._app(scope, receive, send)
             return
         request_id = scope["request_id"] = f"req_{secrets.token_hex(8)}"
+        current_request_id.set(request_id)
         answer_headers: dict[str, str] = {}
         scope["answer_headers"] = answer_headers  # for what every answer to this request shall say
 

@@ -60,7 +60,13 @@ class Engine:
     """One running engine. ``stop`` may be called from any thread; the first reason is the one that counts."""
 
     def __init__(
-        self, settings: Settings, task_file: Path, *, with_hub: bool = False, hub_token: str | None = None
+        self,
+        settings: Settings,
+        task_file: Path,
+        *,
+        with_hub: bool = False,
+        hub_token: str | None = None,
+        traceparent: str | None = None,
     ) -> None:
         """Start it. Must be called from a thread that outlives it: the kernel ties the child to that thread.
 
@@ -76,7 +82,7 @@ class Engine:
             stdin=subprocess.DEVNULL if hub_token is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=engine_environment(settings, with_hub=with_hub),
+            env=engine_environment(settings, with_hub=with_hub) | ({"TRACEPARENT": traceparent} if traceparent else {}),
             start_new_session=True,
         )
         if self._process.stdin is not None:

@@ -17,10 +17,12 @@ from typing import Any
 
 import httpx2
 import pytest
+import redis
 import uvicorn
 from fastapi.testclient import TestClient
 from sqlalchemy import delete, text, update
 
+from api import rate_limit
 from api.main import create_app
 from api.security import create_key
 from api.settings import Settings
@@ -52,6 +54,9 @@ def sessions(postgres_url: str) -> Iterator[Sessions]:
 @pytest.fixture
 def settings(postgres_url: str, broker_url: str, tmp_path: Path) -> Settings:
     """Leases of three seconds, the stub engine, and model folders below ``tmp_path``."""
+    with redis.Redis(unix_socket_path=broker_url.removeprefix("redis+socket://")) as broker:
+        for counted in broker.keys(f"{rate_limit.KEY}*"):  # requests of the test before
+            broker.delete(counted)
     return Settings(
         database_url=postgres_url,
         broker_url=broker_url,
