@@ -93,8 +93,8 @@ def streams(stack: Stack, num_clients: int, seconds: float) -> dict[str, Any]:
     """So many event streams of one job, and an event twice a second: from its commit to each client."""
     with stack.sessions.begin() as session:
         job_id = jobs.submit(
-            session, project_id=projects.DEFAULT, submitted_by=None, name="streamed", labels={}, preset=None, priority=9,
-            model={"path": "/m"}, config={}, calibration={}, export=["quark"],
+            session, project_id=projects.DEFAULT, submitted_by=None, name="streamed", labels={},
+            preset=None, priority=9, model={"path": "/m"}, config={}, calibration={}, export=["quark"],
         ).id  # fmt: skip
         lease = leases.claim(session, worker="bench", lease_s=3600)
     assert lease is not None and lease.job_id == job_id

@@ -1,6 +1,7 @@
 """The command line: exit codes, errors for people and for programs, and where it finds the service."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -267,3 +268,14 @@ def test_the_config_file_names_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.delenv("BITFOUNDRY_CONFIG")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert UserConfig.file() == tmp_path / "bitfoundry" / "config.toml"
+
+
+def test_shells_can_complete() -> None:
+    environment = os.environ | {
+        "_BITFOUNDRY_COMPLETE": "complete_bash",
+        "COMP_WORDS": "bitfoundry doc",
+        "COMP_CWORD": "1",
+    }
+    program = "import sys; sys.argv = ['bitfoundry']; from bitfoundry.cli import app; app(prog_name='bitfoundry')"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["doctor"], done.stderr
