@@ -109,11 +109,18 @@ class TraceRequests:
                 if message["type"] == "http.response.start":
                     found.set_attribute("http.response.status_code", message["status"])
                     found.set_attribute("bitfoundry.request_id", scope["request_id"])
-                    if route := scope.get("route"):
-                        found.update_name(f"{scope['method']} {route.path}")
+                    found.update_name(f"{scope['method']} {_template(scope)}")
                 await send(message)
 
             await self._app(scope, receive, send_traced)
+
+
+def _template(scope: Scope) -> str:
+    """The path with the names of its parameters: few names, however many jobs there are."""
+    path = str(scope["path"])
+    for name, value in scope.get("path_params", {}).items():
+        path = path.replace(str(value), f"{{{name}}}")
+    return path if "route" in scope else "no route"
 
 
 def _context_of(traceparent: str | None) -> Any:

@@ -51,7 +51,7 @@ def test_the_shell_script(stack: LocalStack, environment: dict[str, str], tmp_pa
     script = EXAMPLES / "submit_and_wait.sh"
     said = run(script, stack.home / "model", "int8_dynamic", tmp_path / "result", environment=environment)
     assert said.strip().endswith(f"is in {tmp_path / 'result'}")
-    assert (tmp_path / "result" / "quark" / "config.json").is_file()
+    assert (tmp_path / "result" / "manifest.json").is_file() and list((tmp_path / "result").rglob("config.json"))
     refused = subprocess.run([script, "/etc", "fp8", tmp_path / "no"], env=environment, capture_output=True, text=True)
     assert refused.returncode == 1 and "path_not_allowed" in refused.stderr
 

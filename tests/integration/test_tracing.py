@@ -35,13 +35,16 @@ def test_from_the_request_to_the_engine(
     with ApiProcess(traced, tmp_path / "api.log") as api:
         made = httpx2.post(f"{api.url}/v1/jobs", json=body, headers=headers, trust_env=False)
         assert made.status_code == 202, made.text
+        seen = httpx2.get(f"{api.url}/v1/jobs/{made.json()['id']}", headers=headers, trust_env=False)
+        assert seen.status_code == 200
+        api.stop()
     worker = start_worker(traced)
     wait_for(made.json()["id"], "succeeded")
     worker.drain()
 
     ours = [span for span in spans(file) if span["context"]["trace_id"] == f"0x{TRACE}"]
     names = {span["name"]: span for span in ours}
-    assert set(names) == {"POST /v1/jobs", "attempt", "engine.quantize", "engine.export"}
+    assert set(names) == {"POST /v1/jobs", "GET /v1/jobs/{job_id}", "attempt", "engine.quantize", "engine.export"}
     request, attempt = names["POST /v1/jobs"], names["attempt"]
     assert request["parent_id"] == f"0x{CLIENT}"
     assert request["attributes"]["http.response.status_code"] == 202
