@@ -24,7 +24,6 @@ from api import (
     metrics,
     projects,
     sweeps,
-    tracing,
     webhooks,
     workers,
 )
@@ -38,6 +37,7 @@ from api.settings import Settings
 from api.store.engine import connect, dispose
 from api.store.upkeep import Upkeep
 from api.store.wakeups import make_celery, sender
+from api.trace_requests import TraceRequests
 from api.webhooks.deliverer import Deliverer
 
 WAIT_S = 2.0  # for a connection or a lock: a request waits for three of these at most, then it is 503
@@ -82,7 +82,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         responses=errors.RESPONSES,
     )
     app.state.context = Context(settings, sessions, celery, upkeep, feed, rates)
-    app.add_middleware(tracing.TraceRequests)
+    app.add_middleware(TraceRequests)
     app.add_middleware(RequestId)  # outermost: the span has the request's id
     errors.install(app)
     app.include_router(health.router)
