@@ -5,7 +5,8 @@
     ├── ModelError             the model folder is broken, unsafe or of an unsupported kind
     ├── CalibrationError       the calibration text is missing, too short or unreadable
     ├── NumericsError          a weight or a result is not finite
-    └── ProofError             the written artifact is not what was computed
+    ├── ProofError             the written artifact is not what was computed
+    └── PublishError           the artifact did not get to where it was to go
 
 Every error has a stable ``code`` that programs can match, and knows whether a retry can help.
 """
@@ -75,6 +76,10 @@ class NumericsError(QuantError):
 
 class ProofError(QuantError):
     """The written artifact is not what was computed; it must not leave the house."""
+
+
+class PublishError(QuantError):
+    """The artifact did not get to where it was to go. It is still there, whole."""
 
 
 class RankError(QuantError):

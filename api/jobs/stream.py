@@ -1,4 +1,5 @@
-"""A job's story and its log as server-sent events (of the WHATWG): what was, then what comes, until its end."""
+"""A job's story and its log as server-sent events (of the WHATWG): what was, then what comes, until the job has ended
+and its artifact is no longer on its way."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.feed import Feed
 from api.jobs.schemas import EventOut, LogLineOut
-from api.store import events, jobs, logs
+from api.store import events, jobs, logs, publications
 from api.store.engine import Sessions
 from api.store.states import FINAL
 from api.store.tables import Event, LogLine
@@ -95,7 +96,7 @@ def _found(sessions: Sessions, job_id: str, read: Callable[[Session], Sequence[T
         job = jobs.find(session, job_id)
         if job is None:
             return [], False, "deleted"
-        ended = job.state if job.state in FINAL else None
+        ended = job.state if job.state in FINAL and not publications.is_open(session, job_id) else None
         found = read(session)
     return found[:BATCH], len(found) > BATCH, ended
 
