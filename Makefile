@@ -15,7 +15,7 @@ JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 ARGS ?=
 
-.PHONY: help setup demo test test-all check lint up consumers bench bench-engines bench-formats clean
+.PHONY: help setup demo test test-all check lint up consumers bench bench-engines bench-formats bench-service clean
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -106,6 +106,9 @@ $(GPTQMODEL_STAMP):
 
 bench-engines: $(STAMP) $(PEERS_STAMP) $(LLMC_STAMP) $(GPTQMODEL_STAMP)  ## perplexity, time and memory beside AMD Quark, llm-compressor and GPTQModel (hours)
 	@$(BIN)/python -m bench.engines $(ARGS)
+
+bench-service: $(STAMP)  ## the service under load on this machine: submissions, pollers, streams, claims (5 minutes)
+	@$(BIN)/python -m bench.service $(ARGS)
 
 clean:  ## remove the environments and caches of this checkout (never your models or artifacts)
 	@rm -rf $(VENV) $(CONSUMERS) .pytest_cache .mypy_cache .ruff_cache build dist

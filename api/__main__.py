@@ -12,7 +12,9 @@ import sys
 from collections.abc import Sequence
 
 import uvicorn
+import uvicorn.config
 
+from api import json_log, tracing
 from api.main import create_app
 from api.security import SCOPES, create_key
 from api.settings import Settings
@@ -40,9 +42,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(create_key(settings.database_url.get_secret_value(), options.name, options.scope or SCOPES))
         else:
             check_exposure(options.host, settings)
+            json_log.configure(settings.log_format)
+            tracing.configure(settings, "bitfoundry-api")
             app = create_app(settings)
             uvicorn.run(
-                app, host=options.host, port=options.port, access_log=False, timeout_graceful_shutdown=GRACEFUL_S
+                app,
+                host=options.host,
+                port=options.port,
+                access_log=False,
+                log_config=None if settings.log_format == "json" else uvicorn.config.LOGGING_CONFIG,
+                timeout_graceful_shutdown=GRACEFUL_S,
             )
     except ConfigError as error:
         print(f"{error} ({error.code})", file=sys.stderr)

@@ -5,6 +5,7 @@ Never in it: a traceback, the rejected value of a field (it may be a secret), th
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -170,6 +171,14 @@ def install(app: FastAPI) -> None:
     def database_away(request: Request, error: Exception) -> JSONResponse:
         logger.warning("the database is away: %s", type(error).__name__)
         return _answer(request, _unavailable("database_unavailable", "The database cannot be reached."))
+
+    @app.exception_handler(OSError)
+    def disk_full(request: Request, error: OSError) -> JSONResponse:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise error
+        logger.error("the disk is full")
+        hint = "Tell the operator; nothing of this request was kept."
+        return _answer(request, Problem(507, "disk_full", "The service has no room for this on its disk.", hint=hint))
 
     @app.exception_handler(Exception)
     def bug(request: Request, error: Exception) -> JSONResponse:

@@ -6,11 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 from kombu.exceptions import OperationalError
-from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.deps import Context, ContextDep
-from api.store.tables import Job
+from api.store import migrate
 
 router = APIRouter(prefix="/healthz", tags=["health"])
 
@@ -23,20 +22,26 @@ def live() -> dict[str, str]:
 
 @router.get("/ready")
 def ready(context: ContextDep, response: Response) -> dict[str, Any]:
-    """A real round trip to the database (503 if it fails). Without the broker all works, only slower: ``degraded``."""
-    database, broker = _ask_database(context), _ask_broker(context)
-    status = "failed" if database != "ok" else "ok" if broker == "ok" else "degraded"
-    response.status_code = 503 if status == "failed" else 200
-    return {"status": status, "database": database, "broker": broker}
+    """A real round trip to the database (503 if it fails, or if its schema is older than this code). Without the broker
+    all works, only slower: ``degraded``."""
+    schema, broker = _ask_database(context), _ask_broker(context)
+    failed = schema in (None, "older")
+    status = "failed" if failed else "ok" if broker == "ok" else "degraded"
+    response.status_code = 503 if failed else 200
+    return {"status": status, "database": "ok" if schema else "unreachable", "broker": broker, "schema": schema}
 
 
-def _ask_database(context: Context) -> str:
+def _ask_database(context: Context) -> str | None:
+    """How its schema compares with this code's: ``current``, ``older`` or ``newer`` (a rolling deploy); None without an
+    answer."""
     try:
         with context.sessions.begin() as session:
-            session.execute(select(Job.id).limit(1))
+            revision = migrate.current(session)
     except SQLAlchemyError:
-        return "unreachable"
-    return "ok"
+        return None
+    if revision == migrate.newest():
+        return "current"
+    return "older" if revision is None or revision in migrate.revisions() else "newer"
 
 
 def _ask_broker(context: Context) -> str:

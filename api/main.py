@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import Depends, FastAPI
+from sqlalchemy.orm import Session
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -28,24 +29,35 @@ from api import (
 )
 from api.deps import Context
 from api.feed import Feed
+from api.jobs.tidying import Tidying
+from api.json_log import request_id as current_request_id
 from api.rate_limit import RateLimiter
 from api.security import authenticate
 from api.settings import Settings
 from api.store.engine import connect, dispose
 from api.store.upkeep import Upkeep
 from api.store.wakeups import make_celery, sender
+from api.trace_requests import TraceRequests
 from api.webhooks.deliverer import Deliverer
+
+WAIT_S = 2.0  # for a connection or a lock: a request waits for three of these at most, then it is 503
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
     """The app with its parts; settings come from the environment unless given."""
     settings = settings or Settings()  # type: ignore[call-arg]
     _ = settings.vault  # a key that others may read is refused now, not at the first secret
-    sessions = connect(settings.database_url.get_secret_value())
+    sessions = connect(settings.database_url.get_secret_value(), wait_s=WAIT_S)
     celery = make_celery(settings.broker_url.get_secret_value())
     feed = Feed(sessions)
     tidy = datasets.Tidying(settings, sessions)
-    upkeep = Upkeep(sessions, sender(celery), interval_s=settings.poll_s, also=tidy.run)
+    retention = Tidying(settings, sessions)
+    rates = RateLimiter(settings.broker_url.get_secret_value())
+
+    def also(session: Session) -> int:
+        return tidy.run(session) + retention.run(session)
+
+    upkeep = Upkeep(sessions, sender(celery), interval_s=settings.poll_s, also=also)
 
     @asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:
@@ -57,6 +69,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         await feed.stop()
         upkeep.stop()
         celery.close()
+        rates.close()
         dispose(sessions)
 
     app = FastAPI(
@@ -68,8 +81,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
         responses=errors.RESPONSES,
     )
-    app.state.context = Context(settings, sessions, celery, upkeep, feed, RateLimiter())
-    app.add_middleware(RequestId)
+    app.state.context = Context(settings, sessions, celery, upkeep, feed, rates)
+    app.add_middleware(TraceRequests)
+    app.add_middleware(RequestId)  # outermost: the span has the request's id
     errors.install(app)
     app.include_router(health.router)
     accounts = (projects.router, keys.router, hub_tokens.router, webhooks.router, audit.router)
@@ -95,6 +109,7 @@ class RequestId:
             await self._app(scope, receive, send)
             return
         request_id = scope["request_id"] = f"req_{secrets.token_hex(8)}"
+        current_request_id.set(request_id)
         answer_headers: dict[str, str] = {}
         scope["answer_headers"] = answer_headers  # for what every answer to this request shall say
 

@@ -39,6 +39,13 @@ class _Snapshot:
         yield _plain("bitfoundry_outbox_lag_seconds", "For how long the oldest of them has waited.", found.outbox_age_s)
         yield _plain("bitfoundry_webhook_deliveries_pending", "Webhook messages to be sent.", found.deliveries)
         yield _plain("bitfoundry_webhook_lag_seconds", "For how long the oldest has waited.", found.delivery_age_s)
+        memory = GaugeMetricFamily(
+            "bitfoundry_gpu_memory_bytes", "Of the live workers' GPUs.", labels=["worker", "gpu", "name", "what"]
+        )
+        for place, sizes in found.devices.items():
+            for what, size in sizes.items():
+                memory.add_metric([*place, what], size)
+        yield memory
         ended = "that ended within the last hour"
         numbers = {name: number for name, (number, _) in found.phase_s.items()}
         seconds = {name: total for name, (_, total) in found.phase_s.items()}

@@ -1,19 +1,30 @@
-"""How many requests a project may send. Counted in windows of a minute that are the same for all projects.
+"""How many requests a project may send within a minute.
 
-Each process of the API counts for itself: with n of them a project gets up to n times its limit. That keeps a program
-that has gone wild from everybody's throat, and costs no round trip; what must hold exactly is a quota (``projects``).
-The headers are those of draft-ietf-httpapi-ratelimit-headers.
+All processes of the API count together, in the broker: a counter that is forgotten after a minute. While the broker is
+away each counts for itself (so n processes let n times as many through): a limit keeps a program that has gone wild
+from everybody's throat, and must not become the reason why nobody is served. What must hold exactly is a quota
+(``projects``). The headers are those of draft-ietf-httpapi-ratelimit-headers.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+logger = logging.getLogger(__name__)
+
 WINDOW_S = 60
+KEY = "bitfoundry:requests:"
+PATIENCE_S = 0.25  # a request waits no longer for the counter
+AWAY_S = 5.0  # and for so long nobody asks again
 
 
 @dataclass(frozen=True)
@@ -34,9 +45,11 @@ class Rate:
 
 
 class RateLimiter:
-    """Counts requests; safe to use from several threads."""
+    """Counts requests; safe to use from several threads. ``broker_url``: where to count together, if it is a Redis."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, broker_url: str = "", now: Callable[[], float] = time.monotonic) -> None:
+        self._shared = _connect(broker_url)
+        self._away_until = 0.0
         self._now = now
         self._lock = threading.Lock()
         self._window = 0
@@ -44,6 +57,31 @@ class RateLimiter:
 
     def count(self, project_id: str, limit: int) -> Rate:
         """One more request of the project."""
+        used, reset_s = self._count_together(project_id) or self._count_here(project_id)
+        return Rate(limit, max(0, limit - used), reset_s, exceeded=used > limit)
+
+    def close(self) -> None:
+        if self._shared is not None:
+            self._shared.close()
+
+    def _count_together(self, project_id: str) -> tuple[int, int] | None:
+        """(requests in this window, seconds until the next) of all processes; None while the broker is away."""
+        if self._shared is None or self._now() < self._away_until:
+            return None
+        key = KEY + project_id
+        try:
+            with self._shared.pipeline() as steps:  # in one go: a counter without an end would lock a project out
+                steps.set(key, 0, ex=WINDOW_S, nx=True)
+                steps.incr(key)
+                steps.pttl(key)
+                _, used, left_ms = steps.execute()
+        except redis.RedisError as error:
+            self._away_until = self._now() + AWAY_S
+            logger.warning("requests are counted by each process for itself: no broker (%s)", type(error).__name__)
+            return None
+        return int(used), max(1, round(left_ms / 1000))
+
+    def _count_here(self, project_id: str) -> tuple[int, int]:
         now = self._now()
         window = int(now // WINDOW_S)
         with self._lock:
@@ -52,5 +90,14 @@ class RateLimiter:
                 self._counts.clear()
             self._counts[project_id] += 1
             used = self._counts[project_id]
-        reset_s = max(1, round((window + 1) * WINDOW_S - now))
-        return Rate(limit, max(0, limit - used), reset_s, exceeded=used > limit)
+        return used, max(1, round((window + 1) * WINDOW_S - now))
+
+
+def _connect(broker_url: str) -> redis.Redis | None:
+    """Of Celery's kinds of brokers those that are a Redis; over a unix socket, too."""
+    if broker_url.startswith("redis+socket://"):
+        broker_url = "unix://" + broker_url.removeprefix("redis+socket://").replace("virtual_host=", "db=")
+    if not broker_url.startswith(("redis://", "rediss://", "unix://")):
+        return None
+    quick = {"socket_timeout": PATIENCE_S, "socket_connect_timeout": PATIENCE_S, "retry": Retry(NoBackoff(), 0)}
+    return redis.Redis.from_url(broker_url, **quick)

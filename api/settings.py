@@ -11,7 +11,7 @@ import sys
 from functools import cached_property
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, PositiveFloat, PositiveInt, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -76,6 +76,11 @@ class Settings(BaseSettings):
     # URLs of folders, as file:///srv/models,s3://bucket/models: artifacts may be published there, and below.
     publish_urls: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_urls)] = ()
     requests_per_minute: PositiveInt = 60_000  # of a project that has no limit of its own
+    # Days after a job's end; None keeps it. Logs: also its events. Jobs: all of it, with its artifact.
+    keep_logs_days: PositiveFloat | None = None
+    keep_jobs_days: PositiveFloat | None = None
+    log_format: Literal["text", "json"] = "text"
+    trace_file: Path | None = None
 
     slots: PositiveInt = 1
     memory_bytes: PositiveInt = Field(default_factory=host_memory_bytes)

@@ -126,7 +126,7 @@ class Account:
         """The own project; all of them for an operator."""
         return [Project.model_validate(each) for each in self._service.send("GET", "/v1/projects").json()["data"]]
 
-    def create_project(self, name: str, **quotas: int | None) -> Project:
+    def create_project(self, name: str, /, **quotas: int | None) -> Project:
         """A new project; quotas are `max_waiting`, `max_running`, `max_stored_bytes`, `requests_per_minute`."""
         answer = self._service.send("POST", "/v1/projects", body={"name": name, **quotas})
         return Project.model_validate_json(answer.content)

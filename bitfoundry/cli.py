@@ -46,6 +46,7 @@ from bitfoundry.options import (
     Split,
     Url,
     connect,
+    find_home,
     key_value,
     read_config,
     show_job,
@@ -77,7 +78,9 @@ def up(
     """Run the whole service here, in the foreground. Ctrl-C drains and stops it; the data stays."""
     from bitfoundry.local import LocalStack
 
-    stack = LocalStack(home, port, model_roots=models or (), say=lambda message: terminal.err.print(f"· {message}"))
+    stack = LocalStack(
+        find_home(home), port, model_roots=models or (), say=lambda message: terminal.err.print(f"· {message}")
+    )
     with stack:
         try:
             _announce(stack, as_json)
@@ -250,6 +253,22 @@ def inspect(
         terminal.print_json(found.model_dump(mode="json"))
     else:
         terminal.out.print(terminal.inspection_details(found))
+
+
+@app.command()
+def doctor(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
+    """Look at this machine and at the service, and say what to do about what is amiss. Status 1 if something fails."""
+    from bitfoundry.doctor import look
+
+    found = []
+    for finding in look(find_home(home), lambda: connect(url, api_key, home)):
+        found.append(finding)
+        if not as_json:
+            terminal.out.print(terminal.finding_line(finding.status, finding.name, finding.detail, finding.hint))
+    if as_json:
+        terminal.print_json([finding.model_dump() for finding in found])
+    if any(finding.status == "failed" for finding in found):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, TypedDict, Unpack
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx2
 
@@ -23,10 +23,8 @@ from bitfoundry.answers import ArtifactFile, Event, Inspection, Job, LogLine, Su
 from bitfoundry.datasets import Datasets
 from bitfoundry.errors import BitfoundryError, WaitTimeout
 from bitfoundry.follow import follow
-from bitfoundry.transport import Transport
+from bitfoundry.transport import NUM_TRIES, Transport
 from bitfoundry.webhooks import Webhooks
-
-CHUNK_BYTES = 1 << 20
 
 
 class JobFilter(TypedDict, total=False):
@@ -51,9 +49,19 @@ class Client:
     def __init__(
         self, base_url: str, api_key: str, *, timeout_s: float = 30.0, transport: httpx2.BaseTransport | None = None
     ) -> None:
-        self._service = Transport(base_url, api_key, timeout_s=timeout_s, transport=transport)
-        self.account = Account(self._service)
-        self.webhooks = Webhooks(self._service)
+        self._attach(Transport(base_url, api_key, timeout_s=timeout_s, transport=transport))
+
+    @classmethod
+    def over(cls, service: Transport) -> "Client":
+        """The same calls over another transport."""
+        client = cls.__new__(cls)
+        client._attach(service)
+        return client
+
+    def _attach(self, service: Transport) -> None:
+        self._service = service
+        self.account = Account(service)
+        self.webhooks = Webhooks(service)
 
     def submit(
         self,
@@ -209,7 +217,7 @@ class Client:
     def stream_events(self, job_id: str, *, after: int = 0) -> Iterator[Event]:
         """What has happened since event `after` and then each event as it comes, until the job has ended. A connection
         that breaks off is made again; no event is missed and none comes twice."""
-        return follow(self._service, f"{_path(job_id)}/events/stream", after)
+        return follow(self._service, f"{_path(job_id)}/events/stream", after, Event)
 
     def logs(
         self, job_id: str, *, level: str = "debug", tail: int | None = None, after: int | None = None
@@ -223,6 +231,10 @@ class Client:
                 return
             query["after"] = page["data"][-1]["seq"]
 
+    def stream_logs(self, job_id: str, *, level: str = "debug", after: int = 0) -> Iterator[LogLine]:
+        """The lines after number `after`, then each as it comes, until the job has ended; as `stream_events` does."""
+        return follow(self._service, f"{_path(job_id)}/logs/stream?{urlencode({'level': level})}", after, LogLine)
+
     @property
     def datasets(self) -> Datasets:
         """Uploaded data files: upload, list, get, preview, statistics, delete."""
@@ -232,6 +244,16 @@ class Client:
         """What a model is and what the usual presets would make of it, from its headers; `model` as in `submit`."""
         query = dict(_model(model)) | ({"revision": revision} if revision else {})
         return Inspection.model_validate_json(self._service.send("GET", "/v1/models/inspect", query=query).content)
+
+    @property
+    def base_url(self) -> str:
+        """Where the service is."""
+        return self._service.base_url
+
+    def readiness(self) -> httpx2.Response:
+        """The service's own answer to whether it can work: {status, database, broker, schema}; not ready is no error
+        here."""
+        return self._service.send("GET", "/healthz/ready", fine=(503,))
 
     def presets(self) -> Sequence[dict[str, Any]]:
         """The named configs that the service knows."""
@@ -264,8 +286,9 @@ class Client:
     def download(
         self, job_id: str, folder: Path, *, on_bytes: Callable[[ArtifactFile, int], None] | None = None
     ) -> Path:
-        """Fetch the whole artifact into `folder`, each file checked against its SHA-256; files already there and right
-        are kept, so that a broken download goes on where it stopped. Raises ApiError, BitfoundryError."""
+        """Fetch the whole artifact into `folder`, each file checked against its SHA-256. Files already there and right
+        are kept, and a file that broke off goes on at its last byte, by itself and in the next run. Raises ApiError,
+        BitfoundryError."""
         for file in self.artifacts(job_id):
             target = folder / _inside(file.path)
             if target.is_file() and _sha256(target) == file.sha256:
@@ -305,7 +328,7 @@ class Client:
             if limit is not None and time.monotonic() >= limit:
                 message = f"job {job_id} is still {what(job)} after {timeout_s:g} s"
                 raise WaitTimeout(message, hint="wait again, or cancel it")
-            time.sleep(poll_s)
+            self._service.pause(poll_s)
 
     def _job(
         self,
@@ -324,25 +347,41 @@ class Client:
     def _fetch(
         self, job_id: str, file: ArtifactFile, target: Path, on_bytes: Callable[[ArtifactFile, int], None] | None
     ) -> None:
+        """One file, taken up where it broke off. What has arrived stays in `.partial` until it is whole."""
         partial = target.with_name(f"{target.name}.partial")
-        digest = hashlib.sha256()
-        try:
-            with (
-                self._service.stream(f"{_path(job_id)}/artifacts/{quote(file.path)}") as answer,
-                partial.open("wb") as out,
-            ):
-                for chunk in answer.iter_bytes(CHUNK_BYTES):
-                    digest.update(chunk)
-                    out.write(chunk)
-                    if on_bytes is not None:
-                        on_bytes(file, len(chunk))
-            if digest.hexdigest() != file.sha256:
-                raise BitfoundryError(f"{file.path} arrived damaged", hint="download again")
-            partial.replace(target)
-        except httpx2.TransportError as error:
-            raise self._service.no_answer(error) from error
-        finally:
-            partial.unlink(missing_ok=True)
+        num_failures = 0
+        while True:
+            have = partial.stat().st_size if partial.is_file() else 0
+            try:
+                self._fetch_rest(f"{_path(job_id)}/artifacts/{quote(file.path)}", file, partial, have, on_bytes)
+                break
+            except httpx2.TransportError as error:
+                came = partial.stat().st_size - have if partial.is_file() else 0
+                num_failures = 1 if came > 0 else num_failures + 1
+                if num_failures >= NUM_TRIES:
+                    raise self._service.no_answer(error) from error
+                self._service.pause(0.2 * 2**num_failures)
+        if _sha256(partial) != file.sha256:
+            partial.unlink()
+            raise BitfoundryError(f"{file.path} arrived damaged", hint="download again")
+        partial.replace(target)
+
+    def _fetch_rest(
+        self, path: str, file: ArtifactFile, partial: Path, have: int,
+        on_bytes: Callable[[ArtifactFile, int], None] | None,
+    ) -> None:  # fmt: skip
+        """What comes after the first `have` bytes; all of it if the service has another file by now."""
+        if have >= file.bytes > 0:
+            return
+        headers = {"Range": f"bytes={have}-", "If-Range": f'"{file.sha256}"'} if have else {}
+        with (
+            self._service.stream(path, headers=headers) as answer,
+            partial.open("ab" if answer.status_code == 206 else "wb") as out,
+        ):
+            for chunk in answer.iter_bytes():
+                out.write(chunk)
+                if on_bytes is not None:
+                    on_bytes(file, len(chunk))
 
 
 def _path(identity: str, kind: str = "jobs") -> str:

@@ -1,20 +1,25 @@
-"""A job's events as they come: a stream that takes itself up again where it broke off."""
+"""A job's events or its log as they come: a stream that takes itself up again where it broke off."""
 
-import time
 from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 import httpx2
 
-from bitfoundry.answers import Event
+from bitfoundry.answers import Event, LogLine
 from bitfoundry.errors import ApiError
 from bitfoundry.transport import AWAY, NUM_TRIES, Transport
 
 SILENCE_S = 45.0  # the service says something every 15 s, if only that there is nothing new
 PAUSE_S = 1.0
 
+T = TypeVar("T", Event, LogLine)
 
-def follow(transport: Transport, path: str, after: int) -> Iterator[Event]:
-    """The events after number `after` until the job has ended, each once. ApiError when the service stays away."""
+
+def follow(transport: Transport, path: str, after: int, made: type[T]) -> Iterator[T]:
+    """What comes after number `after` until the job has ended (`made` of it: events, lines), each once.
+
+    ApiError when the service stays away.
+    """
     num_failures = 0
     while True:
         try:
@@ -24,9 +29,9 @@ def follow(transport: Transport, path: str, after: int) -> Iterator[Event]:
                 for kind, data in messages(answer.iter_lines()):
                     if kind == "end":
                         return
-                    event = Event.model_validate_json(data)
-                    num_failures, after = 0, event.seq
-                    yield event
+                    each = made.model_validate_json(data)
+                    num_failures, after = 0, each.seq
+                    yield each
         except httpx2.TransportError as error:
             if num_failures >= NUM_TRIES:
                 raise transport.no_answer(error) from error
@@ -34,7 +39,7 @@ def follow(transport: Transport, path: str, after: int) -> Iterator[Event]:
             if error.status not in AWAY or num_failures >= NUM_TRIES:
                 raise
         num_failures += 1
-        time.sleep(min(PAUSE_S * 2**num_failures, 30.0))
+        transport.pause(min(PAUSE_S * 2**num_failures, 30.0))
 
 
 def messages(lines: Iterable[str]) -> Iterator[tuple[str, str]]:

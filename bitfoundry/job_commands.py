@@ -1,6 +1,5 @@
 """The commands about jobs that are there: list, show, follow, change, move. `COMMANDS` are those of `bitfoundry`."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from bitfoundry import terminal
+from bitfoundry.answers import LogLine
 from bitfoundry.options import (
     AsJson,
     Export,
@@ -27,7 +27,6 @@ from bitfoundry.options import (
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")]
 Name = Annotated[str | None, typer.Option(help="A name to find the job by.")]
-POLL_S = 1.0
 
 
 def jobs(
@@ -107,17 +106,15 @@ def logs(
     as_json: AsJson = False,
 ) -> None:
     """Show what a job's engines printed (with --json one JSON object a line)."""
-    after: int | None = None
     with connect(url, api_key, home) as client:
-        while True:
-            ended = not follow or client.get(job_id).is_final  # asked first: the lines after it are the last ones
-            for line in client.logs(job_id, level=level, tail=tail if after is None else None, after=after):
+        after = 0
+        if tail is not None or not follow:
+            for line in client.logs(job_id, level=level, tail=tail):
                 after = line.seq
-                print(line.model_dump_json() if as_json else terminal.log_line(line), flush=True)
-            after = after or 0
-            if ended:
-                return
-            time.sleep(POLL_S)
+                _say(line, as_json)
+        if follow:
+            for line in client.stream_logs(job_id, level=level, after=after):
+                _say(line, as_json)
 
 
 def cancel(job_id: JobId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
@@ -232,6 +229,10 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     *(clone, edit, delete),
 )
 SWEEP_COMMANDS: dict[str, Callable[..., None]] = {"submit": submit_sweep, "show": show_sweep, "cancel": cancel_sweep}
+
+
+def _say(line: LogLine, as_json: bool) -> None:
+    print(line.model_dump_json() if as_json else terminal.log_line(line), flush=True)
 
 
 def _given(name: str | None, label: list[str] | None, priority: int | None) -> dict[str, Any]:

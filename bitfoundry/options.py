@@ -1,6 +1,7 @@
 """What the commands share: their options, the way to the service, and how a job is shown."""
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from bitfoundry.client import Client
 from bitfoundry.connection import Connection
 from bitfoundry.errors import BitfoundryError
 from bitfoundry.folders import default_home
+from bitfoundry.user_config import UserConfig
 
 Home = Annotated[Path | None, typer.Option(help="The data folder. [default: ~/.local/share/bitfoundry]")]
 Url = Annotated[str | None, typer.Option(envvar="BITFOUNDRY_URL", help="The service. [default: the one of `up` here]")]
@@ -37,8 +39,11 @@ Priority = Annotated[int | None, typer.Option(min=0, max=9, help="9 goes first. 
 
 
 def connect(url: str | None, api_key: str | None, home: Path | None) -> Client:
-    """From the options, the environment, or what `bitfoundry up` left in its home."""
-    local = Connection.read((home or default_home()).expanduser().absolute())
+    """From the options, the environment, the config file, or what `bitfoundry up` left in its home."""
+    config = UserConfig.read()
+    url = url or config.url
+    api_key = api_key or (config.api_key if url == config.url else None)  # never to another service than its own
+    local = Connection.read(find_home(home))
     if not url and not local:
         raise BitfoundryError(
             "no service is known here", hint="start one with `bitfoundry up`, or give --url and --api-key"
@@ -48,6 +53,12 @@ def connect(url: str | None, api_key: str | None, home: Path | None) -> Client:
     if not key:
         raise BitfoundryError(f"{chosen} needs an API key", hint="give --api-key or set BITFOUNDRY_API_KEY")
     return Client(chosen, key)
+
+
+def find_home(home: Path | None) -> Path:
+    """The local stack's: of the option, the environment, the config file, or the usual one."""
+    chosen = home or (None if os.environ.get("BITFOUNDRY_HOME") else UserConfig.read().home) or default_home()
+    return chosen.expanduser().absolute()
 
 
 def key_value(text: str) -> tuple[str, str]:

@@ -47,6 +47,13 @@ def explain(error: BitfoundryError, *, as_json: bool = False) -> None:
     err.print(Text(f"      {error.code}", "dim"))
 
 
+def finding_line(status: str, name: str, detail: str, hint: str) -> Text:
+    """What `doctor` found: the mark is a word, too, for those who see no colour."""
+    style = {"ok": "green", "warning": "yellow", "failed": "bold red"}[status]
+    advice = f"\n{'':18}{hint}" if hint else ""
+    return Text.assemble((f"{status:8}", style), f"{name:10}", detail, (advice, "dim"))
+
+
 def megabytes(num_bytes: float) -> str:
     """Decimal megabytes, as disks and downloads count them."""
     return f"{num_bytes / 1e6:,.1f} MB"

@@ -1,10 +1,13 @@
-"""Requests to the service: what may be repeated is repeated, and what goes wrong is an ApiError with its code."""
+"""Requests to the service: what may be repeated is repeated, and what goes wrong is an ApiError with its code.
+
+What waits is in four methods, so that the same calls can also run on asyncio (see `async_client`).
+"""
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import httpx2
@@ -15,20 +18,40 @@ NUM_TRIES = 4  # of a request that may be repeated
 AWAY = {429, 502, 503, 504}  # the service is away or busy: it may be there in a moment
 
 
+def connection_options(base_url: str, api_key: str, timeout_s: float) -> dict[str, Any]:
+    """What every connection to the service is made with."""
+    loopback = urlsplit(base_url).hostname in {"127.0.0.1", "localhost", "::1"}
+    return {
+        "base_url": base_url,
+        "headers": {"Authorization": f"Bearer {api_key}"},
+        "timeout": timeout_s,
+        "trust_env": not loopback,  # a proxy cannot reach our loopback
+    }
+
+
+class Arriving(Protocol):
+    """An answer whose body has not been read yet."""
+
+    @property
+    def status_code(self) -> int: ...
+
+    def iter_lines(self) -> Iterator[str]: ...
+
+    def iter_bytes(self) -> Iterator[bytes]: ...
+
+    def read(self) -> bytes: ...
+
+    def json(self) -> Any: ...
+
+
 class Transport:
     """A connection to the service, safe to use from several threads."""
 
     def __init__(
-        self, base_url: str, api_key: str, *, timeout_s: float, transport: httpx2.BaseTransport | None
+        self, base_url: str, api_key: str, *, timeout_s: float, transport: httpx2.BaseTransport | None = None
     ) -> None:
-        loopback = urlsplit(base_url).hostname in {"127.0.0.1", "localhost", "::1"}
-        self._http = httpx2.Client(
-            base_url=base_url,
-            headers={"Authorization": f"Bearer {api_key}"},
-            timeout=timeout_s,
-            trust_env=not loopback,  # a proxy cannot reach our loopback
-            transport=transport,
-        )
+        self.base_url = base_url.rstrip("/")
+        self._http = httpx2.Client(**connection_options(base_url, api_key, timeout_s), transport=transport)
 
     def send(
         self,
@@ -43,8 +66,10 @@ class Transport:
         form: Mapping[str, str] | None = None,
         repeat: bool = False,
         timeout_s: float | None = None,
+        fine: Collection[int] = (),
     ) -> httpx2.Response:
-        """One request; a GET, or one with `repeat`, is tried again while the service is away or busy. ApiError.
+        """One request; a GET, or one with `repeat`, is tried again while the service is away or busy. ApiError, unless
+        the status is in `fine`.
 
         Its body is JSON, bytes, or a form with files.
         """
@@ -53,14 +78,16 @@ class Transport:
         num_tries = NUM_TRIES if repeat or method == "GET" else 1
         for attempt in range(1, num_tries + 1):
             try:
-                answer = self._http.request(method, path, params=query, headers=headers, **sent)
+                answer = self._request(method, path, params=query, headers=headers, **sent)
             except httpx2.TransportError as error:
                 if attempt == num_tries:
                     raise self.no_answer(error) from error
-                time.sleep(0.2 * 2**attempt)
+                self.pause(0.2 * 2**attempt)
                 continue
+            if answer.status_code in fine:
+                return answer
             if answer.status_code in AWAY and attempt < num_tries and not _is_over_quota(answer):
-                time.sleep(_retry_after_s(answer, default=0.2 * 2**attempt))
+                self.pause(_retry_after_s(answer, default=0.2 * 2**attempt))
                 continue
             break
         if answer.status_code >= 400:
@@ -70,10 +97,10 @@ class Transport:
     @contextmanager
     def stream(
         self, path: str, *, headers: Mapping[str, str] | None = None, timeout_s: float | None = None
-    ) -> Iterator[httpx2.Response]:
+    ) -> Iterator[Arriving]:
         """The answer to a GET while it arrives. Raises ApiError, and httpx2's TransportError when it breaks off."""
         more: dict[str, Any] = {} if timeout_s is None else {"timeout": timeout_s}
-        with self._http.stream("GET", path, headers=headers, **more) as answer:
+        with self._open(path, headers=headers, **more) as answer:
             if answer.status_code >= 400:
                 answer.read()
                 raise _problem(answer)
@@ -85,7 +112,7 @@ class Transport:
             0,
             {
                 "code": "no_answer",
-                "detail": f"{str(self._http.base_url).rstrip('/')} does not answer: {error}",
+                "detail": f"{self.base_url} does not answer: {error}",
                 "hint": "is the service up? `bitfoundry up` starts one here",
             },
         )
@@ -95,11 +122,21 @@ class Transport:
         """Whether the environment's proxies are used."""
         return self._http.trust_env
 
+    def pause(self, seconds: float) -> None:
+        """Wait before another try."""
+        time.sleep(seconds)
+
     def close(self) -> None:
         self._http.close()
 
+    def _request(self, method: str, path: str, **sent: Any) -> httpx2.Response:
+        return self._http.request(method, path, **sent)
 
-def _problem(answer: httpx2.Response) -> ApiError:
+    def _open(self, path: str, **sent: Any) -> AbstractContextManager[Arriving]:
+        return self._http.stream("GET", path, **sent)
+
+
+def _problem(answer: Arriving) -> ApiError:
     try:
         problem = answer.json()
     except (json.JSONDecodeError, UnicodeDecodeError):

@@ -10,6 +10,7 @@ print what a scheme can be, ``pull`` fetches a model from the Hub. Four subcomma
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import signal
@@ -232,4 +233,10 @@ def _reporting(work: Callable[[Emit], object], emit: Emit) -> int:
         if isinstance(error, RankError) and not _is_first_rank():
             return 1
         emit(Failed(error.code, error.message, error.hint, error.retryable))
+        return 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        hint = "Free space where the result is written."
+        emit(Failed("disk_full", "The disk is full: the result does not fit.", hint, True))
         return 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
@@ -19,7 +20,8 @@ class Registry(Generic[T]):
         self.what = what
         self._package = package
         self._entries: dict[str, T] = {}
-        self._loaded = False
+        self._lock = threading.RLock()  # the one that loads may look up meanwhile, others wait: half is not all
+        self._is_loading = self._is_loaded = False
 
     def add(self, name: str) -> Callable[[T], T]:
         """Decorator: register the thing below under ``name``."""
@@ -44,9 +46,16 @@ class Registry(Generic[T]):
         return iter(sorted(self._entries))
 
     def _load(self) -> None:
-        if self._loaded:
+        if self._is_loaded:
             return
-        self._loaded = True
-        package = importlib.import_module(self._package)
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{self._package}.{module.name}")
+        with self._lock:
+            if self._is_loading or self._is_loaded:
+                return
+            self._is_loading = True
+            try:
+                package = importlib.import_module(self._package)
+                for module in pkgutil.iter_modules(package.__path__):
+                    importlib.import_module(f"{self._package}.{module.name}")
+                self._is_loaded = True
+            finally:
+                self._is_loading = False

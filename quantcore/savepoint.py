@@ -3,8 +3,8 @@
 It holds the artifact as far as it is written, and after each block (or every few: saving takes at most one part in
 twenty of the time) the hidden states of all streams and the notes of the writer. ``state.json`` names the newest of
 these; it is replaced as the last thing, so a kill at any moment leaves the one before. A job goes on only where its
-fingerprint is the same: task, model files and versions. Files of states say which windows they hold, so that another
-number of ranks can read them.
+fingerprint is the same (task, model files and versions) and no file of states has changed since: each ends in the
+SHA-256 of the rest. Files of states say which windows they hold, so that another number of ranks can read them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from quantcore.task import Task
 SHARE = 20
 """Saving waits until the work since the last time took so many times as long as that."""
 STATE = "state.json"
+CHUNK_BYTES = 1 << 22
 WEIGHTS = ("*.safetensors", "*.gguf")
 
 States = MutableSequence[torch.Tensor]
@@ -118,7 +119,9 @@ class SavePoint:
             notes = json.loads((self.folder / STATE).read_text("utf-8"))
         except (OSError, ValueError):
             return None
-        return notes if isinstance(notes, dict) and notes.get("fingerprint") == self.fingerprint else None
+        if not isinstance(notes, dict) or notes.get("fingerprint") != self.fingerprint:
+            return None
+        return notes if all(map(_is_whole, (self.folder / notes["states"]).iterdir())) else None
 
 
 def fingerprint(task: Task) -> str:
@@ -135,11 +138,26 @@ def fingerprint(task: Task) -> str:
 
 
 def _write_states(path: Path, states: States) -> None:
+    digest = hashlib.sha256()
     with path.open("wb") as file:
         for state in states:
-            file.write(state.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            content = state.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            digest.update(content)
+            file.write(content)
+        file.write(digest.digest())
         file.flush()
         os.fsync(file.fileno())
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file of states still is what was written. A damaged one would show in the result's quality alone."""
+    digest = hashlib.sha256()
+    left = path.stat().st_size - digest.digest_size
+    with path.open("rb") as file:
+        while left > 0 and (chunk := file.read(min(left, CHUNK_BYTES))):
+            digest.update(chunk)
+            left -= len(chunk)
+        return left == 0 and file.read() == digest.digest()
 
 
 def _read_state(path: Path, number: int, like: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ AMD_CARDS = Path("/sys/class/drm")
 MIB = 1 << 20
 TIMEOUT_S = 10
 
-Device = dict[str, Any]  # {kind, name, memory_bytes}
+Device = dict[str, Any]  # {kind, name, memory_bytes, used_bytes}; used_bytes is None where the driver does not say
 
 
 def find_devices() -> list[Device]:
@@ -23,7 +23,7 @@ def _nvidia() -> list[Device]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
-    query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    query = [program, "--query-gpu=name,memory.total,memory.used", "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(query, capture_output=True, text=True, timeout=TIMEOUT_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -32,13 +32,17 @@ def _nvidia() -> list[Device]:
 
 
 def parse_nvidia(said: str) -> list[Device]:
-    """From lines as ``NVIDIA H100 80GB HBM3, 81559``: a name, and its memory in MiB."""
-    rows = (line.rpartition(",") for line in said.splitlines())
+    """From lines as ``NVIDIA H100 80GB HBM3, 81559, 1024``: a name, its memory and what is used of it in MiB."""
+    rows = ([part.strip() for part in line.rsplit(",", 2)] for line in said.splitlines())
     return [
-        {"kind": "cuda", "name": name.strip(), "memory_bytes": int(memory) * MIB}
-        for name, _, memory in rows
-        if memory.strip().isdecimal()
+        {"kind": "cuda", "name": row[0], "memory_bytes": int(row[1]) * MIB, "used_bytes": _mib(row[2])}
+        for row in rows
+        if len(row) == 3 and row[1].isdecimal()
     ]
+
+
+def _mib(text: str) -> int | None:
+    return int(text) * MIB if text.isdecimal() else None
 
 
 def _amd(cards: Path) -> list[Device]:
@@ -53,5 +57,11 @@ def _amd(cards: Path) -> list[Device]:
             name = file.with_name("product_name").read_text().strip()
         except OSError:
             name = ""
-        found.append({"kind": "rocm", "name": name or "AMD GPU", "memory_bytes": memory_bytes})
+        try:
+            used_bytes = int(file.with_name("mem_info_vram_used").read_text())
+        except (OSError, ValueError):
+            used_bytes = None
+        found.append(
+            {"kind": "rocm", "name": name or "AMD GPU", "memory_bytes": memory_bytes, "used_bytes": used_bytes}
+        )
     return found

@@ -143,14 +143,20 @@ class Engine(Child):
     """The engine at work on a task."""
 
     def __init__(
-        self, settings: Settings, task_file: Path, *, with_hub: bool = False, hub_token: str | None = None
+        self,
+        settings: Settings,
+        task_file: Path,
+        *,
+        with_hub: bool = False,
+        hub_token: str | None = None,
+        traceparent: str | None = None,
     ) -> None:
         """As ``Child``. ``hub_token`` becomes the first line of its standard input: no environment and no file ever
-        holds it."""
+        holds it. ``traceparent``: the span that its own belong below."""
         super().__init__(
             settings,
             [*settings.engine_argv, str(task_file)],
-            engine_environment(settings, with_hub=with_hub),
+            engine_environment(settings, with_hub=with_hub) | ({"TRACEPARENT": traceparent} if traceparent else {}),
             said=None if hub_token is None else f"{hub_token}\n",
         )
 

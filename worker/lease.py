@@ -16,6 +16,7 @@ from typing import Any, Self
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from api import json_log
 from api.settings import Settings
 from api.store import leases
 from api.store.engine import Sessions
@@ -89,6 +90,7 @@ class HeldLease:
         raise LeaseLost
 
     def _run(self) -> None:
+        json_log.job_id.set(self.lease.job_id)
         try:
             self._beat_until_done()
         except LeaseLost:

@@ -7,7 +7,9 @@ import logging
 import os
 import signal
 import threading
+from typing import Any
 
+from api import json_log, tracing
 from api.settings import Settings
 from api.store import datasets, hub_tokens, leases
 from api.store.engine import Sessions
@@ -62,13 +64,16 @@ class Run:
 
     def execute(self) -> None:
         """Do the whole attempt. It ends in a row, or in nothing at all if the lease was lost."""
+        json_log.job_id.set(self.lease.job_id)
         try:
-            with self._held:
+            about: dict[str, Any] = {"bitfoundry.job_id": self.lease.job_id, "bitfoundry.attempt": self.lease.attempt}
+            with tracing.span("attempt", parent=self.lease.traceparent, **about), self._held:
                 self._execute()
         except LeaseLost:
             self._may_go_on = True
             logger.warning("%s: no longer ours, nothing was written", self.lease.job_id)
         finally:
+            json_log.job_id.set(None)
             self._log.stop()
             self._workspace.remove(may_go_on=self._may_go_on)
 
@@ -154,7 +159,13 @@ class Run:
     def _start_engine(self) -> Engine:
         with self._lock:
             token, self._hub_token = self._hub_token, None
-            self._engine = Engine(self._settings, self._workspace.task_file, with_hub=self._needs_hub, hub_token=token)
+            self._engine = Engine(
+                self._settings,
+                self._workspace.task_file,
+                with_hub=self._needs_hub,
+                hub_token=token,
+                traceparent=tracing.current(),
+            )
             if self._stop:
                 self._engine.stop(self._stop)
             return self._engine
@@ -163,14 +174,19 @@ class Run:
         """Write what the engine says until it ends."""
         journal = Journal(self._held, self._redactor)
         self._log.follow(engine.log_lines())
+        phases = tracing.Phases()
         try:
             for line in engine.lines():
+                if line["kind"] == "phase_started":
+                    phases.enter(str(line.get("phase")))
                 journal.note(line)
             journal.close()
         except BaseException:
             engine.kill(Stop.LEASE_LOST)  # it must not work on for nobody
             engine.wait()
             raise
+        finally:
+            phases.leave()
         return journal
 
     def _conclude(self, engine: Engine, journal: Journal) -> None:

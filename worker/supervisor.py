@@ -45,7 +45,6 @@ class Supervisor:
         self._upkeep = Upkeep(self._sessions, send, interval_s=settings.poll_s, also=self._say_where_we_are)
         self._id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._draining = False
-        self._devices = find_devices()
         self._slots = [
             *(Slot(self._sessions, settings, f"{self._id}:{number}", take_job) for number in range(settings.slots)),
             Slot(self._sessions, settings, f"{self._id}:publisher", take_publication),
@@ -86,7 +85,7 @@ class Supervisor:
                 host=socket.gethostname(),
                 num_slots=self._settings.slots,
                 memory_bytes=self._settings.memory_bytes,
-                devices=self._devices,
+                devices=find_devices(),  # anew: what is used of their memory
                 live_s=max(self._settings.lease_s, 3 * self._settings.poll_s),
             )
             for slot in self._slots:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.responses import StreamingResponse
@@ -37,47 +38,52 @@ def list_events(
     return EventPage(data=[EventOut.of(event) for event in found[:limit]], has_more=len(found) > limit)
 
 
-def find_start(
-    job_id: JobId,
-    caller: Reader,
-    sessions: SessionsDep,
-    after: After = 0,
-    last_event_id: Annotated[str | None, Header()] = None,
-) -> int | None:
-    """The event after which a stream starts, None if there is nothing to come. All errors belong here: once the stream
-    has begun its status is sent."""
-    if last_event_id is not None:
-        if not (last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) < 19):
-            raise Problem(
-                400,
-                "invalid_last_event_id",
-                "Last-Event-ID is not the number of an event.",
-                hint="Send the `id` of the last event you have seen, or leave the header out.",
-            )
-        after = int(last_event_id)
+def find_after(after: After = 0, last_event_id: Annotated[str | None, Header()] = None) -> int:
+    """After which number a stream starts: the header is newer than the query, which stays in the address."""
+    if last_event_id is None:
+        return after
+    if not (last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) < 19):
+        raise Problem(
+            400,
+            "invalid_last_event_id",
+            "Last-Event-ID is not the number of an event.",
+            hint="Send the `id` of the last event you have seen, or leave the header out.",
+        )
+    return int(last_event_id)
+
+
+FromWhere = Annotated[int, Depends(find_after)]
+
+
+def find_start(job_id: JobId, caller: Reader, sessions: SessionsDep, after: FromWhere) -> int | None:
+    """The event after which the stream starts, None if there is nothing to come. All errors belong here: once the
+    stream has begun its status is sent."""
     with open_job(sessions, caller, job_id):
         pass
     return None if stream.has_ended(sessions, job_id, after) else after
 
 
-@router.get(
-    "/stream",
-    response_class=StreamingResponse,
-    responses=may(400)
-    | {
+def streaming(what: str, example: str) -> dict[int | str, dict[str, Any]]:
+    """For OpenAPI: the answers of a stream of ``what``."""
+    return may(400) | {
         200: {
-            "description": "Events as they come; `id` is `seq`, `data` an event; the last one is `end`.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}, "example": STREAM_EXAMPLE}},
+            "description": f"{what} as they come; `id` is `seq`; the last one is `end`.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}, "example": example}},
         },
         204: {"description": "The job has ended and there is nothing that you have not seen: do not come again."},
-    },
-)
+    }
+
+
+def stream_of(told: AsyncIterator[str]) -> StreamingResponse:
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(told, media_type="text/event-stream", headers=headers)
+
+
+@router.get("/stream", response_class=StreamingResponse, responses=streaming("Events", STREAM_EXAMPLE))
 async def stream_events(
     job_id: JobId, context: ContextDep, start: Annotated[int | None, Depends(find_start)]
 ) -> Response:
     """The story as server-sent events: what was since ``Last-Event-ID`` (or ``after``), then what comes."""
     if start is None:
         return Response(status_code=204)
-    told = stream.tell_story(context.feed, context.sessions, job_id, start)
-    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return StreamingResponse(told, media_type="text/event-stream", headers=headers)
+    return stream_of(stream.tell_story(context.feed, context.sessions, job_id, start))

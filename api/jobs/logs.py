@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
 
-from api.deps import SessionsDep
+from api.deps import ContextDep, SessionsDep
 from api.errors import Problem, may
+from api.jobs import stream
 from api.jobs.endpoints import JobId, open_job
+from api.jobs.events import FromWhere, stream_of, streaming
 from api.jobs.schemas import LogLineOut, LogPage
 from api.security import Reader
 from api.store import logs
@@ -19,6 +21,7 @@ from api.store.engine import Sessions
 router = APIRouter(prefix="/jobs/{job_id}/logs", tags=["logs"], responses=may(404))
 
 PAGE = 1000
+STREAM_EXAMPLE = 'id: 7\nevent: line\ndata: {"seq": 7, "at": "...", "attempt": 1, "level": "info", "text": "..."}\n\n'
 
 Level = Annotated[Literal["debug", "info", "warning", "error"], Query(description="Lines of at least this level.")]
 
@@ -43,6 +46,25 @@ def list_lines(
             found = logs.read(session, job_id, level=level, after=after or 0, limit=limit + 1)
             found, has_more = found[:limit], len(found) > limit
     return LogPage(data=[LogLineOut.of(line) for line in found], has_more=has_more)
+
+
+def find_start(
+    job_id: JobId, caller: Reader, sessions: SessionsDep, after: FromWhere, level: Level = "debug"
+) -> int | None:
+    """As that of the events."""
+    with open_job(sessions, caller, job_id):
+        pass
+    return None if stream.has_log_ended(sessions, job_id, after, level) else after
+
+
+@router.get("/stream", response_class=StreamingResponse, responses=streaming("Lines", STREAM_EXAMPLE))
+async def stream_lines(
+    job_id: JobId, context: ContextDep, start: Annotated[int | None, Depends(find_start)], level: Level = "debug"
+) -> Response:
+    """The log as server-sent events: the lines since ``Last-Event-ID`` (or ``after``), then each as it comes."""
+    if start is None:
+        return Response(status_code=204)
+    return stream_of(stream.tell_log(context.feed, context.sessions, job_id, start, level))
 
 
 @router.get(

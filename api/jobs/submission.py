@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
+from api import tracing
 from api.deps import Context
 from api.idempotent import Made, make_once, request_of
 from api.jobs import calibration, service
@@ -79,6 +80,7 @@ def store(session: Session, job_id: str, body: JobCreate, planned: Planned, call
         dataset_id=dataset_id,
         export=list(body.export),
         max_shard_size=body.max_shard_size,
+        traceparent=tracing.current(),
         publish=planned.publish,
         **more,
     )

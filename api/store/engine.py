@@ -7,27 +7,28 @@ from sqlalchemy.orm import Session, sessionmaker
 
 CONNECT_TIMEOUT_S = 5
 STATEMENT_TIMEOUT_S = 10
-LOCK_TIMEOUT_S = 5
-POOL_TIMEOUT_S = 5
+WAIT_S = 5.0
 
 Sessions = sessionmaker[Session]
 
 
-def connect(database_url: str, *, pool_size: int = 10) -> Sessions:
+def connect(database_url: str, *, pool_size: int = 10, wait_s: float = WAIT_S) -> Sessions:
     """A factory of sessions on ``postgresql+psycopg://...``. ``with sessions.begin() as session`` is one transaction.
 
-    ``tcp_user_timeout`` bounds what a statement timeout cannot: a network that swallows packets.
+    ``wait_s`` bounds the wait for a connection of the pool, and that for a lock; ``tcp_user_timeout`` bounds what a
+    statement timeout cannot: a network that swallows packets.
     """
+    limits = {"statement_timeout": f"{STATEMENT_TIMEOUT_S}s", "lock_timeout": f"{round(1000 * wait_s)}ms"}
     engine = create_engine(
         database_url,
         pool_size=pool_size,
         max_overflow=pool_size,
-        pool_timeout=POOL_TIMEOUT_S,
+        pool_timeout=wait_s,
         pool_pre_ping=True,
         connect_args={
             "connect_timeout": CONNECT_TIMEOUT_S,
             "tcp_user_timeout": STATEMENT_TIMEOUT_S * 1000,
-            "options": f"-c statement_timeout={STATEMENT_TIMEOUT_S}s -c lock_timeout={LOCK_TIMEOUT_S}s -c timezone=UTC",
+            "options": " ".join(f"-c {name}={value}" for name, value in (limits | {"timezone": "UTC"}).items()),
         },
     )
     return sessionmaker(engine, expire_on_commit=False)

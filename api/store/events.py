@@ -51,6 +51,6 @@ def read(session: Session, job_id: str, *, after: int, limit: int, kinds: Collec
 
 
 def find_heads(session: Session, job_ids: Sequence[str]) -> dict[str, int]:
-    """Job id -> the number of its newest event, for the jobs that are there."""
-    found = session.execute(select(Job.id, Job.num_events).where(Job.id.in_(job_ids)))
-    return {row.id: row.num_events for row in found}
+    """Job id -> a number that grows with every event and every line of its log, for the jobs that are there."""
+    head = (Job.num_events + Job.num_log_lines).label("head")
+    return {row.id: row.head for row in session.execute(select(Job.id, head).where(Job.id.in_(job_ids)))}

@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, Select, SQLColumnExpression, func, select,
 from sqlalchemy.orm import Session
 
 from api.store import webhooks
+from api.store import workers as worker_rows
 from api.store.account_tables import WebhookDelivery
 from api.store.states import CLAIMABLE, HELD, State
 from api.store.tables import Job, Outbox, Worker
@@ -39,6 +40,7 @@ class Measures:
     workers: dict[str, int]
     beat_age_s: float
     phase_s: dict[str, tuple[int, float]]
+    devices: dict[tuple[str, str, str], dict[str, int]]  # (worker, its number there, name) -> {total, used} bytes
 
 
 def measure(session: Session) -> Measures:
@@ -62,8 +64,19 @@ def measure(session: Session) -> Measures:
         delivery_age_s=_age_s(session, select(_oldest(WebhookDelivery.created_at)).where(pending)),
         workers=workers,
         beat_age_s=_age_s(session, select(_oldest(Worker.beat_at))),
+        devices=_devices(session),
         phase_s={name: (number, float(total)) for name, number, total in session.execute(_PHASES)},
     )
+
+
+def _devices(session: Session) -> dict[tuple[str, str, str], dict[str, int]]:
+    found = {}
+    for worker in worker_rows.find_live(session):
+        for number, device in enumerate(worker.devices):
+            sizes = {"total": device.get("memory_bytes"), "used": device.get("used_bytes")}
+            known = {what: size for what, size in sizes.items() if isinstance(size, int)}
+            found[worker.id, str(number), str(device.get("name", ""))] = known
+    return found
 
 
 def _counted(column: SQLColumnExpression[Any]) -> Select[Any, int]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import text
+from sqlalchemy.orm import Session
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 
@@ -21,6 +25,26 @@ def downgrade(database_url: str, revision: str = "base") -> None:
 def check(database_url: str) -> None:
     """Raises if the tables in the code and in the database differ."""
     command.check(_config(database_url))
+
+
+@cache
+def revisions() -> tuple[str, ...]:
+    """All revisions, the oldest first."""
+    steps = ScriptDirectory(str(MIGRATIONS)).walk_revisions()
+    return tuple(step.revision for step in steps)[::-1]
+
+
+def newest() -> str:
+    """The revision that this code was written for."""
+    return revisions()[-1]
+
+
+def current(session: Session) -> str | None:
+    """The revision that a database has; None for one without our tables."""
+    if session.scalar(text("SELECT to_regclass('alembic_version')")) is None:
+        return None
+    found: str | None = session.scalar(text("SELECT version_num FROM alembic_version"))
+    return found
 
 
 def _config(database_url: str) -> Config:

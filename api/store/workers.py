@@ -30,7 +30,9 @@ def beat(
     row = insert(Worker).values(
         id=worker_id, host=host, num_slots=num_slots, memory_bytes=memory_bytes, devices=devices, live_until=live_until
     )
-    kept = row.on_conflict_do_update(index_elements=[Worker.id], set_={"live_until": live_until, "beat_at": now})
+    kept = row.on_conflict_do_update(
+        index_elements=[Worker.id], set_={"live_until": live_until, "beat_at": now, "devices": devices}
+    )
     return bool(session.scalar(kept.returning(Worker.drain_requested_at.is_not(None))))
 
 

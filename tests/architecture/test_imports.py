@@ -37,7 +37,7 @@ ALLOWED = {
         "quantcore.calibration.hub_dataset",
     },
     "api.store": {"quantcore.errors", "quantcore.events", "quantcore.config"},
-    "worker": {"api.store", "api.settings", "quantcore"},
+    "worker": {"api.store", "api.settings", "api.json_log", "api.tracing", "quantcore"},
     "migrations": {"api.store"},
     "bitfoundry": set(),
     "bitfoundry.local": {"api.store.migrate", "api.store.vault", "api.security"},

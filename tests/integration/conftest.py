@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,13 @@ from typing import Any
 import httpx2
 import huggingface_hub
 import pytest
+import redis
 import uvicorn
 from fastapi.testclient import TestClient
 from huggingface_hub import constants
 from sqlalchemy import delete, text, update
 
+from api import rate_limit
 from api.main import create_app
 from api.security import create_key
 from api.settings import Settings
@@ -55,6 +57,9 @@ def sessions(postgres_url: str) -> Iterator[Sessions]:
 @pytest.fixture
 def settings(postgres_url: str, broker_url: str, tmp_path: Path) -> Settings:
     """Leases of three seconds, the stub engine, and model folders below ``tmp_path``."""
+    with redis.Redis(unix_socket_path=broker_url.removeprefix("redis+socket://")) as broker:
+        for counted in broker.keys(f"{rate_limit.KEY}*"):  # requests of the test before
+            broker.delete(counted)
     return Settings(
         database_url=postgres_url,
         broker_url=broker_url,
@@ -206,26 +211,33 @@ def server(settings: Settings, sessions: Sessions) -> Iterator[Server]:
     assert not thread.is_alive()
 
 
-class WorkerProcess:
-    """``python -m worker`` as a process of its own."""
+def environment_of(settings: Settings) -> dict[str, str]:
+    """The variables that make another process take these settings, and a secret that must show up nowhere."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("BITFOUNDRY_")}
+    for name, value in settings.model_dump(exclude_none=True).items():
+        environment[f"BITFOUNDRY_{name.upper()}"] = str(value)
+    environment["BITFOUNDRY_SECRET_KEY"] = settings.secret_key.get_secret_value() if settings.secret_key else ""
+    environment.pop("BITFOUNDRY_SECRET_KEY_FILE", None)
+    environment["BITFOUNDRY_WEBHOOK_NETWORKS"] = ",".join(map(str, settings.webhook_networks))
+    environment["BITFOUNDRY_PUBLISH_URLS"] = ",".join(settings.publish_urls)
+    environment["BITFOUNDRY_MODEL_ROOTS"] = os.pathsep.join(map(str, settings.model_roots))
+    environment["DATABASE_URL"] = settings.database_url.get_secret_value()
+    environment["BROKER_URL"] = settings.broker_url.get_secret_value()
+    environment["A_PASSWORD"] = "canary-in-the-environment"
+    return environment
 
-    def __init__(self, settings: Settings, log: Path) -> None:
+
+class WorkerProcess:
+    """``python -m worker`` as a process of its own; behind ``prefix``, and with ``more`` in its environment."""
+
+    def __init__(
+        self, settings: Settings, log: Path, *, prefix: Sequence[str] = (), more: Mapping[str, str] | None = None
+    ) -> None:
         self.log = log
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("BITFOUNDRY_")}
-        for name, value in settings.model_dump().items():
-            environment[f"BITFOUNDRY_{name.upper()}"] = str(value)
-        environment["BITFOUNDRY_SECRET_KEY"] = settings.secret_key.get_secret_value() if settings.secret_key else ""
-        environment.pop("BITFOUNDRY_SECRET_KEY_FILE", None)
-        environment["BITFOUNDRY_WEBHOOK_NETWORKS"] = ",".join(map(str, settings.webhook_networks))
-        environment["BITFOUNDRY_PUBLISH_URLS"] = ",".join(settings.publish_urls)
-        environment["BITFOUNDRY_MODEL_ROOTS"] = os.pathsep.join(map(str, settings.model_roots))
-        environment["DATABASE_URL"] = settings.database_url.get_secret_value()
-        environment["BROKER_URL"] = settings.broker_url.get_secret_value()
-        environment["A_PASSWORD"] = "canary-in-the-environment"
+        environment = environment_of(settings) | dict(more or {})
+        command = [*prefix, sys.executable, "-m", "worker"]
         with log.open("ab") as stream:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "worker"], cwd=ROOT, env=environment, stdout=stream, stderr=stream
-            )
+            self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=stream, stderr=stream)
 
     def kill(self) -> None:
         self.process.kill()
@@ -242,8 +254,8 @@ def start_worker(settings: Settings, tmp_path: Path) -> Iterator[Callable[..., W
     """``start_worker()``: a worker; all of them are gone after the test."""
     started: list[WorkerProcess] = []
 
-    def start(other_settings: Settings | None = None) -> WorkerProcess:
-        started.append(WorkerProcess(other_settings or settings, tmp_path / f"worker{len(started)}.log"))
+    def start(other_settings: Settings | None = None, **how: Any) -> WorkerProcess:
+        started.append(WorkerProcess(other_settings or settings, tmp_path / f"worker{len(started)}.log", **how))
         return started[-1]
 
     yield start

@@ -1,8 +1,9 @@
 """A STUB of the engine, for tests of the service only: it quantizes nothing. Run like the real one, with a task file.
 
 It prints real events and writes a real manifest. ``stub.json`` in the model folder says what to do:
-``mode`` (see below; by default all goes well at once), ``pids``: a file to note its own and a grandchild's process id
-in, ``environment``: a file to write its environment to, ``log``: a text to print and to warn of.
+``mode`` (see below; by default all goes well at once), ``stays_in``: a phase that it does not leave, ``pids``: a file
+to note its own and a grandchild's process id in, ``environment``: a file to write its environment to, ``log``: a text
+to print and to warn of.
 """
 
 import hashlib
@@ -60,6 +61,14 @@ def main() -> int:
     if "log" in stub:
         print(stub["log"], file=sys.stderr, flush=True)
         say("warning", code="said", message=stub["log"])
+
+    if "stays_in" in stub:
+        say("phase_started", phase=stub["stays_in"])
+        time.sleep(120)
+    if mode == "kills_its_worker":  # whose child is the keeper, whose child we are
+        keeper = Path(f"/proc/{os.getppid()}/stat").read_text()
+        os.kill(int(keeper.rpartition(")")[2].split()[1]), signal.SIGKILL)
+        time.sleep(120)
 
     say("phase_started", phase="quantize")
     say("progress", phase="quantize", done=0, total=2, unit="block", eta_s=None)

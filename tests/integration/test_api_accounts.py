@@ -3,6 +3,7 @@
 import hashlib
 import ipaddress
 import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from pydantic import SecretStr
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
@@ -387,6 +389,23 @@ def test_the_services_own_limit_is_for_projects_without_one(settings: Settings, 
         answer = client.get("/v1/jobs")
         assert answer.headers["ratelimit-policy"] == '"requests";q=7;w=60'
         assert client.get("/v1/jobs", headers={"If-None-Match": answer.headers["etag"]}).headers["ratelimit"]
+
+
+def test_processes_count_together_and_alone_without_a_broker(
+    settings: Settings, sessions: Sessions, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = bearer(create_key(sessions, "k"))
+    few = settings.model_copy(update={"requests_per_minute": 10})
+    with TestClient(create_app(few), headers=key) as first, TestClient(create_app(few), headers=key) as second:
+        statuses = [client.get("/v1/presets").status_code for _ in range(8) for client in (first, second)]
+    assert statuses == [200] * 10 + [429] * 6
+    away = few.model_copy(update={"broker_url": SecretStr("redis+socket:///nowhere/valkey.sock")})
+    with TestClient(create_app(away), headers=key) as alone:
+        began = time.monotonic()
+        answers = [alone.get("/v1/presets").status_code for _ in range(25)]  # a minute may end on the way
+        assert answers[0] == 200 and set(answers) == {200, 429}
+        assert time.monotonic() - began < 5
+    assert caplog.text.count("counted by each process for itself") == 1  # and not asked again at every request
 
 
 # the audit log

@@ -195,7 +195,7 @@ def test_readiness_is_degraded_without_a_broker(settings: Settings, sessions: Se
         ready = client.get("/healthz/ready")
     assert (ready.status_code, ready.json()) == (
         200,
-        {"status": "degraded", "database": "ok", "broker": "unreachable"},
+        {"status": "degraded", "database": "ok", "broker": "unreachable", "schema": "current"},
     )
     with TestClient(create_app(settings)) as client:
         assert client.get("/healthz/ready").json()["status"] == "ok"

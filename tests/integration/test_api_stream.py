@@ -17,7 +17,9 @@ from api.store import control, jobs, leases
 from api.store.engine import Sessions
 from api.store.events import NewEvent
 from api.store.leases import Lease
+from bitfoundry.client import Client
 from tests.integration.conftest import Server
+from tests.integration.test_api_logs import write
 
 Submit = Callable[..., str]
 
@@ -200,3 +202,24 @@ def test_events_of_one_kind(client: TestClient, sessions: Sessions, submit: Subm
     assert ([event["seq"] for event in found["data"]], found["has_more"]) == ([3], True)
     found = client.get(f"/v1/jobs/{job_id}/events", params={"kind": ["layer_quantized", "progress"], "after": 3}).json()
     assert ([event["seq"] for event in found["data"]], found["has_more"]) == ([5, 6], False)
+
+
+def test_the_log_as_it_comes(server: Server, sessions: Sessions, submit: Submit) -> None:
+    job_id, lease = start(sessions, submit)
+    with Client(server.url, server.key) as client:
+        write(sessions, lease, "debug: a", "info: b")
+        followed = client.stream_logs(job_id, level="info")
+        assert next(followed).text == "b"
+        for text_ in ("c", "d"):
+            write(sessions, lease, f"warning: {text_}")
+            assert next(followed).text == text_
+        write(sessions, lease, "debug: e", "error: f")
+        end(sessions, lease)
+        assert [(line.seq, line.text) for line in followed] == [(6, "f")]
+        assert [line.text for line in client.stream_logs(job_id, after=4)] == ["e", "f"]
+        assert list(client.stream_logs(job_id, after=6)) == []
+    with server.connect() as session:
+        url = f"/v1/jobs/{job_id}/logs/stream"
+        assert session.get(url, headers={"Last-Event-ID": "x"}).json()["code"] == "invalid_last_event_id"
+        assert session.get(f"/v1/jobs/job_{'0' * 32}/logs/stream").json()["code"] == "job_not_found"
+        assert session.get(f"{url}?level=loud").status_code == 422

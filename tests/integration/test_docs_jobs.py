@@ -43,6 +43,7 @@ def test_the_python(
     assert "l19 0.01 40.0" in said
     assert re.search(r"^quantize done \S+ 19 20 block$", said, flags=re.MULTILINE)
     assert "WARNING careful" in said
+    assert "both: ['succeeded', 'succeeded']" in said
 
 
 def test_the_shell(

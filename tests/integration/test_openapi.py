@@ -49,6 +49,7 @@ def test_the_routes_are_these(document: dict[str, Any]) -> None:
         f"GET {JOB}", f"PATCH {JOB}", f"DELETE {JOB}", f"POST {JOB}/clone",
         *(f"POST {JOB}/{action}" for action in ("cancel", "pause", "resume", "retry")),
         f"GET {JOB}/events", f"GET {JOB}/events/stream", f"GET {JOB}/logs", f"GET {JOB}/logs/download",
+        f"GET {JOB}/logs/stream",
         f"GET {JOB}/artifacts", f"GET {JOB}/artifacts/{{path}}", f"POST {JOB}/publish",
         "POST /v1/sweeps", f"GET {SWEEP}", f"POST {SWEEP}/cancel",
         "POST /v1/datasets", "GET /v1/datasets", f"GET {DATASET}", f"DELETE {DATASET}",

@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
-from api.store import leases
+from api.store import leases, workers
 from api.store.engine import Sessions
 from api.store.tables import Job
 from tests.integration.conftest import Server, WorkerProcess, wait_gone
@@ -93,7 +93,7 @@ def numbers(client: TestClient) -> dict[str, float]:
     found = {}
     for line in answer.text.splitlines():
         if not line.startswith("#"):
-            match = re.fullmatch(r"([a-z_]+(?:\{[a-z_]+=\"[^\"]*\"\})?) (\S+)", line)
+            match = re.fullmatch(r"([a-z_]+(?:\{(?:[a-z_]+=\"[^\"]*\",?)+\})?) (\S+)", line)
             assert match, line
             found[match[1]] = float(match[2])
     return found
@@ -122,6 +122,23 @@ def test_metrics(client: TestClient, make_model: MakeModel, sessions: Sessions) 
     assert found['bitfoundry_phase_seconds{phase="quantize"}'] == 7
     assert found['bitfoundry_phase_runs{phase="quantize"}'] == 1
     assert found['bitfoundry_workers{state="ready"}'] == 0
+
+
+def test_the_memory_of_gpus(client: TestClient, sessions: Sessions) -> None:
+    def beat(used_bytes: int | None) -> None:
+        device = {"kind": "cuda", "name": "A card", "memory_bytes": 100, "used_bytes": used_bytes}
+        old = {"kind": "rocm", "name": "Of an older worker", "memory_bytes": 50}
+        with sessions.begin() as session:
+            workers.beat(
+                session, worker_id="w:1", host="w", num_slots=1, memory_bytes=1, devices=[device, old], live_s=60
+            )
+
+    beat(None)
+    beat(30)
+    found = {name: value for name, value in numbers(client).items() if "gpu_memory" in name}
+    place = 'bitfoundry_gpu_memory_bytes{gpu="0",name="A card",what="%s",worker="w:1"}'
+    other = 'bitfoundry_gpu_memory_bytes{gpu="1",name="Of an older worker",what="total",worker="w:1"}'
+    assert found == {place % "total": 100, place % "used": 30, other: 50}
 
 
 def test_metrics_are_an_operators(client: TestClient) -> None:

@@ -85,6 +85,27 @@ def test_killed_anywhere_it_goes_on(undisturbed, tmp_path, monkeypatch, kill):
     assert (len(again) == NUM_BLOCKS) == (kill == "in the first block"), again
 
 
+@pytest.mark.parametrize("place", [0, 1000, -1])
+def test_a_damaged_state_is_seen_and_the_job_begins_anew(undisturbed, tmp_path, monkeypatch, place):
+    model_dir, expected = undisturbed["dense"]
+    load = savepoint.SavePoint.load
+
+    def load_damaged(self):
+        for path in self.folder.glob("states-*/*"):
+            content = bytearray(path.read_bytes())
+            content[place] ^= 1
+            path.write_bytes(content)
+        return load(self)
+
+    monkeypatch.setattr(savepoint.SavePoint, "load", load_damaged)  # the first time there is nothing to damage
+    kill = KILLS["in the third block"]
+    events = going_on(tmp_path, model_dir, "dense", kill=kill, monkeypatch=monkeypatch)
+    files, before, after, _, layers = seen_of(tmp_path, tmp_path / "out")
+    assert (files, before, after, layers) == (expected[0], expected[1], expected[2], expected[4])
+    again = {event["block"] for event in events if event["kind"] == "layer_quantized"}
+    assert again == set(range(NUM_BLOCKS))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_it_goes_on_with_another_number_of_ranks(undisturbed, tmp_path, monkeypatch, name):
     model_dir, expected = undisturbed[name]

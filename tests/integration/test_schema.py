@@ -36,6 +36,34 @@ def test_up_down_up_and_no_difference(empty_database: str) -> None:
     migrate.check(empty_database)
 
 
+# Projects came with one release: every process was of that release or newer from then on.
+NOT_FOR_OLDER_PROCESSES = {("0010", "job"), ("0010", "sweep"), ("0010", "api_key")}
+
+
+def test_older_processes_work_on_a_newer_schema(empty_database: str) -> None:
+    """In a rolling deploy workers of the release before meet the new schema: what they read and write must stay.
+
+    Each step only adds; a new column has a default or may be NULL, so that who does not know it can insert.
+    """
+    engine = create_engine(empty_database)
+    before: dict[str, dict[str, str]] = {}
+    for revision in migrate.revisions():
+        migrate.upgrade(empty_database, revision)
+        found = inspect(engine)
+        after = {}
+        for table in found.get_table_names():
+            columns = {column["name"]: column for column in found.get_columns(table)}
+            after[table] = {name: str(column["type"]) for name, column in columns.items()}
+            new = columns.keys() - before.get(table, columns).keys()
+            bound = {name for name in new if not columns[name]["nullable"] and columns[name]["default"] is None}
+            assert not bound or (revision, table) in NOT_FOR_OLDER_PROCESSES, (revision, table, bound)
+        for table, columns_before in before.items():
+            kept = {name: after.get(table, {}).get(name) for name in columns_before}
+            assert kept == columns_before, (revision, table)
+        before = after
+    engine.dispose()
+
+
 def test_a_database_with_jobs_goes_down_and_up(
     postgres_url: str, sessions: Sessions, submit: Callable[..., str]
 ) -> None:

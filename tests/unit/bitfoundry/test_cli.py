@@ -1,6 +1,7 @@
 """The command line: exit codes, errors for people and for programs, and where it finds the service."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 from bitfoundry import cli, options
 from bitfoundry.answers import ArtifactFile, Event, Job, LogLine, Summary, Sweep
 from bitfoundry.connection import Connection
-from bitfoundry.errors import ApiError
+from bitfoundry.errors import ApiError, BitfoundryError
+from bitfoundry.user_config import UserConfig
 
 SUMMARY: dict[str, Any] = {
     "size_before_bytes": 269_000_000,
@@ -69,6 +71,7 @@ class FakeClient:
                 "events": iter([Event(seq=1, at="2026-11-21T12:00:00Z", kind="progress", data={"done": 3})]),
                 "stream_events": iter([Event(seq=1, at="2026-11-21T12:00:00Z", kind="progress", data={"done": 3})]),
                 "logs": iter([LogLine(seq=1, at="2026-11-21T12:00:00Z", attempt=1, level="info", text="hello")]),
+                "stream_logs": iter([LogLine(seq=1, at="2026-11-21T12:00:00Z", attempt=1, level="info", text="hello")]),
                 "summary": Summary(total=3, by_state={"queued": 3, "failed": 0}),
                 "delete": None,
                 **dict.fromkeys(("submit_sweep", "sweep", "cancel_sweep"), SWEEP),
@@ -91,6 +94,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeClient]:
     monkeypatch.setenv("BITFOUNDRY_URL", "http://service")
     monkeypatch.setenv("BITFOUNDRY_API_KEY", "bf_key")
     monkeypatch.setenv("BITFOUNDRY_HOME", str(tmp_path))
+    monkeypatch.setenv("BITFOUNDRY_CONFIG", str(tmp_path / "config.toml"))
     return FakeClient
 
 
@@ -233,3 +237,46 @@ def test_a_missing_part_names_its_extra(monkeypatch: pytest.MonkeyPatch, capsys:
 def test_the_module_is_the_command() -> None:
     ran = subprocess.run([sys.executable, "-m", "bitfoundry", "--version"], capture_output=True, text=True, check=True)
     assert ran.stdout.startswith("bitfoundry 0.")
+
+
+def test_a_config_file_stands_behind_options_and_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[tuple[str, str]] = []
+    monkeypatch.setattr(options, "Client", lambda url, key: seen.append((url, key)))
+    file = tmp_path / "config.toml"
+    file.write_text('url = "http://file"\napi_key = "bf_file"\n')
+    file.chmod(0o600)
+    options.connect("http://option", "bf_option", None)
+    with pytest.raises(BitfoundryError, match="needs an API key"):
+        options.connect("http://option", None, None)  # the file's key is for the file's service
+    options.connect(None, None, None)
+    options.connect(None, "bf_option", None)
+    assert seen == [("http://option", "bf_option"), ("http://file", "bf_file"), ("http://file", "bf_option")]
+    file.chmod(0o640)
+    with pytest.raises(BitfoundryError, match="others may read it"):
+        options.connect(None, None, None)
+    for content, message in (("url = 3", "url: Input"), ("ulr = ''", "ulr: Extra"), ("=", "cannot be read")):
+        file.write_text(content)
+        with pytest.raises(BitfoundryError, match=message):
+            options.connect(None, None, None)
+
+
+def test_the_config_file_names_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(f'home = "{tmp_path}/elsewhere"')
+    assert options.find_home(None) == tmp_path
+    monkeypatch.delenv("BITFOUNDRY_HOME")
+    assert options.find_home(None) == tmp_path / "elsewhere"
+    assert options.find_home(tmp_path / "option") == tmp_path / "option"
+    monkeypatch.delenv("BITFOUNDRY_CONFIG")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert UserConfig.file() == tmp_path / "bitfoundry" / "config.toml"
+
+
+def test_shells_can_complete() -> None:
+    environment = os.environ | {
+        "_BITFOUNDRY_COMPLETE": "complete_bash",
+        "COMP_WORDS": "bitfoundry doc",
+        "COMP_CWORD": "1",
+    }
+    program = "import sys; sys.argv = ['bitfoundry']; from bitfoundry.cli import app; app(prog_name='bitfoundry')"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["doctor"], done.stderr

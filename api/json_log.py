@@ -1,0 +1,39 @@
+"""Logs as JSON lines that say which request and which job they are about. ``BITFOUNDRY_LOG_FORMAT=json`` wants them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Literal
+
+TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+job_id: ContextVar[str | None] = ContextVar("job_id", default=None)
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: control characters of a message cannot start another."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "request_id": request_id.get(),
+            "job_id": job_id.get(),
+            "error": self.formatException(record.exc_info) if record.exc_info else None,
+        }
+        return json.dumps({name: value for name, value in line.items() if value is not None}, ensure_ascii=False)
+
+
+def configure(format: Literal["text", "json"]) -> None:
+    """What our processes write to stderr; from ``info`` on of ours, warnings of others."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if format == "json" else logging.Formatter(TEXT))
+    logging.basicConfig(handlers=[handler])
+    for ours in ("worker", "api"):
+        logging.getLogger(ours).setLevel(logging.INFO)

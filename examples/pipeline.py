@@ -1,0 +1,47 @@
+"""A pipeline: try several presets, keep the smallest model whose perplexity has hardly grown.
+
+python examples/pipeline.py MODEL FOLDER
+"""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from bitfoundry.answers import Job
+from bitfoundry.async_client import AsyncClient
+
+PRESETS = ("fp8", "int8_dynamic", "w4a16")
+MAX_GROWTH = 1.05
+
+
+async def quantize(client: AsyncClient, model: str, preset: str) -> Job:
+    job = await client.submit(model, config=preset, labels={"from": "pipeline"})
+    async for event in client.stream_events(job.id):
+        if event.kind == "phase_started":
+            print(f"{preset}: {event.data['phase']}", file=sys.stderr)
+    return await client.get(job.id)
+
+
+def growth(job: Job) -> float:
+    """How much worse the model has become; a service that does not evaluate does not say."""
+    said = job.summary or {}
+    before, after = said.get("perplexity_before"), said.get("perplexity_after")
+    return after / before if before and after else 1.0
+
+
+async def main(model: str, folder: Path) -> int:
+    async with AsyncClient(os.environ["BITFOUNDRY_URL"], os.environ["BITFOUNDRY_API_KEY"]) as client:
+        jobs = await asyncio.gather(*(quantize(client, model, preset) for preset in PRESETS))
+        good = [job for job in jobs if job.state == "succeeded" and growth(job) <= MAX_GROWTH]
+        if not good:
+            print("no preset is good enough", file=sys.stderr)
+            return 1
+        best = min(good, key=lambda job: (job.summary or {})["size_after_bytes"])
+        await client.download(best.id, folder)
+        print(f"{best.preset} is in {folder}")
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main(sys.argv[1], Path(sys.argv[2]))))

@@ -1,0 +1,21 @@
+"""Every fault that the page lists has tests, and they exist."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROWS = re.findall(r"^\| (F\d+) .*\| ([^|]*) \|$", (ROOT / "docs" / "faults.md").read_text(), flags=re.MULTILINE)
+
+
+def test_the_list_is_whole() -> None:
+    assert [name for name, _ in ROWS] == [f"F{number}" for number in range(1, 28)]
+
+
+def test_its_tests_exist() -> None:
+    for fault, cell in ROWS:
+        named = re.findall(r"`(tests/[^`]+)::(\w+)`", cell)
+        assert named, fault
+        for file, name in named:
+            tree = ast.parse((ROOT / file).read_text())
+            assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, (fault, file, name)

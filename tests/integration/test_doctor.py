@@ -1,0 +1,77 @@
+"""`bitfoundry doctor` against a real service, and against what is amiss with it."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from api.security import create_key
+from api.store import migrate
+from api.store.engine import Sessions
+from bitfoundry import cli, doctor
+from tests.integration.conftest import Server, WorkerProcess
+
+
+@pytest.fixture
+def look(monkeypatch: pytest.MonkeyPatch, server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Any) -> Any:
+    monkeypatch.setattr(
+        doctor, "ASK_TORCH", """print('{"version": "2.x", "devices": ["one"]}')"""
+    )  # the real one takes long
+    monkeypatch.setenv("BITFOUNDRY_CONFIG", str(tmp_path / "none.toml"))
+
+    def look(key: str = server.key, url: str = server.url) -> tuple[int, dict[str, Any]]:
+        capsys.readouterr()
+        status = cli.run(["doctor", "--url", url, "--api-key", key, "--home", str(tmp_path), "--json"])
+        return status, {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)}
+
+    return look
+
+
+@contextmanager
+def older_schema(sessions: Sessions) -> Iterator[None]:
+    with sessions.begin() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '0001'"))
+    try:
+        yield
+    finally:
+        with sessions.begin() as session:
+            session.execute(text("UPDATE alembic_version SET version_num = :new"), {"new": migrate.newest()})
+
+
+def test_what_is_well_and_what_is_not(
+    look: Callable[..., Any], server: Server, sessions: Sessions, start_worker: Callable[..., WorkerProcess],
+    wait_for: Callable[..., Any], submit: Callable[..., str], make_model: Callable[..., Any],
+) -> None:  # fmt: skip
+    status, found = look()
+    assert (status, found["workers"]["status"]) == (1, "failed")
+    assert "python -m worker" in found["workers"]["hint"]
+    start_worker()
+    wait_for(submit(make_model()), "succeeded")
+    status, found = look()
+    names = ["python", "torch", "devices", "disk", "service", "clock", "database", "broker", "schema", "key", "workers"]
+    assert (status, list(found)) == (0, names)
+    assert {finding["status"] for finding in found.values()} <= {"ok", "warning"}
+    assert found["devices"]["detail"] == "one"
+    status, found = look(key=create_key(sessions, "r", ["jobs:read"]))
+    assert (status, found["key"]["detail"]) == (0, "r: jobs:read")
+    status, found = look(key="bf_nonsense")
+    assert (status, found["key"]["status"]) == (1, "failed") and "workers" not in found
+    with older_schema(sessions):
+        status, found = look()
+    assert (status, found["schema"]["detail"]) == (1, "older") and "alembic" in found["schema"]["hint"]
+    status, found = look(url="http://127.0.0.1:1")
+    assert (status, found["service"]["status"]) == (1, "failed") and "database" not in found
+
+
+def test_torch_is_asked_in_a_process_that_may_die(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "ASK_TORCH", "import os; os.abort()")
+    [finding] = doctor._torch()
+    assert finding.status == "failed" and "driver" in finding.hint
+
+
+def test_people_read_words(look: Callable[..., Any], server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["doctor", "--url", server.url, "--api-key", server.key]) == 1
+    assert "failed  workers" in capsys.readouterr().out
