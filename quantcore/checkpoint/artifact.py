@@ -14,6 +14,7 @@ from typing import Any
 from quantcore.checkpoint.gguf_header import find_gguf
 from quantcore.errors import ConfigError
 
+MANIFEST = "MANIFEST.json"
 LICENSES = ("LICENSE*",)
 SIDE_FILES = (
     "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
@@ -77,14 +78,14 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def seal(folder: Path) -> str:
-    """Write manifest.json (path, bytes, sha256 of every file), sync all to disk; the manifest's own sha256."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json")
+    """Write MANIFEST.json (path, size and sha256 of every other file, sorted), sync all to disk; its own sha256."""
+    manifest = folder / MANIFEST
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != manifest)
     entries = [
-        {"path": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size, "sha256": sha256(path)}
+        {"path": path.relative_to(folder).as_posix(), "size": path.stat().st_size, "sha256": sha256(path)}
         for path in files
     ]
-    manifest = folder / "manifest.json"
-    write_json(manifest, {"schema_version": 1, "files": entries})
+    write_json(manifest, {"format": 1, "files": sorted(entries, key=lambda entry: str(entry["path"]))})
     for path in (*files, manifest, *(path for path in folder.rglob("*") if path.is_dir()), folder):
         sync(path)
     return sha256(manifest)

@@ -36,10 +36,10 @@ def write_output(output: Path, *, tamper: bool) -> None:
         path = output / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-        entries.append({"path": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+        entries.append({"path": name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()})
     if tamper:
         (output / "model.safetensors").write_bytes(b"X" + files["model.safetensors"][1:])
-    (output / "manifest.json").write_text(json.dumps({"schema_version": 1, "files": entries}))
+    (output / "MANIFEST.json").write_text(json.dumps({"format": 1, "files": entries}))
 
 
 def main() -> int:

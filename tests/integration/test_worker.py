@@ -60,7 +60,7 @@ def test_a_job_from_the_request_to_the_download(
     assert folder == settings.data_dir / "artifacts" / job_id / job["artifact"]["manifest_sha256"]
 
     listing = client.get(f"/v1/jobs/{job_id}/artifacts").json()["data"]
-    assert {file["path"] for file in listing} == {"model.safetensors", "sub/report.json", "manifest.json"}
+    assert {file["path"] for file in listing} == {"model.safetensors", "sub/report.json", "MANIFEST.json"}
     assert sum(file["bytes"] for file in listing) == job["artifact"]["bytes"]
     assert client.get(f"/v1/jobs/{job_id}/artifacts/sub/report.json").json() == {"summary": {}}
 
