@@ -27,9 +27,9 @@ from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.dequantizing import open_source
 from quantcore.errors import ModelError
 from quantcore.evaluation.expectation import Expectation, probe_logits
-from quantcore.evaluation.perplexity import perplexity
 from quantcore.evaluation.proof import prove_in_fresh_process
 from quantcore.evaluation.report import build_report
+from quantcore.evaluation.text import EvaluationText, evaluation_text, has_own_text
 from quantcore.events import Completed, Emit, LayerQuantized, PhaseStarted, Progress, Warned, silence
 from quantcore.layer import LayerPlan
 from quantcore.plan import Plan, resolve
@@ -58,7 +58,6 @@ class Outcome:
     expected: Expectation
     layers: list[LayerQuantized]
     warnings: list[Warned]
-    perplexity_before: float | None
     edges: list[dict[str, Any]]
 
 
@@ -98,7 +97,7 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
         emit(PhaseStarted("verify"))
         proofs = prove_in_fresh_process(task, folder, outcome.expected, emit)
         report = build_report(
-            task, plan, outcome.layers, outcome.warnings, outcome.edges, outcome.perplexity_before, proofs,
+            task, plan, outcome.layers, outcome.warnings, outcome.edges, proofs,
             quantize_s=quantized_s, total_s=time.monotonic() - started,
         )  # fmt: skip
         write_json(folder / "plan.json", plan.to_dict())
@@ -121,16 +120,17 @@ def quantize(
     headers, source = given.headers, open_source(given)
     windows = ranks.share(read_windows(task) if ranks.is_first else None)
     assert windows is not None
+    text = ranks.share(evaluation_text(task, windows.held_out_NT))
     model = StreamedModel(
         headers.config, source.read, set(headers.tensors), plan.block_prefix, plan.num_blocks,
         TORCH_DTYPES[headers.main_dtype], default_device(),
     )  # fmt: skip
     algorithms = BlockAlgorithms(task.config, model.dtype, ranks)
-    streams = open_streams(model, plan, algorithms, windows, folder, ranks)
-    probes = algorithms.turned(model.embed(windows.held_out_NT[:NUM_PROBES]))
-    mine = ranks.part(len(windows.held_out_NT))
-    held_out = model.embed(windows.held_out_NT[mine.start : mine.stop]) if task.evaluation.num_windows else None
-    expected = Expectation(windows.held_out_NT, torch.empty(0))
+    streams = open_streams(model, plan, algorithms, windows.calibration_NT, folder, ranks)
+    probes = algorithms.turned(model.embed(text.ids_NT[:NUM_PROBES]))
+    mine = ranks.part(len(text.ids_NT))
+    held_out = model.embed(text.ids_NT[mine.start : mine.stop]) if task.evaluation.num_windows else None
+    expected = Expectation(text, torch.empty(0))
     writer = ResultWriter(plan, source, expected, emit, ranks)
     with ExitStack() as stack:
         for export in plan.exports:
@@ -166,23 +166,27 @@ def quantize(
             emit(Progress("quantize", index + 1, plan.num_blocks, "block", eta.after(index + 1 - first_block)))
             if index + 1 < plan.num_blocks:
                 savepoint.save(index + 1, walking, writer.notes)
-        before = finish_head(model, plan, writer, algorithms, streams, held_out, probes, windows)
+        finish_head(model, plan, writer, algorithms, streams, probes, text)
+        if held_out is not None:
+            last = [state.cpu() for part in ranks.gather(list(held_out.states)) for state in part]
+            expected.original_states_NTH = torch.cat(last)
         writer.copy_the_rest()
         writer.finish()
-    return Outcome(writer.expected, writer.done, writer.warnings, before, writer.edges)
+    return Outcome(writer.expected, writer.done, writer.warnings, writer.edges)
 
 
 def open_streams(
-    model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, windows: TokenWindows, folder: Path, ranks: Ranks
-) -> Streams:
+    model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, calibration_NT: torch.Tensor, folder: Path,
+    ranks: Ranks,
+) -> Streams:  # fmt: skip
     """The hidden states in front of block 0 that the algorithms need; on the disk of ``folder`` if they are many."""
     if not plan.needs_calibration:
         return Streams(None)
-    span = Span(len(windows.calibration_NT), ranks)
+    span = Span(len(calibration_NT), ranks)
     mine = span.windows
     states = states_kept(len(mine), plan.memory_bytes["activations"] // ranks.size, model.device, folder)
-    calibration = algorithms.turned(model.embed(windows.calibration_NT[mine.start : mine.stop], states))
-    probe = model.embed(windows.calibration_NT[:1, :EDGE_PROBE_LEN]) if algorithms.needs_probe else None
+    calibration = algorithms.turned(model.embed(calibration_NT[mine.start : mine.stop], states))
+    probe = model.embed(calibration_NT[:1, :EDGE_PROBE_LEN]) if algorithms.needs_probe else None
     return Streams(
         calibration,
         span,
@@ -207,16 +211,13 @@ def walking_states(streams: Streams, probes: Hidden, held_out: Hidden | None, fi
 
 def finish_head(
     model: StreamedModel, plan: Plan, writer: ResultWriter, algorithms: BlockAlgorithms, streams: Streams,
-    held_out: Hidden | None, probes: Hidden, windows: TokenWindows,
-) -> float | None:  # fmt: skip
-    """After the last block: perplexity of the float model (None if not wanted), lm_head if planned, probe logits."""
+    probes: Hidden, text: EvaluationText,
+) -> None:  # fmt: skip
+    """After the last block: lm_head if planned, and the probes' logits."""
     with model.head() as outside:
-        before = None
-        if held_out is not None:
-            before = perplexity(outside, held_out.states, windows.held_out_NT, writer.ranks)
         if plan.added:
             untie(outside.model)
-        ids_NT = windows.held_out_NT[:1]
+        ids_NT = text.ids_NT[:1]
         turned = algorithms.turn_outside(outside.model, lambda: outside.embed(ids_NT), outside, probes.states[0])
         writer.write_changed(outside.model, {name: model.stored_name(name) for name in turned})
         layers = find_modules(model, plan.layers_of(None))
@@ -227,7 +228,6 @@ def finish_head(
         writer.note(prepared)
         with quantized_activations(layers, prepared.activations):
             writer.expected.probe_logits = probe_logits(outside, probes.states)
-    return before
 
 
 def find_modules(model: StreamedModel, layers: tuple[LayerPlan, ...]) -> dict[LayerPlan, nn.Module]:
@@ -248,12 +248,12 @@ def find_modules(model: StreamedModel, layers: tuple[LayerPlan, ...]) -> dict[La
 
 
 def read_windows(task: Task) -> TokenWindows:
-    """Calibration and held-out token windows of the task's text."""
+    """Calibration and held-out token windows of the task's text; none are held out if it is measured on another."""
     tokenizer = load_tokenizer(task.model_folder)
     return token_windows(
         task.calibration,
         lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
-        num_held_out=max(task.evaluation.num_windows, NUM_PROBES),
+        num_held_out=0 if has_own_text(task) else max(task.evaluation.num_windows, NUM_PROBES),
         held_out_len=task.evaluation.seq_len,
         separator=tokenizer.eos_token_id,
         render=chat_renderer(tokenizer),

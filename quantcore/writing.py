@@ -142,7 +142,7 @@ class ResultWriter:
         for sink in self.sinks.values():
             assert isinstance(sink, Sink)
             sink.sync()
-        expected = Expectation(self.expected.held_out_NT, self.expected.probe_logits)
+        expected = Expectation(self.expected.held_out, self.expected.probe_logits)
         for digests in self.ranks.gather(self.expected.digests):
             expected.take(digests)
         missing = {export: self.ranks.gather(sink.missing) for export, sink in self.sinks.items()}

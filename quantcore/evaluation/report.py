@@ -22,7 +22,6 @@ def build_report(
     layers: list[LayerQuantized],
     warnings: list[Warned],
     edges: list[dict[str, Any]],
-    perplexity_before: float | None,
     proofs: dict[str, Proof],
     *,
     quantize_s: float,
@@ -30,7 +29,8 @@ def build_report(
 ) -> dict[str, Any]:
     """The whole report as JSON data; ``summary`` is what a table shows. Times in seconds, sizes in bytes."""
     worst = max(layers, key=lambda layer: layer.relative_error)
-    before = perplexity_before
+    quality = proofs[plan.main_export].quality
+    before = quality["before"]["token_perplexity"]["value"] if quality else None
     after = proofs[plan.main_export].perplexity
     return {
         "schema_version": 1,
@@ -53,7 +53,9 @@ def build_report(
         "config": task.config.to_dict(),
         "calibration": task.calibration.model_dump(mode="json", exclude_none=True),
         "evaluation": task.evaluation.model_dump(mode="json"),
-        "proof": {name: asdict(proof) for name, proof in proofs.items()},
+        "proof": {name: proof.to_dict() for name, proof in proofs.items()},
+        "quality": quality,
+        "samples": proofs[plan.main_export].samples,
         "layers": [layer.to_dict() for layer in layers],
         "edges": edges,
         "kept": [asdict(entry) for entry in plan.kept],
