@@ -5,7 +5,8 @@
     ├── ModelError             the model folder is broken, unsafe or of an unsupported kind
     ├── CalibrationError       the calibration text is missing, too short or unreadable
     ├── NumericsError          a weight or a result is not finite
-    └── ProofError             the written artifact is not what was computed
+    ├── ProofError             the written artifact is not what was computed
+    └── GateError              the artifact is what was computed, and not good enough
 
 Every error has a stable ``code`` that programs can match, and knows whether a retry can help.
 """
@@ -75,6 +76,10 @@ class NumericsError(QuantError):
 
 class ProofError(QuantError):
     """The written artifact is not what was computed; it must not leave the house."""
+
+
+class GateError(QuantError):
+    """The artifact is what was computed, and misses a limit: it is kept apart."""
 
 
 class RankError(QuantError):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,12 @@ from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.dequantizing import open_source
 from quantcore.errors import ModelError
 from quantcore.evaluation.expectation import Expectation, probe_logits
+from quantcore.evaluation.judging import Outcome, judge_result, tell_gates
 from quantcore.evaluation.proof import prove_in_fresh_process
-from quantcore.evaluation.report import build_report
-from quantcore.evaluation.text import EvaluationText, evaluation_text, has_own_text
-from quantcore.events import Completed, Emit, LayerQuantized, PhaseStarted, Progress, Warned, silence
+from quantcore.evaluation.provenance import provenance
+from quantcore.evaluation.report import build_report, write_report
+from quantcore.evaluation.text import EvaluationText, evaluation_text, has_own_text, overlap
+from quantcore.events import Completed, Emit, PhaseStarted, Progress, Warned, silence
 from quantcore.layer import LayerPlan
 from quantcore.plan import Plan, resolve
 from quantcore.qtensor import check_finite
@@ -49,16 +50,6 @@ from quantcore.writing import ResultWriter, open_sink, warn_of_one_file, write_s
 
 NUM_PROBES = 2
 EDGE_PROBE_LEN = 32  # tokens with which edges are proven
-
-
-@dataclass
-class Outcome:
-    """What the quantizing pass leaves behind besides the written tensors."""
-
-    expected: Expectation
-    layers: list[LayerQuantized]
-    warnings: list[Warned]
-    edges: list[dict[str, Any]]
 
 
 def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
@@ -96,13 +87,15 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
         write_side_files(task, headers, plan, folder)
         emit(PhaseStarted("verify"))
         proofs = prove_in_fresh_process(task, folder, outcome.expected, emit)
+        results = judge_result(task, headers, plan, folder, outcome, proofs)
         report = build_report(
-            task, plan, outcome.layers, outcome.warnings, outcome.edges, proofs,
+            task, plan, outcome, proofs, results,
             quantize_s=quantized_s, total_s=time.monotonic() - started,
         )  # fmt: skip
         write_json(folder / "plan.json", plan.to_dict())
-        write_json(folder / "report.json", report)
+        write_report(task, folder, report)
         seal(folder)
+        tell_gates(task, results, emit)
     emit(Completed(report["summary"]))
     return report
 
@@ -172,7 +165,9 @@ def quantize(
             expected.original_states_NTH = torch.cat(last)
         writer.copy_the_rest()
         writer.finish()
-    return Outcome(writer.expected, writer.done, writer.warnings, writer.edges)
+    seen = overlap(windows.calibration_NT, text.ids_NT) if plan.needs_calibration and held_out is not None else None
+    source_of = provenance(task, windows.calibration_NT, text.ids_NT) if ranks.is_first else {}
+    return Outcome(writer.expected, writer.done, writer.warnings, writer.edges, source_of, seen)
 
 
 def open_streams(

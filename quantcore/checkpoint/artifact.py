@@ -8,11 +8,12 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from quantcore.checkpoint.gguf_header import find_gguf
-from quantcore.errors import ConfigError
+from quantcore.errors import ConfigError, GateError
 
 MANIFEST = "MANIFEST.json"
 LICENSES = ("LICENSE*",)
@@ -28,7 +29,8 @@ def building(output_dir: Path, resume_dir: Path | None = None) -> Iterator[Path]
     """A folder to build in, renamed to ``output_dir`` at the end, removed if anything fails before.
 
     With a ``resume_dir`` it is a part of that and is kept when something fails; at the end all of ``resume_dir`` is
-    removed. Raises ConfigError ``output_exists`` when ``output_dir`` holds something already.
+    removed. What a GateError leaves goes to ``rejected_dir``. Raises ConfigError ``output_exists`` when ``output_dir``
+    holds something already.
     """
     if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
         raise ConfigError(
@@ -50,9 +52,20 @@ def building(output_dir: Path, resume_dir: Path | None = None) -> Iterator[Path]
         partial.replace(output_dir)
         sync(output_dir.parent)
         is_done = True
+    except GateError:
+        partial.replace(rejected_dir(output_dir))
+        sync(output_dir.parent)
+        is_done = True
+        raise
     finally:
         if is_done or resume_dir is None:
             shutil.rmtree(kept, ignore_errors=True)
+
+
+def rejected_dir(output_dir: Path) -> Path:
+    """Where an artifact that missed a limit is put: NAME.rejected, NAME.rejected-2 ... beside ``output_dir``."""
+    names = chain([f"{output_dir.name}.rejected"], (f"{output_dir.name}.rejected-{number}" for number in count(2)))
+    return next(path for name in names if not (path := output_dir.with_name(name)).exists())
 
 
 def copy_side_files(model_dir: Path, folder: Path, patterns: tuple[str, ...] = SIDE_FILES) -> list[str]:
@@ -71,6 +84,18 @@ def copy_side_files(model_dir: Path, folder: Path, patterns: tuple[str, ...] = S
 
         load_tokenizer(gguf_file).save_pretrained(folder)
     return names
+
+
+def differing_side_files(model_dir: Path, folder: Path) -> list[str]:
+    """The files of ``copy_side_files`` that are in ``folder`` not what they are in ``model_dir``."""
+    if find_gguf(model_dir) is not None:
+        return []  # unpacked, not copied
+    found = {path for pattern in SIDE_FILES for path in model_dir.glob(pattern) if path.is_file()}
+    return sorted(
+        path.name
+        for path in found
+        if not (folder / path.name).is_file() or (folder / path.name).read_bytes() != path.read_bytes()
+    )
 
 
 def write_json(path: Path, data: Any) -> None:

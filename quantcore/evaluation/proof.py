@@ -27,18 +27,20 @@ from quantcore.evaluation.clipping import Clipping
 from quantcore.evaluation.divergence import measure, summarize
 from quantcore.evaluation.expectation import Expectation, digest, probe_logits
 from quantcore.evaluation.model import EvaluatedModel, open_model
+from quantcore.evaluation.samples import compare_samples
 from quantcore.events import Emit, Progress, parse
 from quantcore.export import EXPORTERS, Container, Decoder, tensor_name
 from quantcore.layer import LayerPlan
-from quantcore.plan import Plan, export_dir, resolve
+from quantcore.plan import RUNTIME_BYTES, Plan, export_dir, resolve
 from quantcore.qtensor import QLayer
 from quantcore.reading import Model, read_model
-from quantcore.runtime.devices import default_device, release_freed_memory
+from quantcore.runtime.devices import default_device, free_memory_bytes, release_freed_memory
 from quantcore.runtime.single import StreamedModel
 from quantcore.spec import ScaleType
 from quantcore.task import Task
 from quantcore.timing import Eta
 
+FREE_PARTS = 8
 LOGIT_TOLERANCE = 1e-3
 """Largest |difference| of a logit over the largest |logit|: same weights and kernels give 0, float32 noise less."""
 
@@ -61,6 +63,7 @@ class Proof:
     clipping: tuple[str, float] | None = None
     quality: dict[str, Any] | None = None
     samples: list[dict[str, Any]] | None = None
+    harness: dict[str, Any] | None = None
 
     @property
     def perplexity(self) -> float | None:
@@ -120,7 +123,19 @@ def run_model(
         states = [state[None].to(streamed.device) for state in expected.original_states_NTH]
         with open_model(original).head() as original_logits:
             measured = measure(logits, hidden.states, text, (original_logits, states))
-    return replace(proof, quality=summarize(measured, text))
+    proof = replace(proof, quality=summarize(measured, text))
+    if not task.evaluation.num_prompts or not may_be_whole(plan):
+        return proof
+    return replace(proof, samples=compare_samples(task, open_model(original), model, text))
+
+
+def may_be_whole(plan: Plan) -> bool:
+    """Whether the model may be in memory as a whole: that is no more than the plan promised, or little of what is free.
+
+    A small part only: the worker counted on the plan when it took other jobs beside this one.
+    """
+    free = free_memory_bytes(default_device()) // FREE_PARTS
+    return plan.size_before_bytes <= max(plan.peak_memory_bytes - RUNTIME_BYTES, free)
 
 
 def progress(emit: Emit, num_blocks: int) -> Callable[[int], None]:

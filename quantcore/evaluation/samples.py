@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
+
+from quantcore.calibration.tokenizer import load_tokenizer
+from quantcore.evaluation.model import EvaluatedModel
+from quantcore.evaluation.text import EvaluationText
+from quantcore.task import Task
 
 PROMPT_LEN = 24
 NEW_TOKENS = 24
 
 
-def continue_prompts(model: PreTrainedModel, ids_NT: torch.Tensor, eos_token_id: int | None) -> list[list[int]]:
+def compare_samples(
+    task: Task, original: EvaluatedModel, quantized: EvaluatedModel, text: EvaluationText
+) -> list[dict[str, Any]]:
+    """How both models go on after the first tokens of some windows: ``prompt``, ``original``, ``quantized``, and
+    whether each of the two is degenerate (see ``is_degenerate``)."""
+    tokenizer = load_tokenizer(task.model_folder)
+    prompts_NT = text.ids_NT[: task.evaluation.num_prompts, :PROMPT_LEN]
+    rows = [continue_prompts(model, prompts_NT, tokenizer.eos_token_id) for model in (original, quantized)]
+    decode = tokenizer.decode
+    return [
+        {
+            "prompt": decode(prompt),
+            "original": decode(before),
+            "quantized": decode(after),
+            "original_is_degenerate": is_degenerate(before),
+            "quantized_is_degenerate": is_degenerate(after),
+        }
+        for prompt, before, after in zip(prompts_NT.tolist(), *rows, strict=True)
+    ]
+
+
+def continue_prompts(model: EvaluatedModel, ids_NT: torch.Tensor, eos_token_id: int | None) -> list[list[int]]:
     """The most likely NEW_TOKENS tokens after each prompt [N, T], all of one length; fewer where a text ends."""
     settings = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=False,
@@ -19,26 +45,20 @@ def continue_prompts(model: PreTrainedModel, ids_NT: torch.Tensor, eos_token_id:
         eos_token_id=eos_token_id,
         pad_token_id=0 if eos_token_id is None else eos_token_id,
     )
-    ids_NT = ids_NT.to(model.device)
-    with torch.inference_mode():
-        out_NT: torch.Tensor = model.generate(  # type: ignore[operator]
-            ids_NT, attention_mask=torch.ones_like(ids_NT), generation_config=settings
-        )
-    rows = out_NT[:, ids_NT.shape[1] :].tolist()
+    with model.whole() as whole, torch.inference_mode():
+        rows = generate(whole, ids_NT, settings)[:, ids_NT.shape[1] :].tolist()
     return [row[: row.index(eos_token_id)] if eos_token_id in row else row for row in rows]
+
+
+def generate(model: PreTrainedModel, ids_NT: torch.Tensor, settings: GenerationConfig) -> torch.Tensor:
+    """Prompts and what follows them, [N, T + at most max_new_tokens]."""
+    ids_NT = ids_NT.to(model.device)
+    found: torch.Tensor = model.generate(  # type: ignore[operator]
+        ids_NT, attention_mask=torch.ones_like(ids_NT), generation_config=settings
+    )
+    return found
 
 
 def is_degenerate(ids: list[int]) -> bool:
     """Nothing at all, or one and the same token through all of the second half."""
     return not ids or len(set(ids[len(ids) // 2 :])) == 1
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One prompt and how both models go on. ``original`` is None where only one model was there."""
-
-    prompt: str
-    original: str | None
-    quantized: str
-    original_is_degenerate: bool
-    quantized_is_degenerate: bool

@@ -15,6 +15,9 @@ from quantcore.config import CalibrationConfig
 from quantcore.errors import CalibrationError
 from quantcore.task import EvaluationConfig, Task
 
+OVERLAP_LEN = 32  # tokens: shorter pieces are the same in many texts
+HASH_BASE = 6364136223846793005  # Knuth's multiplier for numbers modulo 2^64
+
 
 @dataclass(frozen=True)
 class EvaluationText:
@@ -52,6 +55,23 @@ def of_stream(ids_T: torch.Tensor, tokenizer: PreTrainedTokenizerBase, seq_len: 
     first = torch.tensor([end - start for start, end in zip(starts, ends, strict=False)])
     windows = torch.stack([ids_T[start : start + seq_len] for start in starts])
     return EvaluationText(windows, first, *_count(tokenizer, [ids_T[1:].tolist()]))
+
+
+def overlap(calibration_NT: torch.Tensor, held_out_NT: torch.Tensor) -> float:
+    """The share of the pieces of ``OVERLAP_LEN`` held-out tokens that stand in the calibration windows, too."""
+    if min(calibration_NT.shape[1], held_out_NT.shape[1]) < OVERLAP_LEN:
+        return 0.0
+    seen, asked = _hashes(calibration_NT), _hashes(held_out_NT)[:, ::OVERLAP_LEN]
+    return torch.isin(asked, seen).double().mean().item()
+
+
+def _hashes(ids_NT: torch.Tensor) -> torch.Tensor:
+    """A number for the OVERLAP_LEN tokens from each place on, int64; equal tokens give equal numbers."""
+    num = ids_NT.shape[1] - OVERLAP_LEN + 1
+    result = torch.zeros(len(ids_NT), num, dtype=torch.long)
+    for place in range(OVERLAP_LEN):
+        result = result * HASH_BASE + ids_NT[:, place : place + num]
+    return result
 
 
 def _count(tokenizer: PreTrainedTokenizerBase, pieces: list[list[int]]) -> tuple[int, int]:
