@@ -121,6 +121,17 @@ def convert(context: typer.Context) -> None:
     raise typer.Exit(engine.main(["convert", *context.args]))
 
 
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+    add_help_option=False,
+)
+def evaluate(context: typer.Context) -> None:
+    """Measure a model that is there: perplexity, distance from its original, tasks; see `evaluate --help`."""
+    from quantcore import cli as engine
+
+    raise typer.Exit(engine.main(["evaluate", *context.args]))
+
+
 @app.command()
 def submit(
     model: Model,

@@ -1,8 +1,8 @@
 """The engine's command line.
 
 ``python -m quantcore --model_dir ... --output_dir ... --quant_scheme ...`` quantizes, with the flags of the
-quantization script of AMD Quark. ``convert`` takes a quantized model into another format. ``presets`` and ``schema``
-print what a scheme can be. Three subcommands serve programs: ``run TASK.json`` (what a worker starts; JSON lines on
+quantization script of AMD Quark. ``convert`` takes a quantized model into another format, ``evaluate`` measures one.
+``presets`` and ``schema`` print what a scheme can be. Three subcommands serve programs: ``run TASK.json`` (what a worker starts; JSON lines on
 stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE`` (what an uploaded data file holds).
 """
 
@@ -23,7 +23,7 @@ from quantcore.config import json_schema
 from quantcore.errors import QuantError, RankError
 from quantcore.events import Emit, Failed, print_json_lines
 from quantcore.export import EXPORTERS, formats_for
-from quantcore.flags import parser, task_of
+from quantcore.flags import add_evaluation, evaluation_of, parser, task_of
 from quantcore.task import Task, read_task
 
 
@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "verify": _verify,
         "examine": _examine,
         "convert": _convert,
+        "evaluate": _evaluate,
         "presets": _presets,
         "schema": _schema,
     }
@@ -111,6 +112,31 @@ def _convert(arguments: list[str]) -> int:
     if options.json:
         return _reporting(work, print_json_lines())
     return _shown(work, lambda done: print(f"{done['num_layers']} layers as {done['to']} in {options.output_dir}"))
+
+
+def _evaluate(arguments: list[str]) -> int:
+    """``evaluate MODEL [--against ORIGINAL]``: measure a model that is there."""
+    flags = argparse.ArgumentParser(
+        prog="bitfoundry evaluate",
+        description="Perplexity of a model, and how far it is from its original.",
+        allow_abbrev=False,
+    )
+    flags.add_argument("model", help="a folder, a GGUF file or a model on the Hub, quantized or not")
+    flags.add_argument("--against", metavar="ORIGINAL", help="the float model to compare it with")
+    add_evaluation(flags)
+    flags.add_argument("--json", action="store_true", help="the result as JSON on stdout, and nothing else")
+    options = flags.parse_args(arguments)
+
+    def work(emit: Emit) -> dict[str, Any]:
+        from quantcore.evaluation.command import evaluate
+        from quantcore.runtime.devices import limit_threads
+
+        limit_threads()
+        return evaluate(options.model, options.against, evaluation_of(options), emit)
+
+    from quantcore.console import show_evaluation
+
+    return _shown(work, lambda done: print(json.dumps(done, indent=2)) if options.json else show_evaluation(done))
 
 
 def _presets(arguments: list[str]) -> int:

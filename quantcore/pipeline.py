@@ -25,8 +25,11 @@ from quantcore.checkpoint.hub import fetch
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.dequantizing import open_source
 from quantcore.errors import ModelError
+from quantcore.evaluation import harness
 from quantcore.evaluation.expectation import Expectation, probe_logits
 from quantcore.evaluation.judging import Outcome, judge_result, tell_gates
+from quantcore.evaluation.model import open_model
+from quantcore.evaluation.originals import Originals
 from quantcore.evaluation.proof import prove_in_fresh_process
 from quantcore.evaluation.provenance import provenance
 from quantcore.evaluation.report import build_report, write_report
@@ -61,6 +64,7 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
     if not ranks.is_first:
         emit = silence
     emit(PhaseStarted("resolve"))
+    harness.check(task.evaluation)
     task = ranks.share(fetch(task, emit) if ranks.is_first else task)
     model = read_model(task.model_folder)
     headers = model.headers
@@ -122,8 +126,12 @@ def quantize(
     streams = open_streams(model, plan, algorithms, windows.calibration_NT, folder, ranks)
     probes = algorithms.turned(model.embed(text.ids_NT[:NUM_PROBES]))
     mine = ranks.part(len(text.ids_NT))
-    held_out = model.embed(text.ids_NT[mine.start : mine.stop]) if task.evaluation.num_windows else None
-    expected = Expectation(text, torch.empty(0))
+    source_of = ranks.share(provenance(task, windows.calibration_NT, text.ids_NT) if ranks.is_first else {})
+    known, asked = Originals(source_of["model"]), {"windows": text.ids_NT.tolist()}
+    wanted = task.evaluation.num_windows > 0
+    walks = wanted and (savepoint.holds(saved, "held_out") if saved else not ranks.share(known.has_states(asked)))
+    held_out = model.embed(text.ids_NT[mine.start : mine.stop]) if walks else None
+    expected = Expectation(text, torch.empty(0), model=source_of["model"])
     writer = ResultWriter(plan, source, expected, emit, ranks)
     with ExitStack() as stack:
         for export in plan.exports:
@@ -163,11 +171,21 @@ def quantize(
         if held_out is not None:
             last = [state.cpu() for part in ranks.gather(list(held_out.states)) for state in part]
             expected.original_states_NTH = torch.cat(last)
+            if ranks.is_first:
+                known.keep_states(asked, expected.original_states_NTH)
+        elif wanted and ranks.is_first:
+            expected.original_states_NTH = original_states(given, text, known.known_states(asked))
         writer.copy_the_rest()
         writer.finish()
-    seen = overlap(windows.calibration_NT, text.ids_NT) if plan.needs_calibration and held_out is not None else None
-    source_of = provenance(task, windows.calibration_NT, text.ids_NT) if ranks.is_first else {}
+    seen = overlap(windows.calibration_NT, text.ids_NT) if plan.needs_calibration and wanted else None
     return Outcome(writer.expected, writer.done, writer.warnings, writer.edges, source_of, seen)
+
+
+def original_states(given: Model, text: EvaluationText, known_NTH: torch.Tensor | None) -> torch.Tensor:
+    """The float model's states behind its last block, on their own way if nobody knows them."""
+    if known_NTH is not None:
+        return known_NTH
+    return torch.cat([state.cpu() for state in open_model(given).last_states(text, lambda done: None)])
 
 
 def open_streams(

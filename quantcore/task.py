@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator, model_validator
 
@@ -12,6 +12,7 @@ from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, Config, pars
 from quantcore.errors import ConfigError
 
 Gate = Literal["off", "warn", "fail"]
+GATES: tuple[Gate, ...] = get_args(Gate)
 
 
 class EvaluationConfig(BaseModel):

@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import metadata_load
-from huggingface_hub.utils._fixes import yaml_dump
+from huggingface_hub import ModelCardData, metadata_load
 
 from quantcore.checkpoint.gguf_header import find_gguf
 
@@ -21,7 +20,8 @@ def model_card(report: dict[str, Any], source: Path) -> str:
     known = source_metadata(source)
     name = report["model"].get("id") or Path(report["model"]["path"]).name
     front = {key: known[key] for key in KEPT_FIELDS if key in known}
-    front |= {"base_model": base_model(report, known), "base_model_relation": "quantized"}
+    front |= {"base_model": base_model(report, known)}
+    front |= {"base_model_relation": "quantized"} if "id" in report["model"] else {}
     front["tags"] = list(dict.fromkeys([*_strings(known.get("tags")), "quantized", *report["summary"]["exports"]]))
     sections = [
         f"# {escape(name)}, quantized",
@@ -33,7 +33,7 @@ def model_card(report: dict[str, Any], source: Path) -> str:
         " the same weights again. `MANIFEST.json` lists all files with their SHA-256.",
         _licence(known),
     ]
-    text = yaml_dump({key: value for key, value in front.items() if value})
+    text = ModelCardData(**{key: value for key, value in front.items() if value}).to_yaml() + "\n"
     return f"---\n{text}---\n\n" + "\n\n".join(filter(None, sections)) + "\n"
 
 
@@ -78,7 +78,7 @@ def _intro(report: dict[str, Any], name: str) -> str:
     return (
         f"This is {code(name)}{commit} with {summary['num_layers_quantized']} layers quantized"
         f" ({', '.join(map(code, schemes))}) by Bitfoundry {report['environment']['quantcore']}."
-        f" {summary['num_layers_kept']} linear layers were kept as they were."
+        f" Linear layers that were kept as they were: {summary['num_layers_kept']}."
     )
 
 

@@ -18,16 +18,19 @@ from typing import Any
 import torch
 
 from quantcore.calibration.ranges import Activations
+from quantcore.calibration.tokenizer import load_tokenizer
 from quantcore.checkpoint.experts import unstack_experts
 from quantcore.checkpoint.headers import ModelHeaders, read_tensor_headers
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.checkpoint.source import TORCH_DTYPES, Source, TensorSource
-from quantcore.errors import ProofError
+from quantcore.errors import NumericsError, ProofError
+from quantcore.evaluation import harness
 from quantcore.evaluation.clipping import Clipping
 from quantcore.evaluation.divergence import measure, summarize
 from quantcore.evaluation.expectation import Expectation, digest, probe_logits
 from quantcore.evaluation.model import EvaluatedModel, open_model
-from quantcore.evaluation.samples import compare_samples
+from quantcore.evaluation.originals import Originals
+from quantcore.evaluation.samples import PROMPT_LEN, compare_samples
 from quantcore.events import Emit, Progress, parse
 from quantcore.export import EXPORTERS, Container, Decoder, tensor_name
 from quantcore.layer import LayerPlan
@@ -123,10 +126,14 @@ def run_model(
         states = [state[None].to(streamed.device) for state in expected.original_states_NTH]
         with open_model(original).head() as original_logits:
             measured = measure(logits, hidden.states, text, (original_logits, states))
-    proof = replace(proof, quality=summarize(measured, text))
-    if not task.evaluation.num_prompts or not may_be_whole(plan):
-        return proof
-    return replace(proof, samples=compare_samples(task, open_model(original), model, text))
+    proof, known = replace(proof, quality=summarize(measured, text)), Originals(expected.model)
+    evaluation, tokenizer = task.evaluation, load_tokenizer(task.model_folder)
+    if evaluation.num_prompts and may_be_whole(plan):
+        prompts_NT = text.ids_NT[: evaluation.num_prompts, :PROMPT_LEN]
+        proof = replace(proof, samples=compare_samples(tokenizer, prompts_NT, open_model(original), model, known))
+    if evaluation.tasks:
+        proof = replace(proof, harness=harness.compare(evaluation, tokenizer, open_model(original), model, known))
+    return proof
 
 
 def may_be_whole(plan: Plan) -> bool:
@@ -215,13 +222,12 @@ class WrittenCheckpoint:
 
 
 def odd_numbers(layer: LayerPlan, quantized: QLayer, restored_OI: torch.Tensor) -> list[str]:
-    """What no good layer has: numbers that are not finite, scales below 0, or so small that they lose digits.
+    """What no good layer has: scales below 0, or so small that they lose digits. Raises NumericsError for numbers that
+    are not finite.
 
     A scale of 0 is right in formats that keep scales as small whole numbers, and e8m0 goes down to 2^-127.
     """
-    found = []
-    if not torch.stack(torch.aminmax(restored_OI)).isfinite().all():
-        found.append(f"{layer.name}: weights that are not finite")
+    found, finite = [], bool(torch.stack(torch.aminmax(restored_OI)).isfinite().all())
     for what, spec, params in (
         ("weight", layer.weight, quantized.weight.params),
         ("input", layer.config.input_tensors, quantized.inputs),
@@ -229,11 +235,17 @@ def odd_numbers(layer: LayerPlan, quantized: QLayer, restored_OI: torch.Tensor) 
     ):
         if spec is None or params is None:
             continue
-        kind = spec.scale_type
-        least = 0.0 if kind.in_two_levels or kind is ScaleType.e8m0 else torch.finfo(torch.float32).tiny
         numbers = [one for one in (params.scale, params.zero_point, params.global_scale) if one is not None]
-        if not all(torch.isfinite(one.float()).all() for one in numbers) or (params.scale < least).any():
-            found.append(f"{layer.name}: scales or zero points of its {what}")
+        finite = finite and all(bool(one.float().isfinite().all()) for one in numbers)
+        may_be_small = spec.scale_type.in_two_levels or spec.scale_type is ScaleType.e8m0
+        if (params.scale < (0.0 if may_be_small else torch.finfo(torch.float32).tiny)).any():
+            found.append(f"{layer.name}: the scales of its {what}")
+    if not finite:
+        raise NumericsError(
+            f"The files hold numbers of {layer.name} that are NaN or infinite.",
+            code="nonfinite_result",
+            hint="Please report this: the artifact is not handed out.",
+        )
     return found
 
 

@@ -47,10 +47,13 @@ def provenance(task: Task, calibration_NT: torch.Tensor, held_out_NT: torch.Tens
 
 
 def model_identity(task: Task) -> str:
-    """The same for the same bytes: ``hub:ID@COMMIT``, or ``sha256:...`` of a folder's config and weights."""
-    if task.model_id:
-        return f"hub:{task.model_id}@{task.revision}"
-    files = model_files(task.model_folder)
+    """The same for the same bytes: ``hub:ID@COMMIT``, or ``identity_of`` the folder."""
+    return f"hub:{task.model_id}@{task.revision}" if task.model_id else identity_of(task.model_folder)
+
+
+def identity_of(folder: Path) -> str:
+    """``sha256:...`` of config and weights, of very large ones ``stat:...``."""
+    files = model_files(folder)
     if sum(path.stat().st_size for path in files) > MAX_HASHED_BYTES:
         parts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
         return f"stat:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"

@@ -5,25 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from quantcore.calibration.tokenizer import load_tokenizer
 from quantcore.evaluation.model import EvaluatedModel
-from quantcore.evaluation.text import EvaluationText
-from quantcore.task import Task
+from quantcore.evaluation.originals import Originals
 
 PROMPT_LEN = 24
 NEW_TOKENS = 24
 
 
 def compare_samples(
-    task: Task, original: EvaluatedModel, quantized: EvaluatedModel, text: EvaluationText
-) -> list[dict[str, Any]]:
-    """How both models go on after the first tokens of some windows: ``prompt``, ``original``, ``quantized``, and
+    tokenizer: PreTrainedTokenizerBase, prompts_NT: torch.Tensor, original: EvaluatedModel, quantized: EvaluatedModel,
+    known: Originals,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """How both models go on after prompts [N, T]: ``prompt``, ``original``, ``quantized``, and
     whether each of the two is degenerate (see ``is_degenerate``)."""
-    tokenizer = load_tokenizer(task.model_folder)
-    prompts_NT = text.ids_NT[: task.evaluation.num_prompts, :PROMPT_LEN]
-    rows = [continue_prompts(model, prompts_NT, tokenizer.eos_token_id) for model in (original, quantized)]
+    eos = tokenizer.eos_token_id
+    settings = {"prompts": prompts_NT.tolist(), "new_tokens": NEW_TOKENS, "eos": eos}
+    rows = [
+        known.value(settings, lambda: continue_prompts(original, prompts_NT, eos)),
+        continue_prompts(quantized, prompts_NT, eos),
+    ]
     decode = tokenizer.decode
     return [
         {
