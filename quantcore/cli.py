@@ -2,8 +2,9 @@
 
 ``python -m quantcore --model_dir ... --output_dir ... --quant_scheme ...`` quantizes, with the flags of the
 quantization script of AMD Quark. ``convert`` takes a quantized model into another format, ``evaluate`` measures one.
-``presets`` and ``schema`` print what a scheme can be. Three subcommands serve programs: ``run TASK.json`` (what a worker starts; JSON lines on
-stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE`` (what an uploaded data file holds).
+``presets`` and ``schema`` print what a scheme can be. Three subcommands serve programs: ``run TASK.json`` (what a
+worker starts; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE`` (what an
+uploaded data file holds).
 """
 
 from __future__ import annotations

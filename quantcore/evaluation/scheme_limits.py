@@ -22,12 +22,12 @@ class SchemeLimits:
 
 
 LIMITS = (
-    SchemeLimits("8-bit weights", 1.02, 0.02, 0.93, 20.0),
-    SchemeLimits("8-bit weights and activations", 1.10, 0.10, 0.80, 15.0),
-    SchemeLimits("5- and 6-bit weights", 1.10, 0.10, 0.80, 15.0),
-    SchemeLimits("4-bit weights in groups", 1.60, 0.60, 0.60, 10.0),
-    SchemeLimits("4-bit weights with one scale a channel", 6.0, 2.0, 0.3, 5.0),
-    SchemeLimits("4-bit weights and activations", 4.0, 2.0, 0.3, 5.0),
+    SchemeLimits("8-bit weights", 1.03, 0.02, 0.90, 25.0),
+    SchemeLimits("8-bit weights and activations", 1.08, 0.08, 0.85, 25.0),
+    SchemeLimits("5- and 6-bit weights", 1.08, 0.08, 0.85, 20.0),
+    SchemeLimits("4-bit weights in groups", 1.60, 0.60, 0.60, 14.0),
+    SchemeLimits("4-bit weights with one scale a channel", 6.0, 2.5, 0.25, 8.0),
+    SchemeLimits("4-bit weights and activations", 6.0, 2.5, 0.25, 12.0),
     SchemeLimits("fewer than 4 bits", 20.0, 4.0, 0.1, 0.0),
 )
 """From the strictest to the loosest; a result is held to the loosest that one of its layers is in."""

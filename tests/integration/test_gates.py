@@ -34,13 +34,22 @@ def job(model_dir, output_dir, preset, gate, **changes):
     return task(model_dir, output_dir, preset, **changes).model_copy(update={"gate": gate})
 
 
+def flip_scales(params, codes):
+    return replace(params, scale=params.scale.flip(0)), codes
+
+
+def zero(params, codes):
+    return params, torch.zeros_like(codes)
+
+
+def move_zero_point(params, codes):
+    return replace(params, zero_point=params.zero_point + 1), codes
+
+
 MUTANTS = {
-    "swapped scales": ("int8_weight_only", lambda params, codes: (replace(params, scale=params.scale.flip(0)), codes)),
-    "zeroed layer": ("w4a16_sym", lambda params, codes: (params, torch.zeros_like(codes))),
-    "zero point off by one": (
-        "w4a16",
-        lambda params, codes: (replace(params, zero_point=params.zero_point + 1), codes),
-    ),
+    "swapped scales": ("int8_weight_only", flip_scales),
+    "zeroed layer": ("w4a16_sym", zero),
+    "zero point off by one": ("w4a16", move_zero_point),
 }
 
 
@@ -92,7 +101,7 @@ def test_a_broken_layer_is_caught_and_kept_apart(mutant, model_dir, tmp_path, mo
 
 @pytest.mark.parametrize("gate", ["warn", "off"])
 def test_who_asks_for_no_more_gets_the_artifact(gate, model_dir, tmp_path, monkeypatch, proof_in_this_process):
-    break_layer(monkeypatch, MUTANTS["zeroed layer"][1])
+    break_layer(monkeypatch, zero)
     events = []
     report = run(job(model_dir, tmp_path / "out", "w4a16_sym", gate), events.append)
     said = [event.message for event in events if isinstance(event, Warned) and event.code == "gate_failed"]
@@ -155,17 +164,18 @@ def with_layer(seen, **changes):
     return replace(seen, layers=[replace(seen.layers[0], **changes), *seen.layers[1:]])
 
 
+def with_expert(seen):
+    expert = LayerQuantized("model.layers.0.mlp.experts.0.up_proj", 0, 0.01, 40.0, "fp8", num_tokens=3)
+    return replace(seen, layers=[*seen.layers, expert])
+
+
 BAD_SAMPLE = {"quantized_is_degenerate": True, "original_is_degenerate": False}
-EXPERT = LayerQuantized("model.layers.0.mlp.experts.0.up_proj", 0, 0.01, 40.0, "fp8", num_tokens=3)
 BAD = {
     "finite_numbers": (lambda seen: with_main(seen, odd_numbers=("q_proj: the scales of its weight",)), "fail"),
     "calibration_coverage": (
         lambda seen: replace(seen, warnings=[Warned("layer_saw_few_tokens", "q_proj saw 3")]), "fail"
     ),
-    "expert_coverage": (
-        lambda seen: replace(with_layer(seen, num_tokens=5000), layers=[*with_layer(seen, num_tokens=5000).layers, EXPERT]),
-        "warn",
-    ),
+    "expert_coverage": (lambda seen: with_expert(with_layer(seen, num_tokens=5000)), "warn"),
     "layer_sqnr_db": (lambda seen: with_layer(seen, sqnr_db=3.0), "fail"),
     "not_worse_than_rounding": (lambda seen: with_layer(seen, output_error=0.11, rounding_error=0.1), "fail"),
     "fallbacks": (lambda seen: replace(seen, warnings=[Warned("solver", "damping was raised")] * 2), "fail"),

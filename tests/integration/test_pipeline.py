@@ -363,7 +363,7 @@ REFUSED_FLAGS = {
     "unknown_kv_cache_scheme": ["--kv_cache_dtype", "fp9"],
     "unknown_custom_mode": ["--custom_mode", "marlin"],
     "unknown_model_export": ["--model_export", "openvino"],
-    "unknown_tasks": ["--tasks", "gsm8k"],
+    "unknown_tasks": ["--tasks", "gsm8k_of_nobody"],
     "invalid_config": ["--quant_scheme", "fp8", "--group_size", "64"],
     "group_size_not_dividing": ["--quant_scheme", "w4a16", "--group_size", "48"],
     "seq_len_too_long": ["--seq_len", "100000"],
