@@ -30,6 +30,7 @@ from quantcore.qtensor import QTensor
 from quantcore.rotate import ModelRotation
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.ranks import ALONE, Ranks
+from quantcore.slices import put, whole
 from quantcore.solvers import SOLVERS, TUNERS, GlobalScales, Tuner
 from quantcore.solvers.shared import shared_global_scales
 from quantcore.stats import Stats
@@ -209,10 +210,11 @@ class BlockAlgorithms:
         for solved in chosen:
             restored = solved.restored_OI
             module = layers[solved.layer]
-            module.get_parameter("weight").data = stored(restored.to(self._dtype), solved.layer.kind)
+            put(module.get_parameter("weight"), stored(restored.to(self._dtype), solved.layer.kind))
             if self._corrects_biases and solved.stats is not None and getattr(module, "bias", None) is not None:
-                bias = module.get_parameter("bias").data
-                bias += ((solved.weight_OI.float() - restored) @ solved.stats.mean_I).to(bias.dtype)
+                bias = module.get_parameter("bias")
+                lost = (solved.weight_OI.float() - restored) @ solved.stats.mean_I
+                put(bias, whole(bias) + lost.to(bias.dtype))
                 prepared.changed.add(f"{prepared.names[solved.layer]}.bias")
             yield solved
 
@@ -222,25 +224,28 @@ class BlockAlgorithms:
         groups = self._groups(layers, prepared)
         owners = _owners(groups, self._ranks.size)
         mine = [number for number, owner in enumerate(owners) if owner == self._ranks.rank]
-        at_once = self._ranks.size > 1 and not self._sequential
-        ahead = {number: self._solve_group(groups[number], global_scales) for number in mine} if at_once else {}
+        ahead = {}
+        if self._ranks.size > 1 and not self._sequential:  # all at once, each its own
+            known = {number: one for number, one in enumerate(map(_weights, groups)) if number in mine}
+            ahead = {number: self._solve_group(groups[number], known.pop(number), global_scales) for number in mine}
         for number, group in enumerate(groups):
             if self._sequential and number and group.stats is not None and at is not None:
                 again = self._collect({layer.name: module for layer, module in group.layers.items()}, at)
                 group = replace(group, stats=next(iter(again.values()), group.stats))
-            if number in mine and not at_once:
-                ahead[number] = self._solve_group(group, global_scales)
+            if self._ranks.size == 1 or self._sequential:
+                weights = _weights(group)
+                if number in mine:
+                    ahead[number] = self._solve_group(group, weights, global_scales)
             quantized, notes = self._ranks.share(ahead.pop(number, ([], [])), owners[number])
             prepared.warnings += [Warned("solver", note) for note in notes]
             for (layer, module), one in zip(group.layers.items(), quantized, strict=True):
-                weight_OI = canonical(module.get_parameter("weight").data, layer.kind)
+                weight_OI = canonical(whole(module.get_parameter("weight")), layer.kind)
                 yield Solved(layer, weight_OI, one, group.stats, owners[number])
 
-    def _solve_group(self, group: Group, global_scales: GlobalScales) -> tuple[list[QTensor], list[str]]:
+    def _solve_group(
+        self, group: Group, weights: dict[LayerPlan, torch.Tensor], global_scales: GlobalScales
+    ) -> tuple[list[QTensor], list[str]]:
         """The codes of its layers, and what the solver has to say."""
-        weights = {
-            layer: canonical(module.get_parameter("weight").data, layer.kind) for layer, module in group.layers.items()
-        }
         solver = self._plain if group.stats is None else self._solver
         solved = solver.solve(weights, group.stats, global_scales)
         notes = list(solver.notes)
@@ -345,6 +350,13 @@ def _owners(groups: list[Group], size: int) -> list[int]:
         owners[number] = load.index(min(load))
         load[owners[number]] += costs[number]
     return owners
+
+
+def _weights(group: Group) -> dict[LayerPlan, torch.Tensor]:
+    """[out, in] of its layers. All ranks call it where these are sharded."""
+    return {
+        layer: canonical(whole(module.get_parameter("weight")), layer.kind) for layer, module in group.layers.items()
+    }
 
 
 def _names(block: nn.Module, layers: Modules) -> dict[LayerPlan, str]:

@@ -33,6 +33,11 @@ class DequantizingSource(Source):
         restored = read_layer(self._quantized, layer).weight.dequantize()
         return restored.to(TORCH_DTYPES[self._quantized.files.model_dtype])
 
+    def read_rows(self, name: str, rows: range) -> torch.Tensor:
+        if name in self._quantized.layers or name in self._quantized.embeddings:
+            return self.read(name)[rows.start : rows.stop]
+        return super().read_rows(name, rows)
+
 
 def read_layer(quantized: QuantizedLayers, layer: LayerPlan) -> QLayer:
     """The codes of ``layer`` and what belongs to them, decoded from the files."""

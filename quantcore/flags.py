@@ -47,6 +47,7 @@ def task_of(options: argparse.Namespace) -> Task:
         evaluation=EvaluationConfig(num_windows=0) if options.skip_evaluation else evaluation_of(options),
         gate=options.gate,
         max_shard_size=options.max_shard_size,
+        shard_blocks=options.shard_blocks,
     )
 
 
@@ -179,6 +180,12 @@ def parser() -> argparse.ArgumentParser:
         "--resume_dir",
         help="folder on the same disk for what a stopped run needs: the same command again goes on behind its last"
         " block. Removed at the end (not for GGUF)",
+    )
+    add(
+        "--shard_blocks",
+        action=argparse.BooleanOptionalAction,
+        help="under torchrun: every process holds a slice of each block instead of all of it (default: where memory is"
+        " short)",
     )
     add(
         "--quant_scheme",

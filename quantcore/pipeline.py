@@ -37,13 +37,13 @@ from quantcore.evaluation.text import EvaluationText, evaluation_text, has_own_t
 from quantcore.events import Completed, Emit, PhaseStarted, Progress, Warned, silence
 from quantcore.layer import LayerPlan
 from quantcore.plan import Plan, resolve
-from quantcore.qtensor import check_finite
 from quantcore.reading import Model, read_model
 from quantcore.rotate import untie
 from quantcore.runtime.devices import default_device
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.ranks import ALONE, Ranks
-from quantcore.runtime.single import StreamedModel
+from quantcore.runtime.sharded import check_all_finite, sharing_ranks
+from quantcore.runtime.single import Slices, StreamedModel
 from quantcore.runtime.states import states_kept
 from quantcore.savepoint import SavePoint, Stream
 from quantcore.streams import RunningBlock, Streams
@@ -118,9 +118,11 @@ def quantize(
     windows = ranks.share(read_windows(task) if ranks.is_first else None)
     assert windows is not None
     text = ranks.share(evaluation_text(task, windows.held_out_NT))
+    device = default_device()
+    sharing = sharing_ranks(task.shard_blocks, task.config, plan.memory_bytes, ranks, device)
     model = StreamedModel(
         headers.config, source.read, set(headers.tensors), plan.block_prefix, plan.num_blocks,
-        TORCH_DTYPES[headers.main_dtype], default_device(),
+        TORCH_DTYPES[headers.main_dtype], device, None if sharing is None else Slices(sharing, source.read_rows),
     )  # fmt: skip
     algorithms = BlockAlgorithms(task.config, model.dtype, ranks)
     streams = open_streams(model, plan, algorithms, windows.calibration_NT, folder, ranks)
@@ -150,7 +152,7 @@ def quantize(
         eta = Eta(plan.num_blocks - first_block)
         for index in range(first_block, plan.num_blocks):
             with model.block(index) as block:
-                layers = find_modules(model, plan.layers_of(index))
+                layers = find_modules(model, plan.layers_of(index), ranks)
                 at = RunningBlock(block, index, streams)
                 model.run_block(block, index, held_out)
                 prepared = algorithms.prepare(at, layers)
@@ -233,7 +235,7 @@ def finish_head(
         ids_NT = text.ids_NT[:1]
         turned = algorithms.turn_outside(outside.model, lambda: outside.embed(ids_NT), outside, probes.states[0])
         writer.write_changed(outside.model, {name: model.stored_name(name) for name in turned})
-        layers = find_modules(model, plan.layers_of(None))
+        layers = find_modules(model, plan.layers_of(None), writer.ranks)
         prepared = algorithms.prepare_head(layers, outside, streams)
         for solved in algorithms.solve(None, layers, prepared):
             writer.write(solved, prepared.activations)
@@ -243,9 +245,9 @@ def finish_head(
             writer.expected.probe_logits = probe_logits(outside, probes.states)
 
 
-def find_modules(model: StreamedModel, layers: tuple[LayerPlan, ...]) -> dict[LayerPlan, nn.Module]:
+def find_modules(model: StreamedModel, layers: tuple[LayerPlan, ...], ranks: Ranks) -> dict[LayerPlan, nn.Module]:
     """The module of each planned layer, its weight in memory. Raises ModelError for a module of another class than
-    planned, NumericsError for a weight that holds NaN or infinity."""
+    planned, NumericsError for a weight that holds NaN or infinity, on all ranks if one has it."""
     modules: dict[LayerPlan, nn.Module] = {}
     for layer in layers:
         module = model.find_module(layer.name)
@@ -255,8 +257,8 @@ def find_modules(model: StreamedModel, layers: tuple[LayerPlan, ...]) -> dict[La
                 code="unsupported_layer",
                 hint=f"Exclude it, for example with the pattern '*.{layer.name.rpartition('.')[2]}'.",
             )
-        check_finite(module.get_parameter("weight"), layer.name)
         modules[layer] = module
+    check_all_finite({layer.name: module.get_parameter("weight") for layer, module in modules.items()}, ranks)
     return modules
 
 

@@ -39,9 +39,14 @@ class QLayer:
     outputs: QParams | None = None
 
 
+def is_finite(weight: torch.Tensor) -> bool:
+    """Whether no value is NaN or infinite. NaN passes through both ends; there is no copy of the weight."""
+    return weight.numel() == 0 or bool(torch.stack(torch.aminmax(weight)).isfinite().all())
+
+
 def check_finite(weight: torch.Tensor, name: str) -> None:
     """Raises NumericsError for a weight of the layer ``name`` that holds NaN or infinity."""
-    if not torch.stack(torch.aminmax(weight)).isfinite().all():  # NaN passes through both; no copy of the weight
+    if not is_finite(weight):
         num_bad = int((~torch.isfinite(weight)).sum())
         raise NumericsError(
             f"The weight of {name} has {num_bad} value(s) that are NaN or infinite.",

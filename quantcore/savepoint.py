@@ -131,7 +131,7 @@ def fingerprint(task: Task) -> str:
     weights = [path for pattern in WEIGHTS for path in sorted(model.glob(pattern))]
     files = [model if model.is_file() else model / "config.json", *weights, text]
     parts = {
-        "task": task.model_dump(mode="json", exclude={"output_dir", "resume_dir", "model_dir"}),
+        "task": task.model_dump(mode="json", exclude={"output_dir", "resume_dir", "model_dir", "shard_blocks"}),
         "files": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.exists()],
         "versions": {name: version(name) for name in ("bitfoundry", "torch", "transformers")},
     }

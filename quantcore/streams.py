@@ -58,6 +58,9 @@ class RunningBlock:
                 output = self.output(window)
                 if advance:
                     self.calibration.states[window] = output
+            if collector is not None and reference is not None:
+                reference.idle(self.block, self.index)
+            self.calibration.idle(self.block, self.index)
 
     def output(self, window: int) -> torch.Tensor:
         """Of one calibration window, with gradients if they are enabled."""

@@ -52,6 +52,8 @@ class Task(BaseModel):
     that a second run reads the same bytes. With both, ``model_dir`` holds what was downloaded. With a ``resume_dir``,
     on the disk of ``output_dir``, a task that was stopped goes on where it was; what it needs for that is kept there
     until it is done. Files of weights are no larger than ``max_shard_size`` (see ``parse_size``), unless a tensor is.
+    ``shard_blocks``: whether several processes hold each block in slices (FSDP2) instead of whole; None: where the
+    devices have too little memory otherwise.
     ``token_on_stdin``: the token for the Hub is the first line of standard input, so that it is in no file and in
     nobody's environment. ``gate``: what a result that misses a limit means (see ``evaluation.gates``).
     """
@@ -70,6 +72,7 @@ class Task(BaseModel):
     evaluation: EvaluationConfig = EvaluationConfig()
     gate: Gate = "warn"
     max_shard_size: str = DEFAULT_SHARD_SIZE
+    shard_blocks: bool | None = None
 
     @field_validator("max_shard_size")
     @classmethod

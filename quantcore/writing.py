@@ -26,6 +26,7 @@ from quantcore.layouts import stored
 from quantcore.plan import Plan, export_dir
 from quantcore.qtensor import QLayer
 from quantcore.runtime.ranks import Ranks
+from quantcore.slices import put, whole
 from quantcore.solvers.rtn import round_to_nearest
 from quantcore.task import Task
 
@@ -99,8 +100,8 @@ class ResultWriter:
         """Round the bias where the layer's config says so. Its codes are not kept: it stays a float tensor."""
         bias, name = getattr(module, "bias", None), f"{layer.name}.bias"
         if layer.config.bias is not None and bias is not None:
-            rounded = round_to_nearest(bias.data, layer.config.bias).dequantize()
-            bias.data = rounded.to(bias.dtype)
+            rounded = round_to_nearest(whole(bias), layer.config.bias).dequantize()
+            put(bias, rounded.to(bias.dtype))
             self._write_shared(name, rounded.to(TORCH_DTYPES[self.source.tensors[name].dtype]))
 
     def write_changed(self, module: nn.Module, names: dict[str, str]) -> None:
@@ -113,7 +114,7 @@ class ResultWriter:
         stored_as = self.source.tensors | self.plan.added
         for name, place in sorted(names.items()):
             if place not in others:
-                tensor = module.get_parameter(name).data
+                tensor = whole(module.get_parameter(name))
                 self._write_shared(place, tensor.to(TORCH_DTYPES[stored_as[place].dtype]))
 
     def copy_the_rest(self) -> None:

@@ -44,6 +44,7 @@ class SplitExperts(nn.Module):
         if names.gate is not None and fused.has_gate and not fused.is_concatenated:
             raise ValueError("interleaved gate and up projections cannot be two layers: give no name for the gate")
         self.names = names
+        self.runs_all = False  # also the experts that no token reaches, on no tokens
         self.num_experts = fused.get_parameter("down_proj").shape[0]
         self._fused = (fused,)  # in a tuple, so that its parameters are not ours; it still knows the activation
         for name, child in fused.named_children():  # activation, norm after the expert
@@ -60,7 +61,7 @@ class SplitExperts(nn.Module):
         """
         result = torch.zeros_like(hidden_states, dtype=torch.promote_types(hidden_states.dtype, torch.float32))
         chosen_KT = top_k_index.T
-        for index in torch.unique(chosen_KT).tolist():
+        for index in range(self.num_experts) if self.runs_all else torch.unique(chosen_KT).tolist():
             position, token = torch.where(chosen_KT == index)
             output = self._run(index, hidden_states[token]) * top_k_weights[token, position, None]
             result.index_add_(0, token, output.to(result.dtype))

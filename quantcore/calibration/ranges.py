@@ -16,6 +16,7 @@ from quantcore.grouping import PER_TENSOR, activation_grouping
 from quantcore.layer import LayerPlan
 from quantcore.observers import Observer, observer_for
 from quantcore.runtime.ranks import Ranks
+from quantcore.slices import counts
 from quantcore.spec import QuantizationSpec
 
 
@@ -115,19 +116,23 @@ def _params(
 
 
 def _update_with_input(observer: Observer):  # type: ignore[no-untyped-def]  # a hook
-    return lambda _, inputs: observer.update(inputs[0])
+    return lambda _, inputs: observer.update(inputs[0]) if counts(inputs[0]) else None
 
 
 def _update_with_output(observer: Observer):  # type: ignore[no-untyped-def]  # a hook
-    return lambda _, __, output: observer.update(output)
+    return lambda _, __, output: observer.update(output) if counts(output) else None
 
 
 def _quantize_input(spec: QuantizationSpec, static: QParams | None):  # type: ignore[no-untyped-def]  # a hook
-    return lambda _, inputs: (fake_quantize_activation(inputs[0], spec, static), *inputs[1:])
+    return lambda _, inputs: (_quantized(inputs[0], spec, static), *inputs[1:])
 
 
 def _quantize_output(spec: QuantizationSpec, static: QParams | None):  # type: ignore[no-untyped-def]  # a hook
-    return lambda _, __, output: fake_quantize_activation(output, spec, static)
+    return lambda _, __, output: _quantized(output, spec, static)
+
+
+def _quantized(x: torch.Tensor, spec: QuantizationSpec, static: QParams | None) -> torch.Tensor:
+    return fake_quantize_activation(x, spec, static) if x.numel() else x
 
 
 @contextmanager

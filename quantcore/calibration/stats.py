@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from quantcore.calibration.sums import Node, Span, Sums, Tree
+from quantcore.slices import counts
 from quantcore.stats import Needs, Stats
 
 
@@ -85,6 +86,8 @@ class StatsCollector:
 
     def _hook(self, name: str):  # type: ignore[no-untyped-def]  # a hook
         def see(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            if not counts(inputs[0]):
+                return
             if self._is_reference:
                 self._reference[name] = inputs[0]
             else:
@@ -93,8 +96,6 @@ class StatsCollector:
         return see
 
     def _add(self, name: str, x: torch.Tensor) -> None:
-        if x.numel() == 0:
-            return
         if id(x) in self._seen and self._seen[id(x)][0]() is x:  # another module read it, too
             self._same_as.setdefault(name, self._seen[id(x)][1])
             return

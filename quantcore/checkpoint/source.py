@@ -48,22 +48,35 @@ class Source:
                 hint="Its names do not fit the architecture in config.json, or a shard is missing.",
             )
         header = self.tensors[name]
-        buffer = torch.empty(header.num_bytes, dtype=torch.uint8)
-        view = buffer.numpy().data
-        with (self._folder / header.file).open("rb", buffering=0) as file:
-            done = 0
-            while done < header.num_bytes:
-                count = os.preadv(file.fileno(), [view[done:]], header.begin + done)
-                if count == 0:
-                    raise ModelError(f"{header.file} ends inside '{name}'.", code="corrupt_weights")
-                done += count
-        tensor = buffer.view(TORCH_DTYPES[header.dtype])
+        tensor = self._bytes(name, 0, header.num_bytes).view(TORCH_DTYPES[header.dtype])
         if header.transposed:
             return tensor.view(header.shape[::-1]).T.contiguous()
         tensor = tensor.view(header.shape)
         if header.num_heads:
             tensor = torch.empty_like(tensor).index_copy_(0, interleaved(len(tensor), header.num_heads), tensor)
         return tensor - header.offset if header.offset else tensor
+
+    def read_rows(self, name: str, rows: range) -> torch.Tensor:
+        """Some rows of what ``read`` gives; of a tensor that is stored row by row only their bytes are read."""
+        header = self.tensors.get(name)
+        if header is None or header.transposed or header.num_heads or header.offset or not header.shape[0]:
+            return self.read(name)[rows.start : rows.stop]
+        row_bytes = header.num_bytes // header.shape[0]
+        tensor = self._bytes(name, rows.start * row_bytes, len(rows) * row_bytes).view(TORCH_DTYPES[header.dtype])
+        return tensor.view(len(rows), *header.shape[1:])
+
+    def _bytes(self, name: str, begin: int, count: int) -> torch.Tensor:
+        header = self.tensors[name]
+        buffer = torch.empty(count, dtype=torch.uint8)
+        view = buffer.numpy().data
+        with (self._folder / header.file).open("rb", buffering=0) as file:
+            done = 0
+            while done < count:
+                more = os.preadv(file.fileno(), [view[done:]], header.begin + begin + done)
+                if more == 0:
+                    raise ModelError(f"{header.file} ends inside '{name}'.", code="corrupt_weights")
+                done += more
+        return buffer
 
 
 def interleaved(num_rows: int, num_heads: int) -> torch.Tensor:

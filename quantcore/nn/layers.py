@@ -131,8 +131,7 @@ def find_quantizers(
     config = plan.config
     weight = canonical(module.get_parameter("weight").detach(), plan.kind, num_groups(module))
     bias = getattr(module, "bias", None)
-    return {
-        "input_quantizer": _of_activation(config.input_tensors, learned.inputs),
+    return activation_quantizers(plan, learned) | {
         "weight_quantizer": (
             None
             if config.weight is None
@@ -143,7 +142,16 @@ def find_quantizers(
         "bias_quantizer": (
             None if config.bias is None or bias is None else TensorQuantizer.of_weight(bias.detach(), config.bias)
         ),
-        "output_quantizer": _of_activation(config.output_tensors, learned.outputs),
+    }
+
+
+def activation_quantizers(plan: LayerPlan, learned: Activations) -> dict[str, TensorQuantizer | None]:
+    """What ``quantize_layer`` needs of a layer whose weight and bias are rounded already."""
+    return {
+        "input_quantizer": _of_activation(plan.config.input_tensors, learned.inputs),
+        "weight_quantizer": None,
+        "bias_quantizer": None,
+        "output_quantizer": _of_activation(plan.config.output_tensors, learned.outputs),
     }
 
 

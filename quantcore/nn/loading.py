@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from quantcore.affine import QParams
 from quantcore.blocks.experts import split_experts
 from quantcore.blocks.names import place_tensors, projection_names
 from quantcore.blocks.skeleton import build_skeleton, float32_names, set_parameter
@@ -18,9 +19,12 @@ from quantcore.config import Config
 from quantcore.dequantizing import open_source, read_layer
 from quantcore.errors import ModelError
 from quantcore.layer import LayerPlan
-from quantcore.nn.layers import QuantizedLayer, find_quantizers, quantize_layer
-from quantcore.qtensor import QLayer
+from quantcore.nn.layers import QuantizedLayer, activation_quantizers, find_quantizers, quantize_layer
 from quantcore.reading import read_model
+from quantcore.runtime.devices import default_device
+from quantcore.runtime.ranks import ALONE, Ranks
+from quantcore.runtime.sharded import shard
+from quantcore.slices import is_sharded, mine, rows_of
 
 
 class Loaded(NamedTuple):
@@ -30,9 +34,13 @@ class Loaded(NamedTuple):
     config: Config | None
 
 
-def load(folder: str | Path) -> Loaded:
+def load(folder: str | Path, ranks: Ranks = ALONE) -> Loaded:
     """The model in ``folder``, in evaluation mode on the CPU; of a quantized one the layers are frozen as after
     ``ModelQuantizer.freeze``, so that it can be evaluated and exported again.
+
+    Several ``ranks`` (``runtime.ranks.joined``) hold it together, each on its device: a slice of every linear layer
+    (FSDP2), of which it reads no more than that. Then it can be evaluated, not exported, and all ranks must call it
+    equally often, on whatever each of them likes.
 
     Any format that quantcore writes is read, whoever wrote it. Raises ModelError that says what is not known.
     """
@@ -44,18 +52,30 @@ def load(folder: str | Path) -> Loaded:
         split_experts(model, projection_names(model))  # the files hold experts one by one
     stays_float32 = float32_names(model, dtype)
     layers = {} if found.quantized is None else found.quantized.layers
-    codes: dict[str, QLayer] = {}
+    device = torch.device("cpu") if ranks.size == 1 else default_device()
+    if ranks.size > 1:
+        tied = model.all_tied_weights_keys
+        shard(model, ranks, device, lambda place: place in tied or stays_float32(place))
+    frozen: dict[str, tuple[Activations, QParams | None]] = {}
     for name, place in placed.items():
+        to, before = torch.float32 if stays_float32(place) else dtype, _tensor(model, place)
+        rows = rows_of(before) if is_sharded(before) else None
         if (layer := layers.get(name)) is None or found.quantized is None:
-            tensor = source.read(name)
+            tensor = source.read(name) if rows is None else source.read_rows(name, rows)
         else:
-            codes[name] = read_layer(found.quantized, layer)
-            tensor = codes[name].weight.dequantize()
-        set_parameter(model, place, tensor.to(torch.float32 if stays_float32(place) else dtype))
+            codes = read_layer(found.quantized, layer)
+            tensor = codes.weight.dequantize() if rows is None else codes.weight.dequantize()[rows.start : rows.stop]
+            frozen[name] = Activations(codes.inputs, codes.outputs), codes.weight.params if ranks.size == 1 else None
+        if rows is None:
+            set_parameter(model, place, tensor.to(device, to))
+        else:
+            mine(before).copy_(tensor)
+    for name, buffer in model.named_buffers():
+        set_parameter(model, name, buffer.to(device))
     model.tie_weights()
-    _check_whole(model, set(layers) - set(codes))
-    for name, quantized in codes.items():
-        _freeze(model.get_submodule(placed[name].rpartition(".")[0]), layers[name], quantized)
+    _check_whole(model, set(layers) - set(frozen))
+    for name, (learned, params) in frozen.items():
+        _freeze(model.get_submodule(placed[name].rpartition(".")[0]), layers[name], learned, params)
     model.config.use_cache = True
     return Loaded(model, None if found.quantized is None else found.quantized.config)
 
@@ -71,9 +91,21 @@ def _check_whole(model: nn.Module, lost: set[str]) -> None:
         )
 
 
-def _freeze(module: nn.Module, layer: LayerPlan, quantized: QLayer) -> None:
-    """Make ``module``, whose weight is what the codes stand for, a quantized layer."""
-    learned = Activations(quantized.inputs, quantized.outputs)
-    quantize_layer(module, layer, find_quantizers(module, layer, learned, quantized.weight.params))
+def _tensor(model: nn.Module, name: str) -> torch.Tensor:
+    """A parameter or buffer."""
+    path, _, last = name.rpartition(".")
+    found: torch.Tensor = getattr(model.get_submodule(path), last)
+    return found
+
+
+def _freeze(module: nn.Module, layer: LayerPlan, learned: Activations, weight_params: QParams | None) -> None:
+    """Make ``module``, whose weight is what the codes stand for, a quantized layer; to be looked at only if nothing is
+    known of its weight's scales."""
+    quantizers = (
+        activation_quantizers(layer, learned)
+        if weight_params is None
+        else find_quantizers(module, layer, learned, weight_params)
+    )
+    quantize_layer(module, layer, quantizers)
     assert isinstance(module, QuantizedLayer)
     module.frozen = True

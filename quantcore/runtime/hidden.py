@@ -11,6 +11,7 @@ from torch import nn
 
 from quantcore.runtime.products import products_on
 from quantcore.runtime.states import States
+from quantcore.slices import idling
 
 
 @dataclass
@@ -26,12 +27,15 @@ class Hidden:
     """Hidden states of some windows: N tensors [1, T, H], all of the same T.
 
     ``arguments[i]`` is what the model gives to block i beside them (masks, RoPE tables): the same for every window,
-    because windows have one length and no padding. ``returns_tuple``: whether the last block run gave one.
+    because windows have one length and no padding. ``returns_tuple``: whether the last block run gave one. Where ranks
+    share the blocks, ``num_idle`` is how many more windows another rank has; ``idle_state`` [1, T, H] stands for one.
     """
 
     states: MutableSequence[torch.Tensor]
     arguments: list[Arguments]
     returns_tuple: bool = False
+    num_idle: int = 0
+    idle_state: torch.Tensor | None = None
 
     def copy(self) -> Self:
         """The same states, which then go their own way."""
@@ -44,16 +48,25 @@ class Hidden:
 
     def run(self, block: nn.Module, index: int, window: int) -> torch.Tensor:
         """The output of ``block``, which is number ``index``, for one window; the states stay as they are."""
-        beside = self.arguments_of(index, window)
-        state = self.states[window]
+        return self._call(block, self.arguments_of(index, window), self.states[window])
+
+    def idle(self, block: nn.Module, index: int) -> None:
+        """Run ``block`` as often as others do that have more windows: its layers are brought together by all ranks."""
+        for _ in range(self.num_idle):
+            assert self.idle_state is not None
+            with idling():
+                self._call(block, self.arguments[index], self.idle_state)
+
+    def advance(self, block: nn.Module, index: int) -> None:
+        """Take every window one block further, in place."""
+        with torch.no_grad():
+            for window in range(len(self.states)):
+                self.states[window] = self.run(block, index, window)
+            self.idle(block, index)
+
+    def _call(self, block: nn.Module, beside: Arguments, state: torch.Tensor) -> torch.Tensor:
         with products_on(state.device):
             output = block(state, *beside.positional, **beside.named)
         self.returns_tuple = isinstance(output, tuple)
         result: torch.Tensor = output[0] if self.returns_tuple else output
         return result
-
-    def advance(self, block: nn.Module, index: int) -> None:
-        """Take every window one block further, in place."""
-        with torch.inference_mode():
-            for window in range(len(self.states)):
-                self.states[window] = self.run(block, index, window)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from io import BytesIO
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -33,8 +34,8 @@ TIMEOUT = timedelta(hours=6)
 class Ranks:
     """All processes of a job, seen from one of them. Every method but ``part`` is called by all, in the same order.
 
-    Values travel as pickles through the host's memory, tensors in them included, between processes that trust each
-    other: they are one job.
+    Values travel as pickles between processes that trust each other: they are one job. Tensors in what is shared or
+    sent to the first rank go beside the pickle, from memory to memory without a copy.
     """
 
     rank: int = 0
@@ -53,26 +54,34 @@ class Ranks:
         """What the ``owner`` gives, on every rank; what the others give is dropped."""
         if self.size == 1:
             return value
-        packed = [_pack(value) if self.rank == owner else None]
+        parcel = _Parcel.of(value) if self.rank == owner else None
         with _talking():
-            torch.distributed.broadcast_object_list(packed, src=owner)
-        return value if self.rank == owner else _unpack(packed[0])
+            found = _Parcel.exchange(
+                parcel,
+                lambda packed: torch.distributed.broadcast_object_list(packed, src=owner),
+                lambda bytes_: torch.distributed.broadcast(bytes_, src=owner),
+            )
+        return value if self.rank == owner else found.open()
 
     def gather(self, value: T) -> list[T]:
         """What all ranks give, in their order, on every rank. For what is small."""
         if self.size == 1:
             return [value]
-        packed: list[Any] = [None] * self.size
+        parcels: list[Any] = [None] * self.size
         with _talking():
-            torch.distributed.all_gather_object(packed, _pack(value))
-        return [value if rank == self.rank else _unpack(one) for rank, one in enumerate(packed)]
+            torch.distributed.all_gather_object(parcels, _pack(value))
+        return [value if rank == self.rank else _unpack(one) for rank, one in enumerate(parcels)]
 
     def to_first(self, values: Sequence[T]) -> Iterator[T]:
         """The values of all ranks in their order, one at a time, on the first rank; nothing on the others."""
         if not self.is_first:
             for value in (len(values), *values):
                 with _talking():
-                    torch.distributed.send_object_list([_pack(value)], dst=0)
+                    _Parcel.exchange(
+                        _Parcel.of(value),
+                        lambda packed: torch.distributed.send_object_list(packed, dst=0),
+                        lambda bytes_: torch.distributed.send(bytes_, dst=0),
+                    )
             return
         yield from values
         for rank in range(1, self.size):
@@ -87,13 +96,67 @@ class Ranks:
 
     @staticmethod
     def _receive(rank: int) -> Any:
-        packed: list[Any] = [None]
         with _talking():
-            torch.distributed.recv_object_list(packed, src=rank)
-        return _unpack(packed[0])
+            parcel = _Parcel.exchange(
+                None,
+                lambda packed: torch.distributed.recv_object_list(packed, src=rank),
+                lambda bytes_: torch.distributed.recv(bytes_, src=rank),
+            )
+        return parcel.open()
 
 
 ALONE = Ranks()
+
+
+@dataclass(frozen=True)
+class _Parcel:
+    """A value apart from its tensors, and these on this rank's device."""
+
+    pickled: bytes
+    tensors: list[torch.Tensor]
+
+    @classmethod
+    def of(cls, value: object) -> Self:
+        tensors: list[torch.Tensor] = []
+        places: dict[int, int] = {}  # a tensor that is there twice is one tensor on the other side, too
+
+        class Pickler(pickle.Pickler):
+            def persistent_id(self, part: object) -> int | None:
+                if type(part) is not torch.Tensor:
+                    return None
+                if id(part) not in places:
+                    places[id(part)] = len(tensors)
+                    tensors.append(part)
+                return places[id(part)]
+
+        buffer = BytesIO()
+        Pickler(buffer).dump(value)
+        return cls(buffer.getvalue(), [tensor.detach().to(default_device()) for tensor in tensors])
+
+    def open(self) -> Any:
+        tensors = self.tensors
+
+        class Unpickler(pickle.Unpickler):
+            def persistent_load(self, place: int) -> torch.Tensor:
+                return tensors[place]
+
+        return Unpickler(BytesIO(self.pickled)).load()
+
+    @classmethod
+    def exchange(
+        cls, mine: Self | None, pass_packed: Callable[[list[Any]], object],
+        pass_bytes: Callable[[torch.Tensor], object],
+    ) -> Self:  # fmt: skip
+        """Give ``mine``, or take what another rank gives."""
+        packed: list[Any] = [mine and (mine.pickled, [(one.shape, one.dtype) for one in mine.tensors])]
+        pass_packed(packed)
+        pickled, forms = packed[0]
+        taken = [torch.empty(shape, dtype=dtype, device=default_device()) for shape, dtype in forms] if not mine else []
+        parcel = mine or cls(pickled, taken)
+        for tensor in parcel.tensors:
+            if tensor.numel():
+                pass_bytes(tensor.contiguous().reshape(-1).view(torch.uint8))
+        return parcel
 
 
 def _pack(value: object) -> bytes:
@@ -114,10 +177,13 @@ def joined() -> Iterator[Ranks]:
     if size == 1:
         yield ALONE
         return
+    backend = "gloo"
     if torch.accelerator.is_available():
         torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        device = default_device().type  # values go through the host; slices of weights from device to device
+        backend = f"cpu:gloo,{device}:{torch.distributed.get_default_backend_for_device(device)}"
     _end_with_parent()
-    torch.distributed.init_process_group("gloo", timeout=TIMEOUT)
+    torch.distributed.init_process_group(backend, timeout=TIMEOUT)
     try:
         yield Ranks(int(os.environ["RANK"]), size)
     finally:
@@ -130,12 +196,27 @@ def _talking() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise RankError(
-            "Another process of this job ended, or does not answer.",
-            code="rank_lost",
-            hint=f"What it said itself says more. Start the job again. (torch.distributed: {str(error)[:200]})",
-            retryable=True,
-        ) from error
+        raise _lost(error) from error
+
+
+@contextmanager
+def computing_together() -> Iterator[None]:
+    """Raises RankError if another rank does not answer while a model talks to it; other errors pass."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):
+            raise _lost(error) from error
+        raise
+
+
+def _lost(error: RuntimeError) -> RankError:
+    return RankError(
+        "Another process of this job ended, or does not answer.",
+        code="rank_lost",
+        hint=f"What it said itself says more. Start the job again. (torch.distributed: {str(error)[:200]})",
+        retryable=True,
+    )
 
 
 def _end_with_parent() -> None:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from quantcore.errors import ModelError
 from quantcore.runtime.hidden import Arguments
+from quantcore.runtime.products import products_on
 
 
 class Reached(Exception):
@@ -108,5 +109,6 @@ class Outside:
 
     def _run(self, ids_NT: torch.Tensor, give: torch.Tensor | None) -> torch.Tensor:
         self.relay.give = give
-        result: torch.Tensor = self.model(input_ids=ids_NT.to(self.device), use_cache=False).logits
+        with products_on(self.device):
+            result: torch.Tensor = self.model(input_ids=ids_NT.to(self.device), use_cache=False).logits
         return result

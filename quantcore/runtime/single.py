@@ -9,7 +9,9 @@ tables, final norms and logit soft-caps are the model's own, whatever the archit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,23 +25,36 @@ from quantcore.blocks.skeleton import build_skeleton, find_block_list, float32_n
 from quantcore.errors import ModelError
 from quantcore.runtime.devices import release_freed_memory
 from quantcore.runtime.hidden import Arguments, Hidden
+from quantcore.runtime.ranks import Ranks, computing_together
 from quantcore.runtime.relay import Outside, Relay, blocks_replaced
+from quantcore.runtime.sharded import shard
 from quantcore.runtime.states import States, StatesInMemory
+from quantcore.slices import is_sharded, mine, rows_of
 
 ReadTensor = Callable[[str], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Slices:
+    """The ranks that hold a slice of each block, and what gives some rows of a float tensor by its checkpoint name."""
+
+    ranks: Ranks
+    read_rows: Callable[[str, range], torch.Tensor]
 
 
 class StreamedModel:
     """Runs a causal language model block by block. ``read`` gives a float tensor by its checkpoint name (CPU).
 
-    ``names`` are the checkpoint's tensors and ``prefix`` is theirs; the model's own names may differ.
+    ``names`` are the checkpoint's tensors and ``prefix`` is theirs; the model's own names may differ. With ``slices``
+    several ranks share every block that is loaded.
     """
 
     def __init__(
         self, raw_config: dict[str, Any], read: ReadTensor, names: set[str], prefix: str, num_blocks: int,
-        dtype: torch.dtype, device: torch.device,
+        dtype: torch.dtype, device: torch.device, slices: Slices | None = None,
     ) -> None:  # fmt: skip
         self._read = read
+        self._slices = slices
         self.device = device
         self.dtype = dtype
         self.model = build_skeleton(raw_config, dtype)
@@ -87,6 +102,11 @@ class StreamedModel:
                 ids_NT = window_T[None].to(self.device)
                 relay.run(partial(self.model.base_model, input_ids=ids_NT, use_cache=False))
                 hidden.states.append(relay.seen)
+            if self._slices is not None:
+                hidden.num_idle = max(self._slices.ranks.gather(len(windows_NT))) - len(windows_NT)
+                any_NT = windows_NT.new_zeros((1, windows_NT.shape[1])).to(self.device)
+                relay.run(partial(self.model.base_model, input_ids=any_NT, use_cache=False))
+                hidden.idle_state = relay.seen
         return hidden
 
     def _check_ids(self, windows_NT: torch.Tensor) -> None:
@@ -102,15 +122,25 @@ class StreamedModel:
     @contextmanager
     def block(self, index: int) -> Iterator[nn.Module]:
         """Block ``index`` with its weights in memory; they are dropped at the end."""
+        kept, prefix = self.blocks[index], f"{self._prefix}{index}."
+        if self._slices is not None:  # what was sharded once stays so: take a block that can be thrown away
+            self.blocks[index] = deepcopy(kept)
         block = self.blocks[index]
         with experts_split(block, self._fused_experts(block, index), self._projections):
+            if self._slices is not None:
+                keeps = lambda name: self._keeps_float32(prefix + name)  # noqa: E731
+                shard(block, self._slices.ranks, self.device, keeps)
             names = [name for name, _ in block.named_parameters()]
             try:
                 for name in names:
-                    self._load(block, name, f"{self._prefix}{index}.{name}")
-                yield block
+                    self._load(block, name, prefix + name)
+                with nullcontext() if self._slices is None else computing_together():
+                    yield block
             finally:
-                self._drop(block, names)
+                self.blocks[index] = kept
+                if block is kept:
+                    self._drop(block, names)
+                del block
         release_freed_memory()
 
     def run_block(self, block: nn.Module, index: int, hidden: Hidden | None) -> None:
@@ -176,8 +206,13 @@ class StreamedModel:
     def _load(self, module: nn.Module, name: str, place: str) -> None:
         """Fill the parameter ``name`` of ``module``, which the whole model calls ``place``."""
         path, _, last = name.rpartition(".")
-        dtype = torch.float32 if self._keeps_float32(place) else getattr(module.get_submodule(path), last).dtype
-        set_parameter(module, name, self._read(self._stored.get(place, place)).to(self.device, dtype))
+        stored = self._stored.get(place, place)
+        before = getattr(module.get_submodule(path), last)
+        if self._slices is not None and is_sharded(before):
+            mine(before).copy_(self._slices.read_rows(stored, rows_of(before)))
+            return
+        dtype = torch.float32 if self._keeps_float32(place) else before.dtype
+        set_parameter(module, name, self._read(stored).to(self.device, dtype))
 
     def _drop(self, module: nn.Module, names: list[str]) -> None:
         for name in names:

@@ -9,6 +9,7 @@ from torch import nn
 
 from quantcore.affine import find_global_scale
 from quantcore.layer import LayerPlan
+from quantcore.slices import whole
 from quantcore.spec import ScaleType
 
 
@@ -27,7 +28,7 @@ def shared_global_scales(modules: Mapping[LayerPlan, nn.Module]) -> dict[LayerPl
     found: dict[LayerPlan, torch.Tensor] = {}
     for layers in families.values():
         ends = torch.stack(
-            [torch.stack(torch.aminmax(modules[layer].get_parameter("weight").detach())) for layer in layers]
+            [torch.stack(torch.aminmax(whole(modules[layer].get_parameter("weight")))) for layer in layers]
         )
         scale = find_global_scale(ends.amin().float(), ends.amax().float(), layers[0].weight)
         assert scale is not None

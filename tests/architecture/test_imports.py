@@ -49,7 +49,7 @@ LEVELS = (
     ("spec",),
     ("config",),
     ("presets", "quark_config", "specs", "grouping"),
-    ("qtensor", "affine", "hadamard", "stats", "layouts", "double_quant"),
+    ("qtensor", "affine", "hadamard", "stats", "layouts", "slices", "double_quant"),
     ("super_blocks", "onnx_nodes"),
     ("observers", "solvers", "transforms", "blocks", "layer", "task"),
     ("plan", "calibration", "checkpoint", "runtime"),

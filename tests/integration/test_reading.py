@@ -22,6 +22,7 @@ from quantcore.errors import ConfigError, ModelError
 from quantcore.export import EXPORTERS, holds_codes
 from quantcore.export.stored import Importer, matches
 from quantcore.reading import read_model
+from quantcore.runtime.products import products_on
 from quantcore.task import EvaluationConfig, Task
 from tests.factories import MIXTURES, VOCAB_SIZE, tiny_model
 
@@ -103,7 +104,8 @@ def config_of(name):
 
 
 def measured(model):
-    with torch.inference_mode():
+    """Its perplexity, with products as the engine has them on this processor."""
+    with torch.inference_mode(), products_on(model.device):
         losses = [
             torch.nn.functional.cross_entropy(model(ids[None]).logits[0, :-1].float(), ids[1:]) for ids in WINDOWS[4:]
         ]

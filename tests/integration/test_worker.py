@@ -103,7 +103,7 @@ def test_kill_9_of_a_worker(
     first.kill()
     wait_gone(pids)
     start_worker()
-    job = wait_for(job_id, "succeeded", timeout_s=15)
+    job = wait_for(job_id, "succeeded", timeout_s=60)
     assert (job.attempt, job.lost_count, job.failure_count) == (2, 1, 0)
     assert outcomes(sessions, job_id) == ["lost", "succeeded"]
     with sessions.begin() as session:
@@ -129,7 +129,7 @@ def test_a_worker_that_was_stopped_too_long_writes_nothing(
     [pids] = read_pids(tmp_path / "pids")
     frozen.process.send_signal(signal.SIGSTOP)
     start_worker()
-    wait_for(job_id, "succeeded", timeout_s=15)
+    wait_for(job_id, "succeeded", timeout_s=60)
     with sessions.begin() as session:
         before = session.execute(text("SELECT to_jsonb(job) FROM job")).all()
     frozen.process.send_signal(signal.SIGCONT)

@@ -1,0 +1,90 @@
+"""Blocks that do not fit one device: their linear layers lie in slices of rows, one on each rank (FSDP2).
+
+``torch.distributed.fsdp.fully_shard`` (PyTorch FSDP, Zhao et al. 2023) brings the weight of a layer together right
+before that layer runs and drops it right behind it: at any time a rank holds its slices and one whole layer. It asks
+for discipline, since bringing together is done by all ranks at once: each must run every such layer equally often, in
+the same order. So experts that no token reaches run on no tokens, and a rank with fewer windows than others runs the
+block on one that counts for nothing (see ``Hidden.idle``).
+
+Everything that reads or changes a weight goes through ``quantcore.slices``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from quantcore.algorithms import RotationConfig
+from quantcore.blocks.experts import SplitExperts
+from quantcore.config import Config
+from quantcore.errors import ConfigError
+from quantcore.qtensor import check_finite, is_finite
+from quantcore.runtime.devices import free_memory_bytes
+from quantcore.runtime.ranks import Ranks
+from quantcore.slices import is_sharded, mine, whole
+from quantcore.solvers import TUNERS
+from quantcore.transforms import SMOOTHINGS
+
+SHARDED = (nn.Linear,)
+
+
+def sharing_ranks(
+    asked: bool | None, config: Config, memory_bytes: Mapping[str, int], ranks: Ranks, device: torch.device
+) -> Ranks | None:
+    """The ranks that share every block; None where each holds blocks whole.
+
+    ``asked`` is what the task says; None leaves it to the memory that the plan counts and the devices have. Raises
+    ConfigError ``unsupported_config`` for one process, and for algorithms that work on whole blocks.
+    """
+    on_whole = next((one.name for one in config.algo_config if _needs_whole(one)), None)
+    if asked is None:
+        is_short = any(ranks.gather(sum(memory_bytes.values()) > free_memory_bytes(device)))
+        return ranks if ranks.size > 1 and on_whole is None and is_short else None
+    if asked and (ranks.size == 1 or on_whole is not None):
+        why, hint, field = (
+            ("this job is one process", "Start it with torchrun --nproc-per-node N", "/shard_blocks")
+            if ranks.size == 1
+            else (f"{on_whole} works on whole blocks", f"Leave {on_whole} out", "/algo_config")
+        )
+        raise ConfigError(
+            f"shard_blocks lays every block in slices on several processes, and {why}.",
+            code="unsupported_config",
+            hint=f"{hint}, or leave shard_blocks out.",
+            field=field,
+        )
+    return ranks if asked else None
+
+
+def _needs_whole(one: Any) -> bool:
+    return isinstance(one, RotationConfig) or one.name in SMOOTHINGS or one.name in TUNERS
+
+
+def shard(block: nn.Module, ranks: Ranks, device: torch.device, keeps: Callable[[str], bool]) -> None:
+    """Lay the linear layers of ``block``, which is on the meta device, on all ``ranks``: memory, and no values yet.
+
+    ``keeps`` tells the names of parameters that stay whole on every rank.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (ranks.size,))
+    for name, part in list(block.named_modules()):
+        if isinstance(part, SplitExperts):
+            part.runs_all = True
+        if isinstance(part, SHARDED) and not keeps(f"{name}.weight"):
+            # By itself the outermost sharded module keeps its weights; here each layer is an outermost one.
+            fully_shard(part, mesh=mesh, reshard_after_forward=True)
+            part.to_empty(device=device)
+
+
+def check_all_finite(weights: Mapping[str, nn.Parameter], ranks: Ranks) -> None:
+    """Raises NumericsError on all ranks if a weight holds NaN or infinity, wherever that lies; by the layers' names."""
+    bad = {name for name, weight in weights.items() if not is_finite(mine(weight))}
+    if any(map(is_sharded, weights.values())):
+        bad = bad.union(*ranks.gather(bad))
+    for name, weight in weights.items():
+        if name in bad:
+            check_finite(whole(weight), name)

@@ -1,0 +1,73 @@
+"""Parameters of which every rank has a slice of rows (``DTensor``, FSDP2; see ``runtime.sharded``).
+
+Parameters that are not sharded are taken as they are: code that reads or changes weights through these functions works
+on both. A layer runs once its slices are brought together by all ranks at once; a rank that has nothing to run then
+is *idle*: it runs something, of which nobody takes notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeGuard
+
+import torch
+from torch import nn
+
+_IDLE: ContextVar[bool] = ContextVar("idle", default=False)
+
+
+def is_sharded(tensor: torch.Tensor) -> TypeGuard[Any]:
+    """Whether this is a ``DTensor``, of which each rank has some rows; asked so, it need not be imported."""
+    return hasattr(tensor, "full_tensor")
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All rows. Of a sharded parameter all ranks call it together, and get a copy."""
+    if not is_sharded(tensor):
+        return tensor.data
+    result: torch.Tensor = tensor.full_tensor()
+    return result
+
+
+def mine(tensor: torch.Tensor) -> torch.Tensor:
+    """The rows of this rank, to be changed in place: of a sharded parameter maybe none."""
+    if not is_sharded(tensor):
+        return tensor.data
+    result: torch.Tensor = tensor.to_local()
+    return result
+
+
+def rows_of(tensor: torch.Tensor) -> range:
+    """Which rows ``mine`` are."""
+    if not is_sharded(tensor):
+        return range(len(tensor))
+    size, rank = tensor.device_mesh.size(), tensor.device_mesh.get_local_rank()
+    step = -(-len(tensor) // size)  # as torch.chunk does
+    return range(min(rank * step, len(tensor)), min((rank + 1) * step, len(tensor)))
+
+
+def put(parameter: nn.Parameter, value: torch.Tensor) -> None:
+    """Give ``parameter`` the values of a whole tensor of its shape; all ranks have that."""
+    if not is_sharded(parameter):
+        parameter.data = value
+        return
+    rows = rows_of(parameter)
+    with torch.no_grad():
+        mine(parameter).copy_(value[rows.start : rows.stop])
+
+
+@contextmanager
+def idling() -> Iterator[None]:
+    """What runs inside counts for nothing."""
+    before = _IDLE.set(True)
+    try:
+        yield
+    finally:
+        _IDLE.reset(before)
+
+
+def counts(x: torch.Tensor) -> bool:
+    """Whether those who watch a layer shall take notice of its input or output ``x``."""
+    return x.numel() > 0 and not _IDLE.get()
