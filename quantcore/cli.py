@@ -1,10 +1,10 @@
 """The engine's command line.
 
 ``python -m quantcore --model_dir ... --output_dir ... --quant_scheme ...`` quantizes, with the flags of the
-quantization script of AMD Quark. ``convert`` takes a quantized model into another format, ``evaluate`` measures one.
-``presets`` and ``schema`` print what a scheme can be. Three subcommands serve programs: ``run TASK.json`` (what a
-worker starts; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE`` (what an
-uploaded data file holds).
+quantization script of AMD Quark. ``convert`` takes a quantized model into another format, ``evaluate`` measures one,
+``compare`` shows several results. ``presets`` and ``schema`` print what a scheme can be. Three subcommands serve
+programs: ``run TASK.json`` (what a worker starts; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh
+process), ``examine FILE`` (what an uploaded data file holds).
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "examine": _examine,
         "convert": _convert,
         "evaluate": _evaluate,
+        "compare": _compare,
         "presets": _presets,
         "schema": _schema,
     }
@@ -138,6 +139,26 @@ def _evaluate(arguments: list[str]) -> int:
     from quantcore.console import show_evaluation
 
     return _shown(work, lambda done: print(json.dumps(done, indent=2)) if options.json else show_evaluation(done))
+
+
+def _compare(arguments: list[str]) -> int:
+    """``compare FOLDER ...``: results of one model, size against quality."""
+    from quantcore.console import explain, show_comparison
+    from quantcore.evaluation.compare import compare
+
+    flags = argparse.ArgumentParser(
+        prog="bitfoundry compare", description="Results of one model side by side: size against quality."
+    )
+    flags.add_argument("folders", nargs="+", help="artifacts, each with its report.json")
+    flags.add_argument("--json", action="store_true", help="the table as JSON on stdout")
+    options = flags.parse_args(arguments)
+    try:
+        found = compare(options.folders)
+    except QuantError as error:
+        explain(error)
+        return 1
+    print(json.dumps(found, indent=2)) if options.json else show_comparison(found)
+    return 0
 
 
 def _presets(arguments: list[str]) -> int:

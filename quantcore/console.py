@@ -80,6 +80,21 @@ def show_evaluation(result: dict[str, Any]) -> None:
     out.print(f"{quality['num_tokens']} tokens in {quality['num_windows']} windows, ± one standard error", style="dim")
 
 
+def show_comparison(found: dict[str, Any]) -> None:
+    """One row a result, from the smallest; a star marks those that no other one beats."""
+    from quantcore.evaluation.card import with_error
+
+    table = Table("", "result", "scheme", "size", "perplexity", "mean KL", "failed gates", box=None)
+    for row in found["rows"]:
+        star = "*" if row["name"] in found["front"] else ""
+        numbers = (with_error(row["perplexity"]), with_error(row["kl"]), str(row["num_failed_gates"]))
+        table.add_row(star, row["name"], row["scheme"], _mega(row["size_bytes"]), *numbers)
+    out = Console()
+    out.print(table)
+    for warning in found["warnings"]:
+        out.print(f"[yellow]warning[/] {warning}", highlight=False)
+
+
 def explain(error: QuantError) -> None:
     """An error for a person: what is wrong, what to do, its code."""
     _console.print(f"[bold red]error[/] {error.message}", highlight=False, soft_wrap=True)

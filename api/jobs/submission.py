@@ -79,6 +79,7 @@ def store(session: Session, job_id: str, body: JobCreate, planned: Planned, call
         dataset_id=dataset_id,
         export=list(body.export),
         max_shard_size=body.max_shard_size,
+        gate=body.gate,
         **more,
     )
 
@@ -93,6 +94,7 @@ def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
         "calibration": original.calibration,
         "export": original.export,
         "max_shard_size": original.max_shard_size,
+        "gate": original.gate,
         "name": original.name,
         "labels": original.labels,
         "priority": original.priority,

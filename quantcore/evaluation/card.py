@@ -9,8 +9,8 @@ from typing import Any
 from huggingface_hub import ModelCardData, metadata_load
 
 from quantcore.checkpoint.gguf_header import find_gguf
+from quantcore.checkpoint.hub import MAX_FETCHED_CARD_BYTES
 
-MAX_CARD_BYTES = 1 << 20
 KEPT_FIELDS = tuple("license license_name license_link language pipeline_tag library_name datasets tags".split())
 """Of the source's front matter: what stays true of the quantized model. Its scores (model-index) do not."""
 
@@ -42,7 +42,7 @@ def source_metadata(source: Path) -> dict[str, Any]:
     folder = source.parent if find_gguf(source) is not None and source.is_file() else source
     card = folder / "README.md"
     try:
-        if not card.is_file() or card.stat().st_size > MAX_CARD_BYTES:
+        if not card.is_file() or card.stat().st_size > MAX_FETCHED_CARD_BYTES:
             return {}
         found = metadata_load(card)
     except Exception:  # a stranger's YAML: whatever is wrong with it, the card is not worth a job

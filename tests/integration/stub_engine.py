@@ -83,6 +83,10 @@ def main() -> int:
     if mode in ("fails", "fails_retryable"):
         say("failed", code="nonfinite_weights", message="NaN in a", hint="Give another.", retryable=mode != "fails")
         return 1
+    if mode == "rejects":
+        write_output(Path(f"{task['output_dir']}.rejected"), tamper=False)
+        say("failed", code="gate_failed", message=f"G8, gate {task['gate']}", hint="Take a finer one.", retryable=False)
+        return 1
     for block in range(20):
         say("layer_quantized", name=f"l{block}", block=block, relative_error=0.01, sqnr_db=40.0, scheme="int8")
         say("progress", phase="quantize", done=block, total=20, unit="block", eta_s=float("nan"))

@@ -163,7 +163,7 @@ def test_submit_passes_everything_on(fake: type[FakeClient], tmp_path: Path) -> 
     config = tmp_path / "mine.json"
     config.write_text('{"global_quant_config": {}}')
     line = f"submit /m -c {config} --export quark --export compressed_tensors --num-samples 4 --name n --label a=b=c"
-    line += " --priority 9 --max-runtime-s 60 --max-shard-size 500MB"
+    line += " --priority 9 --max-runtime-s 60 --max-shard-size 500MB --gate fail"
     assert cli.run(line.split()) == 0
     _, given, named = fake.calls[1]
     assert given == ("/m",)
@@ -176,6 +176,7 @@ def test_submit_passes_everything_on(fake: type[FakeClient], tmp_path: Path) -> 
         "priority": 9,
         "limits": {"max_runtime_s": 60},
         "max_shard_size": "500MB",
+        "gate": "fail",
     }
 
 
