@@ -45,7 +45,7 @@ def script(task: Task, folder: Path) -> str:
     is_local = not task.model_id
     return _SCRIPT.format(
         versions=", ".join(f"{name} {value}" for name, value in environment().items()),
-        model=f"MODEL_DIR=${{MODEL_DIR:-{shlex.quote(str(task.model_folder))}}}\n" if is_local else "",
+        model=f'[ -n "${{MODEL_DIR:-}}" ] || MODEL_DIR={shlex.quote(str(task.model_folder))}\n' if is_local else "",
         model_dir="$MODEL_DIR" if is_local else "",
         task=repr(given),
         check="sha256sum --check --strict",

@@ -11,7 +11,7 @@ from quantcore.evaluation.model import EvaluatedModel
 from quantcore.evaluation.originals import Originals
 
 PROMPT_LEN = 24
-NEW_TOKENS = 24
+NEW_TOKENS = 16
 
 
 def compare_samples(
