@@ -123,6 +123,7 @@ def quantize(
     model = StreamedModel(
         headers.config, source.read, set(headers.tensors), plan.block_prefix, plan.num_blocks,
         TORCH_DTYPES[headers.main_dtype], device, None if sharing is None else Slices(sharing, source.read_rows),
+        source.expect,
     )  # fmt: skip
     algorithms = BlockAlgorithms(task.config, model.dtype, ranks)
     streams = open_streams(model, plan, algorithms, windows.calibration_NT, folder, ranks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -64,6 +64,15 @@ class Source:
         row_bytes = header.num_bytes // header.shape[0]
         tensor = self._bytes(name, rows.start * row_bytes, len(rows) * row_bytes).view(TORCH_DTYPES[header.dtype])
         return tensor.view(len(rows), *header.shape[1:])
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Tell the system that these tensors will be read soon: it fetches them from the disk while others compute."""
+        found = [self.tensors[name] for name in names if name in self.tensors]
+        for file_name in {header.file for header in found} if hasattr(os, "posix_fadvise") else ():
+            with (self._folder / file_name).open("rb", buffering=0) as file:
+                for header in found:
+                    if header.file == file_name:
+                        os.posix_fadvise(file.fileno(), header.begin, header.num_bytes, os.POSIX_FADV_WILLNEED)
 
     def _bytes(self, name: str, begin: int, count: int) -> torch.Tensor:
         header = self.tensors[name]

@@ -8,7 +8,7 @@ tables, final norms and logit soft-caps are the model's own, whatever the archit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -46,14 +46,16 @@ class StreamedModel:
     """Runs a causal language model block by block. ``read`` gives a float tensor by its checkpoint name (CPU).
 
     ``names`` are the checkpoint's tensors and ``prefix`` is theirs; the model's own names may differ. With ``slices``
-    several ranks share every block that is loaded.
+    several ranks share every block that is loaded. ``expect`` is told what the next block will read.
     """
 
     def __init__(
         self, raw_config: dict[str, Any], read: ReadTensor, names: set[str], prefix: str, num_blocks: int,
         dtype: torch.dtype, device: torch.device, slices: Slices | None = None,
+        expect: Callable[[Iterable[str]], None] = lambda names: None,
     ) -> None:  # fmt: skip
         self._read = read
+        self._expect = expect
         self._slices = slices
         self.device = device
         self.dtype = dtype
@@ -134,6 +136,7 @@ class StreamedModel:
             try:
                 for name in names:
                     self._load(block, name, prefix + name)
+                self._expect(self._stored_in_block(index + 1))
                 with nullcontext() if self._slices is None else computing_together():
                     yield block
             finally:
@@ -142,6 +145,10 @@ class StreamedModel:
                     self._drop(block, names)
                 del block
         release_freed_memory()
+
+    def _stored_in_block(self, index: int) -> list[str]:
+        start = f"{self._prefix}{index}."
+        return [name for place, name in self._stored.items() if place.startswith(start)]
 
     def run_block(self, block: nn.Module, index: int, hidden: Hidden | None) -> None:
         """Take every window one block further, in place; None is no window at all."""

@@ -1,5 +1,6 @@
 """The streamed model gives the logits that Transformers gives with the whole model in memory."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +118,22 @@ def test_the_head_is_not_read_before_it_is_needed(tmp_path):
     assert "gpt_neox.embed_in.weight" in read and "embed_out.weight" not in read
     with model.head():
         assert "embed_out.weight" in read
+
+
+def test_the_system_fetches_the_next_block_while_one_runs(tmp_path, monkeypatch):
+    """It is told the bytes of all its tensors, and no others."""
+    headers = read_local(tiny_model(tmp_path / "model", model_type="mixtral", **MIXTURES["mixtral"]))
+    source, told = Source(tmp_path / "model", headers.tensors), []
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, begin, size, advice: told.append((begin, size, advice)))
+    model = streamed(tmp_path / "model")
+    model._expect = source.expect
+    for index in range(3):
+        with model.block(index):
+            start = f"model.layers.{index + 1}."
+            next_block = {(one.begin, one.num_bytes) for name, one in headers.tensors.items() if name.startswith(start)}
+            assert sorted(told) == sorted((*place, os.POSIX_FADV_WILLNEED) for place in next_block)
+            assert bool(told) == (index < 2)
+        told.clear()
 
 
 def test_buffers_of_the_checkpoint_are_read_and_stay_float32(tmp_path):
