@@ -35,6 +35,7 @@ class EvaluatedModel:
     streamed: StreamedModel
     layers: tuple[LayerPlan, ...] = ()
     activations: dict[LayerPlan, Activations] = field(default_factory=dict)
+    has_run: bool = False
 
     def run(self, hidden: Hidden, told: Told, clipping: Clipping | None = None) -> None:
         """Take ``hidden`` through all blocks; ``clipping`` counts what static ranges cut off."""
@@ -42,6 +43,7 @@ class EvaluatedModel:
             with self.streamed.block(index) as block, self._quantized(index, clipping):
                 self.streamed.run_block(block, index, hidden)
             told(index + 1)
+        self.has_run = True
 
     def last_states(self, text: EvaluationText, told: Told) -> list[torch.Tensor]:
         """The hidden states [1, T, H] behind the last block."""
@@ -52,6 +54,9 @@ class EvaluatedModel:
     @contextmanager
     def head(self) -> Iterator[Outside]:
         """What makes logits of the states behind the last block."""
+        if not self.has_run:  # whether its blocks return tuples shows when something goes through them
+            self.streamed.embed(torch.zeros(1, 2, dtype=torch.long))
+            self.has_run = True
         with self.streamed.head() as logits, self._quantized(None):
             yield logits
 

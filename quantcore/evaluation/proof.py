@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from quantcore.evaluation.expectation import Expectation, digest, probe_logits
 from quantcore.evaluation.model import EvaluatedModel, open_model
 from quantcore.evaluation.originals import Originals
 from quantcore.evaluation.samples import PROMPT_LEN, compare_samples
-from quantcore.events import Emit, Progress, parse
+from quantcore.events import Emit, Progress, Warned, parse
 from quantcore.export import EXPORTERS, Container, Decoder, tensor_name
 from quantcore.layer import LayerPlan
 from quantcore.plan import RUNTIME_BYTES, Plan, export_dir, resolve
@@ -129,11 +130,23 @@ def run_model(
     proof, known = replace(proof, quality=summarize(measured, text)), Originals(expected.model)
     evaluation, tokenizer = task.evaluation, load_tokenizer(task.model_folder)
     if evaluation.num_prompts and may_be_whole(plan):
-        prompts_NT = text.ids_NT[: evaluation.num_prompts, :PROMPT_LEN]
-        proof = replace(proof, samples=compare_samples(tokenizer, prompts_NT, open_model(original), model, known))
+        with told_if_it_fails("samples_failed", "Both models were to continue some texts", emit):
+            prompts_NT = text.ids_NT[: evaluation.num_prompts, :PROMPT_LEN]
+            samples = compare_samples(tokenizer, prompts_NT, open_model(original), model, known)
+            proof = replace(proof, samples=samples)
     if evaluation.tasks:
-        proof = replace(proof, harness=harness.compare(evaluation, tokenizer, open_model(original), model, known))
+        with told_if_it_fails("tasks_failed", "Tasks were to be run", emit):
+            proof = replace(proof, harness=harness.compare(evaluation, tokenizer, open_model(original), model, known))
     return proof
+
+
+@contextmanager
+def told_if_it_fails(code: str, what: str, emit: Emit) -> Iterator[None]:
+    """Foreign code runs here, for a result that is proven already: its failure is said, and costs no artifact."""
+    try:
+        yield
+    except Exception as error:
+        emit(Warned(code, f"{what}, and that failed: {str(error)[:300] or type(error).__name__}."))
 
 
 def may_be_whole(plan: Plan) -> bool:

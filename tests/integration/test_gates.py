@@ -139,6 +139,18 @@ def test_a_lost_shard_is_no_artifact_whatever_the_gate(model_dir, tmp_path, monk
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_failure_to_generate_costs_no_artifact(model_dir, tmp_path, monkeypatch, proof_in_this_process):
+    def fail(*given):
+        raise RuntimeError("no cache for this model")
+
+    monkeypatch.setattr("quantcore.evaluation.samples.generate", fail)
+    events = []
+    report = run(job(model_dir, tmp_path / "out", "w4a16", "fail"), events.append)
+    [said] = [event.message for event in events if isinstance(event, Warned) and event.code == "samples_failed"]
+    assert "no cache for this model" in said and report["samples"] is None
+    assert {row["gate"]: row["status"] for row in report["summary"]["gates"]}["G9"] == "skipped"
+
+
 @pytest.fixture(scope="module")
 def evidence(model_dir, tmp_path_factory):
     """What a good job with static activations shows."""
