@@ -149,7 +149,7 @@ def download_tokenizer(model_id: str, revision: str = "main") -> Path:
     """Fetch a model's config and tokenizer, no weights; the folder. Raises as ``download``, and ModelError
     ``config_implausible`` for files that are too large for that."""
     listing = _list(model_id, revision)
-    names = [name for name in _wanted(listing, b"") if not name.endswith(".safetensors")]
+    names = [name for name in _wanted(listing, b"") if not name.endswith(".safetensors") and name != CARD]
     if sum(listing.files[name].size for name in names) > MAX_TOKENIZER_BYTES:
         raise ModelError(
             f"The tokenizer of '{model_id}' is larger than {MAX_TOKENIZER_BYTES >> 20} MiB.", code="config_implausible"

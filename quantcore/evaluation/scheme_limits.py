@@ -22,13 +22,13 @@ class SchemeLimits:
 
 
 LIMITS = (
-    SchemeLimits("8-bit weights", 1.03, 0.02, 0.90, 25.0),
-    SchemeLimits("8-bit weights and activations", 1.08, 0.08, 0.85, 25.0),
-    SchemeLimits("5- and 6-bit weights", 1.08, 0.08, 0.85, 20.0),
+    SchemeLimits("8-bit weights", 1.04, 0.035, 0.89, 26.0),
+    SchemeLimits("8-bit weights and activations", 1.07, 0.075, 0.85, 26.0),
+    SchemeLimits("5- and 6-bit weights", 1.15, 0.15, 0.80, 20.0),
     SchemeLimits("4-bit weights in groups", 1.60, 0.60, 0.60, 14.0),
-    SchemeLimits("4-bit weights with one scale a channel", 6.0, 2.5, 0.25, 8.0),
-    SchemeLimits("4-bit weights and activations", 6.0, 2.5, 0.25, 12.0),
-    SchemeLimits("fewer than 4 bits", 20.0, 4.0, 0.1, 0.0),
+    SchemeLimits("4-bit weights with one scale a channel", 2.70, 1.40, 0.45, 9.0),
+    SchemeLimits("4-bit weights and activations", 6.00, 2.50, 0.25, 13.0),
+    SchemeLimits("fewer than 4 bits", 20.0, 4.00, 0.10, 3.0),
 )
 """From the strictest to the loosest; a result is held to the loosest that one of its layers is in."""
 
