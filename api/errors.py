@@ -247,7 +247,10 @@ def _from_validation(error: RequestValidationError) -> Problem:
 
 # Pydantic's names of errors that have a name of ours; a name of our own (PydanticCustomError) is kept.
 _VALIDATION_CODES = {"extra_forbidden": "unknown_field", "missing": "missing_field"}
-_OWN_CODES = frozenset({"invalid_model_id", "invalid_model", "invalid_text", "invalid_labels", "invalid_pointer"})
+_OWN_CODES = frozenset({"invalid_model_id", "invalid_model", "invalid_text", "invalid_labels", "invalid_pointer"}) | {
+    "invalid_publish",
+    "invalid_repo_id",
+}
 
 
 def entry_of(item: Mapping[str, Any]) -> dict[str, Any]:

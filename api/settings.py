@@ -17,7 +17,8 @@ from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, Posit
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from api.store.vault import Vault
-from quantcore.errors import ModelError
+from quantcore.errors import ModelError, PublishError
+from quantcore.publishing.target import check_url, is_below, real_url
 
 
 def _split_folders(value: Any) -> Any:
@@ -29,6 +30,14 @@ def _split_folders(value: Any) -> Any:
 def _split_networks(value: Any) -> Any:
     networks = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
     return tuple(ip_network(network) for network in networks)
+
+
+def _split_urls(value: Any) -> Any:
+    """Each a plain URL of a folder; of a folder on this machine the real path, as for ``_split_folders``."""
+    urls = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    for url in urls:
+        check_url(url)
+    return tuple(real_url(url) for url in urls)
 
 
 def host_memory_bytes() -> int:
@@ -64,6 +73,8 @@ class Settings(BaseSettings):
     secret_key_file: Path | None = None
     # Networks, as 10.0.0.0/8,127.0.0.1: webhooks may lead there, too, and over plain http.
     webhook_networks: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split_networks)] = ()
+    # URLs of folders, as file:///srv/models,s3://bucket/models: artifacts may be published there, and below.
+    publish_urls: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_urls)] = ()
     requests_per_minute: PositiveInt = 60_000  # of a project that has no limit of its own
 
     slots: PositiveInt = 1
@@ -102,6 +113,20 @@ class Settings(BaseSettings):
         if self.secret_key:  # an empty variable is none
             return Vault.of_text(self.secret_key.get_secret_value())
         return Vault.of_file(self.secret_key_file) if self.secret_key_file is not None else None
+
+    def find_output(self, url: str) -> str:
+        """The URL of a folder that artifacts may be published to: below one of ``publish_urls``, links of a folder on
+        this machine followed first. Raises PublishError ``target_not_allowed``."""
+        real = real_url(url)
+        if not is_below(real, self.publish_urls):
+            raise PublishError(
+                f"This service does not publish to '{url}'.",
+                code="target_not_allowed",
+                hint="Give a URL below one of those that its operator allows (BITFOUNDRY_PUBLISH_URLS).",
+                field="/publish/to",
+                allowed=self.publish_urls,
+            )
+        return real
 
     def find_input(self, path: str, *, field: str) -> Path:
         """The real path of a file or folder that a job may read: below one of ``model_roots``, links followed first.

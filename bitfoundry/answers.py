@@ -52,6 +52,26 @@ class Phase(Answer):
     unit: str | None = None
 
 
+class Publication(Answer):
+    """The newest publication of a job's artifact: `pending`, `publishing`, `published` or `failed`.
+
+    `revision` is the commit on the Hub, or the SHA-256 of the MANIFEST.json at a URL."""
+
+    id: str
+    state: str
+    target: dict[str, Any]
+    hub_token: str | None = None
+    progress: Progress | None = None
+    revision: str | None = None
+    url: str | None = None
+    error: JobError | None = None
+    attempt: int = 0
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in ("published", "failed")
+
+
 class Job(Answer):
     """One job as the service saw it when asked."""
 
@@ -80,6 +100,8 @@ class Job(Answer):
     error: JobError | None = None
     summary: dict[str, Any] | None = None
     artifact: ArtifactRef | None = None
+    publish: dict[str, Any] | None = None
+    publication: Publication | None = None
     cancel_requested: bool = False
 
     @property

@@ -15,7 +15,15 @@ import typer
 from rich.text import Text
 from typer.exceptions import Abort, TyperException
 
-from bitfoundry import __version__, account_commands, dataset_commands, job_commands, terminal, webhook_commands
+from bitfoundry import (
+    __version__,
+    account_commands,
+    dataset_commands,
+    job_commands,
+    publish_commands,
+    terminal,
+    webhook_commands,
+)
 from bitfoundry.answers import Job
 from bitfoundry.client import Client
 from bitfoundry.errors import BitfoundryError
@@ -162,8 +170,16 @@ def submit(
     max_shard_size: Annotated[str | None, typer.Option(help="Of each file of weights, as 500MB.")] = None,
     gate: Annotated[str | None, typer.Option(help="What a missed limit means: off, warn or fail.")] = None,
     hub_token: HubToken = None,
+    publish: Annotated[
+        str | None,
+        typer.Option(help="Where the result shall go: org/name on the Hub, a URL, or a JSON file with a whole target."),
+    ] = None,
+    publish_token: Annotated[
+        str | None, typer.Option(help="The name of the Hub token to publish with. [default: --hub-token]")
+    ] = None,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Stay until the job has ended; status 1 if it did not succeed.")
+        bool,
+        typer.Option("--wait", help="Stay until it has ended and is published; status 1 if it did not succeed."),
     ] = False,
     url: Url = None,
     api_key: Key = None,
@@ -192,11 +208,12 @@ def submit(
             limits={name: value for name, value in limits.items() if value is not None} or None,
             max_shard_size=max_shard_size,
             gate=gate,
+            publish=publish_commands.read_target(publish, publish_token),
         )
         if wait:
             job = _await(client, job)
     show_job(job, as_json)
-    if wait and job.state != "succeeded":
+    if wait and (job.state != "succeeded" or (job.publication and job.publication.state == "failed")):
         raise typer.Exit(1)
 
 
@@ -291,7 +308,7 @@ def download(
         terminal.out.print(f"the artifact is whole in {target}", soft_wrap=True)
 
 
-for command in job_commands.COMMANDS:
+for command in (*job_commands.COMMANDS, *publish_commands.COMMANDS):
     app.command()(command)
 for name, command in job_commands.SWEEP_COMMANDS.items():
     sweep.command(name)(command)
@@ -365,4 +382,5 @@ def _with_token(model: str, hub_token: str | None) -> str | dict[str, str]:
 
 def _await(client: Client, job: Job) -> Job:
     with terminal.Watch(terminal.err) as watch:
-        return client.wait(job.id, on_change=watch.update)
+        job = client.wait(job.id, on_change=watch.update)
+    return publish_commands.await_published(client, job) if job.publication else job

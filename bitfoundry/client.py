@@ -68,6 +68,7 @@ class Client:
         limits: Mapping[str, int] | None = None,
         max_shard_size: str | None = None,
         gate: str | None = None,
+        publish: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
         """Queue a job. `model` is a folder of the service's machine, a Hub id `org/name`, or the request's own object;
@@ -75,12 +76,12 @@ class Client:
 
         `priority` is 0 to 9, 9 goes first; `limits` {max_runtime_s, max_pending_s}; files of weights are no larger than
         `max_shard_size` ("500MB"; "5GB" if nothing is said); with the `gate` "fail" a result that misses a limit fails
-        the job. The request is sent again when no
-        answer comes, and still makes one job: with `idempotency_key` also when this program is run again.
+        the job; `publish`: where the artifact shall go, as in `publish`. The request is sent again when no answer
+        comes, and still makes one job: with `idempotency_key` also when this program is run again.
         """
         body = _planned(model, config, export, calibration)
         more = {"name": name, "labels": labels, "priority": priority, "limits": limits}
-        more |= {"max_shard_size": max_shard_size, "gate": gate}
+        more |= {"max_shard_size": max_shard_size, "gate": gate, "publish": publish}
         body |= {key: value for key, value in more.items() if value is not None}
         return self._job("POST", "/v1/jobs", body=body, key=idempotency_key or str(uuid.uuid4()))
 
@@ -146,6 +147,29 @@ class Client:
     def retry(self, job_id: str) -> Job:
         """Queue a failed or cancelled job again; ApiError `wrong_state` for another."""
         return self._job("POST", f"{_path(job_id)}/retry")
+
+    def publish(self, job_id: str, target: Mapping[str, Any] | None = None) -> Job:
+        """Publish the artifact of a succeeded job: `target` is {"repo_id": "org/name", "hub_token": ...} with what else
+        the service takes (private, revision, create_pr, commit_message, path_in_repo), or {"to": URL}. Without one the
+        last publication, which has failed, is tried again. Publishing twice does no harm. `wait_published` waits."""
+        return self._job("POST", f"{_path(job_id)}/publish", body=target)
+
+    def plan_publication(self, job_id: str, target: Mapping[str, Any]) -> dict[str, Any]:
+        """What `publish` would send and where, everything checked, nothing done."""
+        query = {"dry_run": "true"}
+        return dict(self._service.send("POST", f"{_path(job_id)}/publish", query=query, body=target).json())
+
+    def wait_published(
+        self, job_id: str, *, timeout_s: float | None = None, on_change: Callable[[Job], None] | None = None
+    ) -> Job:
+        """Poll until the artifact is published or that has failed; `Job.publication` says which. WaitTimeout."""
+        return self._poll(
+            job_id,
+            lambda job: job.publication is None or job.publication.is_final,
+            "published",
+            timeout_s=timeout_s,
+            on_change=on_change,
+        )
 
     def submit_sweep(
         self,
@@ -224,19 +248,9 @@ class Client:
         on_change: Callable[[Job], None] | None = None,
     ) -> Job:
         """Poll until the job has ended, in whatever way, and return it. WaitTimeout when that takes longer."""
-        limit = None if timeout_s is None else time.monotonic() + timeout_s
-        seen: Job | None = None
-        while True:
-            job = self.get(job_id)
-            if on_change is not None and job != seen:
-                on_change(job)
-            seen = job
-            if job.is_final:
-                return job
-            if limit is not None and time.monotonic() >= limit:
-                message = f"job {job_id} is still {job.state} after {timeout_s:g} s"
-                raise WaitTimeout(message, hint="wait again, or cancel it")
-            time.sleep(poll_s)
+        return self._poll(
+            job_id, lambda job: job.is_final, "over", timeout_s=timeout_s, poll_s=poll_s, on_change=on_change
+        )
 
     def artifacts(self, job_id: str) -> Sequence[ArtifactFile]:
         """The files of a succeeded job; ApiError `not_ready` before."""
@@ -264,6 +278,30 @@ class Client:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+    def _poll(
+        self,
+        job_id: str,
+        is_over: Callable[[Job], bool],
+        what: str,
+        *,
+        timeout_s: float | None,
+        poll_s: float = 1.0,
+        on_change: Callable[[Job], None] | None,
+    ) -> Job:
+        limit = None if timeout_s is None else time.monotonic() + timeout_s
+        seen: Job | None = None
+        while True:
+            job = self.get(job_id)
+            if on_change is not None and job != seen:
+                on_change(job)
+            seen = job
+            if is_over(job):
+                return job
+            if limit is not None and time.monotonic() >= limit:
+                message = f"job {job_id} is {job.state} and not {what} after {timeout_s:g} s"
+                raise WaitTimeout(message, hint="wait again, or cancel it")
+            time.sleep(poll_s)
 
     def _job(
         self,

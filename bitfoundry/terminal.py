@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
-from bitfoundry.answers import Dataset, Event, Inspection, Job, LogLine, Summary, Sweep
+from bitfoundry.answers import Dataset, Event, Inspection, Job, LogLine, Publication, Summary, Sweep
 from bitfoundry.errors import ApiError, BitfoundryError
 
 # No markup: names of models and jobs come from others and are shown as they are. Styles come as Text.
@@ -101,6 +101,8 @@ def job_details(job: Job) -> Table:
         rows += summary_rows(job.summary).items()
     if job.artifact:
         rows.append(("artifact", job.artifact.path or ""))
+    if job.publication:
+        rows += publication_rows(job.publication).items()
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -108,6 +110,21 @@ def job_details(job: Job) -> Table:
         if text:
             table.add_row(name, text)
     return table
+
+
+def publication_rows(publication: Publication) -> dict[str, str]:
+    """Where an artifact was published, or why it was not."""
+    target, error = publication.target, publication.error
+    place = str(target.get("to") or f"{target.get('repo_id')} ({target.get('revision')})")
+    rows = {"publication": f"{publication.state} to {place}", "at": publication.url or ""}
+    rows["revision"] = publication.revision or ""
+    if error:
+        rows |= {"publication error": f"{error.message} ({error.code})", "what to do": error.hint}
+    return rows
+
+
+def publication_details(publication: Publication) -> Table:
+    return _pairs(publication_rows(publication))
 
 
 def event_line(event: Event) -> str:

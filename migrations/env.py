@@ -5,7 +5,8 @@ import os
 from alembic import context
 from sqlalchemy import create_engine
 
-import api.store.account_tables  # noqa: F401  its tables are part of the metadata
+import api.store.account_tables
+import api.store.publication_table  # noqa: F401  their tables are part of the metadata
 from api.store.tables import Base
 
 config = context.config

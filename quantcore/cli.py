@@ -2,9 +2,10 @@
 
 ``python -m quantcore --model_dir ... --output_dir ... --quant_scheme ...`` quantizes, with the flags of the
 quantization script of AMD Quark. ``convert`` takes a quantized model into another format, ``evaluate`` measures one,
-``compare`` shows several results. ``presets`` and ``schema`` print what a scheme can be. Three subcommands serve
-programs: ``run TASK.json`` (what a worker starts; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh
-process), ``examine FILE`` (what an uploaded data file holds).
+``compare`` shows several results. ``presets`` and ``schema`` print what a scheme can be, ``pull`` fetches a model from
+the Hub. Four subcommands serve programs: ``run TASK.json`` (what a worker starts; JSON lines on stdout), ``verify
+FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE`` (what an uploaded data file holds), ``publish`` (an
+artifact on its way out; the task is on standard input).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 from quantcore import presets
 from quantcore.config import json_schema
 from quantcore.errors import QuantError, RankError
-from quantcore.events import Emit, Failed, print_json_lines
+from quantcore.events import Completed, Emit, Failed, print_json_lines
 from quantcore.export import EXPORTERS, formats_for
 from quantcore.flags import add_evaluation, evaluation_of, parser, task_of
 from quantcore.task import Task, read_task
@@ -36,9 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "run": _run,
         "verify": _verify,
         "examine": _examine,
+        "publish": _publish,
         "convert": _convert,
         "evaluate": _evaluate,
         "compare": _compare,
+        "pull": _pull,
         "presets": _presets,
         "schema": _schema,
     }
@@ -159,6 +162,52 @@ def _compare(arguments: list[str]) -> int:
         return 1
     print(json.dumps(found, indent=2)) if options.json else show_comparison(found)
     return 0
+
+
+def _publish(arguments: list[str]) -> int:
+    """``publish``: of standard input the first line is the token for the Hub (or empty), the rest the task."""
+    if arguments:
+        print("usage: python -m quantcore publish < TOKEN-AND-TASK", file=sys.stderr)
+        return 2
+
+    def publish(emit: Emit) -> None:
+        from quantcore.publishing.task import read_publish_task
+
+        token = sys.stdin.readline().strip()
+        task = read_publish_task(sys.stdin.read())
+        if task.target.to is not None:
+            from quantcore.publishing.storage import store
+
+            emit(store(task, emit))
+        else:
+            from quantcore.publishing.hub import push
+
+            emit(push(task, token, emit))
+
+    return _reporting(publish, print_json_lines())
+
+
+def _pull(arguments: list[str]) -> int:
+    """``pull MODEL_ID --output_dir DIR``: a model from the Hub, each file checked."""
+    flags = argparse.ArgumentParser(
+        prog="bitfoundry pull",
+        description="Fetch a model from the Hugging Face Hub, each file held against the hash of its commit. The token "
+        "for a private or gated one is huggingface_hub's own: HF_TOKEN, or `hf auth login`.",
+    )
+    flags.add_argument("model_id", help="org/name")
+    flags.add_argument("--revision", default="main", help="branch, tag or commit; main unless given")
+    flags.add_argument("--output_dir", required=True, type=Path, help="folder to create, or to go on with")
+    flags.add_argument("--json", action="store_true", help="events as JSON lines on stdout instead of a progress bar")
+    options = flags.parse_args(arguments)
+
+    def work(emit: Emit) -> dict[str, Any]:
+        from quantcore.checkpoint.hub_pull import pull
+
+        return pull(options.model_id, options.revision, options.output_dir, emit)
+
+    if options.json:
+        return _reporting(lambda emit: emit(Completed(work(emit))), print_json_lines())
+    return _shown(work, lambda done: print(f"{done['num_files']} files of {done['sha']} are whole in {done['folder']}"))
 
 
 def _presets(arguments: list[str]) -> int:

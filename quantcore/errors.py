@@ -6,7 +6,8 @@
     ├── CalibrationError       the calibration text is missing, too short or unreadable
     ├── NumericsError          a weight or a result is not finite
     ├── ProofError             the written artifact is not what was computed
-    └── GateError              the artifact is what was computed, and not good enough
+    ├── GateError              the artifact is what was computed, and not good enough
+    └── PublishError           the artifact did not get to where it was to go
 
 Every error has a stable ``code`` that programs can match, and knows whether a retry can help.
 """
@@ -80,6 +81,10 @@ class ProofError(QuantError):
 
 class GateError(QuantError):
     """The artifact is what was computed, and misses a limit: it is kept apart."""
+
+
+class PublishError(QuantError):
+    """The artifact did not get to where it was to go. It is still there, whole."""
 
 
 class RankError(QuantError):

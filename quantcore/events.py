@@ -90,6 +90,20 @@ class Completed(Event):
 
 
 @dataclass(frozen=True)
+class Published(Event):
+    """The artifact is where it was to go. ``revision``: the commit on the Hub; elsewhere the SHA-256 of MANIFEST.json.
+
+    ``is_new`` is False if all of it was there already; ``num_bytes`` were sent.
+    """
+
+    kind: ClassVar[str] = "published"
+    revision: str
+    url: str
+    is_new: bool
+    num_bytes: int
+
+
+@dataclass(frozen=True)
 class Failed(Event):
     """A known failure (see ``quantcore.errors``)."""
 
@@ -101,7 +115,8 @@ class Failed(Event):
 
 
 _BY_KIND: dict[str, type[Event]] = {
-    event.kind: event for event in (PhaseStarted, Progress, LayerQuantized, Warned, GatesJudged, Completed, Failed)
+    event.kind: event
+    for event in (PhaseStarted, Progress, LayerQuantized, Warned, GatesJudged, Completed, Published, Failed)
 }
 
 

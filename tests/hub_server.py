@@ -1,11 +1,11 @@
-"""A STAND-IN of the Hugging Face Hub for tests: the read side of its HTTP interface, on this machine, with faults.
+"""A STAND-IN of the Hugging Face Hub for tests: its HTTP interface, on this machine, with faults.
 
 It is ours, not the Hub. It does what huggingface_hub 2.4 was seen to ask for, and answers in the Hub's form: model
 info, revision, tree, resolve with HEAD, GET and Range, X-Repo-Commit, ETag, X-Linked-*, X-Error-Code. Of a dataset
 (``hub.add("datasets/org/name", files)``) what datasets 5.2 asks for: the same, and paths-info. As on the Hub a large
 file (LFS) is a redirect to a second host, which refuses a request that carries a token (signed addresses do),
-and a repository nobody may see is a 401. NOT covered: the Xet path (no X-Xet headers are sent), uploads, rate-limit
-headers, and how the real Hub behaves under load.
+and a repository nobody may see is a 401. Uploads are in ``hub_uploads``. NOT covered: the Xet path (no X-Xet headers
+are sent), rate-limit headers, and how the real Hub behaves under load.
 """
 
 import hashlib
@@ -14,13 +14,15 @@ import re
 import threading
 import urllib.parse
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-LFS_SUFFIXES = (".safetensors", ".bin", ".model", ".parquet")
+from tests.hub_uploads import Commit, Connection, Faults, Uploads, blob_id, is_large, sha256
+
 TOKEN = "hf_canaryCanaryCanaryCanary"
 
 
@@ -32,6 +34,8 @@ class Repository:
     refs: dict[str, str] = field(default_factory=dict)
     private: bool = False
     gated: bool = False
+    history: list[Commit] = field(default_factory=list)  # what requests committed
+    pulls: list[str] = field(default_factory=list)  # titles; pull request n is at refs/pr/n
 
 
 @dataclass
@@ -52,6 +56,12 @@ class HubServer:
         self.drops: dict[str, list[int]] = {}  # file -> after how many bytes to cut the line, one entry an answer
         self.tampered: dict[str, bytes] = {}  # file -> what is sent in its place
         self.status: int | None = None  # answer everything so
+        self.faults = Faults()
+        self.lfs: dict[str, bytes] = {}  # large files by their SHA-256
+        self.parts: dict[tuple[str, int], bytes] = {}
+        self.part_bytes: int | None = None  # larger ones come in parts
+        self.quota_bytes: int | None = None
+        self.role = "write"  # of the token
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -98,10 +108,12 @@ def _read(folder: Path) -> dict[str, bytes]:
 
 def _entry(name: str, data: bytes) -> dict[str, Any]:
     """A file as the tree lists it."""
-    blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-    entry: dict[str, Any] = {"type": "file", "path": name, "size": len(data), "oid": blob}
-    if name.endswith(LFS_SUFFIXES):
-        entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
+    entry: dict[str, Any] = {"type": "file", "path": name, "size": len(data), "oid": blob_id(data)}
+    if is_large(name, len(data)):  # git holds a pointer to it
+        oid = sha256(data)
+        pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {len(data)}\n".encode()
+        entry["oid"] = blob_id(pointer)
+        entry["lfs"] = {"oid": oid, "size": len(data), "pointerSize": len(pointer)}
     return entry
 
 
@@ -114,7 +126,7 @@ class _Error(Exception):
         self.headers["X-Error-Message"] = message or code
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler, Uploads):
     hub: HubServer
     protocol_version = "HTTP/1.1"
 
@@ -127,24 +139,70 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._answer()
 
+    def do_PUT(self) -> None:
+        self._answer()
+
     def _answer(self) -> None:
         path, _, query = self.path.partition("?")
         self.hub.requests.append(Request(self.command, path, {k.lower(): v for k, v in self.headers.items()}))
+        self._body: bytes | None = None
         try:
-            if self.hub.status is not None:
-                raise _Error(self.hub.status, Retry_After="1")
+            self._go_wrong(f"{self.command} {path}")
             for pattern, handle in self._routes():
-                if found := re.fullmatch(pattern, path):
+                asked = f"{self.command} {path}" if pattern[0] != "/" else path
+                if found := re.fullmatch(pattern, asked):
                     handle(*(urllib.parse.unquote(part or "") for part in found.groups()), query)
                     return
             raise _Error(404)
+        except (Connection, OSError):  # OSError: a client that was killed
+            self.close_connection = True
         except _Error as error:
-            body = json.dumps({"error": error.headers["X-Error-Message"]}).encode()
-            self._send(error.status, body, {"Content-Type": "application/json", **error.headers})
+            with suppress(OSError):
+                self.read_body()
+                body = json.dumps({"error": error.headers["X-Error-Message"]}).encode()
+                self._send(error.status, body, {"Content-Type": "application/json", **error.headers})
+
+    def _go_wrong(self, request: str) -> None:
+        faults = self.hub.faults
+        if self.hub.status is not None:
+            raise _Error(self.hub.status, Retry_After="1")
+        if answer := faults.take_answer(request):
+            raise _Error(answer[0], message=answer[1], Retry_After=faults.retry_after)
+        cut = faults.take_cut(request)
+        if cut is not None:
+            self.rfile.read(cut)
+            raise Connection
+        faults.wait(request, after=False)
+
+    def read_body(self) -> bytes:
+        """The whole of what was sent, once read and kept. Raises Connection if the line was cut before its end."""
+        if self._body is None:
+            size = int(self.headers.get("Content-Length", 0))
+            self._body = self.rfile.read(size)
+            if len(self._body) < size:
+                raise Connection
+        return self._body
+
+    def error(self, status: int, code: str = "", message: str = "") -> Exception:
+        return _Error(status, code, message)
+
+    def answer(self, data: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        request = f"{self.command} {self.path}"
+        self.hub.faults.wait(request, after=True)
+        if self.hub.faults.take_lost(request):
+            raise Connection
+        self._send(status, json.dumps(data).encode(), {"Content-Type": "application/json", **(headers or {})})
+
+    def has_token(self) -> bool:
+        return self.headers.get("Authorization", "") == f"Bearer {TOKEN}"
+
+    def find(self, model_id: str, revision: str) -> tuple[Repository, str, dict[str, bytes]]:
+        return self._commit(model_id, revision)
 
     def _routes(self) -> list[tuple[str, Any]]:
         api, repository = "/api/(?:models/)?((?:datasets/)?[^/]+/[^/]+)", "((?:datasets/)?[^/]+/[^/]+)"
         return [
+            *self.upload_routes(),
             (f"{api}/revision/([^/]+)", self._info),
             (f"{api}/tree/([^/]+)(?:/(.+))?", self._tree),
             (f"{api}/paths-info/([^/]+)", self._paths_info),
@@ -173,7 +231,8 @@ class _Handler(BaseHTTPRequestHandler):
                 entry = _entry(name, data)
                 sibling |= {"size": entry["size"], "blobId": entry["oid"]}
                 if "lfs" in entry:
-                    sibling["lfs"] = {"sha256": entry["lfs"]["oid"], "size": entry["size"], "pointerSize": 134}
+                    lfs = entry["lfs"]
+                    sibling["lfs"] = {"sha256": lfs["oid"], "size": lfs["size"], "pointerSize": lfs["pointerSize"]}
         info = {"id": model_id, "modelId": model_id, "sha": sha, "private": repository.private}
         self._send_json(info | {"gated": repository.gated and "manual", "siblings": siblings, "tags": []}, sha)
 
@@ -196,8 +255,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send_json([entry for path, entry in entries.items() if deep or "/" not in path[len(top) :]], sha)
 
     def _paths_info(self, model_id: str, revision: str, query: str) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        asked = json.loads(body)["paths"]
+        asked = json.loads(self.read_body())["paths"]
         _, sha, files = self._commit(model_id, revision)
         folders = [{"type": "directory", "path": path, "size": 0, "oid": "0" * 40}
                    for path in asked if any(name.startswith(f"{path}/") for name in files)]  # fmt: skip

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -57,15 +57,15 @@ class Stop(Enum):
     LEASE_LOST = "lease_lost"
 
 
-class Engine:
-    """One running engine. ``stop`` may be called from any thread; the first reason is the one that counts."""
+class Child:
+    """One running child process. ``stop`` may be called from any thread; the first reason is the one that counts."""
 
     def __init__(
-        self, settings: Settings, task_file: Path, *, with_hub: bool = False, hub_token: str | None = None
+        self, settings: Settings, argv: Sequence[str], environment: Mapping[str, str], *, said: str | None = None
     ) -> None:
         """Start it. Must be called from a thread that outlives it: the kernel ties the child to that thread.
 
-        ``hub_token`` becomes the first line of its standard input: no environment and no file ever holds it.
+        ``said`` is what it finds on its standard input.
         """
         self.stopped_by: Stop | None = None
         self._grace_s = settings.stop_grace_s
@@ -73,16 +73,16 @@ class Engine:
         self._ended = False
         self._kill_timer: threading.Timer | None = None
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(KEEPER), str(os.getpid()), *settings.engine_argv, str(task_file)],
-            stdin=subprocess.DEVNULL if hub_token is None else subprocess.PIPE,
+            [sys.executable, "-I", "-S", str(KEEPER), str(os.getpid()), *argv],
+            stdin=subprocess.DEVNULL if said is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=engine_environment(settings, with_hub=with_hub),
+            env=environment,
             start_new_session=True,
         )
-        if self._process.stdin is not None:
+        if self._process.stdin is not None and said is not None:
             with suppress(BrokenPipeError), self._process.stdin as pipe:
-                pipe.write(f"{hub_token}\n".encode())
+                pipe.write(said.encode())
         self._end = threading.Thread(target=self._await_end, name="engine-end", daemon=True)
         self._end.start()
 
@@ -138,6 +138,22 @@ class Engine:
     def _signal_group(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
+
+
+class Engine(Child):
+    """The engine at work on a task."""
+
+    def __init__(
+        self, settings: Settings, task_file: Path, *, with_hub: bool = False, hub_token: str | None = None
+    ) -> None:
+        """As ``Child``. ``hub_token`` becomes the first line of its standard input: no environment and no file ever
+        holds it."""
+        super().__init__(
+            settings,
+            [*settings.engine_argv, str(task_file)],
+            engine_environment(settings, with_hub=with_hub),
+            said=None if hub_token is None else f"{hub_token}\n",
+        )
 
 
 def engine_environment(settings: Settings, *, with_hub: bool = False) -> dict[str, str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from api.store import leases
 from api.store.leases import LeaseLost
@@ -27,8 +28,11 @@ _UNPRINTABLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")  #
 class JobLog:
     """``follow`` an engine's stderr, ``add`` lines of the worker's own, ``close`` when the engine has ended."""
 
-    def __init__(self, held: HeldLease, redactor: Redactor) -> None:
+    def __init__(
+        self, held: HeldLease, redactor: Redactor, *, write: Callable[..., Any] = leases.write_log
+    ) -> None:
         self._held = held
+        self._write = write
         self._redactor = redactor
         self._lock = threading.Lock()
         self._waiting: deque[NewLine] = deque()
@@ -92,7 +96,7 @@ class JobLog:
         if num_dropped:
             lines.insert(0, NewLine("warning", f"{num_dropped} lines were lost here: they came faster than written"))
         if lines:
-            self._held.write(leases.write_log, lines=lines)
+            self._held.write(self._write, lines=lines)
 
 
 def guess_level(text: str, previous: str) -> str:

@@ -20,9 +20,11 @@ from api.settings import Settings
 from api.store import leases
 from api.store.engine import Sessions
 from api.store.leases import Lease, LeaseLost, Order
+from api.store.publication_leases import PublicationLease
 
 logger = logging.getLogger(__name__)
 
+Renew = Callable[..., Order | None]
 SAFETY_S = 20.0  # from our own end to the lease's
 DATABASE_AWAY = (OperationalError, InterfaceError, PoolTimeoutError)
 
@@ -36,11 +38,12 @@ class HeldLease:
 
     def __init__(
         self,
-        lease: Lease,
+        lease: Lease | PublicationLease,
         sessions: Sessions,
         settings: Settings,
         *,
         claimed_at: float,
+        renew: Renew = leases.renew,
         on_order: Callable[[Order], None],
         on_lost: Callable[[], None],
     ) -> None:
@@ -50,6 +53,7 @@ class HeldLease:
         self._lease_s = settings.lease_s
         self._safe_s = settings.lease_s - min(SAFETY_S, settings.lease_s / 3)
         self._safe_until = claimed_at + self._safe_s
+        self._renew = renew
         self._on_order = on_order
         self._on_lost = on_lost
         self._done = threading.Event()
@@ -101,7 +105,7 @@ class HeldLease:
             sent_at = time.monotonic()
             try:
                 with self._sessions.begin() as session:
-                    order = leases.renew(session, self.lease, lease_s=self._lease_s)
+                    order = self._renew(session, self.lease, lease_s=self._lease_s)
             except SQLAlchemyError as error:
                 logger.warning("%s: no heartbeat (%s)", self.lease.job_id, type(error).__name__)
                 if time.monotonic() >= self._safe_until:

@@ -13,13 +13,15 @@ import shutil
 import socket
 import threading
 import time
+from collections.abc import Callable
+from typing import Protocol
 
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from api.settings import Settings
-from api.store import leases, workers
+from api.store import leases, publication_leases, workers
 from api.store.engine import Sessions, connect, dispose
 from api.store.outbox import Send
 from api.store.states import FINAL, HELD
@@ -28,6 +30,7 @@ from api.store.upkeep import Upkeep
 from worker import workspace
 from worker.devices import find_devices
 from worker.engine import Stop
+from worker.publisher import Publish
 from worker.runner import Run
 
 logger = logging.getLogger(__name__)
@@ -38,12 +41,15 @@ class Supervisor:
 
     def __init__(self, settings: Settings, send: Send) -> None:
         self._settings = settings
-        self._sessions = connect(settings.database_url.get_secret_value(), pool_size=3 * settings.slots + 2)
+        self._sessions = connect(settings.database_url.get_secret_value(), pool_size=3 * (settings.slots + 1) + 2)
         self._upkeep = Upkeep(self._sessions, send, interval_s=settings.poll_s, also=self._say_where_we_are)
         self._id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._draining = False
         self._devices = find_devices()
-        self._slots = [Slot(self._sessions, settings, f"{self._id}:{number}") for number in range(settings.slots)]
+        self._slots = [
+            *(Slot(self._sessions, settings, f"{self._id}:{number}", take_job) for number in range(settings.slots)),
+            Slot(self._sessions, settings, f"{self._id}:publisher", take_publication),
+        ]
 
     def start(self) -> None:
         remove_stale_attempts(self._sessions, self._settings)
@@ -88,19 +94,54 @@ class Supervisor:
         return 0
 
 
-class Slot(threading.Thread):
-    """Room for one job at a time. The thread lives as long as the worker: its engines are tied to it by the kernel."""
+class Work(Protocol):
+    """What a slot does: a job's ``Run``, or a ``Publish``."""
 
-    def __init__(self, sessions: Sessions, settings: Settings, name: str) -> None:
+    def execute(self) -> None: ...
+
+    def stop(self, reason: Stop) -> None: ...
+
+
+Take = Callable[[Sessions, Settings, str], Work | None]
+
+
+def take_job(sessions: Sessions, settings: Settings, worker: str) -> Work | None:
+    """Claim one job, if there is one."""
+    claimed_at = time.monotonic()
+    with sessions.begin() as session:
+        lease = leases.claim(session, worker=worker, lease_s=settings.lease_s, memory_bytes=settings.memory_bytes)
+    if lease is None:
+        return None
+    logger.info("%s: attempt %d, fence %d", lease.job_id, lease.attempt, lease.fence)
+    return Run(lease, sessions, settings, claimed_at=claimed_at)
+
+
+def take_publication(sessions: Sessions, settings: Settings, worker: str) -> Work | None:
+    """Claim one publication, if there is one. It needs no device, so it does not wait for a job to end."""
+    claimed_at = time.monotonic()
+    with sessions.begin() as session:
+        lease = publication_leases.claim(session, worker=worker, lease_s=settings.lease_s)
+    if lease is None:
+        return None
+    logger.info("%s: attempt %d, fence %d", lease.publication_id, lease.attempt, lease.fence)
+    return Publish(lease, sessions, settings, claimed_at=claimed_at)
+
+
+class Slot(threading.Thread):
+    """Room for one piece of work at a time. The thread lives as long as the worker: the kernel ties what it starts to
+    it."""
+
+    def __init__(self, sessions: Sessions, settings: Settings, name: str, take: Take) -> None:
         super().__init__(name=f"slot-{name}", daemon=True)
         self._worker = name
+        self._take = take
         self._sessions = sessions
         self._settings = settings
         self._woken = threading.Event()
         self._lock = threading.Lock()
         self._draining = False
         self._cordoned = False
-        self._current: Run | None = None
+        self._current: Work | None = None
 
     def look_now(self) -> None:
         self._woken.set()
@@ -132,35 +173,27 @@ class Slot(threading.Thread):
             self._woken.wait(self._settings.poll_s * random.uniform(0.9, 1.1))
 
     def _run_one(self) -> bool:
-        """Claim one job and do it. False if there was none, or the database is away."""
+        """Take one piece of work and do it. False if there was none, or the database is away."""
         try:
-            claimed_at = time.monotonic()
-            with self._sessions.begin() as session:
-                lease = leases.claim(
-                    session,
-                    worker=self._worker,
-                    lease_s=self._settings.lease_s,
-                    memory_bytes=self._settings.memory_bytes,
-                )
+            work = self._take(self._sessions, self._settings, self._worker)
         except SQLAlchemyError as error:
-            logger.warning("cannot look for jobs, the database is away (%s)", type(error).__name__)
+            logger.warning("cannot look for work, the database is away (%s)", type(error).__name__)
             return False
-        if lease is None:
+        if work is None:
             return False
-        logger.info("%s: attempt %d, fence %d", lease.job_id, lease.attempt, lease.fence)
         try:
-            self._run(Run(lease, self._sessions, self._settings, claimed_at=claimed_at))
-        except Exception:  # a slot never dies: the lease runs out, and the reaper gives the job another chance
-            logger.exception("%s: the attempt broke", lease.job_id)
+            self._run(work)
+        except Exception:  # a slot never dies: the lease runs out, and the reaper gives the work another chance
+            logger.exception("%s: the attempt broke", self._worker)
         return True
 
-    def _run(self, run: Run) -> None:
+    def _run(self, work: Work) -> None:
         with self._lock:
-            self._current = run
+            self._current = work
             if self._draining or self._cordoned:
-                run.stop(Stop.DRAINED)
+                work.stop(Stop.DRAINED)
         try:
-            run.execute()
+            work.execute()
         finally:
             with self._lock:
                 self._current = None

@@ -56,7 +56,7 @@ def submit(
 ) -> JobOut | Response:
     """Plan the job, and queue it if the plan stands: 202 means that it is safely in the database."""
     if dry_run:
-        return JSONResponse(service.make_plan(body, context, caller).to_dict())
+        return JSONResponse(service.make_job(body, context, caller).to_dict())
     return _answer_made(submission.submit(body, caller, context, idempotency_key), context, response)
 
 

@@ -10,12 +10,15 @@ PLAN_REQUEST: dict[str, Any] = {
     "export": ["compressed_tensors"],
 }
 
+PUBLISH: dict[str, Any] = {"repo_id": "org/SmolLM2-135M-Instruct-w4a16", "private": True, "hub_token": "team"}
+
 JOB_REQUEST: dict[str, Any] = {
     **PLAN_REQUEST,
     "name": "nightly",
     "labels": {"team": "search"},
     "priority": 7,
     "limits": {"max_runtime_s": 7200, "max_pending_s": 3600},
+    "publish": PUBLISH,
 }
 
 JOB: dict[str, Any] = {
@@ -59,5 +62,7 @@ JOB: dict[str, Any] = {
     "error": None,
     "summary": None,
     "artifact": None,
+    "publish": PUBLISH,
+    "publication": None,
     "cancel_requested": False,
 }

@@ -10,11 +10,13 @@ from pydantic_core import PydanticCustomError
 
 from api.jobs import examples
 from api.store.listing import JobFilter
+from api.store.publication_table import Publication, PublicationState
 from api.store.states import State
 from api.store.tables import Artifact, Event, Job, LogLine
 from api.store.waiting import Waiting
 from quantcore.checkpoint.hub import is_model_id
 from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, parse_size
+from quantcore.publishing.target import Target
 
 MAX_LABELS = 16
 REVISION = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
@@ -104,12 +106,26 @@ def _is_a_size(text: str) -> str:
 ShardSize = Annotated[str, StringConstraints(max_length=20), AfterValidator(_is_a_size), Field(examples=["5GB"])]
 
 
+class PublishTo(Target):
+    """Where an artifact shall go: to a repository on the Hub (``repo_id`` and the fields after it), or ``to`` a URL
+    that the service's operator allows.
+
+    ``hub_token``: the name of the project's token to write with (``PUT /v1/hub-tokens/{name}``); of a job whose model
+    names one, that one unless given. The service's own token is never used to write.
+    """
+
+    model_config = ConfigDict(json_schema_extra={"examples": [examples.PUBLISH]})
+
+    hub_token: Annotated[str, Field(pattern=TOKEN_NAME)] | None = None
+
+
 class JobCreate(PlanCreate):
     """A plan that is to be carried out, with a name and labels to find it by.
 
     Of waiting jobs that of the highest ``priority`` goes first (9), then the one that has waited longest. Files of
     weights are no larger than ``max_shard_size`` (5GB, 500MB), unless a tensor is; gguf is one file. ``gate``: what a
     result that misses a limit means: ``fail`` fails the job and keeps the artifact apart, ``warn`` says so.
+    ``publish``: where the artifact shall go once it is proven.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [examples.JOB_REQUEST]})
@@ -120,6 +136,7 @@ class JobCreate(PlanCreate):
     limits: Limits = Limits()
     max_shard_size: ShardSize = DEFAULT_SHARD_SIZE
     gate: Gate = "warn"
+    publish: PublishTo | None = None
 
 
 class JobPatch(RequestBody):
@@ -133,7 +150,8 @@ class JobPatch(RequestBody):
 
 
 class JobClone(RequestBody):
-    """What shall differ from the job that is cloned, in the fields of a new job; nothing need be given."""
+    """What shall differ from the job that is cloned, in the fields of a new job; nothing need be given. A clone is
+    published only if that is asked for anew."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"name": "again", "config": {"preset": "fp8"}}]})
 
@@ -147,6 +165,7 @@ class JobClone(RequestBody):
     limits: Limits | None = None
     max_shard_size: ShardSize | None = None
     gate: Gate | None = None
+    publish: PublishTo | None = None
 
 
 class JobQuery(RequestBody):
@@ -201,6 +220,30 @@ class ArtifactOut(BaseModel):
     path: str
 
 
+class PublicationOut(BaseModel):
+    """The newest publication of a job's artifact.
+
+    ``pending`` with an ``error``: it is tried again. ``revision`` is the commit on the Hub, or the SHA-256 of the
+    MANIFEST.json at a URL. A ``failed`` one can be retried: ``POST .../publish`` without a body.
+    """
+
+    id: str
+    state: PublicationState
+    target: dict[str, Any]
+    hub_token: str | None
+    progress: dict[str, Any] | None
+    revision: str | None
+    url: str | None
+    error: dict[str, Any] | None
+    attempt: int
+    created_at: datetime
+    finished_at: datetime | None
+
+    @classmethod
+    def of(cls, publication: Publication) -> PublicationOut:
+        return cls(**{name: getattr(publication, name) for name in cls.model_fields})
+
+
 class PhaseOut(BaseModel):
     """One phase of the present attempt: ``running``, ``done``, or ``stopped`` with the attempt; how far it is."""
 
@@ -218,6 +261,8 @@ class JobOut(BaseModel):
 
     ``state_times``: when it last entered each state. ``waiting_reason`` and ``queue_position`` (1 is next) are there
     while it waits; ``error`` has a stable ``code``, a ``hint``, and says in ``retryable`` whether a retry can help.
+    ``publish`` is where the artifact was to go from the start; ``publication``, None if there was none, is what became
+    of that or of a later ``POST .../publish``.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [examples.JOB]})
@@ -252,11 +297,15 @@ class JobOut(BaseModel):
     error: dict[str, Any] | None
     summary: dict[str, Any] | None
     artifact: ArtifactOut | None
+    publish: dict[str, Any] | None
+    publication: PublicationOut | None
     cancel_requested: bool
 
     @classmethod
-    def of(cls, job: Job, artifact: Artifact | None, waiting: Waiting | None) -> JobOut:
-        made_here = {"artifact", "cancel_requested", "limits", "waiting_reason", "queue_position"}
+    def of(
+        cls, job: Job, artifact: Artifact | None, waiting: Waiting | None, publication: Publication | None
+    ) -> JobOut:
+        made_here = {"artifact", "publication", "cancel_requested", "limits", "waiting_reason", "queue_position"}
         columns = {name: getattr(job, name) for name in cls.model_fields.keys() - made_here}
         columns["artifact"] = artifact and {
             "manifest_sha256": artifact.manifest_sha256,
@@ -265,6 +314,7 @@ class JobOut(BaseModel):
         }
         return cls(
             **columns,
+            publication=PublicationOut.of(publication) if publication else None,
             cancel_requested=job.cancel_requested_at is not None,
             limits=Limits(max_runtime_s=job.max_runtime_s, max_pending_s=job.max_pending_s),
             waiting_reason=waiting.reason if waiting else None,

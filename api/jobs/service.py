@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,10 @@ from pydantic import ValidationError
 
 from api.deps import Context
 from api.errors import Problem
-from api.jobs import calibration, models
+from api.jobs import calibration, models, targets
 from api.jobs.models import ReadHeaders
-from api.jobs.schemas import JobCreate, PlanCreate, PresetConfig
+from api.jobs.schemas import JobCreate, PlanCreate, PresetConfig, PublishTo
+from api.jobs.targets import Checked
 from api.store import manifest
 from api.store.audit import Caller
 from api.store.manifest import Manifest, ManifestFile
@@ -38,12 +39,15 @@ class Planned:
     config: Config
     calibration: CalibrationConfig
     plan: Plan
+    publish: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """What a plan answers with."""
-        return self.plan.to_dict() | {"config": self.config.to_dict(), "preset": self.preset}
+        answer = self.plan.to_dict() | {"config": self.config.to_dict(), "preset": self.preset}
+        return answer | ({"publish": self.publish} if self.publish else {})
 
 
+CheckTarget = Callable[[PublishTo], Checked]
 Locate = Callable[[CalibrationConfig], CalibrationConfig]
 
 
@@ -67,6 +71,20 @@ def make_plan(
         error.field = _pointer(error.field, request.config)
         raise
     return Planned(model, preset, config, text, resolved)
+
+
+def make_job(
+    request: JobCreate, context: Context, caller: Caller, *, read: ReadHeaders | None = None,
+    locate: Locate | None = None, check: CheckTarget | None = None,
+) -> Planned:  # fmt: skip
+    """``make_plan``, and where the artifact shall go, which ``check`` may know already."""
+    planned = make_plan(request, context, caller, read=read, locate=locate)
+    if request.publish is None:
+        return planned
+    named = {"hub_token": request.model.hub_token} if request.publish.to is None else {}
+    asked = request.publish.model_copy(update=named) if request.publish.hub_token is None else request.publish
+    checked = (check or targets.checker(context, caller))(asked)
+    return replace(planned, publish=checked.stored)
 
 
 def read_manifest(artifact: Artifact) -> Manifest:

@@ -1,4 +1,5 @@
-"""A job's story as server-sent events (of the WHATWG): what was, then what comes, until the job has ended."""
+"""A job's story as server-sent events (of the WHATWG): what was, then what comes, until the job has ended and
+its artifact is no longer on its way."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.feed import Feed
 from api.jobs.schemas import EventOut
-from api.store import events, jobs
+from api.store import events, jobs, publications
 from api.store.engine import Sessions
 from api.store.states import FINAL
 from api.store.tables import Event
@@ -60,7 +61,7 @@ def _read(sessions: Sessions, job_id: str, after: int) -> tuple[Sequence[Event],
         job = jobs.find(session, job_id)
         if job is None:
             return [], False, "deleted"
-        ended = job.state if job.state in FINAL else None
+        ended = job.state if job.state in FINAL and not publications.is_open(session, job_id) else None
         found = events.read(session, job_id, after=after, limit=BATCH + 1)
     return found[:BATCH], len(found) > BATCH, ended
 

@@ -26,7 +26,7 @@ def submit(body: JobCreate, caller: Caller, context: Context, idempotency_key: s
         context.sessions,
         request_of(caller, "POST /v1/jobs", idempotency_key, body),
         "job",
-        lambda: service.make_plan(body, context, caller),
+        lambda: service.make_job(body, context, caller),
         lambda session, job_id, planned: store(session, job_id, body, planned, caller),
     )
     context.upkeep.poke()  # after the commit: the message must not overtake the row
@@ -39,7 +39,7 @@ def clone(original: Job, body: JobClone, caller: Caller, context: Context, idemp
     wanted = _merge(original, changes)
 
     def prepare() -> Planned:
-        planned = service.make_plan(wanted, context, caller)
+        planned = service.make_job(wanted, context, caller)
         return planned if "config" in changes else replace(planned, preset=original.preset)
 
     made = make_once(
@@ -80,6 +80,7 @@ def store(session: Session, job_id: str, body: JobCreate, planned: Planned, call
         export=list(body.export),
         max_shard_size=body.max_shard_size,
         gate=body.gate,
+        publish=planned.publish,
         **more,
     )
 

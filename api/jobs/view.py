@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from api.errors import Problem
-from api.jobs.schemas import JobOut
-from api.store import jobs, waiting
+from api.jobs.schemas import JobOut, PublicationOut
+from api.store import jobs, publications, waiting
 from api.store.tables import Job
 from api.store.waiting import Waiting
 
@@ -28,8 +28,12 @@ class Shown:
 def show_all(session: Session, found: Sequence[Job]) -> list[Shown]:
     """``found`` in the same order."""
     artifacts, reasons = jobs.find_artifacts(session, found), waiting.explain(session, found)
+    published = publications.find_last(session, [job.id for job in found])
     return [
-        Shown(JobOut.of(job, artifacts.get(job.id), reasons.get(job.id)), _etag(job, reasons.get(job.id)))
+        Shown(
+            out := JobOut.of(job, artifacts.get(job.id), reasons.get(job.id), published.get(job.id)),
+            _etag(job, reasons.get(job.id), out.publication),
+        )
         for job in found
     ]
 
@@ -61,14 +65,14 @@ def check_unchanged(if_match: str | None, job: Job) -> None:
         raise Problem(412, "job_changed", "The job has changed since you read it.", hint="GET it again, then decide.")
 
 
-def _etag(job: Job, reason: Waiting | None) -> str:
-    """The row's version; while the job waits also why, which changes without the row.
+def _etag(job: Job, reason: Waiting | None, publication: PublicationOut | None) -> str:
+    """The row's version; while the job waits also why, and where its publication stands: they change without the row.
 
     If-Match looks at the version alone: a queue that moved is no reason to refuse a change.
     """
-    if reason is None:
-        return f'"{job.version}"'
-    return f'"{job.version}-{zlib.crc32(f"{reason.reason} {reason.position}".encode()):08x}"'
+    more = [f"{reason.reason} {reason.position}"] if reason else []
+    more += [publication.model_dump_json()] if publication else []
+    return f'"{job.version}-{zlib.crc32(" ".join(more).encode()):08x}"' if more else f'"{job.version}"'
 
 
 def _tags(header: str | None) -> set[str]:

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, DateTime, cast, func, select, update
 from sqlalchemy.orm import Session
 
-from api.store import events, hub_tokens, logs, outbox, phases, projects
+from api.store import events, hub_tokens, logs, outbox, phases, projects, publications
 from api.store.events import NewEvent
 from api.store.ids import new_id
 from api.store.logs import NewLine
@@ -160,6 +160,7 @@ def succeed(
     session.flush()
     job.artifact_id, job.summary = artifact.id, summary
     _end(session, job, State.SUCCEEDED, outcome="succeeded")
+    publications.ask_with_success(session, job)
 
 
 def fail(session: Session, lease: Lease, failure: Failure, *, retry_base_s: float) -> None:

@@ -207,6 +207,7 @@ class Job(Base):
     max_pending_s: Mapped[int | None]  # from each time that it is queued
     needs_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # the plan's estimate
     cloned_from: Mapped[str | None]  # the id of a job, which may be deleted since
+    publish: Mapped[dict[str, Any] | None]  # where the artifact shall go, and by which token
     sweep_id: Mapped[str | None] = mapped_column(ForeignKey("sweep.id"))
     sweep_values: Mapped[dict[str, Any] | None]  # JSON pointer into the request -> this job's value
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from api.store import idempotency, leases, outbox, webhooks, workers
+from api.store import idempotency, leases, outbox, publication_leases, webhooks, workers
 from api.store.engine import Sessions
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ class Upkeep:
         self._tasks: list[Task] = [
             *([also] if also else []),
             lambda session: leases.reap(session, limit=REAP_BATCH),
+            lambda session: publication_leases.reap(session, limit=REAP_BATCH),
             lambda session: outbox.relay(session, send, limit=RELAY_BATCH),  # after what writes messages
             leases.expire_pending,
             workers.purge,

@@ -22,7 +22,8 @@ from api.store.states import State
 from api.store.tables import Job
 from api.store.vault import Vault
 
-EVENT_TYPES = tuple(f"job.{state}" for state in State)
+PUBLISHED, PUBLISH_FAILED = "job.published", "job.publish_failed"
+EVENT_TYPES = (*(f"job.{state}" for state in State), PUBLISHED, PUBLISH_FAILED)
 TEST = "webhook.test"  # what the test button sends, whatever the webhook subscribes to
 PENDING, DELIVERED, FAILED = "pending", "delivered", "failed"
 

@@ -13,14 +13,15 @@ from pydantic import ValidationError
 
 from api.deps import Context
 from api.errors import Problem, entry_of
-from api.jobs import calibration, models, service
+from api.jobs import calibration, models, service, targets
 from api.jobs.schemas import JobCreate
 from api.jobs.service import Planned
 from api.store.audit import Caller
 from api.sweeps.schemas import MAX_SWEEP_JOBS, SweepCreate
-from quantcore.errors import ProofError, QuantError
+from quantcore.errors import ProofError, PublishError, QuantError
 
 Values = dict[str, Any]
+Place = tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,16 @@ def plan_all(sweep: SweepCreate, context: Context, caller: Caller) -> list[Sweep
     """
     _check_size(sweep)
     read, locate = cache(models.reader(context, caller)), cache(calibration.locator(context, caller))
+    check = cache(targets.checker(context, caller))
+    places: set[Place] = set()
     found: list[SweepJob] = []
     entries: list[dict[str, Any]] = []
     for values in combinations(sweep.matrix):
         try:
             body = JobCreate.model_validate(fill_in(sweep.job, values))
-            found.append(SweepJob(values, body, service.make_plan(body, context, caller, read=read, locate=locate)))
+            _take_place(body, places)
+            planned = service.make_job(body, context, caller, read=read, locate=locate, check=check)
+            found.append(SweepJob(values, body, planned))
         except ValidationError as error:
             entries += [_entry(values, entry_of({**each, "loc": ("body", *each["loc"])})) for each in error.errors()]
         except QuantError as error:
@@ -61,6 +66,22 @@ def plan_all(sweep: SweepCreate, context: Context, caller: Caller) -> list[Sweep
             errors=entries,
         )
     return found
+
+
+def _take_place(body: JobCreate, places: set[Place]) -> None:
+    """Raises PublishError if another job of the sweep is published to the same place: the later would win."""
+    to = body.publish
+    if to is None or to.create_pr:
+        return
+    place = (to.repo_id, to.revision, to.path_in_repo, to.to)
+    if place in places:
+        raise PublishError(
+            f"Several jobs of the sweep would be published to {to}.",
+            code="publish_collision",
+            hint="Make the place an axis, too: /publish/repo_id, .../revision, .../path_in_repo or .../to.",
+            field="/publish",
+        )
+    places.add(place)
 
 
 def combinations(matrix: Mapping[str, list[Any]]) -> Iterator[Values]:

@@ -20,6 +20,8 @@ EventType = Literal[
     "job.succeeded",
     "job.failed",
     "job.cancelled",
+    "job.published",
+    "job.publish_failed",
 ]
 Url = Annotated[Printable, Field(min_length=1, max_length=2000)]
 EventTypes = Annotated[list[EventType], Field(min_length=1, max_length=16)]

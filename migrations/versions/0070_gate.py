@@ -1,14 +1,14 @@
 """What a result means that misses a limit.
 
 Revision ID: 0070
-Revises: 0030
+Revises: 0040
 """
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0070"
-down_revision = "0030"
+down_revision = "0040"
 branch_labels = None
 depends_on = None
 

@@ -175,7 +175,7 @@ def _download(listing: Listing, names: list[str], emit: Emit) -> Path:
             )
         )
         for name in names:
-            _check(folder / name, listing.files[name])
+            check_downloaded(folder / name, listing.files[name])
     counter.finish()
     return folder
 
@@ -219,7 +219,7 @@ def _draw_outline(listing: Listing, folder: Path) -> list[str]:
     if CARD in listing.files:
         _write_outline(folder / CARD, _read_start(listing, CARD, MAX_CARD_BYTES), listing.files[CARD])
     for name in listing.files:
-        if _matches(name, PICKLES):
+        if matches(name, PICKLES):
             (folder / name).touch()  # only the name: to say that pickles are all there is
     names = _weights(listing, index)
     if len(names) > MAX_SHARDS:
@@ -254,7 +254,7 @@ def _fill_in(listing: Listing, folder: Path, names: list[str], needed: re.Patter
         )
     with ThreadPoolExecutor(NUM_CONNECTIONS) as pool:
         try:
-            parts = pool.map(lambda span: _read_range(listing, span[0], span[1], span[2] - span[1]), spans)
+            parts = pool.map(lambda span: read_range(listing, span[0], span[1], span[2] - span[1]), spans)
             for (file, begin, _), part in zip(spans, parts, strict=True):
                 with (folder / file).open("r+b") as stream:
                     stream.seek(begin)
@@ -287,10 +287,10 @@ def _read_start(listing: Listing, name: str, num_bytes: int) -> bytes:
     """At most the first ``num_bytes`` of a file, also from a server that sends more than it was asked for."""
     if listing.files[name].size == 0:
         return b""  # no range of nothing can be asked for
-    return _read_range(listing, name, 0, num_bytes)
+    return read_range(listing, name, 0, num_bytes)
 
 
-def _read_range(listing: Listing, name: str, begin: int, num_bytes: int) -> bytes:
+def read_range(listing: Listing, name: str, begin: int, num_bytes: int) -> bytes:
     """At most ``num_bytes`` of a file from ``begin`` on."""
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
@@ -318,7 +318,7 @@ def _read_range(listing: Listing, name: str, begin: int, num_bytes: int) -> byte
 
 def _wanted(listing: Listing, index: bytes) -> list[str]:
     """What is downloaded: config, index, card, side files, the weights that are read; no pickle by whatever name."""
-    side = (name for name in listing.files if _matches(name, SIDE_FILES) and not _matches(name, PICKLES))
+    side = (name for name in listing.files if matches(name, SIDE_FILES) and not matches(name, PICKLES))
     card = (CARD,) if CARD in listing.files and listing.files[CARD].size <= MAX_FETCHED_CARD_BYTES else ()
     top = (name for name in (CONFIG, INDEX, *card) if name in listing.files)
     return sorted({*top, *side, *_weights(listing, index)})
@@ -339,17 +339,19 @@ def _weights(listing: Listing, index: bytes) -> list[str]:
     return sorted(named & set(names))
 
 
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a file's name fits one of the patterns of a shell, letter by letter."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _check(path: Path, file: RemoteFile) -> None:
-    """Size and hash as in the commit: huggingface_hub checks the size only."""
+def check_downloaded(path: Path, file: RemoteFile) -> None:
+    """Size and hash as in the commit, for huggingface_hub checks the size only. Raises ModelError; a file that is not
+    the commit's is removed."""
     if not path.is_file():  # it falls back to what its cache has when the Hub is away
         raise ModelError(
             f"{path.name} could not be fetched.", code="hub_unreachable", hint="Try again in a moment.", retryable=True
         )
-    digest = sha256(path) if file.sha256 else _git_sha1(path)
+    digest = sha256(path) if file.sha256 else git_sha1(path)
     if path.stat().st_size != file.size or digest != (file.sha256 or file.git_sha1):
         path.resolve().unlink()
         path.unlink(missing_ok=True)
@@ -361,10 +363,15 @@ def _check(path: Path, file: RemoteFile) -> None:
         )
 
 
-def _git_sha1(path: Path) -> str:
+def git_sha1(path: Path) -> str:
     """Git's name of a file's content: SHA-1 of ``blob <size>`` NUL content."""
     digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
     with path.open("rb") as file:
         while part := file.read(1 << 20):
             digest.update(part)
     return digest.hexdigest()
+
+
+def git_sha1_of(data: bytes) -> str:
+    """As ``git_sha1``, of bytes."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()

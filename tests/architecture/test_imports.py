@@ -30,6 +30,8 @@ ALLOWED = {
         "quantcore.events",
         "quantcore.checkpoint.headers",
         "quantcore.checkpoint.hub",
+        "quantcore.publishing.access",
+        "quantcore.publishing.target",
         "quantcore.calibration.columns",
         "quantcore.calibration.files",
         "quantcore.calibration.hub_dataset",
@@ -40,6 +42,7 @@ ALLOWED = {
     "bitfoundry": set(),
     "bitfoundry.local": {"api.store.migrate", "api.store.vault", "api.security"},
     "bitfoundry.cli": {"quantcore.cli"},
+    "bitfoundry.publish_commands": {"quantcore.cli"},
 }
 
 # Inside the engine, from the bottom up: a module imports from its own level or below.
@@ -53,7 +56,7 @@ LEVELS = (
     ("super_blocks", "onnx_nodes"),
     ("observers", "solvers", "transforms", "blocks", "layer", "task"),
     ("plan", "calibration", "checkpoint", "runtime"),
-    ("rotate", "streams"),
+    ("rotate", "streams", "publishing"),
     ("blockwise",),
     ("export",),
     ("reading",),

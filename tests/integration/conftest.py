@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import huggingface_hub
 import pytest
 import uvicorn
 from fastapi.testclient import TestClient
+from huggingface_hub import constants
 from sqlalchemy import delete, text, update
 
 from api.main import create_app
@@ -27,12 +29,13 @@ from api.settings import Settings
 from api.store import jobs, projects
 from api.store.engine import Sessions, connect, dispose
 from api.store.tables import Job, Project
+from tests.hub_server import TOKEN, HubServer
 
 ROOT = Path(__file__).parents[2]
 STUB_ENGINE = Path(__file__).with_name("stub_engine.py")
 TABLES = (
-    "outbox, event, log_line, attempt, artifact, job, sweep, worker, idempotency_key, upload_part, upload, dataset, "
-    "api_key, audit_entry, hub_token, webhook, webhook_delivery"
+    "outbox, event, log_line, attempt, publication, artifact, job, sweep, worker, idempotency_key, upload_part, "
+    "upload, dataset, api_key, audit_entry, hub_token, webhook, webhook_delivery"
 )
 
 
@@ -66,6 +69,23 @@ def settings(postgres_url: str, broker_url: str, tmp_path: Path) -> Settings:
         engine_command=f"{sys.executable} -S {STUB_ENGINE}",
         secret_key=base64.b64encode(b"a key of 32 bytes, for the tests").decode(),
     )
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
+    """The stand-in, for the API in this process and, by the environment, for workers."""
+    with HubServer() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+        for name, value in (environment | {"HF_TOKEN": TOKEN}).items():
+            monkeypatch.setenv(name, value)
+        for name in ("HF_HUB_CACHE", "HF_HUB_OFFLINE"):
+            monkeypatch.delenv(name, raising=False)
+        yield hub
+        huggingface_hub.close_session()  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -197,6 +217,7 @@ class WorkerProcess:
         environment["BITFOUNDRY_SECRET_KEY"] = settings.secret_key.get_secret_value() if settings.secret_key else ""
         environment.pop("BITFOUNDRY_SECRET_KEY_FILE", None)
         environment["BITFOUNDRY_WEBHOOK_NETWORKS"] = ",".join(map(str, settings.webhook_networks))
+        environment["BITFOUNDRY_PUBLISH_URLS"] = ",".join(settings.publish_urls)
         environment["BITFOUNDRY_MODEL_ROOTS"] = os.pathsep.join(map(str, settings.model_roots))
         environment["DATABASE_URL"] = settings.database_url.get_secret_value()
         environment["BROKER_URL"] = settings.broker_url.get_secret_value()

@@ -2,14 +2,12 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pytest
 from fastapi.testclient import TestClient
-from huggingface_hub import constants
 from sqlalchemy import text
 
 import quantcore.checkpoint.hub
@@ -24,23 +22,6 @@ from tests.integration.test_reading import quantize
 
 CALIBRATION = {"source": "builtin", "num_samples": 2, "seq_len": 32}
 LIMIT_S = 120.0
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    """The stand-in, for the API in this process and, by the environment, for workers."""
-    with HubServer() as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
-        for name, value in (environment | {"HF_TOKEN": TOKEN}).items():
-            monkeypatch.setenv(name, value)
-        for name in ("HF_HUB_CACHE", "HF_HUB_OFFLINE"):
-            monkeypatch.delenv(name, raising=False)
-        yield hub
-        huggingface_hub.close_session()  # type: ignore[attr-defined]
 
 
 @pytest.fixture

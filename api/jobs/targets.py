@@ -1,0 +1,53 @@
+"""Where an artifact may go: looked at when it is asked for, so that nobody waits hours for a wrong name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from api.deps import Context
+from api.jobs.schemas import PublishTo
+from api.store import hub_tokens
+from api.store.audit import Caller
+from quantcore.errors import PublishError, QuantError
+from quantcore.publishing import access
+
+
+@dataclass(frozen=True)
+class Checked:
+    """``stored``: the target with every default filled in. ``url``: where it will be. ``exists``: whether something
+    is there already, None where only the publication itself finds out."""
+
+    stored: dict[str, Any]
+    url: str
+    exists: bool | None
+
+
+def checker(context: Context, caller: Caller) -> Callable[[PublishTo], Checked]:
+    """``check`` for what this caller may write to."""
+    return lambda asked: check(asked, context, caller)
+
+
+def check(asked: PublishTo, context: Context, caller: Caller) -> Checked:
+    """Raises PublishError: ``target_not_allowed`` for a URL, ``hub_token_required`` and ``hub_*`` for a repository."""
+    if asked.to is not None:
+        url = context.settings.find_output(asked.to)
+        return Checked({"to": url}, url, None)
+    name = asked.hub_token
+    if name is None:
+        raise PublishError(
+            "To publish to the Hub takes a token of the project that may write there.",
+            code="hub_token_required",
+            hint="Keep one, `bitfoundry hub-tokens put NAME`, and name it as hub_token.",
+            field="/publish/hub_token",
+        )
+    with context.sessions.begin() as session:
+        sealed = hub_tokens.find_sealed(session, caller.project_id, name)
+    try:
+        token = hub_tokens.unseal(context.settings.vault, sealed, caller.project_id, name)
+        found = access.check_hub(asked, token)
+    except QuantError as error:
+        error.field = error.field.replace("/model/", "/publish/") or "/publish/repo_id"
+        raise
+    return Checked(asked.model_dump(mode="json", exclude_none=True), found.url, found.exists)

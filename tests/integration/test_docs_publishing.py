@@ -1,0 +1,91 @@
+"""The page about publishing: its examples run against a real service, its tables are true."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.jobs.schemas import PublishTo
+from api.settings import Settings
+from api.store.publication_table import PublicationState
+from tests.hub_server import TOKEN, HubServer
+from tests.integration.conftest import Server, WorkerProcess
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "publishing.md").read_text()
+
+
+@pytest.fixture
+def settings(settings: Settings, tmp_path: Path) -> Settings:
+    return settings.model_copy(update={"publish_urls": (f"file://{tmp_path}/out",)})
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def first_column(heading: str) -> list[str]:
+    section = PAGE.partition(heading)[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    return [name for cell in rows for name in re.findall(r"`([a-z_]+)`", cell) if name != "code"]
+
+
+def test_the_tables_are_true() -> None:
+    assert set(first_column("## With the job")) == set(PublishTo.model_fields)
+    assert first_column("## What becomes of it") == list(PublicationState)
+    paths = [path for package in ("api", "quantcore", "worker") for path in (ROOT / package).rglob("*.py")]
+    source = "".join(path.read_text() for path in paths)
+    codes = {*first_column("## What can go wrong"), *re.findall(r"`([a-z_]+)`", PAGE.partition("A request can")[2])}
+    assert len(codes) > 20
+    assert [code for code in codes if f'"{code}"' not in source] == ["hf_xet"]
+
+
+def test_every_code_of_the_publishing_modules_is_listed() -> None:
+    others = ("worker/publisher.py", "api/jobs/targets.py")
+    modules = [*(ROOT / "quantcore/publishing").glob("*.py"), *(ROOT / name for name in others)]
+    codes = {code for path in modules for code in re.findall(r'code="([a-z_]+)"', path.read_text())}
+    assert len(codes) > 12
+    assert codes - {"invalid_task"} <= set(re.findall(r"`([a-z_]+)`", PAGE))
+
+
+def test_the_examples(
+    server: Server, hub: HubServer, make_model: Callable[..., Path], start_worker: Callable[..., WorkerProcess],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    start_worker()
+    model = make_model()
+    environment = os.environ | {
+        "BITFOUNDRY_URL": server.url,
+        "BITFOUNDRY_API_KEY": server.key,
+        "MODEL": str(model),
+        "WRITE_TOKEN": TOKEN,
+        "ALLOWED": f"file://{tmp_path}/out",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "NO_PROXY": "127.0.0.1",
+    }
+    script = "".join(blocks("sh"))
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert TOKEN not in done.stdout + done.stderr
+    assert f"to {hub.url}/org/another, which will be made" in done.stdout
+    assert done.stdout.count("published to org/another (main)") == 2
+    another = hub.repositories["org/another"]
+    assert another.private and another.history[0].title == "fp8, proven"
+    assert any(name.startswith("fp8/") for name in another.commits[another.refs["refs/pr/1"]])
+    weights = (tmp_path / "from-the-service/model.safetensors").read_bytes()
+    for folder in ("from-the-hub", "out/nightly"):
+        assert (tmp_path / folder / "model.safetensors").read_bytes() == weights
+        assert (tmp_path / folder / "MANIFEST.json").is_file()
+
+    names: dict[str, Any] = {"URL": server.url, "KEY": server.key, "MODEL": str(model)}
+    for block in blocks("python"):
+        exec(compile(block, "docs/publishing.md", "exec"), names)
+    sha = hub.repositories["org/from-python"].refs["main"]
+    assert f"published {sha} {hub.url}/org/from-python/commit/{sha}" in capsys.readouterr().out

@@ -1,0 +1,181 @@
+"""One attempt at one publication on this worker. Start reading at ``Publish.execute``.
+
+The child that sends the files gets its token and its task by standard input: neither is in a file, in its environment
+or in its arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from api.settings import Settings
+from api.store import hub_tokens, manifest, publication_leases
+from api.store.engine import Sessions
+from api.store.events import NewEvent
+from api.store.leases import Failure, LeaseLost
+from api.store.publication_leases import PublicationLease
+from quantcore.errors import QuantError
+from worker.engine import Child, Stop, engine_environment
+from worker.joblog import JobLog
+from worker.lease import HeldLease
+from worker.redaction import Redactor
+
+logger = logging.getLogger(__name__)
+
+# The operator's keys for stores behind URLs: only a child that writes to one gets them.
+STORE_PREFIXES = ("AWS_", "GOOGLE_", "GCS_", "AZURE_STORAGE_", "FSSPEC_")
+MANIFESTS = ("MANIFEST.json", manifest.MANIFEST)  # they do not list themselves
+MAX_FAILURES = 5  # of such that may pass
+CRASHED = Failure(
+    "publisher_crashed", "The process that published ended and did not say why.", retryable=True, max_failures=2
+)
+WORKER_ERROR = Failure(
+    "worker_error", "Something went wrong in the worker.", "See its log.", retryable=True, max_failures=2
+)
+
+
+class Publish:
+    """``stop`` may be called from any thread, at any time."""
+
+    def __init__(self, lease: PublicationLease, sessions: Sessions, settings: Settings, *, claimed_at: float) -> None:
+        self.lease = lease
+        self._settings = settings
+        self._held = HeldLease(
+            lease,
+            sessions,
+            settings,
+            claimed_at=claimed_at,
+            renew=publication_leases.renew,
+            on_order=lambda order: None,  # nobody can give one
+            on_lost=lambda: self.stop(Stop.LEASE_LOST),
+        )
+        self._redactor = Redactor.of_environment()
+        self._log = JobLog(self._held, self._redactor, write=publication_leases.write_log)
+        self._lock = threading.Lock()
+        self._child: Child | None = None
+        self._stop: Stop | None = None
+
+    def execute(self) -> None:
+        """Do the whole attempt. It ends in a row, or in nothing at all if the lease was lost."""
+        try:
+            with self._held:
+                self._execute()
+        except LeaseLost:
+            logger.warning("%s: no longer ours, nothing was written", self.lease.publication_id)
+        finally:
+            self._log.stop()
+
+    def stop(self, reason: Stop) -> None:
+        """End the child: with a grace time, or at once when the publication is no longer ours."""
+        with self._lock:
+            if self._child is None:
+                self._stop = reason
+            elif reason is Stop.LEASE_LOST:
+                self._child.kill(reason)
+            else:
+                self._child.stop(reason)
+
+    def _execute(self) -> None:
+        try:
+            said = f"{self._find_token()}\n{json.dumps(self._task())}"
+            child = self._start(said)
+            published, failure = self._listen(child)
+            self._conclude(child, published, failure)
+        except QuantError as error:
+            self._fail(Failure(error.code, error.message, error.hint, error.retryable))
+        except LeaseLost:
+            raise
+        except Exception:
+            logger.exception("%s: the attempt broke", self.lease.publication_id)
+            self._fail(WORKER_ERROR)
+
+    def _find_token(self) -> str:
+        """Of a target on the Hub. Raises ModelError ``hub_token_not_found``."""
+        name = self.lease.hub_token
+        if name is None:
+            return ""
+        sealed = self.lease.sealed_hub_token
+        token = hub_tokens.unseal(self._settings.vault, sealed, self.lease.project_id, name)
+        self._redactor.hide(token)
+        return token
+
+    def _task(self) -> dict[str, Any]:
+        """What ``quantcore.publishing.task.PublishTask`` wants. Raises ProofError for a damaged artifact, and
+        PublishError for a URL that the operator no longer allows."""
+        folder = Path(self.lease.folder)
+        found = manifest.read(folder)
+        if found.sha256 != self.lease.manifest_sha256:
+            raise manifest.corrupt("its manifest has changed")
+        target = self.lease.target
+        if "to" in target:  # looked up again: a link may lead elsewhere by now
+            target = {"to": self._settings.find_output(target["to"])}
+        files = [file for file in found.files.values() if file.path not in MANIFESTS]
+        return {
+            "publication_id": self.lease.publication_id,
+            "attempt": self.lease.attempt,
+            "folder": str(folder),
+            "files": [{"path": file.path, "size": file.num_bytes, "sha256": file.sha256} for file in files],
+            "target": target,
+        }
+
+    def _start(self, said: str) -> Child:
+        with self._lock:
+            argv = [sys.executable, "-m", "quantcore", "publish"]
+            self._child = Child(self._settings, argv, self._environment(), said=said)
+            if self._stop:
+                self._child.stop(self._stop)
+            return self._child
+
+    def _environment(self) -> Mapping[str, str]:
+        found = engine_environment(self._settings, with_hub=True) | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        if "to" in self.lease.target:
+            found |= {name: value for name, value in os.environ.items() if name.startswith(STORE_PREFIXES)}
+        return found
+
+    def _listen(self, child: Child) -> tuple[dict[str, Any] | None, Failure | None]:
+        """Write what the child says until it ends; its last word, good or bad."""
+        published: dict[str, Any] | None = None
+        failure: Failure | None = None
+        self._log.follow(child.log_lines())
+        try:
+            for line in child.lines():
+                data = self._redactor.clean_all(line)
+                kind = data.pop("kind")[:64]
+                if kind == "published":
+                    published = data
+                elif kind == "failed":
+                    known = (data["code"], data["message"], data["hint"], data["retryable"])
+                    failure = Failure(*known, max_failures=MAX_FAILURES)
+                else:
+                    happened = [NewEvent(kind, data)]
+                    self._held.write(publication_leases.record, happened=happened)
+        except BaseException:
+            child.kill(Stop.LEASE_LOST)  # it must not work on for nobody
+            child.wait()
+            raise
+        return published, failure
+
+    def _conclude(self, child: Child, published: dict[str, Any] | None, failure: Failure | None) -> None:
+        status = child.wait()
+        self._log.close()
+        if status == 0 and published is not None:
+            where = {"revision": published["revision"], "url": published["url"]}
+            self._held.write(publication_leases.succeed, **where)
+            logger.info("%s: published, %s", self.lease.publication_id, published["url"])
+        elif child.stopped_by is Stop.LEASE_LOST:
+            raise LeaseLost
+        elif child.stopped_by is not None:  # a drain
+            self._held.write(publication_leases.release)
+        else:
+            self._fail(failure or CRASHED)
+
+    def _fail(self, failure: Failure) -> None:
+        logger.warning("%s: %s: %s", self.lease.publication_id, failure.code, failure.message)
+        self._held.write(publication_leases.fail, failure=failure, retry_base_s=self._settings.retry_base_s)
