@@ -132,6 +132,28 @@ def convert(context: typer.Context) -> None:
     raise typer.Exit(engine.main(["convert", *context.args]))
 
 
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+    add_help_option=False,
+)
+def evaluate(context: typer.Context) -> None:
+    """Measure a model that is there: perplexity, distance from its original, tasks; see `evaluate --help`."""
+    from quantcore import cli as engine
+
+    raise typer.Exit(engine.main(["evaluate", *context.args]))
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+    add_help_option=False,
+)
+def compare(context: typer.Context) -> None:
+    """Results of one model side by side: size against quality, and which no other one beats; see `compare --help`."""
+    from quantcore import cli as engine
+
+    raise typer.Exit(engine.main(["compare", *context.args]))
+
+
 @app.command()
 def submit(
     model: Model,
@@ -149,6 +171,7 @@ def submit(
     max_runtime_s: Annotated[int | None, typer.Option(min=1, help="Give up after running for so long.")] = None,
     max_pending_s: Annotated[int | None, typer.Option(min=1, help="Give up after waiting for so long.")] = None,
     max_shard_size: Annotated[str | None, typer.Option(help="Of each file of weights, as 500MB.")] = None,
+    gate: Annotated[str | None, typer.Option(help="What a missed limit means: off, warn or fail.")] = None,
     hub_token: HubToken = None,
     publish: Annotated[
         str | None,
@@ -187,6 +210,7 @@ def submit(
             priority=priority,
             limits={name: value for name, value in limits.items() if value is not None} or None,
             max_shard_size=max_shard_size,
+            gate=gate,
             publish=publish_commands.read_target(publish, publish_token),
         )
         if wait:

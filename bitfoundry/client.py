@@ -75,6 +75,7 @@ class Client:
         priority: int | None = None,
         limits: Mapping[str, int] | None = None,
         max_shard_size: str | None = None,
+        gate: str | None = None,
         publish: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
@@ -82,13 +83,13 @@ class Client:
         `config` is a preset's name or a whole config. A bad job is refused before it is queued.
 
         `priority` is 0 to 9, 9 goes first; `limits` {max_runtime_s, max_pending_s}; files of weights are no larger than
-        `max_shard_size` ("500MB"; "5GB" if nothing is said); `publish`: where the artifact shall go, as in `publish`.
-        The request is sent again when no answer comes, and still makes one job: with `idempotency_key` also when this
-        program is run again.
+        `max_shard_size` ("500MB"; "5GB" if nothing is said); with the `gate` "fail" a result that misses a limit fails
+        the job; `publish`: where the artifact shall go, as in `publish`. The request is sent again when no answer
+        comes, and still makes one job: with `idempotency_key` also when this program is run again.
         """
         body = _planned(model, config, export, calibration)
         more = {"name": name, "labels": labels, "priority": priority, "limits": limits}
-        more |= {"max_shard_size": max_shard_size, "publish": publish}
+        more |= {"max_shard_size": max_shard_size, "gate": gate, "publish": publish}
         body |= {key: value for key, value in more.items() if value is not None}
         return self._job("POST", "/v1/jobs", body=body, key=idempotency_key or str(uuid.uuid4()))
 

@@ -84,6 +84,7 @@ class Demo:
             return
         folder = _link(home / "demo" / str(job.name), Path(job.artifact.path))
         self._show(Text.assemble((f"{job.name} ", "bold"), (f"{folder}", "cyan")))
+        self._show(Text(f"  {folder / 'report.html'}"))
         for lines in terminal.load_lines(job, str(folder)).values():
             self._show(Text("\n".join(f"  {line}" for line in lines.splitlines())))
 

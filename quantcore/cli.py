@@ -1,10 +1,11 @@
 """The engine's command line.
 
 ``python -m quantcore --model_dir ... --output_dir ... --quant_scheme ...`` quantizes, with the flags of the
-quantization script of AMD Quark. ``convert`` takes a quantized model into another format. ``presets`` and ``schema``
-print what a scheme can be, ``pull`` fetches a model from the Hub. Four subcommands serve programs: ``run TASK.json``
-(what a worker starts; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE``
-(what an uploaded data file holds), ``publish`` (an artifact on its way out; the task is on standard input).
+quantization script of AMD Quark. ``convert`` takes a quantized model into another format, ``evaluate`` measures one,
+``compare`` shows several results. ``presets`` and ``schema`` print what a scheme can be, ``pull`` fetches a model from
+the Hub. Four subcommands serve programs: ``run TASK.json`` (what a worker starts; JSON lines on stdout), ``verify
+FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE`` (what an uploaded data file holds), ``publish`` (an
+artifact on its way out; the task is on standard input).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from quantcore.config import json_schema
 from quantcore.errors import QuantError, RankError
 from quantcore.events import Completed, Emit, Failed, print_json_lines
 from quantcore.export import EXPORTERS, formats_for
-from quantcore.flags import parser, task_of
+from quantcore.flags import add_evaluation, evaluation_of, parser, task_of
 from quantcore.task import Task, read_task
 
 
@@ -39,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "examine": _examine,
         "publish": _publish,
         "convert": _convert,
+        "evaluate": _evaluate,
+        "compare": _compare,
         "pull": _pull,
         "presets": _presets,
         "schema": _schema,
@@ -115,6 +118,51 @@ def _convert(arguments: list[str]) -> int:
     if options.json:
         return _reporting(work, print_json_lines())
     return _shown(work, lambda done: print(f"{done['num_layers']} layers as {done['to']} in {options.output_dir}"))
+
+
+def _evaluate(arguments: list[str]) -> int:
+    """``evaluate MODEL [--against ORIGINAL]``: measure a model that is there."""
+    flags = argparse.ArgumentParser(
+        prog="bitfoundry evaluate",
+        description="Perplexity of a model, and how far it is from its original.",
+        allow_abbrev=False,
+    )
+    flags.add_argument("model", help="a folder, a GGUF file or a model on the Hub, quantized or not")
+    flags.add_argument("--against", metavar="ORIGINAL", help="the float model to compare it with")
+    add_evaluation(flags)
+    flags.add_argument("--json", action="store_true", help="the result as JSON on stdout, and nothing else")
+    options = flags.parse_args(arguments)
+
+    def work(emit: Emit) -> dict[str, Any]:
+        from quantcore.evaluation.command import evaluate
+        from quantcore.runtime.devices import limit_threads
+
+        limit_threads()
+        return evaluate(options.model, options.against, evaluation_of(options), emit)
+
+    from quantcore.console import show_evaluation
+
+    return _shown(work, lambda done: print(json.dumps(done, indent=2)) if options.json else show_evaluation(done))
+
+
+def _compare(arguments: list[str]) -> int:
+    """``compare FOLDER ...``: results of one model, size against quality."""
+    from quantcore.console import explain, show_comparison
+    from quantcore.evaluation.compare import compare
+
+    flags = argparse.ArgumentParser(
+        prog="bitfoundry compare", description="Results of one model side by side: size against quality."
+    )
+    flags.add_argument("folders", nargs="+", help="artifacts, each with its report.json")
+    flags.add_argument("--json", action="store_true", help="the table as JSON on stdout")
+    options = flags.parse_args(arguments)
+    try:
+        found = compare(options.folders)
+    except QuantError as error:
+        explain(error)
+        return 1
+    print(json.dumps(found, indent=2)) if options.json else show_comparison(found)
+    return 0
 
 
 def _publish(arguments: list[str]) -> int:

@@ -59,6 +59,42 @@ def show_report(report: dict[str, Any], output_dir: str) -> None:
         out.print(export["load"].replace("'.'", f"'{output_dir}'"), highlight=False, soft_wrap=True)
 
 
+def show_evaluation(result: dict[str, Any]) -> None:
+    """Perplexities, the distance from the original, tasks."""
+    from quantcore.evaluation.card import with_error
+
+    quality = result["quality"]
+    table = Table("", "original", "model", box=None)
+    for name, after in quality["after"].items():
+        if isinstance(after, dict):
+            table.add_row(name.replace("_", " "), with_error(quality.get("before", {}).get(name)), with_error(after))
+    for task, found in result.get("harness", {}).items():
+        for metric, one in found.items():
+            pair = one if "quantized" in one else {"original": None, "quantized": one}
+            table.add_row(f"{task} {metric}", with_error(pair["original"]), with_error(pair["quantized"]))
+    for name in ("kl_mean", "top1_agreement"):
+        if "divergence" in quality:
+            table.add_row(name.replace("_", " "), "", with_error(quality["divergence"][name]))
+    out = Console()
+    out.print(table)
+    out.print(f"{quality['num_tokens']} tokens in {quality['num_windows']} windows, ± one standard error", style="dim")
+
+
+def show_comparison(found: dict[str, Any]) -> None:
+    """One row a result, from the smallest; a star marks those that no other one beats."""
+    from quantcore.evaluation.card import with_error
+
+    table = Table("", "result", "scheme", "size", "perplexity", "mean KL", "failed gates", box=None)
+    for row in found["rows"]:
+        star = "*" if row["name"] in found["front"] else ""
+        numbers = (with_error(row["perplexity"]), with_error(row["kl"]), str(row["num_failed_gates"]))
+        table.add_row(star, row["name"], row["scheme"], _mega(row["size_bytes"]), *numbers)
+    out = Console()
+    out.print(table)
+    for warning in found["warnings"]:
+        out.print(f"[yellow]warning[/] {warning}", highlight=False)
+
+
 def explain(error: QuantError) -> None:
     """An error for a person: what is wrong, what to do, its code."""
     _console.print(f"[bold red]error[/] {error.message}", highlight=False, soft_wrap=True)

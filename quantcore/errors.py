@@ -6,6 +6,7 @@
     ├── CalibrationError       the calibration text is missing, too short or unreadable
     ├── NumericsError          a weight or a result is not finite
     ├── ProofError             the written artifact is not what was computed
+    ├── GateError              the artifact is what was computed, and not good enough
     └── PublishError           the artifact did not get to where it was to go
 
 Every error has a stable ``code`` that programs can match, and knows whether a retry can help.
@@ -76,6 +77,10 @@ class NumericsError(QuantError):
 
 class ProofError(QuantError):
     """The written artifact is not what was computed; it must not leave the house."""
+
+
+class GateError(QuantError):
+    """The artifact is what was computed, and misses a limit: it is kept apart."""
 
 
 class PublishError(QuantError):

@@ -48,7 +48,8 @@ class Progress(Event):
 class LayerQuantized(Event):
     """One weight has its codes. ``relative_error`` is ||W - Q|| / ||W|| (Frobenius), ``sqnr_db`` the same in dB.
 
-    ``output_error`` is ||(W - Q) X|| / ||W X|| on the calibration text, None where no algorithm looked at that.
+    ``output_error`` is ||(W - Q) X|| / ||W X|| on the calibration text, None where no algorithm looked at that;
+    ``rounding_error`` is the same of the weight plainly rounded, ``num_tokens`` how many tokens were looked at.
     """
 
     kind: ClassVar[str] = "layer_quantized"
@@ -58,6 +59,8 @@ class LayerQuantized(Event):
     sqnr_db: float
     scheme: str
     output_error: float | None = None
+    rounding_error: float | None = None
+    num_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,15 @@ class Warned(Event):
     kind: ClassVar[str] = "warning"
     code: str
     message: str
+
+
+@dataclass(frozen=True)
+class GatesJudged(Event):
+    """The limits that the result was held against (see ``quantcore.evaluation.gates``), one row each."""
+
+    kind: ClassVar[str] = "gates"
+    gate: str
+    results: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -103,7 +115,8 @@ class Failed(Event):
 
 
 _BY_KIND: dict[str, type[Event]] = {
-    event.kind: event for event in (PhaseStarted, Progress, LayerQuantized, Warned, Completed, Published, Failed)
+    event.kind: event
+    for event in (PhaseStarted, Progress, LayerQuantized, Warned, GatesJudged, Completed, Published, Failed)
 }
 
 

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from quantcore import presets
 from quantcore.algorithms import NAMES, config_of, load_quant_algo_config_from_file
 from quantcore.checkpoint.hub import is_model_id, resolve
@@ -16,7 +18,7 @@ from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, Config, pars
 from quantcore.errors import ConfigError, unknown_value
 from quantcore.export import EXPORTERS
 from quantcore.quark_config import read_config
-from quantcore.task import EvaluationConfig, Task
+from quantcore.task import GATES, EvaluationConfig, Task
 
 CUSTOM_MODES = ("quark", "fp8", "awq")
 MODEL_EXPORTS = ("hf_format", *EXPORTERS)
@@ -26,7 +28,6 @@ QUANT_ALGOS = (*NAMES, "smooth")  # AMD Quark's config files say smooth, its fla
 
 def task_of(options: argparse.Namespace) -> Task:
     """The flags as a Task. Raises ConfigError for a value that is not there (yet), with the list of what is."""
-    _one_of("tasks", options.tasks.split(",") if options.tasks else [], ())
     export, config = _exports(options), _config(options)
     return Task(
         **_model(options),
@@ -43,7 +44,8 @@ def task_of(options: argparse.Namespace) -> Task:
             seed=options.seed,
         ),
         export=export,
-        evaluation=EvaluationConfig(num_windows=0 if options.skip_evaluation else EvaluationConfig().num_windows),
+        evaluation=EvaluationConfig(num_windows=0) if options.skip_evaluation else evaluation_of(options),
+        gate=options.gate,
         max_shard_size=options.max_shard_size,
         shard_blocks=options.shard_blocks,
     )
@@ -148,10 +150,6 @@ def _algorithm_files(given: Sequence[tuple[str, str]]) -> dict[type, Any]:
 def _one_of(flag: str, given: Sequence[str], allowed: Sequence[str]) -> None:
     for value in given or ():
         if value not in allowed:
-            if not allowed:
-                raise ConfigError(
-                    f"--{flag} {value} is not available yet: no value is.", code=f"unknown_{flag}", hint="Leave it out."
-                )
             raise unknown_value(f"--{flag}", value, allowed, code=f"unknown_{flag}")
 
 
@@ -220,11 +218,52 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--exclude_layers", nargs="*", help="globs of layers to keep (default: lm_head)")
     add("--group_size", type=int, help="for schemes with groups; -1 is the whole row")
-    add("--tasks", help="none is available yet; perplexity is always measured unless --skip_evaluation")
-    add("--skip_evaluation", action="store_true", help="no perplexity before and after")
+    add("--skip_evaluation", action="store_true", help="nothing is measured but what the proof needs")
+    add_evaluation(flags)
+    add("--gate", choices=GATES, default="warn", help="what a missed limit means: fail keeps the result apart")
     add("--seed", type=int, default=0, help="picks the calibration windows")
     add("--json", action="store_true", help="events as JSON lines on stdout instead of a progress bar")
     return flags
+
+
+def add_evaluation(flags: argparse.ArgumentParser) -> None:
+    """The flags that ``evaluation_of`` reads."""
+    usual = EvaluationConfig()
+    add = flags.add_argument
+    add("--tasks", help="comma list of tasks of lm-evaluation-harness (bitfoundry[eval]), run beside the perplexity")
+    add("--eval_batch_size", type=_positive, default=usual.batch_size, help="of these tasks (default: 8)")
+    add("--limit", type=_positive, help="documents of each task (default: all)")
+    add("--num_fewshot", type=int, help="examples before each question (default: the task's own)")
+    add("--include_path", help="a folder with YAML files of more tasks")
+    add("--eval_dataset", help="text to measure on: a file or a Hub dataset (default: what calibration leaves)")
+    add("--eval_stride", type=_positive, help="tokens from one window of that text to the next (default: no overlap)")
+    add("--num_eval_data", type=_positive, default=usual.num_windows, help="windows of text (default: 12)")
+    add("--eval_seq_len", type=_positive, default=usual.seq_len, help="tokens of each (default: 512)")
+
+
+def evaluation_of(options: argparse.Namespace) -> EvaluationConfig:
+    """Raises ConfigError ``invalid_evaluation``."""
+    try:
+        return EvaluationConfig(
+            num_windows=options.num_eval_data,
+            seq_len=options.eval_seq_len,
+            source=options.eval_dataset,
+            stride=options.eval_stride,
+            tasks=tuple(name.strip() for name in options.tasks.split(",")) if options.tasks else (),
+            limit=options.limit,
+            num_fewshot=options.num_fewshot,
+            include_path=Path(options.include_path).absolute() if options.include_path else None,
+            batch_size=options.eval_batch_size,
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "these flags"
+        raise ConfigError(
+            f"The evaluation cannot be so: {place}: {first['msg']}.",
+            code="invalid_evaluation",
+            hint="See docs/evaluation.md.",
+            field="/evaluation",
+        ) from error
 
 
 def _add_algorithms(flags: argparse.ArgumentParser) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,16 @@ from quantcore.checkpoint.hub import fetch
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.dequantizing import open_source
 from quantcore.errors import ModelError
+from quantcore.evaluation import harness
 from quantcore.evaluation.expectation import Expectation, probe_logits
-from quantcore.evaluation.perplexity import perplexity
+from quantcore.evaluation.judging import Outcome, judge_result, tell_gates
+from quantcore.evaluation.model import open_model
+from quantcore.evaluation.originals import Originals
 from quantcore.evaluation.proof import prove_in_fresh_process
-from quantcore.evaluation.report import build_report
-from quantcore.events import Completed, Emit, LayerQuantized, PhaseStarted, Progress, Warned, silence
+from quantcore.evaluation.provenance import provenance
+from quantcore.evaluation.report import build_report, write_report
+from quantcore.evaluation.text import EvaluationText, evaluation_text, has_own_text, overlap
+from quantcore.events import Completed, Emit, PhaseStarted, Progress, Warned, silence
 from quantcore.layer import LayerPlan
 from quantcore.plan import Plan, resolve
 from quantcore.reading import Model, read_model
@@ -51,17 +55,6 @@ NUM_PROBES = 2
 EDGE_PROBE_LEN = 32  # tokens with which edges are proven
 
 
-@dataclass
-class Outcome:
-    """What the quantizing pass leaves behind besides the written tensors."""
-
-    expected: Expectation
-    layers: list[LayerQuantized]
-    warnings: list[Warned]
-    perplexity_before: float | None
-    edges: list[dict[str, Any]]
-
-
 def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
     """Quantize, export, prove, seal. Returns the report; ``output_dir`` appears only when all of it is done.
 
@@ -71,6 +64,7 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
     if not ranks.is_first:
         emit = silence
     emit(PhaseStarted("resolve"))
+    harness.check(task.evaluation)
     task = ranks.share(fetch(task, emit) if ranks.is_first else task)
     model = read_model(task.model_folder)
     headers = model.headers
@@ -97,13 +91,15 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
         write_side_files(task, headers, plan, folder)
         emit(PhaseStarted("verify"))
         proofs = prove_in_fresh_process(task, folder, outcome.expected, emit)
+        results = judge_result(task, headers, plan, folder, outcome, proofs)
         report = build_report(
-            task, plan, outcome.layers, outcome.warnings, outcome.edges, outcome.perplexity_before, proofs,
+            task, plan, outcome, proofs, results,
             quantize_s=quantized_s, total_s=time.monotonic() - started,
         )  # fmt: skip
         write_json(folder / "plan.json", plan.to_dict())
-        write_json(folder / "report.json", report)
+        write_report(task, folder, report)
         seal(folder)
+        tell_gates(task, results, emit)
     emit(Completed(report["summary"]))
     return report
 
@@ -121,6 +117,7 @@ def quantize(
     headers, source = given.headers, open_source(given)
     windows = ranks.share(read_windows(task) if ranks.is_first else None)
     assert windows is not None
+    text = ranks.share(evaluation_text(task, windows.held_out_NT))
     device = default_device()
     sharing = sharing_ranks(task.shard_blocks, task.config, plan.memory_bytes, ranks, device)
     model = StreamedModel(
@@ -129,11 +126,15 @@ def quantize(
         source.expect,
     )  # fmt: skip
     algorithms = BlockAlgorithms(task.config, model.dtype, ranks)
-    streams = open_streams(model, plan, algorithms, windows, folder, ranks)
-    probes = algorithms.turned(model.embed(windows.held_out_NT[:NUM_PROBES]))
-    mine = ranks.part(len(windows.held_out_NT))
-    held_out = model.embed(windows.held_out_NT[mine.start : mine.stop]) if task.evaluation.num_windows else None
-    expected = Expectation(windows.held_out_NT, torch.empty(0))
+    streams = open_streams(model, plan, algorithms, windows.calibration_NT, folder, ranks)
+    probes = algorithms.turned(model.embed(text.ids_NT[:NUM_PROBES]))
+    mine = ranks.part(len(text.ids_NT))
+    source_of = ranks.share(provenance(task, windows.calibration_NT, text.ids_NT) if ranks.is_first else {})
+    known, asked = Originals(source_of["model"]), {"windows": text.ids_NT.tolist()}
+    wanted = task.evaluation.num_windows > 0
+    walks = wanted and (savepoint.holds(saved, "held_out") if saved else not ranks.share(known.has_states(asked)))
+    held_out = model.embed(text.ids_NT[mine.start : mine.stop]) if walks else None
+    expected = Expectation(text, torch.empty(0), model=source_of["model"])
     writer = ResultWriter(plan, source, expected, emit, ranks)
     with ExitStack() as stack:
         for export in plan.exports:
@@ -169,23 +170,39 @@ def quantize(
             emit(Progress("quantize", index + 1, plan.num_blocks, "block", eta.after(index + 1 - first_block)))
             if index + 1 < plan.num_blocks:
                 savepoint.save(index + 1, walking, writer.notes)
-        before = finish_head(model, plan, writer, algorithms, streams, held_out, probes, windows)
+        finish_head(model, plan, writer, algorithms, streams, probes, text)
+        if held_out is not None:
+            last = [state.cpu() for part in ranks.gather(list(held_out.states)) for state in part]
+            expected.original_states_NTH = torch.cat(last)
+            if ranks.is_first:
+                known.keep_states(asked, expected.original_states_NTH)
+        elif wanted and ranks.is_first:
+            expected.original_states_NTH = original_states(given, text, known.known_states(asked))
         writer.copy_the_rest()
         writer.finish()
-    return Outcome(writer.expected, writer.done, writer.warnings, before, writer.edges)
+    seen = overlap(windows.calibration_NT, text.ids_NT) if plan.needs_calibration and wanted else None
+    return Outcome(writer.expected, writer.done, writer.warnings, writer.edges, source_of, seen)
+
+
+def original_states(given: Model, text: EvaluationText, known_NTH: torch.Tensor | None) -> torch.Tensor:
+    """The float model's states behind its last block, on their own way if nobody knows them."""
+    if known_NTH is not None:
+        return known_NTH
+    return torch.cat([state.cpu() for state in open_model(given).last_states(text, lambda done: None)])
 
 
 def open_streams(
-    model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, windows: TokenWindows, folder: Path, ranks: Ranks
-) -> Streams:
+    model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, calibration_NT: torch.Tensor, folder: Path,
+    ranks: Ranks,
+) -> Streams:  # fmt: skip
     """The hidden states in front of block 0 that the algorithms need; on the disk of ``folder`` if they are many."""
     if not plan.needs_calibration:
         return Streams(None)
-    span = Span(len(windows.calibration_NT), ranks)
+    span = Span(len(calibration_NT), ranks)
     mine = span.windows
     states = states_kept(len(mine), plan.memory_bytes["activations"] // ranks.size, model.device, folder)
-    calibration = algorithms.turned(model.embed(windows.calibration_NT[mine.start : mine.stop], states))
-    probe = model.embed(windows.calibration_NT[:1, :EDGE_PROBE_LEN]) if algorithms.needs_probe else None
+    calibration = algorithms.turned(model.embed(calibration_NT[mine.start : mine.stop], states))
+    probe = model.embed(calibration_NT[:1, :EDGE_PROBE_LEN]) if algorithms.needs_probe else None
     return Streams(
         calibration,
         span,
@@ -210,16 +227,13 @@ def walking_states(streams: Streams, probes: Hidden, held_out: Hidden | None, fi
 
 def finish_head(
     model: StreamedModel, plan: Plan, writer: ResultWriter, algorithms: BlockAlgorithms, streams: Streams,
-    held_out: Hidden | None, probes: Hidden, windows: TokenWindows,
-) -> float | None:  # fmt: skip
-    """After the last block: perplexity of the float model (None if not wanted), lm_head if planned, probe logits."""
+    probes: Hidden, text: EvaluationText,
+) -> None:  # fmt: skip
+    """After the last block: lm_head if planned, and the probes' logits."""
     with model.head() as outside:
-        before = None
-        if held_out is not None:
-            before = perplexity(outside, held_out.states, windows.held_out_NT, writer.ranks)
         if plan.added:
             untie(outside.model)
-        ids_NT = windows.held_out_NT[:1]
+        ids_NT = text.ids_NT[:1]
         turned = algorithms.turn_outside(outside.model, lambda: outside.embed(ids_NT), outside, probes.states[0])
         writer.write_changed(outside.model, {name: model.stored_name(name) for name in turned})
         layers = find_modules(model, plan.layers_of(None), writer.ranks)
@@ -230,7 +244,6 @@ def finish_head(
         writer.note(prepared)
         with quantized_activations(layers, prepared.activations):
             writer.expected.probe_logits = probe_logits(outside, probes.states)
-    return before
 
 
 def find_modules(model: StreamedModel, layers: tuple[LayerPlan, ...], ranks: Ranks) -> dict[LayerPlan, nn.Module]:
@@ -251,12 +264,12 @@ def find_modules(model: StreamedModel, layers: tuple[LayerPlan, ...], ranks: Ran
 
 
 def read_windows(task: Task) -> TokenWindows:
-    """Calibration and held-out token windows of the task's text."""
+    """Calibration and held-out token windows of the task's text; none are held out if it is measured on another."""
     tokenizer = load_tokenizer(task.model_folder)
     return token_windows(
         task.calibration,
         lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
-        num_held_out=max(task.evaluation.num_windows, NUM_PROBES),
+        num_held_out=0 if has_own_text(task) else max(task.evaluation.num_windows, NUM_PROBES),
         held_out_len=task.evaluation.seq_len,
         separator=tokenizer.eos_token_id,
         render=chat_renderer(tokenizer),

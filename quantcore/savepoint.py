@@ -76,6 +76,10 @@ class SavePoint:
             self.folder.mkdir(parents=True)
         return self.ranks.share(found)
 
+    def holds(self, notes: Mapping[str, Any], stream: str) -> bool:
+        """Whether the states of ``stream`` were saved with ``notes``."""
+        return self.folder is not None and any((self.folder / notes["states"]).glob(f"{stream}.*"))
+
     def restore(self, notes: Mapping[str, Any], streams: Mapping[str, Stream]) -> None:
         """Put the saved states into ``streams``, which have states of the same shapes."""
         assert self.folder is not None

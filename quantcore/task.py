@@ -4,21 +4,45 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator, model_validator
 
 from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, Config, parse_size
 from quantcore.errors import ConfigError
 
+Gate = Literal["off", "warn", "fail"]
+GATES: tuple[Gate, ...] = get_args(Gate)
+
 
 class EvaluationConfig(BaseModel):
-    """Held-out text for the perplexity before and after: ``num_windows`` windows (0: none) of ``seq_len`` tokens."""
+    """How the result is measured, beside the original.
+
+    ``num_windows`` windows of ``seq_len`` tokens (0: nothing is measured) of held-out text: the part that the
+    calibration leaves of its source, or ``source``, which is named like that. Windows start every ``stride`` tokens
+    (default: ``seq_len``); a smaller one gives every token more context. ``num_prompts`` short texts are continued by
+    both models. ``tasks`` of lm-evaluation-harness run with ``limit`` documents and ``num_fewshot`` examples each
+    (None: the task's own), ``batch_size`` at a time; ``include_path`` is a folder with YAML files of more tasks.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    num_windows: Annotated[StrictInt, Field(ge=0, le=4096)] = 12
+    num_windows: Annotated[StrictInt, Field(ge=0, le=1 << 20)] = 12
     seq_len: Annotated[StrictInt, Field(ge=32, le=131072)] = 512
+    source: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    stride: Annotated[StrictInt, Field(ge=1)] | None = None
+    num_prompts: Annotated[StrictInt, Field(ge=0, le=64)] = 4
+    tasks: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}$")], ...] = ()
+    limit: Annotated[StrictInt, Field(ge=1)] | None = None
+    num_fewshot: Annotated[StrictInt, Field(ge=0, le=64)] | None = None
+    include_path: Path | None = None
+    batch_size: Annotated[StrictInt, Field(ge=1, le=4096)] = 8
+
+    @model_validator(mode="after")
+    def _make_sense(self) -> EvaluationConfig:
+        if self.stride is not None and (self.source is None or self.stride > self.seq_len):
+            raise ValueError("stride goes with a source, and is at most seq_len")
+        return self
 
 
 class Task(BaseModel):
@@ -31,7 +55,7 @@ class Task(BaseModel):
     ``shard_blocks``: whether several processes hold each block in slices (FSDP2) instead of whole; None: where the
     devices have too little memory otherwise.
     ``token_on_stdin``: the token for the Hub is the first line of standard input, so that it is in no file and in
-    nobody's environment.
+    nobody's environment. ``gate``: what a result that misses a limit means (see ``evaluation.gates``).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -46,6 +70,7 @@ class Task(BaseModel):
     calibration: CalibrationConfig = CalibrationConfig()
     export: tuple[str, ...] = ("quark",)
     evaluation: EvaluationConfig = EvaluationConfig()
+    gate: Gate = "warn"
     max_shard_size: str = DEFAULT_SHARD_SIZE
     shard_blocks: bool | None = None
 

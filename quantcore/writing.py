@@ -143,7 +143,7 @@ class ResultWriter:
         for sink in self.sinks.values():
             assert isinstance(sink, Sink)
             sink.sync()
-        expected = Expectation(self.expected.held_out_NT, self.expected.probe_logits)
+        expected = Expectation(self.expected.held_out, self.expected.probe_logits)
         for digests in self.ranks.gather(self.expected.digests):
             expected.take(digests)
         missing = {export: self.ranks.gather(sink.missing) for export, sink in self.sinks.items()}
@@ -194,10 +194,11 @@ def measured(solved: Solved) -> LayerQuantized:
     lost = weight - solved.restored_OI
     error = _ratio(lost.norm(), weight.norm())
     gram = None if solved.stats is None else solved.stats.gram_II
-    output_error = None
-    if gram is not None:
-        power = [((part @ gram.float()) * part).sum().clamp(min=0).sqrt() for part in (lost, weight)]
-        output_error = round(_ratio(*power), 6)
+    output_error = rounding_error = None
+    if gram is not None and gram.any():
+        rounded = weight - round_to_nearest(weight, layer.weight).dequantize()
+        power = [((part @ gram.float()) * part).sum().clamp(min=0).sqrt() for part in (lost, rounded, weight)]
+        output_error, rounding_error = (round(_ratio(part, power[2]), 6) for part in power[:2])
     return LayerQuantized(
         name=layer.name,
         block=-1 if layer.block is None else layer.block,
@@ -205,6 +206,8 @@ def measured(solved: Solved) -> LayerQuantized:
         sqnr_db=round(min(-20 * log10(error), 999.0), 2) if error > 0 else 999.0,
         scheme=layer.scheme,
         output_error=output_error,
+        rounding_error=rounding_error,
+        num_tokens=None if solved.stats is None else solved.stats.num_tokens,
     )
 
 

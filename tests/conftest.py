@@ -16,6 +16,7 @@ pytest_plugins = ("tests.consumers.table",)
 TEMPLATE = "bitfoundry_template"
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["BITFOUNDRY_ORIGINALS_DIR"] = ""  # no test depends on what another one has measured
 
 
 @pytest.fixture(scope="session")

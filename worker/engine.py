@@ -31,6 +31,7 @@ KEPT_VARIABLES = (
     "PYTHONPATH",
     "VIRTUAL_ENV",
     "HF_HOME",
+    "BITFOUNDRY_ORIGINALS_DIR",
 )
 # Only an engine that fetches its model or its text from the Hub also gets the way there; the right to comes by its
 # standard input.

@@ -28,9 +28,7 @@ _UNPRINTABLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")  #
 class JobLog:
     """``follow`` an engine's stderr, ``add`` lines of the worker's own, ``close`` when the engine has ended."""
 
-    def __init__(
-        self, held: HeldLease, redactor: Redactor, *, write: Callable[..., Any] = leases.write_log
-    ) -> None:
+    def __init__(self, held: HeldLease, redactor: Redactor, *, write: Callable[..., Any] = leases.write_log) -> None:
         self._held = held
         self._write = write
         self._redactor = redactor

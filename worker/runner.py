@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+from dataclasses import replace
 from typing import Any
 
 from api import json_log, tracing
@@ -35,6 +36,7 @@ OUT_OF_TIME = Failure(
     hint="Clone it with a larger limits.max_runtime_s.",
 )
 _STOPS = {Order.CANCEL: Stop.CANCELLED, Order.PAUSE: Stop.PAUSED, Order.TIME_IS_UP: Stop.TIME_IS_UP}
+REJECTED = "gate_failed"
 MAX_CRASHES = 2  # the first may be bad luck (or memory that another job held); the second is the job's own
 
 
@@ -115,6 +117,7 @@ class Run:
                 "calibration": self.lease.calibration | {"source": self._calibration_source()},
                 "export": list(self.lease.export),
                 "max_shard_size": self.lease.max_shard_size,
+                "gate": self.lease.gate,
             }
         )
 
@@ -203,7 +206,7 @@ class Run:
         elif engine.stopped_by is Stop.LEASE_LOST:
             raise LeaseLost
         else:
-            self._fail(journal.failure or self._crash(status))
+            self._fail(self._with_rejected(journal.failure) if journal.failure else self._crash(status))
 
     def _publish(self, journal: Journal) -> None:
         path, manifest = self._workspace.publish()
@@ -215,6 +218,11 @@ class Run:
             summary=journal.summary or {},
         )
         logger.info("%s: succeeded, %s", self.lease.job_id, path)
+
+    def _with_rejected(self, failure: Failure) -> Failure:
+        """The failure of a result that missed a limit says where that is kept."""
+        kept = self._workspace.keep_rejected() if failure.code == REJECTED else None
+        return failure if kept is None else replace(failure, detail=f"The rejected artifact is kept in {kept}.")
 
     def _fail(self, failure: Failure) -> None:
         self._may_go_on = failure.retryable

@@ -67,6 +67,22 @@ class Workspace:
         _sync(self._artifacts_dir)
         return final, output
 
+    def keep_rejected(self) -> Path | None:
+        """Move an artifact that missed a limit beside the job's artifacts: nobody is handed it, and it goes with the
+        job. None if there is none that is whole."""
+        rejected = self.output_dir.with_name(f"{self.output_dir.name}.rejected")
+        try:
+            found = manifest.read(rejected)
+            manifest.check(rejected, found)
+        except ProofError:
+            return None
+        final = self._artifacts_dir / self._job_id / f"rejected-{found.sha256}"
+        final.parent.mkdir(mode=0o700, exist_ok=True)
+        if not final.exists():
+            rejected.rename(final)
+        _sync(final.parent)
+        return final
+
     def remove(self, *, may_go_on: bool = False) -> None:
         """Also what the engine needs to go on, unless another attempt may."""
         if may_go_on:

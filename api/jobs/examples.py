@@ -50,6 +50,7 @@ JOB: dict[str, Any] = {
     "calibration": {"source": "builtin", "num_samples": 32, "seq_len": 512, "seed": 0},
     "export": ["compressed_tensors"],
     "max_shard_size": "5GB",
+    "gate": "warn",
     "needs_memory_bytes": 1200000000,
     "cloned_from": None,
     "sweep_id": None,

@@ -44,6 +44,7 @@ LabelValue = Annotated[str, StringConstraints(max_length=512), AfterValidator(_p
 Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=MAX_LABELS)]
 Label = Annotated[str, StringConstraints(max_length=577), AfterValidator(_printable), AfterValidator(_name_and_value)]
 Priority = Annotated[int, Field(strict=True, ge=0, le=9)]
+Gate = Literal["off", "warn", "fail"]
 Seconds = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
 
 
@@ -122,8 +123,9 @@ class JobCreate(PlanCreate):
     """A plan that is to be carried out, with a name and labels to find it by.
 
     Of waiting jobs that of the highest ``priority`` goes first (9), then the one that has waited longest. Files of
-    weights are no larger than ``max_shard_size`` (5GB, 500MB), unless a tensor is; gguf is one file. ``publish``:
-    where the artifact shall go once it is proven.
+    weights are no larger than ``max_shard_size`` (5GB, 500MB), unless a tensor is; gguf is one file. ``gate``: what a
+    result that misses a limit means: ``fail`` fails the job and keeps the artifact apart, ``warn`` says so.
+    ``publish``: where the artifact shall go once it is proven.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [examples.JOB_REQUEST]})
@@ -133,6 +135,7 @@ class JobCreate(PlanCreate):
     priority: Priority = 5
     limits: Limits = Limits()
     max_shard_size: ShardSize = DEFAULT_SHARD_SIZE
+    gate: Gate = "warn"
     publish: PublishTo | None = None
 
 
@@ -161,6 +164,7 @@ class JobClone(RequestBody):
     priority: Priority | None = None
     limits: Limits | None = None
     max_shard_size: ShardSize | None = None
+    gate: Gate | None = None
     publish: PublishTo | None = None
 
 
@@ -281,6 +285,7 @@ class JobOut(BaseModel):
     calibration: dict[str, Any]
     export: list[str]
     max_shard_size: str
+    gate: str
     needs_memory_bytes: int | None
     cloned_from: str | None
     sweep_id: str | None

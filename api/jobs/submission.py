@@ -81,6 +81,7 @@ def store(session: Session, job_id: str, body: JobCreate, planned: Planned, call
         export=list(body.export),
         max_shard_size=body.max_shard_size,
         traceparent=tracing.current(),
+        gate=body.gate,
         publish=planned.publish,
         **more,
     )
@@ -96,6 +97,7 @@ def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
         "calibration": original.calibration,
         "export": original.export,
         "max_shard_size": original.max_shard_size,
+        "gate": original.gate,
         "name": original.name,
         "labels": original.labels,
         "priority": original.priority,

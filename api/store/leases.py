@@ -57,6 +57,7 @@ class Lease:
     project_id: str
     sealed_hub_token: bytes | None  # the token that ``model`` names, as it is now; None if it names none or it is gone
     traceparent: str | None = None  # of the request that made the job
+    gate: str = "warn"
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
     token = job.model.get("hub_token")
     sealed = token and hub_tokens.find_sealed(session, job.project_id, token)
     asked = (job.model, job.config, job.calibration, tuple(job.export), job.max_shard_size)
-    return Lease(job.id, fence, job.attempt, *asked, job.project_id, sealed, job.traceparent)
+    return Lease(job.id, fence, job.attempt, *asked, job.project_id, sealed, job.traceparent, job.gate)
 
 
 def renew(session: Session, lease: Lease, *, lease_s: float) -> Order | None:

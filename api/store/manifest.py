@@ -1,6 +1,6 @@
 """The manifest of an artifact folder: every file with its size and SHA-256. The engine writes it last.
 
-{"schema_version": 1, "files": [{"path": "model.safetensors", "bytes": 123, "sha256": "..."}]}
+{"format": 1, "files": [{"path": "model.safetensors", "size": 123, "sha256": "..."}]}
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quantcore.errors import ProofError
 
-MANIFEST = "manifest.json"
+MANIFEST = "MANIFEST.json"
 MAX_MANIFEST_BYTES = 16 << 20
 
 
@@ -21,12 +21,12 @@ class _File(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     path: str = Field(min_length=1, max_length=1024)
-    bytes: int = Field(ge=0)
+    size: int = Field(ge=0)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
 class _Manifest(BaseModel):
-    schema_version: int = Field(ge=1, le=1)
+    format: int = Field(ge=1, le=1)
     files: list[_File]
 
 
@@ -58,7 +58,7 @@ def read(folder: Path) -> Manifest:
         parsed = _Manifest.model_validate_json(data)
     except (OSError, ValidationError) as error:
         raise corrupt(f"{MANIFEST} is missing or not valid") from error
-    files = {file.path: ManifestFile(file.path, file.bytes, file.sha256) for file in parsed.files}
+    files = {file.path: ManifestFile(file.path, file.size, file.sha256) for file in parsed.files}
     unsafe = [name for name in files if not _is_safe(name)]
     if unsafe or len(files) != len(parsed.files):
         raise corrupt(f"{MANIFEST} names an unsafe path or one file twice")

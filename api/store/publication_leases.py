@@ -149,9 +149,7 @@ def reap(session: Session, *, limit: int = 100) -> int:
     expired = (
         select(Publication, Job)
         .join(Job, Job.id == Publication.job_id)
-        .where(
-            Publication.state == PublicationState.PUBLISHING, Publication.lease_expires_at < func.clock_timestamp()
-        )
+        .where(Publication.state == PublicationState.PUBLISHING, Publication.lease_expires_at < func.clock_timestamp())
         .order_by(Publication.lease_expires_at)
         .limit(limit)
         .with_for_update(skip_locked=True, of=[Publication, Job])

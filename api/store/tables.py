@@ -201,6 +201,7 @@ class Job(Base):
     dataset_id: Mapped[str | None] = mapped_column(ForeignKey("dataset.id", ondelete="SET NULL"))
     export: Mapped[list[str]]
     max_shard_size: Mapped[str] = mapped_column(server_default="5GB")
+    gate: Mapped[str] = mapped_column(server_default="warn")  # off, warn or fail
     priority: Mapped[int] = mapped_column(SmallInteger, server_default="5")  # 9 goes first
     max_runtime_s: Mapped[int | None]  # of all attempts together
     max_pending_s: Mapped[int | None]  # from each time that it is queued

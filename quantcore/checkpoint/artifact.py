@@ -8,12 +8,14 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from quantcore.checkpoint.gguf_header import find_gguf
-from quantcore.errors import ConfigError
+from quantcore.errors import ConfigError, GateError
 
+MANIFEST = "MANIFEST.json"
 LICENSES = ("LICENSE*",)
 SIDE_FILES = (
     "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
@@ -27,7 +29,8 @@ def building(output_dir: Path, resume_dir: Path | None = None) -> Iterator[Path]
     """A folder to build in, renamed to ``output_dir`` at the end, removed if anything fails before.
 
     With a ``resume_dir`` it is a part of that and is kept when something fails; at the end all of ``resume_dir`` is
-    removed. Raises ConfigError ``output_exists`` when ``output_dir`` holds something already.
+    removed. What a GateError leaves goes to ``rejected_dir``. Raises ConfigError ``output_exists`` when ``output_dir``
+    holds something already.
     """
     if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
         raise ConfigError(
@@ -49,9 +52,20 @@ def building(output_dir: Path, resume_dir: Path | None = None) -> Iterator[Path]
         partial.replace(output_dir)
         sync(output_dir.parent)
         is_done = True
+    except GateError:
+        partial.replace(rejected_dir(output_dir))
+        sync(output_dir.parent)
+        is_done = True
+        raise
     finally:
         if is_done or resume_dir is None:
             shutil.rmtree(kept, ignore_errors=True)
+
+
+def rejected_dir(output_dir: Path) -> Path:
+    """Where an artifact that missed a limit is put: NAME.rejected, NAME.rejected-2 ... beside ``output_dir``."""
+    names = chain([f"{output_dir.name}.rejected"], (f"{output_dir.name}.rejected-{number}" for number in count(2)))
+    return next(path for name in names if not (path := output_dir.with_name(name)).exists())
 
 
 def copy_side_files(model_dir: Path, folder: Path, patterns: tuple[str, ...] = SIDE_FILES) -> list[str]:
@@ -72,19 +86,31 @@ def copy_side_files(model_dir: Path, folder: Path, patterns: tuple[str, ...] = S
     return names
 
 
+def differing_side_files(model_dir: Path, folder: Path) -> list[str]:
+    """The files of ``copy_side_files`` that are in ``folder`` not what they are in ``model_dir``."""
+    if find_gguf(model_dir) is not None:
+        return []  # unpacked, not copied
+    found = {path for pattern in SIDE_FILES for path in model_dir.glob(pattern) if path.is_file()}
+    return sorted(
+        path.name
+        for path in found
+        if not (folder / path.name).is_file() or (folder / path.name).read_bytes() != path.read_bytes()
+    )
+
+
 def write_json(path: Path, data: Any) -> None:
     path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 def seal(folder: Path) -> str:
-    """Write manifest.json (path, bytes, sha256 of every file), sync all to disk; the manifest's own sha256."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json")
+    """Write MANIFEST.json (path, size and sha256 of every other file, sorted), sync all to disk; its own sha256."""
+    manifest = folder / MANIFEST
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != manifest)
     entries = [
-        {"path": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size, "sha256": sha256(path)}
+        {"path": path.relative_to(folder).as_posix(), "size": path.stat().st_size, "sha256": sha256(path)}
         for path in files
     ]
-    manifest = folder / "manifest.json"
-    write_json(manifest, {"schema_version": 1, "files": entries})
+    write_json(manifest, {"format": 1, "files": sorted(entries, key=lambda entry: str(entry["path"]))})
     for path in (*files, manifest, *(path for path in folder.rglob("*") if path.is_dir()), folder):
         sync(path)
     return sha256(manifest)

@@ -46,6 +46,7 @@ MAX_SPANS = 4000  # of small tensors that a plan needs, each a request
 MAX_NEEDED_BYTES = 64 << 20
 LARGEST_GAP = 100_000  # bytes between two of them that are fetched along
 MAX_CARD_BYTES = 64 << 10
+MAX_FETCHED_CARD_BYTES = 1 << 20  # its front matter goes into the card of what is made of the model
 MAX_TOKENIZER_BYTES = 256 << 20
 NUM_CONNECTIONS = 8
 TOKEN: ContextVar[str | None] = ContextVar("TOKEN", default=None)
@@ -148,7 +149,7 @@ def download_tokenizer(model_id: str, revision: str = "main") -> Path:
     """Fetch a model's config and tokenizer, no weights; the folder. Raises as ``download``, and ModelError
     ``config_implausible`` for files that are too large for that."""
     listing = _list(model_id, revision)
-    names = [name for name in _wanted(listing, b"") if not name.endswith(".safetensors")]
+    names = [name for name in _wanted(listing, b"") if not name.endswith(".safetensors") and name != CARD]
     if sum(listing.files[name].size for name in names) > MAX_TOKENIZER_BYTES:
         raise ModelError(
             f"The tokenizer of '{model_id}' is larger than {MAX_TOKENIZER_BYTES >> 20} MiB.", code="config_implausible"
@@ -316,9 +317,10 @@ def read_range(listing: Listing, name: str, begin: int, num_bytes: int) -> bytes
 
 
 def _wanted(listing: Listing, index: bytes) -> list[str]:
-    """What is downloaded: config, index, side files, and the weights that are read; no pickle by whatever name."""
+    """What is downloaded: config, index, card, side files, the weights that are read; no pickle by whatever name."""
     side = (name for name in listing.files if matches(name, SIDE_FILES) and not matches(name, PICKLES))
-    top = (name for name in (CONFIG, INDEX) if name in listing.files)
+    card = (CARD,) if CARD in listing.files and listing.files[CARD].size <= MAX_FETCHED_CARD_BYTES else ()
+    top = (name for name in (CONFIG, INDEX, *card) if name in listing.files)
     return sorted({*top, *side, *_weights(listing, index)})
 
 

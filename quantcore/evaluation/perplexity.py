@@ -1,45 +1,82 @@
-"""Perplexity on token windows: exp of the mean negative log-likelihood of every token after a window's first."""
+"""Perplexity on windows of tokens: of tokens, words and bytes, each with its standard error."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from quantcore.errors import NumericsError
-from quantcore.runtime.ranks import ALONE, Ranks
+from quantcore.evaluation.text import EvaluationText
 
 CHUNK = 128  # rows of logits that are in float32 at one time
+LARGEST_EXPONENT = 700.0  # exp of more is no number in float64
+
+Logits = Callable[[torch.Tensor], torch.Tensor]
+"""From the last block's output [1, T, H] to logits [1, T, V]."""
 
 
-def negative_log_likelihood(logits_TV: torch.Tensor, ids_T: torch.Tensor) -> float:
-    """Sum over t of -log p(ids[t + 1] | ids[: t + 1]), natural log, in float32 whatever the logits are."""
+def token_losses(logits_TV: torch.Tensor, ids_T: torch.Tensor) -> torch.Tensor:
+    """-log p(ids[t + 1] | ids[: t + 1]) of every token but the first, natural log: [T - 1], float32 on the CPU."""
     targets = ids_T[1:].to(logits_TV.device)
-    total = 0.0
-    for start in range(0, len(targets), CHUNK):
-        rows = slice(start, min(start + CHUNK, len(targets)))
-        total += functional.cross_entropy(logits_TV[:-1][rows].float(), targets[rows], reduction="sum").item()
-    return total
+    pieces = [
+        functional.cross_entropy(logits_TV[:-1][rows].float(), targets[rows], reduction="none")
+        for rows in chunks(len(targets))
+    ]
+    return torch.cat(pieces).cpu()
 
 
-def perplexity(
-    logits: Callable[[torch.Tensor], torch.Tensor], states: Sequence[torch.Tensor], windows_NT: torch.Tensor,
-    ranks: Ranks = ALONE,
-) -> float:  # fmt: skip
-    """Perplexity of N windows. NumericsError if it is not finite.
+def chunks(num_rows: int) -> list[slice]:
+    """So many rows at a time are in float32."""
+    return [slice(start, min(start + CHUNK, num_rows)) for start in range(0, num_rows, CHUNK)]
 
-    The last hidden states [1, T, H] are given of those that are this rank's (``Ranks.part``).
+
+def mean_and_stderr(values_NT: torch.Tensor, counts_NT: torch.Tensor) -> tuple[float, float | None]:
+    """The mean of the values that count, and its standard error; None for a single window.
+
+    Tokens of one window depend on each other, so windows are what is drawn: the error is that of a ratio of sums over
+    windows (Cochran, Sampling Techniques, 6.4).
     """
-    mine = windows_NT[ranks.part(len(windows_NT)).start :][: len(states)]
-    losses = [negative_log_likelihood(logits(state)[0], ids) for state, ids in zip(states, mine, strict=True)]
-    total = sum(loss for part in ranks.gather(losses) for loss in part)
-    mean = total / (windows_NT.shape[0] * (windows_NT.shape[1] - 1))
-    if not math.isfinite(mean) or mean > 700:
+    sums_N = torch.where(counts_NT, values_NT.double(), 0.0).sum(1)
+    counts_N = counts_NT.sum(1).double()
+    mean = (sums_N.sum() / counts_N.sum()).item()
+    num = len(sums_N)
+    if num < 2:
+        return mean, None
+    spread = (sums_N - mean * counts_N).square().sum().item()
+    return mean, math.sqrt(spread * num / (num - 1)) / counts_N.sum().item()
+
+
+def perplexities(losses_NT: torch.Tensor, text: EvaluationText) -> dict[str, Any]:
+    """``token_perplexity``, ``word_perplexity`` and ``byte_perplexity`` as ``{value, stderr}``, and ``bits_per_byte``.
+
+    Words and bytes are counted as lm-evaluation-harness does: the same log-likelihood, shared among fewer or more. A
+    value is None where it is beyond all numbers. Raises NumericsError if the losses are not finite.
+    """
+    scored = text.scored_NT
+    mean, stderr = mean_and_stderr(losses_NT, scored)
+    if not math.isfinite(mean) or mean > LARGEST_EXPONENT:
         raise NumericsError(
             "The model's logits are not finite on the held-out text.",
             code="nonfinite_logits",
             hint="The float model overflows, or the quantized one is broken: see the layer errors in the report.",
         )
-    return math.exp(mean)
+    per_word = int(scored.sum()) / max(1, text.num_words)
+    per_byte = int(scored.sum()) / max(1, text.num_bytes)
+    return {
+        "token_perplexity": exponential(mean, stderr),
+        "word_perplexity": exponential(mean * per_word, None if stderr is None else stderr * per_word),
+        "byte_perplexity": exponential(mean * per_byte, None if stderr is None else stderr * per_byte),
+        "bits_per_byte": mean * per_byte / math.log(2),
+    }
+
+
+def exponential(mean: float, stderr: float | None) -> dict[str, float | None]:
+    """exp of a mean, its error to first order."""
+    if mean > LARGEST_EXPONENT:
+        return {"value": None, "stderr": None}
+    value = math.exp(mean)
+    return {"value": value, "stderr": None if stderr is None else value * stderr}

@@ -10,32 +10,41 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from quantcore.calibration.ranges import Activations, quantized_activations
+from quantcore.calibration.ranges import Activations
+from quantcore.calibration.tokenizer import load_tokenizer
 from quantcore.checkpoint.experts import unstack_experts
 from quantcore.checkpoint.headers import ModelHeaders, read_tensor_headers
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.checkpoint.source import TORCH_DTYPES, Source, TensorSource
-from quantcore.errors import ProofError
+from quantcore.errors import NumericsError, ProofError
+from quantcore.evaluation import harness
+from quantcore.evaluation.clipping import Clipping
+from quantcore.evaluation.divergence import measure, summarize
 from quantcore.evaluation.expectation import Expectation, digest, probe_logits
-from quantcore.evaluation.perplexity import perplexity
-from quantcore.events import Emit, Progress, parse
+from quantcore.evaluation.model import EvaluatedModel, open_model
+from quantcore.evaluation.originals import Originals
+from quantcore.evaluation.samples import PROMPT_LEN, compare_samples
+from quantcore.events import Emit, Progress, Warned, parse
 from quantcore.export import EXPORTERS, Container, Decoder, tensor_name
 from quantcore.layer import LayerPlan
-from quantcore.plan import Plan, export_dir, resolve
-from quantcore.reading import read_model
-from quantcore.runtime.devices import default_device, release_freed_memory
-from quantcore.runtime.hidden import Hidden
+from quantcore.plan import RUNTIME_BYTES, Plan, export_dir, resolve
+from quantcore.qtensor import QLayer
+from quantcore.reading import Model, read_model
+from quantcore.runtime.devices import default_device, free_memory_bytes, release_freed_memory
 from quantcore.runtime.single import StreamedModel
+from quantcore.spec import ScaleType
 from quantcore.task import Task
 from quantcore.timing import Eta
 
+FREE_PARTS = 8
 LOGIT_TOLERANCE = 1e-3
 """Largest |difference| of a logit over the largest |logit|: same weights and kernels give 0, float32 noise less."""
 
@@ -44,15 +53,33 @@ LOGIT_TOLERANCE = 1e-3
 class Proof:
     """What was seen of one export.
 
-    Every tensor of every export is compared. The model that was read back runs once, from the plan's main export: files
-    whose tensors are all equal are the same model. So ``max_logit_difference`` (relative) and ``perplexity`` are None
-    for the others, and the perplexity also when no evaluation was wanted.
+    Every tensor of every export is compared; ``odd_numbers`` says which layers hold numbers that none should. The model
+    that was read back runs once, from the plan's main export: files whose tensors are all equal are the same model. So
+    the rest is None for the others: ``max_logit_difference`` (relative), ``clipping`` (the largest share of a static
+    activation that was cut off, and of which), and if an evaluation was wanted ``quality`` (see
+    ``divergence.summarize``), ``samples`` and ``harness`` (by task; see ``harness``).
     """
 
     export: str
     num_tensors_equal: int
+    odd_numbers: tuple[str, ...] = ()
     max_logit_difference: float | None = None
-    perplexity: float | None = None
+    clipping: tuple[str, float] | None = None
+    quality: dict[str, Any] | None = None
+    samples: list[dict[str, Any]] | None = None
+    harness: dict[str, Any] | None = None
+
+    @property
+    def perplexity(self) -> float | None:
+        return None if self.quality is None else self.quality["after"]["token_perplexity"]["value"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the report says of every export."""
+        return {
+            "num_tensors_equal": self.num_tensors_equal,
+            "max_logit_difference": self.max_logit_difference,
+            "perplexity": self.perplexity,
+        }
 
 
 def prove_all(task: Task, folder: Path, scratch: Path, emit: Emit) -> Iterator[Proof]:
@@ -60,55 +87,81 @@ def prove_all(task: Task, folder: Path, scratch: Path, emit: Emit) -> Iterator[P
 
     Raises ProofError that names what differs.
     """
-    headers = read_model(task.model_folder).headers
+    original = read_model(task.model_folder)
+    headers = original.headers
     plan = resolve(task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export)
     expected = Expectation.load(scratch)
     for export in plan.exports:
         written = WrittenCheckpoint(plan, export_dir(folder, plan, export), export, headers)
-        proof = Proof(export, written.check(expected))
+        proof = Proof(export, written.check(expected), tuple(written.odd_numbers))
         if export == plan.main_export:
-            difference, value = run_model(plan, headers, written, expected, emit)
-            wanted = task.evaluation.num_windows > 0
-            proof = replace(proof, max_logit_difference=difference, perplexity=value if wanted else None)
+            proof = run_model(task, plan, original, written, expected, proof, emit)
         yield proof
 
 
 def run_model(
-    plan: Plan, headers: ModelHeaders, written: WrittenCheckpoint, expected: Expectation, emit: Emit
-) -> tuple[float, float]:
-    """(largest relative logit difference, perplexity) of the model in the files. ProofError if the logits differ."""
-    model = StreamedModel(
+    task: Task, plan: Plan, original: Model, written: WrittenCheckpoint, expected: Expectation, proof: Proof, emit: Emit
+) -> Proof:
+    """``proof`` with what the model in the files computes. ProofError if its logits are not the expected ones."""
+    headers, text = original.headers, expected.held_out
+    streamed = StreamedModel(
         plan.result_config(headers.config), written.read_float, {*headers.tensors, *plan.added}, plan.block_prefix,
         plan.num_blocks,
         TORCH_DTYPES[headers.main_dtype], default_device(),
     )  # fmt: skip
-    hidden = model.embed(expected.held_out_NT)
-    run_quantized(model, plan, hidden, written.activations, emit)
-    head = {layer: model.find_module(layer.name) for layer in plan.layers_of(None)}
-    with model.head() as logits, quantized_activations(head, written.activations):
+    model, clipping = EvaluatedModel(streamed, plan.layers, written.activations), Clipping()
+    hidden = streamed.embed(text.ids_NT)
+    model.run(hidden, progress(emit, plan.num_blocks), clipping)
+    with model.head() as logits:
         probes = probe_logits(logits, hidden.states[: expected.probe_logits.shape[0]])
-        value = perplexity(logits, hidden.states, expected.held_out_NT)
-    difference = ((probes - expected.probe_logits).abs().max() / expected.probe_logits.abs().max()).item()
-    if not difference <= LOGIT_TOLERANCE:
-        raise ProofError(
-            f"The files give other logits than the model in memory: relative difference {difference:.2e}.",
-            code="proof_logits_differ",
-            hint=f"Allowed is {LOGIT_TOLERANCE:.0e}. Please report this: the artifact is not handed out.",
-        )
-    return difference, value
+        difference = ((probes - expected.probe_logits).abs().max() / expected.probe_logits.abs().max()).item()
+        if not difference <= LOGIT_TOLERANCE:
+            raise ProofError(
+                f"The files give other logits than the model in memory: relative difference {difference:.2e}.",
+                code="proof_logits_differ",
+                hint=f"Allowed is {LOGIT_TOLERANCE:.0e}. Please report this: the artifact is not handed out.",
+            )
+        proof = replace(proof, max_logit_difference=difference, clipping=clipping.worst())
+        if expected.original_states_NTH is None:
+            return proof
+        states = [state[None].to(streamed.device) for state in expected.original_states_NTH]
+        with open_model(original).head() as original_logits:
+            measured = measure(logits, hidden.states, text, (original_logits, states))
+    proof, known = replace(proof, quality=summarize(measured, text)), Originals(expected.model)
+    evaluation, tokenizer = task.evaluation, load_tokenizer(task.model_folder)
+    if evaluation.num_prompts and may_be_whole(plan):
+        with told_if_it_fails("samples_failed", "Both models were to continue some texts", emit):
+            prompts_NT = text.ids_NT[: evaluation.num_prompts, :PROMPT_LEN]
+            samples = compare_samples(tokenizer, prompts_NT, open_model(original), model, known)
+            proof = replace(proof, samples=samples)
+    if evaluation.tasks:
+        with told_if_it_fails("tasks_failed", "Tasks were to be run", emit):
+            proof = replace(proof, harness=harness.compare(evaluation, tokenizer, open_model(original), model, known))
+    return proof
 
 
-def run_quantized(
-    model: StreamedModel, plan: Plan, hidden: Hidden, activations: dict[LayerPlan, Activations], emit: Emit
-) -> None:
-    """Take ``hidden`` through all blocks with quantized activations where the plan says so."""
-    eta = Eta(plan.num_blocks)
-    for index in range(plan.num_blocks):
-        with model.block(index) as block:
-            modules = {layer: model.find_module(layer.name) for layer in plan.layers_of(index)}
-            with quantized_activations(modules, activations):
-                model.run_block(block, index, hidden)
-        emit(Progress("verify", index + 1, plan.num_blocks, "block", eta.after(index + 1)))
+@contextmanager
+def told_if_it_fails(code: str, what: str, emit: Emit) -> Iterator[None]:
+    """Foreign code runs here, for a result that is proven already: its failure is said, and costs no artifact."""
+    try:
+        yield
+    except Exception as error:
+        emit(Warned(code, f"{what}, and that failed: {str(error)[:300] or type(error).__name__}."))
+
+
+def may_be_whole(plan: Plan) -> bool:
+    """Whether the model may be in memory as a whole: that is no more than the plan promised, or little of what is free.
+
+    A small part only: the worker counted on the plan when it took other jobs beside this one.
+    """
+    free = free_memory_bytes(default_device()) // FREE_PARTS
+    return plan.size_before_bytes <= max(plan.peak_memory_bytes - RUNTIME_BYTES, free)
+
+
+def progress(emit: Emit, num_blocks: int) -> Callable[[int], None]:
+    """Says how many blocks have been verified."""
+    eta = Eta(num_blocks)
+    return lambda done: emit(Progress("verify", done, num_blocks, "block", eta.after(done)))
 
 
 class WrittenCheckpoint:
@@ -133,6 +186,7 @@ class WrittenCheckpoint:
             self._check_layout(tensors, export)
             self._source = Source(folder, unstack_experts(tensors))
         self.activations: dict[LayerPlan, Activations] = {}
+        self.odd_numbers: list[str] = []
 
     def read_float(self, name: str) -> torch.Tensor:
         """The tensor that Transformers would call ``name``: dequantized float32 if the files hold codes of it."""
@@ -143,7 +197,9 @@ class WrittenCheckpoint:
         stored = {part: self._source.read(tensor_name(layer.name, part)) for part in parts}
         quantized = self._decoder.decode(layer, stored)
         self.activations[layer] = Activations(quantized.inputs, quantized.outputs)
-        return quantized.weight.dequantize()
+        restored_OI = quantized.weight.dequantize()
+        self.odd_numbers += odd_numbers(layer, quantized, restored_OI)
+        return restored_OI
 
     def check(self, expected: Expectation) -> int:
         """Compare every tensor with its digest; the number compared."""
@@ -176,6 +232,34 @@ class WrittenCheckpoint:
             code="proof_tensor_differs",
             hint="Please report this: the artifact is not handed out.",
         )
+
+
+def odd_numbers(layer: LayerPlan, quantized: QLayer, restored_OI: torch.Tensor) -> list[str]:
+    """What no good layer has: scales below 0, or so small that they lose digits. Raises NumericsError for numbers that
+    are not finite.
+
+    A scale of 0 is right in formats that keep scales as small whole numbers, and e8m0 goes down to 2^-127.
+    """
+    found, finite = [], bool(torch.stack(torch.aminmax(restored_OI)).isfinite().all())
+    for what, spec, params in (
+        ("weight", layer.weight, quantized.weight.params),
+        ("input", layer.config.input_tensors, quantized.inputs),
+        ("output", layer.config.output_tensors, quantized.outputs),
+    ):
+        if spec is None or params is None:
+            continue
+        numbers = [one for one in (params.scale, params.zero_point, params.global_scale) if one is not None]
+        finite = finite and all(bool(one.float().isfinite().all()) for one in numbers)
+        may_be_small = spec.scale_type.in_two_levels or spec.scale_type is ScaleType.e8m0
+        if (params.scale < (0.0 if may_be_small else torch.finfo(torch.float32).tiny)).any():
+            found.append(f"{layer.name}: the scales of its {what}")
+    if not finite:
+        raise NumericsError(
+            f"The files hold numbers of {layer.name} that are NaN or infinite.",
+            code="nonfinite_result",
+            hint="Please report this: the artifact is not handed out.",
+        )
+    return found
 
 
 def as_floats(activations: Activations) -> list[list[float]]:

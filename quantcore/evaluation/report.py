@@ -1,70 +1,101 @@
-"""report.json: what was done, how good it is, and what was seen when the files were read back."""
+"""What travels with an artifact beside its weights: what was done, how good it is, how to do it again.
+
+``report.json`` holds all of it (its schema is docs/report.schema.json); ``report.html`` and the model card
+``README.md`` show it to people, ``reproduce.sh`` makes the same weights once more.
+"""
 
 from __future__ import annotations
 
-import platform
 from dataclasses import asdict
-from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-import quantcore
+from quantcore.checkpoint.artifact import write_json
+from quantcore.evaluation.card import model_card
+from quantcore.evaluation.gates import GateResult
+from quantcore.evaluation.html import page
+from quantcore.evaluation.judging import Outcome
 from quantcore.evaluation.proof import Proof
-from quantcore.events import LayerQuantized, Warned
+from quantcore.evaluation.reproduce import script
 from quantcore.export import EXPORTERS
 from quantcore.plan import Plan
-from quantcore.runtime.devices import default_device, peak_memory_bytes
+from quantcore.runtime.devices import peak_memory_bytes
 from quantcore.task import Task
+
+SCHEMA_VERSION = 2
 
 
 def build_report(
     task: Task,
     plan: Plan,
-    layers: list[LayerQuantized],
-    warnings: list[Warned],
-    edges: list[dict[str, Any]],
-    perplexity_before: float | None,
+    outcome: Outcome,
     proofs: dict[str, Proof],
+    gates: list[GateResult],
     *,
     quantize_s: float,
     total_s: float,
 ) -> dict[str, Any]:
     """The whole report as JSON data; ``summary`` is what a table shows. Times in seconds, sizes in bytes."""
-    worst = max(layers, key=lambda layer: layer.relative_error)
-    before = perplexity_before
-    after = proofs[plan.main_export].perplexity
+    main = proofs[plan.main_export]
     return {
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "summary": {
             "size_before_bytes": plan.size_before_bytes,
             "size_after_bytes": plan.size_after_bytes,
-            "perplexity_before": before,
-            "perplexity_after": after,
-            "perplexity_ratio": after / before if after and before else None,
-            "worst_layer": {"name": worst.name, "relative_error": worst.relative_error, "sqnr_db": worst.sqnr_db},
-            "num_layers_quantized": len(plan.layers),
-            "num_layers_kept": len(plan.kept),
+            **_quality_in_short(main),
+            **_layers_in_short(plan, outcome),
             "quantize_s": round(quantize_s, 2),
             "total_s": round(total_s, 2),
             "peak_memory_bytes": peak_memory_bytes(),
             "planned_peak_memory_bytes": plan.peak_memory_bytes,
+            "gate": task.gate,
+            "gates": [row.to_dict() for row in gates],
             "exports": {name: _export(plan, name) for name in plan.exports},
         },
         "model": _model(task) | {"model_type": plan.model_type},
         "config": task.config.to_dict(),
         "calibration": task.calibration.model_dump(mode="json", exclude_none=True),
         "evaluation": task.evaluation.model_dump(mode="json"),
-        "proof": {name: asdict(proof) for name, proof in proofs.items()},
-        "layers": [layer.to_dict() for layer in layers],
-        "edges": edges,
+        "proof": {name: proof.to_dict() for name, proof in proofs.items()},
+        "quality": main.quality,
+        "samples": main.samples,
+        "harness": main.harness,
+        "layers": [layer.to_dict() for layer in outcome.layers],
+        "edges": outcome.edges,
         "kept": [asdict(entry) for entry in plan.kept],
-        "warnings": [*plan.warnings, *(warning.message for warning in warnings)],
-        "environment": {
-            "quantcore": quantcore.__version__,
-            "python": platform.python_version(),
-            "torch": version("torch"),
-            "transformers": version("transformers"),
-            "device": str(default_device()),
-        },
+        "warnings": [*plan.warnings, *(warning.message for warning in outcome.warnings)],
+        "provenance": {name: value for name, value in outcome.provenance.items() if name != "environment"},
+        "environment": outcome.provenance["environment"],
+    }
+
+
+def write_report(task: Task, folder: Path, report: dict[str, Any]) -> None:
+    """The report in its four forms."""
+    write_json(folder / "report.json", report)
+    (folder / "report.html").write_text(page(report), "utf-8")
+    (folder / "README.md").write_text(model_card(report, task.model_folder), "utf-8")
+    reproduce = folder / "reproduce.sh"
+    reproduce.write_text(script(task, folder), "utf-8")
+    reproduce.chmod(0o755)
+
+
+def _quality_in_short(main: Proof) -> dict[str, Any]:
+    if main.quality is None:
+        return {"perplexity_before": None, "perplexity_after": None, "perplexity_ratio": None, "kl_mean": None}
+    return {
+        "perplexity_before": main.quality["before"]["token_perplexity"]["value"],
+        "perplexity_after": main.perplexity,
+        "perplexity_ratio": main.quality["ratio"]["value"],
+        "kl_mean": main.quality["divergence"]["kl_mean"]["value"],
+    }
+
+
+def _layers_in_short(plan: Plan, outcome: Outcome) -> dict[str, Any]:
+    worst = max(outcome.layers, key=lambda layer: layer.relative_error)
+    return {
+        "worst_layer": {"name": worst.name, "relative_error": worst.relative_error, "sqnr_db": worst.sqnr_db},
+        "num_layers_quantized": len(plan.layers),
+        "num_layers_kept": len(plan.kept),
     }
 
 

@@ -9,7 +9,7 @@ tables, final norms and logit soft-caps are the model's own, whatever the archit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from quantcore.blocks.experts import experts_split, is_fused
 from quantcore.blocks.names import place_tensors, projection_names
@@ -161,6 +162,15 @@ class StreamedModel:
         """The model around its blocks; the weights of embeddings and head live inside."""
         with self._outside_loaded(head=True), self._blocks_replaced([Arguments() for _ in self.blocks]) as relay:
             yield Outside(self.model, relay, self.device)
+
+    @contextmanager
+    def whole(self) -> Iterator[PreTrainedModel]:
+        """The model with all of its weights in memory: it computes and generates as Transformers' own does."""
+        with ExitStack() as stack:
+            stack.enter_context(self._outside_loaded(head=True))
+            for index in range(len(self.blocks)):
+                stack.enter_context(self.block(index))
+            yield self.model
 
     def _fused_experts(self, block: nn.Module, index: int) -> list[str]:
         """The modules in the block whose experts the checkpoint holds one by one."""

@@ -77,7 +77,7 @@ def test_a_job_ends_in_a_proven_artifact(stack: LocalStack, client: Client, tmp_
     assert job.summary is not None and job.artifact is not None
 
     folder = client.download(job.id, tmp_path / "artifact")
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = json.loads((folder / "MANIFEST.json").read_text())
     listed = {file["path"] for file in manifest["files"]}
     assert {f"{name}/config.json" for name in EXPORTS} <= listed
     assert "report.json" in listed

@@ -37,10 +37,10 @@ def write_output(output: Path, *, tamper: bool) -> None:
         path = output / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-        entries.append({"path": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+        entries.append({"path": name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()})
     if tamper:
         (output / "model.safetensors").write_bytes(b"X" + files["model.safetensors"][1:])
-    (output / "manifest.json").write_text(json.dumps({"schema_version": 1, "files": entries}))
+    (output / "MANIFEST.json").write_text(json.dumps({"format": 1, "files": entries}))
 
 
 def main() -> int:
@@ -91,6 +91,10 @@ def main() -> int:
         os.kill(os.getpid(), signal.SIGKILL)
     if mode in ("fails", "fails_retryable"):
         say("failed", code="nonfinite_weights", message="NaN in a", hint="Give another.", retryable=mode != "fails")
+        return 1
+    if mode == "rejects":
+        write_output(Path(f"{task['output_dir']}.rejected"), tamper=False)
+        say("failed", code="gate_failed", message=f"G8, gate {task['gate']}", hint="Take a finer one.", retryable=False)
         return 1
     for block in range(20):
         say("layer_quantized", name=f"l{block}", block=block, relative_error=0.01, sqnr_db=40.0, scheme="int8")

@@ -373,13 +373,13 @@ def test_delete_of_a_job_that_goes_on_is_refused(
 def test_a_clone_is_the_same_job_but_for_what_is_named(client: TestClient, make_model: MakeModel) -> None:
     labels, limits = {"team": "x"}, {"max_runtime_s": 60, "max_pending_s": None}
     asked = body(make_model(), name="first", labels=labels, priority=7, limits=limits, calibration={"num_samples": 3})
-    asked["max_shard_size"] = "500MB"
+    asked |= {"max_shard_size": "500MB", "gate": "fail"}
     first = client.post("/v1/jobs", json=asked).json()
     again = client.post(f"/v1/jobs/{first['id']}/clone")
     assert again.status_code == 202, again.text
     assert again.headers["location"] == f"/v1/jobs/{again.json()['id']}"
     same = first.keys() - {"id", "created_at", "state_times", "cloned_from", "waiting_reason", "queue_position"}
-    assert again.json()["max_shard_size"] == "500MB"
+    assert (again.json()["max_shard_size"], again.json()["gate"]) == ("500MB", "fail")
     assert {name: again.json()[name] for name in same} == {name: first[name] for name in same}
     assert (again.json()["cloned_from"], again.json()["id"] != first["id"]) == (first["id"], True)
 

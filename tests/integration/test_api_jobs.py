@@ -48,6 +48,7 @@ def test_submit_answers_with_the_whole_job(client: TestClient, make_model: MakeM
         "calibration": {"source": "builtin", "num_samples": 32, "seq_len": 512, "seed": 0},
         "export": ["quark"],
         "max_shard_size": "5GB",
+        "gate": "warn",
         "needs_memory_bytes": 0,
         "cloned_from": None,
         "sweep_id": None,
@@ -145,6 +146,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
     ),
     "nothing left": ({"config": {"preset": "fp8", "exclude": ["*"]}}, "nothing_to_quantize", "#/config/exclude"),
     "unknown export": ({"export": ["gguf9"]}, "unknown_export_format", None),
+    "a gate of another kind": ({"gate": "maybe"}, "invalid_request", "#/gate"),
     "shards of no size": ({"max_shard_size": "5 apples"}, "invalid_max_shard_size", "#/max_shard_size"),
     "no export": ({"export": []}, "invalid_export", "#/export"),
     "export twice": ({"export": ["quark", "quark"]}, "invalid_export", "#/export"),
@@ -179,7 +181,7 @@ def test_bad_requests_are_told_what_is_wrong(
     (model.parent / "link").symlink_to("/usr")
     request = body(model, **fill_in(changes, str(model.parent)))
     for path in ("/v1/jobs", "/v1/plans"):
-        if path == "/v1/plans" and changes.keys() & {"name", "labels", "max_shard_size"}:
+        if path == "/v1/plans" and changes.keys() & {"name", "labels", "max_shard_size", "gate"}:
             continue
         answer = client.post(path, json=request)
         assert answer.status_code == 422, answer.text

@@ -27,9 +27,9 @@ def done(settings: Settings, sessions: Sessions, submit: Callable[..., str]) -> 
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     entries = [
-        {"path": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()
+        {"path": name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()
     ]
-    (folder / "manifest.json").write_text(json.dumps({"schema_version": 1, "files": entries}))
+    (folder / "MANIFEST.json").write_text(json.dumps({"format": 1, "files": entries}))
     (folder / "unlisted.txt").write_text("secret")
     (folder.parent / "secret.txt").write_text("secret")
     found = manifest.read(folder)
@@ -161,10 +161,10 @@ def test_a_file_that_became_a_link_is_not_sent(client: TestClient, done: tuple[s
 
 def test_a_manifest_that_changed_is_not_believed(client: TestClient, done: tuple[str, Path]) -> None:
     job_id, folder = done
-    content = json.loads((folder / "manifest.json").read_text())
-    content["files"].append({"path": "unlisted.txt", "bytes": 6, "sha256": hashlib.sha256(b"secret").hexdigest()})
-    (folder / "manifest.json").write_text(json.dumps(content))
-    for path in ("", "/unlisted.txt", "/model.safetensors", "/manifest.json"):
+    content = json.loads((folder / "MANIFEST.json").read_text())
+    content["files"].append({"path": "unlisted.txt", "size": 6, "sha256": hashlib.sha256(b"secret").hexdigest()})
+    (folder / "MANIFEST.json").write_text(json.dumps(content))
+    for path in ("", "/unlisted.txt", "/model.safetensors", "/MANIFEST.json"):
         answer = client.get(f"/v1/jobs/{job_id}/artifacts{path}")
         assert (answer.status_code, answer.json()["code"]) == (500, "artifact_corrupt"), path
 

@@ -119,7 +119,7 @@ def test_the_page_of_formats(folder, monkeypatch, capsys):
     assert "uint4 torch.Size([1, 8, 512])" in capsys.readouterr().out
     [command] = blocks_of(page, "console")
     assert main(shlex.split(command.removeprefix("$ bitfoundry"))) == 0
-    assert (folder / "quark" / "manifest.json").is_file()
+    assert (folder / "quark" / "MANIFEST.json").is_file()
 
 
 def test_the_page_of_onnx(folder, monkeypatch, capsys):

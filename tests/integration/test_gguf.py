@@ -82,7 +82,7 @@ def test_transformers_reads_the_same_model(tmp_path, name, proof_in_this_process
     report = run(model_dir, tmp_path / "out", presets.resolve("gguf_q8_0"))
     assert report["proof"]["gguf"]["max_logit_difference"] == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "manifest.json", "model.gguf", "plan.json", "report.json"
+        "MANIFEST.json", "README.md", "model.gguf", "plan.json", "report.html", "report.json", "reproduce.sh"
     }  # fmt: skip
     config = AutoConfig.from_pretrained(model_dir)
     given = {} if name in ("llama", "mistral") else {"config": config}  # Transformers takes too little from the file

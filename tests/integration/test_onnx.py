@@ -171,8 +171,8 @@ def test_a_bfloat16_model_keeps_its_tensors(tmp_path, proof_in_this_process):
     assert list(shapes.values()) == [(64, 2, 16), (64, 2), (64, 1), (64, 4, 8)]
     assert "model.layers.0.self_attn.o_proj.weight_zero_point" not in found  # 8 in the middle is what readers take
     assert {path.name for path in folder.iterdir()} == {
-        "config.json", "generation_config.json", "manifest.json", FILE_NAME, DATA_NAME, "plan.json", "report.json",
-        "tokenizer.json", "tokenizer_config.json",
+        "config.json", "generation_config.json", "MANIFEST.json", FILE_NAME, DATA_NAME, "plan.json", "report.json",
+        "README.md", "report.html", "reproduce.sh", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
     text = (folder / FILE_NAME).read_bytes()
     assert b".py" not in text, "the graph tells where it was traced"

@@ -11,6 +11,7 @@ from compressed_tensors.quantization import QuantizationConfig as ForeignConfig
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from api.store import manifest as store
 from quantcore import presets
 from quantcore.calibration.text import token_windows
 from quantcore.checkpoint.artifact import sha256
@@ -73,12 +74,16 @@ def test_report_events_and_manifest(artifacts, model_dir, preset):
     assert isinstance(events[-1], Completed) and events[-1].summary == summary
     blocks = [event.done for event in events if isinstance(event, Progress) and event.phase == "quantize"]
     assert blocks == [1, 2, 3]
-    manifest = json.loads((folder / "manifest.json").read_text())["files"]
-    assert {entry["path"] for entry in manifest} == {
+    manifest = json.loads((folder / "MANIFEST.json").read_text())
+    assert manifest["format"] == 1 and manifest["files"] == sorted(manifest["files"], key=lambda entry: entry["path"])
+    assert {entry["path"] for entry in manifest["files"]} == {
         path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
-    } - {"manifest.json"}
-    for entry in manifest:
+    } - {"MANIFEST.json"}
+    for entry in manifest["files"]:
+        assert entry.keys() == {"path", "size", "sha256"}
         assert entry["sha256"] == sha256(folder / entry["path"])
+        assert entry["size"] == (folder / entry["path"]).stat().st_size
+    store.check(folder, store.read(folder))  # what the service holds the files against
     for export in BOTH:
         written = sum(path.stat().st_size for path in (folder / export).glob("*.safetensors"))
         assert 0 < written - summary["exports"][export]["bytes"] < 60_000  # the header
@@ -330,7 +335,7 @@ def test_command_line_runs_a_task_with_json_lines(model_dir, tmp_path):
     assert result.returncode == 0, result.stderr
     phases = [line["phase"] for line in lines if line["kind"] == "phase_started"]
     assert phases == ["resolve", "plan", "quantize", "export", "verify"]
-    assert lines[-1]["kind"] == "completed" and (tmp_path / "out/manifest.json").exists()
+    assert lines[-1]["kind"] == "completed" and (tmp_path / "out/MANIFEST.json").exists()
     again = engine("run", file)
     last = json.loads(again.stdout.splitlines()[-1])
     assert again.returncode == 1 and (last["kind"], last["code"]) == ("failed", "output_exists")
@@ -358,7 +363,7 @@ REFUSED_FLAGS = {
     "unknown_kv_cache_scheme": ["--kv_cache_dtype", "fp9"],
     "unknown_custom_mode": ["--custom_mode", "marlin"],
     "unknown_model_export": ["--model_export", "openvino"],
-    "unknown_tasks": ["--tasks", "gsm8k"],
+    "unknown_tasks": ["--tasks", "gsm8k_of_nobody"],
     "invalid_config": ["--quant_scheme", "fp8", "--group_size", "64"],
     "group_size_not_dividing": ["--quant_scheme", "w4a16", "--group_size", "48"],
     "seq_len_too_long": ["--seq_len", "100000"],

@@ -111,5 +111,5 @@ def test_torchrun_starts_ranks(tmp_path):
          *flags], capture_output=True, text=True, timeout=START_S, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "manifest.json").exists()
+    assert (tmp_path / "out" / "MANIFEST.json").exists()
     assert done.stdout.count("perplexity") == 1, "one of them shows the report"

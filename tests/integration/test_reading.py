@@ -163,7 +163,7 @@ def test_converted_is_the_same_as_written(float_model, name, tmp_path):
         said = [json.loads((folder / "config.json").read_text()) for folder in (here, tmp_path / "out" / export)]
         if export != "quark":  # which says the same layers in more than one way
             assert said[0] == said[1]
-        assert (here / "tokenizer.json").exists() and (here / "manifest.json").exists()
+        assert (here / "tokenizer.json").exists() and (here / "MANIFEST.json").exists()
 
 
 INT8_LAYER = presets.resolve("int8_weight_only").global_quant_config

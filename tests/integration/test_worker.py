@@ -60,7 +60,7 @@ def test_a_job_from_the_request_to_the_download(
     assert folder == settings.data_dir / "artifacts" / job_id / job["artifact"]["manifest_sha256"]
 
     listing = client.get(f"/v1/jobs/{job_id}/artifacts").json()["data"]
-    assert {file["path"] for file in listing} == {"model.safetensors", "sub/report.json", "manifest.json"}
+    assert {file["path"] for file in listing} == {"model.safetensors", "sub/report.json", "MANIFEST.json"}
     assert sum(file["bytes"] for file in listing) == job["artifact"]["bytes"]
     assert client.get(f"/v1/jobs/{job_id}/artifacts/sub/report.json").json() == {"summary": {}}
 
@@ -189,6 +189,23 @@ def test_losing_every_connection_loses_no_job(
     assert (job.attempt, job.lost_count, job.failure_count) == (1, 0, 0)
     story = client.get(f"/v1/jobs/{job_id}/events").json()["data"]
     assert [event["kind"] for event in story].count("layer_quantized") == 20
+
+
+def test_a_result_that_misses_a_limit_is_kept_apart(
+    client: TestClient, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor, settings: Settings
+) -> None:
+    start_worker()
+    model = {"path": str(make_model(mode="rejects"))}
+    asked = client.post("/v1/jobs", json={"model": model, "config": {"preset": "fp8"}, "gate": "fail"})
+    job = wait_for(asked.json()["id"], "failed")
+    assert job.error is not None
+    assert (job.error["code"], job.error["message"]) == ("gate_failed", "G8, gate fail")
+    [kept] = (settings.artifacts_dir / job.id).iterdir()
+    assert kept.name.startswith("rejected-") and str(kept) in job.error["detail"]
+    assert (kept / "MANIFEST.json").is_file()
+    assert client.get(f"/v1/jobs/{job.id}/artifacts").json()["code"] == "not_ready"
+    assert client.delete(f"/v1/jobs/{job.id}").status_code == 204
+    assert not (settings.artifacts_dir / job.id).exists()
 
 
 def test_failures_crashes_and_damaged_output(

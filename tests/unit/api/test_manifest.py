@@ -16,12 +16,12 @@ def write(folder: Path, contents: dict[str, bytes], **changes: Any) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-    entries = [{"path": n, "bytes": len(d), "sha256": hashlib.sha256(d).hexdigest()} for n, d in contents.items()]
-    (folder / "manifest.json").write_text(json.dumps({"schema_version": 1, "files": entries} | changes))
+    entries = [{"path": n, "size": len(d), "sha256": hashlib.sha256(d).hexdigest()} for n, d in contents.items()]
+    (folder / "MANIFEST.json").write_text(json.dumps({"format": 1, "files": entries} | changes))
 
 
 def entry(path: str) -> dict[str, Any]:
-    return {"path": path, "bytes": 0, "sha256": "0" * 64}
+    return {"path": path, "size": 0, "sha256": "0" * 64}
 
 
 def test_a_whole_folder_passes(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_a_whole_folder_passes(tmp_path: Path) -> None:
     found = manifest.read(tmp_path)
     manifest.check(tmp_path, found)
     assert found.files.keys() == {"a.bin", "deep/er/b.json"}
-    assert found.sha256 == hashlib.sha256((tmp_path / "manifest.json").read_bytes()).hexdigest()
+    assert found.sha256 == hashlib.sha256((tmp_path / "MANIFEST.json").read_bytes()).hexdigest()
     assert found.num_bytes == sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
 
 
@@ -46,11 +46,11 @@ def test_unsafe_paths(path: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"schema_version": 2},
+        {"format": 2},
         {"files": None},
         {"files": [{"path": "a"}]},
         {"files": [entry("a") | {"sha256": "x"}]},
-        {"files": [entry("a") | {"bytes": -1}]},
+        {"files": [entry("a") | {"size": -1}]},
         {"files": [entry("a"), entry("a")]},
     ],
 )
@@ -58,7 +58,7 @@ def test_manifests_that_are_none(changes: dict[str, Any], tmp_path: Path) -> Non
     write(tmp_path, {}, **changes)
     with pytest.raises(ProofError):
         manifest.read(tmp_path)
-    (tmp_path / "manifest.json").unlink()
+    (tmp_path / "MANIFEST.json").unlink()
     with pytest.raises(ProofError):
         manifest.read(tmp_path)
 

@@ -167,7 +167,8 @@ def test_submit_passes_everything_on(fake: type[FakeClient], tmp_path: Path) -> 
     config = tmp_path / "mine.json"
     config.write_text('{"global_quant_config": {}}')
     line = f"submit /m -c {config} --export quark --export compressed_tensors --num-samples 4 --name n --label a=b=c"
-    line += " --priority 9 --max-runtime-s 60 --max-shard-size 500MB --publish org/out --publish-token team"
+    line += " --priority 9 --max-runtime-s 60 --max-shard-size 500MB --gate fail"
+    line += " --publish org/out --publish-token team"
     assert cli.run(line.split()) == 0
     _, given, named = fake.calls[1]
     assert given == ("/m",)
@@ -181,6 +182,7 @@ def test_submit_passes_everything_on(fake: type[FakeClient], tmp_path: Path) -> 
         "limits": {"max_runtime_s": 60},
         "max_shard_size": "500MB",
         "publish": {"repo_id": "org/out", "hub_token": "team"},
+        "gate": "fail",
     }
 
 

@@ -29,9 +29,9 @@ def write_output(workspace: Workspace, data: bytes = b"data") -> str:
     """Returns the manifest's hash."""
     workspace.output_dir.mkdir()
     (workspace.output_dir / "a.bin").write_bytes(data)
-    entry = {"path": "a.bin", "bytes": 4, "sha256": hashlib.sha256(b"data").hexdigest()}
-    text = json.dumps({"schema_version": 1, "files": [entry]})
-    (workspace.output_dir / "manifest.json").write_text(text)
+    entry = {"path": "a.bin", "size": 4, "sha256": hashlib.sha256(b"data").hexdigest()}
+    text = json.dumps({"format": 1, "files": [entry]})
+    (workspace.output_dir / "MANIFEST.json").write_text(text)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

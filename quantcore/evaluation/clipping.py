@@ -1,0 +1,64 @@
+"""How much of the activations static ranges cut off, on text that calibration has not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from quantcore.affine import QParams
+from quantcore.calibration.ranges import Activations
+from quantcore.layer import LayerPlan
+from quantcore.spec import QuantizationSpec
+
+
+@dataclass
+class Clipping:
+    """``counts``: of each watched tensor (``layer input``, ``layer output``) the values beyond the range, and all."""
+
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @contextmanager
+    def watching(
+        self, modules: Mapping[LayerPlan, nn.Module], activations: Mapping[LayerPlan, Activations]
+    ) -> Iterator[None]:
+        """While this lasts, what reaches the modules' inputs and leaves them is counted, before it is rounded."""
+        handles = []
+        for layer, module in modules.items():
+            known, config = activations.get(layer, Activations()), layer.config
+            if known.inputs is not None and config.input_tensors is not None and config.input_tensors.is_static:
+                see = self._see_input(f"{layer.name} input", config.input_tensors, known.inputs)
+                handles.append(module.register_forward_pre_hook(see))
+            if known.outputs is not None and config.output_tensors is not None and config.output_tensors.is_static:
+                see = self._see_output(f"{layer.name} output", config.output_tensors, known.outputs)
+                handles.append(module.register_forward_hook(see))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def count(self, name: str, x: torch.Tensor, spec: QuantizationSpec, params: QParams) -> None:
+        """Values more than half a step beyond the ends of the range of the whole tensor, or of each last index."""
+        zero_point = params.zero_point_or_zeros.to(x.device)
+        step, low, high = params.step.to(x.device), spec.format.min, spec.format.max
+        ends = [((end - zero_point) * step).flatten() for end in (low - 0.5, high + 0.5)]
+        if len(ends[0]) not in (1, x.shape[-1]):
+            return  # static groups: no consumer has them
+        beyond = int(((x < ends[0].to(x.dtype)) | (x > ends[1].to(x.dtype))).sum())
+        before, total = self.counts.get(name, (0, 0))
+        self.counts[name] = (before + beyond, total + x.numel())
+
+    def worst(self) -> tuple[str, float] | None:
+        """The tensor of which the largest share is cut off; None if no range is static."""
+        shares = {name: beyond / max(1, total) for name, (beyond, total) in self.counts.items()}
+        return max(shares.items(), key=lambda item: item[1]) if shares else None
+
+    def _see_input(self, name: str, spec: QuantizationSpec, params: QParams) -> Callable[..., None]:
+        return lambda _, inputs: self.count(name, inputs[0], spec, params)
+
+    def _see_output(self, name: str, spec: QuantizationSpec, params: QParams) -> Callable[..., None]:
+        return lambda _, __, output: self.count(name, output, spec, params)

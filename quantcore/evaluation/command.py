@@ -1,0 +1,105 @@
+"""``bitfoundry evaluate``: a model that is there already, whoever quantized it, alone or beside its original."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantcore.calibration.text import token_windows
+from quantcore.calibration.tokenizer import load_tokenizer
+from quantcore.checkpoint import hub
+from quantcore.config import CalibrationConfig
+from quantcore.errors import ModelError
+from quantcore.evaluation import harness
+from quantcore.evaluation.divergence import measure, summarize
+from quantcore.evaluation.model import EvaluatedModel, open_model
+from quantcore.evaluation.originals import Originals
+from quantcore.evaluation.provenance import environment, identity_of
+from quantcore.evaluation.samples import PROMPT_LEN, compare_samples
+from quantcore.evaluation.text import EvaluationText, of_windows, read_text
+from quantcore.events import Emit, PhaseStarted, Progress
+from quantcore.reading import read_model
+from quantcore.task import EvaluationConfig
+from quantcore.timing import Eta
+
+
+def evaluate(given: str, against: str | None, evaluation: EvaluationConfig, emit: Emit) -> dict[str, Any]:
+    """``quality`` (see ``divergence.summarize``), and where asked for ``samples`` and ``harness``, as in a report.
+
+    Models are folders, GGUF files or ids on the Hub. Without an original nothing is compared. Raises ModelError,
+    ConfigError.
+    """
+    harness.check(evaluation)
+    path = find_model(given, emit)
+    model = open_model(read_model(path))
+    tokenizer = load_tokenizer(path)
+    text = _text(path, evaluation)
+    emit(PhaseStarted("verify"))
+    states = model.last_states(text, _told(emit, model))
+    result: dict[str, Any] = {"model": given, "against": against, "environment": environment()}
+    if against is None:
+        with model.head() as logits:
+            result["quality"] = summarize(measure(logits, states, text), text)
+        if evaluation.tasks:
+            result["harness"] = harness.evaluate(evaluation, tokenizer, model)
+        return result
+    original_path = find_model(against, emit)
+    original, known = open_model(read_model(original_path)), Originals(identity_of(original_path))
+    original_states = _original_states(original, known, text, emit)
+    with model.head() as logits, original.head() as original_logits:
+        result["quality"] = summarize(measure(logits, states, text, (original_logits, original_states)), text)
+    if evaluation.num_prompts:
+        prompts_NT = text.ids_NT[: evaluation.num_prompts, :PROMPT_LEN]
+        result["samples"] = compare_samples(tokenizer, prompts_NT, original, model, known)
+    if evaluation.tasks:
+        result["harness"] = harness.compare(evaluation, tokenizer, original, model, known)
+    return result
+
+
+def find_model(given: str, emit: Emit) -> Path:
+    """A folder or file as it is; what looks like a Hub id is downloaded. Raises ModelError ``model_not_found``."""
+    path = Path(given)
+    if path.exists():
+        return path
+    if hub.is_model_id(given):
+        emit(PhaseStarted("download"))
+        return hub.download(given, hub.resolve(given), emit)
+    raise ModelError(
+        f"There is no model at {given}.",
+        code="model_not_found",
+        hint="Give a folder with config.json, a GGUF file, or a model on the Hub: org/name.",
+    )
+
+
+def _text(path: Path, evaluation: EvaluationConfig) -> EvaluationText:
+    """That of the evaluation, else what calibration with the built-in text would hold out."""
+    tokenizer = load_tokenizer(path)
+    if evaluation.source is not None:
+        return read_text(evaluation, tokenizer)
+    windows = token_windows(
+        CalibrationConfig(num_samples=1, seq_len=8),
+        lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
+        num_held_out=evaluation.num_windows,
+        held_out_len=evaluation.seq_len,
+        separator=tokenizer.eos_token_id,
+    )
+    return of_windows(windows.held_out_NT, tokenizer)
+
+
+def _original_states(
+    original: EvaluatedModel, known: Originals, text: EvaluationText, emit: Emit
+) -> list[torch.Tensor]:
+    asked = {"windows": text.ids_NT.tolist()}
+    states_NTH = known.known_states(asked)
+    if states_NTH is None:
+        states_NTH = torch.cat([state.cpu() for state in original.last_states(text, _told(emit, original))])
+        known.keep_states(asked, states_NTH)
+    return [state[None].to(original.streamed.device) for state in states_NTH]
+
+
+def _told(emit: Emit, model: EvaluatedModel) -> Any:
+    num_blocks = len(model.streamed.blocks)
+    eta = Eta(num_blocks)
+    return lambda done: emit(Progress("verify", done, num_blocks, "block", eta.after(done)))

@@ -1,0 +1,104 @@
+"""How far a model's predictions are from the original's, token by token on the same text.
+
+Perplexity can stay where it is while answers change ("Accuracy is Not All You Need", arXiv:2407.09141); the divergence
+of the two distributions and how often their first choice is the same say more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from quantcore.evaluation.perplexity import (
+    Logits,
+    chunks,
+    exponential,
+    mean_and_stderr,
+    perplexities,
+    token_losses,
+)
+from quantcore.evaluation.text import EvaluationText
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of every token but a window's first, [N, T - 1]: the loss, and beside an original its loss and the distance."""
+
+    losses_NT: torch.Tensor
+    original_losses_NT: torch.Tensor | None = None
+    distances_NT4: torch.Tensor | None = None
+
+
+def measure(
+    logits: Logits, states: Sequence[torch.Tensor], text: EvaluationText,
+    original: tuple[Logits, Sequence[torch.Tensor]] | None = None,
+) -> Measured:  # fmt: skip
+    """Window by window: ``states`` are the last hidden states [1, T, H], ``original`` the same of the float model."""
+    losses, original_losses, distances = [], [], []
+    with torch.inference_mode():
+        for window, ids in enumerate(text.ids_NT):
+            logits_TV = logits(states[window])[0]
+            losses.append(token_losses(logits_TV, ids))
+            if original is not None:
+                original_TV = original[0](original[1][window])[0]
+                original_losses.append(token_losses(original_TV, ids))
+                distances.append(distance(original_TV[:-1], logits_TV[:-1]))
+    if original is None:
+        return Measured(torch.stack(losses))
+    return Measured(torch.stack(losses), torch.stack(original_losses), torch.stack(distances))
+
+
+def distance(original_TV: torch.Tensor, logits_TV: torch.Tensor) -> torch.Tensor:
+    """[T, 4] float64 on the CPU: KL(original || other) in nats, whether both have the same first choice, the sum of
+    squared differences of the logits, and that of the original's logits; both less their mean over the vocabulary,
+    which no probability depends on."""
+    pieces = []
+    for rows in chunks(len(original_TV)):
+        ours, theirs = original_TV[rows].float(), logits_TV[rows].float()
+        log_p, log_q = functional.log_softmax(ours, -1), functional.log_softmax(theirs, -1)
+        kl_T = (log_p.exp() * (log_p - log_q)).sum(-1).clamp(min=0)
+        agrees_T = ours.argmax(-1) == theirs.argmax(-1)
+        centred = ours - ours.mean(-1, keepdim=True)
+        lost_T = (theirs - theirs.mean(-1, keepdim=True) - centred).square().sum(-1)
+        pieces.append(torch.stack([kl_T, agrees_T.float(), lost_T, centred.square().sum(-1)], -1).double().cpu())
+    return torch.cat(pieces)
+
+
+def summarize(measured: Measured, text: EvaluationText) -> dict[str, Any]:
+    """``after`` (see ``perplexities``), and where there is an original ``before``, ``ratio`` and ``divergence``.
+
+    ``ratio`` is that of the token perplexities, its error from the pairs of losses. ``divergence``: ``kl_mean`` and
+    ``kl_p99`` in nats a token, ``top1_agreement`` (share of tokens), ``logit_error`` (||difference|| / ||logits||).
+    Raises NumericsError if losses are not finite.
+    """
+    result: dict[str, Any] = {
+        "num_windows": len(text.ids_NT),
+        "seq_len": text.ids_NT.shape[1],
+        "num_tokens": int(text.scored_NT.sum()),
+        "after": perplexities(measured.losses_NT, text),
+    }
+    if measured.original_losses_NT is None or measured.distances_NT4 is None:
+        return result
+    scored = text.scored_NT
+    kl_NT, agrees_NT, lost_NT, power_NT = measured.distances_NT4.unbind(-1)
+    lost, power = lost_NT[scored].sum(), power_NT[scored].sum()
+    return result | {
+        "before": perplexities(measured.original_losses_NT, text),
+        "ratio": exponential(*mean_and_stderr(measured.losses_NT - measured.original_losses_NT, scored)),
+        "divergence": {
+            "kl_mean": _with_stderr(kl_NT, scored),
+            "kl_p99": kl_NT[scored].kthvalue(math.ceil(0.99 * int(scored.sum()))).values.item(),
+            "top1_agreement": _with_stderr(agrees_NT, scored),
+            "logit_error": (lost / power).sqrt().item() if power > 0 else 0.0,
+        },
+    }
+
+
+def _with_stderr(values_NT: torch.Tensor, scored_NT: torch.Tensor) -> dict[str, float | None]:
+    mean, stderr = mean_and_stderr(values_NT, scored_NT)
+    return {"value": mean, "stderr": stderr}

@@ -1,0 +1,133 @@
+"""lm-evaluation-harness on a model that our engine holds: every format, activations quantized as a kernel does it.
+
+The package ``lm_eval`` is the optional extra ``bitfoundry[eval]``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from quantcore.errors import ConfigError, unknown_value
+from quantcore.evaluation.model import EvaluatedModel
+from quantcore.evaluation.originals import Originals
+from quantcore.task import EvaluationConfig
+
+Results = dict[str, dict[str, dict[str, float | None]]]
+"""By task and metric (``acc,none``) its ``value`` and ``stderr`` (None where the harness has none)."""
+
+
+def check(evaluation: EvaluationConfig) -> None:
+    """Raises ConfigError if the tasks cannot run: ``no_lm_eval``, ``unknown_tasks``, ``no_include_path``."""
+    if not evaluation.tasks:
+        return
+    if find_spec("lm_eval") is None:
+        raise ConfigError(
+            "Tasks are run by lm-evaluation-harness, which is not installed.",
+            code="no_lm_eval",
+            hint="pip install 'bitfoundry[eval]', or leave tasks out.",
+            field="/evaluation/tasks",
+        )
+    if evaluation.include_path is not None and not evaluation.include_path.is_dir():
+        raise ConfigError(
+            f"There is no folder of tasks at {evaluation.include_path}.",
+            code="no_include_path",
+            field="/evaluation/include_path",
+        )
+    known = _manager(evaluation.include_path).all_tasks
+    for task in evaluation.tasks:
+        if task not in known:
+            error = unknown_value("task", task, known, code="unknown_tasks", field="/evaluation/tasks")
+            error.hint = f"{error.hint.partition('Available')[0]}`lm_eval ls tasks` lists them all.".strip()
+            error.allowed = ()
+            raise error
+
+
+def run_tasks(evaluation: EvaluationConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Results:
+    """What the harness says of ``model``."""
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    with _quiet():
+        wrapped = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=evaluation.batch_size)
+        found: dict[str, Any] = simple_evaluate(
+            model=wrapped,
+            tasks=list(evaluation.tasks),
+            limit=evaluation.limit,
+            num_fewshot=evaluation.num_fewshot,
+            task_manager=_manager(evaluation.include_path),
+            bootstrap_iters=1000,
+            log_samples=False,
+        )
+    return {task: _metrics(rows) for task, rows in found["results"].items()}
+
+
+def settings(evaluation: EvaluationConfig) -> dict[str, Any]:
+    """All that decides the numbers of a model on these tasks, the files in the folder of local ones included."""
+    folder = evaluation.include_path
+    local = [] if folder is None else [path for path in folder.rglob("*") if path.is_file()]
+    return {
+        "tasks": evaluation.tasks,
+        "limit": evaluation.limit,
+        "num_fewshot": evaluation.num_fewshot,
+        "batch_size": evaluation.batch_size,
+        "lm_eval": version("lm_eval"),
+        "local": sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in local),
+    }
+
+
+def compare(
+    evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase, original: EvaluatedModel,
+    quantized: EvaluatedModel, known: Originals,
+) -> dict[str, Any]:  # fmt: skip
+    """By task and metric ``{original, quantized}``."""
+    before = known.value({"tasks": settings(evaluation)}, lambda: evaluate(evaluation, tokenizer, original))
+    return {
+        task: {metric: {"original": before[task].get(metric), "quantized": value} for metric, value in found.items()}
+        for task, found in evaluate(evaluation, tokenizer, quantized).items()
+    }
+
+
+def evaluate(evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase, model: EvaluatedModel) -> Results:
+    """The tasks on a model that is loaded for it as a whole."""
+    with model.whole() as whole:
+        return run_tasks(evaluation, whole, tokenizer)
+
+
+def _metrics(rows: dict[str, Any]) -> dict[str, dict[str, float | None]]:
+    """The harness names them ``metric,filter`` and ``metric_stderr,filter``."""
+    found = {}
+    for name, value in rows.items():
+        metric, comma, how = name.partition(",")
+        if comma and not metric.endswith("_stderr") and isinstance(value, int | float):
+            stderr = rows.get(f"{metric}_stderr,{how}")
+            found[name] = {
+                "value": float(value),
+                "stderr": float(stderr) if isinstance(stderr, int | float) else None,
+            }
+    return found
+
+
+def _manager(include_path: Path | None) -> Any:
+    from lm_eval.tasks import TaskManager
+
+    with _quiet():
+        return TaskManager(verbosity="ERROR", include_path=None if include_path is None else str(include_path))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """stdout is for events alone; the harness prints, and its progress bars go to stderr."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    with redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

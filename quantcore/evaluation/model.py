@@ -1,0 +1,99 @@
+"""A model to evaluate, float or quantized: one block at a time, or whole where it has to generate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from quantcore.calibration.ranges import Activations, quantized_activations
+from quantcore.checkpoint.source import TORCH_DTYPES
+from quantcore.dequantizing import open_source, read_layer
+from quantcore.evaluation.clipping import Clipping
+from quantcore.evaluation.text import EvaluationText
+from quantcore.layer import LayerPlan
+from quantcore.plan import find_blocks
+from quantcore.reading import Model
+from quantcore.runtime.devices import default_device
+from quantcore.runtime.hidden import Hidden
+from quantcore.runtime.relay import Outside
+from quantcore.runtime.single import StreamedModel
+
+Told = Callable[[int], None]
+"""Called with the number of blocks that are done."""
+
+
+@dataclass
+class EvaluatedModel:
+    """``layers`` are those that are quantized, ``activations`` the static parameters of their inputs and outputs: known
+    once the layer's weight was read. Without layers it is a float model."""
+
+    streamed: StreamedModel
+    layers: tuple[LayerPlan, ...] = ()
+    activations: dict[LayerPlan, Activations] = field(default_factory=dict)
+    has_run: bool = False
+
+    def run(self, hidden: Hidden, told: Told, clipping: Clipping | None = None) -> None:
+        """Take ``hidden`` through all blocks; ``clipping`` counts what static ranges cut off."""
+        for index in range(len(self.streamed.blocks)):
+            with self.streamed.block(index) as block, self._quantized(index, clipping):
+                self.streamed.run_block(block, index, hidden)
+            told(index + 1)
+        self.has_run = True
+
+    def last_states(self, text: EvaluationText, told: Told) -> list[torch.Tensor]:
+        """The hidden states [1, T, H] behind the last block."""
+        hidden = self.streamed.embed(text.ids_NT)
+        self.run(hidden, told)
+        return list(hidden.states)
+
+    @contextmanager
+    def head(self) -> Iterator[Outside]:
+        """What makes logits of the states behind the last block."""
+        if not self.has_run:  # whether its blocks return tuples shows when something goes through them
+            self.streamed.embed(torch.zeros(1, 2, dtype=torch.long))
+            self.has_run = True
+        with self.streamed.head() as logits, self._quantized(None):
+            yield logits
+
+    @contextmanager
+    def whole(self) -> Iterator[PreTrainedModel]:
+        """All weights in memory: it generates."""
+        with self.streamed.whole() as model, quantized_activations(self._modules(self.layers), self.activations):
+            yield model
+
+    @contextmanager
+    def _quantized(self, index: int | None, clipping: Clipping | None = None) -> Iterator[None]:
+        modules = self._modules(tuple(layer for layer in self.layers if layer.block == index))
+        watched = Clipping() if clipping is None else clipping
+        with watched.watching(modules, self.activations), quantized_activations(modules, self.activations):
+            yield
+
+    def _modules(self, layers: tuple[LayerPlan, ...]) -> dict[LayerPlan, nn.Module]:
+        return {layer: self.streamed.find_module(layer.name) for layer in layers}
+
+
+def open_model(model: Model) -> EvaluatedModel:
+    """A model folder as it is: what its files hold, whoever wrote them."""
+    headers, source = model.headers, open_source(model)
+    layers = {} if model.quantized is None else model.quantized.layers
+    activations: dict[LayerPlan, Activations] = {}
+
+    def read(name: str) -> torch.Tensor:
+        layer = layers.get(name)
+        if layer is not None and layer.config.needs_calibration:
+            assert model.quantized is not None
+            parts = read_layer(model.quantized, layer)
+            activations[layer] = Activations(parts.inputs, parts.outputs)
+        return source.read(name)
+
+    prefix, num_blocks = find_blocks(headers.tensors, headers.config)
+    streamed = StreamedModel(
+        headers.config, read, set(headers.tensors), prefix, num_blocks, TORCH_DTYPES[headers.main_dtype],
+        default_device(),
+    )  # fmt: skip
+    return EvaluatedModel(streamed, tuple(layers.values()), activations)

@@ -1,0 +1,67 @@
+"""Where a result is from: enough to know the same model and the same text again, and to make the same weights again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import quantcore
+from quantcore.checkpoint.artifact import sha256
+from quantcore.checkpoint.gguf_header import find_gguf
+from quantcore.evaluation.expectation import digest
+from quantcore.runtime.devices import default_device
+from quantcore.task import Task
+
+MAX_HASHED_BYTES = 20 << 30
+"""Larger models in folders are known by the names, sizes and times of their files: hashing them takes minutes."""
+VERSIONS = ("torch", "transformers", "safetensors")
+
+
+def environment() -> dict[str, str]:
+    """The programs and the device that computed the result."""
+    return {
+        "quantcore": quantcore.__version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in VERSIONS},
+        "device": str(default_device()),
+    }
+
+
+def provenance(task: Task, calibration_NT: torch.Tensor, held_out_NT: torch.Tensor) -> dict[str, Any]:
+    """``model`` (see ``model_identity``), digests of the tokens for calibration and measuring, the task's."""
+    config = json.dumps(task.config.to_dict(), sort_keys=True)
+    return {
+        "model": model_identity(task),
+        "calibration_sha256": digest(calibration_NT),
+        "held_out_sha256": digest(held_out_NT),
+        "config_sha256": hashlib.sha256(config.encode()).hexdigest(),
+        "seed": str(task.calibration.seed),
+        "environment": environment(),
+    }
+
+
+def model_identity(task: Task) -> str:
+    """The same for the same bytes: ``hub:ID@COMMIT``, or ``identity_of`` the folder."""
+    return f"hub:{task.model_id}@{task.revision}" if task.model_id else identity_of(task.model_folder)
+
+
+def identity_of(folder: Path) -> str:
+    """``sha256:...`` of config and weights, of very large ones ``stat:...``."""
+    files = model_files(folder)
+    if sum(path.stat().st_size for path in files) > MAX_HASHED_BYTES:
+        parts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        return f"stat:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
+    hashed = [(path.name, sha256(path)) for path in files]
+    return f"sha256:{hashlib.sha256(json.dumps(hashed).encode()).hexdigest()}"
+
+
+def model_files(folder: Path) -> list[Path]:
+    """The GGUF file, or config.json and the weights."""
+    gguf_file = find_gguf(folder)
+    return [gguf_file] if gguf_file is not None else [folder / "config.json", *sorted(folder.glob("*.safetensors"))]

@@ -1,0 +1,117 @@
+"""The text that a model is evaluated on: windows of tokens, what is scored of them, its words and bytes."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from quantcore.calibration.chat import chat_renderer
+from quantcore.calibration.documents import read_documents
+from quantcore.calibration.tokenizer import load_tokenizer
+from quantcore.config import CalibrationConfig
+from quantcore.errors import CalibrationError
+from quantcore.task import EvaluationConfig, Task
+
+OVERLAP_LEN = 32  # tokens: shorter pieces are the same in many texts
+HASH_BASE = 6364136223846793005  # Knuth's multiplier for numbers modulo 2^64
+
+
+@dataclass(frozen=True)
+class EvaluationText:
+    """Windows of token ids, all of one length T, and what is scored of them.
+
+    ``first_N``: the first place of each window that is scored, 1 or more; places before it are context alone.
+    ``num_words`` and ``num_bytes`` are those of the scored text.
+    """
+
+    ids_NT: torch.Tensor
+    first_N: torch.Tensor
+    num_words: int
+    num_bytes: int
+
+    @property
+    def scored_NT(self) -> torch.Tensor:
+        """Which of the places 1 to T - 1 count, bool [N, T - 1]."""
+        return torch.arange(1, self.ids_NT.shape[1]) >= self.first_N[:, None]
+
+
+def of_windows(ids_NT: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> EvaluationText:
+    """Windows that stand by themselves: all of each is scored but its first token, which nothing precedes."""
+    first = torch.ones(len(ids_NT), dtype=torch.long)
+    return EvaluationText(ids_NT, first, *_count(tokenizer, [ids[1:] for ids in ids_NT.tolist()]))
+
+
+def of_stream(ids_T: torch.Tensor, tokenizer: PreTrainedTokenizerBase, seq_len: int, stride: int) -> EvaluationText:
+    """A whole text of at least ``seq_len`` tokens in windows that start every ``stride`` tokens.
+
+    Every token but the first is scored once, with at least ``seq_len - stride`` tokens before it where there are so
+    many. The last window is moved to the left to end with the text.
+    """
+    starts = [*range(0, len(ids_T) - seq_len, stride), len(ids_T) - seq_len]
+    ends = [1, *(start + seq_len for start in starts)]
+    first = torch.tensor([end - start for start, end in zip(starts, ends, strict=False)])
+    windows = torch.stack([ids_T[start : start + seq_len] for start in starts])
+    return EvaluationText(windows, first, *_count(tokenizer, [ids_T[1:].tolist()]))
+
+
+def overlap(calibration_NT: torch.Tensor, held_out_NT: torch.Tensor) -> float:
+    """The share of the pieces of ``OVERLAP_LEN`` held-out tokens that stand in the calibration windows, too."""
+    if min(calibration_NT.shape[1], held_out_NT.shape[1]) < OVERLAP_LEN:
+        return 0.0
+    seen, asked = _hashes(calibration_NT), _hashes(held_out_NT)[:, ::OVERLAP_LEN]
+    return torch.isin(asked, seen).double().mean().item()
+
+
+def _hashes(ids_NT: torch.Tensor) -> torch.Tensor:
+    """A number for the OVERLAP_LEN tokens from each place on, int64; equal tokens give equal numbers."""
+    num = ids_NT.shape[1] - OVERLAP_LEN + 1
+    result = torch.zeros(len(ids_NT), num, dtype=torch.long)
+    for place in range(OVERLAP_LEN):
+        result = result * HASH_BASE + ids_NT[:, place : place + num]
+    return result
+
+
+def _count(tokenizer: PreTrainedTokenizerBase, pieces: list[list[int]]) -> tuple[int, int]:
+    """(words, bytes of UTF-8) of what the ids say."""
+    texts = [str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in pieces]
+    return sum(len(text.split()) for text in texts), sum(len(text.encode()) for text in texts)
+
+
+def evaluation_text(task: Task, held_out_NT: torch.Tensor) -> EvaluationText:
+    """What the task names, else the windows that its calibration leaves."""
+    tokenizer = load_tokenizer(task.model_folder)
+    if has_own_text(task):
+        return read_text(task.evaluation, tokenizer)
+    return of_windows(held_out_NT, tokenizer)
+
+
+def has_own_text(task: Task) -> bool:
+    """Whether the text to evaluate on is another than the calibration's."""
+    return task.evaluation.source is not None and task.evaluation.num_windows > 0
+
+
+def read_text(evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase) -> EvaluationText:
+    """As many windows as ``evaluation`` asks for, or fewer, from the start of its own ``source``: documents one after
+    the other, each ended like a text. Raises CalibrationError with what the source can give."""
+    assert evaluation.source is not None
+    separator = tokenizer.eos_token_id
+    stride = evaluation.stride or evaluation.seq_len
+    wanted = evaluation.seq_len + stride * (evaluation.num_windows - 1)
+    stream = array("q")
+    for document in read_documents(CalibrationConfig(source=evaluation.source), chat_renderer(tokenizer)):
+        if document:
+            stream.extend(tokenizer(document, add_special_tokens=False, verbose=False)["input_ids"])
+            stream.extend(() if separator is None else (separator,))
+        if len(stream) >= wanted:
+            break
+    if len(stream) < evaluation.seq_len:
+        raise CalibrationError(
+            f"The text '{evaluation.source}' has {len(stream)} tokens; a window is {evaluation.seq_len}.",
+            code="not_enough_samples",
+            hint="Lower the evaluation's seq_len, or give more text.",
+            field="/evaluation/seq_len",
+        )
+    return of_stream(torch.tensor(stream[:wanted].tolist()), tokenizer, evaluation.seq_len, stride)

@@ -1,0 +1,191 @@
+"""A model that is there is measured as its job did it; tasks give what the harness gives; originals are run once."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from quantcore import cli
+from quantcore.errors import ConfigError, ModelError
+from quantcore.evaluation import harness
+from quantcore.evaluation.command import evaluate
+from quantcore.evaluation.originals import VARIABLE, Originals
+from quantcore.pipeline import run
+from quantcore.runtime.single import StreamedModel
+from quantcore.task import EvaluationConfig
+from tests.factories import tiny_model, tiny_tokenizer
+from tests.integration.test_pipeline import task
+
+ASKED = EvaluationConfig(num_windows=3, seq_len=64, num_prompts=2)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("tiny") / "model", rank=8)
+
+
+@pytest.mark.parametrize("preset", ["fp8", "w4a16"])
+def test_an_artifact_is_measured_as_its_job_did(preset, model_dir, tmp_path, capsys, proof_in_this_process):
+    report = run(task(model_dir, tmp_path / "out", preset), lambda event: None)
+    flags = ["--num_eval_data", "3", "--eval_seq_len", "64"]
+    assert cli.main(["evaluate", str(tmp_path / "out"), "--against", str(model_dir), *flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["quality"] == json.loads(json.dumps(report["quality"]))
+    assert [one["quantized"] for one in found["samples"]] == [one["quantized"] for one in report["samples"]]
+    assert cli.main(["evaluate", str(model_dir), *flags]) == 0
+    shown = capsys.readouterr().out
+    assert f"{report['quality']['before']['token_perplexity']['value']:.5g}" in shown and "kl" not in shown
+
+
+def test_what_cannot_be_evaluated_is_said(model_dir, tmp_path, capsys):
+    with pytest.raises(ModelError) as caught:
+        evaluate(str(tmp_path / "nothing"), None, ASKED, lambda event: None)
+    assert caught.value.code == "model_not_found"
+    assert cli.main(["evaluate", str(model_dir), "--eval_stride", "4"]) == 1
+    assert "invalid_evaluation" in capsys.readouterr().err
+
+
+def test_the_original_is_measured_once(model_dir, tmp_path, monkeypatch, proof_in_this_process):
+    plain = run(task(model_dir, tmp_path / "plain", "fp8"), lambda event: None)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "originals"))
+    walked = watch_embedded_windows(monkeypatch)
+    reports = [run(task(model_dir, tmp_path / name, name), lambda event: None) for name in ("fp8", "w4a16", "int8")]
+    assert walked.count(3) == 1 + 3, "the float model's windows once, those of each result"
+    assert len(list((tmp_path / "originals").iterdir())) == 2
+    for report in reports:
+        assert report["quality"]["before"] == plain["quality"]["before"]
+    assert [one["original"] for one in reports[2]["samples"]] == [one["original"] for one in plain["samples"]]
+    assert reports[0]["quality"] == plain["quality"]
+    for entry in (tmp_path / "originals").iterdir():
+        entry.write_bytes(b"damaged")
+    again = run(task(model_dir, tmp_path / "again", "fp8"), lambda event: None)
+    assert again["quality"] == plain["quality"] and again["samples"] == plain["samples"]
+
+
+def test_another_original_is_another_entry(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    for model in ("sha256:a", "sha256:b"):
+        known = Originals(model)
+        assert not known.has_states({"x": 1})
+        known.keep_states({"x": 1}, torch.ones(2))
+        assert known.known_states({"x": 2}) is None and torch.equal(known.known_states({"x": 1}), torch.ones(2))
+        assert known.value({"y": 1}, lambda: [1]) == [1] == known.value({"y": 1}, lambda: [2])
+    monkeypatch.setattr("quantcore.evaluation.originals.MAX_BYTES", 100)
+    known.keep_states({"x": 3}, torch.ones(2))
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 100
+    monkeypatch.setenv(VARIABLE, "")
+    assert known.value({"y": 1}, lambda: [3]) == [3]
+
+
+def watch_embedded_windows(monkeypatch):
+    """How many windows each call of ``embed`` was given."""
+    seen, embed = [], StreamedModel.embed
+
+    def watched(self, windows_NT, states=None):
+        seen.append(len(windows_NT))
+        return embed(self, windows_NT, states)
+
+    monkeypatch.setattr(StreamedModel, "embed", watched)
+    return seen
+
+
+TASK = """
+task: tiny_choice
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+output_type: multiple_choice
+test_split: test
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: "{{{{answer}}}}"
+metric_list:
+  - {{metric: acc, aggregation: mean, higher_is_better: true}}
+metadata: {{version: 1.0}}
+"""
+ROLLING = """
+task: tiny_rolling
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+output_type: loglikelihood_rolling
+test_split: test
+doc_to_text: ""
+doc_to_target: "{{{{question}}}}"
+metric_list:
+  - {{metric: word_perplexity}}
+  - {{metric: bits_per_byte}}
+metadata: {{version: 1.0}}
+"""
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    """A folder with two tasks that need no network."""
+    folder = tmp_path_factory.mktemp("tasks")
+    words = "for if while class return import from def".split()
+    rows = [
+        {"question": f"The {word} statement", "choices": [f" {other} it" for other in words], "answer": number}
+        for number, word in enumerate(words)
+    ]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "choice.yaml").write_text(TASK.format(data=folder / "rows.jsonl"))
+    (folder / "rolling.yaml").write_text(ROLLING.format(data=folder / "rows.jsonl"))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the harness's own
+def test_tasks_give_what_the_harness_gives_by_hand(model_dir, tasks, tmp_path, monkeypatch, proof_in_this_process):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "originals"))
+    wanted = ASKED.model_copy(
+        update={"tasks": ("tiny_choice", "tiny_rolling"), "include_path": tasks, "limit": 6, "num_fewshot": 1}
+    )
+    given = task(model_dir, tmp_path / "out", "w4a16", ("quark", "fake_quantized"))
+    report = run(given.model_copy(update={"evaluation": wanted}), lambda event: None)
+    for which, folder in (("original", model_dir), ("quantized", tmp_path / "out" / "fake_quantized")):
+        expected = by_hand(folder, tasks)
+        for name, metrics in report["harness"].items():
+            for metric, pair in metrics.items():
+                stderr = expected[name].get(metric.replace(",", "_stderr,"))
+                assert pair[which]["value"] == pytest.approx(expected[name][metric], rel=1e-6), (name, metric)
+                assert pair[which]["stderr"] == (stderr if isinstance(stderr, float) else None)
+    assert report["harness"].keys() == {"tiny_choice", "tiny_rolling"}
+    assert report["harness"]["tiny_choice"].keys() == {"acc,none"}
+    assert 0 < report["harness"]["tiny_choice"]["acc,none"]["quantized"]["stderr"] < 1
+    calls = []
+    monkeypatch.setattr(harness, "run_tasks", lambda *given: calls.append(1) or report_of(report, "quantized"))
+    run(task(model_dir, tmp_path / "more", "fp8").model_copy(update={"evaluation": wanted}), lambda event: None)
+    assert len(calls) == 1, "the original's numbers were kept"
+
+
+def report_of(report, which):
+    return {task: {metric: pair[which] for metric, pair in found.items()} for task, found in report["harness"].items()}
+
+
+def by_hand(folder, tasks):
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    return simple_evaluate(
+        model=HFLM(pretrained=model, tokenizer=tiny_tokenizer(), batch_size=8), tasks=["tiny_choice", "tiny_rolling"],
+        num_fewshot=1, limit=6, task_manager=TaskManager(include_path=str(tasks)), bootstrap_iters=1000,
+    )["results"]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_task_that_is_not_there_is_refused_before_any_work(model_dir, tmp_path):
+    wanted = ASKED.model_copy(update={"tasks": ("gsm9k",)})
+    with pytest.raises(ConfigError) as caught:
+        run(task(model_dir, tmp_path / "out").model_copy(update={"evaluation": wanted}), lambda event: None)
+    assert caught.value.code == "unknown_tasks" and "gsm8k" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConfigError, match="no folder of tasks"):
+        harness.check(wanted.model_copy(update={"include_path": tmp_path / "nothing"}))
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ConfigError) as missing:
+        patch.setattr(harness, "find_spec", lambda name: None)
+        harness.check(wanted)
+    assert missing.value.code == "no_lm_eval"

@@ -1,0 +1,161 @@
+"""What travels with an artifact: the report keeps to its schema, the page asks nobody, the script works."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import jsonschema
+import pytest
+from huggingface_hub import metadata_load
+
+from quantcore.evaluation.card import code, escape
+from quantcore.evaluation.html import page
+from quantcore.pipeline import run
+from quantcore.task import EvaluationConfig
+from tests.factories import tiny_model
+from tests.integration.test_pipeline import BOTH, task
+
+ROOT = Path(__file__).parents[2]
+CARD = """---
+license: apache-2.0
+language: [en]
+base_model: org/float
+tags: [chat, "<b>", 7]
+model-index: [{name: x}]
+---
+# A model
+"""
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory):
+    """(folder, report) of a model whose name is no harmless one."""
+    model_dir = tiny_model(tmp_path_factory.mktemp("tiny") / "<b>my 'model'</b>", rank=8)
+    (model_dir / "README.md").write_text(CARD)
+    folder = tmp_path_factory.mktemp("out") / "out"
+    return folder, run(task(model_dir, folder, "w4a16", BOTH), lambda event: None)
+
+
+@pytest.fixture(scope="module")
+def schema():
+    return json.loads((ROOT / "docs/report.schema.json").read_text())
+
+
+def test_the_report_keeps_to_its_schema(artifact, schema):
+    report = json.loads((artifact[0] / "report.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(report, schema)
+    for spoil in (lambda one: one.pop("quality"), lambda one: one["summary"].update(gate="maybe")):
+        broken = json.loads(json.dumps(report))
+        spoil(broken)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(broken, schema)
+
+
+def test_without_an_evaluation_it_does_too(artifact, schema, tmp_path, proof_in_this_process):
+    given = task(Path(artifact[1]["model"]["path"]), tmp_path / "out", "int8_static")
+    report = run(given.model_copy(update={"evaluation": EvaluationConfig(num_windows=0)}), lambda event: None)
+    jsonschema.validate(json.loads(json.dumps(report)), schema)
+    assert report["quality"] is None and "No evaluation" in (tmp_path / "out" / "report.html").read_text()
+
+
+class Page(HTMLParser):
+    """Counts the tags, and sees that they close in order."""
+
+    VOID = ("meta",)
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.count, self.attributes, self.text = [], {}, [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.count[tag] = self.count.get(tag, 0) + 1
+        self.attributes += attrs
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.count[tag] = self.count.get(tag, 0) + 1
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_page_is_whole_and_asks_nobody(artifact):
+    folder, report = artifact
+    text = (folder / "report.html").read_text()
+    found = Page(text)
+    assert found.open == [] and not {"script", "link", "img", "iframe", "b>my"} & found.count.keys()
+    assert not [name for name, _ in found.attributes if name in ("src", "href") or name.startswith("on")]
+    assert not re.search(r"https?:|url\(|@import", text.replace("http-equiv", ""))
+    assert "default-src 'none'" in text and "prefers-color-scheme:dark" in text
+    assert found.count["circle"] == found.count["title"] - 1 == len(report["layers"])
+    rows = text.partition("The same as a table")[2].partition("</table>")[0].count("<tr>")
+    assert rows == len(report["layers"]) + 1
+    assert "<b>my 'model'</b>" in found.text, "escaped, it is text"
+    for row in report["summary"]["gates"]:
+        assert row["name"] in found.text
+
+
+def test_whatever_a_report_holds_is_text_on_the_page(artifact):
+    evil = "</pre></details><script>alert(1)</script>"
+    report = json.loads(json.dumps(artifact[1]))
+    report["warnings"].append(evil)
+    report["config"]["x"] = evil
+    report["layers"][0]["name"] = f'"{evil}'
+    report["samples"][0]["quantized"] = evil
+    found = Page(page(report))
+    assert found.open == [] and "script" not in found.count and found.text.count("alert(1)") >= 4
+
+
+def test_the_card_says_what_the_source_says_and_what_was_measured(artifact):
+    folder, report = artifact
+    front, text = metadata_load(folder / "README.md"), (folder / "README.md").read_text()
+    assert (front["license"], front["base_model"], front["language"]) == ("apache-2.0", ["org/float"], ["en"])
+    assert {"chat", "quantized", *BOTH} <= set(front["tags"]) and "model-index" not in front
+    assert f"{report['summary']['perplexity_after']:.5g}" in text
+    for export in report["summary"]["exports"].values():
+        assert export["load"] in text
+    assert "<b>" not in text.partition("\n---\n")[2].replace("`<b>my 'model'</b>`", "")
+    assert str(Path(report["model"]["path"]).parent) not in text, "where it lay is nobody's business"
+
+
+@pytest.mark.parametrize("card", ["", "---\n{[", "---\n- a\n---\n", "---\nlicense: [1, {}]\ntags: 7\n---\n"])
+def test_a_card_that_cannot_be_read_costs_no_job(artifact, card, tmp_path):
+    from quantcore.evaluation.card import model_card
+
+    (tmp_path / "README.md").write_text(card)
+    assert "## Loading" in model_card(artifact[1], tmp_path)
+
+
+def test_text_in_markdown_is_text():
+    assert escape("a|b <i>*x*</i>\n") == r"a\|b \<i\>\*x\*\</i\> "
+    assert code("a`b|") == "`` a`b¦ ``" and code("x") == "`x`"
+
+
+def test_the_script_makes_the_same_bytes(artifact, tmp_path):
+    folder, _ = artifact
+    done = subprocess.run(
+        ["sh", folder / "reproduce.sh", tmp_path / "again"], capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(": OK") == 2
+    for export in BOTH:
+        files = [one / export / "model.safetensors" for one in (folder, tmp_path / "again")]
+        assert files[0].read_bytes() == files[1].read_bytes()
+    script = (folder / "reproduce.sh").read_text()
+    (tmp_path / "other.sh").write_text(re.sub(r"\n[0-9a-f]{64}  quark", "\n" + "0" * 64 + "  quark", script))
+    other = subprocess.run(
+        ["sh", tmp_path / "other.sh", tmp_path / "more"], capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert other.returncode != 0 and "quark/model.safetensors: FAILED" in other.stdout
