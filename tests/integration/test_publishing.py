@@ -374,7 +374,8 @@ def test_the_commands(
     assert "failed to org/tiny-int8 (main)" in capsys.readouterr().out
     assert cli.run(["push", succeeded, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["publication"]["state"] == "published"
-    assert_is_there(client_of(server), hub, succeeded)
+    with server.connect() as client:
+        assert_is_there(client, hub, succeeded)
     for wrong, code in (
         (["push", succeeded], "nothing_to_retry"),
         (["push", succeeded, "--private"], "bitfoundry_error"),
@@ -385,10 +386,6 @@ def test_the_commands(
         assert json.loads(capsys.readouterr().err)["error"]["code"] == code, wrong
     assert cli.run(["pull", succeeded, "--output_dir", str(tmp_path / "x"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_files"] == 3
-
-
-def client_of(server: Server) -> Any:
-    return server.connect()
 
 
 @pytest.fixture
