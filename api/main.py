@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api import (
     audit,
     catalog,
+    dashboard,
     datasets,
     errors,
     health,
@@ -23,6 +24,7 @@ from api import (
     keys,
     metrics,
     projects,
+    signin,
     sweeps,
     webhooks,
     workers,
@@ -91,10 +93,12 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         "dependencies": [Depends(authenticate)],
         "responses": errors.may(401, 403, 429),
     }
+    app.include_router(signin.router, prefix="/v1")
     app.include_router(metrics.router, **guarded)
     work = (*jobs.routers, sweeps.router, *datasets.routers, catalog.router)
     for router in (*work, *accounts, workers.router):
         app.include_router(router, prefix="/v1", **guarded)
+    dashboard.install(app)
     return app
 
 

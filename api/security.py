@@ -1,4 +1,8 @@
-"""Bearer keys: ``bf_<id>_<secret>``. The secret has 256 random bits, so a plain SHA-256 of it is safe to store."""
+"""Bearer keys: ``bf_<id>_<secret>``. The secret has 256 random bits, so a plain SHA-256 of it is safe to store.
+
+A browser shows its key once and has a cookie from then on (``api.signin``). Other sites can make a browser send
+requests, so one that changes something must also carry a token that only our own page can know.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,11 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import Depends, Header, Request
+from sqlalchemy.orm import Session
 
 from api.deps import ContextDep
 from api.errors import Problem
-from api.store import audit, keys, projects
+from api.store import audit, keys, projects, signins
 from api.store.audit import Caller
 from api.store.engine import Sessions, connect, dispose
 from api.store.tables import ApiKey
@@ -24,6 +29,8 @@ WRITE = "jobs:write"
 ADMIN = "admin"
 OPERATOR = "operator"
 SCOPES = (READ, WRITE, ADMIN, OPERATOR)
+SIGN_IN_COOKIE = "bitfoundry_sign_in"
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 _KEY = re.compile(r"bf_([0-9a-f]{12})_([0-9A-Za-z_-]{43})")
 
@@ -77,25 +84,58 @@ def authenticate(
     request: Request, context: ContextDep, authorization: Annotated[str | None, Header()] = None
 ) -> Caller:
     """Who sends this request, or 401: one answer for every reason, it helps no guesser. 429 if it is one too many."""
-    scheme, _, credentials = (authorization or "").partition(" ")
-    match = _KEY.fullmatch(credentials.strip())
-    if scheme.lower() == "bearer" and match:
+    with context.sessions.begin() as session:
+        if authorization is None and SIGN_IN_COOKIE in request.cookies:
+            key = _open_sign_in(session, request)
+        else:
+            scheme, _, credentials = (authorization or "").partition(" ")
+            key, _ = open_key(session, credentials.strip() if scheme.lower() == "bearer" else "")
+        if not key.used_lately:
+            keys.note_use(session, key.id)
+    _count(request, context, key)
+    return Caller(key.project_id, key.id, key.scopes, request.scope["request_id"])
+
+
+def open_key(session: Session, plain: str) -> tuple[keys.ValidKey, bytes]:
+    """(the key, the hash of the secret that opened it). Raises Problem 401."""
+    match = _KEY.fullmatch(plain)
+    key = keys.find_valid(session, match[1]) if match else None
+    if match and key:
         digest = hash_secret(match[2])
-        with context.sessions.begin() as session:
-            key = keys.find_valid(session, match[1])
-            valid = key is not None and any(hmac.compare_digest(digest, each) for each in key.secrets_sha256)
-            if key and valid and not key.used_lately:
-                keys.note_use(session, key.id)
-        if key and valid:
-            _count(request, context, key)
-            return Caller(key.project_id, key.id, key.scopes, request.scope["request_id"])
-    raise Problem(
+        if any(hmac.compare_digest(digest, each) for each in key.secrets_sha256):
+            return key, digest
+    raise unauthorized()
+
+
+def csrf_token(token: str) -> str:
+    """What a request with the cookie ``token`` must say in X-CSRF-Token: another site can neither read nor guess it."""
+    return hashlib.sha256(b"csrf " + token.encode()).hexdigest()
+
+
+def unauthorized() -> Problem:
+    return Problem(
         401,
         "unauthorized",
         "This needs a valid API key.",
         hint="Send the header 'Authorization: Bearer bf_...'.",
         headers={"WWW-Authenticate": 'Bearer realm="bitfoundry"'},
     )
+
+
+def _open_sign_in(session: Session, request: Request) -> keys.ValidKey:
+    token = request.cookies[SIGN_IN_COOKIE]
+    found = signins.find_valid(session, hash_secret(token))
+    if found is None:
+        raise unauthorized()
+    given = request.headers.get("x-csrf-token", "").encode()
+    if request.method not in SAFE_METHODS and not hmac.compare_digest(given, csrf_token(token).encode()):
+        raise Problem(
+            403,
+            "csrf_token_missing",
+            "A request with a cookie that changes something needs the sign-in's token.",
+            hint="Send `csrf_token` of GET /v1/sign-in as X-CSRF-Token, or use an API key instead of the cookie.",
+        )
+    return found[0]
 
 
 def require(scope: str) -> Callable[[Caller], Caller]:

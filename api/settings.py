@@ -76,6 +76,7 @@ class Settings(BaseSettings):
     # URLs of folders, as file:///srv/models,s3://bucket/models: artifacts may be published there, and below.
     publish_urls: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_urls)] = ()
     requests_per_minute: PositiveInt = 60_000  # of a project that has no limit of its own
+    sign_in_s: PositiveFloat = 12 * 3600  # how long a browser stays signed in
     # Days after a job's end; None keeps it. Logs: also its events. Jobs: all of it, with its artifact.
     keep_logs_days: PositiveFloat | None = None
     keep_jobs_days: PositiveFloat | None = None

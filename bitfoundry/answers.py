@@ -14,13 +14,17 @@ class Answer(BaseModel):
 
 
 class Progress(Answer):
-    """`done` of `total` units of the present phase; `eta_s` is the rest of the phase in seconds."""
+    """`done` of `total` units of the present phase; `eta_s` is the rest of the phase in seconds.
+
+    `memory_bytes` is what the engine's process held then.
+    """
 
     phase: str
     done: int
     total: int
     unit: str
     eta_s: float | None = None
+    memory_bytes: int | None = None
 
 
 class JobError(Answer):

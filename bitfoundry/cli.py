@@ -76,12 +76,15 @@ def up(
     as_json: AsJson = False,
 ) -> None:
     """Run the whole service here, in the foreground. Ctrl-C drains and stops it; the data stays."""
+    from bitfoundry import dashboard
     from bitfoundry.local import LocalStack
 
-    stack = LocalStack(
-        find_home(home), port, model_roots=models or (), say=lambda message: terminal.err.print(f"· {message}")
-    )
+    def say(message: str) -> None:
+        terminal.err.print(f"· {message}")
+
+    stack = LocalStack(find_home(home), port, model_roots=models or (), say=say)
     with stack:
+        dashboard.build_if_missing(stack.logs / "dashboard.log", say)
         try:
             _announce(stack, as_json)
             while True:
@@ -381,11 +384,13 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _announce(stack: "LocalStack", as_json: bool) -> None:
     if as_json:
-        terminal.print_json({"url": stack.url, "api_key": stack.api_key, "home": str(stack.home)})
+        links = {"url": stack.url, "dashboard": stack.dashboard_link}
+        terminal.print_json(links | {"api_key": stack.api_key, "home": str(stack.home)})
     else:
-        terminal.out.print(Text.assemble(("ready    ", "bold green"), stack.url))
-        terminal.out.print(f"API key  {stack.api_key}", soft_wrap=True)
-        terminal.out.print(f"data     {stack.home}   logs in {stack.logs}", soft_wrap=True)
+        terminal.out.print(Text.assemble(("ready      ", "bold green"), stack.url))
+        terminal.out.print(f"dashboard  {stack.dashboard_link}", soft_wrap=True)
+        terminal.out.print(f"API key    {stack.api_key}", soft_wrap=True)
+        terminal.out.print(f"data       {stack.home}   logs in {stack.logs}", soft_wrap=True)
         terminal.out.print("Ctrl-C stops it.")
     sys.stdout.flush()
 

@@ -73,6 +73,11 @@ class LocalStack:
     def logs(self) -> Path:
         return self.home / "logs"
 
+    @property
+    def dashboard_link(self) -> str:
+        """Opens the dashboard and signs in: what is behind the # stays in the browser, in no request and no log."""
+        return f"{self.url}/ui/#key={self.api_key}"
+
     def start(self) -> None:
         """Start everything and wait until the API says that it is ready. StackError says what is in the way."""
         private_dir(self.home)

@@ -34,7 +34,10 @@ class PhaseStarted(Event):
 
 @dataclass(frozen=True)
 class Progress(Event):
-    """``done`` of ``total`` units of the phase; ``eta_s`` is the rest of this phase in seconds, None while unknown."""
+    """``done`` of ``total`` units of the phase; ``eta_s`` is the rest of this phase in seconds, None while unknown.
+
+    ``memory_bytes``: what this process holds now, on the host and on its accelerator; None where nobody looked.
+    """
 
     kind: ClassVar[str] = "progress"
     phase: str
@@ -42,6 +45,7 @@ class Progress(Event):
     total: int
     unit: str
     eta_s: float | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from quantcore.layer import LayerPlan
 from quantcore.plan import Plan, resolve
 from quantcore.reading import Model, read_model
 from quantcore.rotate import untie
-from quantcore.runtime.devices import default_device
+from quantcore.runtime.devices import default_device, held_memory_bytes
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.ranks import ALONE, Ranks
 from quantcore.runtime.sharded import check_all_finite, sharing_ranks
@@ -167,7 +167,8 @@ def quantize(
                     model.run_block(block, index, probes)
                     at.leave()
             writer.tell()
-            emit(Progress("quantize", index + 1, plan.num_blocks, "block", eta.after(index + 1 - first_block)))
+            left_s = eta.after(index + 1 - first_block)
+            emit(Progress("quantize", index + 1, plan.num_blocks, "block", left_s, held_memory_bytes()))
             if index + 1 < plan.num_blocks:
                 savepoint.save(index + 1, walking, writer.notes)
         finish_head(model, plan, writer, algorithms, streams, probes, text)

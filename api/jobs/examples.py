@@ -55,6 +55,7 @@ JOB: dict[str, Any] = {
     "cloned_from": None,
     "sweep_id": None,
     "sweep_values": None,
+    "submitted_by": {"key_id": "0123456789ab", "name": "nightly pipeline"},
     "attempt": 1,
     "created_at": "2026-11-22T08:00:00Z",
     "started_at": "2026-11-22T08:00:02Z",

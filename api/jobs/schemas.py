@@ -256,10 +256,18 @@ class PhaseOut(BaseModel):
     unit: str | None
 
 
+class SubmitterOut(BaseModel):
+    """The key that a job was submitted with."""
+
+    key_id: str
+    name: str
+
+
 class JobOut(BaseModel):
     """A job as clients see it.
 
-    ``state_times``: when it last entered each state. ``waiting_reason`` and ``queue_position`` (1 is next) are there
+    ``submitted_by`` is null for what was submitted on the machine itself. ``state_times``: when it last entered each
+    state. ``waiting_reason`` and ``queue_position`` (1 is next) are there
     while it waits; ``error`` has a stable ``code``, a ``hint``, and says in ``retryable`` whether a retry can help.
     ``publish`` is where the artifact was to go from the start; ``publication``, None if there was none, is what became
     of that or of a later ``POST .../publish``.
@@ -290,6 +298,7 @@ class JobOut(BaseModel):
     cloned_from: str | None
     sweep_id: str | None
     sweep_values: dict[str, Any] | None
+    submitted_by: SubmitterOut | None
     attempt: int
     created_at: datetime
     started_at: datetime | None
@@ -303,9 +312,16 @@ class JobOut(BaseModel):
 
     @classmethod
     def of(
-        cls, job: Job, artifact: Artifact | None, waiting: Waiting | None, publication: Publication | None
+        cls,
+        job: Job,
+        artifact: Artifact | None,
+        waiting: Waiting | None,
+        publication: Publication | None,
+        key_name: str | None,
     ) -> JobOut:
+        """``key_name``: of the key that submitted it."""
         made_here = {"artifact", "publication", "cancel_requested", "limits", "waiting_reason", "queue_position"}
+        made_here.add("submitted_by")
         columns = {name: getattr(job, name) for name in cls.model_fields.keys() - made_here}
         columns["artifact"] = artifact and {
             "manifest_sha256": artifact.manifest_sha256,
@@ -314,6 +330,7 @@ class JobOut(BaseModel):
         }
         return cls(
             **columns,
+            submitted_by=SubmitterOut(key_id=job.submitted_by, name=key_name or "") if job.submitted_by else None,
             publication=PublicationOut.of(publication) if publication else None,
             cancel_requested=job.cancel_requested_at is not None,
             limits=Limits(max_runtime_s=job.max_runtime_s, max_pending_s=job.max_pending_s),

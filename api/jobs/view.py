@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from api.errors import Problem
 from api.jobs.schemas import JobOut, PublicationOut
-from api.store import jobs, publications, waiting
+from api.store import jobs, keys, publications, waiting
 from api.store.tables import Job
 from api.store.waiting import Waiting
 
@@ -29,13 +29,14 @@ def show_all(session: Session, found: Sequence[Job]) -> list[Shown]:
     """``found`` in the same order."""
     artifacts, reasons = jobs.find_artifacts(session, found), waiting.explain(session, found)
     published = publications.find_last(session, [job.id for job in found])
-    return [
-        Shown(
-            out := JobOut.of(job, artifacts.get(job.id), reasons.get(job.id), published.get(job.id)),
-            _etag(job, reasons.get(job.id), out.publication),
-        )
-        for job in found
-    ]
+    names = keys.find_names(session, {job.submitted_by for job in found if job.submitted_by})
+    shown = []
+    for job in found:
+        reason = reasons.get(job.id)
+        name = names.get(job.submitted_by or "")
+        out = JobOut.of(job, artifacts.get(job.id), reason, published.get(job.id), name)
+        shown.append(Shown(out, _etag(job, reason, out.publication)))
+    return shown
 
 
 def show(session: Session, job: Job) -> Shown:

@@ -79,3 +79,15 @@ class WebhookDelivery(Base):
         Index("ix_webhook_delivery_list", "webhook_id", text("id DESC")),
         Index("ix_webhook_delivery_created_at", "created_at"),
     )
+
+
+class SignIn(Base):
+    """A browser that showed a key. It ends with its time, with the key, and with the secret that was shown."""
+
+    __tablename__ = "sign_in"
+
+    token_sha256: Mapped[bytes] = mapped_column(primary_key=True)
+    api_key_id: Mapped[str] = mapped_column(ForeignKey("api_key.id", ondelete="CASCADE"), index=True)
+    secret_sha256: Mapped[bytes]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    expires_at: Mapped[datetime] = mapped_column(index=True)

@@ -38,7 +38,7 @@ from quantcore.layer import LayerPlan
 from quantcore.plan import RUNTIME_BYTES, Plan, export_dir, resolve
 from quantcore.qtensor import QLayer
 from quantcore.reading import Model, read_model
-from quantcore.runtime.devices import default_device, free_memory_bytes, release_freed_memory
+from quantcore.runtime.devices import default_device, free_memory_bytes, held_memory_bytes, release_freed_memory
 from quantcore.runtime.single import StreamedModel
 from quantcore.spec import ScaleType
 from quantcore.task import Task
@@ -161,7 +161,7 @@ def may_be_whole(plan: Plan) -> bool:
 def progress(emit: Emit, num_blocks: int) -> Callable[[int], None]:
     """Says how many blocks have been verified."""
     eta = Eta(num_blocks)
-    return lambda done: emit(Progress("verify", done, num_blocks, "block", eta.after(done)))
+    return lambda done: emit(Progress("verify", done, num_blocks, "block", eta.after(done), held_memory_bytes()))
 
 
 class WrittenCheckpoint:

@@ -54,10 +54,23 @@ def peak_memory_bytes() -> int:
     )
 
 
+def held_memory_bytes() -> int | None:
+    """The resident size of this process now, plus what torch holds on its accelerator; None if the system tells not."""
+    resident = _status_bytes("VmRSS")
+    if resident is None:
+        return None
+    return resident + (torch.accelerator.memory_allocated() if torch.accelerator.is_available() else 0)
+
+
 def _peak_resident_bytes() -> int:
     """From Linux's own count: what ``getrusage`` says also holds what the parent had before it started us."""
-    found = re.search(r"^VmHWM:\s*(\d+) kB$", _text(Path("/proc/self/status")), re.MULTILINE)
-    return int(found[1]) * 1024 if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    found = _status_bytes("VmHWM")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if found is None else found
+
+
+def _status_bytes(name: str) -> int | None:
+    found = re.search(rf"^{name}:\s*(\d+) kB$", _text(Path("/proc/self/status")), re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
 
 
 def _text(file: Path) -> str:

@@ -49,8 +49,7 @@ def test_the_routes_are_these(document: dict[str, Any]) -> None:
         f"GET {JOB}", f"PATCH {JOB}", f"DELETE {JOB}", f"POST {JOB}/clone",
         *(f"POST {JOB}/{action}" for action in ("cancel", "pause", "resume", "retry")),
         f"GET {JOB}/events", f"GET {JOB}/events/stream", f"GET {JOB}/logs", f"GET {JOB}/logs/download",
-        f"GET {JOB}/logs/stream",
-        f"GET {JOB}/artifacts", f"GET {JOB}/artifacts/{{path}}", f"POST {JOB}/publish",
+        f"GET {JOB}/logs/stream", f"GET {JOB}/artifacts", f"GET {JOB}/artifacts/{{path}}", f"POST {JOB}/publish",
         "POST /v1/sweeps", f"GET {SWEEP}", f"POST {SWEEP}/cancel",
         "POST /v1/datasets", "GET /v1/datasets", f"GET {DATASET}", f"DELETE {DATASET}",
         f"GET {DATASET}/preview", f"GET {DATASET}/statistics",
@@ -61,6 +60,7 @@ def test_the_routes_are_these(document: dict[str, Any]) -> None:
         "GET /v1/webhooks", "POST /v1/webhooks", f"GET {WEBHOOK}", f"PATCH {WEBHOOK}", f"DELETE {WEBHOOK}",
         f"POST {WEBHOOK}/test", f"GET {WEBHOOK}/deliveries", f"POST {WEBHOOK}/deliveries/{{delivery_id}}/redeliver",
         "GET /v1/workers", f"GET {WORKER}", f"POST {WORKER}/drain", f"POST {WORKER}/uncordon",
+        "POST /v1/sign-in", "GET /v1/sign-in", "DELETE /v1/sign-in",
         "GET /v1/audit", "GET /v1/hub-tokens", "PUT /v1/hub-tokens/{name}", "DELETE /v1/hub-tokens/{name}",
     }  # fmt: skip
 
@@ -111,6 +111,7 @@ def test_every_body_has_an_example_that_fits(document: dict[str, Any]) -> None:
     assert bodies == jobs | {
         "PublishTo",
         "ProjectCreate", "ProjectPatch", "KeyCreate", "KeyRotate", "HubTokenPut", "WebhookCreate", "WebhookPatch",
+        "SignInCreate",
     }  # fmt: skip
     for name, kind in FILES.items():
         assert set(operations(document)[name]["requestBody"]["content"]) == {kind}

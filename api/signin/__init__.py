@@ -1,0 +1,5 @@
+"""Sign-in of browsers: an API key becomes a cookie. ``api.security`` checks the requests that come with it."""
+
+from api.signin.endpoints import router
+
+__all__ = ["router"]

@@ -1,0 +1,90 @@
+"""The routes of signing in: for the dashboard, whose scripts must not be able to read a key."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+from api import security
+from api.deps import ContextDep
+from api.errors import may
+from api.jobs.schemas import RequestBody
+from api.keys.schemas import KeyOut
+from api.security import SIGN_IN_COOKIE
+from api.store import audit, keys, signins
+from api.store.audit import Caller
+from api.strict_json import StrictJsonRoute
+
+router = APIRouter(prefix="/sign-in", tags=["sign-in"], route_class=StrictJsonRoute)
+
+
+class SignInCreate(RequestBody):
+    """The key to sign in with."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"api_key": "bf_0123456789ab_" + "x" * 43}]})
+
+    api_key: Annotated[SecretStr, Field(max_length=200)]
+
+
+class SignInOut(BaseModel):
+    """Who is signed in, until when; ``csrf_token`` goes into the header X-CSRF-Token of every request that changes."""
+
+    key: KeyOut
+    csrf_token: str
+    expires_at: datetime
+
+
+@router.post("", status_code=201, responses=may(401, 422))
+def sign_in(body: SignInCreate, request: Request, context: ContextDep, response: Response) -> SignInOut:
+    """Sign a browser in: the answer sets a cookie that its scripts cannot read and that leaves with no other site's
+    request. With the cookie every route works as with the key itself."""
+    token = secrets.token_urlsafe(32)
+    with context.sessions.begin() as session:
+        key, secret_sha256 = security.open_key(session, body.api_key.get_secret_value())
+        hashed = security.hash_secret(token)
+        expires_at = signins.add(session, hashed, key, secret_sha256, context.settings.sign_in_s)
+        caller = Caller(key.project_id, key.id, key.scopes, request.scope["request_id"])
+        audit.note(session, caller, "key.sign_in", key.id)
+        row = keys.find(session, key.project_id, key.id)
+        assert row is not None
+        shown = KeyOut.of(row)
+    response.set_cookie(
+        SIGN_IN_COOKIE,
+        token,
+        max_age=round(context.settings.sign_in_s),
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+    response.headers["Cache-Control"] = "no-store"
+    return SignInOut(key=shown, csrf_token=security.csrf_token(token), expires_at=expires_at)
+
+
+@router.get("", responses=may(401, 403, 429))
+def get_sign_in(
+    request: Request, caller: Annotated[Caller, Depends(security.authenticate)], context: ContextDep, response: Response
+) -> SignInOut:
+    """Who is signed in: for a page that was loaded again. 401 if this browser is not signed in."""
+    token = request.cookies.get(SIGN_IN_COOKIE, "")
+    with context.sessions.begin() as session:
+        found = signins.find_valid(session, security.hash_secret(token))
+        row = keys.find(session, caller.project_id, found[0].id) if found else None
+        if found is None or row is None:
+            raise security.unauthorized()
+        shown = KeyOut.of(row)
+    response.headers["Cache-Control"] = "no-store"
+    return SignInOut(key=shown, csrf_token=security.csrf_token(token), expires_at=found[1])
+
+
+@router.delete("", status_code=204, responses=may(401, 403, 429))
+def sign_out(
+    request: Request, caller: Annotated[Caller, Depends(security.authenticate)], context: ContextDep, response: Response
+) -> None:
+    """End the sign-in of this browser, here and in the service."""
+    with context.sessions.begin() as session:
+        signins.remove(session, security.hash_secret(request.cookies.get(SIGN_IN_COOKIE, "")))
+    response.delete_cookie(SIGN_IN_COOKIE, httponly=True, samesite="strict")

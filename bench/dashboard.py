@@ -1,0 +1,199 @@
+"""``make bench-dashboard``: is the page fluid with a long list of jobs and a run of many layers?
+
+The real service with rows written straight into its database, and a real headless browser. Each number is what somebody
+at the page waits for, or how long the page once did not answer: a frame that was drawn late, a task that held it up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Page, expect
+
+from api.store import control, events, jobs, projects
+from api.store.engine import connect, dispose
+from api.store.events import NewEvent
+from bitfoundry.local import LocalStack
+from tests.browser.chromium import open_browser
+
+RESULTS = Path(__file__).parent / "results"
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "router")
+PRESETS = ("fp8", "w4a16", "int8_dynamic", "mxfp4")
+WATCH = """
+window.late = {frame: 0, task: 0};
+new PerformanceObserver(list => list.getEntries().forEach(each => { late.task = Math.max(late.task, each.duration); }))
+  .observe({entryTypes: ["longtask"]});
+let before = performance.now();
+const tick = now => { late.frame = Math.max(late.frame, now - before); before = now; requestAnimationFrame(tick); };
+requestAnimationFrame(tick);
+"""
+DRAWN = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+
+def fill(database_url: str, num_jobs: int, num_layers: int) -> str:
+    """Cancelled jobs, and one more with the numbers of ``num_layers`` layers; its id."""
+    sessions = connect(database_url)
+    rng = random.Random(0)
+    asked: dict[str, Any] = {"project_id": projects.DEFAULT, "submitted_by": None, "calibration": {}, "config": {}}
+    asked |= {"labels": {"team": "search"}, "export": ["quark"], "model": {"path": "/models/a-model-of-some-size"}}
+    try:
+        for start in range(0, num_jobs, 500):
+            with sessions.begin() as session:
+                for number in range(start, min(start + 500, num_jobs)):
+                    job = jobs.submit(session, **asked, name=f"run {number}", preset=rng.choice(PRESETS))
+                    control.cancel(session, job.id)
+        with sessions.begin() as session:
+            job = jobs.submit(session, **asked, name="many layers", preset="w4a16")
+            for number in range(num_layers):
+                block, module = divmod(number, len(MODULES))
+                error = rng.uniform(0.05, 0.1)
+                layer = {"name": f"model.layers.{block}.{MODULES[module]}", "block": block, "relative_error": error}
+                layer |= {"sqnr_db": rng.uniform(18, 25), "scheme": "uint4 per_group 64", "output_error": error / 2}
+                events.add(session, job, NewEvent("layer_quantized", layer))
+            control.cancel(session, job.id)
+            return job.id
+    finally:
+        dispose(sessions)
+
+
+def milliseconds(act: Any) -> float:
+    started = time.perf_counter()
+    act()
+    return round(1000 * (time.perf_counter() - started), 1)
+
+
+def late(page: Page) -> dict[str, float]:
+    """The longest frame and the longest task since the last call, in ms."""
+    found: dict[str, float] = page.evaluate(
+        "(() => { const found = late; late = {frame: 0, task: 0}; return found; })()"
+    )
+    return {name: round(value, 1) for name, value in found.items()}
+
+
+def measure_list(page: Page, num_jobs: int) -> dict[str, Any]:
+    rows = page.locator(".runs tbody tr")
+
+    def shown(path: str) -> None:
+        page.goto(path)
+        expect(rows).to_have_count(50)
+
+    def older() -> None:
+        page.get_by_role("link", name="Older").click()
+        expect(page.get_by_role("link", name=f"run {num_jobs - 50}", exact=True)).to_be_visible()
+
+    def search() -> None:
+        page.get_by_label("Search runs").fill(f"run {num_jobs // 2}")
+        expect(rows).to_have_count(1)
+
+    found: dict[str, Any] = {"first rows": milliseconds(lambda: shown("/ui/"))}
+    page.evaluate(WATCH)
+    found["next page"] = milliseconds(older)
+    found["search, with 300 ms of waiting for more letters"] = milliseconds(search)
+    page.get_by_label("Search runs").fill("")
+    expect(rows).to_have_count(50)
+    late(page)
+    page.wait_for_timeout(10_000)
+    found["while it polls for 10 s"] = late(page)
+    page.keyboard.press("Tab")
+    steps = 40
+    took = milliseconds(lambda: [page.keyboard.press("j") for _ in range(steps)] and page.evaluate(DRAWN))
+    found["a step with the key j"] = round(took / steps, 1)
+    return found
+
+
+def measure_run(page: Page, job_id: str, num_layers: int) -> dict[str, Any]:
+    def shown() -> None:
+        page.goto(f"/ui/jobs/{job_id}")
+        expect(page.get_by_role("img", name=f"of {num_layers:,} layers")).to_be_visible()
+
+    found: dict[str, Any] = {"all layers in the chart": milliseconds(shown)}
+    page.evaluate(WATCH)
+    chart = page.get_by_role("group", name="Error of the weight")
+    status = page.locator(".chart [role=status]")
+
+    def measure_of(value: str) -> None:
+        page.get_by_label("Measure").select_option(value)
+        page.evaluate(DRAWN)
+
+    found["another measure"] = milliseconds(lambda: measure_of("sqnr_db"))
+    measure_of("relative_error")
+    box = chart.bounding_box()
+    assert box is not None
+
+    def pick() -> None:
+        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        expect(status).to_contain_text("model.layers.")
+
+    found["a click on a point"] = milliseconds(pick)
+    chart.focus()
+    steps = 40
+    took = milliseconds(lambda: [page.keyboard.press("ArrowRight") for _ in range(steps)] and page.evaluate(DRAWN))
+    found["a step with an arrow key"] = round(took / steps, 1)
+
+    def table() -> None:
+        page.get_by_text("All numbers as a table").click()
+        expect(page.locator("details tbody tr")).to_have_count(50)
+
+    found["the table"] = milliseconds(table)
+    found["at its worst"] = late(page)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.dashboard", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=5000)
+    parser.add_argument("--layers", type=int, default=2000)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bf-bench-", dir="/tmp") as folder:
+        found = measure(Path(folder) / "home", options.jobs, options.layers)
+    save({"date": date.today().isoformat(), **found})
+
+
+def measure(home: Path, num_jobs: int, num_layers: int) -> dict[str, Any]:
+    """The machine, and what took how many milliseconds."""
+    with LocalStack(home, 0) as stack, open_browser() as browser:
+        job_id = fill(stack._environment["DATABASE_URL"], num_jobs, num_layers)
+        page = browser.new_page(base_url=stack.url, viewport={"width": 1280, "height": 900})
+        load = os.getloadavg()[0]
+        page.goto(f"/ui/#key={stack.api_key}")
+        expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+        found = {
+            f"list of {num_jobs:,} jobs": measure_list(page, num_jobs),
+            f"run of {num_layers:,} layers": measure_run(page, job_id, num_layers),
+        }
+        machine = f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f}; Chromium {browser.version}, headless"
+        return {"machine": machine, "milliseconds": found}
+
+
+def save(result: dict[str, Any]) -> None:
+    lines = [f"# Dashboard, {result['date']}", "", f"`make bench-dashboard`; {result['machine']}. Milliseconds.", ""]
+    for title, numbers in result["milliseconds"].items():
+        lines += [f"## {title.capitalize()}", "", "| what | ms |", "|---|---:|"]
+        for name, value in numbers.items():
+            each = (
+                {name: value} if not isinstance(value, dict) else {f"{name}: longest {k}": v for k, v in value.items()}
+            )
+            lines += [f"| {what} | {number} |" for what, number in each.items()]
+        lines.append("")
+    lines += [
+        "A frame is what the browser draws 60 times a second, a task what keeps it from answering. "
+        "The browser does not tell of tasks below 50 ms: they read as 0.",
+        "",
+    ]
+    target = RESULTS / f"{result['date']}-dashboard"
+    target.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    target.with_suffix(".md").write_text("\n".join(lines))
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

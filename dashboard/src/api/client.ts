@@ -1,0 +1,132 @@
+// Requests to the service. The key is in a cookie that this script cannot read; what changes something carries the
+// sign-in's CSRF token.
+import { connection } from "./connection";
+
+export interface ErrorEntry {
+  pointer?: string;
+  parameter?: string;
+  detail: string;
+  code: string;
+  allowed?: unknown;
+}
+
+/** An answer that is a problem (RFC 9457). */
+export class Problem extends Error {
+  readonly status: number;
+  readonly code: string;
+  readonly hint: string;
+  readonly errors: ErrorEntry[];
+  readonly requestId: string;
+
+  constructor(status: number, body: Record<string, unknown>) {
+    super(String(body.detail ?? `The service answered ${status}.`));
+    this.status = status;
+    this.code = String(body.code ?? "unknown");
+    this.hint = String(body.hint ?? "");
+    this.errors = (body.errors as ErrorEntry[] | undefined) ?? [];
+    this.requestId = String(body.request_id ?? "");
+  }
+}
+
+/** No answer at all. */
+export class Unreachable extends Error {
+  constructor() {
+    super("The service does not answer.");
+  }
+}
+
+type Query = Record<string, string | number | boolean | readonly string[] | null | undefined>;
+
+export interface Options {
+  query?: Query;
+  body?: unknown;
+  form?: FormData;
+  raw?: Blob;
+  headers?: Record<string, string>;
+  signal?: AbortSignal;
+}
+
+let csrfToken = "";
+let onSignedOut = () => {};
+
+export function setCsrfToken(token: string) {
+  csrfToken = token;
+}
+
+export function whenSignedOut(listener: () => void) {
+  onSignedOut = listener;
+}
+
+export function address(path: string, query: Query = {}): string {
+  const params = new URLSearchParams();
+  for (const [name, value] of Object.entries(query)) {
+    if (value === null || value === undefined || value === "") continue;
+    for (const each of Array.isArray(value) ? value : [value]) params.append(name, String(each));
+  }
+  const text = params.toString();
+  return text ? `${path}?${text}` : path;
+}
+
+// Answers that have an ETag, so that a poll is an empty 304 and gives the very same object: nothing is drawn again.
+const MAX_REMEMBERED = 100;
+const remembered = new Map<string, { etag: string; body: unknown }>();
+
+function remember(url: string, etag: string, body: unknown) {
+  remembered.delete(url);
+  remembered.set(url, { etag, body });
+  const oldest = remembered.keys().next().value;
+  if (remembered.size > MAX_REMEMBERED && oldest !== undefined) remembered.delete(oldest);
+}
+
+export function forgetAnswers() {
+  remembered.clear();
+}
+
+export async function request<T>(method: string, path: string, options: Options = {}): Promise<T> {
+  const url = address(path, options.query);
+  const headers: Record<string, string> = { Accept: "application/json", ...options.headers };
+  const known = method === "GET" ? remembered.get(url) : undefined;
+  if (known) headers["If-None-Match"] = known.etag;
+  if (method !== "GET") headers["X-CSRF-Token"] = csrfToken;
+  if (options.body !== undefined) headers["Content-Type"] = "application/json";
+  const body = options.body === undefined ? (options.form ?? options.raw) : JSON.stringify(options.body);
+  const response = await send(url, { method, headers, body, signal: options.signal, cache: "no-store" });
+  if (response.status === 304 && known) return known.body as T;
+  if (response.status === 204) return undefined as T;
+  const answer = await response.json().catch(() => ({}));
+  if (!response.ok) throw problem(response.status, answer);
+  const etag = response.headers.get("ETag");
+  if (method === "GET" && etag) remember(url, etag, answer);
+  return answer as T;
+}
+
+async function send(url: string, init: RequestInit): Promise<Response> {
+  let response: Response;
+  try {
+    response = await fetch(url, init);
+  } catch (error) {
+    if (init.signal?.aborted) throw error;
+    connection.report(true);
+    throw new Unreachable();
+  }
+  connection.report(response.status >= 502 && response.status <= 504);
+  return response;
+}
+
+function problem(status: number, body: Record<string, unknown>): Problem {
+  const found = new Problem(status, body);
+  if (status === 401) onSignedOut();
+  return found;
+}
+
+export const get = <T>(path: string, query?: Query, signal?: AbortSignal) =>
+  request<T>("GET", path, { query, signal });
+export const post = <T>(path: string, body?: unknown, query?: Query) => request<T>("POST", path, { body, query });
+export const remove = (path: string) => request<void>("DELETE", path);
+
+/** For a stream: the response itself, once its status is known to be good. */
+export async function open(path: string, headers: Record<string, string>, signal: AbortSignal): Promise<Response> {
+  const response = await send(path, { headers, signal, cache: "no-store" });
+  if (!response.ok) throw problem(response.status, await response.json().catch(() => ({})));
+  return response;
+}

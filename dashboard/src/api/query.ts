@@ -1,0 +1,71 @@
+import { useCallback, useEffect, useRef, useState } from "react";
+import { connection } from "./connection";
+import { Unreachable } from "./client";
+
+export interface Query<T> {
+  data: T | undefined;
+  error: Error | undefined;
+  reload: () => void;
+}
+
+const AGAIN_FIRST_MS = 1000;
+const AGAIN_LAST_MS = 15_000;
+
+/**
+ * What `load` gives, again every `everyMs` while the page is looked at. `key` says what is asked: with another key the
+ * old answer goes, with the same one it stays until the new one is there, also through a lost connection.
+ */
+export function useQuery<T>(
+  key: string | null,
+  load: (signal: AbortSignal) => Promise<T>,
+  { everyMs = 0 }: { everyMs?: number } = {},
+): Query<T> {
+  const [answer, setAnswer] = useState<{ key: string | null; data?: T; error?: Error }>({ key: null });
+  const [round, setRound] = useState(0);
+  const latest = useRef(load);
+  latest.current = load;
+
+  useEffect(() => {
+    if (key === null) return;
+    const controller = new AbortController();
+    let timer = 0;
+    let failures = 0;
+
+    const later = (ms: number) => {
+      window.clearTimeout(timer);
+      timer = window.setTimeout(ask, ms);
+    };
+    const ask = async () => {
+      if (document.hidden && failures === 0 && timer) return later(everyMs);
+      try {
+        const data = await latest.current(controller.signal);
+        failures = 0;
+        if (controller.signal.aborted) return;
+        setAnswer((old) => (old.key === key && old.data === data && !old.error ? old : { key, data }));
+        if (everyMs) later(everyMs);
+      } catch (error) {
+        if (controller.signal.aborted) return;
+        failures += 1;
+        setAnswer((old) => ({ key, data: old.key === key ? old.data : undefined, error: error as Error }));
+        const again = error instanceof Unreachable || connection.isLost();
+        if (again) later(Math.min(AGAIN_LAST_MS, AGAIN_FIRST_MS * 2 ** (failures - 1)));
+        else if (everyMs) later(Math.max(everyMs, AGAIN_LAST_MS));
+      }
+    };
+    const seenAgain = () => {
+      if (!document.hidden && everyMs) later(0);
+    };
+
+    void ask();
+    document.addEventListener("visibilitychange", seenAgain);
+    return () => {
+      controller.abort();
+      window.clearTimeout(timer);
+      document.removeEventListener("visibilitychange", seenAgain);
+    };
+  }, [key, everyMs, round]);
+
+  const reload = useCallback(() => setRound((old) => old + 1), []);
+  const own = answer.key === key;
+  return { data: own ? answer.data : undefined, error: own ? answer.error : undefined, reload };
+}

@@ -1,0 +1,75 @@
+// Server-sent events over fetch: unlike EventSource it hears every kind of event, and knows why a stream did not open.
+import { Problem, Unreachable, open } from "./client";
+import type { JobEvent } from "./types";
+
+export interface Message {
+  id: string;
+  event: string;
+  data: string;
+}
+
+/** The whole messages at the start of `text`, and what is left of it. */
+export function parseMessages(text: string): { messages: Message[]; rest: string } {
+  const blocks = text.replaceAll("\r\n", "\n").split("\n\n");
+  const rest = blocks.pop() ?? "";
+  const messages: Message[] = [];
+  for (const block of blocks) {
+    const message: Message = { id: "", event: "message", data: "" };
+    const data: string[] = [];
+    for (const line of block.split("\n")) {
+      const [, name, value] = /^([^:]*):? ?(.*)$/.exec(line) ?? [];
+      if (name === "id") message.id = value ?? "";
+      else if (name === "event") message.event = value ?? "";
+      else if (name === "data") data.push(value ?? "");
+    }
+    if (data.length) messages.push({ ...message, data: data.join("\n") });
+  }
+  return { messages, rest };
+}
+
+export type Link = "open" | "lost" | "ended";
+
+const FIRST_WAIT_MS = 500;
+const LAST_WAIT_MS = 10_000;
+
+/** Tells the job's story from its beginning, over any number of connections, until it has ended or `signal` aborts. */
+export async function follow(
+  jobId: string,
+  tell: (events: JobEvent[]) => void,
+  say: (link: Link) => void,
+  signal: AbortSignal,
+): Promise<void> {
+  let last = 0;
+  let waitMs = FIRST_WAIT_MS;
+  while (!signal.aborted) {
+    try {
+      const headers: Record<string, string> = last ? { "Last-Event-ID": String(last) } : {};
+      const response = await open(`/v1/jobs/${jobId}/events/stream`, headers, signal);
+      if (response.status === 204 || !response.body) return say("ended");
+      say("open");
+      waitMs = FIRST_WAIT_MS;
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+      let text = "";
+      for (;;) {
+        const { done, value } = await reader.read();
+        if (done) break;
+        const { messages, rest } = parseMessages(text + value);
+        text = rest;
+        const events = messages.filter((each) => each.id).map((each) => JSON.parse(each.data) as JobEvent);
+        if (events.length) {
+          last = events.at(-1)?.seq ?? last;
+          tell(events);
+        }
+        if (messages.some((each) => each.event === "end")) return say("ended");
+      }
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error instanceof Problem && error.status < 500) return say("ended");
+      if (!(error instanceof Unreachable || error instanceof Problem || error instanceof TypeError)) throw error;
+    }
+    if (signal.aborted) return;
+    say("lost");
+    await new Promise((wake) => setTimeout(wake, waitMs));
+    waitMs = Math.min(LAST_WAIT_MS, waitMs * 2);
+  }
+}

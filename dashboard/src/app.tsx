@@ -1,0 +1,162 @@
+import { type ComponentType, Suspense, lazy, useEffect, useMemo, useState, useSyncExternalStore } from "react";
+import { connection } from "./api/connection";
+import { Runs } from "./pages/runs";
+import { Link, type Place, usePlace } from "./router";
+import { SessionProvider, SignInPage, useSignIn } from "./sign-in";
+import { Announcer, announce } from "./ui/announcer";
+import { Empty, Loading, Title } from "./ui/basics";
+import { THEMES, type Theme, applyTheme, readTheme } from "./ui/theme";
+
+type Page = ComponentType<{ place: Place; id: string }>;
+
+const Run = lazy(() => import("./pages/run/run"));
+const NewJob = lazy(() => import("./pages/new-job/new-job"));
+const Compare = lazy(() => import("./pages/compare/compare"));
+const Workers = lazy(() => import("./pages/workers"));
+const Datasets = lazy(() => import("./pages/datasets"));
+const Keys = lazy(() => import("./pages/keys"));
+const Webhooks = lazy(() => import("./pages/webhooks"));
+const Audit = lazy(() => import("./pages/audit"));
+const System = lazy(() => import("./pages/system"));
+
+const ROUTES: [RegExp, Page][] = [
+  [/^\/(?:jobs\/?)?$/, Runs],
+  [/^\/jobs\/new$/, NewJob],
+  [/^\/jobs\/(job_[0-9a-f]{32})$/, Run],
+  [/^\/compare$/, Compare],
+  [/^\/workers$/, Workers],
+  [/^\/datasets$/, Datasets],
+  [/^\/keys$/, Keys],
+  [/^\/webhooks$/, Webhooks],
+  [/^\/audit$/, Audit],
+  [/^\/system$/, System],
+];
+
+const MENU: [string, string, string?][] = [
+  ["/", "Runs"],
+  ["/jobs/new", "New job", "jobs:write"],
+  ["/compare", "Compare"],
+  ["/datasets", "Datasets"],
+  ["/workers", "Workers", "operator"],
+  ["/keys", "Keys", "admin"],
+  ["/webhooks", "Webhooks", "admin"],
+  ["/audit", "Audit", "admin"],
+  ["/system", "System"],
+];
+
+export function App() {
+  const { door, signIn, signOut } = useSignIn();
+  const session = useMemo(
+    () => (typeof door === "object" ? { key: door.key, can: (scope: string) => door.key.scopes.includes(scope), signOut } : null),
+    [door],
+  );
+  if (door === "unknown") return <Loading />;
+  if (door === "unreachable") return <Loading what="The service does not answer: trying again" />;
+  if (!session) return <SignInPage signIn={signIn} />;
+  return (
+    <SessionProvider value={session}>
+      <Shell keyName={session.key.name} scopes={session.key.scopes} signOut={signOut} />
+    </SessionProvider>
+  );
+}
+
+function Shell({ keyName, scopes, signOut }: { keyName: string; scopes: string[]; signOut: () => Promise<void> }) {
+  const place = usePlace();
+  return (
+    <>
+      <a className="skip" href="#content">
+        Skip to the content
+      </a>
+      <header className="top">
+        <Link to="/" className="brand">
+          <svg viewBox="0 0 32 32" width="20" height="20" aria-hidden="true">
+            <rect width="32" height="32" rx="7" />
+            <path d="M7 18h4v7H7zM14 12h4v13h-4zM21 7h4v18h-4z" />
+          </svg>
+          Bitfoundry
+        </Link>
+        <nav aria-label="Pages">
+          {MENU.filter(([, , scope]) => !scope || scopes.includes(scope)).map(([to, text]) => (
+            <Link key={to} to={to} aria-current={isShown(to, place.path) ? "page" : undefined}>
+              {text}
+            </Link>
+          ))}
+        </nav>
+        <div className="who">
+          <ThemeChoice />
+          <span className="faint" title="The key that you are signed in with">
+            {keyName}
+          </span>
+          <button className="small" onClick={() => void signOut()}>
+            Sign out
+          </button>
+        </div>
+      </header>
+      <ConnectionNotice />
+      <main id="content">
+        <Suspense fallback={<Loading />}>
+          <Routed place={place} />
+        </Suspense>
+      </main>
+      <Announcer />
+    </>
+  );
+}
+
+const isShown = (to: string, path: string) =>
+  to === "/" ? path === "/" || /^\/jobs(\/job_.*)?$/.test(path) : path === to;
+
+function Routed({ place }: { place: Place }) {
+  for (const [pattern, Page] of ROUTES) {
+    const match = pattern.exec(place.path);
+    if (match) return <Page key={place.path} place={place} id={match[1] ?? ""} />;
+  }
+  return (
+    <>
+      <Title>No such page</Title>
+      <Empty>
+        There is nothing at this address. <Link to="/">All runs</Link>
+      </Empty>
+    </>
+  );
+}
+
+function ThemeChoice() {
+  const [theme, setTheme] = useState<Theme>(readTheme);
+  return (
+    <select
+      aria-label="Colours"
+      className="small"
+      value={theme}
+      onChange={(event) => {
+        const chosen = event.target.value as Theme;
+        applyTheme(chosen);
+        setTheme(chosen);
+      }}
+    >
+      {THEMES.map((each) => (
+        <option key={each} value={each}>
+          {each[0]?.toUpperCase() + each.slice(1)}
+        </option>
+      ))}
+    </select>
+  );
+}
+
+function ConnectionNotice() {
+  const lost = useSyncExternalStore(connection.subscribe, connection.isLost);
+  const [wasLost, setWasLost] = useState(false);
+  useEffect(() => {
+    if (lost) setWasLost(true);
+    else if (wasLost) {
+      announce("The service answers again.");
+      setWasLost(false);
+    }
+  }, [lost]);
+  if (!lost) return null;
+  return (
+    <div className="notice warn lost" role="status">
+      ⚠ The service does not answer. What you see may be old; the page comes back by itself.
+    </div>
+  );
+}

@@ -1,0 +1,52 @@
+import { expect, it } from "vitest";
+import { METRICS, byBadness, kindOf, seriesByKind } from "./layers";
+import { marksPath } from "./marks";
+import { linear, niceTicks } from "./scale";
+
+it("ticks are round and cover the range", () => {
+  expect(niceTicks(0, 1)).toEqual([0, 0.2, 0.4, 0.6, 0.8, 1]);
+  expect(niceTicks(2.6, 2.68, 4)).toEqual([2.6, 2.62, 2.64, 2.66, 2.68]);
+  expect(niceTicks(3, 3)).toEqual([3]);
+});
+
+it("a scale leaves room at both ends, also around one value", () => {
+  const scale = linear([10, 20], 0, 100);
+  expect(scale(15)).toBeCloseTo(50);
+  expect(scale(10)).toBeGreaterThan(0);
+  expect(scale(20)).toBeLessThan(100);
+  expect(linear([7], 0, 100)(7)).toBeCloseTo(50);
+  expect(Number.isFinite(linear([], 0, 100)(0.5))).toBe(true);
+});
+
+const layer = (name: string, block: number, relative_error: number, sqnr_db: number) => ({ name, block, relative_error, sqnr_db, scheme: "int8" });
+const LAYERS = [
+  layer("model.layers.0.self_attn.q_proj", 0, 0.1, 20),
+  layer("model.layers.1.self_attn.q_proj", 1, 0.3, 10),
+  layer("model.layers.0.mlp.experts.7.up_proj", 0, 0.2, 14),
+];
+
+it("layers of one kind are one series along the blocks", () => {
+  expect(kindOf("model.layers.0.mlp.experts.7.up_proj")).toBe("experts.up_proj");
+  const series = seriesByKind(LAYERS, METRICS[0]);
+  expect(series.map((each) => [each.name, each.points.map((point) => point.x)])).toEqual([
+    ["experts.up_proj", [0]],
+    ["q_proj", [0, 1]],
+  ]);
+  expect(seriesByKind(LAYERS, METRICS[2] as (typeof METRICS)[0])).toEqual([]); // nothing looked at outputs
+});
+
+it("more kinds than looks share the last one", () => {
+  const many = Array.from({ length: 20 }, (_, index) => layer(`layers.0.kind${String(index).padStart(2, "0")}`, 0, 0.1, 20));
+  const series = seriesByKind(many, METRICS[0]);
+  expect(series).toHaveLength(8);
+  expect(series.at(-1)).toMatchObject({ name: "others" });
+  expect(series.flatMap((each) => each.points)).toHaveLength(20);
+});
+
+it("the worst layer is first, whichever way the measure goes", () => {
+  for (const metric of METRICS.slice(0, 2)) expect(byBadness(LAYERS, metric)[0]?.block).toBe(1);
+});
+
+it("all marks of a series are one path", () => {
+  expect(marksPath([{ x: 1, y: 2 }, { x: 3, y: 4 }], 1, 2).match(/M/g)).toHaveLength(2);
+});

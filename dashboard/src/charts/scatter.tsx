@@ -1,0 +1,184 @@
+import { type KeyboardEvent, type PointerEvent, memo, useLayoutEffect, useMemo, useRef, useState } from "react";
+import { Mark, colourOf, marksPath } from "./marks";
+import { linear } from "./scale";
+
+export interface Point {
+  x: number;
+  y: number;
+  /** What it is: the name of a layer or a run. */
+  name: string;
+  /** Half the length of its error bar. */
+  error?: number;
+}
+
+export interface Series {
+  name: string;
+  look: number;
+  points: Point[];
+}
+
+interface Props {
+  label: string;
+  series: Series[];
+  xLabel: string;
+  yLabel: string;
+  formatX: (value: number) => string;
+  formatY: (value: number) => string;
+  joined?: boolean;
+  radius?: number;
+  /** Drawn as a line of steps below the marks. */
+  front?: { x: number; y: number }[];
+  onPick: (name: string) => void;
+  picked: string | null;
+}
+
+const START_WIDTH = 900;
+const HEIGHT = 300;
+const FRAME = { left: 72, right: 14, top: 12, bottom: 40 };
+const NEAR = 30;
+
+/** Marks at (x, y). The nearest one is picked by pointer; with the arrow keys one after the other, from left to right. */
+export function Scatter(props: Props) {
+  const { series, onPick, picked, formatX, formatY } = props;
+  const [hidden, setHidden] = useState<ReadonlySet<string>>(new Set());
+  const [width, setWidth] = useState(START_WIDTH);
+  const frame = useRef<SVGSVGElement>(null);
+  // drawn as wide as there is room, so that its text keeps its size
+  useLayoutEffect(() => {
+    if (!frame.current) return;
+    const observer = new ResizeObserver(([entry]) => entry && setWidth(Math.max(240, Math.round(entry.contentRect.width))));
+    observer.observe(frame.current);
+    return () => observer.disconnect();
+  }, []);
+  const shown = useMemo(() => series.filter((each) => !hidden.has(each.name)), [series, hidden]);
+  const placed = useMemo(() => place(shown, props.front ?? [], width), [shown, props.front, width]);
+  const current = placed.all.find((each) => each.point.name === picked);
+
+  const pickNear = (event: PointerEvent<SVGSVGElement>) => {
+    const box = frame.current?.getBoundingClientRect();
+    if (!box) return;
+    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+    let best: Placed | undefined;
+    let bestDistance = NEAR ** 2;
+    for (const each of placed.all) {
+      const distance = (each.x - x) ** 2 + (each.y - y) ** 2;
+      if (distance < bestDistance) [best, bestDistance] = [each, distance];
+    }
+    if (best) onPick(best.point.name);
+  };
+  const step = (event: KeyboardEvent) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    const index = placed.all.findIndex((each) => each.point.name === picked);
+    const next = placed.all[Math.max(0, Math.min(placed.all.length - 1, index + by))];
+    if (next) onPick(next.point.name);
+  };
+  const toggle = (name: string) =>
+    setHidden((old) => {
+      const next = new Set(old);
+      if (!next.delete(name)) next.add(name);
+      return next;
+    });
+
+  return (
+    <div className="chart">
+      {series.length > 1 && (
+        <div className="legend">
+          {series.map((each) => (
+            <button key={each.name} className="chip" aria-pressed={!hidden.has(each.name)} onClick={() => toggle(each.name)}>
+              <Mark look={each.look} /> {each.name}
+            </button>
+          ))}
+        </div>
+      )}
+      <div role="group" tabIndex={0} aria-label={`${props.label}. The left and right arrow keys go through its points.`} onKeyDown={step}>
+        <svg ref={frame} height={HEIGHT} role="img" aria-label={props.label} onPointerDown={pickNear}>
+          <Axes placed={placed} xLabel={props.xLabel} yLabel={props.yLabel} formatX={formatX} formatY={formatY} />
+          <Marks placed={placed} joined={props.joined ?? false} radius={props.radius ?? 3.5} />
+          {current && <circle className="mark" cx={current.x} cy={current.y} r={8} />}
+        </svg>
+      </div>
+      <p role="status" className="sub">
+        {current
+          ? `${current.point.name}: ${props.xLabel} ${formatX(current.point.x)}, ${props.yLabel} ${formatY(current.point.y)}`
+          : "Click a point, or go through them with the arrow keys."}
+      </p>
+    </div>
+  );
+}
+
+interface Placed {
+  x: number;
+  y: number;
+  point: Point;
+}
+
+function place(series: Series[], front: { x: number; y: number }[], width: number) {
+  const points = series.flatMap((each) => each.points);
+  const xs = linear(points.map((point) => point.x), FRAME.left, width - FRAME.right, { count: width / 110 });
+  const ends = points.flatMap(({ y, error = 0 }) => [y - error, y + error]);
+  const ys = linear(ends, HEIGHT - FRAME.bottom, FRAME.top);
+  const put = (point: Point): Placed => ({ x: xs(point.x), y: ys(point.y), point });
+  const drawn = series.map((each) => ({ ...each, placed: each.points.map(put) }));
+  const all = drawn.flatMap((each) => each.placed).sort((a, b) => a.x - b.x || a.y - b.y);
+  return { xs, ys, drawn, all, width, front: front.map(({ x, y }) => ({ x: xs(x), y: ys(y) })) };
+}
+
+type Drawing = ReturnType<typeof place>;
+
+const Axes = memo(function Axes({
+  placed: { xs, ys, width },
+  xLabel,
+  yLabel,
+  formatX,
+  formatY,
+}: { placed: Drawing } & Pick<Props, "xLabel" | "yLabel" | "formatX" | "formatY">) {
+  const floor = HEIGHT - FRAME.bottom;
+  return (
+    <g>
+      {ys.ticks.map((tick) => (
+        <g key={tick}>
+          <line className="grid" x1={FRAME.left} x2={width - FRAME.right} y1={ys(tick)} y2={ys(tick)} />
+          <text x={FRAME.left - 7} y={ys(tick) + 4} textAnchor="end">
+            {formatY(tick)}
+          </text>
+        </g>
+      ))}
+      {xs.ticks.map((tick) => (
+        <text key={tick} x={xs(tick)} y={floor + 16} textAnchor="middle">
+          {formatX(tick)}
+        </text>
+      ))}
+      <line className="axis" x1={FRAME.left} x2={width - FRAME.right} y1={floor} y2={floor} />
+      <text x={(FRAME.left + width) / 2} y={HEIGHT - 5} textAnchor="middle">
+        {xLabel}
+      </text>
+      <text transform={`translate(12 ${HEIGHT / 2 - 10}) rotate(-90)`} textAnchor="middle">
+        {yLabel}
+      </text>
+    </g>
+  );
+});
+
+const Marks = memo(function Marks({ placed, joined, radius }: { placed: Drawing; joined: boolean; radius: number }) {
+  const errorBars = placed.drawn.flatMap((each) => each.placed.filter(({ point }) => point.error));
+  return (
+    <g>
+      {placed.front.length > 1 && (
+        <polyline points={placed.front.map(({ x, y }) => `${x},${y}`).join(" ")} fill="none" stroke="var(--line-strong)" strokeDasharray="4 4" />
+      )}
+      {errorBars.map(({ x, point: { name, y, error = 0 } }) => (
+        <path key={name} d={`M${x} ${placed.ys(y - error)}V${placed.ys(y + error)}m-4 0h8M${x - 4} ${placed.ys(y - error)}h8`} stroke="var(--text)" />
+      ))}
+      {placed.drawn.map((each) => (
+        <g key={each.name}>
+          {joined && (
+            <polyline points={each.placed.map(({ x, y }) => `${x.toFixed(1)},${y.toFixed(1)}`).join(" ")} fill="none" stroke={colourOf(each.look)} strokeOpacity={0.45} />
+          )}
+          <path d={marksPath(each.placed, each.look, radius)} fill={colourOf(each.look)} />
+        </g>
+      ))}
+    </g>
+  );
+});

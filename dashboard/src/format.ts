@@ -1,0 +1,60 @@
+// Numbers and times as text. Everything that is shown goes through here, so that it looks the same everywhere.
+
+export function formatBytes(bytes: number | null | undefined): string {
+  if (bytes === null || bytes === undefined) return "–";
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let value = bytes;
+  let unit = 0;
+  while (value >= 999.5 && unit < units.length - 1) {
+    value /= 1000;
+    unit += 1;
+  }
+  return `${unit === 0 || value >= 99.95 ? Math.round(value) : value.toPrecision(value >= 9.995 ? 3 : 2)} ${units[unit]}`;
+}
+
+export function formatNumber(value: number | null | undefined, digits = 4): string {
+  if (value === null || value === undefined) return "–";
+  if (Number.isInteger(value)) return value.toLocaleString("en-US");
+  if (Math.abs(value) >= 10 ** digits) return Math.round(value).toLocaleString("en-US");
+  if (value !== 0 && Math.abs(value) < 1e-3) return value.toExponential(2);
+  return String(Number(value.toPrecision(digits)));
+}
+
+/** With its sign, so that better and worse need no colour. */
+export function formatPercent(share: number, digits = 1): string {
+  const value = 100 * share;
+  const text = Math.abs(value).toFixed(digits);
+  return `${Number(text) === 0 ? "±" : value > 0 ? "+" : "−"}${text} %`;
+}
+
+export function formatDuration(seconds: number | null | undefined): string {
+  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
+  if (seconds < 1) return "< 1 s";
+  if (seconds < 59.5) return `${Math.round(seconds)} s`;
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 60) return seconds < 600 ? `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s` : `${minutes} min`;
+  const hours = Math.floor(minutes / 60);
+  if (hours < 48) return `${hours} h ${minutes % 60} min`;
+  return `${Math.round(hours / 24)} d`;
+}
+
+export function formatAge(milliseconds: number): string {
+  const seconds = Math.round(Math.abs(milliseconds) / 1000);
+  const text = (value: number, unit: string) =>
+    milliseconds >= 0 ? `${value} ${unit} ago` : `in ${value} ${unit}`;
+  if (seconds < 5) return "just now";
+  if (seconds < 60) return text(seconds, "s");
+  if (seconds < 3600) return text(Math.round(seconds / 60), "min");
+  if (seconds < 48 * 3600) return text(Math.round(seconds / 3600), "h");
+  return text(Math.round(seconds / 86400), "d");
+}
+
+export function formatTime(time: string): string {
+  return new Date(time).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+}
+
+export const plural = (count: number, noun: string) => `${count.toLocaleString("en-US")} ${noun}${count === 1 ? "" : "s"}`;
+
+/** The end of a path or id, which is what tells models apart. */
+export const shortName = (path: string) => path.split("/").filter(Boolean).at(-1) ?? path;
+export const shortId = (id: string) => `${id.slice(0, 4)}…${id.slice(-6)}`;

@@ -1,0 +1,68 @@
+import { get } from "../api/client";
+import { useQuery } from "../api/query";
+import type { AuditPage } from "../api/types";
+import { Link, type Place, navigate, withParams } from "../router";
+import { Empty, Failure, Loading, scrollable, Time, Title } from "../ui/basics";
+
+export default function Audit({ place: { search } }: { place: Place }) {
+  const asked = { action: search.get("action"), object_id: search.get("object_id"), cursor: search.get("cursor"), limit: 100 };
+  const query = useQuery(`audit ${JSON.stringify(asked)}`, (signal) => get<AuditPage>("/v1/audit", asked, signal), { everyMs: 10_000 });
+  const to = (changes: Record<string, string | null>) => `/audit${withParams(search, { cursor: null, ...changes })}`;
+  return (
+    <>
+      <Title>Audit</Title>
+      <form
+        className="row field"
+        onSubmit={(event) => {
+          event.preventDefault();
+          const form = new FormData(event.currentTarget);
+          navigate(to({ action: String(form.get("action")) || null, object_id: String(form.get("object_id")) || null }));
+        }}
+      >
+        <input name="action" aria-label="Action" placeholder="action, as job.cancel" defaultValue={asked.action ?? ""} />
+        <input name="object_id" aria-label="Object" placeholder="object's id" defaultValue={asked.object_id ?? ""} />
+        <button>Filter</button>
+        {(asked.action || asked.object_id) && <Link to="/audit">Show everything</Link>}
+      </form>
+      {query.error && !query.data && <Failure error={query.error} retry={query.reload} />}
+      {!query.data && !query.error && <Loading />}
+      {query.data?.data.length === 0 && <Empty>No entry fits.</Empty>}
+      {query.data && query.data.data.length > 0 && (
+        <div className="table" ref={scrollable}>
+          <table>
+            <thead>
+              <tr>
+                <th>When</th>
+                <th>Key</th>
+                <th>Action</th>
+                <th>Object</th>
+                <th>Detail</th>
+              </tr>
+            </thead>
+            <tbody>
+              {query.data.data.map((entry) => (
+                <tr key={entry.id}>
+                  <td className="nowrap">
+                    <Time at={entry.at} />
+                  </td>
+                  <td>{entry.key_id ? <code>{entry.key_id}</code> : "on the machine"}</td>
+                  <td>
+                    <Link to={to({ action: entry.action })}>{entry.action}</Link>
+                  </td>
+                  <td>
+                    <Link to={to({ object_id: entry.object_id })}>{entry.object_id}</Link>
+                  </td>
+                  <td>{Object.keys(entry.detail).length > 0 && <code>{JSON.stringify(entry.detail).slice(0, 300)}</code>}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+      <div className="row spread">
+        {asked.cursor ? <Link to={to({})}>← Newest</Link> : <span />}
+        {query.data?.next_cursor && <Link to={`/audit${withParams(search, { cursor: query.data.next_cursor })}`}>Older →</Link>}
+      </div>
+    </>
+  );
+}

@@ -1,0 +1,119 @@
+import { useMemo } from "react";
+import { get } from "../../api/client";
+import { useQuery } from "../../api/query";
+import { type EventPage, type Job, type JobPage, type Layer, modelOf, summaryOf } from "../../api/types";
+import { shortName } from "../../format";
+import { Link, type Place, navigate } from "../../router";
+import { Empty, Failure, Field, Loading, Time, Title } from "../../ui/basics";
+import { FINAL_STATES, StateLabel } from "../../ui/states";
+import { ConfigDiff } from "./config-diff";
+import { LayersOverlay } from "./overlay";
+import { ParetoCard } from "./pareto-card";
+import { ResultsTable } from "./results";
+
+const MOST = 8;
+
+export default function Compare({ place: { search } }: { place: Place }) {
+  const ids = [...new Set(search.getAll("job"))].slice(0, MOST);
+  const query = useQuery(
+    ids.length ? `compare ${ids.join()}` : null,
+    (signal) => Promise.all(ids.map((id) => get<Job>(`/v1/jobs/${id}`, {}, signal))),
+    { everyMs: 5000 },
+  );
+  const jobs = query.data ?? [];
+  return (
+    <>
+      <Title>Compare</Title>
+      {query.error && !query.data && <Failure error={query.error} retry={query.reload} />}
+      {ids.length > 0 && !query.data && !query.error && <Loading />}
+      <Chosen jobs={jobs} ids={ids} />
+      {ids.length < 2 ? (
+        <Empty>Choose two to eight runs: here, or with the boxes of the list of runs. The first one is what the others are compared with.</Empty>
+      ) : (
+        query.data && <Comparison jobs={jobs} />
+      )}
+    </>
+  );
+}
+
+export const labelOf = (job: Job) => job.name ?? `${shortName(modelOf(job))} ${job.preset ?? "own config"}`;
+
+const address = (ids: string[]) => `/compare${ids.length ? "?" : ""}${ids.map((id) => `job=${id}`).join("&")}`;
+
+function Comparison({ jobs }: { jobs: Job[] }) {
+  const withLayers = jobs.filter((job) => FINAL_STATES.has(job.state) && summaryOf(job));
+  const layers = useQuery(`layers ${withLayers.map((job) => job.id).join()}`, (signal) =>
+    Promise.all(withLayers.map(async (job) => ({ job, layers: await readLayers(job.id, signal) }))),
+  );
+  const names = useMemo(() => uniqueNames(jobs), [jobs]);
+  return (
+    <>
+      <ResultsTable jobs={jobs} names={names} />
+      <ParetoCard jobs={jobs} names={names} />
+      {layers.data && layers.data.length > 0 && <LayersOverlay runs={layers.data} names={names} />}
+      <ConfigDiff jobs={jobs} names={names} />
+    </>
+  );
+}
+
+/** Names of runs for charts and tables; those that share one get the end of their id. */
+function uniqueNames(jobs: Job[]): Map<string, string> {
+  const count = (label: string) => jobs.filter((job) => labelOf(job) === label).length;
+  return new Map(jobs.map((job) => [job.id, count(labelOf(job)) > 1 ? `${labelOf(job)} …${job.id.slice(-4)}` : labelOf(job)]));
+}
+
+async function readLayers(id: string, signal: AbortSignal): Promise<Layer[]> {
+  const found = new Map<string, Layer>();
+  let after = 0;
+  for (;;) {
+    const page = await get<EventPage>(`/v1/jobs/${id}/events`, { kind: "layer_quantized", limit: 1000, after }, signal);
+    for (const event of page.data) {
+      const layer = event.data as unknown as Layer;
+      found.set(layer.name, layer);
+    }
+    after = page.data.at(-1)?.seq ?? after;
+    if (!page.has_more) return [...found.values()];
+  }
+}
+
+function Chosen({ jobs, ids }: { jobs: Job[]; ids: string[] }) {
+  const others = useQuery("runs to compare", (signal) =>
+    get<JobPage>("/v1/jobs", { state: ["succeeded"], limit: 100 }, signal),
+  );
+  const free = others.data?.data.filter((job) => !ids.includes(job.id)) ?? [];
+  return (
+    <section className="card">
+      <div className="chips">
+        {jobs.map((job, index) => (
+          <span key={job.id} className="chip">
+            <Link to={`/jobs/${job.id}`}>{labelOf(job)}</Link>
+            {index === 0 && <strong>baseline</strong>}
+            <StateLabel state={job.state} /> <Time at={job.created_at} />
+            {index > 0 && (
+              <button className="small" onClick={() => navigate(address([job.id, ...ids.filter((id) => id !== job.id)]), { replace: true })}>
+                make it the baseline
+              </button>
+            )}
+            <button className="small" aria-label={`Take ${labelOf(job)} away`} onClick={() => navigate(address(ids.filter((id) => id !== job.id)), { replace: true })}>
+              ✕
+            </button>
+          </span>
+        ))}
+      </div>
+      {ids.length < MOST && (
+        <Field label="Add a run that succeeded">
+          {(props) => (
+            <select {...props} value="" onChange={(event) => event.target.value && navigate(address([...ids, event.target.value]), { replace: true })}>
+              <option value="">{free.length ? "choose …" : "there is no other one"}</option>
+              {free.map((job) => (
+                <option key={job.id} value={job.id}>
+                  {labelOf(job)} · {job.preset ?? "own config"} · {job.id.slice(-6)}
+                </option>
+              ))}
+            </select>
+          )}
+        </Field>
+      )}
+    </section>
+  );
+}

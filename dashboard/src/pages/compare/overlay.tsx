@@ -1,0 +1,126 @@
+import { useMemo, useState } from "react";
+import type { Job, Layer } from "../../api/types";
+import { METRICS, type Metric, kindOf, valueOf } from "../../charts/layers";
+import { Scatter, type Series } from "../../charts/scatter";
+import { formatNumber } from "../../format";
+import { scrollable } from "../../ui/basics";
+
+interface Run {
+  job: Job;
+  layers: Layer[];
+}
+
+const ROWS = 30;
+
+/** The same layers of every run in one chart, and those that differ most as a table. */
+export function LayersOverlay({ runs, names }: { runs: Run[]; names: Map<string, string> }) {
+  const [metricId, setMetricId] = useState<Metric["id"]>("relative_error");
+  const [kind, setKind] = useState("");
+  const [picked, setPicked] = useState<string | null>(null);
+  const metric = METRICS.find((each) => each.id === metricId) ?? METRICS[0];
+  const kinds = useMemo(() => [...new Set(runs.flatMap((run) => run.layers.map((layer) => kindOf(layer.name))))].sort(), [runs]);
+  const series = useMemo(() => overlay(runs, names, metric, kind), [runs, names, metric, kind]);
+  return (
+    <section className="card">
+      <div className="row spread">
+        <h2>Layer by layer</h2>
+        <div className="row">
+          <select aria-label="Measure" value={metric.id} onChange={(event) => setMetricId(event.target.value as Metric["id"])}>
+            {METRICS.map((each) => (
+              <option key={each.id} value={each.id}>
+                {each.text}
+              </option>
+            ))}
+          </select>
+          <select aria-label="Kind of module" value={kind} onChange={(event) => setKind(event.target.value)}>
+            <option value="">all modules</option>
+            {kinds.map((each) => (
+              <option key={each}>{each}</option>
+            ))}
+          </select>
+        </div>
+      </div>
+      <Scatter
+        label={`${metric.text} of each layer in ${runs.length} runs`}
+        series={series}
+        xLabel="layer, in the model's order"
+        yLabel={metric.text}
+        formatX={(value) => formatNumber(Math.round(value))}
+        formatY={metric.format}
+        joined
+        radius={2.5}
+        onPick={setPicked}
+        picked={picked}
+      />
+      <details>
+        <summary>The layers that differ most, as a table</summary>
+        <Differing runs={runs} names={names} metric={metric} />
+      </details>
+    </section>
+  );
+}
+
+function overlay(runs: Run[], names: Map<string, string>, metric: Metric, kind: string): Series[] {
+  const order = new Map<string, number>();
+  for (const { layers } of runs) {
+    for (const layer of layers) if (!order.has(layer.name)) order.set(layer.name, order.size);
+  }
+  return runs.map(({ job, layers }, look) => {
+    const label = names.get(job.id) ?? job.id;
+    const points = layers.flatMap((layer) => {
+      const y = valueOf(layer, metric);
+      if (y === null || (kind && kindOf(layer.name) !== kind)) return [];
+      return [{ x: (order.get(layer.name) ?? 0) + 1, y, name: `${label} ${layer.name}` }];
+    });
+    return { name: label, look, points: points.sort((a, b) => a.x - b.x) };
+  });
+}
+
+function Differing({ runs, names, metric }: { runs: Run[]; names: Map<string, string>; metric: Metric }) {
+  const rows = useMemo(() => {
+    const byName = new Map<string, (number | null)[]>();
+    runs.forEach(({ layers }, index) => {
+      for (const layer of layers) {
+        const row = byName.get(layer.name) ?? runs.map(() => null);
+        row[index] = valueOf(layer, metric);
+        byName.set(layer.name, row);
+      }
+    });
+    const spread = (row: (number | null)[]) => {
+      const known = row.filter((value) => value !== null);
+      return known.length > 1 ? Math.max(...known) - Math.min(...known) : 0;
+    };
+    return [...byName].sort(([, a], [, b]) => spread(b) - spread(a)).slice(0, ROWS);
+  }, [runs, metric]);
+  return (
+    <div className="table" ref={scrollable}>
+      <table>
+        <caption>{metric.text}</caption>
+        <thead>
+          <tr>
+            <th>Layer</th>
+            {runs.map(({ job }) => (
+              <th key={job.id} className="number">
+                {names.get(job.id)}
+              </th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>
+          {rows.map(([name, values]) => (
+            <tr key={name}>
+              <td>
+                <code>{name}</code>
+              </td>
+              {values.map((value, index) => (
+                <td key={runs[index]?.job.id} className="number">
+                  {value === null ? "–" : metric.format(value)}
+                </td>
+              ))}
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}

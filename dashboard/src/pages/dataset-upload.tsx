@@ -1,0 +1,130 @@
+import { type FormEvent, useState } from "react";
+import { get, post, request } from "../api/client";
+import type { Dataset, Preview, Upload } from "../api/types";
+import { useQuery } from "../api/query";
+import { formatBytes } from "../format";
+import { Bar, Dialog, Failure, Field, Loading, scrollable } from "../ui/basics";
+
+const IN_ONE_BYTES = 15 << 20; // what one request may carry, with room for the form around it
+const PART_BYTES = 16 << 20;
+
+type Tell = (done: number) => void;
+
+/** A small file in one request, a large one in parts, each with its hash. */
+async function upload(file: File, name: string, column: string, tell: Tell): Promise<Dataset> {
+  if (file.size <= IN_ONE_BYTES) {
+    const form = new FormData();
+    form.append("file", file);
+    if (name) form.append("name", name);
+    if (column) form.append("column", column);
+    return request<Dataset>("POST", "/v1/datasets", { form });
+  }
+  return uploadInParts(file, name, column, tell);
+}
+
+async function uploadInParts(file: File, name: string, column: string, tell: Tell): Promise<Dataset> {
+  const { sha256 } = await import("@noble/hashes/sha2.js");
+  const hex = (bytes: Uint8Array) => Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+  const begun = await post<Upload>("/v1/uploads", { filename: file.name, ...(name && { name }), ...(column && { column }) });
+  const whole = sha256.create();
+  for (let start = 0, number = 1; start < file.size; start += PART_BYTES, number += 1) {
+    const part = file.slice(start, start + PART_BYTES);
+    const bytes = new Uint8Array(await part.arrayBuffer());
+    whole.update(bytes);
+    await request("PUT", `/v1/uploads/${begun.id}/parts/${number}`, { raw: part, query: { sha256: hex(sha256(bytes)) } });
+    tell(start + bytes.length);
+  }
+  return post<Dataset>(`/v1/uploads/${begun.id}/complete`, { sha256: hex(whole.digest()) });
+}
+
+export function UploadDialog({ onClose, onDone }: { onClose: () => void; onDone: (dataset: Dataset) => void }) {
+  const [file, setFile] = useState<File | null>(null);
+  const [name, setName] = useState("");
+  const [column, setColumn] = useState("");
+  const [done, setDone] = useState<number | null>(null);
+  const [error, setError] = useState<Error>();
+  const [dataset, setDataset] = useState<Dataset>();
+
+  const submit = async (event: FormEvent) => {
+    event.preventDefault();
+    if (!file) return;
+    setError(undefined);
+    setDone(0);
+    try {
+      const found = await upload(file, name, column, setDone);
+      setDataset(found);
+      onDone(found);
+    } catch (caught) {
+      setError(caught as Error);
+    }
+    setDone(null);
+  };
+  if (dataset) {
+    return (
+      <Dialog title={dataset.name} onClose={onClose}>
+        <p>
+          ✓ {dataset.statistics.num_rows} rows, {formatBytes(dataset.bytes)}, text in <code>{dataset.column}</code>.
+        </p>
+        <DatasetPreview id={dataset.id} />
+        <div className="actions">
+          <button className="primary" onClick={onClose}>
+            Done
+          </button>
+        </div>
+      </Dialog>
+    );
+  }
+  return (
+    <Dialog title="Upload a dataset" onClose={onClose}>
+      <form onSubmit={submit}>
+        <Field label="File" hint=".jsonl, .json, .csv, .parquet or .txt, or one of these as .gz">
+          {(props) => <input {...props} type="file" required onChange={(event) => setFile(event.target.files?.[0] ?? null)} />}
+        </Field>
+        <div className="fields">
+          <Field label="Name">
+            {(props) => <input {...props} value={name} placeholder={file?.name} onChange={(event) => setName(event.target.value)} />}
+          </Field>
+          <Field label="Column" hint="Where the text or the chat is.">
+            {(props) => <input {...props} value={column} placeholder="text, else messages" onChange={(event) => setColumn(event.target.value)} />}
+          </Field>
+        </div>
+        {error && <Failure error={error} />}
+        {done !== null && file && <Bar done={done} total={file.size} label="Uploaded" />}
+        <div className="actions">
+          <button className="primary" disabled={!file || done !== null}>
+            {done === null ? "Upload" : "Every row is looked at …"}
+          </button>
+        </div>
+      </form>
+    </Dialog>
+  );
+}
+
+export function DatasetPreview({ id }: { id: string }) {
+  const query = useQuery(`preview ${id}`, (signal) => get<Preview>(`/v1/datasets/${id}/preview`, { rows: 5 }, signal));
+  if (query.error) return <Failure error={query.error} retry={query.reload} />;
+  if (!query.data) return <Loading />;
+  return (
+    <div className="table" ref={scrollable}>
+      <table>
+        <caption>The first rows</caption>
+        <tbody>
+          {query.data.rows.map((row) => (
+            <tr key={row.place}>
+              <th scope="row" className="nowrap">
+                {row.place}
+              </th>
+              <td>
+                {Object.entries(row.values).map(([column, value]) => (
+                  <div key={column}>
+                    <span className="faint">{column}</span> {typeof value === "string" ? value : JSON.stringify(value)}
+                  </div>
+                ))}
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}

@@ -1,0 +1,155 @@
+import { useState } from "react";
+import { get, remove } from "../api/client";
+import { useQuery } from "../api/query";
+import type { Dataset, DatasetPage } from "../api/types";
+import { formatBytes, formatNumber } from "../format";
+import { type Place, Link, withParams } from "../router";
+import { useSession } from "../sign-in";
+import { Confirm, CopyButton, Dialog, Empty, Facts, Failure, Loading, scrollable, Time, Title } from "../ui/basics";
+import { DatasetPreview, UploadDialog } from "./dataset-upload";
+
+export default function Datasets({ place: { search } }: { place: Place }) {
+  const session = useSession();
+  const cursor = search.get("cursor");
+  const query = useQuery(`datasets ${cursor}`, (signal) => get<DatasetPage>("/v1/datasets", { limit: 50, cursor }, signal));
+  const [uploading, setUploading] = useState(false);
+  const [shown, setShown] = useState<Dataset | null>(null);
+  const [deleting, setDeleting] = useState<Dataset | null>(null);
+  const datasets = query.data?.data ?? [];
+  const mayWrite = session.can("jobs:write");
+  return (
+    <>
+      <Title
+        extra={
+          mayWrite && (
+            <button className="primary" onClick={() => setUploading(true)}>
+              Upload a dataset
+            </button>
+          )
+        }
+      >
+        Datasets
+      </Title>
+      {query.error && !query.data && <Failure error={query.error} retry={query.reload} />}
+      {!query.data && !query.error && <Loading />}
+      {query.data && datasets.length === 0 && <Empty>No dataset yet. Jobs calibrate on built-in prose unless they name one.</Empty>}
+      {datasets.length > 0 && (
+        <div className="table" ref={scrollable}>
+          <table>
+            <thead>
+              <tr>
+                <th>Dataset</th>
+                <th>Format</th>
+                <th className="number">Rows</th>
+                <th className="number">Size</th>
+                <th>Text in</th>
+                <th>Uploaded</th>
+                <th>
+                  <span className="hidden">Actions</span>
+                </th>
+              </tr>
+            </thead>
+            <tbody>
+              {datasets.map((dataset) => (
+                <tr key={dataset.id}>
+                  <td>
+                    <button className="link" onClick={() => setShown(dataset)}>
+                      {dataset.name}
+                    </button>
+                    <div className="sub">{dataset.id}</div>
+                  </td>
+                  <td>{dataset.format}</td>
+                  <td className="number">{formatNumber(dataset.statistics.num_rows)}</td>
+                  <td className="number">{formatBytes(dataset.bytes)}</td>
+                  <td>
+                    <code>{dataset.column}</code>
+                  </td>
+                  <td>
+                    <Time at={dataset.created_at} />
+                  </td>
+                  <td className="row">
+                    <CopyButton text={dataset.id} label="Copy id" />
+                    {mayWrite && (
+                      <button className="small danger" onClick={() => setDeleting(dataset)}>
+                        Delete
+                      </button>
+                    )}
+                  </td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+      {query.data?.next_cursor && <Link to={`/datasets${withParams(search, { cursor: query.data.next_cursor })}`}>Older →</Link>}
+      {uploading && <UploadDialog onClose={() => setUploading(false)} onDone={query.reload} />}
+      {shown && <DatasetDialog dataset={shown} onClose={() => setShown(null)} />}
+      {deleting && (
+        <Confirm
+          title={`Delete ${deleting.name}?`}
+          action="Delete"
+          onClose={() => setDeleting(null)}
+          onConfirm={async () => {
+            await remove(`/v1/datasets/${deleting.id}`);
+            query.reload();
+          }}
+        >
+          <p>The file goes, too. Jobs that have ended keep its id.</p>
+        </Confirm>
+      )}
+    </>
+  );
+}
+
+function DatasetDialog({ dataset, onClose }: { dataset: Dataset; onClose: () => void }) {
+  const found = dataset.statistics;
+  return (
+    <Dialog title={dataset.name} onClose={onClose}>
+      <Facts
+        facts={[
+          ["Rows", formatNumber(found.num_rows)],
+          ["Without text", formatNumber(found.num_empty)],
+          ["Duplicates", formatNumber(found.num_duplicates)],
+          ["Chats", formatNumber(found.num_chats)],
+          ["Characters of a row", `${found.chars.min} to ${found.chars.max}, half of them below ${found.chars.median}`],
+          ["Columns", dataset.columns.join(", ")],
+        ]}
+      />
+      <h3>Lengths</h3>
+      <Histogram bins={found.chars.histogram as { from: number; to: number; count: number }[]} />
+      <DatasetPreview id={dataset.id} />
+    </Dialog>
+  );
+}
+
+function Histogram({ bins }: { bins: { from: number; to: number; count: number }[] }) {
+  const most = Math.max(1, ...bins.map((bin) => bin.count));
+  return (
+    <table>
+      <thead>
+        <tr>
+          <th>Characters</th>
+          <th className="number">Rows</th>
+          <th>
+            <span className="hidden">Share</span>
+          </th>
+        </tr>
+      </thead>
+      <tbody>
+        {bins.map((bin) => (
+          <tr key={bin.from}>
+            <td className="nowrap">
+              {formatNumber(bin.from)} to {formatNumber(bin.to)}
+            </td>
+            <td className="number">{formatNumber(bin.count)}</td>
+            <td style={{ width: "50%" }}>
+              <div className="bar" aria-hidden="true">
+                <div style={{ width: `${(100 * bin.count) / most}%` }} />
+              </div>
+            </td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  );
+}

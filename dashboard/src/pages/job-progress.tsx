@@ -1,0 +1,62 @@
+import { type Job, type Progress, progressOf } from "../api/types";
+import { formatBytes, formatDuration, formatPercent } from "../format";
+import { Bar } from "../ui/basics";
+import { summaryOf } from "../api/types";
+
+/** How far the present phase is, as text: "block 12 of 30". */
+export function formatProgress({ unit, done, total }: Progress): string {
+  return unit === "byte" ? `${formatBytes(done)} of ${formatBytes(total)}` : `${unit} ${done} of ${total}`;
+}
+
+/** The live cell of a list: phase, bar and the rest of the phase's time; or why nothing moves. */
+export function JobProgress({ job }: { job: Job }) {
+  const progress = progressOf(job);
+  if (job.state === "running" || job.state === "pausing" || job.state === "cancelling") {
+    const shown = progress && progress.phase === job.phase ? progress : null;
+    return (
+      <div>
+        <Bar done={shown?.done ?? 0} total={shown?.total ?? 1} label={`${job.phase ?? "starting"} of ${job.name ?? job.id}`} />
+        <div className="sub">
+          {job.phase ?? "starting"}
+          {shown && ` · ${formatProgress(shown)}`}
+          {shown?.eta_s ? ` · ${formatDuration(shown.eta_s)} left` : ""}
+        </div>
+      </div>
+    );
+  }
+  if (job.waiting_reason) {
+    return (
+      <div className="sub">
+        {job.queue_position ? `№ ${job.queue_position} · ` : ""}
+        {job.waiting_reason.replaceAll("_", " ")}
+      </div>
+    );
+  }
+  if (job.error) return <div className="sub clip error">{String(job.error.message ?? job.error.code)}</div>;
+  const seconds = summaryOf(job)?.total_s;
+  return <div className="sub">{seconds ? `took ${formatDuration(seconds)}` : ""}</div>;
+}
+
+export function SizeChange({ job }: { job: Job }) {
+  const summary = summaryOf(job);
+  if (!summary) return <>–</>;
+  const { size_before_bytes: before, size_after_bytes: after } = summary;
+  return (
+    <>
+      {formatBytes(before)} → {formatBytes(after)}
+      <div className="sub">{formatPercent(after / before - 1, 0)}</div>
+    </>
+  );
+}
+
+export function PerplexityChange({ job }: { job: Job }) {
+  const summary = summaryOf(job);
+  if (summary?.perplexity_before == null || summary.perplexity_after == null) return <>–</>;
+  const digits = summary.perplexity_before >= 100 ? 0 : 2;
+  return (
+    <>
+      {summary.perplexity_before.toFixed(digits)} → {summary.perplexity_after.toFixed(digits)}
+      {summary.perplexity_ratio !== null && <div className="sub">{formatPercent(summary.perplexity_ratio - 1, 2)}</div>}
+    </>
+  );
+}

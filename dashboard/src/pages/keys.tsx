@@ -1,0 +1,253 @@
+import { type FormEvent, useState } from "react";
+import { get, post, remove, request } from "../api/client";
+import { useQuery } from "../api/query";
+import type { HubToken, Key, List, NewKey } from "../api/types";
+import { useSession } from "../sign-in";
+import { Code, Confirm, Dialog, Empty, Failure, Field, Loading, scrollable, Time, Title } from "../ui/basics";
+
+const SCOPES: [string, string][] = [
+  ["jobs:read", "see jobs, plan, download"],
+  ["jobs:write", "submit, change and delete jobs"],
+  ["admin", "manage the project: keys, tokens, webhooks, audit"],
+  ["operator", "manage the service: projects, workers"],
+];
+
+export default function Keys() {
+  const query = useQuery("keys", (signal) => get<List<Key>>("/v1/keys", {}, signal));
+  const [creating, setCreating] = useState(false);
+  const [made, setMade] = useState<NewKey | null>(null);
+  const [asking, setAsking] = useState<{ key: Key; action: "rotate" | "revoke" } | null>(null);
+  const session = useSession();
+  const act = async (key: Key, action: "rotate" | "revoke") => {
+    const answer = await post<Key | NewKey>(`/v1/keys/${key.id}/${action}`, action === "rotate" ? { overlap_s: 3600 } : undefined);
+    if ("key" in answer) setMade(answer);
+    query.reload();
+  };
+  return (
+    <>
+      <Title
+        extra={
+          <button className="primary" onClick={() => setCreating(true)}>
+            New key
+          </button>
+        }
+      >
+        Keys
+      </Title>
+      {query.error && !query.data && <Failure error={query.error} retry={query.reload} />}
+      {!query.data && !query.error && <Loading />}
+      {query.data && (
+        <div className="table" ref={scrollable}>
+          <table>
+            <thead>
+              <tr>
+                <th>Key</th>
+                <th>May</th>
+                <th>State</th>
+                <th>Created</th>
+                <th>Last used</th>
+                <th>
+                  <span className="hidden">Actions</span>
+                </th>
+              </tr>
+            </thead>
+            <tbody>
+              {query.data.data.map((key) => (
+                <tr key={key.id}>
+                  <td>
+                    <strong>{key.name}</strong> {key.id === session.key.id && <span className="faint">yours</span>}
+                    <div className="sub">
+                      <code>{key.prefix}…</code>
+                    </div>
+                  </td>
+                  <td>{key.scopes.join(", ")}</td>
+                  <td>
+                    <KeyState value={key} />
+                  </td>
+                  <td>
+                    <Time at={key.created_at} />
+                  </td>
+                  <td>
+                    <Time at={key.last_used_at} />
+                  </td>
+                  <td>
+                    {!key.revoked_at && (
+                      <span className="row">
+                        <button className="small" onClick={() => setAsking({ key, action: "rotate" })}>
+                          Rotate
+                        </button>
+                        <button className="small danger" onClick={() => setAsking({ key, action: "revoke" })}>
+                          Revoke
+                        </button>
+                      </span>
+                    )}
+                  </td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+      <HubTokens />
+      {creating && (
+        <NewKeyDialog
+          onClose={() => setCreating(false)}
+          onMade={(key) => {
+            setCreating(false);
+            setMade(key);
+            query.reload();
+          }}
+        />
+      )}
+      {made && (
+        <Dialog title={made.name} onClose={() => setMade(null)}>
+          <p>This is the key. It is shown now and never again.</p>
+          <Code text={made.key} label="The new key" />
+        </Dialog>
+      )}
+      {asking && (
+        <Confirm
+          title={`${asking.action === "rotate" ? "Rotate" : "Revoke"} ${asking.key.name}?`}
+          action={asking.action === "rotate" ? "Rotate" : "Revoke"}
+          onClose={() => setAsking(null)}
+          onConfirm={() => act(asking.key, asking.action)}
+        >
+          <p>{asking.action === "rotate" ? "It gets a new secret. The one that it has now works for an hour more." : "It opens nothing any more, for ever."}</p>
+          {asking.key.id === session.key.id && <p>⚠ It is the key that you are signed in with.</p>}
+        </Confirm>
+      )}
+    </>
+  );
+}
+
+function KeyState({ value }: { value: Key }) {
+  if (value.revoked_at) return <span className="state bad">✕ Revoked</span>;
+  if (value.expires_at && Date.parse(value.expires_at) < Date.now()) return <span className="state warn">◷ Expired</span>;
+  return (
+    <>
+      <span className="state good">✓ Valid</span>
+      {value.expires_at && (
+        <div className="sub">
+          until <Time at={value.expires_at} />
+        </div>
+      )}
+    </>
+  );
+}
+
+function NewKeyDialog({ onClose, onMade }: { onClose: () => void; onMade: (key: NewKey) => void }) {
+  const [name, setName] = useState("");
+  const [scopes, setScopes] = useState(["jobs:read", "jobs:write"]);
+  const [until, setUntil] = useState("");
+  const [error, setError] = useState<Error>();
+  const session = useSession();
+  const submit = async (event: FormEvent) => {
+    event.preventDefault();
+    const expires = until ? { expires_at: new Date(until).toISOString() } : {};
+    try {
+      onMade(await post<NewKey>("/v1/keys", { name, scopes, ...expires }));
+    } catch (caught) {
+      setError(caught as Error);
+    }
+  };
+  const toggle = (scope: string) => setScopes((old) => (old.includes(scope) ? old.filter((each) => each !== scope) : [...old, scope]));
+  return (
+    <Dialog title="New key" onClose={onClose}>
+      <form onSubmit={submit}>
+        <Field label="Name" hint="Who or what it is for.">
+          {(props) => <input {...props} required value={name} onChange={(event) => setName(event.target.value)} />}
+        </Field>
+        <fieldset>
+          <legend>It may</legend>
+          {SCOPES.filter(([scope]) => scope !== "operator" || session.can("operator")).map(([scope, what]) => (
+            <p key={scope}>
+              <label>
+                <input type="checkbox" checked={scopes.includes(scope)} onChange={() => toggle(scope)} /> <strong>{scope}</strong> {what}
+              </label>
+            </p>
+          ))}
+        </fieldset>
+        <Field label="Valid until" hint="Without it the key stays valid.">
+          {(props) => <input {...props} type="datetime-local" value={until} onChange={(event) => setUntil(event.target.value)} />}
+        </Field>
+        {error && <Failure error={error} />}
+        <div className="actions">
+          <button className="primary" disabled={!name || !scopes.length}>
+            Make the key
+          </button>
+        </div>
+      </form>
+    </Dialog>
+  );
+}
+
+function HubTokens() {
+  const query = useQuery("hub-tokens", (signal) => get<List<HubToken>>("/v1/hub-tokens", {}, signal));
+  const [name, setName] = useState("");
+  const [token, setToken] = useState("");
+  const [error, setError] = useState<Error>();
+  const [deleting, setDeleting] = useState("");
+  const put = async (event: FormEvent) => {
+    event.preventDefault();
+    setError(undefined);
+    try {
+      await request("PUT", `/v1/hub-tokens/${encodeURIComponent(name)}`, { body: { token } });
+      setName("");
+      setToken("");
+      query.reload();
+    } catch (caught) {
+      setError(caught as Error);
+    }
+  };
+  return (
+    <section className="card">
+      <h2>Tokens for the Hub</h2>
+      <p className="hint">For private and gated models. The project keeps a token sealed; jobs say its name, and nothing ever shows it.</p>
+      {query.data?.data.length === 0 && <Empty>No token.</Empty>}
+      <table>
+        <tbody>
+          {query.data?.data.map((each) => (
+            <tr key={each.name}>
+              <td>
+                <strong>{each.name}</strong>
+              </td>
+              <td>
+                since <Time at={each.updated_at} />
+              </td>
+              <td>
+                <button className="small danger" onClick={() => setDeleting(each.name)}>
+                  Forget
+                </button>
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      <form onSubmit={put} className="fields">
+        <Field label="Name of the token">
+          {(props) => <input {...props} required pattern="[a-z][a-z0-9\-]{0,62}" placeholder="team" value={name} onChange={(event) => setName(event.target.value)} />}
+        </Field>
+        <Field label="Token">
+          {(props) => <input {...props} type="password" autoComplete="off" required value={token} onChange={(event) => setToken(event.target.value)} />}
+        </Field>
+        <div className="field">
+          <button>Keep it</button>
+        </div>
+      </form>
+      {error && <Failure error={error} />}
+      {deleting && (
+        <Confirm
+          title={`Forget ${deleting}?`}
+          action="Forget"
+          onClose={() => setDeleting("")}
+          onConfirm={async () => {
+            await remove(`/v1/hub-tokens/${encodeURIComponent(deleting)}`);
+            query.reload();
+          }}
+        >
+          <p>Jobs that name it and have not downloaded their model yet will fail.</p>
+        </Confirm>
+      )}
+    </section>
+  );
+}

@@ -1,0 +1,89 @@
+// The request for a job: the one thing that the form, the JSON tab, the plan and the copied commands are all about.
+import type { Job, Preset } from "../../api/types";
+import { differences } from "../../diff";
+
+export interface ModelRef {
+  path?: string;
+  id?: string;
+  revision?: string;
+  hub_token?: string;
+}
+
+export interface Calibration {
+  source?: string;
+  column?: string;
+  config?: string;
+  split?: string;
+  num_samples?: number;
+  seq_len?: number;
+  seed?: number;
+}
+
+export interface Body {
+  model: ModelRef;
+  config: Record<string, unknown>;
+  calibration?: Calibration;
+  export?: string[];
+  name?: string;
+  labels?: Record<string, string>;
+  priority?: number;
+  limits?: { max_runtime_s?: number; max_pending_s?: number };
+  max_shard_size?: string;
+}
+
+export const START: Body = { model: { path: "" }, config: { preset: "w4a16" }, export: ["quark"] };
+
+/** `body` with `value` at the pointer; what is empty is left out, because the service fills in its defaults. */
+export function withValue(body: Body, pointer: string, value: unknown): Body {
+  const set = (target: unknown, [name, ...rest]: string[]): unknown => {
+    if (name === undefined) return value;
+    const copy: Record<string, unknown> = { ...(target as Record<string, unknown> | undefined) };
+    const member = set(copy[name], rest);
+    if (member === undefined || member === "" || (typeof member === "object" && member !== null && !Array.isArray(member) && Object.keys(member).length === 0)) delete copy[name];
+    else copy[name] = member;
+    return copy;
+  };
+  return set(body, pointer.split("/").slice(1).map(unescapePointer)) as Body;
+}
+
+const unescapePointer = (part: string) => part.replaceAll("~1", "/").replaceAll("~0", "~");
+
+export const presetOf = (body: Body) => (typeof body.config.preset === "string" ? body.config.preset : null);
+
+/** Another preset; the exports that cannot hold it go, and there is always one. */
+export function withPreset(body: Body, preset: Preset): Body {
+  const kept = (body.export ?? []).filter((name) => preset.exports.includes(name));
+  const best = preset.exports.includes("quark") ? "quark" : preset.exports[0];
+  return { ...body, config: { preset: preset.name }, export: kept.length ? kept : best ? [best] : [] };
+}
+
+/** The request that makes a job like this one; its preset by name if nothing was changed of it. */
+export function bodyOf(job: Job, presets: Preset[]): Body {
+  const preset = presets.find((each) => each.name === job.preset || each.aliases.includes(job.preset ?? ""));
+  const isPlain = preset && differences(preset.config, job.config).length === 0;
+  const { sha, ...model } = job.model as ModelRef & { sha?: string };
+  if (sha) model.revision = sha;
+  const limits = Object.fromEntries(Object.entries(job.limits).filter(([, value]) => value !== null));
+  return {
+    model,
+    config: isPlain ? { preset: preset.name } : job.config,
+    calibration: job.calibration as Calibration,
+    export: job.export,
+    ...(job.name ? { name: job.name } : {}),
+    ...(Object.keys(job.labels).length ? { labels: job.labels } : {}),
+    priority: job.priority,
+    ...(Object.keys(limits).length ? { limits } : {}),
+    max_shard_size: job.max_shard_size,
+  };
+}
+
+/** "team=search, tier=gold" and back. */
+export const labelsText = (labels: Record<string, string> = {}) =>
+  Object.entries(labels)
+    .map(([name, value]) => `${name}=${value}`)
+    .join(", ");
+
+export function readLabels(text: string): Record<string, string> {
+  const pairs = text.split(",").map((each) => each.trim()).filter(Boolean);
+  return Object.fromEntries(pairs.map((pair) => [pair.split("=")[0]?.trim() ?? "", pair.split("=").slice(1).join("=").trim()]));
+}

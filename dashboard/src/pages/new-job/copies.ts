@@ -1,0 +1,81 @@
+// The same request for other hands: curl, the command, Python.
+import { type Body, type Calibration, presetOf } from "./body";
+
+/** In single quotes, as a POSIX shell reads them. */
+export const quoted = (text: string) => (/^[\w./:@%+=,-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
+
+export function asCurl(body: Body, origin: string): string {
+  return [
+    `curl -sS ${origin}/v1/jobs`,
+    `-H "Authorization: Bearer $BITFOUNDRY_API_KEY"`,
+    `-H 'Content-Type: application/json'`,
+    `-d ${quoted(JSON.stringify(body))}`,
+  ].join(" \\\n  ");
+}
+
+const OPTIONS: [keyof Calibration, string][] = [
+  ["source", "--calibration-source"],
+  ["config", "--calibration-config"],
+  ["split", "--calibration-split"],
+  ["column", "--calibration-column"],
+  ["num_samples", "--num-samples"],
+  ["seq_len", "--seq-len"],
+];
+
+/** The command, with a file for a config that is more than a preset's name. */
+export function asCommand(body: Body, origin: string): string {
+  const preset = presetOf(body);
+  const isPlain = preset !== null && Object.keys(body.config).length === 1;
+  const file = isPlain ? [] : [`cat > config.json <<'JSON'\n${JSON.stringify(body.config, null, 2)}\nJSON`];
+  const parts = [`bitfoundry submit ${quoted(body.model.path ?? body.model.id ?? "")} --config ${isPlain ? quoted(preset) : "config.json"}`];
+  const add = (option: string, value: unknown) => {
+    if (value !== undefined && value !== "") parts.push(`${option} ${quoted(String(value))}`);
+  };
+  for (const name of body.export ?? []) add("--export", name);
+  for (const [field, option] of OPTIONS) add(option, body.calibration?.[field]);
+  add("--name", body.name);
+  for (const [name, value] of Object.entries(body.labels ?? {})) add("--label", `${name}=${value}`);
+  add("--priority", body.priority);
+  add("--max-runtime-s", body.limits?.max_runtime_s);
+  add("--max-pending-s", body.limits?.max_pending_s);
+  add("--max-shard-size", body.max_shard_size);
+  add("--hub-token", body.model.hub_token);
+  add("--url", origin);
+  return [...file, parts.join(" \\\n  ")].join("\n");
+}
+
+/** What the command has no option for. */
+export function missingInCommand(body: Body): string[] {
+  const revision = body.model.revision && body.model.revision !== "main" ? ["the model's revision"] : [];
+  return [...revision, ...(body.calibration?.seed ? ["the seed"] : [])];
+}
+
+export function asPython(body: Body, origin: string): string {
+  const { model, ...rest } = body;
+  const lines = Object.entries({ model, ...rest }).map(([name, value]) => {
+    const shown = name === "config" && presetOf(body) && Object.keys(body.config).length === 1 ? presetOf(body) : value;
+    return `        ${name === "model" ? "" : `${name}=`}${pythonText(shown)},`;
+  });
+  return `import os
+
+from bitfoundry.client import Client
+
+with Client("${origin}", os.environ["BITFOUNDRY_API_KEY"]) as client:
+    job = client.submit(
+${lines.join("\n")}
+    )
+    job = client.wait(job.id)
+    print(job.state, job.summary)`;
+}
+
+export function pythonText(value: unknown): string {
+  if (value === null || value === undefined) return "None";
+  if (value === true) return "True";
+  if (value === false) return "False";
+  if (Array.isArray(value)) return `[${value.map(pythonText).join(", ")}]`;
+  if (typeof value === "object") {
+    const members = Object.entries(value).map(([name, member]) => `${JSON.stringify(name)}: ${pythonText(member)}`);
+    return `{${members.join(", ")}}`;
+  }
+  return JSON.stringify(value);
+}

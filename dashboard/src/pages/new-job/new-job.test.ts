@@ -1,0 +1,71 @@
+import { expect, it } from "vitest";
+import type { Job, Preset } from "../../api/types";
+import { type Body, bodyOf, labelsText, presetOf, readLabels, withPreset, withValue } from "./body";
+import { asCommand, asCurl, asPython, missingInCommand, pythonText, quoted } from "./copies";
+import { type Schema, controlOf, unwrap } from "./schema";
+
+const BODY: Body = { model: { path: "/models/it's" }, config: { preset: "fp8" }, export: ["quark"] };
+const ORIGIN = "http://127.0.0.1:8765";
+
+it("sets a value at a pointer, and leaves out what is empty", () => {
+  const named = withValue(BODY, "/calibration/num_samples", 8);
+  expect(named.calibration).toEqual({ num_samples: 8 });
+  expect(BODY.calibration).toBeUndefined();
+  expect(withValue(named, "/calibration/num_samples", "")).toEqual(BODY);
+});
+
+it("another preset keeps the formats that can hold it, and has one at least", () => {
+  const preset = (exports: string[]) => ({ name: "p", exports }) as Preset;
+  const body = { ...BODY, export: ["quark", "onnx"] };
+  expect(withPreset(body, preset(["onnx", "awq"])).export).toEqual(["onnx"]);
+  expect(withPreset(body, preset(["gguf"])).export).toEqual(["gguf"]);
+  expect(presetOf(withPreset(body, preset(["quark"])))).toBe("p");
+});
+
+it("clones a job: the commit that it had, and its preset by name unless something was changed", () => {
+  const presets = [{ name: "fp8", aliases: ["f"], config: { a: 1 } }] as unknown as Preset[];
+  const job = {
+    model: { id: "org/m", revision: "main", sha: "c0ffee" }, preset: "f", config: { a: 1 }, calibration: {}, export: ["quark"],
+    name: null, labels: {}, priority: 5, limits: { max_runtime_s: 60, max_pending_s: null }, max_shard_size: "5GB",
+  } as unknown as Job;
+  expect(bodyOf(job, presets)).toMatchObject({
+    model: { id: "org/m", revision: "c0ffee" }, config: { preset: "fp8" }, limits: { max_runtime_s: 60 },
+  });
+  expect(bodyOf({ ...job, config: { a: 2 } }, presets).config).toEqual({ a: 2 });
+  expect(bodyOf(job, presets)).not.toHaveProperty("name");
+});
+
+it("labels go to text and back", () => {
+  const labels = { team: "search", url: "a=b" };
+  expect(readLabels(labelsText(labels))).toEqual(labels);
+  expect(readLabels("")).toEqual({});
+});
+
+it("quotes for the shell", () => {
+  expect(quoted("plain/path-1.2")).toBe("plain/path-1.2");
+  expect(quoted("it's $HOME")).toBe(`'it'\\''s $HOME'`);
+});
+
+it("copies hold the whole request", () => {
+  expect(asCurl(BODY, ORIGIN)).toContain(`-d '{"model":{"path":"/models/it'\\''s"},"config":{"preset":"fp8"},"export":["quark"]}'`);
+  const own = { ...BODY, config: { global_quant_config: {} }, labels: { team: "a b" }, calibration: { seed: 7 } };
+  expect(asCommand(own, ORIGIN)).toContain("cat > config.json <<'JSON'");
+  expect(asCommand(own, ORIGIN)).toContain("--label 'team=a b'");
+  expect(asCommand(BODY, ORIGIN)).toContain("--config fp8");
+  expect(missingInCommand(own)).toEqual(["the seed"]);
+  expect(asPython(BODY, ORIGIN)).toContain('config="fp8",');
+  expect(pythonText({ a: [true, null, "x\"y"] })).toBe('{"a": [True, None, "x\\"y"]}');
+});
+
+it("reads the config's schema into controls", () => {
+  const root: Schema = {
+    $defs: { Dtype: { enum: ["int8"], description: "Formats" }, GPTQ: { type: "object", properties: {} } },
+  };
+  const nullable = unwrap({ anyOf: [{ $ref: "#/$defs/Dtype" }, { type: "null" }], description: "Own" }, root);
+  expect(nullable).toMatchObject({ nullable: true, schema: { description: "Own" } });
+  expect(controlOf(nullable.schema, root)).toEqual({ kind: "choice", options: ["int8"] });
+  const variants = { type: "array", items: { discriminator: { propertyName: "name", mapping: { gptq: "#/$defs/GPTQ" } }, oneOf: [] } };
+  expect(controlOf(variants, root)).toMatchObject({ kind: "variants", name: "name", variants: { gptq: { type: "object" } } });
+  expect(controlOf({ type: "array", prefixItems: [] }, root)).toEqual({ kind: "json" });
+  expect(controlOf({ type: "array", items: { type: "string" } }, root)).toEqual({ kind: "texts" });
+});

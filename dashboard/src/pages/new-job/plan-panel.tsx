@@ -1,0 +1,156 @@
+import { Problem } from "../../api/client";
+import type { Plan } from "../../api/types";
+import { formatBytes, formatDuration, formatPercent, plural } from "../../format";
+import { Empty, Facts, Failure, Loading, scrollable } from "../../ui/basics";
+
+// Common accelerators by their memory, in bytes.
+const DEVICES: [string, number][] = [
+  ["24 GB (RTX 4090, L4)", 24e9],
+  ["48 GB (L40S, W7900)", 48e9],
+  ["80 GB (H100, A100)", 80e9],
+  ["141 GB (H200)", 141e9],
+  ["192 GB (MI300X, B200)", 192e9],
+];
+const ROOM_FOR_CACHE = 0.85; // of a device's memory for weights; the rest is for the KV cache and the runtime
+const LAYERS_SHOWN = 400;
+
+export function PlanPanel({ plan, error, isPlanning, hasModel }: { plan?: Plan; error?: Error; isPlanning: boolean; hasModel: boolean }) {
+  return (
+    <section className="card plan" aria-label="Plan" aria-busy={isPlanning}>
+      <div className="row spread">
+        <h2>Plan</h2>
+        {isPlanning && <span className="faint">planning …</span>}
+      </div>
+      {!hasModel && <Empty>Name a model, and what a job would do with it appears here. Nothing is stored by that.</Empty>}
+      {hasModel && error && <PlanError error={error} />}
+      {hasModel && !plan && !error && <Loading what="Planning" />}
+      {hasModel && plan && !error && <PlanFacts plan={plan} />}
+    </section>
+  );
+}
+
+function PlanError({ error }: { error: Error }) {
+  return (
+    <>
+      <Failure error={error} />
+      {error instanceof Problem &&
+        error.errors.map((entry) => (
+          <p key={`${entry.pointer}${entry.detail}`} className="sub">
+            <code>{entry.pointer ?? entry.parameter}</code> {entry.detail}
+            {Array.isArray(entry.allowed) && entry.allowed.length > 0 && <> Allowed: {entry.allowed.slice(0, 30).join(", ")}.</>}
+          </p>
+        ))}
+    </>
+  );
+}
+
+function PlanFacts({ plan }: { plan: Plan }) {
+  return (
+    <>
+      {plan.warnings.map((warning) => (
+        <div key={warning} className="notice warn">
+          ⚠ {warning}
+        </div>
+      ))}
+      <Facts
+        facts={[
+          ["Size", `${formatBytes(plan.size_before_bytes)} → ${formatBytes(plan.size_after_bytes)} (${formatPercent(plan.size_after_bytes / plan.size_before_bytes - 1, 0)})`],
+          ["Peak memory", formatBytes(plan.peak_memory_bytes)],
+          ...(plan.time_s ? [["Time", formatDuration(plan.time_s)] as [string, string]] : []),
+          ["Layers", `${plan.num_layers} in ${plural(plan.num_blocks, "block")}, ${plan.kept.length} kept`],
+          ["Model", plan.model_type],
+          ["Calibration", plan.needs_calibration ? "needed" : "only for the measurement"],
+        ]}
+      />
+      <Memory parts={plan.memory_bytes} />
+      <Fits plan={plan} />
+      <Layers plan={plan} />
+    </>
+  );
+}
+
+function Memory({ parts }: { parts: Record<string, number> }) {
+  return (
+    <details>
+      <summary>What the memory is for</summary>
+      <table>
+        <tbody>
+          {Object.entries(parts).map(([name, bytes]) => (
+            <tr key={name}>
+              <td>{name.replaceAll("_", " ")}</td>
+              <td className="number">{formatBytes(bytes)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </details>
+  );
+}
+
+/** Where the job can run, and where its result can be served. */
+function Fits({ plan }: { plan: Plan }) {
+  const mark = (fits: boolean) => (fits ? "✓ fits" : "✕ no");
+  return (
+    <>
+      <h3>What fits where</h3>
+      <table>
+        <thead>
+          <tr>
+            <th>Device</th>
+            <th>This job</th>
+            <th>Original</th>
+            <th>Result</th>
+          </tr>
+        </thead>
+        <tbody>
+          {DEVICES.map(([name, bytes]) => (
+            <tr key={name}>
+              <td>{name}</td>
+              <td>{mark(plan.peak_memory_bytes <= bytes)}</td>
+              <td>{mark(plan.size_before_bytes <= bytes * ROOM_FOR_CACHE)}</td>
+              <td>{mark(plan.size_after_bytes <= bytes * ROOM_FOR_CACHE)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      <p className="hint">Original and result: weights in {formatPercent(ROOM_FOR_CACHE, 0).slice(1)} of the memory, the rest for the KV cache.</p>
+    </>
+  );
+}
+
+function Layers({ plan }: { plan: Plan }) {
+  return (
+    <>
+      <details>
+        <summary>{plural(plan.layers.length, "layer")} matched</summary>
+        <div className="table" ref={scrollable}>
+          <table>
+            <tbody>
+              {plan.layers.slice(0, LAYERS_SHOWN).map((layer) => (
+                <tr key={layer.name}>
+                  <td>
+                    <code>{layer.name}</code>
+                    <div className="sub">
+                      [{layer.shape.join(", ")}] {layer.scheme}, by {layer.chosen_by}
+                    </div>
+                  </td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+        {plan.layers.length > LAYERS_SHOWN && <p className="hint">and {plan.layers.length - LAYERS_SHOWN} more</p>}
+      </details>
+      <details>
+        <summary>{plural(plan.kept.length, "layer")} kept as they are</summary>
+        <ul>
+          {plan.kept.map((each) => (
+            <li key={each.name}>
+              <code>{each.name}</code> {each.reason}
+            </li>
+          ))}
+        </ul>
+      </details>
+    </>
+  );
+}

@@ -1,0 +1,227 @@
+import { type ReactNode, useState } from "react";
+import { Field } from "../../ui/basics";
+import { type Control, type Schema, controlOf, resolve, unwrap } from "./schema";
+
+interface Props {
+  name: string;
+  pointer: string;
+  schema: Schema;
+  root: Schema;
+  value: unknown;
+  onChange: (value: unknown) => void;
+  errorAt: (pointer: string) => string | undefined;
+}
+
+const isObject = (value: unknown): value is Record<string, unknown> =>
+  typeof value === "object" && value !== null && !Array.isArray(value);
+const firstLine = (text: string | undefined) => text?.split(/\n|(?<=\.) /)[0]?.replaceAll("``", "");
+const escapePointer = (part: string) => part.replaceAll("~", "~0").replaceAll("/", "~1");
+
+/** A form for a value that a JSON Schema describes. The service says what is wrong; this only draws it. */
+export function SchemaForm(props: Props): ReactNode {
+  const { schema } = unwrap(props.schema, props.root);
+  const control = controlOf(schema, props.root);
+  if (control.kind === "const") return null;
+  if (control.kind === "object") return <ObjectForm {...props} control={control} />;
+  if (control.kind === "map") return <MapForm {...props} control={control} />;
+  if (control.kind === "variants") return <VariantsForm {...props} control={control} />;
+  return <ScalarField {...props} schema={schema} control={control} />;
+}
+
+type Of<K extends Control["kind"]> = Props & { control: Extract<Control, { kind: K }> };
+
+/** Fields are drawn once the object is there: a spec may hold a spec, and so on without end. */
+function ObjectForm({ name, pointer, root, value, onChange, errorAt, control, schema }: Of<"object">) {
+  const error = errorAt(pointer);
+  if (!isObject(value)) {
+    return (
+      <div className="field">
+        <strong>{name}</strong>{" "}
+        <button className="small" onClick={() => onChange({})} aria-label={`Set ${name}`}>
+          Set
+        </button>
+        {error && <p className="error">✕ {error}</p>}
+      </div>
+    );
+  }
+  const set = (member: string, next: unknown) => {
+    const { [member]: _, ...rest } = value;
+    onChange(next === undefined ? rest : { ...value, [member]: next });
+  };
+  const hint = firstLine(resolve(schema, root).description);
+  return (
+    <details className="field whole" open>
+      <summary>
+        <strong>{name}</strong>
+      </summary>
+      {hint && <p className="hint">{hint}</p>}
+      {error && <p className="error">✕ {error}</p>}
+      <fieldset>
+        <legend className="hidden">{name}</legend>
+        <div className="fields">
+          {Object.entries(control.properties).map(([member, memberSchema]) => (
+            <SchemaForm
+              key={member}
+              name={member}
+              pointer={`${pointer}/${escapePointer(member)}`}
+              schema={memberSchema}
+              root={root}
+              value={value[member]}
+              onChange={(next) => set(member, next)}
+              errorAt={errorAt}
+            />
+          ))}
+        </div>
+        <button className="small" onClick={() => onChange(undefined)}>
+          Take {name} away
+        </button>
+      </fieldset>
+    </details>
+  );
+}
+
+function MapForm({ name, pointer, root, value, onChange, errorAt, control }: Of<"map">) {
+  const [key, setKey] = useState("");
+  const present = isObject(value) ? value : {};
+  const entries = Object.entries(present);
+  const drop = (gone: string) => onChange(Object.fromEntries(entries.filter(([each]) => each !== gone)));
+  return (
+    <details className="field whole" open={entries.length > 0}>
+      <summary>
+        <strong>{name}</strong> <span className="faint">{entries.length || "none"}</span>
+      </summary>
+      {entries.map(([each, member]) => (
+        <div key={each}>
+          <SchemaForm
+            name={each}
+            pointer={`${pointer}/${escapePointer(each)}`}
+            schema={control.values}
+            root={root}
+            value={member}
+            onChange={(next) => (next === undefined ? drop(each) : onChange({ ...present, [each]: next }))}
+            errorAt={errorAt}
+          />
+        </div>
+      ))}
+      <div className="row">
+        <input aria-label={`A new entry of ${name}`} placeholder="*.v_proj" value={key} onChange={(event) => setKey(event.target.value)} />
+        <button
+          className="small"
+          disabled={!key || key in present}
+          onClick={() => {
+            onChange({ ...present, [key]: {} });
+            setKey("");
+          }}
+        >
+          Add
+        </button>
+      </div>
+    </details>
+  );
+}
+
+function VariantsForm({ name, pointer, root, value, onChange, errorAt, control }: Of<"variants">) {
+  const list = Array.isArray(value) ? (value as Record<string, unknown>[]) : [];
+  const replace = (index: number, next: unknown) =>
+    onChange(next === undefined ? list.filter((_, each) => each !== index) : list.map((each, at) => (at === index ? next : each)));
+  return (
+    <details className="field whole" open={list.length > 0}>
+      <summary>
+        <strong>{name}</strong> <span className="faint">{list.length || "none"}</span>
+      </summary>
+      {list.map((each, index) => {
+        const kind = String(each[control.name]);
+        return (
+          <SchemaForm
+            key={`${index} ${kind}`}
+            name={kind}
+            pointer={`${pointer}/${index}`}
+            schema={control.variants[kind] ?? {}}
+            root={root}
+            value={each}
+            onChange={(next) => replace(index, next)}
+            errorAt={errorAt}
+          />
+        );
+      })}
+      <select
+        aria-label={`Add to ${name}`}
+        value=""
+        onChange={(event) => event.target.value && onChange([...list, { [control.name]: event.target.value }])}
+      >
+        <option value="">Add …</option>
+        {Object.keys(control.variants).map((kind) => (
+          <option key={kind}>{kind}</option>
+        ))}
+      </select>
+    </details>
+  );
+}
+
+function ScalarField({ name, pointer, schema, value, onChange, errorAt, control }: Props & { control: Control }) {
+  const known = schema.default === undefined || schema.default === null ? "" : String(schema.default);
+  return (
+    <Field label={name} hint={firstLine(schema.description)} error={errorAt(pointer)}>
+      {(props) => {
+        if (control.kind === "choice" || control.kind === "switch") {
+          const options = control.kind === "choice" ? control.options : ["true", "false"];
+          return (
+            <select
+              {...props}
+              value={value === undefined || value === null ? "" : String(value)}
+              onChange={({ target: { value: next } }) => onChange(next === "" ? undefined : control.kind === "switch" ? next === "true" : next)}
+            >
+              <option value="">{known ? `default (${known})` : "default"}</option>
+              {options.map((option) => (
+                <option key={option}>{option}</option>
+              ))}
+            </select>
+          );
+        }
+        if (control.kind === "number") {
+          return (
+            <input
+              {...props}
+              type="number"
+              step={control.whole ? 1 : "any"}
+              placeholder={known}
+              value={typeof value === "number" ? value : ""}
+              onChange={(event) => onChange(event.target.value === "" ? undefined : Number(event.target.value))}
+            />
+          );
+        }
+        if (control.kind === "text") {
+          return <input {...props} placeholder={known} value={typeof value === "string" ? value : ""} onChange={(event) => onChange(event.target.value || undefined)} />;
+        }
+        return <TypedInput {...props} isList={control.kind === "texts"} value={value} onChange={onChange} />;
+      }}
+    </Field>
+  );
+}
+
+/** A list of texts, separated by commas, or any other JSON. What is being typed is kept as it is typed. */
+function TypedInput({ isList, value, onChange, ...props }: { isList: boolean; value: unknown; onChange: (value: unknown) => void; id: string }) {
+  const write = (shown: unknown) => (shown === undefined || shown === null ? "" : isList ? (shown as string[]).join(", ") : JSON.stringify(shown));
+  const read = (text: string): unknown => {
+    if (!text.trim()) return undefined;
+    if (isList) return text.split(",").map((part) => part.trim()).filter(Boolean);
+    try {
+      return JSON.parse(text);
+    } catch {
+      return text;
+    }
+  };
+  const [text, setText] = useState(write(value));
+  const shown = JSON.stringify(read(text)) === JSON.stringify(value) ? text : write(value);
+  return (
+    <input
+      {...props}
+      placeholder={isList ? "a, b" : "JSON"}
+      value={shown}
+      onChange={(event) => {
+        setText(event.target.value);
+        onChange(read(event.target.value));
+      }}
+    />
+  );
+}

@@ -1,0 +1,72 @@
+// The list of runs from the keyboard.
+import { useEffect, useState } from "react";
+import type { Job } from "../api/types";
+import { navigate } from "../router";
+import { Dialog } from "../ui/basics";
+import { compareAddress } from "./runs";
+
+const KEYS: [string, string][] = [
+  ["j k", "next and previous run"],
+  ["Enter", "open the run"],
+  ["x", "select it"],
+  ["c", "compare the selected ones"],
+  ["/", "search"],
+  ["n", "new job"],
+  ["?", "these keys"],
+];
+
+const isTyping = (target: EventTarget | null) =>
+  target instanceof HTMLElement && (/^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) || target.isContentEditable);
+
+export function useRunKeys(jobs: Job[], toggle: (id: string) => void, selected: string[], mayWrite: boolean) {
+  const [cursorId, setCursorId] = useState<string | null>(null);
+  const [helpShown, setHelpShown] = useState(false);
+
+  useEffect(() => {
+    const move = (step: number) => {
+      const index = jobs.findIndex((job) => job.id === cursorId);
+      const next = jobs[Math.max(0, Math.min(jobs.length - 1, index < 0 ? 0 : index + step))];
+      if (!next) return;
+      setCursorId(next.id);
+      document.getElementById(`row-${next.id}`)?.scrollIntoView({ block: "nearest" });
+    };
+    const press = (event: KeyboardEvent) => {
+      const isBox = event.target instanceof HTMLInputElement && event.target.type === "checkbox";
+      if ((isTyping(event.target) && !isBox) || event.metaKey || event.ctrlKey || event.altKey || helpShown) return;
+      const onControl = event.target instanceof HTMLElement && event.target.closest("a, button, input, select");
+      if (event.key === "j") move(1);
+      else if (event.key === "k") move(-1);
+      else if (event.key === "x" && cursorId) toggle(cursorId);
+      else if (event.key === "Enter" && cursorId && !onControl) navigate(`/jobs/${cursorId}`);
+      else if (event.key === "c" && selected.length > 1 && selected.length < 9) navigate(compareAddress(selected));
+      else if (event.key === "/") document.getElementById("search")?.focus();
+      else if (event.key === "n" && mayWrite) navigate("/jobs/new");
+      else if (event.key === "?") setHelpShown(true);
+      else return;
+      event.preventDefault();
+    };
+    window.addEventListener("keydown", press);
+    return () => window.removeEventListener("keydown", press);
+  }, [jobs, cursorId, selected, helpShown, toggle, mayWrite]);
+
+  return { cursorId, helpShown, closeHelp: () => setHelpShown(false) };
+}
+
+export function RunKeys({ onClose }: { onClose: () => void }) {
+  return (
+    <Dialog title="Keys" onClose={onClose}>
+      <table>
+        <tbody>
+          {KEYS.map(([key, what]) => (
+            <tr key={key}>
+              <th scope="row">
+                <kbd>{key}</kbd>
+              </th>
+              <td>{what}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </Dialog>
+  );
+}

@@ -1,0 +1,69 @@
+import { useState } from "react";
+import { post, remove } from "../../api/client";
+import type { Job } from "../../api/types";
+import { Link, navigate } from "../../router";
+import { useSession } from "../../sign-in";
+import { Confirm, Failure } from "../../ui/basics";
+import { ACTIONS, type Action } from "../../ui/states";
+
+const TEXTS: Record<Action, string> = {
+  cancel: "Cancel",
+  pause: "Pause",
+  resume: "Resume",
+  retry: "Retry",
+  delete: "Delete",
+};
+
+const WARNINGS: Partial<Record<Action, string>> = {
+  cancel: "What it has computed is thrown away.",
+  delete: "Its events, its log and the files of its artifact go with it.",
+};
+
+/** What can be done with the run now. What loses something asks first. */
+export function RunActions({ job, onChange }: { job: Job; onChange: () => void }) {
+  const session = useSession();
+  const [asking, setAsking] = useState<Action | null>(null);
+  const [error, setError] = useState<Error>();
+  if (!session.can("jobs:write")) return null;
+
+  const act = async (action: Action) => {
+    if (action === "delete") {
+      await remove(`/v1/jobs/${job.id}`);
+      navigate("/");
+      return;
+    }
+    await post(`/v1/jobs/${job.id}/${action}`);
+    onChange();
+  };
+  const press = (action: Action) => {
+    setError(undefined);
+    if (WARNINGS[action]) setAsking(action);
+    else act(action).catch(setError);
+  };
+  return (
+    <div className="row">
+      {ACTIONS[job.state].map((action) => (
+        <button key={action} className={WARNINGS[action] ? "danger" : undefined} onClick={() => press(action)}>
+          {TEXTS[action]}
+        </button>
+      ))}
+      <Link className="button" to={`/jobs/new?from=${job.id}`}>
+        Clone
+      </Link>
+      <Link className="button" to={`/compare?job=${job.id}`}>
+        Compare
+      </Link>
+      {error && <Failure error={error} />}
+      {asking && (
+        <Confirm
+          title={`${TEXTS[asking]} this run?`}
+          action={TEXTS[asking]}
+          onConfirm={() => act(asking)}
+          onClose={() => setAsking(null)}
+        >
+          <p>{WARNINGS[asking]}</p>
+        </Confirm>
+      )}
+    </div>
+  );
+}

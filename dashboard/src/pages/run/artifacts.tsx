@@ -1,0 +1,73 @@
+import { get } from "../../api/client";
+import { useQuery } from "../../api/query";
+import { type ArtifactFile, type Job, type List, summaryOf } from "../../api/types";
+import { formatBytes, plural } from "../../format";
+import { Code, CopyButton, Empty, Failure, Loading, scrollable } from "../../ui/basics";
+import { FINAL_STATES } from "../../ui/states";
+import { Publish } from "./publish";
+
+export function Artifacts({ job }: { job: Job }) {
+  const files = useQuery(job.artifact ? `files ${job.id}` : null, (signal) =>
+    get<List<ArtifactFile>>(`/v1/jobs/${job.id}/artifacts`, {}, signal),
+  );
+  if (!job.artifact) {
+    return <Empty>{FINAL_STATES.has(job.state) ? "This run left no artifact." : "There will be files once every export is proven."}</Empty>;
+  }
+  if (files.error) return <Failure error={files.error} retry={files.reload} />;
+  if (!files.data) return <Loading />;
+  const exports = Object.entries(summaryOf(job)?.exports ?? {});
+  return (
+    <>
+      <section className="card">
+        <h2>Get it</h2>
+        <Code text={`bitfoundry download ${job.id} model`} label="The command that downloads all files" />
+        {exports.length > 0 && <p className="hint">Then, in the folder that it made:</p>}
+        {exports.map(([name, { load, bytes }]) => (
+          <div key={name}>
+            <h3>
+              {name} <span className="faint">{formatBytes(bytes)}</span>
+            </h3>
+            <Code text={load} label={`The lines that load ${name}`} />
+          </div>
+        ))}
+      </section>
+      <Publish job={job} />
+      <Files job={job} files={files.data.data} />
+    </>
+  );
+}
+
+function Files({ job, files }: { job: Job; files: ArtifactFile[] }) {
+  const place = (file: ArtifactFile) => `/v1/jobs/${job.id}/artifacts/${file.path.split("/").map(encodeURIComponent).join("/")}`;
+  return (
+    <div className="table" ref={scrollable}>
+      <table>
+        <caption>
+          {plural(files.length, "file")}, {formatBytes(files.reduce((sum, file) => sum + file.bytes, 0))}
+        </caption>
+        <thead>
+          <tr>
+            <th>File</th>
+            <th className="number">Size</th>
+            <th>SHA-256</th>
+          </tr>
+        </thead>
+        <tbody>
+          {files.map((file) => (
+            <tr key={file.path}>
+              <td>
+                <a href={place(file)} download>
+                  {file.path}
+                </a>
+              </td>
+              <td className="number">{formatBytes(file.bytes)}</td>
+              <td>
+                <code title={file.sha256}>{file.sha256.slice(0, 16)}…</code> <CopyButton text={file.sha256} />
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}

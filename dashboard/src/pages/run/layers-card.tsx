@@ -1,0 +1,136 @@
+import { useMemo, useState } from "react";
+import type { Layer } from "../../api/types";
+import { METRICS, type Metric, byBadness, seriesByKind, valueOf } from "../../charts/layers";
+import { Scatter } from "../../charts/scatter";
+import { formatNumber, plural } from "../../format";
+import { Empty, Facts, scrollable } from "../../ui/basics";
+
+const ROWS = 50;
+
+/** What quantization did to each layer: a chart by kind of module, the numbers of one, and all of them as a table. */
+export function LayersCard({ layers, isRunning }: { layers: Layer[]; isRunning: boolean }) {
+  const measured = METRICS.filter((metric) => layers.some((layer) => valueOf(layer, metric) !== null));
+  const [metricId, setMetricId] = useState<Metric["id"]>("relative_error");
+  const [picked, setPicked] = useState<string | null>(null);
+  const metric = METRICS.find((each) => each.id === metricId) ?? METRICS[0];
+  const series = useMemo(() => seriesByKind(layers, metric), [layers, metric]);
+  const layer = layers.find((each) => each.name === picked);
+  return (
+    <section className="card">
+      <div className="row spread">
+        <h2>Error of each layer</h2>
+        {measured.length > 0 && (
+          <select aria-label="Measure" value={metric.id} onChange={(event) => setMetricId(event.target.value as Metric["id"])}>
+            {measured.map((each) => (
+              <option key={each.id} value={each.id}>
+                {each.text}
+              </option>
+            ))}
+          </select>
+        )}
+      </div>
+      {layers.length === 0 ? (
+        <Empty>{isRunning ? "Layers appear here one by one as they are quantized." : "There are no numbers of layers."}</Empty>
+      ) : (
+        <>
+          <Scatter
+            label={`${metric.text} of ${plural(layers.length, "layer")} by block`}
+            series={series}
+            xLabel="block"
+            yLabel={metric.text}
+            formatX={(value) => formatNumber(value)}
+            formatY={metric.format}
+            onPick={setPicked}
+            picked={picked}
+          />
+          {layer && <LayerFacts layer={layer} />}
+          <LayerTable layers={layers} metric={metric} />
+        </>
+      )}
+    </section>
+  );
+}
+
+function LayerFacts({ layer }: { layer: Layer }) {
+  return (
+    <div className="notice" role="region" aria-label="The picked layer">
+      <Facts
+        facts={[
+          ["Layer", <code key="name">{layer.name}</code>],
+          ["Block", layer.block],
+          ["Scheme", layer.scheme],
+          ...METRICS.map((metric): [string, string] => {
+            const value = valueOf(layer, metric);
+            return [metric.text, value === null ? "not looked at" : metric.format(value)];
+          }),
+        ]}
+      />
+    </div>
+  );
+}
+
+/** The chart's numbers, the worst first; by pages, because there may be thousands. */
+function LayerTable({ layers, metric }: { layers: Layer[]; metric: Metric }) {
+  const [isOpen, setIsOpen] = useState(false);
+  const [page, setPage] = useState(0);
+  const sorted = useMemo(() => (isOpen ? byBadness(layers, metric) : []), [layers, metric, isOpen]);
+  const numPages = Math.ceil(layers.length / ROWS);
+  return (
+    <details open={isOpen} onToggle={(event) => setIsOpen(event.currentTarget.open)}>
+      <summary>All numbers as a table</summary>
+      {isOpen && (
+        <>
+          <div className="table" ref={scrollable}>
+            <table>
+              <caption>The worst first</caption>
+              <thead>
+                <tr>
+                  <th>Layer</th>
+                  <th className="number">Block</th>
+                  <th>Scheme</th>
+                  {METRICS.map((each) => (
+                    <th key={each.id} className="number">
+                      {each.text}
+                    </th>
+                  ))}
+                </tr>
+              </thead>
+              <tbody>
+                {sorted.slice(page * ROWS, (page + 1) * ROWS).map((layer) => (
+                  <tr key={layer.name}>
+                    <td>
+                      <code>{layer.name}</code>
+                    </td>
+                    <td className="number">{layer.block}</td>
+                    <td>{layer.scheme}</td>
+                    {METRICS.map((each) => {
+                      const value = valueOf(layer, each);
+                      return (
+                        <td key={each.id} className="number">
+                          {value === null ? "–" : each.format(value)}
+                        </td>
+                      );
+                    })}
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+          {numPages > 1 && (
+            <div className="row">
+              <button className="small" disabled={page === 0} onClick={() => setPage(page - 1)}>
+                ←
+              </button>
+              <span>
+                {page + 1} of {numPages}
+              </span>
+              <button className="small" disabled={page >= numPages - 1} onClick={() => setPage(page + 1)}>
+                →
+              </button>
+            </div>
+          )}
+        </>
+      )}
+    </details>
+  );
+}

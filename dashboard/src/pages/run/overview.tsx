@@ -1,0 +1,203 @@
+import { get } from "../../api/client";
+import { useQuery } from "../../api/query";
+import { type Gate, type Job, type Measured, type Quality, type Report, type Summary, summaryOf } from "../../api/types";
+import { formatBytes, formatDuration, formatNumber, formatPercent } from "../../format";
+import { Empty, Facts, scrollable } from "../../ui/basics";
+import { LayersCard } from "./layers-card";
+import { MemoryCard } from "./memory";
+import { type Story, latestLayers } from "./story";
+
+export function Overview({ job, story }: { job: Job; story: Story }) {
+  const summary = summaryOf(job);
+  const hasReport = job.state === "succeeded";
+  const report = useQuery(hasReport ? `report ${job.id}` : null, (signal) =>
+    get<Report>(`/v1/jobs/${job.id}/artifacts/report.json`, {}, signal),
+  );
+  return (
+    <>
+      {summary && <Result summary={summary} />}
+      <LayersCard layers={latestLayers(story.layers)} isRunning={!summary} />
+      {report.data && <Proof report={report.data} />}
+      <div className="columns">
+        <MemoryCard memory={story.memory} />
+        {(report.data || story.warnings.length > 0) && (
+          <Fallbacks kept={report.data?.kept ?? []} warnings={report.data?.warnings ?? story.warnings} />
+        )}
+      </div>
+    </>
+  );
+}
+
+function Result({ summary }: { summary: Summary }) {
+  const { perplexity_before: before, perplexity_after: after, perplexity_ratio: ratio } = summary;
+  return (
+    <section className="card" aria-label="Result">
+      <Facts
+        facts={[
+          [
+            "Size",
+            `${formatBytes(summary.size_before_bytes)} → ${formatBytes(summary.size_after_bytes)} (${formatPercent(summary.size_after_bytes / summary.size_before_bytes - 1, 0)})`,
+          ],
+          [
+            "Perplexity",
+            before != null && after != null
+              ? `${formatNumber(before, 5)} → ${formatNumber(after, 5)}${ratio ? ` (${formatPercent(ratio - 1, 2)})` : ""}`
+              : "not measured",
+          ],
+          ["Layers", `${summary.num_layers_quantized} quantized, ${summary.num_layers_kept} kept`],
+          ["Worst layer", `${summary.worst_layer.name} (${formatNumber(summary.worst_layer.sqnr_db)} dB)`],
+          ["Time", formatDuration(summary.total_s)],
+          [
+            "Peak memory",
+            `${formatBytes(summary.peak_memory_bytes)} (planned ${formatBytes(summary.planned_peak_memory_bytes)})`,
+          ],
+        ]}
+      />
+    </section>
+  );
+}
+
+function Proof({ report }: { report: Report }) {
+  return (
+    <section className="card">
+      <h2>Proof</h2>
+      <p className="hint">Each export was read back from disk by a process that knew nothing but the files.</p>
+      <div className="table" ref={scrollable}>
+        <table>
+          <thead>
+            <tr>
+              <th>Export</th>
+              <th className="number">Tensors equal</th>
+              <th className="number">Largest difference of logits</th>
+              <th className="number">Perplexity</th>
+            </tr>
+          </thead>
+          <tbody>
+            {Object.entries(report.proof ?? {}).map(([name, proof]) => (
+              <tr key={name}>
+                <td className="nowrap">✓ {name}</td>
+                <td className="number">{proof.num_tensors_equal}</td>
+                <td className="number">{formatNumber(proof.max_logit_difference, 3)}</td>
+                <td className="number">{formatNumber(proof.perplexity, 5)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      {report.quality && <Divergence quality={report.quality} />}
+      {report.summary.gates && <Gates gates={report.summary.gates} />}
+      {report.samples && <Samples samples={report.samples} />}
+      <p className="sub">
+        {Object.entries(report.environment ?? {})
+          .map(([name, value]) => `${name} ${String(value)}`)
+          .join(" · ")}
+      </p>
+    </section>
+  );
+}
+
+const withError = ({ value, stderr }: Measured, digits: number) =>
+  `${formatNumber(value, digits)}${stderr ? ` ± ${formatNumber(stderr, 2)}` : ""}`;
+
+function Divergence({ quality: { before, after, divergence, num_tokens } }: { quality: Quality }) {
+  return (
+    <>
+      <h3>Against the original, on {formatNumber(num_tokens)} tokens</h3>
+      <Facts
+        facts={[
+          ["Perplexity before", withError(before.token_perplexity, 5)],
+          ["Perplexity after", withError(after.token_perplexity, 5)],
+          ["KL divergence, mean", withError(divergence.kl_mean, 3)],
+          ["KL divergence, 99 %", formatNumber(divergence.kl_p99, 3)],
+          ["Same first choice", withError(divergence.top1_agreement, 4)],
+        ]}
+      />
+    </>
+  );
+}
+
+const GATE_ICONS = { pass: "✓", warn: "⚠", fail: "✕", skipped: "–" };
+
+function Gates({ gates }: { gates: Gate[] }) {
+  return (
+    <>
+      <h3>Gates</h3>
+      <div className="table" ref={scrollable}>
+        <table>
+          <thead>
+            <tr>
+              <th>Gate</th>
+              <th className="number">Value</th>
+              <th className="number">Limit</th>
+              <th>Outcome</th>
+            </tr>
+          </thead>
+          <tbody>
+            {gates.map((gate, index) => (
+              <tr key={`${gate.gate} ${index}`}>
+                <td>
+                  {gate.gate} {gate.name}
+                  <div className="sub">{gate.detail}</div>
+                </td>
+                <td className="number">{formatNumber(gate.value)}</td>
+                <td className="number">{formatNumber(gate.limit)}</td>
+                <td className="nowrap">
+                  {GATE_ICONS[gate.status]} {gate.status}
+                </td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </>
+  );
+}
+
+function Samples({ samples }: { samples: { prompt: string; original: string; quantized: string }[] }) {
+  return (
+    <details>
+      <summary>What both models write</summary>
+      {samples.map((sample) => (
+        <div key={sample.prompt}>
+          <h3>{sample.prompt}</h3>
+          <p>
+            <span className="faint">Original</span> {sample.original}
+          </p>
+          <p>
+            <span className="faint">Quantized</span> {sample.quantized}
+          </p>
+        </div>
+      ))}
+    </details>
+  );
+}
+
+/** Nothing falls back quietly: what was not quantized, and what was warned of. */
+function Fallbacks({ kept, warnings }: { kept: { name: string; reason: string }[]; warnings: string[] }) {
+  return (
+    <section className="card">
+      <h2>Fallbacks and warnings</h2>
+      {kept.length + warnings.length === 0 && <Empty>None: everything went as it was planned.</Empty>}
+      {warnings.map((warning) => (
+        <p key={warning}>⚠ {warning}</p>
+      ))}
+      {kept.length > 0 && (
+        <div className="table" ref={scrollable}>
+          <table>
+            <caption>Layers that stay as they were</caption>
+            <tbody>
+              {kept.map((each) => (
+                <tr key={each.name}>
+                  <td>
+                    <code>{each.name}</code>
+                  </td>
+                  <td>{each.reason}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+    </section>
+  );
+}

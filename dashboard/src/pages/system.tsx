@@ -1,0 +1,65 @@
+import { get } from "../api/client";
+import { useQuery } from "../api/query";
+import type { JobSummary } from "../api/types";
+import { useSession } from "../sign-in";
+import { Code, Facts, Failure, Loading, Time, Title } from "../ui/basics";
+import { STATES, STATE_ORDER } from "../ui/states";
+
+interface Health {
+  status: string;
+  database: string;
+  broker: string;
+}
+
+const health = (value: string) => (
+  <span className={`state ${value === "ok" ? "good" : value === "degraded" ? "warn" : "bad"}`}>
+    {value === "ok" ? "✓" : "✕"} {value}
+  </span>
+);
+
+export default function System() {
+  const { key } = useSession();
+  const ready = useQuery("ready", (signal) => get<Health>("/healthz/ready", {}, signal), { everyMs: 5000 });
+  const summary = useQuery("summary", (signal) => get<JobSummary>("/v1/jobs/summary", {}, signal), { everyMs: 5000 });
+  return (
+    <>
+      <Title>System</Title>
+      <section className="card">
+        <h2>Health</h2>
+        {ready.error && <Failure error={ready.error} retry={ready.reload} />}
+        {!ready.data && !ready.error && <Loading />}
+        {ready.data && (
+          <Facts
+            facts={[
+              ["Service", health(ready.data.status)],
+              ["Database", health(ready.data.database)],
+              ["Broker", health(ready.data.broker)],
+            ]}
+          />
+        )}
+      </section>
+      <section className="card">
+        <h2>Jobs of the project</h2>
+        {summary.data && <Facts facts={STATE_ORDER.map((state) => [STATES[state].text, summary.data?.by_state[state] ?? 0])} />}
+      </section>
+      <section className="card">
+        <h2>Signed in as</h2>
+        <Facts
+          facts={[
+            ["Key", key.name],
+            ["May", key.scopes.join(", ")],
+            ["Project", <code key="project">{key.project_id}</code>],
+            ["Valid until", key.expires_at ? <Time key="until" at={key.expires_at} /> : "it is revoked"],
+          ]}
+        />
+      </section>
+      <section className="card">
+        <h2>For programs</h2>
+        <p>
+          Everything that this page shows comes from the API. <a href="/openapi.json">Its OpenAPI document</a> has every route.
+        </p>
+        <Code text={`curl -sS ${window.location.origin}/v1/jobs -H "Authorization: Bearer $BITFOUNDRY_API_KEY"`} label="A request with curl" />
+      </section>
+    </>
+  );
+}

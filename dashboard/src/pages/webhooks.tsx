@@ -1,0 +1,215 @@
+import { type FormEvent, useState } from "react";
+import { get, post, remove, request } from "../api/client";
+import { useQuery } from "../api/query";
+import type { DeliveryPage, List, NewWebhook, Webhook } from "../api/types";
+import { Code, Confirm, Dialog, Empty, Failure, Field, Loading, scrollable, Time, Title } from "../ui/basics";
+
+const EVENTS = ["queued", "running", "retry_wait", "cancelling", "pausing", "paused", "succeeded", "failed", "cancelled"].map((state) => `job.${state}`);
+
+export default function Webhooks() {
+  const query = useQuery("webhooks", (signal) => get<List<Webhook>>("/v1/webhooks", {}, signal), { everyMs: 10_000 });
+  const [creating, setCreating] = useState(false);
+  const [made, setMade] = useState<NewWebhook | null>(null);
+  const [shown, setShown] = useState<Webhook | null>(null);
+  const [deleting, setDeleting] = useState<Webhook | null>(null);
+  const [error, setError] = useState<Error>();
+  const act = (work: Promise<unknown>) => work.then(query.reload, setError);
+  return (
+    <>
+      <Title
+        extra={
+          <button className="primary" onClick={() => setCreating(true)}>
+            New webhook
+          </button>
+        }
+      >
+        Webhooks
+      </Title>
+      {error && <Failure error={error} />}
+      {query.error && !query.data && <Failure error={query.error} retry={query.reload} />}
+      {!query.data && !query.error && <Loading />}
+      {query.data?.data.length === 0 && <Empty>Nobody is told of anything. A webhook gets a signed message when a job changes its state.</Empty>}
+      {query.data && query.data.data.length > 0 && (
+        <div className="table" ref={scrollable}>
+          <table>
+            <thead>
+              <tr>
+                <th>Address</th>
+                <th>Is told of</th>
+                <th>State</th>
+                <th>
+                  <span className="hidden">Actions</span>
+                </th>
+              </tr>
+            </thead>
+            <tbody>
+              {query.data.data.map((webhook) => (
+                <tr key={webhook.id}>
+                  <td>
+                    <button className="link" onClick={() => setShown(webhook)}>
+                      {webhook.url}
+                    </button>
+                  </td>
+                  <td>{webhook.event_types.join(", ")}</td>
+                  <td>
+                    <WebhookState webhook={webhook} />
+                  </td>
+                  <td className="row">
+                    <button className="small" onClick={() => act(post(`/v1/webhooks/${webhook.id}/test`).then(() => setShown(webhook)))}>
+                      Test
+                    </button>
+                    {webhook.disabled_at && (
+                      <button className="small" onClick={() => act(request("PATCH", `/v1/webhooks/${webhook.id}`, { body: { enabled: true } }))}>
+                        Enable
+                      </button>
+                    )}
+                    <button className="small danger" onClick={() => setDeleting(webhook)}>
+                      Delete
+                    </button>
+                  </td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+      {creating && (
+        <NewWebhookDialog
+          onClose={() => setCreating(false)}
+          onMade={(webhook) => {
+            setCreating(false);
+            setMade(webhook);
+            query.reload();
+          }}
+        />
+      )}
+      {made && (
+        <Dialog title="The webhook's secret" onClose={() => setMade(null)}>
+          <p>It signs the messages. It is shown now and never again.</p>
+          <Code text={made.secret} label="The secret" />
+        </Dialog>
+      )}
+      {shown && <Deliveries webhook={shown} onClose={() => setShown(null)} />}
+      {deleting && (
+        <Confirm
+          title="Delete this webhook?"
+          action="Delete"
+          onClose={() => setDeleting(null)}
+          onConfirm={async () => {
+            await remove(`/v1/webhooks/${deleting.id}`);
+            query.reload();
+          }}
+        >
+          <p>{deleting.url} is told of nothing any more, also of what is pending.</p>
+        </Confirm>
+      )}
+    </>
+  );
+}
+
+function WebhookState({ webhook }: { webhook: Webhook }) {
+  if (webhook.disabled_at) {
+    return (
+      <>
+        <span className="state bad">✕ Disabled</span>
+        <div className="sub">{webhook.disabled_reason}</div>
+      </>
+    );
+  }
+  if (webhook.failing_since) {
+    return (
+      <>
+        <span className="state warn">⚠ Failing</span>{" "}
+        <span className="sub">
+          since <Time at={webhook.failing_since} />
+        </span>
+      </>
+    );
+  }
+  return <span className="state good">✓ Enabled</span>;
+}
+
+function NewWebhookDialog({ onClose, onMade }: { onClose: () => void; onMade: (webhook: NewWebhook) => void }) {
+  const [url, setUrl] = useState("");
+  const [events, setEvents] = useState(["job.succeeded", "job.failed"]);
+  const [error, setError] = useState<Error>();
+  const submit = async (event: FormEvent) => {
+    event.preventDefault();
+    try {
+      onMade(await post<NewWebhook>("/v1/webhooks", { url, event_types: events }));
+    } catch (caught) {
+      setError(caught as Error);
+    }
+  };
+  const toggle = (name: string) => setEvents((old) => (old.includes(name) ? old.filter((each) => each !== name) : [...old, name]));
+  return (
+    <Dialog title="New webhook" onClose={onClose}>
+      <form onSubmit={submit}>
+        <Field label="Address" hint="https, and reachable from the service.">
+          {(props) => <input {...props} type="url" required placeholder="https://ci.example.org/bitfoundry" value={url} onChange={(event) => setUrl(event.target.value)} />}
+        </Field>
+        <fieldset>
+          <legend>Tell it of</legend>
+          <div className="choices">
+            {EVENTS.map((name) => (
+              <label key={name}>
+                <input type="checkbox" checked={events.includes(name)} onChange={() => toggle(name)} /> {name}
+              </label>
+            ))}
+          </div>
+        </fieldset>
+        {error && <Failure error={error} />}
+        <div className="actions">
+          <button className="primary" disabled={!url || !events.length}>
+            Make the webhook
+          </button>
+        </div>
+      </form>
+    </Dialog>
+  );
+}
+
+const DELIVERY_STATES: Record<string, string> = { pending: "◷ Pending", delivered: "✓ Delivered", failed: "✕ Failed" };
+
+function Deliveries({ webhook, onClose }: { webhook: Webhook; onClose: () => void }) {
+  const path = `/v1/webhooks/${webhook.id}/deliveries`;
+  const query = useQuery(path, (signal) => get<DeliveryPage>(path, { limit: 50 }, signal), { everyMs: 3000 });
+  const [error, setError] = useState<Error>();
+  return (
+    <Dialog title={webhook.url} onClose={onClose}>
+      {error && <Failure error={error} />}
+      {query.error && <Failure error={query.error} retry={query.reload} />}
+      {!query.data && !query.error && <Loading />}
+      {query.data?.data.length === 0 && <Empty>Nothing has been sent yet.</Empty>}
+      <table>
+        <tbody>
+          {query.data?.data.map((delivery) => (
+            <tr key={delivery.id}>
+              <td>
+                {delivery.event_type}
+                <div className="sub">
+                  <Time at={delivery.created_at} />
+                </div>
+              </td>
+              <td>
+                {DELIVERY_STATES[delivery.state]}
+                {delivery.tries.slice(-1).map((each) => (
+                  <div key={each.at} className="sub">
+                    {each.status ?? each.error} in {each.latency_ms} ms, {delivery.num_tries} tries
+                  </div>
+                ))}
+              </td>
+              <td>
+                {delivery.state !== "pending" && (
+                  <button className="small" onClick={() => post(`${path}/${delivery.id}/redeliver`).then(query.reload, setError)}>
+                    Send again
+                  </button>
+                )}
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </Dialog>
+  );
+}

@@ -1,0 +1,113 @@
+import { useState } from "react";
+import { get, post } from "../api/client";
+import { useQuery } from "../api/query";
+import type { List, Worker } from "../api/types";
+import { formatBytes, plural } from "../format";
+import { Link } from "../router";
+import { Confirm, Empty, Failure, Loading, scrollable, Time, Title } from "../ui/basics";
+
+interface Device {
+  kind?: string;
+  name?: string;
+  memory_bytes?: number;
+}
+
+export default function Workers() {
+  const query = useQuery("workers", (signal) => get<List<Worker>>("/v1/workers", {}, signal), { everyMs: 4000 });
+  const [draining, setDraining] = useState<Worker | null>(null);
+  const [error, setError] = useState<Error>();
+  const act = async (worker: Worker, action: "drain" | "uncordon") => {
+    await post(`/v1/workers/${encodeURIComponent(worker.id)}/${action}`);
+    query.reload();
+  };
+  const workers = query.data?.data ?? [];
+  return (
+    <>
+      <Title>Workers</Title>
+      {error && <Failure error={error} />}
+      {query.error && !query.data && <Failure error={query.error} retry={query.reload} />}
+      {!query.data && !query.error && <Loading />}
+      {query.data && workers.length === 0 && (
+        <Empty>
+          No worker lives. Jobs wait until one starts: <code>python -m worker</code>, or <code>make up</code>.
+        </Empty>
+      )}
+      {workers.length > 0 && (
+        <div className="table" ref={scrollable}>
+          <table>
+            <thead>
+              <tr>
+                <th>Worker</th>
+                <th>State</th>
+                <th>Devices</th>
+                <th className="number">Memory</th>
+                <th>Now</th>
+                <th>Last heartbeat</th>
+                <th>Started</th>
+                <th>
+                  <span className="hidden">Actions</span>
+                </th>
+              </tr>
+            </thead>
+            <tbody>
+              {workers.map((worker) => (
+                <tr key={worker.id}>
+                  <td>
+                    <strong>{worker.host}</strong>
+                    <div className="sub">
+                      {worker.id} · {plural(worker.num_slots, "slot")}
+                    </div>
+                  </td>
+                  <td>
+                    <span className={`state ${worker.state === "ready" ? "good" : "warn"}`}>
+                      {worker.state === "ready" ? "✓ Ready" : "‖ Draining"}
+                    </span>
+                  </td>
+                  <td>
+                    {worker.devices.length === 0 && "CPU"}
+                    {(worker.devices as Device[]).map((device, index) => (
+                      <div key={index}>
+                        {device.name ?? device.kind} {device.memory_bytes ? formatBytes(device.memory_bytes) : ""}
+                      </div>
+                    ))}
+                  </td>
+                  <td className="number">{formatBytes(worker.memory_bytes)}</td>
+                  <td>
+                    {worker.jobs.length === 0 && <span className="faint">idle</span>}
+                    {worker.jobs.map((job) => (
+                      <div key={job.id}>
+                        <Link to={`/jobs/${job.id}`}>…{job.id.slice(-8)}</Link> {job.phase ?? job.state}
+                      </div>
+                    ))}
+                  </td>
+                  <td>
+                    <Time at={worker.beat_at} />
+                  </td>
+                  <td>
+                    <Time at={worker.started_at} />
+                  </td>
+                  <td>
+                    {worker.state === "ready" ? (
+                      <button className="small" onClick={() => setDraining(worker)}>
+                        Drain
+                      </button>
+                    ) : (
+                      <button className="small" onClick={() => act(worker, "uncordon").catch(setError)}>
+                        Take jobs again
+                      </button>
+                    )}
+                  </td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+      {draining && (
+        <Confirm title="Drain this worker?" action="Drain" onClose={() => setDraining(null)} onConfirm={() => act(draining, "drain")}>
+          <p>It takes no more jobs. Those that it has go back to the queue, and go on where they were on another worker with the same disk.</p>
+        </Confirm>
+      )}
+    </>
+  );
+}

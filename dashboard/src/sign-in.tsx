@@ -1,0 +1,126 @@
+import { type FormEvent, createContext, useContext, useEffect, useState } from "react";
+import { Problem, Unreachable, forgetAnswers, get, post, remove, setCsrfToken, whenSignedOut } from "./api/client";
+import type { Key, SignIn } from "./api/types";
+import { Failure, Field } from "./ui/basics";
+
+export interface Session {
+  key: Key;
+  can: (scope: Key["scopes"][number]) => boolean;
+  signOut: () => Promise<void>;
+}
+
+const SessionContext = createContext<Session | null>(null);
+export const SessionProvider = SessionContext.Provider;
+
+export function useSession(): Session {
+  const session = useContext(SessionContext);
+  if (!session) throw new Error("a page outside of a session");
+  return session;
+}
+
+/** The key that `bitfoundry up` puts behind the # of its link. No server sees that part; it goes from the address. */
+export function takeKeyFromAddress(): string {
+  const key = new URLSearchParams(window.location.hash.slice(1)).get("key") ?? "";
+  if (key) window.history.replaceState(null, "", window.location.pathname + window.location.search);
+  return key;
+}
+
+const keyOfLink = takeKeyFromAddress();
+
+type Door = "unknown" | "closed" | "unreachable" | SignIn;
+
+/** Whether this browser is signed in, and how to get in and out. */
+export function useSignIn() {
+  const [door, setDoor] = useState<Door>("unknown");
+
+  const enter = (signIn: SignIn) => {
+    setCsrfToken(signIn.csrf_token);
+    setDoor(signIn);
+  };
+  const signIn = async (key: string) => enter(await post<SignIn>("/v1/sign-in", { api_key: key }));
+  const look = async () => {
+    try {
+      if (keyOfLink) await signIn(keyOfLink);
+      else enter(await get<SignIn>("/v1/sign-in"));
+    } catch (error) {
+      setDoor(error instanceof Unreachable ? "unreachable" : "closed");
+    }
+  };
+  const signOut = async () => {
+    await remove("/v1/sign-in");
+    forgetAnswers();
+    setDoor("closed");
+  };
+
+  useEffect(() => {
+    whenSignedOut(() => {
+      forgetAnswers();
+      setDoor("closed");
+    });
+    void look();
+  }, []);
+
+  useEffect(() => {
+    if (door !== "unreachable") return;
+    const timer = window.setTimeout(look, 2000);
+    return () => window.clearTimeout(timer);
+  });
+
+  return { door, signIn, signOut };
+}
+
+export function SignInPage({ signIn }: { signIn: (key: string) => Promise<void> }) {
+  const [key, setKey] = useState("");
+  const [error, setError] = useState<Error>();
+  const [busy, setBusy] = useState(false);
+
+  useEffect(() => {
+    document.title = "Sign in · Bitfoundry";
+  }, []);
+
+  const submit = async (event: FormEvent) => {
+    event.preventDefault();
+    setBusy(true);
+    setError(undefined);
+    try {
+      await signIn(key.trim());
+    } catch (caught) {
+      setError(caught as Error);
+      setBusy(false);
+    }
+  };
+  const refused = error instanceof Problem && error.status === 401;
+  return (
+    <main className="sign-in">
+      <form onSubmit={submit} className="card">
+        <h1>Bitfoundry</h1>
+        <p>Quantization of language models, proven before it counts as done.</p>
+        <Field
+          label="API key"
+          hint={
+            <>
+              It starts with <code>bf_</code>. <code>make up</code> prints one, and a link that needs none.
+            </>
+          }
+          error={refused ? "This is not a valid key of this service." : undefined}
+        >
+          {(props) => (
+            <input
+              {...props}
+              type="password"
+              autoComplete="current-password"
+              required
+              autoFocus
+              value={key}
+              onChange={(event) => setKey(event.target.value)}
+            />
+          )}
+        </Field>
+        {error && !refused && <Failure error={error} />}
+        <button className="primary" disabled={busy}>
+          Sign in
+        </button>
+      </form>
+    </main>
+  );
+}

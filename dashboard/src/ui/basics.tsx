@@ -1,0 +1,293 @@
+import { type ReactNode, useEffect, useId, useRef, useState } from "react";
+import { Problem } from "../api/client";
+import { formatAge, formatTime } from "../format";
+
+/** The page's heading. It takes the focus when another page is shown, so that a screen reader starts there. */
+export function Title({ children, extra }: { children: string; extra?: ReactNode }) {
+  const heading = useRef<HTMLHeadingElement>(null);
+  useEffect(() => {
+    document.title = `${children} · Bitfoundry`;
+  }, [children]);
+  useEffect(() => heading.current?.focus({ preventScroll: true }), []);
+  return (
+    <div className="title">
+      <h1 ref={heading} tabIndex={-1}>
+        {children}
+      </h1>
+      {extra}
+    </div>
+  );
+}
+
+export function Loading({ what = "Loading" }: { what?: string }) {
+  return (
+    <p className="empty" role="status">
+      <span className="spinner" aria-hidden="true" /> {what} …
+    </p>
+  );
+}
+
+export function Empty({ children }: { children: ReactNode }) {
+  return <div className="empty">{children}</div>;
+}
+
+/** What went wrong and what to do about it, with the retry if there is one. */
+export function Failure({ error, retry }: { error: Error; retry?: () => void }) {
+  const problem = error instanceof Problem ? error : undefined;
+  return (
+    <div className="notice bad" role="alert">
+      <p>
+        <strong>{error.message}</strong> {problem?.hint}
+      </p>
+      {problem && (
+        <p className="faint">
+          <code>{problem.code}</code> {problem.requestId && <>· request {problem.requestId}</>}
+        </p>
+      )}
+      {retry && <button onClick={retry}>Try again</button>}
+    </div>
+  );
+}
+
+/** How long ago, kept up to date; the exact time on hover. */
+export function Time({ at }: { at: string | null | undefined }) {
+  const [now, setNow] = useState(Date.now);
+  const then = at ? Date.parse(at) : Number.NaN;
+  const isYoung = Math.abs(now - then) < 120_000;
+  useEffect(() => {
+    const timer = window.setInterval(() => setNow(Date.now()), isYoung ? 5_000 : 60_000);
+    return () => window.clearInterval(timer);
+  }, [isYoung]);
+  if (!at) return <>–</>;
+  return (
+    <time dateTime={at} title={formatTime(at)}>
+      {formatAge(Math.max(0, now - then) || now - then)}
+    </time>
+  );
+}
+
+export function Bar({ done, total, label }: { done: number; total: number; label: string }) {
+  const share = total > 0 ? Math.min(1, done / total) : 0;
+  return (
+    <div
+      className="bar"
+      role="progressbar"
+      aria-label={label}
+      aria-valuemin={0}
+      aria-valuemax={100}
+      aria-valuenow={Math.round(100 * share)}
+    >
+      <div style={{ width: `${100 * share}%` }} />
+    </div>
+  );
+}
+
+export function CopyButton({ text, label = "Copy" }: { text: string; label?: string }) {
+  const [copied, setCopied] = useState(false);
+  const copy = async () => {
+    await copyText(text);
+    setCopied(true);
+    window.setTimeout(() => setCopied(false), 1500);
+  };
+  return (
+    <button className="small" onClick={copy}>
+      {copied ? "Copied" : label}
+    </button>
+  );
+}
+
+/** The clipboard of the browser is there over TLS and on this machine only; elsewhere the old way. */
+async function copyText(text: string) {
+  if (navigator.clipboard) {
+    await navigator.clipboard.writeText(text).catch(() => undefined);
+    return;
+  }
+  const area = document.createElement("textarea");
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
+export function Code({ text, label }: { text: string; label: string }) {
+  return (
+    <div className="code">
+      <pre tabIndex={0} aria-label={label}>
+        <code>{text}</code>
+      </pre>
+      <CopyButton text={text} label={`Copy`} />
+    </div>
+  );
+}
+
+export function Field({
+  label,
+  hint,
+  error,
+  children,
+}: {
+  label: string;
+  hint?: ReactNode;
+  error?: string;
+  children: (props: { id: string; "aria-describedby"?: string; "aria-invalid"?: true }) => ReactNode;
+}) {
+  const id = useId();
+  const about = hint || error ? `${id}-about` : undefined;
+  return (
+    <div className="field">
+      <label htmlFor={id}>{label}</label>
+      {children({ id, "aria-describedby": about, ...(error ? { "aria-invalid": true as const } : {}) })}
+      {about && (
+        <p id={about} className={error ? "error" : "hint"}>
+          {error ? `✕ ${error}` : hint}
+        </p>
+      )}
+    </div>
+  );
+}
+
+/** A dialog of the browser's own: it keeps the focus inside, closes with Escape and gives the focus back. */
+export function Dialog({ title, onClose, children }: { title: string; onClose: () => void; children: ReactNode }) {
+  const dialog = useRef<HTMLDialogElement>(null);
+  const id = useId();
+  useEffect(() => {
+    const shown = dialog.current;
+    shown?.showModal();
+    return () => shown?.close();
+  }, []);
+  return (
+    <dialog
+      ref={dialog}
+      aria-labelledby={id}
+      onCancel={(event) => {
+        event.preventDefault();
+        onClose();
+      }}
+    >
+      <div className="dialog-head">
+        <h2 id={id}>{title}</h2>
+        <button className="small" onClick={onClose} aria-label="Close">
+          ✕
+        </button>
+      </div>
+      {children}
+    </dialog>
+  );
+}
+
+/** Asks before something is lost. */
+export function Confirm({
+  title,
+  action,
+  children,
+  onConfirm,
+  onClose,
+}: {
+  title: string;
+  action: string;
+  children: ReactNode;
+  onConfirm: () => Promise<void>;
+  onClose: () => void;
+}) {
+  const [error, setError] = useState<Error>();
+  const [busy, setBusy] = useState(false);
+  const confirm = async () => {
+    setBusy(true);
+    try {
+      await onConfirm();
+      onClose();
+    } catch (caught) {
+      setError(caught as Error);
+      setBusy(false);
+    }
+  };
+  return (
+    <Dialog title={title} onClose={onClose}>
+      {children}
+      {error && <Failure error={error} />}
+      <div className="actions">
+        <button onClick={onClose}>Keep</button>
+        <button className="danger" disabled={busy} onClick={confirm}>
+          {action}
+        </button>
+      </div>
+    </Dialog>
+  );
+}
+
+export interface Tab {
+  id: string;
+  text: string;
+}
+
+/** Tabs as the ARIA practices have them: arrows move, one is in the tab order. */
+export function Tabs({ tabs, shown, onShow, label }: { tabs: Tab[]; shown: string; onShow: (id: string) => void; label: string }) {
+  const move = (step: number) => {
+    const index = tabs.findIndex((tab) => tab.id === shown);
+    const next = tabs[(index + step + tabs.length) % tabs.length];
+    if (!next) return;
+    onShow(next.id);
+    document.getElementById(`tab-${next.id}`)?.focus();
+  };
+  return (
+    <div
+      role="tablist"
+      aria-label={label}
+      className="tabs"
+      onKeyDown={(event) => {
+        if (event.key === "ArrowRight") move(1);
+        if (event.key === "ArrowLeft") move(-1);
+      }}
+    >
+      {tabs.map((tab) => (
+        <button
+          key={tab.id}
+          id={`tab-${tab.id}`}
+          role="tab"
+          aria-selected={tab.id === shown}
+          aria-controls="tab-panel"
+          tabIndex={tab.id === shown ? 0 : -1}
+          onClick={() => onShow(tab.id)}
+        >
+          {tab.text}
+        </button>
+      ))}
+    </div>
+  );
+}
+
+export function TabPanel({ shown, children }: { shown: string; children: ReactNode }) {
+  return (
+    <div role="tabpanel" id="tab-panel" aria-labelledby={`tab-${shown}`} tabIndex={-1}>
+      {children}
+    </div>
+  );
+}
+
+/** Name and value beside each other. */
+export function Facts({ facts }: { facts: [string, ReactNode][] }) {
+  return (
+    <dl className="facts">
+      {facts.map(([name, value]) => (
+        <div key={name}>
+          <dt>{name}</dt>
+          <dd>{value}</dd>
+        </div>
+      ))}
+    </dl>
+  );
+}
+
+/** For a box around a table: it can be scrolled with the keyboard as soon as it is narrower than the table. */
+export function scrollable(box: HTMLDivElement | null) {
+  if (!box) return;
+  const look = () => {
+    if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+    else box.removeAttribute("tabindex");
+  };
+  const observer = new ResizeObserver(look);
+  observer.observe(box);
+  for (const child of box.children) observer.observe(child);
+  return () => observer.disconnect();
+}

@@ -1,0 +1,56 @@
+"""A Chromium for the tests: the system's if there is one, else the one that `npm ci` brought."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Browser, Error, sync_playwright
+
+ROOT = Path(__file__).parents[2]
+DASHBOARD = ROOT / "dashboard"
+UNPACKED = DASHBOARD / "node_modules" / ".chromium"
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+ARGUMENTS = (
+    "--no-sandbox --disable-gpu --disable-dev-shm-usage --disable-background-networking --disable-component-update "
+    "--disable-sync --no-first-run"
+).split()
+HOW = "Run the tests with `make test`, which fetches one, or install one: `apt-get install -y chromium`."
+
+
+@contextmanager
+def open_browser() -> Iterator[Browser]:
+    """A headless browser. Without any this is an error that says what to do, never a skipped test."""
+    path, environment = _find()
+    with sync_playwright() as playwright:
+        try:
+            browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS, env=environment)
+        except Error as error:
+            raise RuntimeError(f"{path} does not start.\n{HOW}") from error
+        yield browser
+        browser.close()
+
+
+def _find() -> tuple[str, dict[str, str]]:
+    """(program, environment)."""
+    for name in NAMES:
+        if found := shutil.which(name):
+            return found, dict(os.environ)
+    if not (DASHBOARD / "node_modules" / "@sparticuz").is_dir():
+        raise RuntimeError(f"There is no Chromium for the tests of the dashboard. {HOW}")
+    return _unpack()
+
+
+def _unpack() -> tuple[str, dict[str, str]]:
+    UNPACKED.mkdir(exist_ok=True)
+    node = shutil.which("node", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}") or "node"
+    environment = os.environ | {"TMPDIR": str(UNPACKED)}
+    command = [node, "chromium.mjs"]
+    done = subprocess.run(command, cwd=DASHBOARD, env=environment, capture_output=True, text=True, check=True)
+    ours = {"LD_LIBRARY_PATH": str(UNPACKED / "al2023" / "lib"), "FONTCONFIG_PATH": str(UNPACKED / "fonts")}
+    return done.stdout.strip(), os.environ | ours

@@ -1,0 +1,84 @@
+"""``make screenshots``: pictures of the main pages, light and dark, of real runs of the demo's model.
+
+With ``--home`` the runs that are in that data folder already are shown, if enough of them have succeeded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import Page, expect
+
+from bitfoundry import demo_model
+from bitfoundry.answers import Job
+from bitfoundry.client import Client
+from bitfoundry.local import LocalStack
+from tests.browser.chromium import ROOT, open_browser
+
+PICTURES = ROOT / "docs" / "screenshots"
+PRESETS = ("fp8", "int8_dynamic", "w4a16", "mxfp4")
+CALIBRATION = {"source": "builtin", "num_samples": 8, "seq_len": 256}
+SIZE = {"width": 1280, "height": 860}
+SCHEMES = ("light", "dark")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.browser.screenshots", description=__doc__)
+    parser.add_argument("--home", type=Path, help="a data folder of `bitfoundry up`")
+    options = parser.parse_args()
+    model = demo_model.prepare(print)
+    with tempfile.TemporaryDirectory(prefix="bf-shots-", dir="/tmp") as folder:
+        home = options.home or Path(folder) / "home"
+        with LocalStack(home, 0, model_roots=[model.parent], say=print) as stack:
+            take(stack, model)
+
+
+def take(stack: LocalStack, model: Path) -> None:
+    with Client(stack.url, stack.api_key) as client:
+        done = _runs(client, model)
+        for preset in ("w4a16_sym", "nvfp4"):  # one that runs, one that waits
+            _submit(client, model, preset)
+    PICTURES.mkdir(exist_ok=True)
+    with open_browser() as browser:
+        page = browser.new_page(base_url=stack.url, viewport=SIZE, reduced_motion="reduce")
+        page.goto(f"/ui/#key={stack.api_key}")
+        expect(page.get_by_text("quantize · block").first).to_be_visible(timeout=300_000)
+        shoot(page, "runs")
+        compared = "&".join(f"job={job.id}" for job in done)
+        page.goto(f"/ui/compare?{compared}")
+        expect(page.get_by_role("img", name="Error of the weight")).to_be_visible()
+        shoot(page, "compare")
+        page.goto(f"/ui/jobs/{done[2].id}")
+        expect(page.get_by_text("Each export was read back")).to_be_visible()
+        shoot(page, "run")
+        page.goto(f"/ui/jobs/new?from={done[2].id}")
+        expect(page.get_by_role("region", name="Plan").get_by_text("blocks")).to_be_visible()
+        shoot(page, "new-job")
+
+
+def _runs(client: Client, model: Path) -> list[Job]:
+    """Runs of the model that have succeeded, made if they are not there."""
+    known = {job.preset: job for job in client.list(states=["succeeded"], text=model.name)}
+    done = [known[preset] for preset in PRESETS if preset in known]
+    if len(done) < len(PRESETS):
+        made = [_submit(client, model, preset) for preset in PRESETS]
+        done = [client.wait(job.id, timeout_s=3600) for job in made]
+    return done
+
+
+def _submit(client: Client, model: Path, preset: str) -> Job:
+    labels = {"team": "search"}
+    return client.submit(model, config=preset, calibration=CALIBRATION, name=f"SmolLM2 {preset}", labels=labels)
+
+
+def shoot(page: Page, name: str) -> None:
+    for scheme in SCHEMES:
+        page.emulate_media(color_scheme=scheme)
+        page.wait_for_timeout(300)
+        page.screenshot(path=PICTURES / f"{name}-{scheme}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""The long walk: real jobs from the page to their proof, watched live, through a lost service."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from bitfoundry.answers import Job
+from bitfoundry.client import Client
+from bitfoundry.local import LocalStack
+
+pytestmark = pytest.mark.slow
+
+CALIBRATION = {"source": "builtin", "num_samples": 4, "seq_len": 64}
+JOB_LIMIT_MS = 180_000
+
+
+@pytest.fixture(scope="module")
+def finished(stack: LocalStack) -> list[Job]:
+    """Three runs of one model that have succeeded."""
+    with Client(stack.url, stack.api_key) as client:
+        jobs = [
+            client.submit(stack.home / "model", config=preset, calibration=CALIBRATION, name=f"as {preset}")
+            for preset in ("fp8", "w4a16", "int8_dynamic")
+        ]
+        return [client.wait(job.id, timeout_s=JOB_LIMIT_MS / 1000) for job in jobs]
+
+
+def bar_values(bar: Locator, page: Page, until: Callable[[], bool]) -> list[int]:
+    """What the bar showed, one after the other."""
+    seen: list[int] = []
+    limit = time.monotonic() + JOB_LIMIT_MS / 1000
+    while not until():
+        assert time.monotonic() < limit, seen
+        shown = page.evaluate("[...document.querySelectorAll('[role=progressbar]')].map(e => +e.ariaValueNow)")
+        if shown and (not seen or seen[-1] != shown[0]):
+            seen.append(shown[0])
+        page.wait_for_timeout(50)
+    return seen
+
+
+def test_a_run_is_started_watched_and_proven(
+    signed_in: Page, stack: LocalStack, check_accessible: Callable[[Page], None]
+) -> None:
+    page = signed_in
+    page.get_by_role("link", name="New job").first.click()
+    page.get_by_role("textbox", name="Folder").fill(str(stack.home / "deep"))
+    page.get_by_label("Samples").fill("8")
+    page.get_by_label("Tokens of a sample").fill("128")
+    page.get_by_label("Name", exact=True).fill("watched")
+    page.get_by_label("compressed_tensors").check()
+    page.get_by_role("button", name="Start the job").click()
+    expect(page.get_by_role("heading", name="watched")).to_be_visible()
+    state = page.locator("main .state").first
+    seen = bar_values(page.get_by_role("progressbar"), page, lambda: "Succeeded" in state.inner_text())
+    moved = [value for value in seen if 0 < value < 100]
+    assert len(set(moved)) >= 3, seen  # the bar has moved while the job ran
+
+    expect(page.get_by_text("Each export was read back from disk")).to_be_visible()
+    expect(page.get_by_role("cell", name="✓ compressed_tensors")).to_be_visible()
+    chart = page.get_by_role("group", name="Error of the weight of")
+    expect(chart).to_be_visible()
+    expect(page.locator(".chart .legend button")).to_have_count(7)
+    chart.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("region", name="The picked layer")).to_contain_text("model.layers.0.")
+    page.get_by_text("All numbers as a table").click()
+    expect(page.get_by_role("row").filter(has_text="model.layers.").first).to_be_visible()
+    check_accessible(page)
+    for tab in ("Log", "Config", "Artifacts", "Events"):
+        page.get_by_role("tab", name=tab).click()
+        expect(page.get_by_role("tab", name=tab)).to_have_attribute("aria-selected", "true")
+        page.wait_for_timeout(300)
+        check_accessible(page)
+    expect(page.get_by_role("row").filter(has_text="state changed").first).to_be_visible()
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.get_by_role("tab", name="Overview").click()
+    expect(chart).to_be_visible()
+    check_accessible(page)
+    page.get_by_role("tab", name="Artifacts").click()
+    with page.expect_download() as downloading:
+        page.get_by_role("link", name="report.json").click()
+    report = json.loads(Path(downloading.value.path()).read_text())
+    assert report["proof"].keys() == {"quark", "compressed_tensors"}
+
+
+def test_runs_are_compared(signed_in: Page, finished: list[Job], check_accessible: Callable[[Page], None]) -> None:
+    page = signed_in
+    assert [job.state for job in finished] == ["succeeded"] * 3
+    for name in ("as fp8", "as w4a16"):
+        page.get_by_label(f"Select {name}").check()
+    page.get_by_role("button", name="Compare").click()
+    expect(page.get_by_role("heading", name="Compare")).to_be_visible()
+    size = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="Size", exact=True))
+    expect(size).to_contain_text("% better")
+    assert "−" in size.inner_text()  # its sign, not only a colour
+    expect(page.get_by_role("img", name="Perplexity by size of each run")).to_be_visible()
+    expect(page.get_by_role("row").filter(has_text="/config/global_quant_config/weight/dtype")).to_contain_text(
+        "≠ uint4"
+    )
+    page.get_by_label("Add a run that succeeded").select_option(
+        label=f"as int8_dynamic · int8_dynamic · {finished[2].id[-6:]}"
+    )
+    expect(page.get_by_role("columnheader", name="as int8_dynamic").first).to_be_visible()
+    page.get_by_text("The layers that differ most").click()
+    check_accessible(page)
+
+
+def test_a_running_job_is_cancelled_in_the_list(signed_in: Page, stack: LocalStack, client: Client) -> None:
+    page = signed_in
+    jobs = [
+        client.submit(stack.home / "deep", config="w4a16", calibration=CALIBRATION, name=f"unwanted {n}")
+        for n in (1, 2)
+    ]
+    expect(page.get_by_role("row").filter(has_text="unwanted 1")).to_contain_text("Running", timeout=JOB_LIMIT_MS)
+    for n in (1, 2):
+        page.get_by_label(f"Select unwanted {n}").check()
+    page.get_by_role("region", name="Selected runs").get_by_role("button", name="Cancel").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel 2 runs").click()
+    for n in (1, 2):
+        expect(page.get_by_role("row").filter(has_text=f"unwanted {n}")).to_contain_text("Cancelled", timeout=60_000)
+    assert {client.get(job.id).state for job in jobs} == {"cancelled"}
+
+
+def test_a_dataset_is_uploaded_and_looked_into(
+    signed_in: Page, tmp_path: Path, client: Client, check_accessible: Callable[[Page], None]
+) -> None:
+    page = signed_in
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": f"The row number {n} of a small file."}) + "\n" for n in range(200)))
+    large = tmp_path / "large.jsonl"
+    large.write_text("".join(json.dumps({"text": f"{n} " + "word " * 600}) + "\n" for n in range(6000)))
+    assert large.stat().st_size > 17 << 20  # more than a part
+    page.goto("/ui/datasets")
+    for path, num_rows in ((rows, 200), (large, 6000)):
+        page.get_by_role("button", name="Upload a dataset").click()
+        page.get_by_label("File").set_input_files(path)
+        page.get_by_role("button", name="Upload", exact=True).click()
+        expect(page.get_by_text(f"✓ {num_rows} rows")).to_be_visible(timeout=60_000)
+        expect(page.get_by_role("rowheader").first).to_be_visible()
+        check_accessible(page)
+        page.get_by_role("button", name="Done").click()
+    assert {dataset.name for dataset in client.datasets.list()} >= {"rows.jsonl", "large.jsonl"}
+    page.get_by_role("button", name="rows.jsonl").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Duplicates")
+    check_accessible(page)
+
+
+def test_a_run_goes_on_live_when_the_service_comes_back(signed_in: Page, stack: LocalStack, client: Client) -> None:
+    page = signed_in
+    job = client.submit(stack.home / "deep", config="fp8", calibration=CALIBRATION, name="through a break")
+    page.goto(f"/ui/jobs/{job.id}")
+    expect(page.locator("main .state").first).to_contain_text("Running", timeout=JOB_LIMIT_MS)
+    api = stack._children["api"]
+    api.send_signal(signal.SIGKILL)
+    api.wait()
+    expect(page.get_by_text("The service does not answer.")).to_be_visible(timeout=30_000)
+    expect(page.get_by_text("The stream of events was cut")).to_be_visible()
+    stack.tend()
+    expect(page.get_by_text("The service does not answer.")).to_be_hidden(timeout=60_000)
+    expect(page.get_by_text("The stream of events was cut")).to_be_hidden(timeout=60_000)
+    expect(page.locator("main .state").first).to_have_text("✓ Succeeded", timeout=JOB_LIMIT_MS)
+    rows = page.evaluate("document.querySelector('.chart [role=img]').ariaLabel")
+    assert f"{7 * 12} layers" in rows  # each of them once, whatever connection told it
+
+
+def test_keys_and_webhooks_are_made(signed_in: Page, check_accessible: Callable[[Page], None]) -> None:
+    page = signed_in
+    page.goto("/ui/keys")
+    page.get_by_role("button", name="New key").click()
+    page.get_by_label("Name", exact=True).fill("nightly")
+    check_accessible(page)
+    page.get_by_role("button", name="Make the key").click()
+    expect(page.get_by_label("The new key")).to_contain_text("bf_")
+    check_accessible(page)
+    page.get_by_role("button", name="Close").click()
+    row = page.get_by_role("row").filter(has_text="nightly")
+    row.get_by_role("button", name="Revoke").click()
+    page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    expect(row).to_contain_text("Revoked")
+    page.goto("/ui/webhooks")
+    page.get_by_role("button", name="New webhook").click()
+    page.get_by_label("Address").fill("https://127.0.0.1/hook")
+    page.get_by_role("button", name="Make the webhook").click()
+    expect(page.get_by_role("dialog").get_by_role("alert")).to_be_visible()  # not a public address
+    check_accessible(page)

@@ -1,0 +1,30 @@
+"""The page about the dashboard: its example signs in and out, its names are those of the page and the settings."""
+
+import re
+from pathlib import Path
+
+from api.settings import Settings
+from tests.integration.conftest import ROOT, Server
+from tests.integration.test_docs_accounts import blocks, run
+
+PAGE = (ROOT / "docs" / "dashboard.md").read_text()
+
+
+def test_the_shell_signs_in_and_out(server: Server, tmp_path: Path) -> None:
+    done = run("\n".join(blocks(PAGE, "sh")), server, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert '"has_more":false' in done.stdout
+    again = run('curl -sS -b cookies.txt "$BITFOUNDRY_URL/v1/jobs"', server, tmp_path)
+    assert '"code":"unauthorized"' in again.stdout  # signed out in the service, whatever the file of cookies says
+
+
+def test_it_names_every_page_of_the_menu() -> None:
+    menu = re.findall(r'\["/[\w/]*", "([\w ]+)"', (ROOT / "dashboard" / "src" / "app.tsx").read_text())
+    assert len(menu) == 9
+    for name in menu:
+        assert re.search(rf"^\|.*\b{name}\b", PAGE, flags=re.MULTILINE), name
+
+
+def test_the_time_of_a_sign_in_is_true() -> None:
+    assert Settings.model_fields["sign_in_s"].default == 12 * 3600
+    assert "BITFOUNDRY_SIGN_IN_S" in PAGE
