@@ -15,7 +15,7 @@ JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 ARGS ?=
 
-.PHONY: help setup demo test test-all check lint up consumers bench bench-engines bench-formats bench-service clean
+.PHONY: help setup demo test test-all check lint up consumers bench bench-engines bench-formats bench-scale bench-service clean
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -51,6 +51,9 @@ check: lint test  ## what a change must pass: ruff, mypy, tests
 
 bench: $(STAMP)  ## memory and time of the engine, printed and kept under bench/results
 	@$(BIN)/python -m bench $(ARGS)
+
+bench-scale: $(STAMP)  ## peak memory against the size of the model, 0.5 to 4 GB (an hour)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m bench.scale $(ARGS)
 
 # The programs that load what we export live in environments of their own: they pin other versions than we do.
 CONSUMERS := .venv-consumers
