@@ -15,7 +15,7 @@ JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 ARGS ?=
 
-.PHONY: help setup ui openapi screenshots demo test test-all check lint up consumers bench bench-dashboard bench-engines bench-formats bench-service clean
+.PHONY: help setup ui openapi screenshots demo test test-all check lint up consumers bench bench-dashboard bench-engines bench-formats bench-scale bench-service clean
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -84,6 +84,9 @@ bench: $(STAMP)  ## memory and time of the engine, printed and kept under bench/
 
 bench-dashboard: $(UI)  ## is the page fluid with 5,000 jobs and 2,000 layers? kept under bench/results
 	@$(BIN)/python -m bench.dashboard $(ARGS)
+
+bench-scale: $(STAMP)  ## peak memory against the size of the model, 0.5 to 4 GB (an hour)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m bench.scale $(ARGS)
 
 # The programs that load what we export live in environments of their own: they pin other versions than we do.
 CONSUMERS := .venv-consumers

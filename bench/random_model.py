@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -10,22 +11,26 @@ from transformers import LlamaConfig
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.checkpoint.sink import Sink
 
-HIDDEN, INTERMEDIATE, HEADS, KV_HEADS = 2048, 5632, 32, 4
+HEADS, KV_HEADS = 32, 4
 VOCAB = 512
+TINY_LLAMA = (2048, 5632)
+"""The hidden and the inner size of the 1.1B model."""
+
+Widths = tuple[int, int]
 
 
-def write_random_model(folder: Path, *, num_blocks: int) -> int:
-    """Write a bfloat16 model with TinyLlama-1.1B's layer shapes and a small vocabulary; the weights' size in bytes."""
+def write_random_model(folder: Path, *, num_blocks: int, widths: Widths = TINY_LLAMA) -> int:
+    """Write a bfloat16 Llama with a small vocabulary; the weights' size in bytes."""
     from tests.factories import tiny_tokenizer
 
     folder.mkdir(parents=True)
     LlamaConfig(
-        hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, num_hidden_layers=num_blocks, num_attention_heads=HEADS,
+        hidden_size=widths[0], intermediate_size=widths[1], num_hidden_layers=num_blocks, num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS, vocab_size=VOCAB, max_position_embeddings=2048, tie_word_embeddings=True,
         bos_token_id=0, eos_token_id=0, dtype="bfloat16", architectures=["LlamaForCausalLM"],
     ).save_pretrained(folder)  # fmt: skip
     tiny_tokenizer().save_pretrained(folder)
-    layouts = {name: TensorLayout("BF16", shape) for name, shape in _shapes(num_blocks).items()}
+    layouts = {name: TensorLayout("BF16", shape) for name, shape in _shapes(num_blocks, widths).items()}
     sink = Sink(folder, layouts)
     generator = torch.Generator().manual_seed(0)
     for name, layout in layouts.items():
@@ -40,20 +45,26 @@ def write_random_model(folder: Path, *, num_blocks: int) -> int:
     return sum(layout.num_bytes for layout in layouts.values())
 
 
-def _shapes(num_blocks: int) -> dict[str, tuple[int, ...]]:
-    head_dim = HIDDEN // HEADS
+def block_bytes(widths: Widths) -> int:
+    """Of one decoder block."""
+    return 2 * sum(math.prod(shape) for name, shape in _shapes(1, widths).items() if name.startswith("model.layers."))
+
+
+def _shapes(num_blocks: int, widths: Widths) -> dict[str, tuple[int, ...]]:
+    hidden, inner = widths
+    head_dim = hidden // HEADS
     block = {
-        "input_layernorm": (HIDDEN,),
-        "post_attention_layernorm": (HIDDEN,),
-        "self_attn.q_proj": (HIDDEN, HIDDEN),
-        "self_attn.k_proj": (KV_HEADS * head_dim, HIDDEN),
-        "self_attn.v_proj": (KV_HEADS * head_dim, HIDDEN),
-        "self_attn.o_proj": (HIDDEN, HIDDEN),
-        "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
-        "mlp.up_proj": (INTERMEDIATE, HIDDEN),
-        "mlp.down_proj": (HIDDEN, INTERMEDIATE),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (KV_HEADS * head_dim, hidden),
+        "self_attn.v_proj": (KV_HEADS * head_dim, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
     }
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, hidden), "model.norm.weight": (hidden,)}
     for index in range(num_blocks):
         shapes |= {f"model.layers.{index}.{name}.weight": shape for name, shape in block.items()}
     return shapes

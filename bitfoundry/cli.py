@@ -223,10 +223,20 @@ def submit(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def plan(
+    context: typer.Context,
     model: Model,
-    config: Preset,
+    config: Annotated[
+        str | None, typer.Option("--config", "-c", help="A preset's name, or a JSON file with a whole config.")
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            help="Plan here, without the service, for such hardware: 8x80GB. Then MODEL may be a config.json, and the"
+            " other flags are those of `quantize`, with --nodes, --host_memory and --disk."
+        ),
+    ] = None,
     export: Export = None,
     calibration_source: Source = None,
     calibration_config: DatasetConfig = None,
@@ -240,7 +250,16 @@ def plan(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a job would do with this model: sizes, memory, layers. Nothing is done."""
+    """What a job would do with this model: sizes, memory, layers. Nothing is done.
+
+    With --devices: executor, memory of each device, disk and time on that hardware, and what would make it fit.
+    """
+    if devices is not None:
+        raise typer.Exit(_plan_here(context.args, model, devices, as_json))
+    if context.args:
+        raise typer.BadParameter(f"{context.args[0]} goes with --devices, for a plan without the service")
+    if config is None:
+        raise typer.BadParameter("give --config: a preset's name, or a JSON file with a whole config")
     calibration = _calibration(
         source=calibration_source,
         config=calibration_config,
@@ -380,6 +399,13 @@ def run(arguments: list[str]) -> int:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def _plan_here(flags: list[str], model: str, devices: str, as_json: bool) -> int:
+    """The engine's own plan."""
+    from quantcore import cli as engine
+
+    return engine.main(["plan", model, "--devices", devices, *flags, *(["--json"] if as_json else [])])
 
 
 def _announce(stack: "LocalStack", as_json: bool) -> None:

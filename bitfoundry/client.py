@@ -100,9 +100,14 @@ class Client:
         config: str | Mapping[str, Any],
         export: Sequence[str] | None = None,
         calibration: Mapping[str, Any] | None = None,
+        hardware: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """What `submit` would do, layer by layer, without doing it."""
+        """What `submit` would do, layer by layer, without doing it. With `hardware` {devices: "8x80GB", nodes,
+        host_memory, disk} its `capacity` says whether the job would fit there, and how long it would take.
+        """
         body = _planned(model, config, export, calibration)
+        if hardware is not None:
+            body["hardware"] = hardware
         return dict(self._service.send("POST", "/v1/plans", body=body, repeat=True).json())
 
     def get(self, job_id: str) -> Job:

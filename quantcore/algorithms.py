@@ -37,8 +37,15 @@ class ScalingLayer:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class _OnEdges:
-    """A transform: it changes weights before they are rounded. A chain may have several."""
+    """A transform: it changes weights before they are rounded. A chain may have several.
 
+    ``num_grams``: how many matrices [inputs, inputs] it learns of every input. ``on_whole_blocks``: it works on blocks
+    that no ranks hold in slices.
+    """
+
+    num_grams: ClassVar[int] = 0
+    num_factors: ClassVar[int] = 2
+    on_whole_blocks: ClassVar[bool] = True
     scaling_layers: tuple[ScalingLayer, ...] = ()
     model_decoder_layers: str | None = None
     embedding_layers: tuple[str, ...] | None = None
@@ -54,9 +61,14 @@ class _OnLayers:
     """A solver: it rounds the weights. A chain has one at most, at its end.
 
     ``compares``: it sees what the float model makes of the calibration data beside what the quantized one does.
+    ``num_grams`` and ``on_whole_blocks``: as of transforms. ``num_factors``: how many matrices of that size it holds
+    besides while it solves the layers of one input.
     """
 
     compares: ClassVar[bool] = False
+    num_grams: ClassVar[int] = 1
+    num_factors: ClassVar[int] = 2
+    on_whole_blocks: ClassVar[bool] = False
     inside_layer_modules: tuple[str, ...] = ()
     model_decoder_layers: str | None = None
     embedding_layers: tuple[str, ...] | None = None
@@ -98,6 +110,7 @@ class AWQConfig(_OnEdges):
     How much is searched for every edge by the error that rounding the weights leaves; inputs stay as they are.
     """
 
+    num_grams: ClassVar[int] = 1
     name: Literal["awq"] = "awq"
 
 
@@ -131,6 +144,7 @@ class GPTQConfig(_OnLayers):
     cut by halves here.
     """
 
+    num_factors: ClassVar[int] = 5
     name: Literal["gptq"] = "gptq"
     block_size: Annotated[int, Field(ge=1)] = 128
     damp_percent: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -150,6 +164,7 @@ class GPTAQConfig(GPTQConfig):
     """
 
     compares: ClassVar[bool] = True
+    num_grams: ClassVar[int] = 2
     name: Literal["gptaq"] = "gptaq"  # type: ignore[assignment]
     true_sequential: Literal[False] = False
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.25
@@ -160,6 +175,7 @@ class QronosConfig(GPTQConfig):
     """Qronos (Zhang et al. 2025): corrects past errors of weights and activations before it rounds each column."""
 
     compares: ClassVar[bool] = True
+    num_grams: ClassVar[int] = 2
     name: Literal["qronos"] = "qronos"  # type: ignore[assignment]
     true_sequential: Literal[False] = False
 
@@ -220,6 +236,7 @@ class AutoRoundConfig(_OnLayers):
     """
 
     compares: ClassVar[bool] = True
+    on_whole_blocks: ClassVar[bool] = True
     name: Literal["autoround"] = "autoround"
     iters: Annotated[int, Field(ge=1)] = 200
     batch_size: Annotated[int, Field(ge=1)] = 8
@@ -235,6 +252,9 @@ class BiasCorrectionConfig:
     Layers without a bias stay as they are: a model does not get parameters that its class does not have.
     """
 
+    num_grams: ClassVar[int] = 0
+    num_factors: ClassVar[int] = 0
+    on_whole_blocks: ClassVar[bool] = False
     name: Literal["bias_correction"] = "bias_correction"
 
     @property

@@ -339,14 +339,19 @@ class BlockAlgorithms:
 
 
 def _owners(groups: list[Group], size: int) -> list[int]:
-    """The rank that solves each group: the costliest first, each to the rank that has least to do."""
+    """The rank that solves each group."""
     costs = [
         sum(layer.in_features ** (1 if group.stats is None else 2) * layer.out_features for layer in group.layers)
         + (0 if group.stats is None else next(iter(group.layers)).in_features ** 3)
         for group in groups
     ]
-    load, owners = [0] * size, [0] * len(groups)
-    for number in sorted(range(len(groups)), key=lambda one: (-costs[one], one)):
+    return spread(costs, size)
+
+
+def spread(costs: list[int], size: int) -> list[int]:
+    """The rank that each piece of work goes to: the costliest first, each to the rank that has least to do."""
+    load, owners = [0] * size, [0] * len(costs)
+    for number in sorted(range(len(costs)), key=lambda one: (-costs[one], one)):
         owners[number] = load.index(min(load))
         load[owners[number]] += costs[number]
     return owners

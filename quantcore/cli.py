@@ -2,10 +2,10 @@
 
 ``python -m quantcore --model_dir ... --output_dir ... --quant_scheme ...`` quantizes, with the flags of the
 quantization script of AMD Quark. ``convert`` takes a quantized model into another format, ``evaluate`` measures one,
-``compare`` shows several results. ``presets`` and ``schema`` print what a scheme can be, ``pull`` fetches a model from
-the Hub. Four subcommands serve programs: ``run TASK.json`` (what a worker starts; JSON lines on stdout), ``verify
-FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE`` (what an uploaded data file holds), ``publish`` (an
-artifact on its way out; the task is on standard input).
+``compare`` shows several results. ``plan`` says what a job would need of given hardware. ``presets`` and ``schema``
+print what a scheme can be, ``pull`` fetches a model from the Hub. Four subcommands serve programs: ``run TASK.json``
+(what a worker starts; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE``
+(what an uploaded data file holds), ``publish`` (an artifact on its way out; the task is on standard input).
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "convert": _convert,
         "evaluate": _evaluate,
         "compare": _compare,
+        "plan": _plan,
         "pull": _pull,
         "presets": _presets,
         "schema": _schema,
@@ -163,6 +164,25 @@ def _compare(arguments: list[str]) -> int:
         return 1
     print(json.dumps(found, indent=2)) if options.json else show_comparison(found)
     return 0
+
+
+def _plan(arguments: list[str]) -> int:
+    """``plan MODEL --devices 8x80GB ...``: executor, memory, disk and time. Status 1 if it does not fit."""
+    from quantcore import planning
+
+    options = planning.parser().parse_args(arguments)
+    try:
+        found = planning.answer(options)
+    except QuantError as error:
+        if options.json:
+            print_json_lines()(Failed(error.code, error.message, error.hint, error.retryable))
+        else:
+            from quantcore.console import explain
+
+            explain(error)
+        return 1
+    (planning.show_json if options.json else planning.show)(found)
+    return 0 if found.fits else 1
 
 
 def _publish(arguments: list[str]) -> int:

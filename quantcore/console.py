@@ -40,11 +40,12 @@ def show_report(report: dict[str, Any], output_dir: str) -> None:
     summary = report["summary"]
     table = Table(show_header=False, box=None)
     worst = summary["worst_layer"]
+    planned = _mega(summary["planned_peak_memory_bytes"])
     rows = [
         ("size", f"{_mega(summary['size_before_bytes'])} -> {_mega(summary['size_after_bytes'])}"),
         ("worst layer", f"{worst['name']} (relative error {worst['relative_error']:.4f}, {worst['sqnr_db']:.1f} dB)"),
         ("time", f"{summary['total_s']:.1f} s"),
-        ("peak memory", _mega(summary["peak_memory_bytes"])),
+        ("peak memory", f"{_mega(summary['peak_memory_bytes'])} (planned: {planned})"),
         ("written to", output_dir),
     ]
     if summary["perplexity_before"] is not None:

@@ -28,30 +28,35 @@ QUANT_ALGOS = (*NAMES, "smooth")  # AMD Quark's config files say smooth, its fla
 
 def task_of(options: argparse.Namespace) -> Task:
     """The flags as a Task. Raises ConfigError for a value that is not there (yet), with the list of what is."""
-    export, config = _exports(options), _config(options)
     return Task(
         **_model(options),
         output_dir=Path(options.output_dir).absolute(),
         resume_dir=Path(options.resume_dir).absolute() if options.resume_dir else None,
-        config=config,
-        calibration=CalibrationConfig(
-            source=options.dataset,
-            config=options.dataset_config,
-            split=options.dataset_split,
-            column=options.dataset_column,
-            num_samples=options.num_calib_data,
-            seq_len=options.seq_len,
-            seed=options.seed,
-        ),
-        export=export,
+        config=config_of_flags(options),
+        calibration=calibration_of(options),
+        export=exports_of(options),
         evaluation=EvaluationConfig(num_windows=0) if options.skip_evaluation else evaluation_of(options),
         gate=options.gate,
         max_shard_size=options.max_shard_size,
+        file2file=options.file2file_quantization,
         shard_blocks=options.shard_blocks,
     )
 
 
-def _exports(options: argparse.Namespace) -> tuple[str, ...]:
+def calibration_of(options: argparse.Namespace) -> CalibrationConfig:
+    """Which text, and how much of it."""
+    return CalibrationConfig(
+        source=options.dataset,
+        config=options.dataset_config,
+        split=options.dataset_split,
+        column=options.dataset_column,
+        num_samples=options.num_calib_data,
+        seq_len=options.seq_len,
+        seed=options.seed,
+    )
+
+
+def exports_of(options: argparse.Namespace) -> tuple[str, ...]:
     """The formats, each once; ``hf_format`` is the one that the two other flags say."""
     _one_of("custom_mode", [options.custom_mode], CUSTOM_MODES)
     _one_of("model_export", options.model_export, MODEL_EXPORTS)
@@ -80,7 +85,7 @@ def _model(options: argparse.Namespace) -> dict[str, Any]:
     return {"model_id": options.model_dir, "revision": resolve(options.model_dir, options.revision or "main")}
 
 
-def _config(options: argparse.Namespace) -> Config:
+def config_of_flags(options: argparse.Namespace) -> Config:
     """The config of the flags: a preset or a file, then what single flags change of it."""
     exclude = None if options.exclude_layers is None else tuple(options.exclude_layers)
     known = presets.PRESETS if options.preset_file is None else presets.read_presets(Path(options.preset_file))
@@ -182,11 +187,33 @@ def parser() -> argparse.ArgumentParser:
         " block. Removed at the end (not for GGUF)",
     )
     add(
+        "--file2file_quantization",
+        action="store_true",
+        help="weight after weight from file to file, for schemes that need no data: no model is run (nor measured), so"
+        " that any architecture will do",
+    )
+    add(
         "--shard_blocks",
         action=argparse.BooleanOptionalAction,
         help="under torchrun: every process holds a slice of each block instead of all of it (default: where memory is"
         " short)",
     )
+    add_scheme(flags)
+    add(
+        "--max_shard_size",
+        default=DEFAULT_SHARD_SIZE,
+        help=f"of each file of weights, as 500MB or 5GB (default: {DEFAULT_SHARD_SIZE}); gguf is one file",
+    )
+    add("--skip_evaluation", action="store_true", help="nothing is measured but what the proof needs")
+    add_evaluation(flags)
+    add("--gate", choices=GATES, default="warn", help="what a missed limit means: fail keeps the result apart")
+    add("--json", action="store_true", help="events as JSON lines on stdout instead of a progress bar")
+    return flags
+
+
+def add_scheme(flags: argparse.ArgumentParser) -> None:
+    """What is quantized how, after what text, into which formats."""
+    add = flags.add_argument
     add(
         "--quant_scheme",
         default="fp8",
@@ -203,27 +230,25 @@ def parser() -> argparse.ArgumentParser:
         help="another preset for the layers that a glob matches; repeat for several, the first match counts",
     )
     add("--preset_file", help="JSON with presets of your own")
-    add("--custom_mode", default="quark", help=f"one of: {', '.join(CUSTOM_MODES)}")
+    add("--exclude_layers", nargs="*", help="globs of layers to keep (default: lm_head)")
+    add("--group_size", type=int, help="for schemes with groups; -1 is the whole row")
     _add_calibration(flags)
+    add("--custom_mode", default="quark", help=f"one of: {', '.join(CUSTOM_MODES)}")
     add("--model_export", action="append", help=f"repeat for several: {', '.join(MODEL_EXPORTS)} (default: hf_format)")
     add(
         "--export_weight_format",
         default="real_quantized",
         help=f"of hf_format, one of: {', '.join(WEIGHT_FORMATS)} (default: real_quantized)",
     )
-    add(
-        "--max_shard_size",
-        default=DEFAULT_SHARD_SIZE,
-        help=f"of each file of weights, as 500MB or 5GB (default: {DEFAULT_SHARD_SIZE}); gguf is one file",
-    )
-    add("--exclude_layers", nargs="*", help="globs of layers to keep (default: lm_head)")
-    add("--group_size", type=int, help="for schemes with groups; -1 is the whole row")
-    add("--skip_evaluation", action="store_true", help="nothing is measured but what the proof needs")
-    add_evaluation(flags)
-    add("--gate", choices=GATES, default="warn", help="what a missed limit means: fail keeps the result apart")
-    add("--seed", type=int, default=0, help="picks the calibration windows")
-    add("--json", action="store_true", help="events as JSON lines on stdout instead of a progress bar")
-    return flags
+
+
+def add_hardware(flags: argparse.ArgumentParser) -> None:
+    """What a job is planned for."""
+    add = flags.add_argument
+    add("--devices", default="", help="of each node: 8x80GB is eight of 80 GB (default: none, the CPU)")
+    add("--nodes", type=int, default=1, help="machines alike (default: 1)")
+    add("--host_memory", default="", help="of each node, as 1TB (default: not checked)")
+    add("--disk", default="", help="free where model and output lie, as 4TB (default: not checked)")
 
 
 def add_evaluation(flags: argparse.ArgumentParser) -> None:
@@ -298,3 +323,4 @@ def _add_calibration(flags: argparse.ArgumentParser) -> None:
     add("--dataset_config", help="of a Hub dataset (default: the one that there is)")
     add("--dataset_split", help="of a Hub dataset (default: train)")
     add("--dataset_column", help="where the text is, or the chat (default: text, else messages)")
+    add("--seed", type=int, default=0, help="picks the calibration windows")

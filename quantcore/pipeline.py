@@ -7,7 +7,7 @@ held-out windows through the float block, a few probe windows through the quanti
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,9 @@ from quantcore.evaluation.provenance import provenance
 from quantcore.evaluation.report import build_report, write_report
 from quantcore.evaluation.text import EvaluationText, evaluation_text, has_own_text, overlap
 from quantcore.events import Completed, Emit, PhaseStarted, Progress, Warned, silence
+from quantcore.file_to_file import round_files
 from quantcore.layer import LayerPlan
-from quantcore.plan import Plan, resolve
+from quantcore.plan import FILE_TO_FILE, Plan, resolve
 from quantcore.reading import Model, read_model
 from quantcore.rotate import untie
 from quantcore.runtime.devices import default_device, held_memory_bytes
@@ -49,7 +50,7 @@ from quantcore.savepoint import SavePoint, Stream
 from quantcore.streams import RunningBlock, Streams
 from quantcore.task import Task
 from quantcore.timing import Eta
-from quantcore.writing import ResultWriter, open_sink, warn_of_one_file, write_side_files
+from quantcore.writing import ResultWriter, write_side_files
 
 NUM_PROBES = 2
 EDGE_PROBE_LEN = 32  # tokens with which edges are proven
@@ -71,7 +72,7 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
     emit(PhaseStarted("plan"))
     plan = resolve(
         task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export,
-        warnings=headers.warnings,
+        file2file=task.file2file, warnings=headers.warnings,
     )  # fmt: skip
     for message in plan.warnings:
         emit(Warned("plan", message))
@@ -83,7 +84,8 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
             folder = stack.enter_context(building(task.output_dir, savepoint.folder))
         folder = ranks.share(folder)
         emit(PhaseStarted("quantize"))
-        outcome = quantize(task, model, plan, folder, emit, savepoint, saved)
+        work = round_files if plan.executor == FILE_TO_FILE else quantize
+        outcome = work(task, model, plan, folder, emit, savepoint, saved)
         if not ranks.is_first:
             return {}
         quantized_s = time.monotonic() - started
@@ -136,20 +138,11 @@ def quantize(
     held_out = model.embed(text.ids_NT[mine.start : mine.stop]) if walks else None
     expected = Expectation(text, torch.empty(0), model=source_of["model"])
     writer = ResultWriter(plan, source, expected, emit, ranks)
-    with ExitStack() as stack:
-        for export in plan.exports:
-            sink = open_sink(export, task, headers, plan, folder, ranks, creates=saved is None)
-            if sink is None:
-                continue
-            writer.sinks[export] = stack.enter_context(closing(sink))
-            for message in (*sink.warnings, *warn_of_one_file(export, task)):
-                writer.warnings.append(Warned(export, message))
-                emit(writer.warnings[-1])
+    with writer.opened(task, headers, folder, saved):
         walking = walking_states(streams, probes, held_out, mine.start)
         first_block = 0 if saved is None else saved["next_block"]
         if saved is not None:
             savepoint.restore(saved, walking)
-            writer.restore(saved)
         eta = Eta(plan.num_blocks - first_block)
         for index in range(first_block, plan.num_blocks):
             with model.block(index) as block:
@@ -160,7 +153,7 @@ def quantize(
                 model.run_block(block, index, streams.probe)
                 for solved in algorithms.solve(at, layers, prepared):
                     writer.write(solved, prepared.activations)
-                    writer.write_bias(solved.layer, layers[solved.layer])
+                    writer.write_bias(solved.layer, getattr(layers[solved.layer], "bias", None))
                 writer.note(prepared, index)
                 writer.write_changed(block, {name: model.stored_name(name, index) for name in prepared.changed})
                 with quantized_activations(layers, prepared.activations):
@@ -241,7 +234,7 @@ def finish_head(
         prepared = algorithms.prepare_head(layers, outside, streams)
         for solved in algorithms.solve(None, layers, prepared):
             writer.write(solved, prepared.activations)
-            writer.write_bias(solved.layer, layers[solved.layer])
+            writer.write_bias(solved.layer, getattr(layers[solved.layer], "bias", None))
         writer.note(prepared)
         with quantized_activations(layers, prepared.activations):
             writer.expected.probe_logits = probe_logits(outside, probes.states)

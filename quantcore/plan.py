@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from quantcore.algorithms import RotationConfig
-from quantcore.calibration.chunks import count_sums
 from quantcore.checkpoint.experts import EXPERT, find_routers
 from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
@@ -21,11 +20,12 @@ from quantcore.config import CalibrationConfig, Config, QuantizationMode
 from quantcore.errors import ConfigError, ModelError
 from quantcore.export import EXPORTERS, Container, adapted, check_exports, holds_codes, layouts_of
 from quantcore.layer import LayerPlan, check_super_blocks
+from quantcore.memory import Footprint
 
 STREAMED_TYPES = ("Linear", "Conv1D")
-FLOAT_DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
+FLOAT_DTYPES = ("F32", "F16", "BF16")
 GROUP_SIZES = (16, 32, 64, 96, 128, 192, 256, 512)
-RUNTIME_BYTES = 450 << 20  # Python, torch and Transformers before any weight: measured by bench/memory.py
+FILE_TO_FILE, STREAMED = "file_to_file", "streamed"
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,9 @@ class Plan:
 
     ``added`` are tensors that the result has and the checkpoint has not: the output projection of a model that shares
     it with the embedding, once a rotation parts the two. ``layouts`` holds, for each export, every tensor that will be
-    written, in order: sizes are exact. ``peak_memory_bytes`` is an estimate with its parts beside it. Sizes are bytes.
+    written, in order: sizes are exact. ``executor``: FILE_TO_FILE takes weight after weight and runs nothing, STREAMED
+    takes text through block after block. ``peak_memory_bytes`` is an estimate with its parts beside it. All sizes are
+    bytes.
     """
 
     model_type: str
@@ -58,12 +60,18 @@ class Plan:
     size_before_bytes: int
     size_after_bytes: int
     layouts: dict[str, dict[str, TensorLayout]]
-    memory_bytes: dict[str, int]
+    executor: str
+    footprint: Footprint
     warnings: tuple[str, ...] = ()
 
     def result_config(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
         """The config.json of the quantized model, as far as Transformers builds the model from it."""
         return {**model_config, "tie_word_embeddings": False} if self.added else dict(model_config)
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """What one process holds when it holds most, by part."""
+        return self.footprint.file_to_file() if self.executor == FILE_TO_FILE else self.footprint.streamed()
 
     @property
     def peak_memory_bytes(self) -> int:
@@ -90,6 +98,7 @@ class Plan:
             "needs_calibration": self.needs_calibration,
             "size_before_bytes": self.size_before_bytes,
             "size_after_bytes": self.size_after_bytes,
+            "executor": self.executor,
             "peak_memory_bytes": self.peak_memory_bytes,
             "memory_bytes": self.memory_bytes,
             "warnings": list(self.warnings),
@@ -103,9 +112,10 @@ def resolve(
     *,
     calibration: CalibrationConfig | None = None,
     exports: Sequence[str] = ("quark",),
+    file2file: bool = False,
     warnings: tuple[str, ...] = (),
 ) -> Plan:
-    """Decide every layer; ``warnings`` are what is to be said anyway.
+    """Decide every layer; ``file2file`` asks for that executor, ``warnings`` are what is to be said anyway.
 
     Raises ConfigError or ModelError that names the layers and what would fit.
     """
@@ -130,7 +140,11 @@ def resolve(
     check_groups(layers)
     check_super_blocks(layers)
     check_exports(layers, exports)
-    _check_calibration(calibration, model_config)
+    needs_calibration = _needs_calibration(config, layers)
+    if file2file:
+        _check_data_free(config, layers)
+    else:
+        _check_calibration(calibration, model_config)
     added = _own_head(config, model_config, tensors, prefix)
     layouts = {name: written_layout(name, layers, {**tensors, **added}, model_config) for name in exports}
     return Plan(
@@ -141,13 +155,16 @@ def resolve(
         kept=kept,
         exports=tuple(exports),
         calibration=calibration,
-        needs_calibration=_needs_calibration(config, layers),
+        needs_calibration=needs_calibration,
         tied_lm_head=not any(map(is_head, tensors)),
         added=added,
         size_before_bytes=sum(tensor.num_bytes for tensor in tensors.values()),
         size_after_bytes=sum(layout.num_bytes for layout in layouts[_main(exports)].values()),
         layouts=layouts,
-        memory_bytes=_memory(config, layers, tensors, prefix, calibration),
+        executor=FILE_TO_FILE if file2file else STREAMED,
+        footprint=Footprint.of(
+            config, layers, tensors, prefix, num_blocks, calibration, needs_calibration=needs_calibration
+        ),
         warnings=warnings,
     )
 
@@ -368,46 +385,21 @@ def _weights_alone(
     return alone, (said,) if changed else ()
 
 
+def _check_data_free(config: Config, layers: Sequence[LayerPlan]) -> None:
+    learning: list[str] = [one.name for one in config.algo_config if one.needs_calibration]
+    learning += [f"{layer.name} ({layer.scheme})" for layer in layers if layer.config.needs_calibration][:1]
+    if learning:
+        raise ConfigError(
+            f"From file to file no text is read, and {learning[0]} learns from text.",
+            code="needs_calibration",
+            hint="Leave file2file out; or take a scheme of weights alone or with dynamic inputs (w4a16, fp8_dynamic,"
+            " mxfp4), without algorithms.",
+            field="/file2file",
+        )
+
+
 def _needs_calibration(config: Config, layers: Sequence[LayerPlan]) -> bool:
     return any(one.needs_calibration for one in (*config.algo_config, *(layer.config for layer in layers)))
-
-
-def _memory(
-    config: Config, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader], prefix: str,
-    calibration: CalibrationConfig,
-) -> dict[str, int]:  # fmt: skip
-    """Where the engine's memory goes, in bytes: independent of the model's depth."""
-    blocks = Counter[str]()
-    outside = 0
-    for name, tensor in tensors.items():
-        if name.startswith(prefix):
-            blocks[name[len(prefix) :].split(".")[0]] += tensor.num_bytes
-        else:
-            outside += tensor.num_bytes
-    largest = max((layer.out_features * layer.in_features for layer in layers), default=0)
-    [(hidden, _)] = Counter(layer.in_features for layer in layers).most_common(1)  # most layers read the hidden states
-    element = FLOAT_DTYPES[tensors[f"{layers[0].name}.weight"].dtype]
-    return {
-        "runtime": RUNTIME_BYTES,
-        "embedding_and_head": outside,
-        "one_block": max(blocks.values()),
-        "one_weight_in_float32": 3 * 4 * largest,
-        "statistics": _statistics(layers, calibration) if config.algo_config else 0,
-        "activations": (1 + config.compares) * calibration.num_samples * calibration.seq_len * hidden * element,
-    }
-
-
-def _statistics(layers: Sequence[LayerPlan], calibration: CalibrationConfig) -> int:
-    """Some float32 matrices [I, I] for each input of a block (see ``calibration.sums``); later one of each, and two
-    more of the largest to factorise it."""
-    inputs: dict[int | None, set[tuple[str, int]]] = {}
-    for layer in layers:
-        inputs.setdefault(layer.block, set()).add((layer.name.rpartition(".")[0], layer.in_features))
-    widths = [[width for _, width in found] for found in inputs.values()]
-    num_sums = count_sums(calibration.num_samples)
-    squares = [sum(width * width for width in one) for one in widths]
-    solving = [whole + 2 * max(one) ** 2 for whole, one in zip(squares, widths, strict=True)]
-    return 4 * max(num_sums * max(squares), max(solving))
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:

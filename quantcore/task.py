@@ -52,6 +52,7 @@ class Task(BaseModel):
     that a second run reads the same bytes. With both, ``model_dir`` holds what was downloaded. With a ``resume_dir``,
     on the disk of ``output_dir``, a task that was stopped goes on where it was; what it needs for that is kept there
     until it is done. Files of weights are no larger than ``max_shard_size`` (see ``parse_size``), unless a tensor is.
+    ``file2file``: weights go from file to file one at a time, and no model is run; nor can it be measured then.
     ``shard_blocks``: whether several processes hold each block in slices (FSDP2) instead of whole; None: where the
     devices have too little memory otherwise.
     ``token_on_stdin``: the token for the Hub is the first line of standard input, so that it is in no file and in
@@ -72,6 +73,7 @@ class Task(BaseModel):
     evaluation: EvaluationConfig = EvaluationConfig()
     gate: Gate = "warn"
     max_shard_size: str = DEFAULT_SHARD_SIZE
+    file2file: bool = False
     shard_blocks: bool | None = None
 
     @field_validator("max_shard_size")
@@ -81,11 +83,13 @@ class Task(BaseModel):
         return text
 
     @model_validator(mode="after")
-    def _name_one_model(self) -> Task:
+    def _make_sense(self) -> Task:
         if self.model_dir is None and not self.model_id:
             raise ValueError("give model_dir, or model_id and revision")
         if bool(self.model_id) != bool(self.revision):
             raise ValueError("model_id and revision (a commit of 40 hex digits) go together")
+        if self.file2file and self.evaluation.tasks:
+            raise ValueError("file2file runs no model, which evaluation.tasks need: leave one of them out")
         return self
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from math import log10
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,24 @@ class ResultWriter:
         self._places = {layer.name: number for number, layer in enumerate(as_they_run)}
         self._first_writes_all = any(isinstance(EXPORTERS.get(export), Container) for export in plan.exports)
 
+    @contextmanager
+    def opened(
+        self, task: Task, headers: ModelHeaders, folder: Path, saved: Mapping[str, Any] | None
+    ) -> Iterator[None]:
+        """With the files of every export in ``folder`` open, behind what was ``saved``."""
+        with ExitStack() as stack:
+            for export in self.plan.exports:
+                sink = open_sink(export, task, headers, self.plan, folder, self.ranks, creates=saved is None)
+                if sink is None:
+                    continue
+                self.sinks[export] = stack.enter_context(closing(sink))
+                for message in (*sink.warnings, *warn_of_one_file(export, task)):
+                    self.warnings.append(Warned(export, message))
+                    self.emit(self.warnings[-1])
+            if saved is not None:
+                self.restore(saved)
+            yield
+
     def note(self, prepared: Prepared, index: int | None = None) -> None:
         """Say the warnings now, and again in the report, with the edges that block ``index`` has."""
         self.warnings += prepared.warnings
@@ -69,8 +88,8 @@ class ResultWriter:
 
     def write(self, solved: Solved, activations: dict[LayerPlan, Activations]) -> None:
         """Write one layer's codes, with what calibration learned beside them in the files."""
-        self._written.add(f"{solved.layer.name}.weight")
-        if not self._writes(solved.owner):
+        self.leave(solved.layer)
+        if not self.writes(solved.owner):
             return
         layer, known = solved.layer, activations.get(solved.layer, Activations())
         quantized = QLayer(solved.quantized, known.inputs, known.outputs)
@@ -89,6 +108,10 @@ class ResultWriter:
             for part, tensor in encoded(EXPORTERS.get(export), layer, quantized, model_dtype).items():
                 sink.write(part, tensor.to(sink.dtype_of(part)))
 
+    def leave(self, layer: LayerPlan) -> None:
+        """Its weight is not to be copied: this rank or another writes its codes."""
+        self._written.add(f"{layer.name}.weight")
+
     def tell(self) -> None:
         """Say of all layers that were written since the last time how that went."""
         for event in sorted((one for part in self.ranks.gather(self._untold) for one in part), key=self._order):
@@ -96,9 +119,9 @@ class ResultWriter:
             self.emit(event)
         self._untold.clear()
 
-    def write_bias(self, layer: LayerPlan, module: nn.Module) -> None:
-        """Round the bias where the layer's config says so. Its codes are not kept: it stays a float tensor."""
-        bias, name = getattr(module, "bias", None), f"{layer.name}.bias"
+    def write_bias(self, layer: LayerPlan, bias: nn.Parameter | None) -> None:
+        """Round the bias, in place, where the layer's config says so. It stays floats: its codes are not kept."""
+        name = f"{layer.name}.bias"
         if layer.config.bias is not None and bias is not None:
             rounded = round_to_nearest(whole(bias), layer.config.bias).dequantize()
             put(bias, rounded.to(bias.dtype))
@@ -121,7 +144,7 @@ class ResultWriter:
         """Write every tensor that was not written yet as it was: embeddings, norms, biases, excluded layers."""
         rest = [name for name in self.source.tensors if name not in self._written]
         for number, name in enumerate(rest):
-            if self._writes(number % self.ranks.size):
+            if self.writes(number % self.ranks.size):
                 self._write_float(name, self.source.read(name))
 
     def finish(self) -> None:
@@ -167,7 +190,7 @@ class ResultWriter:
         if self.ranks.is_first:
             self.expected.take(notes["expected"])
 
-    def _writes(self, owner: int) -> bool:
+    def writes(self, owner: int) -> bool:
         """Whether this rank writes what belongs to the rank ``owner``."""
         return self.ranks.is_first if self._first_writes_all else self.ranks.rank == owner
 

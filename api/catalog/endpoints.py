@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from api.deps import ContextDep
 from api.errors import may
 from api.jobs import models, service
-from api.jobs.schemas import ModelRef, PlanCreate
+from api.jobs.schemas import ModelRef, PlanOn
 from api.security import Reader
 from api.strict_json import StrictJsonRoute
 from quantcore.config import json_schema
@@ -107,6 +107,10 @@ def config_schema(_: Reader) -> dict[str, Any]:
 
 
 @router.post("/plans")
-def make_plan(body: PlanCreate, caller: Reader, context: ContextDep) -> dict[str, Any]:
-    """What a job would do with this model: a decision per layer, sizes, memory. No side effect."""
-    return service.make_plan(body, context, caller).to_dict()
+def make_plan(body: PlanOn, caller: Reader, context: ContextDep) -> dict[str, Any]:
+    """What a job would do with this model: a decision per layer, sizes, memory; with ``hardware`` also whether it fits
+    there. No side effect."""
+    planned = service.make_plan(body, context, caller)
+    if body.hardware is None:
+        return planned.to_dict()
+    return planned.to_dict() | {"capacity": service.make_capacity(planned, body.hardware).to_dict()}

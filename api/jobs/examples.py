@@ -12,6 +12,11 @@ PLAN_REQUEST: dict[str, Any] = {
 
 PUBLISH: dict[str, Any] = {"repo_id": "org/SmolLM2-135M-Instruct-w4a16", "private": True, "hub_token": "team"}
 
+PLAN_ON_REQUEST: dict[str, Any] = {
+    **PLAN_REQUEST,
+    "hardware": {"devices": "8x80GB", "nodes": 2, "host_memory": "1TB", "disk": "4TB"},
+}
+
 JOB_REQUEST: dict[str, Any] = {
     **PLAN_REQUEST,
     "name": "nightly",

@@ -91,6 +91,24 @@ class PlanCreate(RequestBody):
     export: tuple[str, ...] = Field(default=("quark",), max_length=16)
 
 
+class HardwareRef(RequestBody):
+    """What a plan is held against. ``devices`` of each node: eight of 80 GB are ``8x80GB``, none is its CPU."""
+
+    devices: Annotated[str, Field(max_length=40, examples=["8x80GB"])] = ""
+    nodes: Annotated[int, Field(strict=True, ge=1, le=1024)] = 1
+    host_memory: Annotated[str, Field(max_length=40, examples=["1TB"])] = ""
+    disk: Annotated[str, Field(max_length=40, examples=["4TB"])] = ""
+
+
+class PlanOn(PlanCreate):
+    """A plan, and what it is to be held against: the answer's ``capacity`` then says whether it fits, and how long it
+    would take."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [examples.PLAN_ON_REQUEST]})
+
+    hardware: HardwareRef | None = None
+
+
 class Limits(RequestBody):
     """When the service gives a job up. Without a number there is no limit; a job that is paused uses up neither."""
 

@@ -14,20 +14,23 @@ from api.deps import Context
 from api.errors import Problem
 from api.jobs import calibration, models, targets
 from api.jobs.models import ReadHeaders
-from api.jobs.schemas import JobCreate, PlanCreate, PresetConfig, PublishTo
+from api.jobs.schemas import HardwareRef, JobCreate, PlanCreate, PlanOn, PresetConfig, PublishTo
 from api.jobs.targets import Checked
 from api.store import manifest
 from api.store.audit import Caller
 from api.store.manifest import Manifest, ManifestFile
 from api.store.tables import Artifact
 from quantcore import plan, presets
+from quantcore.capacity import Capacity, capacity
+from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.config import CalibrationConfig, Config
 from quantcore.errors import QuantError
+from quantcore.hardware import parse_hardware
 from quantcore.plan import Plan
 from quantcore.presets import Preset
 from quantcore.quark_config import read_config
 
-_BODY_FIELDS = frozenset(JobCreate.model_fields)
+_BODY_FIELDS = frozenset({*JobCreate.model_fields, *PlanOn.model_fields})
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Planned:
     config: Config
     calibration: CalibrationConfig
     plan: Plan
+    headers: ModelHeaders
     publish: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,7 +74,14 @@ def make_plan(
     except QuantError as error:
         error.field = _pointer(error.field, request.config)
         raise
-    return Planned(model, preset, config, text, resolved)
+    return Planned(model, preset, config, text, resolved, headers)
+
+
+def make_capacity(planned: Planned, given: HardwareRef) -> Capacity:
+    """What the plan needs of hardware. Raises ConfigError whose ``field`` points into the request."""
+    hardware = parse_hardware(given.devices, given.nodes, given.host_memory, given.disk)
+    headers, resolved = planned.headers, planned.plan
+    return capacity(resolved, planned.config, headers.config, headers.tensors, [1] * resolved.num_blocks, hardware)
 
 
 def make_job(

@@ -32,7 +32,8 @@ def clean_config(raw: dict[str, Any]) -> PretrainedConfig:
         raise ModelError(
             f"Model type '{model_type}' is not known to the installed Transformers.",
             code="unsupported_architecture",
-            hint="Models that bring their own code are not run. Update Transformers if the type is new.",
+            hint="Models that bring their own code are not run. Update Transformers if the type is new; or give"
+            " --file2file_quantization, with a scheme that needs no data.",
         )
     kept = {
         key: value for key, value in raw.items() if key not in UNTRUSTED_KEYS and not key.startswith(UNTRUSTED_PREFIXES)

@@ -35,7 +35,8 @@ from quantcore.evaluation.samples import PROMPT_LEN, compare_samples
 from quantcore.events import Emit, Progress, Warned, parse
 from quantcore.export import EXPORTERS, Container, Decoder, tensor_name
 from quantcore.layer import LayerPlan
-from quantcore.plan import RUNTIME_BYTES, Plan, export_dir, resolve
+from quantcore.memory import RUNTIME_BYTES
+from quantcore.plan import FILE_TO_FILE, Plan, export_dir, resolve
 from quantcore.qtensor import QLayer
 from quantcore.reading import Model, read_model
 from quantcore.runtime.devices import default_device, free_memory_bytes, held_memory_bytes, release_freed_memory
@@ -55,9 +56,9 @@ class Proof:
 
     Every tensor of every export is compared; ``odd_numbers`` says which layers hold numbers that none should. The model
     that was read back runs once, from the plan's main export: files whose tensors are all equal are the same model. So
-    the rest is None for the others: ``max_logit_difference`` (relative), ``clipping`` (the largest share of a static
-    activation that was cut off, and of which), and if an evaluation was wanted ``quality`` (see
-    ``divergence.summarize``), ``samples`` and ``harness`` (by task; see ``harness``).
+    the rest is None for the others, and from file to file: ``max_logit_difference`` (relative), ``clipping`` (the
+    largest share of a static activation that was cut off, and of which), and if an evaluation was wanted ``quality``
+    (see ``divergence.summarize``), ``samples`` and ``harness`` (by task; see ``harness``).
     """
 
     export: str
@@ -89,12 +90,15 @@ def prove_all(task: Task, folder: Path, scratch: Path, emit: Emit) -> Iterator[P
     """
     original = read_model(task.model_folder)
     headers = original.headers
-    plan = resolve(task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export)
+    plan = resolve(
+        task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export,
+        file2file=task.file2file,
+    )  # fmt: skip
     expected = Expectation.load(scratch)
     for export in plan.exports:
         written = WrittenCheckpoint(plan, export_dir(folder, plan, export), export, headers)
         proof = Proof(export, written.check(expected), tuple(written.odd_numbers))
-        if export == plan.main_export:
+        if export == plan.main_export and plan.executor != FILE_TO_FILE:
             proof = run_model(task, plan, original, written, expected, proof, emit)
         yield proof
 

@@ -46,6 +46,7 @@ def build_report(
             **_layers_in_short(plan, outcome),
             "quantize_s": round(quantize_s, 2),
             "total_s": round(total_s, 2),
+            "executor": plan.executor,
             "peak_memory_bytes": peak_memory_bytes(),
             "planned_peak_memory_bytes": plan.peak_memory_bytes,
             "gate": task.gate,

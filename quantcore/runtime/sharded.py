@@ -12,12 +12,10 @@ Everything that reads or changes a weight goes through ``quantcore.slices``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import nn
 
-from quantcore.algorithms import RotationConfig
 from quantcore.blocks.experts import SplitExperts
 from quantcore.config import Config
 from quantcore.errors import ConfigError
@@ -25,8 +23,6 @@ from quantcore.qtensor import check_finite, is_finite
 from quantcore.runtime.devices import free_memory_bytes
 from quantcore.runtime.ranks import Ranks
 from quantcore.slices import is_sharded, mine, whole
-from quantcore.solvers import TUNERS
-from quantcore.transforms import SMOOTHINGS
 
 SHARDED = (nn.Linear,)
 
@@ -39,7 +35,7 @@ def sharing_ranks(
     ``asked`` is what the task says; None leaves it to the memory that the plan counts and the devices have. Raises
     ConfigError ``unsupported_config`` for one process, and for algorithms that work on whole blocks.
     """
-    on_whole = next((one.name for one in config.algo_config if _needs_whole(one)), None)
+    on_whole = next((one.name for one in config.algo_config if one.on_whole_blocks), None)
     if asked is None:
         is_short = any(ranks.gather(sum(memory_bytes.values()) > free_memory_bytes(device)))
         return ranks if ranks.size > 1 and on_whole is None and is_short else None
@@ -56,10 +52,6 @@ def sharing_ranks(
             field=field,
         )
     return ranks if asked else None
-
-
-def _needs_whole(one: Any) -> bool:
-    return isinstance(one, RotationConfig) or one.name in SMOOTHINGS or one.name in TUNERS
 
 
 def shard(block: nn.Module, ranks: Ranks, device: torch.device, keeps: Callable[[str], bool]) -> None:

@@ -13,16 +13,14 @@ from typing import Any, Self
 
 import torch
 
+from quantcore.memory import STATES_SHARE
 from quantcore.runtime.devices import free_memory_bytes
-
-SHARE = 0.25
-"""Of the free memory: what the hidden states of all streams may take."""
 
 
 def states_kept(num_windows: int, num_bytes: int, device: torch.device, folder: Path) -> States:
     """An empty place for the states of so many windows. Where all streams take ``num_bytes`` and that is too much of
     the memory of ``device``, it is on the disk of ``folder``."""
-    is_small = num_bytes <= SHARE * free_memory_bytes(device)
+    is_small = num_bytes <= STATES_SHARE * free_memory_bytes(device)
     return StatesInMemory(num_windows) if is_small else StatesOnDisk(num_windows, folder)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from torch import nn
 from quantcore.affine import find_global_scale
 from quantcore.layer import LayerPlan
 from quantcore.slices import whole
-from quantcore.spec import ScaleType
+from quantcore.spec import QuantizationSpec, ScaleType
 
 
 def shared_global_scales(modules: Mapping[LayerPlan, nn.Module]) -> dict[LayerPlan, torch.Tensor]:
@@ -20,17 +20,30 @@ def shared_global_scales(modules: Mapping[LayerPlan, nn.Module]) -> dict[LayerPl
     takes the smallest of those that it finds. Whether layers do read one tensor is not always known here, so some share
     that need not. It costs nothing: an e4m3 scale has all its bits down to 2^-14 of the largest one.
     """
-    families: dict[object, list[LayerPlan]] = {}
-    for layer in modules:
-        if layer.weight.scale_type is ScaleType.e4m3 and layer.weight.over is None:
-            family = (layer.name.rpartition(".")[0], layer.block, layer.in_features, layer.weight)
-            families.setdefault(family, []).append(layer)
     found: dict[LayerPlan, torch.Tensor] = {}
-    for layers in families.values():
-        ends = torch.stack(
-            [torch.stack(torch.aminmax(whole(modules[layer].get_parameter("weight")))) for layer in layers]
-        )
-        scale = find_global_scale(ends.amin().float(), ends.amax().float(), layers[0].weight)
-        assert scale is not None
-        found |= dict.fromkeys(layers, scale)
+    for layers in families(modules):
+        if has_global_scale(layers[0].weight):
+            weights = (whole(modules[layer].get_parameter("weight")) for layer in layers)
+            found |= dict.fromkeys(layers, global_scale(weights, layers[0].weight))
     return found
+
+
+def families(layers: Iterable[LayerPlan]) -> list[list[LayerPlan]]:
+    """The layers in lists of those that share a global scale; one without is a list by itself."""
+    found: dict[object, list[LayerPlan]] = {}
+    for layer in layers:
+        family: object = (layer.name.rpartition(".")[0], layer.block, layer.in_features, layer.weight)
+        found.setdefault(family if has_global_scale(layer.weight) else layer.name, []).append(layer)
+    return list(found.values())
+
+
+def has_global_scale(spec: QuantizationSpec) -> bool:
+    return spec.scale_type is ScaleType.e4m3 and spec.over is None
+
+
+def global_scale(weights: Iterable[torch.Tensor], spec: QuantizationSpec) -> torch.Tensor:
+    """The one for all ``weights``, of which one is looked at at a time."""
+    ends = torch.stack([torch.stack(torch.aminmax(weight)) for weight in weights])
+    scale = find_global_scale(ends.amin().float(), ends.amax().float(), spec)
+    assert scale is not None
+    return scale

@@ -13,6 +13,7 @@ from quantcore.cli import main
 from quantcore.config import parse_config
 from quantcore.export import EXPORTERS, formats_for, holds_codes
 from quantcore.flags import parser, task_of
+from quantcore.planning import parser as planning_parser
 from quantcore.presets import PRESETS
 from tests.factories import tiny_model
 
@@ -144,3 +145,40 @@ def test_the_table_of_presets():
         held = ", ".join(formats) or "`fake_quantized` alone"
         expected.append([f"`{preset.name}`", preset.title, calibrated, held, aliases])
     assert rows == expected
+
+
+LARGE = (DOCS / "large-models.md").read_text()
+LLAMA_405B = Path(__file__).parents[1] / "unit" / "quantcore" / "configs" / "llama-3.1-405b.json"
+COMMON = "--num_calib_data 512 --seq_len 2048 --host_memory 1TB --disk 4TB --json"
+
+
+def planned_row(flags, hardware, capsys):
+    """A row of the table of large models, as the command has it."""
+    status = main(["plan", str(LLAMA_405B), *shlex.split(f"{flags} {hardware} {COMMON}")])
+    found = json.loads(capsys.readouterr().out)
+    assert status == (0 if found["fits"] else 1)
+    sizes = (found[name]["total"] / 1e9 for name in ("bytes_per_rank", "host_bytes_per_node", "disk_bytes"))
+    device, host, disk = (f"{size:.0f} GB" for size in sizes)
+    runs = found["executor"] if found["fits"] else f"{found['executor']}, does not fit"
+    return [f"`{flags}`", f"`{hardware}`", f"`{runs}`", device, host, disk, f"{found['seconds']['total'] / 60:.0f} min"]
+
+
+def test_the_figures_of_the_page_of_large_models_are_the_command_s(capsys):
+    rows = rows_of(LARGE, "Llama-3.1-405B on one node, and on two")
+    assert len(rows) == 8
+    for row in rows:
+        flags, hardware = (cell.strip("`") for cell in row[:2])
+        assert row == planned_row(flags, hardware, capsys)
+
+
+def test_the_commands_of_the_page_of_large_models_are_understood():
+    lines = [line for block in blocks_of(LARGE, "console") for line in block.replace("\\\n", "").splitlines()]
+    kinds = []
+    for line in lines:
+        words = shlex.split(line.removeprefix("$ "))
+        if words[:2] == ["bitfoundry", "plan"]:
+            planning_parser().parse_args(words[2:])
+        elif "--model_dir" in words:
+            task_of(parser().parse_args(words[words.index("--model_dir") :]))
+        kinds.append(words[0])
+    assert (kinds.count("bitfoundry"), kinds.count("torchrun")) == (3, 4)

@@ -241,6 +241,37 @@ def test_the_module_is_the_command() -> None:
     assert ran.stdout.startswith("bitfoundry 0.")
 
 
+LLAMA_405B = Path(__file__).parents[1] / "quantcore" / "configs" / "llama-3.1-405b.json"
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_plan_for_hardware_needs_no_service(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    monkeypatch.delenv("BITFOUNDRY_URL")
+    command = ["plan", str(LLAMA_405B), "--devices", "8x192GB", "--nodes", "2", "--quant_scheme", "fp8"]
+    assert cli.run([*command, *(["--json"] if as_json else [])]) == 0
+    said = capsys.readouterr().out
+    if as_json:
+        assert json.loads(said)["hardware"]["num_ranks"] == 16
+    else:
+        assert said.startswith("fits 8 x 192.0 GB on each of 2 nodes: streamed")
+
+
+@pytest.mark.parametrize("flags", [["--nodes", "2", "--config", "fp8"], []])
+def test_a_plan_of_the_service_takes_no_flags_of_the_engine(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["plan", "/m", *flags]) == 2
+    said = capsys.readouterr().err
+    assert ("goes with --devices" if flags else "give --config") in " ".join(said.replace("│", " ").split())
+
+
+def test_a_plan_for_hardware_that_does_not_fit_has_a_status(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["plan", str(LLAMA_405B), "--devices", "1x8GB", "--quant_scheme", "fp8"]) == 1
+    assert "does not fit" in capsys.readouterr().out
+
+
 def test_a_config_file_stands_behind_options_and_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[tuple[str, str]] = []
     monkeypatch.setattr(options, "Client", lambda url, key: seen.append((url, key)))

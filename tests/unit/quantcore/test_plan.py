@@ -7,12 +7,16 @@ from dataclasses import replace
 import pytest
 
 from quantcore import RotationConfig, presets
+from quantcore.algorithms import NAMES, config_of
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.layers import find_conv1d
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.config import CalibrationConfig, Config, QuantizationConfig
 from quantcore.errors import ConfigError, ModelError
 from quantcore.plan import resolve
+from quantcore.solvers import SOLVERS, TUNERS
+from quantcore.stats import Needs
+from quantcore.transforms import SMOOTHINGS
 
 SMOLLM2 = {"model_type": "llama", "num_hidden_layers": 30, "max_position_embeddings": 8192}
 
@@ -195,7 +199,9 @@ def test_every_expert_is_planned_and_routers_are_kept():
     }
     assert result.warnings == ()
     num_tokens = CalibrationConfig().num_samples * CalibrationConfig().seq_len
-    assert result.memory_bytes["activations"] == num_tokens * 64 * 2  # the hidden size; experts are narrower
+    assert result.memory_bytes["activations"] == 0
+    learning = plan("w4a16", mixtral(), MIXTRAL, group_size=32, algo_config=(config_of("gptq"),))
+    assert learning.memory_bytes["activations"] == num_tokens * 64 * 2  # the hidden size; experts are narrower
 
 
 def test_a_router_is_planned_only_if_it_is_named_exactly():
@@ -281,3 +287,16 @@ def test_masks_in_the_checkpoint_are_no_weights():
     mask = {"gpt_neox.layers.0.attention.bias": header((1, 1, 2048, 2048), "U8")}
     assert len(plan("w4a16", mask | neox(), NEOX).layers) == 2
     assert ModelHeaders({}, mask | neox()).main_dtype == "BF16"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plans_count_the_matrices_that_algorithms_ask_for(name):
+    config = config_of(name)
+    made = next((kind.get(name)(config) for kind in (SMOOTHINGS, SOLVERS, TUNERS) if name in kind), None)
+    needs = Needs() if made is None else made.needs
+    assert config.num_grams == needs.gram + needs.shift
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plans_know_which_algorithms_work_on_whole_blocks(name):
+    assert config_of(name).on_whole_blocks == (name in SMOOTHINGS or name in TUNERS or name == "rotation")

@@ -1,0 +1,138 @@
+"""Where the engine's memory goes, from shapes alone: the same estimate for a plan, for hardware and for a report.
+
+A job has moments, and what one holds the next has given back. Its peak is its costliest moment; a model's depth is in
+none of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from quantcore.calibration.chunks import count_sums
+from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
+from quantcore.config import CalibrationConfig, Config
+from quantcore.layer import LayerPlan
+
+RUNTIME_BYTES = 450 << 20
+"""Python, torch and Transformers before any weight: measured by bench/__main__.py."""
+FLOAT_COPIES = 4
+"""Of the weight that is being rounded, in float32: itself, its codes, what they stand for, what is lost."""
+WINDOW_COPIES = 4
+"""Of a layer's input of one window, in float32, while it is learned from."""
+STATES_SHARE = 0.25
+"""Of the free memory: what the hidden states of all windows may take; else they wait on disk."""
+DEVICE_RUNTIME_BYTES = 1_500_000_000
+"""An accelerator's context and the work space of its libraries."""
+
+OUTPUTS = ("o_proj", "out_proj", "down_proj", "c_proj", "dense", "wo", "w2", "fc2")
+"""What models call the layer of a module that reads what the others gave, whatever its width."""
+
+Parts = dict[str, int]
+Input = tuple[str, int, bool]
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a job's memory depends on, in bytes.
+
+    ``whole``: all tensors; ``outside``: embedding, head and all else around the blocks; ``block``: the largest;
+    ``tensor``: the largest read; ``weight``: the one with most values among those that are rounded, in float32;
+    ``grams``: the matrices that calibration learns of all inputs of a block, once; ``num_sums``: how many such sets
+    there are while it learns; ``factors``: what the largest needs besides while it is solved; ``window``: the widest
+    input of one window, in float32; ``states``: the hidden states of all windows in front of a block.
+    """
+
+    whole: int
+    outside: int
+    block: int
+    tensor: int
+    weight: int
+    grams: int
+    num_sums: int
+    factors: int
+    window: int
+    states: int
+
+    @classmethod
+    def of(
+        cls, config: Config, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader], prefix: str,
+        num_blocks: int, calibration: CalibrationConfig, *, needs_calibration: bool,
+    ) -> Footprint:  # fmt: skip
+        blocks = Counter[int]()
+        for name, tensor in tensors.items():
+            is_inside = name.startswith(prefix)
+            blocks[int(name[len(prefix) :].split(".", 1)[0]) if is_inside else -1] += tensor.num_bytes
+        num_tokens = calibration.num_samples * calibration.seq_len * needs_calibration
+        element = DTYPE_BYTES[tensors[f"{layers[0].name}.weight"].dtype]
+        [(hidden, _)] = Counter(layer.in_features for layer in layers).most_common(1)  # most read the hidden states
+        grams, factors = _grams(config, layers)
+        return cls(
+            whole=sum(blocks.values()),
+            outside=blocks[-1],
+            block=max(blocks[index] for index in range(num_blocks)),  # what lies behind does not run
+            tensor=max(tensor.num_bytes for tensor in tensors.values()),
+            weight=4 * max(math.prod(layer.shape) for layer in layers),
+            grams=grams,
+            num_sums=count_sums(calibration.num_samples),
+            factors=factors,
+            window=4 * calibration.seq_len * max(layer.in_features for layer in layers) * needs_calibration,
+            states=(1 + config.compares) * num_tokens * hidden * element,
+        )
+
+    def file_to_file(self) -> Parts:
+        """One weight, or a tensor that is copied."""
+        rounding = {"one_weight": self.weight // 2, "one_weight_in_float32": FLOAT_COPIES * self.weight}
+        copying = {"one_tensor": self.tensor}
+        return {"runtime": RUNTIME_BYTES, **_larger(rounding, copying)}
+
+    def streamed(self, *, num_ranks: int = 1, num_shards: int = 1) -> Parts:
+        """On each of ``num_ranks`` that share the windows, with a block in ``num_shards`` slices, and one layer whole,
+        twice (FSDP2 gathers it, then lays it out).
+
+        The first rank puts together what all have learned, so that more ranks do not make the statistics fewer.
+        """
+        block = self.block if num_shards == 1 else self.block // num_shards + 2 * self.weight // 2
+        rounding = FLOAT_COPIES * self.weight
+        moments = (
+            {"embedding_and_head": self.outside},
+            {"one_block": block, "statistics": self.num_sums * self.grams, "one_window": WINDOW_COPIES * self.window},
+            {"one_block": block, "statistics": self.grams + self.factors, "one_weight_in_float32": rounding},
+        )
+        return {"runtime": RUNTIME_BYTES, **_larger(*moments), "activations": self.states // num_ranks}
+
+    def resident(self, *, num_ranks: int) -> Parts:
+        """The whole model in shards (FSDP2), on each rank, with two blocks gathered: to run it, not to learn of it."""
+        shards = {"shard_of_the_model": self.whole // num_ranks, "two_blocks": 2 * self.block}
+        return {"runtime": RUNTIME_BYTES, **shards, "one_window": WINDOW_COPIES * self.window}
+
+    def host(self) -> Parts:
+        """Beside an accelerator, of each rank: a tensor on its way there, floats on their way to be hashed."""
+        return {"runtime": RUNTIME_BYTES, "one_tensor": self.tensor, "one_weight_in_float32": self.weight}
+
+
+def _larger(*moments: Parts) -> Parts:
+    return max(moments, key=lambda parts: sum(parts.values()))
+
+
+def _grams(config: Config, layers: Sequence[LayerPlan]) -> tuple[int, int]:
+    """The bytes of one matrix [I, I] for each input of a block, of the block with most of them; and what the
+    largest needs besides while it is solved."""
+    element = 8 if any(getattr(one, "hessian_dtype", "") == "float64" for one in config.algo_config) else 4
+    learning = [one for one in config.algo_config if one.needs_calibration]
+    count = max((one.num_grams for one in learning), default=0)
+    copies = max((one.num_factors for one in learning), default=0)
+    inputs: dict[int | None, set[Input]] = {}
+    for layer in layers:
+        inputs.setdefault(layer.block, set()).add(input_of(layer))
+    squares = [sum(width * width for _, width, _ in found) for found in inputs.values()]
+    widest = max(layer.in_features for layer in layers)
+    return count * element * max(squares), (copies * element * widest**2 if count else 0)
+
+
+def input_of(layer: LayerPlan) -> Input:
+    """What layers of a block have in common that read the same input, as far as names and widths tell."""
+    parent, _, name = layer.name.rpartition(".")
+    return parent, layer.in_features, name in OUTPUTS

@@ -1,0 +1,214 @@
+"""The tensors of a checkpoint from its config.json alone: names, shapes and sizes, before a byte of it is downloaded.
+
+A family is a row of ``FAMILIES``: how its blocks attend and what follows. Sources are the published checkpoints, whose
+names Transformers' models read; a test holds every family against the model that Transformers builds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from quantcore.checkpoint.config_checks import check_config
+from quantcore.checkpoint.experts import unstack_experts
+from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
+from quantcore.errors import ModelError
+
+Shapes = dict[str, tuple[int, ...]]
+DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+
+
+def tensors_of(config: Mapping[str, Any]) -> dict[str, TensorHeader]:
+    """What the files of such a model hold; they have no file and no place yet.
+
+    Raises ModelError ``unsupported_architecture`` for a family that is not known, ``config_implausible`` for numbers
+    that are missing or cannot be meant.
+    """
+    family = FAMILIES.get(str(config.get("model_type")))
+    if family is None:
+        raise ModelError(
+            f"What a '{config.get('model_type')}' model holds is not known from its config.json alone.",
+            code="unsupported_architecture",
+            hint=f"Give the folder with its files, whose headers say it. Known are: {', '.join(FAMILIES)}.",
+        )
+    check_config(config, {})
+    try:
+        shapes = dict(_shapes(config, family))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"config.json of this '{config['model_type']}' model lacks something, or has it wrong: {error!r}.",
+            code="config_implausible",
+            hint="Give the config.json that was published with the weights.",
+        ) from error
+    dtype = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), "BF16")
+    size = DTYPE_BYTES[dtype]
+    return unstack_experts(
+        {name: TensorHeader(dtype, shape, "", 0, size * math.prod(shape)) for name, shape in shapes.items()}
+    )
+
+
+def _shapes(config: Mapping[str, Any], family: Block) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, vocab = config["hidden_size"], config["vocab_size"]
+    yield "model.embed_tokens.weight", (vocab, hidden)
+    extra = config.get("num_nextn_predict_layers") or 0  # for multi-token prediction: files hold them, nobody runs them
+    for index in range(config["num_hidden_layers"] + extra):
+        block = family(config, index)
+        if index >= config["num_hidden_layers"]:
+            block |= {"eh_proj.weight": (hidden, 2 * hidden), "enorm.weight": (hidden,), "hnorm.weight": (hidden,)}
+            block |= {"embed_tokens.weight": (vocab, hidden), "shared_head.head.weight": (vocab, hidden)}
+            block |= {"shared_head.norm.weight": (hidden,)}
+        for name, shape in block.items():
+            yield f"model.layers.{index}.{name}", shape
+    yield "model.norm.weight", (hidden,)
+    if not config.get("tie_word_embeddings"):
+        yield "lm_head.weight", (vocab, hidden)
+
+
+def _linear(name: str, out: int, in_: int, *, bias: object = False) -> Shapes:
+    return {f"{name}.weight": (out, in_)} | ({f"{name}.bias": (out,)} if bias else {})
+
+
+def _gated(path: str, hidden: int, inner: int, *, bias: object = False) -> Shapes:
+    up = {part: size for name in ("gate_proj", "up_proj")
+          for part, size in _linear(f"{path}.{name}", inner, hidden, bias=bias).items()}  # fmt: skip
+    return up | _linear(f"{path}.down_proj", hidden, inner, bias=bias)
+
+
+def _norms(config: Mapping[str, Any]) -> Shapes:
+    names = ("input_layernorm", "post_attention_layernorm")
+    return {f"{name}.weight": (config["hidden_size"],) for name in names}
+
+
+def _attention(config: Mapping[str, Any], *, qkv_bias: object = False, o_bias: object = False) -> Shapes:
+    """Grouped queries."""
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    groups = config.get("num_key_value_heads") or heads
+    width = config.get("head_dim") or hidden // heads
+    return (
+        _linear("self_attn.q_proj", heads * width, hidden, bias=qkv_bias)
+        | _linear("self_attn.k_proj", groups * width, hidden, bias=qkv_bias)
+        | _linear("self_attn.v_proj", groups * width, hidden, bias=qkv_bias)
+        | _linear("self_attn.o_proj", hidden, heads * width, bias=o_bias)
+    )
+
+
+def _head_norms(config: Mapping[str, Any]) -> Shapes:
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return {"self_attn.q_norm.weight": (width,), "self_attn.k_norm.weight": (width,)}
+
+
+def _latent_attention(config: Mapping[str, Any]) -> Shapes:
+    """DeepSeek's: keys and values out of one narrow vector."""
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    nope, rope, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    query_rank, rank = config.get("q_lora_rank"), config["kv_lora_rank"]
+    width = heads * (nope + rope)
+    queries = _linear("self_attn.q_proj", width, hidden)
+    if query_rank:
+        queries = _linear("self_attn.q_a_proj", query_rank, hidden, bias=config.get("attention_bias"))
+        queries |= {"self_attn.q_a_layernorm.weight": (query_rank,)}
+        queries |= _linear("self_attn.q_b_proj", width, query_rank)
+    return (
+        queries
+        | _linear("self_attn.kv_a_proj_with_mqa", rank + rope, hidden, bias=config.get("attention_bias"))
+        | {"self_attn.kv_a_layernorm.weight": (rank,)}
+        | _linear("self_attn.kv_b_proj", heads * (nope + value), rank)
+        | _linear("self_attn.o_proj", hidden, heads * value, bias=config.get("attention_bias"))
+    )
+
+
+def _num_experts(config: Mapping[str, Any]) -> int:
+    """Transformers writes another name than the published files have."""
+    return int(config["num_experts"] if "num_experts" in config else config["num_local_experts"])
+
+
+def _experts(config: Mapping[str, Any], num_experts: int) -> Shapes:
+    """A matrix an expert and projection, and the router."""
+    hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
+    found: Shapes = {"mlp.gate.weight": (num_experts, hidden)}
+    for index in range(num_experts):
+        found |= _gated(f"mlp.experts.{index}", hidden, inner)
+    return found
+
+
+def _llama(config: Mapping[str, Any], index: int) -> Shapes:
+    bias = config.get("attention_bias")
+    mlp = _gated("mlp", config["hidden_size"], config["intermediate_size"], bias=config.get("mlp_bias"))
+    return _attention(config, qkv_bias=bias, o_bias=bias) | mlp | _norms(config)
+
+
+def _qwen2(config: Mapping[str, Any], index: int) -> Shapes:
+    mlp = _gated("mlp", config["hidden_size"], config["intermediate_size"])
+    return _attention(config, qkv_bias=True) | mlp | _norms(config)
+
+
+def _qwen3(config: Mapping[str, Any], index: int) -> Shapes:
+    return _llama(config, index) | _head_norms(config)
+
+
+def _mixtral(config: Mapping[str, Any], index: int) -> Shapes:
+    hidden, inner, num_experts = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
+    moe = {"block_sparse_moe.gate.weight": (num_experts, hidden)}
+    for expert in range(num_experts):
+        shapes = {"w1": (inner, hidden), "w2": (hidden, inner), "w3": (inner, hidden)}
+        moe |= {f"block_sparse_moe.experts.{expert}.{name}.weight": shape for name, shape in shapes.items()}
+    return _attention(config) | moe | _norms(config)
+
+
+def _is_sparse(config: Mapping[str, Any], index: int) -> bool:
+    step = config.get("decoder_sparse_step", 1)
+    return index not in (config.get("mlp_only_layers") or ()) and (index + 1) % step == 0
+
+
+def _qwen2_moe(config: Mapping[str, Any], index: int) -> Shapes:
+    if not _is_sparse(config, index):
+        return _qwen2(config, index)
+    hidden = config["hidden_size"]
+    shared = _gated("mlp.shared_expert", hidden, config["shared_expert_intermediate_size"])
+    shared |= _linear("mlp.shared_expert_gate", 1, hidden)
+    moe = _experts(config, _num_experts(config))
+    return _attention(config, qkv_bias=config.get("qkv_bias", True)) | moe | shared | _norms(config)
+
+
+def _qwen3_moe(config: Mapping[str, Any], index: int) -> Shapes:
+    if not _is_sparse(config, index):
+        return _qwen3(config, index)
+    bias = config.get("attention_bias")
+    moe = _experts(config, _num_experts(config))
+    return _attention(config, qkv_bias=bias, o_bias=bias) | _head_norms(config) | moe | _norms(config)
+
+
+def _deepseek(config: Mapping[str, Any], index: int) -> Shapes:
+    hidden = config["hidden_size"]
+    if index < config["first_k_dense_replace"]:
+        return _latent_attention(config) | _gated("mlp", hidden, config["intermediate_size"]) | _norms(config)
+    moe = _experts(config, config["n_routed_experts"])
+    moe |= _gated("mlp.shared_experts", hidden, config["n_shared_experts"] * config["moe_intermediate_size"])
+    if config["model_type"] != "deepseek_v2":
+        moe["mlp.gate.e_score_correction_bias"] = (config["n_routed_experts"],)
+    return _latent_attention(config) | moe | _norms(config)
+
+
+def _gpt_oss(config: Mapping[str, Any], index: int) -> Shapes:
+    """Experts in stacks, transposed."""
+    hidden, inner, num_experts = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
+    moe: Shapes = {
+        "mlp.experts.gate_up_proj": (num_experts, hidden, 2 * inner),
+        "mlp.experts.gate_up_proj_bias": (num_experts, 2 * inner),
+        "mlp.experts.down_proj": (num_experts, inner, hidden),
+        "mlp.experts.down_proj_bias": (num_experts, hidden),
+    }
+    moe |= _linear("mlp.router", num_experts, hidden, bias=True)
+    sinks = {"self_attn.sinks": (config["num_attention_heads"],)}
+    return _attention(config, qkv_bias=True, o_bias=True) | sinks | moe | _norms(config)
+
+
+Block = Callable[[Mapping[str, Any], int], Shapes]
+"""The tensors of the block of a number."""
+
+FAMILIES: dict[str, Block] = {
+    "llama": _llama, "mistral": _llama, "qwen2": _qwen2, "qwen3": _qwen3,
+    "mixtral": _mixtral, "qwen2_moe": _qwen2_moe, "qwen3_moe": _qwen3_moe,
+    "deepseek_v2": _deepseek, "deepseek_v3": _deepseek, "kimi_k2": _deepseek, "gpt_oss": _gpt_oss,
+}  # fmt: skip

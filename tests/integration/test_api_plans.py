@@ -1,0 +1,66 @@
+"""Plans over HTTP that are held against hardware: the engine's own answer, and what is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from quantcore import presets
+from quantcore.capacity import plan_for
+from quantcore.config import CalibrationConfig
+from quantcore.hardware import parse_hardware
+from quantcore.reading import read_model
+
+MakeModel = Callable[..., Path]
+
+
+def body(folder: Path, preset: str, hardware: dict[str, Any] | None) -> dict[str, Any]:
+    asked = {"model": {"path": str(folder)}, "config": {"preset": preset}, "calibration": {"num_samples": 16}}
+    return asked if hardware is None else {**asked, "hardware": hardware}
+
+
+@pytest.mark.parametrize("preset", ["int8_dynamic", "int8_static"])
+def test_the_answer_is_the_engine_s(client: TestClient, make_model: MakeModel, preset: str) -> None:
+    model = make_model()
+    given = {"devices": "2x80GB", "nodes": 2, "host_memory": "64GB", "disk": "1TB"}
+    answer = client.post("/v1/plans", json=body(model, preset, given))
+    assert answer.status_code == 200, answer.text
+    headers = read_model(model).headers
+    expected = plan_for(
+        parse_hardware("2x80GB", 2, "64GB", "1TB"), presets.resolve(preset), headers.config, headers.tensors,
+        calibration=CalibrationConfig(num_samples=16),
+    ).to_dict()  # fmt: skip
+    found = answer.json()["capacity"]
+    assert found == expected and found["fits"] and found["hardware"]["num_ranks"] == 4
+    assert found["executor"] == ("file_to_file" if preset == "int8_dynamic" else "streamed")
+    assert "capacity" not in client.post("/v1/plans", json=body(model, preset, None)).json()
+
+
+def test_what_does_not_fit_says_so(client: TestClient, make_model: MakeModel) -> None:
+    answer = client.post("/v1/plans", json=body(make_model(), "int8_static", {"devices": "1x1MB", "disk": "1MB"}))
+    found = answer.json()["capacity"]
+    assert not found["fits"] and found["faults"][0].startswith("A device has 0.0 GB, and ") and found["advice"]
+
+
+ODD = {
+    "invalid_hardware": ({"devices": "many"}, "#/hardware/devices"),
+    "invalid_hardware ": ({"disk": "1XB"}, "#/hardware/disk"),
+    "invalid_request": ({"nodes": 0}, "#/hardware/nodes"),
+}
+
+
+@pytest.mark.parametrize("code", ODD)
+def test_odd_hardware_is_refused(client: TestClient, make_model: MakeModel, code: str) -> None:
+    hardware, pointer = ODD[code]
+    answer = client.post("/v1/plans", json=body(make_model(), "int8_dynamic", hardware))
+    assert answer.status_code == 422
+    problem = answer.json()
+    assert [error["pointer"] for error in problem["errors"]] == [pointer], problem
+
+
+def test_a_job_is_told_where_to_ask(client: TestClient, make_model: MakeModel) -> None:
+    """Hardware is a plan's: a job runs on the workers that there are."""
+    answer = client.post("/v1/jobs", json=body(make_model(), "int8_dynamic", {"devices": "1x80GB"}))
+    assert answer.status_code == 422
