@@ -144,7 +144,7 @@ class GPTQConfig(_OnLayers):
     cut by halves here.
     """
 
-    num_factors: ClassVar[int] = 5
+    num_factors: ClassVar[int] = 3
     name: Literal["gptq"] = "gptq"
     block_size: Annotated[int, Field(ge=1)] = 128
     damp_percent: Annotated[float, Field(gt=0, lt=1)] | None = None

@@ -58,10 +58,12 @@ class Hessian:
         damp_percent, lower_KK = _factorized(gram_KK, wanted)
         power_K = gram_KK.diagonal() + damp_percent * gram_KK.diagonal().mean()
         upper_KK = lower_KK.flip(0, 1)
-        feedback_KK = (upper_KK / upper_KK.diagonal()).T.float().contiguous()
+        del lower_KK  # these are the largest tensors of a job: no more of them than it takes
+        counts_K = upper_KK.diagonal().square()
+        feedback_KK = upper_KK.div_(upper_KK.diagonal().clone()).T.float().contiguous()
+        del upper_KK
         coupling_KK = gram_KK / power_K.unsqueeze(1)
         coupling_KK.fill_diagonal_(1)
-        counts_K = upper_KK.diagonal().square()
         return cls(
             order_K, damp_percent, wanted, gram_KK.float(), feedback_KK, coupling_KK.float(), counts_K.float(),
             power_K.float(),
