@@ -3,7 +3,6 @@ import { useEffect, useState } from "react";
 import type { Job } from "../api/types";
 import { navigate } from "../router";
 import { Dialog } from "../ui/basics";
-import { compareAddress } from "./runs";
 
 const KEYS: [string, string][] = [
   ["j k", "next and previous run"],
@@ -17,6 +16,8 @@ const KEYS: [string, string][] = [
 
 const isTyping = (target: EventTarget | null) =>
   target instanceof HTMLElement && (/^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) || target.isContentEditable);
+
+export const compareAddress = (ids: string[]) => `/compare?${ids.map((id) => `job=${id}`).join("&")}`;
 
 export function useRunKeys(jobs: Job[], toggle: (id: string) => void, selected: string[], mayWrite: boolean) {
   const [cursorId, setCursorId] = useState<string | null>(null);

@@ -9,7 +9,7 @@ import { announce } from "../ui/announcer";
 import { Confirm, Empty, Failure, Loading, scrollable, Time, Title } from "../ui/basics";
 import { ACTIONS, STATES, STATE_ORDER, StateLabel } from "../ui/states";
 import { JobProgress, PerplexityChange, SizeChange } from "./job-progress";
-import { RunKeys, useRunKeys } from "./run-keys";
+import { compareAddress, RunKeys, useRunKeys } from "./run-keys";
 
 const PAGE = 50;
 const EVERY_MS = 3000;
@@ -106,8 +106,6 @@ export function Runs({ place: { search } }: { place: Place }) {
     </>
   );
 }
-
-export const compareAddress = (ids: string[]) => `/compare?${ids.map((id) => `job=${id}`).join("&")}`;
 
 function RunTable({
   jobs,
