@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from quantcore.checkpoint.layout import TensorHeader
@@ -32,6 +34,16 @@ class DequantizingSource(Source):
             return super().read(name)
         restored = read_layer(self._quantized, layer).weight.dequantize()
         return restored.to(TORCH_DTYPES[self._quantized.files.model_dtype])
+
+    def expect(self, names: Iterable[str]) -> None:
+        quantized, stored = self._quantized, list[str]()
+        for name in names:
+            layer = quantized.layers.get(name) or quantized.embeddings.get(name)
+            if layer is None:
+                stored.append(name)
+            else:
+                stored += [tensor_name(layer.name, part) for part in quantized.layouts(layer)]
+        Source(quantized.files.folder, dict(quantized.files.tensors)).expect(stored)
 
     def read_rows(self, name: str, rows: range) -> torch.Tensor:
         if name in self._quantized.layers or name in self._quantized.embeddings:

@@ -437,6 +437,9 @@ EVERY_CHANGE = {
     ("DELETE", "/v1/webhooks/{webhook_id}"): "webhook.delete",
 }
 NO_CHANGE = {("POST", "/v1/plans")}
+ELSEWHERE = {  # test_publishing, test_api_signin
+    ("POST", "/v1/jobs/{job_id}/publish"), ("POST", "/v1/sign-in"), ("DELETE", "/v1/sign-in"),
+}  # fmt: skip
 UPLOAD = "/v1/uploads/{upload_id}"
 OF_DATASETS = {  # what makes a dataset, or ends one: below. Parts of one that is not whole yet are no change
     ("POST", "/v1/datasets"), ("DELETE", "/v1/datasets/{dataset_id}"), ("POST", f"{UPLOAD}/complete"),
@@ -447,7 +450,7 @@ OF_DATASETS = {  # what makes a dataset, or ends one: below. Parts of one that i
 def test_every_change_leaves_an_entry(client: TestClient, things: dict[str, str], make_model: MakeModel) -> None:
     assert isinstance(client.app, FastAPI)
     changing = {route for route in walk(client.app) if route[0] != "GET"}
-    assert changing == EVERY_CHANGE.keys() | NO_CHANGE | OF_DATASETS
+    assert changing == EVERY_CHANGE.keys() | NO_CHANGE | ELSEWHERE | OF_DATASETS
     asked = body(make_model("asked"))
     bodies = {"/v1/jobs": asked, "/v1/sweeps": {"job": asked, "matrix": {"/priority": [1]}}} | EXAMPLES
     bodies |= {"/v1/projects": {"name": "new"}, "/v1/keys": {"name": "k", "scopes": [READ]}}

@@ -29,6 +29,7 @@ def test_submit_answers_with_the_whole_job(client: TestClient, make_model: MakeM
     assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
     assert int(answer.headers["retry-after"]) > 0
     assert re.fullmatch(r"job_[0-9a-f]{12}7[0-9a-f]{19}", job["id"])
+    job["submitted_by"] = job["submitted_by"]["name"]
     assert job | {"id": "", "config": "", "created_at": "", "state_times": "", "needs_memory_bytes": 0} == {
         "id": "",
         "name": "first",
@@ -49,6 +50,9 @@ def test_submit_answers_with_the_whole_job(client: TestClient, make_model: MakeM
         "export": ["quark"],
         "max_shard_size": "5GB",
         "gate": "warn",
+        "publish": None,
+        "publication": None,
+        "submitted_by": "test",
         "needs_memory_bytes": 0,
         "cloned_from": None,
         "sweep_id": None,

@@ -153,4 +153,4 @@ def test_a_job_that_runs_keeps_its_folder(
         path = session.execute(text("SELECT path FROM artifact WHERE id = :id"), {"id": job.artifact_id}).scalar_one()
         with pytest.raises(Exception, match="cannot"):
             control.cancel(session, job_id)
-    assert (Path(path) / "manifest.json").is_file()
+    assert (Path(path) / "MANIFEST.json").is_file()
