@@ -29,8 +29,8 @@ def test_submit_answers_with_the_whole_job(client: TestClient, make_model: MakeM
     assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
     assert int(answer.headers["retry-after"]) > 0
     assert re.fullmatch(r"job_[0-9a-f]{12}7[0-9a-f]{19}", job["id"])
-    job["submitted_by"] = job["submitted_by"]["name"]
-    assert job | {"id": "", "config": "", "created_at": "", "state_times": "", "needs_memory_bytes": 0} == {
+    varying = {"id": "", "config": "", "created_at": "", "state_times": "", "needs_memory_bytes": 0}
+    assert job | varying | {"submitted_by": job["submitted_by"]["name"]} == {
         "id": "",
         "name": "first",
         "labels": labels,
