@@ -8,6 +8,8 @@ from sqlalchemy.orm import Session, sessionmaker
 CONNECT_TIMEOUT_S = 5
 STATEMENT_TIMEOUT_S = 10
 WAIT_S = 5.0
+IDLE_S = 30
+"""How long a transaction may do nothing: a process that is suspended in one gives its locks away then."""
 
 Sessions = sessionmaker[Session]
 
@@ -18,7 +20,11 @@ def connect(database_url: str, *, pool_size: int = 10, wait_s: float = WAIT_S) -
     ``wait_s`` bounds the wait for a connection of the pool, and that for a lock; ``tcp_user_timeout`` bounds what a
     statement timeout cannot: a network that swallows packets.
     """
-    limits = {"statement_timeout": f"{STATEMENT_TIMEOUT_S}s", "lock_timeout": f"{round(1000 * wait_s)}ms"}
+    limits = {
+        "statement_timeout": f"{STATEMENT_TIMEOUT_S}s",
+        "lock_timeout": f"{round(1000 * wait_s)}ms",
+        "idle_in_transaction_session_timeout": f"{IDLE_S}s",
+    }
     engine = create_engine(
         database_url,
         pool_size=pool_size,
