@@ -224,15 +224,16 @@ class BlockAlgorithms:
         groups = self._groups(layers, prepared)
         owners = _owners(groups, self._ranks.size)
         mine = [number for number, owner in enumerate(owners) if owner == self._ranks.rank]
+        at_once = self._ranks.size > 1 and not self._sequential
         ahead = {}
-        if self._ranks.size > 1 and not self._sequential:  # all at once, each its own
+        if at_once:
             known = {number: one for number, one in enumerate(map(_weights, groups)) if number in mine}
             ahead = {number: self._solve_group(groups[number], known.pop(number), global_scales) for number in mine}
         for number, group in enumerate(groups):
             if self._sequential and number and group.stats is not None and at is not None:
                 again = self._collect({layer.name: module for layer, module in group.layers.items()}, at)
                 group = replace(group, stats=next(iter(again.values()), group.stats))
-            if self._ranks.size == 1 or self._sequential:
+            if not at_once:
                 weights = _weights(group)
                 if number in mine:
                     ahead[number] = self._solve_group(group, weights, global_scales)

@@ -19,7 +19,7 @@ from quantcore.checkpoint.layers import is_linear
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.config import CalibrationConfig, Config
 from quantcore.hardware import DEVICE, GB, HOST, Hardware, Speeds
-from quantcore.memory import DEVICE_RUNTIME_BYTES, STATES_SHARE, Footprint, Input, Parts, input_of
+from quantcore.memory import DEVICE_RUNTIME_BYTES, STATES_SHARE, Footprint, Input, Parts, by_block, input_of
 from quantcore.plan import FILE_TO_FILE, STREAMED, Plan, find_blocks, resolve
 
 STREAMED_FSDP, RESIDENT_FSDP = "streamed_fsdp", "resident_fsdp"
@@ -128,9 +128,8 @@ def capacity(
 ) -> Capacity:  # fmt: skip
     """``plan`` with ``counts[i]`` blocks like its block i."""
     footprint = plan.footprint
-    sizes = _by_block(plan, {name: one.num_bytes for name, one in tensors.items()})
-    before = _weighted(sizes, counts)
-    after = _weighted(_by_block(plan, {n: one.num_bytes for n, one in plan.layouts[plan.main_export].items()}), counts)
+    before = _in_all(plan, counts, {name: one.num_bytes for name, one in tensors.items()})
+    after = _in_all(plan, counts, {name: one.num_bytes for name, one in plan.layouts[plan.main_export].items()})
     footprint = replace(footprint, whole=before)
     takes_slices = not any(one.on_whole_blocks for one in config.algo_config)
     candidates = _candidates(plan, footprint, hardware, takes_slices=takes_slices)
@@ -145,7 +144,7 @@ def capacity(
     return Capacity(
         plan=plan,
         hardware=hardware,
-        num_parameters=_weighted(_by_block(plan, {n: math.prod(one.shape) for n, one in tensors.items()}), counts),
+        num_parameters=_in_all(plan, counts, {name: math.prod(one.shape) for name, one in tensors.items()}),
         size_before_bytes=before,
         size_after_bytes=after,
         num_layers=sum(1 if layer.block is None else counts[layer.block] for layer in plan.layers),
@@ -197,13 +196,9 @@ def _of_depth(model_config: Mapping[str, Any], num_blocks: int) -> dict[str, Any
     return {**model_config, **dict.fromkeys(names, num_blocks)}
 
 
-def _by_block(plan: Plan, sizes: Mapping[str, int]) -> Counter[int]:
-    """Sums by the number of the block; -1 is what lies outside."""
-    found = Counter[int]()
-    for name, size in sizes.items():
-        inside = name.startswith(plan.block_prefix)
-        found[int(name[len(plan.block_prefix) :].split(".", 1)[0]) if inside else -1] += size
-    return found
+def _in_all(plan: Plan, counts: Sequence[int], sizes: Mapping[str, int]) -> int:
+    """The sum of a figure of tensors over the whole model."""
+    return _weighted(by_block(plan.block_prefix, sizes), counts)
 
 
 def _weighted(sums: Mapping[int, int], counts: Sequence[int]) -> int:
@@ -301,8 +296,8 @@ def _work(
     num_experts = max((int(m["index"]) + 1 for name in tensors if (m := EXPERT.match(name))), default=1)
     share = min(1.0, (model_config.get("num_experts_per_tok") or num_experts) / num_experts)
     linear = {name: math.prod(one.shape) for name, one in tensors.items() if is_linear(name, one)}
-    everything = _weighted(_by_block(plan, linear), counts)
-    experts = _weighted(_by_block(plan, {n: size for n, size in linear.items() if EXPERT.match(n)}), counts)
+    everything = _in_all(plan, counts, linear)
+    experts = _in_all(plan, counts, {name: size for name, size in linear.items() if EXPERT.match(name)})
     values = Counter[int]()
     inputs: dict[int, dict[Input, list[int]]] = {}
     for layer in plan.layers:

@@ -29,35 +29,43 @@ class DequantizingSource(Source):
         self._quantized = quantized
 
     def read(self, name: str) -> torch.Tensor:
-        layer = self._quantized.layers.get(name) or self._quantized.embeddings.get(name)
+        layer = self._layer_of(name)
         if layer is None:
             return super().read(name)
         restored = read_layer(self._quantized, layer).weight.dequantize()
         return restored.to(TORCH_DTYPES[self._quantized.files.model_dtype])
 
     def expect(self, names: Iterable[str]) -> None:
-        quantized, stored = self._quantized, list[str]()
+        stored: list[str] = []
         for name in names:
-            layer = quantized.layers.get(name) or quantized.embeddings.get(name)
+            layer = self._layer_of(name)
             if layer is None:
                 stored.append(name)
             else:
-                stored += [tensor_name(layer.name, part) for part in quantized.layouts(layer)]
-        Source(quantized.files.folder, dict(quantized.files.tensors)).expect(stored)
+                stored += [tensor_name(layer.name, part) for part in self._quantized.layouts(layer)]
+        _stored(self._quantized).expect(stored)
 
     def read_rows(self, name: str, rows: range) -> torch.Tensor:
-        if name in self._quantized.layers or name in self._quantized.embeddings:
+        if self._layer_of(name) is not None:
             return self.read(name)[rows.start : rows.stop]
         return super().read_rows(name, rows)
+
+    def _layer_of(self, name: str) -> LayerPlan | None:
+        return self._quantized.layers.get(name) or self._quantized.embeddings.get(name)
 
 
 def read_layer(quantized: QuantizedLayers, layer: LayerPlan) -> QLayer:
     """The codes of ``layer`` and what belongs to them, decoded from the files."""
     exporter = EXPORTERS.get(quantized.export)
     assert isinstance(exporter, Decoder)
-    source = Source(quantized.files.folder, dict(quantized.files.tensors))
+    source = _stored(quantized)
     parts = {
         part: source.read(tensor_name(layer.name, part)).view(layout.shape)
         for part, layout in quantized.layouts(layer).items()
     }
     return exporter.decode(layer, parts)
+
+
+def _stored(quantized: QuantizedLayers) -> Source:
+    """Reads the tensors as they stand in the files."""
+    return Source(quantized.files.folder, dict(quantized.files.tensors))

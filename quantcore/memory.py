@@ -61,10 +61,7 @@ class Footprint:
         cls, config: Config, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader], prefix: str,
         num_blocks: int, calibration: CalibrationConfig, *, needs_calibration: bool,
     ) -> Footprint:  # fmt: skip
-        blocks = Counter[int]()
-        for name, tensor in tensors.items():
-            is_inside = name.startswith(prefix)
-            blocks[int(name[len(prefix) :].split(".", 1)[0]) if is_inside else -1] += tensor.num_bytes
+        blocks = by_block(prefix, {name: tensor.num_bytes for name, tensor in tensors.items()})
         num_tokens = calibration.num_samples * calibration.seq_len * needs_calibration
         element = DTYPE_BYTES[tensors[f"{layers[0].name}.weight"].dtype]
         [(hidden, _)] = Counter(layer.in_features for layer in layers).most_common(1)  # most read the hidden states
@@ -111,6 +108,14 @@ class Footprint:
     def host(self) -> Parts:
         """Beside an accelerator, of each rank: a tensor on its way there, floats on their way to be hashed."""
         return {"runtime": RUNTIME_BYTES, "one_tensor": self.tensor, "one_weight_in_float32": self.weight}
+
+
+def by_block(prefix: str, sizes: Mapping[str, int]) -> Counter[int]:
+    """Sums of a figure of tensors, by the number of the block behind ``prefix``; -1 is what lies outside."""
+    found = Counter[int]()
+    for name, size in sizes.items():
+        found[int(name[len(prefix) :].split(".", 1)[0]) if name.startswith(prefix) else -1] += size
+    return found
 
 
 def _larger(*moments: Parts) -> Parts:

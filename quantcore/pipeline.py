@@ -171,18 +171,13 @@ def quantize(
             if ranks.is_first:
                 known.keep_states(asked, expected.original_states_NTH)
         elif wanted and ranks.is_first:
-            expected.original_states_NTH = original_states(given, text, known.known_states(asked))
+            expected.original_states_NTH = known.states(
+                asked, lambda: open_model(given).last_states_NTH(text, lambda done: None)
+            )
         writer.copy_the_rest()
         writer.finish()
     seen = overlap(windows.calibration_NT, text.ids_NT) if plan.needs_calibration and wanted else None
     return Outcome(writer.expected, writer.done, writer.warnings, writer.edges, source_of, seen)
-
-
-def original_states(given: Model, text: EvaluationText, known_NTH: torch.Tensor | None) -> torch.Tensor:
-    """The float model's states behind its last block, on their own way if nobody knows them."""
-    if known_NTH is not None:
-        return known_NTH
-    return torch.cat([state.cpu() for state in open_model(given).last_states(text, lambda done: None)])
 
 
 def open_streams(

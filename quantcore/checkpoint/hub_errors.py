@@ -93,14 +93,18 @@ def _of_status(error: HfHubHTTPError, repository: str, kind: str) -> QuantError:
     if status == 404:
         return _not_found(repository, kind)
     if status == 429:
-        seconds = error.response.headers.get("Retry-After", "")
-        return raised(
-            "The Hub answers no more requests from here for a while (HTTP 429).",
-            code="hub_rate_limited",
-            hint=f"Try again in {seconds} s." if seconds.isdecimal() else "Try again in a few minutes.",
-            retryable=True,
-        )
+        return rate_limited(error, raised)
     return _unreachable(repository, f"HTTP {status}", kind)
+
+
+def rate_limited(error: HfHubHTTPError, raised: type[QuantError]) -> QuantError:
+    seconds = error.response.headers.get("Retry-After", "")
+    return raised(
+        "The Hub answers no more requests from here for a while (HTTP 429).",
+        code="hub_rate_limited",
+        hint=f"Try again in {seconds} s." if seconds.isdecimal() else "Try again in a few minutes.",
+        retryable=True,
+    )
 
 
 def gated(repository: str, kind: str) -> QuantError:

@@ -92,10 +92,7 @@ def _original_states(
     original: EvaluatedModel, known: Originals, text: EvaluationText, emit: Emit
 ) -> list[torch.Tensor]:
     asked = {"windows": text.ids_NT.tolist()}
-    states_NTH = known.known_states(asked)
-    if states_NTH is None:
-        states_NTH = torch.cat([state.cpu() for state in original.last_states(text, _told(emit, original))])
-        known.keep_states(asked, states_NTH)
+    states_NTH = known.states(asked, lambda: original.last_states_NTH(text, _told(emit, original)))
     return [state[None].to(original.streamed.device) for state in states_NTH]
 
 

@@ -51,6 +51,10 @@ class EvaluatedModel:
         self.run(hidden, told)
         return list(hidden.states)
 
+    def last_states_NTH(self, text: EvaluationText, told: Told) -> torch.Tensor:
+        """The same in one tensor on the host, to be kept."""
+        return torch.cat([state.cpu() for state in self.last_states(text, told)])
+
     @contextmanager
     def head(self) -> Iterator[Outside]:
         """What makes logits of the states behind the last block."""

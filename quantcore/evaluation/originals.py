@@ -59,6 +59,14 @@ class Originals:
         if states.nbytes <= MAX_BYTES // 4:
             self._write(self._path(settings, "safetensors"), lambda path: save_file({"states": states}, path))
 
+    def states(self, settings: dict[str, Any], compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The tensor that was kept for these ``settings``; else what ``compute`` gives, which is kept."""
+        known = self.known_states(settings)
+        if known is None:
+            known = compute()
+            self.keep_states(settings, known)
+        return known
+
     def value(self, settings: dict[str, Any], compute: Callable[[], T]) -> T:
         """The JSON data that was kept for these ``settings``; else what ``compute`` gives, which is kept."""
         path = self._path(settings, "json")

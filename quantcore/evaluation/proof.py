@@ -37,7 +37,7 @@ from quantcore.export import EXPORTERS, Container, Decoder, tensor_name
 from quantcore.layer import LayerPlan
 from quantcore.memory import RUNTIME_BYTES
 from quantcore.plan import FILE_TO_FILE, Plan, export_dir, resolve
-from quantcore.qtensor import QLayer
+from quantcore.qtensor import QLayer, is_finite
 from quantcore.reading import Model, read_model
 from quantcore.runtime.devices import default_device, free_memory_bytes, held_memory_bytes, release_freed_memory
 from quantcore.runtime.single import StreamedModel
@@ -244,7 +244,7 @@ def odd_numbers(layer: LayerPlan, quantized: QLayer, restored_OI: torch.Tensor) 
 
     A scale of 0 is right in formats that keep scales as small whole numbers, and e8m0 goes down to 2^-127.
     """
-    found, finite = [], bool(torch.stack(torch.aminmax(restored_OI)).isfinite().all())
+    found, finite = [], is_finite(restored_OI)
     for what, spec, params in (
         ("weight", layer.weight, quantized.weight.params),
         ("input", layer.config.input_tensors, quantized.inputs),

@@ -6,7 +6,6 @@ the text of an answer is a stranger's.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,9 +17,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from quantcore.checkpoint.hub_errors import DISK_FULL, rate_limited
 from quantcore.errors import PublishError, QuantError
-
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
@@ -78,13 +76,7 @@ def _of_status(error: HfHubHTTPError, repo_id: str) -> QuantError:
     if status in (409, 412):
         return conflict(repo_id)
     if status == 429:
-        seconds = error.response.headers.get("Retry-After", "")
-        return PublishError(
-            "The Hub answers no more requests from here for a while (HTTP 429).",
-            code="hub_rate_limited",
-            hint=f"Try again in {seconds} s." if seconds.isdecimal() else "Try again in a few minutes.",
-            retryable=True,
-        )
+        return rate_limited(error, PublishError)
     if status >= 500:
         return _unreachable(f"HTTP {status}")
     return _rejected(repo_id, f"HTTP {status}")

@@ -34,8 +34,8 @@ TIMEOUT = timedelta(hours=6)
 class Ranks:
     """All processes of a job, seen from one of them. Every method but ``part`` is called by all, in the same order.
 
-    Values travel as pickles between processes that trust each other: they are one job. Tensors in what is shared or
-    sent to the first rank go beside the pickle, from memory to memory without a copy.
+    Values travel as pickles between processes that trust each other: they are one job. Tensors go beside the
+    pickle, from memory to memory without a copy.
     """
 
     rank: int = 0
@@ -64,13 +64,8 @@ class Ranks:
         return value if self.rank == owner else found.open()
 
     def gather(self, value: T) -> list[T]:
-        """What all ranks give, in their order, on every rank. For what is small."""
-        if self.size == 1:
-            return [value]
-        parcels: list[Any] = [None] * self.size
-        with _talking():
-            torch.distributed.all_gather_object(parcels, _pack(value))
-        return [value if rank == self.rank else _unpack(one) for rank, one in enumerate(parcels)]
+        """What all ranks give, in their order, on every rank."""
+        return [self.share(value, rank) for rank in range(self.size)]
 
     def to_first(self, values: Sequence[T]) -> Iterator[T]:
         """The values of all ranks in their order, one at a time, on the first rank; nothing on the others."""
@@ -157,17 +152,6 @@ class _Parcel:
             if tensor.numel():
                 pass_bytes(tensor.contiguous().reshape(-1).view(torch.uint8))
         return parcel
-
-
-def _pack(value: object) -> bytes:
-    buffer = BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
-
-
-def _unpack(packed: Any) -> Any:
-    """With its tensors on this rank's device."""
-    return torch.load(BytesIO(packed), map_location=default_device(), weights_only=False)
 
 
 @contextmanager

@@ -2,7 +2,7 @@ import { get } from "../api/client";
 import { useQuery } from "../api/query";
 import type { AuditPage } from "../api/types";
 import { Link, type Place, navigate, withParams } from "../router";
-import { Empty, Failure, Loading, scrollable, Time, Title } from "../ui/basics";
+import { Empty, Pending, scrollable, Time, Title } from "../ui/basics";
 
 export default function Audit({ place: { search } }: { place: Place }) {
   const asked = { action: search.get("action"), object_id: search.get("object_id"), cursor: search.get("cursor"), limit: 100 };
@@ -24,8 +24,7 @@ export default function Audit({ place: { search } }: { place: Place }) {
         <button>Filter</button>
         {(asked.action || asked.object_id) && <Link to="/audit">Show everything</Link>}
       </form>
-      {query.error && !query.data && <Failure error={query.error} retry={query.reload} />}
-      {!query.data && !query.error && <Loading />}
+      <Pending query={query} />
       {query.data?.data.length === 0 && <Empty>No entry fits.</Empty>}
       {query.data && query.data.data.length > 0 && (
         <div className="table" ref={scrollable}>

@@ -5,7 +5,7 @@ import type { Dataset, DatasetPage } from "../api/types";
 import { formatBytes, formatNumber } from "../format";
 import { type Place, Link, withParams } from "../router";
 import { useSession } from "../sign-in";
-import { Confirm, CopyButton, Dialog, Empty, Facts, Failure, Loading, scrollable, Time, Title } from "../ui/basics";
+import { ActionsHead, Confirm, CopyButton, Dialog, Empty, Facts, Pending, scrollable, Time, Title } from "../ui/basics";
 import { DatasetPreview, UploadDialog } from "./dataset-upload";
 
 export default function Datasets({ place: { search } }: { place: Place }) {
@@ -30,8 +30,7 @@ export default function Datasets({ place: { search } }: { place: Place }) {
       >
         Datasets
       </Title>
-      {query.error && !query.data && <Failure error={query.error} retry={query.reload} />}
-      {!query.data && !query.error && <Loading />}
+      <Pending query={query} />
       {query.data && datasets.length === 0 && <Empty>No dataset yet. Jobs calibrate on built-in prose unless they name one.</Empty>}
       {datasets.length > 0 && (
         <div className="table" ref={scrollable}>
@@ -44,9 +43,7 @@ export default function Datasets({ place: { search } }: { place: Place }) {
                 <th className="number">Size</th>
                 <th>Text in</th>
                 <th>Uploaded</th>
-                <th>
-                  <span className="hidden">Actions</span>
-                </th>
+                <ActionsHead />
               </tr>
             </thead>
             <tbody>

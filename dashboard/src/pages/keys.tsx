@@ -3,7 +3,7 @@ import { get, post, remove, request } from "../api/client";
 import { useQuery } from "../api/query";
 import type { HubToken, Key, List, NewKey } from "../api/types";
 import { useSession } from "../sign-in";
-import { Code, Confirm, Dialog, Empty, Failure, Field, Loading, scrollable, Time, Title } from "../ui/basics";
+import { ActionsHead, Code, Confirm, Dialog, Empty, Failure, Field, Pending, scrollable, Time, Title } from "../ui/basics";
 
 const SCOPES: [string, string][] = [
   ["jobs:read", "see jobs, plan, download"],
@@ -34,8 +34,7 @@ export default function Keys() {
       >
         Keys
       </Title>
-      {query.error && !query.data && <Failure error={query.error} retry={query.reload} />}
-      {!query.data && !query.error && <Loading />}
+      <Pending query={query} />
       {query.data && (
         <div className="table" ref={scrollable}>
           <table>
@@ -46,9 +45,7 @@ export default function Keys() {
                 <th>State</th>
                 <th>Created</th>
                 <th>Last used</th>
-                <th>
-                  <span className="hidden">Actions</span>
-                </th>
+                <ActionsHead />
               </tr>
             </thead>
             <tbody>

@@ -2,7 +2,7 @@ import { type FormEvent, useState } from "react";
 import { get, post, remove, request } from "../api/client";
 import { useQuery } from "../api/query";
 import type { DeliveryPage, List, NewWebhook, Webhook } from "../api/types";
-import { Code, Confirm, Dialog, Empty, Failure, Field, Loading, scrollable, Time, Title } from "../ui/basics";
+import { ActionsHead, Code, Confirm, Dialog, Empty, Failure, Field, Loading, Pending, scrollable, Time, Title } from "../ui/basics";
 
 const EVENTS = ["queued", "running", "retry_wait", "cancelling", "pausing", "paused", "succeeded", "failed", "cancelled"].map((state) => `job.${state}`);
 
@@ -26,8 +26,7 @@ export default function Webhooks() {
         Webhooks
       </Title>
       {error && <Failure error={error} />}
-      {query.error && !query.data && <Failure error={query.error} retry={query.reload} />}
-      {!query.data && !query.error && <Loading />}
+      <Pending query={query} />
       {query.data?.data.length === 0 && <Empty>Nobody is told of anything. A webhook gets a signed message when a job changes its state.</Empty>}
       {query.data && query.data.data.length > 0 && (
         <div className="table" ref={scrollable}>
@@ -37,9 +36,7 @@ export default function Webhooks() {
                 <th>Address</th>
                 <th>Is told of</th>
                 <th>State</th>
-                <th>
-                  <span className="hidden">Actions</span>
-                </th>
+                <ActionsHead />
               </tr>
             </thead>
             <tbody>

@@ -4,7 +4,7 @@ import { useQuery } from "../api/query";
 import type { List, Worker } from "../api/types";
 import { formatBytes, plural } from "../format";
 import { Link } from "../router";
-import { Confirm, Empty, Failure, Loading, scrollable, Time, Title } from "../ui/basics";
+import { ActionsHead, Confirm, Empty, Failure, Pending, scrollable, Time, Title } from "../ui/basics";
 
 interface Device {
   kind?: string;
@@ -25,8 +25,7 @@ export default function Workers() {
     <>
       <Title>Workers</Title>
       {error && <Failure error={error} />}
-      {query.error && !query.data && <Failure error={query.error} retry={query.reload} />}
-      {!query.data && !query.error && <Loading />}
+      <Pending query={query} />
       {query.data && workers.length === 0 && (
         <Empty>
           No worker lives. Jobs wait until one starts: <code>python -m worker</code>, or <code>make up</code>.
@@ -44,9 +43,7 @@ export default function Workers() {
                 <th>Now</th>
                 <th>Last heartbeat</th>
                 <th>Started</th>
-                <th>
-                  <span className="hidden">Actions</span>
-                </th>
+                <ActionsHead />
               </tr>
             </thead>
             <tbody>

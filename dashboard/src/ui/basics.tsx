@@ -1,5 +1,6 @@
 import { type ReactNode, useEffect, useId, useRef, useState } from "react";
 import { Problem } from "../api/client";
+import type { Query } from "../api/query";
 import { formatAge, formatTime } from "../format";
 
 /** The page's heading. It takes the focus when another page is shown, so that a screen reader starts there. */
@@ -27,6 +28,12 @@ export function Loading({ what = "Loading" }: { what?: string }) {
   );
 }
 
+/** In place of an answer: that it is awaited, or why there is none. Nothing once there is one. */
+export function Pending({ query }: { query: Query<unknown> }) {
+  if (query.data) return null;
+  return query.error ? <Failure error={query.error} retry={query.reload} /> : <Loading />;
+}
+
 export function Empty({ children }: { children: ReactNode }) {
   return <div className="empty">{children}</div>;
 }
@@ -46,6 +53,15 @@ export function Failure({ error, retry }: { error: Error; retry?: () => void }) 
       )}
       {retry && <button onClick={retry}>Try again</button>}
     </div>
+  );
+}
+
+/** The head of a column of buttons. */
+export function ActionsHead() {
+  return (
+    <th>
+      <span className="hidden">Actions</span>
+    </th>
   );
 }
 
