@@ -55,7 +55,7 @@ def main() -> None:
             results = Results(options.results, inputs.settings)
         except ValueError as error:
             raise SystemExit(str(error)) from None
-        todo = [cell for cell in cells if not results.done(cell)]
+        todo = results.todo(cells)
         warm_up({cell.engine for cell in todo}, inputs.small, Path(scratch), options.patience)
         for cell in todo:
             row = measure(cell, inputs.full, Path(scratch), options.patience)

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
@@ -23,15 +23,15 @@ MATRIX_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "am
 class Results:
     """What is in ``file`` and, as a table, in the Markdown file beside it.
 
-    ``settings`` say what was measured: a file with other settings, or from another processor, is not continued
-    (ValueError): its seconds would be held against ours.
+    ``settings`` say what was measured: a file with other settings is not continued (ValueError). Rows of several
+    machines may stand in one file, but only those of one machine are held against each other.
     """
 
     def __init__(self, file: Path, settings: dict[str, Any]) -> None:
         self.file = file
+        self.machine = _machine()
         self.data: dict[str, Any] = {
             "date": date.today().isoformat(),
-            "machine": _machine(),
             "settings": settings,
             "rows": [],
         }
@@ -42,13 +42,15 @@ class Results:
                     key for key in settings | found["settings"] if settings.get(key) != found["settings"].get(key)
                 )
                 raise ValueError(f"{file} was measured with other settings ({', '.join(odd)}); give --results FILE")
-            if found["machine"] != self.data["machine"]:
-                raise ValueError(f"{file} was measured on another machine; give --results FILE")
             self.data = found
 
-    def done(self, cell: Cell) -> bool:
-        """Whether the cell was measured; one that failed is tried again."""
-        return any(_names(row) == cell and row["status"] == "ok" for row in self.data["rows"])
+    def todo(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Those of ``cells`` that were not measured or failed, and what another machine measured of their kind."""
+        rows = {_names(row): row for row in self.data["rows"]}
+        missing = [cell for cell in cells if cell not in rows or rows[cell]["status"] != "ok"]
+        names = {cell.name for cell in missing}
+        elsewhere = [cell for cell, row in rows.items() if cell.name in names and row["machine"] != self.machine]
+        return [*missing, *(cell for cell in elsewhere if cell not in missing)]
 
     def add(self, cell: Cell, row: dict[str, Any]) -> None:
         """Put the row in place of an earlier one of the same cell, and write both files.
@@ -61,7 +63,7 @@ class Results:
                 self.data = json.loads(self.file.read_text("utf-8"))
             kept = [other for other in self.data["rows"] if _names(other) != cell]
             named = {"engine": cell.engine, "scheme": cell.scheme, "algorithm": cell.algorithm}
-            self.data["rows"] = [*kept, {**named, **row}]
+            self.data["rows"] = [*kept, {**named, "machine": self.machine, **row}]
             _replace(self.file, json.dumps(self.data, indent=1) + "\n")
             _replace(self.file.with_suffix(".md"), markdown(self.data))
 
@@ -86,14 +88,11 @@ def _replace(file: Path, text: str) -> None:
     scratch.replace(file)
 
 
-def _machine() -> dict[str, Any]:
+def _machine() -> str:
+    """What machines share whose seconds may be compared."""
     info = Path("/proc/cpuinfo")
     text = info.read_text() if info.exists() else ""
     name, flags = re.search(r"model name\s*: (.*)", text), re.search(r"flags\s*: (.*)", text)
     fast = sorted(set(flags.group(1).split()) & set(MATRIX_FLAGS)) if flags else []
-    return {
-        "cpu": name.group(1) if name else platform.processor() or platform.machine(),
-        "matrix_instructions": fast,
-        "cpu_count": os.cpu_count(),
-        "system": platform.platform(),
-    }
+    cpu = name.group(1) if name else platform.processor() or platform.machine()
+    return f"{cpu} ({', '.join(fast)}), {os.cpu_count()} cores"

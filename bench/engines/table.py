@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from string import ascii_uppercase
 from typing import Any
 
 from bench.engines.cells import ALGORITHMS, ENGINES, FLOAT, SCHEMES, Cell, all_cells
@@ -36,14 +37,14 @@ def ratio(ours: dict[str, Any], other: dict[str, Any], *path: str) -> float | No
 
 
 def _introduction(results: dict[str, Any], rows: Rows) -> Iterator[str]:
-    settings, machine = results["settings"], results["machine"]
+    settings, machines = results["settings"], _machines(results["rows"])
     float_row = rows.get((FLOAT, FLOAT, "none"), {})
     yield f"# Engines, {results['date']}"
     yield ""
     yield (
         f"{settings['model']}; {settings['num_samples']} x {settings['seq_len']} tokens for calibration and "
         f"{settings['num_windows']} x {settings['seq_len']} held out, of {settings['text']}, the same for all. "
-        f"{machine['cpu']} ({', '.join(machine['matrix_instructions'])}), {machine['cpu_count']} cores; one thread. "
+        f"{'; '.join(f'{letter}: {machine}' for machine, letter in machines.items())}; one thread. "
         f"Perplexity of the float model in bfloat16: {_number(float_row.get('perplexity'), 3)}."
     )
     yield ""
@@ -52,24 +53,36 @@ def _introduction(results: dict[str, Any], rows: Rows) -> Iterator[str]:
         "reading and writing the files for ours. Peak memory is that of the whole process up to the end of that step. "
         "Each engine has its own defaults, except what its row in the JSON file names under `settings`. A ratio below "
         "1 is better for ours. `load` is the machine's load average when the row began: wall seconds mean little where "
-        "it exceeds the cores."
+        "it exceeds the cores. Only rows of one machine are held against each other."
     )
 
 
+def _machines(rows: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """A letter for each processor, in the order of their rows."""
+    return dict(zip(dict.fromkeys(row["machine"] for row in rows), ascii_uppercase, strict=False))
+
+
 def _cells(rows: Rows) -> Iterator[str]:
+    machines = _machines(rows.values())
     for scheme, title in SCHEMES.items():
         for algorithm, how in ALGORITHMS.items():
             found = {engine: row for engine in ENGINES if (row := rows.get((engine, scheme, algorithm)))}
             if not any(row["status"] == "ok" for row in found.values()):
                 continue
             yield from ("", f"## {scheme}, {algorithm}", "", f"{title}; {how}.", "")
-            yield "| " + " | ".join((*HEAD, "load")) + " |"
-            yield "|---|" + "---:|" * len(HEAD)
+            yield "| " + " | ".join((*HEAD, "load", "machine")) + " |"
+            yield "|---|" + "---:|" * len(HEAD) + "---|"
             baseline = rows.get((FLOAT, FLOAT, "none"), {})
             for engine, row in found.items():
-                yield _line(engine, row, found.get("ours", {}), baseline)
+                ours = _beside(found.get("ours"), row)
+                yield f"{_line(engine, row, ours, baseline)} {machines[row['machine']]} |"
             notes = [f"- {ENGINES[engine]}: {row['note']}." for engine, row in found.items() if row.get("note")]
             yield from ("", *notes) if notes else ()
+
+
+def _beside(ours: dict[str, Any] | None, row: dict[str, Any]) -> dict[str, Any]:
+    """Our row, where the same processor measured it."""
+    return ours if ours is not None and ours["machine"] == row["machine"] else {}
 
 
 def _line(engine: str, row: dict[str, Any], ours: dict[str, Any], baseline: dict[str, Any]) -> str:
@@ -89,7 +102,7 @@ def _shortfalls(rows: Rows) -> Iterator[str]:
     """The cells in which an aim is missed, against the best peer in that, and why."""
     best: dict[str, dict[str, float]] = {aim: {} for aim, *_ in AIMS}
     for (engine, scheme, algorithm), row in rows.items():
-        ours = rows.get(("ours", scheme, algorithm), {})
+        ours = _beside(rows.get(("ours", scheme, algorithm)), row)
         if engine in ("ours", FLOAT) or row["status"] != "ok":
             continue
         for aim, path, limit, _ in AIMS:

@@ -171,7 +171,7 @@ def test_results_go_on_where_they_stopped(tmp_path: Path) -> None:
     results.add(good, row(30.0))
     results.add(bad, {"status": "failed", "load_average": 1.0, "error": "no\nsuch luck"})
     again = Results(file, dict(SETTINGS))
-    assert again.done(good) and not again.done(bad)
+    assert again.todo([good, bad]) == [bad]
     again.add(bad, row(31.0))
     assert [(found["engine"], found["status"]) for found in Results(file, SETTINGS).data["rows"]] == [
         ("ours", "ok"),
@@ -182,14 +182,26 @@ def test_results_go_on_where_they_stopped(tmp_path: Path) -> None:
         Results(file, SETTINGS | {"tokens_sha256": "b"})
 
 
-def test_results_of_another_machine_are_not_continued(tmp_path: Path) -> None:
+def test_rows_of_two_machines_are_never_held_against_each_other(tmp_path: Path) -> None:
     file = tmp_path / "engines.json"
-    Results(file, SETTINGS).add(Cell("ours", "uint4", "rtn"), row(30.0))
+    results = Results(file, SETTINGS)
+    ours, quark, other = (Cell("ours", "uint4", "rtn"), Cell("quark", "uint4", "rtn"), Cell("ours", "uint4", "gptq"))
+    for cell in (ours, other):
+        results.add(cell, row(30.0, cpu_s=5.0))
     found = json.loads(file.read_text())
-    found["machine"]["matrix_instructions"] = ["mmx"]
+    for one in found["rows"]:
+        one["machine"] = "an older one"
     file.write_text(json.dumps(found))
-    with pytest.raises(ValueError, match="on another machine"):
-        Results(file, SETTINGS)
+    results = Results(file, SETTINGS)
+    assert results.todo([ours, other]) == []
+    assert results.todo([quark, other]) == [quark, ours], "our row is measured again beside the new one"
+    results.add(quark, row(25.0, cpu_s=20.0))
+    page = file.with_suffix(".md").read_text()
+    assert "A: an older one; B: " in page and "| 20.0 | 40.0 | 500 |  |  |  | 0.5 | B |" in page
+    assert "Aims that are missed" not in page
+    results.add(ours, row(30.0, cpu_s=5.0))
+    assert "| 20.0 | 40.0 | 500 | 1.200 | 0.250 | 1.000 | 0.5 |" in file.with_suffix(".md").read_text()
+    assert results.todo([quark]) == []
 
 
 def test_missed_aims_are_told_with_the_reason(tmp_path: Path) -> None:
@@ -220,8 +232,8 @@ def test_the_table_holds_ours_against_each_peer(tmp_path: Path) -> None:
     results.add(Cell("ours", "int8", "rtn"), row(21.0))
     results.add(Cell("quark", "int8", "rtn"), {"status": "failed", "load_average": 1.0, "error": "no\nsuch luck"})
     lines = markdown(results.data).splitlines()
-    assert "| quantcore | 22.000 | +10.0 % | 5.0 | 10.0 | 500 |  |  |  | 0.5 |" in lines
-    assert "| AMD Quark | 25.000 | +25.0 % | 20.0 | 40.0 | 500 | 0.880 | 0.250 | 1.000 | 0.5 |" in lines
+    assert "| quantcore | 22.000 | +10.0 % | 5.0 | 10.0 | 500 |  |  |  | 0.5 | A |" in lines
+    assert "| AMD Quark | 25.000 | +25.0 % | 20.0 | 40.0 | 500 | 0.880 | 0.250 | 1.000 | 0.5 | A |" in lines
     assert "- AMD Quark: in a hurry." in lines
     assert "- AMD Quark, int8:rtn: failed. `such luck`" in lines
     assert "- GPTQModel: it quantizes no inputs to int8 (int8:rtn)" in lines
