@@ -113,48 +113,23 @@ def demo(
         raise typer.Exit(1)
 
 
-@app.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
-    add_help_option=False,
-)
-def quantize(context: typer.Context) -> None:
-    """Quantize here and now, without any service (the flags of AMD Quark's script; see `quantize --help`)."""
-    from quantcore import cli as engine
+def _of_engine(name: str, text: str) -> None:
+    """A command that the engine's own command line reads, its ``--help`` included."""
 
-    raise typer.Exit(engine.main(context.args))
+    def command(context: typer.Context) -> None:
+        from quantcore import cli as engine
 
+        raise typer.Exit(engine.main([*([] if name == "quantize" else [name]), *context.args]))
 
-@app.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
-    add_help_option=False,
-)
-def convert(context: typer.Context) -> None:
-    """Take a quantized model, by Bitfoundry or by others, into another format without loss; see `convert --help`."""
-    from quantcore import cli as engine
-
-    raise typer.Exit(engine.main(["convert", *context.args]))
+    passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    app.command(name, help=f"{text}; see `{name} --help`.", context_settings=passed_on, add_help_option=False)(command)
 
 
-@app.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
-    add_help_option=False,
-)
-def evaluate(context: typer.Context) -> None:
-    """Measure a model that is there: perplexity, distance from its original, tasks; see `evaluate --help`."""
-    from quantcore import cli as engine
-
-    raise typer.Exit(engine.main(["evaluate", *context.args]))
-
-
-@app.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
-    add_help_option=False,
-)
-def compare(context: typer.Context) -> None:
-    """Results of one model side by side: size against quality, and which no other one beats; see `compare --help`."""
-    from quantcore import cli as engine
-
-    raise typer.Exit(engine.main(["compare", *context.args]))
+_of_engine("quantize", "Quantize here and now, without any service, with the flags of AMD Quark's script")
+_of_engine("mix", "Choose the scheme of each layer for a size or a quality, from what its rounding costs")
+_of_engine("convert", "Take a quantized model, by Bitfoundry or by others, into another format without loss")
+_of_engine("evaluate", "Measure a model that is there: perplexity, distance from its original, tasks")
+_of_engine("compare", "Results of one model side by side: size against quality, and which no other one beats")
 
 
 @app.command()

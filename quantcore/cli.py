@@ -2,7 +2,8 @@
 
 ``python -m quantcore --model_dir ... --output_dir ... --quant_scheme ...`` quantizes, with the flags of the
 quantization script of AMD Quark. ``convert`` takes a quantized model into another format, ``evaluate`` measures one,
-``compare`` shows several results. ``plan`` says what a job would need of given hardware. ``presets`` and ``schema``
+``compare`` shows several results. ``mix`` chooses the scheme of each layer for a size or a quality. ``plan`` says what
+a job would need of given hardware. ``presets`` and ``schema``
 print what a scheme can be, ``pull`` fetches a model from the Hub. Four subcommands serve programs: ``run TASK.json``
 (what a worker starts; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE``
 (what an uploaded data file holds), ``publish`` (an artifact on its way out; the task is on standard input).
@@ -26,7 +27,7 @@ from quantcore.config import json_schema
 from quantcore.errors import QuantError, RankError
 from quantcore.events import Completed, Emit, Failed, print_json_lines
 from quantcore.export import EXPORTERS, formats_for
-from quantcore.flags import add_evaluation, evaluation_of, parser, task_of
+from quantcore.flags import add_evaluation, add_mix, evaluation_of, mix_of, parser, task_of
 from quantcore.task import Task, read_task
 
 
@@ -42,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "convert": _convert,
         "evaluate": _evaluate,
         "compare": _compare,
+        "mix": _mix,
         "plan": _plan,
         "pull": _pull,
         "presets": _presets,
@@ -164,6 +166,34 @@ def _compare(arguments: list[str]) -> int:
         return 1
     print(json.dumps(found, indent=2)) if options.json else show_comparison(found)
     return 0
+
+
+def _mix(arguments: list[str]) -> int:
+    """``mix MODEL --schemes A B --max_size 90MB``: a config with the scheme that suits each layer."""
+    flags = argparse.ArgumentParser(
+        prog="bitfoundry mix",
+        description="A config that gives each layer the scheme that suits it, from what their rounding costs.",
+        epilog="Quantize with it: bitfoundry quantize --quant_scheme mix.json ...",
+        allow_abbrev=False,
+    )
+    flags.add_argument("model", help="a folder, a GGUF file or a model on the Hub")
+    add_mix(flags)
+    flags.add_argument("--json", action="store_true", help="all that was found as JSON on stdout, and nothing else")
+    options = flags.parse_args(arguments)
+
+    def work(emit: Emit) -> dict[str, Any]:
+        from quantcore.mixing.command import mix
+        from quantcore.runtime.devices import limit_threads
+
+        limit_threads()
+        found = mix(options.model, emit=emit, **mix_of(options))
+        if options.output is not None:
+            options.output.write_text(json.dumps(found["config"], indent=2) + "\n", "utf-8")
+        return found
+
+    from quantcore.console import show_mix
+
+    return _shown(work, lambda found: print(json.dumps(found, indent=2)) if options.json else show_mix(found))
 
 
 def _plan(arguments: list[str]) -> int:

@@ -232,19 +232,19 @@ class CalibrationConfig(BaseModel):
         return self
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, what: str = "max_shard_size") -> int:
     """The bytes that a size as in Transformers' ``save_pretrained`` stands for: "5GB", "500MB", units of a thousand.
 
-    Raises ConfigError ``invalid_max_shard_size`` for anything else, and for less than a byte.
+    Raises ConfigError ``invalid_<what>`` for anything else, and for less than a byte.
     """
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?) ?([TGMK]B)", text.upper())
     num_bytes = int(float(match[1]) * SIZE_UNITS[match[2]]) if match else 0
     if num_bytes < 1:
         raise ConfigError(
-            f"'{text[:40]}' is no size of a file.",
-            code="invalid_max_shard_size",
+            f"'{text[:40]}' is no size of files.",
+            code=f"invalid_{what}",
             hint=f"A number and a unit: 5GB, 500MB; units are {', '.join(SIZE_UNITS)}, of a thousand each.",
-            field="/max_shard_size",
+            field=f"/{what}",
         )
     return num_bytes
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from string import ascii_uppercase
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from quantcore import events
 from quantcore.errors import QuantError
@@ -94,6 +96,37 @@ def show_comparison(found: dict[str, Any]) -> None:
     out.print(table)
     for warning in found["warnings"]:
         out.print(f"[yellow]warning[/] {warning}", highlight=False)
+
+
+def show_mix(found: dict[str, Any]) -> None:
+    """A row for each kind of unit, a column for each block: which scheme it got. Then sizes and divergences."""
+    schemes = list(found["uniform"])
+    letters = dict(zip(schemes, ascii_uppercase, strict=False))
+    colours = dict(zip(schemes, ("cyan", "yellow", "magenta", "green", "blue", "red"), strict=False))
+    rows: dict[str, Text] = {}
+    for unit in found["units"]:
+        kind = ", ".join(dict.fromkeys(name.split(".")[-1] for name in unit["layers"]))
+        rows.setdefault(kind, Text()).append(letters[unit["scheme"]], style=colours.get(unit["scheme"], ""))
+    out = Console()
+    blocks = Table("", "block by block, from the first to the last", box=None)
+    for kind, row in rows.items():
+        blocks.add_row(kind, row)
+    out.print(blocks)
+    sizes = Table("", "", "layers", "size", "bits a weight", "KL, reckoned", box=None)
+    for name, one in (("mix", found["mix"]), *found["uniform"].items()):
+        letter = Text(letters.get(name, ""), style=colours.get(name, ""))
+        layers = ", ".join(f"{num} {scheme}" for scheme, num in one["layers"].items()) if name == "mix" else "all"
+        sizes.add_row(letter, name, layers, _mega(one["size_bytes"]), f"{one['bits']:.2f}", f"{one['loss']:.2g}")
+    out.print(sizes)
+    from quantcore.evaluation.card import with_error
+
+    measured = found["mix"]["measured"]
+    out.print(
+        f"measured of the mix, weights rounded plainly: mean KL {with_error(measured['divergence']['kl_mean'])}, "
+        f"perplexity {with_error(measured['before']['token_perplexity'])} -> "
+        f"{with_error(measured['after']['token_perplexity'])}",
+        highlight=False,
+    )
 
 
 def explain(error: QuantError) -> None:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from quantcore import presets
 from quantcore.algorithms import NAMES, config_of, load_quant_algo_config_from_file
 from quantcore.checkpoint.hub import is_model_id, resolve
-from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, Config, parse_config
+from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, Config, parse_config, parse_size
 from quantcore.errors import ConfigError, unknown_value
 from quantcore.export import EXPORTERS
 from quantcore.quark_config import read_config
@@ -158,6 +158,14 @@ def _one_of(flag: str, given: Sequence[str], allowed: Sequence[str]) -> None:
             raise unknown_value(f"--{flag}", value, allowed, code=f"unknown_{flag}")
 
 
+def _new_file(text: str) -> Path:
+    path = Path(text)
+    if path.exists() or not path.absolute().parent.is_dir():
+        fault = "exists already" if path.exists() else "would lie in a folder that does not exist"
+        raise argparse.ArgumentTypeError(f"{text} {fault}")
+    return path
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -291,6 +299,41 @@ def evaluation_of(options: argparse.Namespace) -> EvaluationConfig:
         ) from error
 
 
+def add_mix(flags: argparse.ArgumentParser) -> None:
+    """The flags that ``mix_of`` reads."""
+    add = flags.add_argument
+    add("--schemes", nargs="+", required=True, help="presets to choose from; 'keep' leaves a layer as it is")
+    budget = flags.add_mutually_exclusive_group(required=True)
+    budget.add_argument("--max_size", help="of all weights, as 90MB: the best mix of that size")
+    budget.add_argument("--max_bits", type=float, help="a weight in the layers that are mixed, with scales: as 4.5")
+    budget.add_argument(
+        "--max_divergence", type=float, help="mean KL in nats a token: the smallest mix as good as that"
+    )
+    add("--output", type=_new_file, metavar="FILE", help="where the config goes, as mix.json; nothing is overwritten")
+    add("--preset_file", help="JSON with presets of your own")
+    add("--model_export", default="hf_format", help=f"whose sizes count, one of: {', '.join(MODEL_EXPORTS)}")
+    _add_calibration(flags, num_samples=64, seq_len=256)
+
+
+def mix_of(options: argparse.Namespace) -> dict[str, Any]:
+    """What ``mixing.command.mix`` is called with. Raises ConfigError."""
+    from quantcore.mixing.choice import Budget
+
+    _one_of("model_export", [options.model_export], MODEL_EXPORTS)
+    known = presets.PRESETS if options.preset_file is None else presets.read_presets(Path(options.preset_file))
+    return {
+        "schemes": options.schemes,
+        "budget": Budget(
+            None if options.max_size is None else parse_size(options.max_size, "max_size"),
+            options.max_bits,
+            options.max_divergence,
+        ),
+        "calibration": calibration_of(options),
+        "export": "quark" if options.model_export == "hf_format" else options.model_export,
+        "known": known,
+    }
+
+
 def _add_algorithms(flags: argparse.ArgumentParser) -> None:
     add = flags.add_argument
     add("--quant_algo", help=f"comma list of: {', '.join(NAMES)} (default: weights are rounded)")
@@ -311,10 +354,10 @@ def _add_algorithms(flags: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_calibration(flags: argparse.ArgumentParser) -> None:
+def _add_calibration(flags: argparse.ArgumentParser, num_samples: int = 32, seq_len: int = 512) -> None:
     add = flags.add_argument
-    add("--num_calib_data", type=_positive, default=32, help="calibration samples (default: 32)")
-    add("--seq_len", type=_positive, default=512, help="tokens per sample (default: 512)")
+    add("--num_calib_data", type=_positive, default=num_samples, help=f"calibration samples (default: {num_samples})")
+    add("--seq_len", type=_positive, default=seq_len, help=f"tokens per sample (default: {seq_len})")
     add(
         "--dataset",
         default="builtin",

@@ -13,7 +13,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from bench.engines.cells import Cell
+from bench.engines.cells import FLOAT, Cell
 from bench.engines.table import markdown
 
 FOLDER = Path(__file__).parents[1] / "results"
@@ -45,15 +45,16 @@ class Results:
             self.data = found
 
     def todo(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Those of ``cells`` that were not measured or failed, and what another machine measured of their kind."""
-        rows = {_names(row): row for row in self.data["rows"]}
-        missing = [cell for cell in cells if cell not in rows or rows[cell]["status"] != "ok"]
-        names = {cell.name for cell in missing}
-        elsewhere = [cell for cell, row in rows.items() if cell.name in names and row["machine"] != self.machine]
-        return [*missing, *(cell for cell in elsewhere if cell not in missing)]
+        """Those of ``cells`` that were not measured or failed, and before them ours where this machine has none to
+        hold them against."""
+        done = {_names(row) for row in self.data["rows"] if row["status"] == "ok"}
+        here = {_names(row) for row in self.data["rows"] if row["status"] == "ok" and row["machine"] == self.machine}
+        missing = [cell for cell in cells if cell not in done]
+        beside = (Cell("ours", cell.scheme, cell.algorithm) for cell in missing if cell.engine != FLOAT)
+        return list(dict.fromkeys([*(cell for cell in beside if cell not in here), *missing]))
 
     def add(self, cell: Cell, row: dict[str, Any]) -> None:
-        """Put the row in place of an earlier one of the same cell, and write both files.
+        """Put the row in place of an earlier one of the same cell on this machine, and write both files.
 
         Another run may write to the same file meanwhile: its rows are kept.
         """
@@ -61,7 +62,7 @@ class Results:
         with _locked(self.file.parent):
             if self.file.exists():
                 self.data = json.loads(self.file.read_text("utf-8"))
-            kept = [other for other in self.data["rows"] if _names(other) != cell]
+            kept = [one for one in self.data["rows"] if _names(one) != cell or one["machine"] != self.machine]
             named = {"engine": cell.engine, "scheme": cell.scheme, "algorithm": cell.algorithm}
             self.data["rows"] = [*kept, {**named, "machine": self.machine, **row}]
             _replace(self.file, json.dumps(self.data, indent=1) + "\n")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from string import ascii_uppercase
 from typing import Any
 
 from bench.engines.cells import ALGORITHMS, ENGINES, FLOAT, SCHEMES, Cell, all_cells
 
-Rows = dict[tuple[str, str, str], dict[str, Any]]
+Row = dict[str, Any]
 HEAD = ("engine", "perplexity", "over float", "CPU s", "wall s", "peak MB", "ours / it: perplexity", "CPU", "memory")
 AIMS = (
     ("perplexity at or below the best peer's", ("perplexity",), 1.0,
@@ -25,8 +25,8 @@ MEASURES = (("perplexity",), ("quantize", "cpu_s"), ("quantize", "peak_bytes"))
 
 def markdown(results: dict[str, Any]) -> str:
     """The whole page for the content of a results file."""
-    rows = {(row["engine"], row["scheme"], row["algorithm"]): row for row in results["rows"]}
-    parts = (_introduction(results, rows), _cells(rows), _shortfalls(rows), _holes(rows), _failures(results["rows"]))
+    rows: list[Row] = results["rows"]
+    parts = (_introduction(results), _cells(rows), _shortfalls(rows), _holes(rows), _failures(rows))
     return "\n".join(line for part in parts for line in part) + "\n"
 
 
@@ -36,9 +36,9 @@ def ratio(ours: dict[str, Any], other: dict[str, Any], *path: str) -> float | No
     return None if a is None or not b else a / b
 
 
-def _introduction(results: dict[str, Any], rows: Rows) -> Iterator[str]:
+def _introduction(results: dict[str, Any]) -> Iterator[str]:
     settings, machines = results["settings"], _machines(results["rows"])
-    float_row = rows.get((FLOAT, FLOAT, "none"), {})
+    float_row = _float(results["rows"])
     yield f"# Engines, {results['date']}"
     yield ""
     yield (
@@ -57,32 +57,36 @@ def _introduction(results: dict[str, Any], rows: Rows) -> Iterator[str]:
     )
 
 
-def _machines(rows: Iterable[dict[str, Any]]) -> dict[str, str]:
+def _float(rows: list[Row]) -> Row:
+    return next((row for row in rows if row["engine"] == FLOAT), {})
+
+
+def _machines(rows: list[Row]) -> dict[str, str]:
     """A letter for each processor, in the order of their rows."""
     return dict(zip(dict.fromkeys(row["machine"] for row in rows), ascii_uppercase, strict=False))
 
 
-def _cells(rows: Rows) -> Iterator[str]:
-    machines = _machines(rows.values())
+def _cells(rows: list[Row]) -> Iterator[str]:
+    machines, baseline = _machines(rows), _float(rows)
     for scheme, title in SCHEMES.items():
         for algorithm, how in ALGORITHMS.items():
-            found = {engine: row for engine in ENGINES if (row := rows.get((engine, scheme, algorithm)))}
-            if not any(row["status"] == "ok" for row in found.values()):
+            found = [row for row in rows if (row["scheme"], row["algorithm"]) == (scheme, algorithm)]
+            found.sort(key=lambda row: (list(ENGINES).index(row["engine"]), machines[row["machine"]]))
+            if not any(row["status"] == "ok" for row in found):
                 continue
             yield from ("", f"## {scheme}, {algorithm}", "", f"{title}; {how}.", "")
             yield "| " + " | ".join((*HEAD, "load", "machine")) + " |"
             yield "|---|" + "---:|" * len(HEAD) + "---|"
-            baseline = rows.get((FLOAT, FLOAT, "none"), {})
-            for engine, row in found.items():
-                ours = _beside(found.get("ours"), row)
-                yield f"{_line(engine, row, ours, baseline)} {machines[row['machine']]} |"
-            notes = [f"- {ENGINES[engine]}: {row['note']}." for engine, row in found.items() if row.get("note")]
+            for row in found:
+                yield f"{_line(row['engine'], row, _ours_beside(row, rows), baseline)} {machines[row['machine']]} |"
+            notes = dict.fromkeys(f"- {ENGINES[row['engine']]}: {row['note']}." for row in found if row.get("note"))
             yield from ("", *notes) if notes else ()
 
 
-def _beside(ours: dict[str, Any] | None, row: dict[str, Any]) -> dict[str, Any]:
-    """Our row, where the same processor measured it."""
-    return ours if ours is not None and ours["machine"] == row["machine"] else {}
+def _ours_beside(row: Row, rows: list[Row]) -> Row:
+    """Our row of the same cell, where the same machine measured it."""
+    same = ("scheme", "algorithm", "machine")
+    return next((one for one in rows if one["engine"] == "ours" and all(one[key] == row[key] for key in same)), {})
 
 
 def _line(engine: str, row: dict[str, Any], ours: dict[str, Any], baseline: dict[str, Any]) -> str:
@@ -98,16 +102,16 @@ def _line(engine: str, row: dict[str, Any], ours: dict[str, Any], baseline: dict
     return "| " + " | ".join(values) + " |"
 
 
-def _shortfalls(rows: Rows) -> Iterator[str]:
+def _shortfalls(rows: list[Row]) -> Iterator[str]:
     """The cells in which an aim is missed, against the best peer in that, and why."""
     best: dict[str, dict[str, float]] = {aim: {} for aim, *_ in AIMS}
-    for (engine, scheme, algorithm), row in rows.items():
-        ours = _beside(rows.get(("ours", scheme, algorithm)), row)
-        if engine in ("ours", FLOAT) or row["status"] != "ok":
+    for row in rows:
+        if row["engine"] in ("ours", FLOAT) or row["status"] != "ok":
             continue
+        ours = _ours_beside(row, rows)
         for aim, path, limit, _ in AIMS:
             if (value := ratio(ours, row, *path)) is not None and value > limit:
-                cell = Cell("ours", scheme, algorithm).name
+                cell = Cell("ours", row["scheme"], row["algorithm"]).name
                 best[aim][cell] = max(value, best[aim].get(cell, 0.0))
     missed = {aim: cells for aim, cells in best.items() if cells}
     if missed:
@@ -118,9 +122,9 @@ def _shortfalls(rows: Rows) -> Iterator[str]:
             yield f"- {aim}: {cells}. {why}"
 
 
-def _holes(rows: Rows) -> Iterator[str]:
+def _holes(rows: list[Row]) -> Iterator[str]:
     """Why an engine has no row in a cell that others have."""
-    seen = {(scheme, algorithm) for _, scheme, algorithm in rows}
+    seen = {(row["scheme"], row["algorithm"]) for row in rows}
     holes: dict[tuple[str, str], list[str]] = {}
     for cell in all_cells():
         if (cell.scheme, cell.algorithm) in seen and cell.missing:
@@ -131,7 +135,7 @@ def _holes(rows: Rows) -> Iterator[str]:
         yield f"- {ENGINES[engine]}: {reason} ({', '.join(names)})"
 
 
-def _failures(rows: list[dict[str, Any]]) -> Iterator[str]:
+def _failures(rows: list[Row]) -> Iterator[str]:
     failed = [row for row in rows if row["status"] != "ok"]
     if failed:
         yield from ("", "## Failed", "")

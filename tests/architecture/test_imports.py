@@ -64,7 +64,7 @@ LEVELS = (
     ("reading",),
     ("dequantizing", "inspection"),
     ("evaluation", "nn", "savepoint"),
-    ("writing", "convert"),
+    ("writing", "convert", "mixing"),
     ("file_to_file",),
     ("pipeline",),
     ("console", "flags", "planning", "cli", "__main__"),

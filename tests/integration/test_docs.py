@@ -1,5 +1,6 @@
 """The code of the documentation runs, block after block; its commands are understood, its tables true."""
 
+import argparse
 import json
 import re
 import shlex
@@ -12,7 +13,7 @@ from quantcore.algorithms import NAMES, config_of, load_quant_algo_config_from_f
 from quantcore.cli import main
 from quantcore.config import parse_config
 from quantcore.export import EXPORTERS, formats_for, holds_codes
-from quantcore.flags import parser, task_of
+from quantcore.flags import add_mix, parser, task_of
 from quantcore.planning import parser as planning_parser
 from quantcore.presets import PRESETS
 from tests.factories import tiny_model
@@ -106,6 +107,22 @@ def test_the_tables_of_the_page_of_algorithms():
 
 ORDER = ["quark", "compressed_tensors", "fp8", "gptq", "gptq_v2", "awq", "bitsandbytes", "gguf", "onnx",
          "fake_quantized"]  # fmt: skip
+
+
+def test_the_page_of_mixed_precision(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    page = (DOCS / "mixed-precision.md").read_text()
+    [block] = blocks_of(page, "sh")
+    for line in block.replace("./SmolLM2-135M-Instruct", "./model").replace("./out", "./mixed").splitlines():
+        _, command, *arguments = shlex.split(line)
+        name = [command] if command == "mix" else []
+        assert main([*name, *arguments, "--num_calib_data", "4", "--seq_len", "32"]) == 0
+    assert parse_config(json.loads((folder / "mix.json").read_text())).layer_quant_config
+    assert (folder / "mixed" / "report.json").is_file()
+    flags = argparse.ArgumentParser()
+    add_mix(flags)
+    of_quantize = {"--quant_scheme", "--output_dir", "--model_dir", "--quant_algo"}
+    assert set(re.findall(r"--[a-z_]+", page)) <= {*flags._option_string_actions, *of_quantize, "--json"}
 
 
 def test_the_page_of_formats(folder, monkeypatch, capsys):

@@ -1,0 +1,142 @@
+"""Which scheme for which layers: the smallest loss for a size, the smallest size for a loss. No torch.
+
+A knapsack with several choices for each item. Of every unit only the schemes on the lower convex hull of (bytes, loss)
+are taken; steps along the hulls, the one that saves most loss a byte first, then give at every size a mix that no other
+one of that size beats (Sinha and Zoltners, "The multiple-choice knapsack problem", 1979). Between two steps the best
+mix may be better by less than one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from quantcore.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Option:
+    """A unit in one scheme: bytes of its tensors in the file, and what that adds to the divergence, nats a token."""
+
+    scheme: str
+    num_bytes: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Layers of one block that get one scheme, for consumers compute them in one product: they read one tensor, or are
+    the experts of one mixture."""
+
+    block: int
+    layers: tuple[str, ...]
+    num_weights: int
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One of the three: bytes of all files of weights, bits a weight of the layers that are mixed (with what belongs to
+    them, as scales), or the divergence from the original in nats a token."""
+
+    max_bytes: int | None = None
+    max_bits: float | None = None
+    max_divergence: float | None = None
+
+    def __post_init__(self) -> None:
+        given = [value for value in (self.max_bytes, self.max_bits, self.max_divergence) if value is not None]
+        if len(given) != 1 or given[0] <= 0:
+            raise ConfigError(
+                "A mix is made for one budget above 0.",
+                code="invalid_budget",
+                hint="Give one of --max_size 90MB, --max_bits 4.5, --max_divergence 0.02.",
+            )
+
+    def bytes_of(self, units: Sequence[Unit], elsewhere: int) -> int:
+        """What the units may take in all, of a budget for size."""
+        if self.max_bits is not None:
+            return int(self.max_bits / 8 * sum(unit.num_weights for unit in units))
+        assert self.max_bytes is not None
+        return self.max_bytes - elsewhere
+
+
+@dataclass(frozen=True)
+class Mix:
+    """The option of every unit, in their order."""
+
+    chosen: tuple[Option, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(option.num_bytes for option in self.chosen)
+
+    @property
+    def loss(self) -> float:
+        return sum(option.loss for option in self.chosen)
+
+
+def mixes(units: Sequence[Unit]) -> list[Mix]:
+    """From the smallest to the best, each larger and better than the one before."""
+    chosen = [hull(unit.options)[0] for unit in units]
+    found = [Mix(tuple(chosen))]
+    for number, better in _steps(units):
+        chosen[number] = better
+        found.append(Mix(tuple(chosen)))
+    return found
+
+
+def of_size(units: Sequence[Unit], max_bytes: int) -> Mix:
+    """The mix with the least loss of at most ``max_bytes``. Raises ConfigError ``budget_too_small``."""
+    chosen = [hull(unit.options)[0] for unit in units]
+    left = max_bytes - sum(option.num_bytes for option in chosen)
+    if left < 0:
+        raise ConfigError(
+            f"The quantized layers take {max_bytes - left:,} bytes at least, which leaves none of the {max_bytes:,}.",
+            code="budget_too_small",
+            hint="Allow more, or give a scheme with fewer bits.",
+        )
+    full: set[int] = set()  # units whose next step did not fit any more
+    for number, better in _steps(units):
+        cost = better.num_bytes - chosen[number].num_bytes
+        if number in full or cost > left:
+            full.add(number)
+            continue
+        chosen[number] = better
+        left -= cost
+    return Mix(tuple(chosen))
+
+
+def of_loss(units: Sequence[Unit], max_loss: float) -> Mix:
+    """The smallest mix that loses at most ``max_loss``; the best one if none loses so little."""
+    found = mixes(units)
+    return next((mix for mix in found if mix.loss <= max_loss), found[-1])
+
+
+def hull(options: Sequence[Option]) -> list[Option]:
+    """Those on the lower convex hull, from the smallest to the one with the least loss."""
+    best: list[Option] = []
+    for option in sorted(options, key=lambda one: (one.num_bytes, one.loss)):
+        if best and option.loss >= best[-1].loss:
+            continue
+        while len(best) > 1 and _gain(best[-2], best[-1]) <= _gain(best[-1], option):
+            best.pop()
+        best.append(option)
+    return best
+
+
+def _steps(units: Sequence[Unit]) -> Iterator[tuple[int, Option]]:
+    """(number of the unit, the option that it goes to): what saves most loss for each byte first."""
+    steps = [
+        (_gain(before, after), -number, after)
+        for number, unit in enumerate(units)
+        for best in [hull(unit.options)]
+        for before, after in pairwise(best)
+    ]
+    for _, number, after in sorted(steps, key=lambda step: step[:2], reverse=True):
+        yield -number, after
+
+
+def _gain(before: Option, after: Option) -> float:
+    """The loss that each byte more saves."""
+    return (before.loss - after.loss) / (after.num_bytes - before.num_bytes)

@@ -1,0 +1,159 @@
+"""Schemes chosen layer by layer: what is reckoned is what is lost, and the config says what was chosen."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+
+from quantcore import cli, presets
+from quantcore.calibration.text import token_windows
+from quantcore.config import CalibrationConfig, parse_config
+from quantcore.errors import ConfigError
+from quantcore.evaluation.model import open_model
+from quantcore.mixing.choice import Budget
+from quantcore.mixing.command import mix
+from quantcore.mixing.sensitivity import Sensitivity
+from quantcore.pipeline import run
+from quantcore.plan import resolve
+from quantcore.reading import read_model
+from quantcore.task import EvaluationConfig, Task
+from tests.factories import MIXTURES, tiny_model, tiny_tokenizer
+
+CALIBRATION = CalibrationConfig(num_samples=48, seq_len=32)
+SCHEMES = ("w4a16", "int8_weight_only")
+
+
+def silent(event: object) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("tiny") / "model", dtype=torch.float32, rank=8)
+
+
+def lost_alone(
+    model_dir: Path, rounded: dict[str, torch.Tensor], names: tuple[str, ...], ids_NT: torch.Tensor
+) -> float:
+    """Half of E[(d log p)^2] a token if these layers alone are ``rounded``: its quadratic form in the logits, by
+    Transformers in float64, without any gradient."""
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
+    with torch.no_grad():
+        before = model(ids_NT).logits
+        for name in names:
+            model.get_submodule(name).weight.copy_(rounded[f"{name}.weight"])
+        change = model(ids_NT).logits - before
+    p = functional.softmax(before, -1)
+    variance = (p * change.square()).sum(-1) - (p * change).sum(-1).square()
+    return variance.mean().item() / 2
+
+
+def test_what_is_reckoned_is_what_each_layer_loses(
+    model_dir: Path, tmp_path: Path, proof_in_this_process: None
+) -> None:
+    model = read_model(model_dir)
+    config = presets.resolve("int8_weight_only")
+    plan = resolve(config, model.headers.config, model.headers.tensors, calibration=CALIBRATION)
+    plans = {"int8_weight_only": (config, plan)}
+    ids_NT = token_windows(
+        CalibrationConfig(num_samples=400, seq_len=16),
+        lambda text: tiny_tokenizer()(text, add_special_tokens=False, verbose=False)["input_ids"],
+        num_held_out=1, held_out_len=16, separator=0,
+    ).calibration_NT  # fmt: skip
+    task = Task(model_dir=model_dir, output_dir=tmp_path / "out", config=config, calibration=CALIBRATION,
+                export=("fake_quantized",), evaluation=EvaluationConfig(num_windows=0, num_prompts=0))  # fmt: skip
+    run(task, silent)
+    rounded = load_file(tmp_path / "out" / "model.safetensors")
+    sensitivity = Sensitivity(open_model(model), ids_NT, plans, tmp_path, silent)
+    draws = [sensitivity.losses(seed) for seed in range(3)]
+    assert len(draws[0]) == 3 * 4, "q, k and v are one unit, gate and up another"
+    ratios = {
+        names: sum(draw[names]["int8_weight_only"] for draw in draws)
+        / len(draws)
+        / lost_alone(model_dir, rounded, names, ids_NT)
+        for names in draws[0]
+    }
+    assert all(0.7 < ratio < 1.4 for ratio in ratios.values()), ratios
+    assert 0.9 < sum(ratios.values()) / len(ratios) < 1.1
+
+
+def test_the_config_is_what_was_promised(model_dir: Path, tmp_path: Path, proof_in_this_process: None) -> None:
+    found = mix(str(model_dir), SCHEMES, Budget(max_bits=5.5), CALIBRATION, silent)
+    assert found["mix"]["bits"] <= 5.5 < found["uniform"]["int8_weight_only"]["bits"]
+    chosen = {name: unit["scheme"] for unit in found["units"] for name in unit["layers"]}
+    for block in range(3):
+        attention = {chosen[f"model.layers.{block}.self_attn.{one}_proj"] for one in "qkv"}
+        assert (
+            len(attention) == 1
+            and chosen[f"model.layers.{block}.mlp.gate_proj"] == chosen[f"model.layers.{block}.mlp.up_proj"]
+        )
+    task = Task(
+        model_dir=model_dir, output_dir=tmp_path / "out", config=parse_config(found["config"]),
+        calibration=CALIBRATION, evaluation=EvaluationConfig(num_windows=12, seq_len=32, num_prompts=0),
+    )  # fmt: skip
+    report = run(task, silent)
+    assert report["quality"]["divergence"] == found["mix"]["measured"]["divergence"]
+    assert report["summary"]["size_after_bytes"] == found["mix"]["size_bytes"]
+    uniform = run(task.model_copy(update={"config": presets.resolve("w4a16"), "output_dir": tmp_path / "w4"}), silent)
+    assert uniform["summary"]["size_after_bytes"] == found["uniform"]["w4a16"]["size_bytes"]
+    lost, all_alike = (one["quality"]["divergence"]["kl_mean"]["value"] for one in (report, uniform))
+    promised = found["mix"]["loss"] / found["uniform"]["w4a16"]["loss"]
+    assert lost / all_alike == pytest.approx(promised, rel=0.5) and promised < 0.7
+
+
+def test_the_smallest_mix_that_is_good_enough(model_dir: Path) -> None:
+    best = mix(str(model_dir), SCHEMES, Budget(max_bits=9.0), CALIBRATION, silent)["mix"]
+    worst = mix(str(model_dir), SCHEMES, Budget(max_bits=4.6), CALIBRATION, silent)["mix"]
+    ends = [one["measured"]["divergence"]["kl_mean"]["value"] for one in (best, worst)]
+    allowed = ends[1] / 2
+    found = mix(str(model_dir), SCHEMES, Budget(max_divergence=allowed), CALIBRATION, silent)["mix"]
+    assert ends[0] < found["measured"]["divergence"]["kl_mean"]["value"] <= allowed
+    assert worst["size_bytes"] < found["size_bytes"] < best["size_bytes"]
+    with pytest.raises(ConfigError, match="was asked for") as refused:
+        mix(str(model_dir), SCHEMES, Budget(max_divergence=ends[0] / 100), CALIBRATION, silent)
+    assert refused.value.code == "budget_too_small"
+
+
+def test_layers_may_stay_as_they_are_and_inputs_be_quantized(model_dir: Path) -> None:
+    found = mix(str(model_dir), ("fp8", "mxfp4", "keep"), Budget(max_bits=12.0), CALIBRATION, silent)
+    kept = [name for unit in found["units"] if unit["scheme"] == "keep" for name in unit["layers"]]
+    assert kept and set(kept) <= set(found["config"]["exclude"])
+    for unit in found["units"]:
+        assert 0 == unit["options"]["keep"]["loss"] < unit["options"]["fp8"]["loss"] < unit["options"]["mxfp4"]["loss"]
+    everything = sum(found["mix"]["layers"].values())
+    assert everything == 3 * 7 and parse_config(found["config"])
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "deepseek_v3"])
+def test_the_experts_of_a_mixture_are_one_unit(model_type: str, tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path / "model", model_type=model_type, **MIXTURES[model_type])
+    found = mix(str(folder), ("uint4_wo_32", "int8_weight_only"), Budget(max_bits=6.0), CALIBRATION, silent)
+    experts = [unit["layers"] for unit in found["units"] if any(".experts." in name for name in unit["layers"])]
+    assert len(experts) == (3 if model_type == "mixtral" else 2)
+    assert all(len(names) == 4 * 3 and all(".experts." in name for name in names) for names in experts)
+    assert found["mix"]["bits"] <= 6.0
+
+
+def test_the_command(model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["mix", str(model_dir), "--schemes", *SCHEMES, "--num_calib_data", "8", "--seq_len", "32"]
+    file = tmp_path / "mix.json"
+    assert cli.main([*asked, "--max_bits", "5.5", "--output", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "q_proj, k_proj, v_proj" in shown and "mean KL" in shown
+    assert cli.main([*asked, "--max_bits", "5.5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"] == json.loads(file.read_text())
+    with pytest.raises(SystemExit):
+        cli.main([*asked, "--max_bits", "5.5", "--output", str(file)])
+    assert "exists already" in capsys.readouterr().err
+    for wrong, code in (
+        (["--max_size", "plenty"], "invalid_max_size"),
+        (["--max_size", "1KB"], "budget_too_small"),
+        (["--max_bits", "5", "--schemes", "w4a16"], "invalid_schemes"),
+        (["--max_bits", "5", "--schemes", "w4a16", "w5"], "unknown_preset"),
+    ):
+        assert cli.main([*asked, *wrong]) == 1, wrong
+        assert code in capsys.readouterr().err
