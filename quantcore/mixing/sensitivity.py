@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -40,11 +40,13 @@ Losses = dict[tuple[str, ...], dict[str, float]]
 
 
 @dataclass
-class Passed:
-    """One call of a layer: what it read [..., I], and what it gave [..., O] as a part of the graph."""
+class Call:
+    """One call of a layer: what it read [..., I], what it gave [..., O], and the gradient of log p(y) by that."""
 
+    name: str
     inputs: torch.Tensor
     outputs: torch.Tensor
+    gradient: torch.Tensor = field(init=False)
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Changed:
     delta_OI: torch.Tensor
     static: Activations
 
-    def change_of_log_p(self, call: Passed, module: nn.Module, gradients: Gradients) -> float:
+    def change_of_log_p(self, call: Call, module: nn.Module, gradients: Gradients) -> float:
         """What the scheme does to log p(y) by way of this call, to first order."""
         config, x, g = self.layer.config, call.inputs.detach().float(), gradients.at_outputs
         if config.input_tensors is None and config.output_tensors is None:
@@ -79,8 +81,8 @@ class Gradients:
     of_weight: torch.Tensor
 
     @classmethod
-    def of(cls, call: Passed, at_outputs: torch.Tensor) -> Gradients:
-        g, x = at_outputs.float(), call.inputs.detach().float()
+    def of(cls, call: Call) -> Gradients:
+        g, x = call.gradient.float(), call.inputs.detach().float()
         return cls(g, g.flatten(0, -2).T @ x.flatten(0, -2))
 
 
@@ -165,27 +167,36 @@ class Sensitivity:
         modules = _in_all(list(schemes.values()), self._model.streamed)
         units: dict[str, tuple[str, ...]] = {}
         squares: dict[tuple[str, ...], dict[str, float]] = {}
-        for window, gradient in enumerate(gradients):
-            state = self._in_front_of(index, window).clone().requires_grad_()
-            with _passing(modules) as passed, torch.enable_grad():
-                output = replace(self._hidden, states=[state]).run(block, index, 0)
-                calls = [(name, call) for name, made in passed.items() for call in made]
-                wanted = [state, *(call.outputs for _, call in calls)]
-                gradients[window], *at_outputs = torch.autograd.grad(output, wanted, gradient)
-            units = units or units_of(passed, list(modules))
+        for window in range(self._num_windows):
+            calls = self._pass_back(block, index, window, modules, gradients)
+            units = units or units_of(calls, list(modules))
             changes = {unit: dict.fromkeys(schemes, 0.0) for unit in units.values()}
-            for (name, call), gradient_at in zip(calls, at_outputs, strict=True):
-                if call.inputs.numel() == 0:  # an expert without tokens
-                    continue
-                known = Gradients.of(call, gradient_at)
+            for call in calls:
+                known = Gradients.of(call)
                 for scheme, changed in schemes.items():
-                    changes[units[name]][scheme] += changed[name].change_of_log_p(call, modules[name], known)
-            for unit, change in changes.items():
+                    change = changed[call.name].change_of_log_p(call, modules[call.name], known)
+                    changes[units[call.name]][scheme] += change
+            for unit, change_of in changes.items():
                 found = squares.setdefault(unit, dict.fromkeys(schemes, 0.0))
-                for scheme, value in change.items():
+                for scheme, value in change_of.items():
                     found[scheme] += value**2
         half_a_token = 1 / (2 * self._num_windows * self._seq_len)
         return {unit: {one: total * half_a_token for one, total in found.items()} for unit, found in squares.items()}
+
+    def _pass_back(
+        self, block: nn.Module, index: int, window: int, modules: Mapping[str, nn.Module], gradients: list[torch.Tensor]
+    ) -> list[Call]:
+        """The calls of the layers with their gradients; that of ``window`` goes through the block, in place."""
+        state = self._in_front_of(index, window).clone().requires_grad_()
+        with _calls_noted(modules) as calls, torch.enable_grad():
+            output = replace(self._hidden, states=[state]).run(block, index, 0)
+            wanted = [state, *(call.outputs for call in calls)]
+            gradients[window], *at_outputs = torch.autograd.grad(
+                output, wanted, gradients[window], materialize_grads=True
+            )
+        for call, gradient in zip(calls, at_outputs, strict=True):
+            call.gradient = gradient
+        return [call for call in calls if call.inputs.numel()]  # not those of experts without tokens
 
     def _in_scheme(self, block: nn.Module, index: int, config: Config, plan: Plan) -> dict[str, Changed]:
         """The layers of the block as ``config`` rounds them; the block stays as it is."""
@@ -205,26 +216,26 @@ class Sensitivity:
 
 
 @contextmanager
-def _passing(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Passed]]]:
-    """What goes through the modules while this lasts, by name, in the order in which they are called."""
-    passed: dict[str, list[Passed]] = {}
+def _calls_noted(modules: Mapping[str, nn.Module]) -> Iterator[list[Call]]:
+    """The calls of the modules while this lasts, in their order."""
+    calls: list[Call] = []
 
     def noting(name: str) -> Callable[..., None]:
-        return lambda _, inputs, output: passed.setdefault(name, []).append(Passed(inputs[0], output))
+        return lambda _, inputs, output: calls.append(Call(name, inputs[0], output))
 
     with ExitStack() as stack:
         for name, module in modules.items():
             stack.enter_context(module.register_forward_hook(noting(name)))
-        yield passed
+        yield calls
 
 
-def units_of(passed: Mapping[str, list[Passed]], names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def units_of(calls: Sequence[Call], names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The unit of each layer: all experts of a mixture, or the layers that read one tensor."""
+    inputs = {call.name: id(call.inputs) for call in reversed(calls)}
     members: dict[object, list[str]] = {}
-    for name in dict.fromkeys([*passed, *names]):  # as they run, then those that did not
-        expert, calls = EXPERT.match(name), passed.get(name)
-        key = expert["moe"] if expert else id(calls[0].inputs) if calls else name
-        members.setdefault(key, []).append(name)
+    for name in dict.fromkeys([*(call.name for call in calls), *names]):  # as they run, then those that did not
+        expert = EXPERT.match(name)
+        members.setdefault(expert["moe"] if expert else inputs.get(name, name), []).append(name)
     return {name: tuple(unit) for unit in members.values() for name in unit}
 
 
