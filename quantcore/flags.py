@@ -312,7 +312,7 @@ def add_mix(flags: argparse.ArgumentParser) -> None:
     add("--output", type=_new_file, metavar="FILE", help="where the config goes, as mix.json; nothing is overwritten")
     add("--preset_file", help="JSON with presets of your own")
     add("--model_export", default="hf_format", help=f"whose sizes count, one of: {', '.join(MODEL_EXPORTS)}")
-    _add_calibration(flags, num_samples=64, seq_len=256)
+    _add_calibration(flags, num_samples=32, seq_len=256)
 
 
 def mix_of(options: argparse.Namespace) -> dict[str, Any]:
