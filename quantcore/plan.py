@@ -113,14 +113,17 @@ def resolve(
     calibration: CalibrationConfig | None = None,
     exports: Sequence[str] = ("quark",),
     file2file: bool = False,
+    shard_blocks: bool | None = None,
     warnings: tuple[str, ...] = (),
 ) -> Plan:
-    """Decide every layer; ``file2file`` asks for that executor, ``warnings`` are what is to be said anyway.
+    """Decide every layer; ``file2file`` and ``shard_blocks`` are a task's, ``warnings`` are what is to be said anyway.
 
     Raises ConfigError or ModelError that names the layers and what would fit.
     """
     calibration = calibration or CalibrationConfig()
     _check_possible(config)
+    if shard_blocks:
+        check_slices(config)
     prefix, num_blocks = find_blocks(tensors, model_config)
     _check_architecture(tensors, prefix)
     layers, kept, said = _decide(config, tensors, prefix, num_blocks)
@@ -307,6 +310,18 @@ def _check_possible(config: Config) -> None:
                 hint=hint,
                 field=f"/{field}",
             )
+
+
+def check_slices(config: Config) -> None:
+    """Raises ConfigError ``unsupported_config`` for an algorithm that needs a whole block in one place."""
+    on_whole = next((one.name for one in config.algo_config if one.on_whole_blocks), None)
+    if on_whole is not None:
+        raise ConfigError(
+            f"shard_blocks lays every block in slices on several processes, and {on_whole} works on whole blocks.",
+            code="unsupported_config",
+            hint=f"Leave {on_whole} out, or leave shard_blocks out.",
+            field="/shard_blocks",
+        )
 
 
 def _online(config: Config) -> list[str]:

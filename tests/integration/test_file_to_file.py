@@ -218,8 +218,10 @@ def test_gates_do_not_speak_of_a_model_that_was_not_run(tmp_path):
     )
     [row] = [row for row in report["summary"]["gates"] if row["name"] == "round_trip"]
     assert "no model was run" in row["detail"] and row["limit"] == 0
-    with pytest.raises(ValueError, match="file2file runs no model"):
-        Task(
-            model_dir=tmp_path, output_dir=tmp_path, config=parse_config(config("w4a16")), file2file=True,
-            evaluation=EvaluationConfig(tasks=("piqa",)),
-        )  # fmt: skip
+    for more, field in (
+        ({"evaluation": EvaluationConfig(tasks=("piqa",))}, "/evaluation/tasks"),
+        ({"shard_blocks": True}, "/shard_blocks"),
+    ):
+        with pytest.raises(ConfigError, match="file2file runs no model") as caught:
+            Task(model_dir=tmp_path, output_dir=tmp_path, config=parse_config(config("w4a16")), file2file=True, **more)
+        assert (caught.value.code, caught.value.field) == ("unsupported_config", field)
