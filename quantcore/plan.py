@@ -123,7 +123,7 @@ def resolve(
     calibration = calibration or CalibrationConfig()
     _check_possible(config)
     if shard_blocks:
-        check_slices(config)
+        _check_slices(config, file2file)
     prefix, num_blocks = find_blocks(tensors, model_config)
     _check_architecture(tensors, prefix)
     layers, kept, said = _decide(config, tensors, prefix, num_blocks)
@@ -312,14 +312,15 @@ def _check_possible(config: Config) -> None:
             )
 
 
-def check_slices(config: Config) -> None:
-    """Raises ConfigError ``unsupported_config`` for an algorithm that needs a whole block in one place."""
+def _check_slices(config: Config, file2file: bool) -> None:
+    """No block lies in slices where none is run, or where an algorithm needs it in one place."""
     on_whole = next((one.name for one in config.algo_config if one.on_whole_blocks), None)
-    if on_whole is not None:
+    if file2file or on_whole is not None:
+        why = "file2file takes weight after weight" if file2file else f"{on_whole} works on whole blocks"
         raise ConfigError(
-            f"shard_blocks lays every block in slices on several processes, and {on_whole} works on whole blocks.",
+            f"shard_blocks lays every block in slices on several processes, and {why}.",
             code="unsupported_config",
-            hint=f"Leave {on_whole} out, or leave shard_blocks out.",
+            hint=f"Leave {'file2file' if file2file else on_whole} out, or leave shard_blocks out.",
             field="/shard_blocks",
         )
 

@@ -98,7 +98,7 @@ class Task(BaseModel):
             raise ValueError("give model_dir, or model_id and revision")
         if bool(self.model_id) != bool(self.revision):
             raise ValueError("model_id and revision (a commit of 40 hex digits) go together")
-        check_executor(self.evaluation, file2file=self.file2file, shard_blocks=self.shard_blocks)
+        check_tasks(self.evaluation, file2file=self.file2file)
         return self
 
     @property
@@ -109,20 +109,15 @@ class Task(BaseModel):
         return self.model_dir
 
 
-def check_executor(evaluation: Evaluation, *, file2file: bool, shard_blocks: bool | None) -> None:
-    """Raises ConfigError ``unsupported_config`` for what cannot be had together with ``file2file``."""
-    in_the_way = {
-        "evaluation.tasks need": ("/evaluation/tasks", bool(evaluation.tasks)),
-        "shard_blocks is about": ("/shard_blocks", shard_blocks is True),
-    }
-    for what, (field, is_asked) in in_the_way.items():
-        if file2file and is_asked:
-            raise ConfigError(
-                f"file2file runs no model, which {what}.",
-                code="unsupported_config",
-                hint="Leave one of the two out.",
-                field=field,
-            )
+def check_tasks(evaluation: Evaluation, *, file2file: bool) -> None:
+    """Raises ConfigError ``unsupported_config`` for tasks of a model that is not run."""
+    if file2file and evaluation.tasks:
+        raise ConfigError(
+            "file2file runs no model, which evaluation.tasks need.",
+            code="unsupported_config",
+            hint="Leave one of them out.",
+            field="/evaluation/tasks",
+        )
 
 
 def read_task(path: Path) -> Task:

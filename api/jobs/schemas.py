@@ -26,7 +26,7 @@ from api.store.waiting import Waiting
 from quantcore.checkpoint.hub import is_model_id
 from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, parse_size
 from quantcore.publishing.target import Target
-from quantcore.task import Evaluation, Gate, check_executor
+from quantcore.task import Evaluation, Gate, check_tasks
 
 MAX_LABELS = 16
 REVISION = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
@@ -172,7 +172,7 @@ class JobCreate(PlanCreate):
 
     @model_validator(mode="after")
     def _can_run_so(self) -> JobCreate:
-        check_executor(self.evaluation, file2file=self.file2file, shard_blocks=self.shard_blocks)
+        check_tasks(self.evaluation, file2file=self.file2file)
         return self
 
 
