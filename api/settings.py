@@ -80,6 +80,8 @@ class Settings(BaseSettings):
     # Days after a job's end; None keeps it. Logs: also its events. Jobs: all of it, with its artifact.
     keep_logs_days: PositiveFloat | None = None
     keep_jobs_days: PositiveFloat | None = None
+    # A folder with YAML files of tasks that jobs may name beside those of lm-evaluation-harness. They may run code.
+    lm_eval_tasks_dir: Annotated[Path, AfterValidator(Path.resolve)] | None = None
     log_format: Literal["text", "json"] = "text"
     trace_file: Path | None = None
 

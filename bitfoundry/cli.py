@@ -25,13 +25,16 @@ from bitfoundry import (
     webhook_commands,
 )
 from bitfoundry.answers import Job
+from bitfoundry.bodies import given
 from bitfoundry.client import Client
 from bitfoundry.errors import BitfoundryError
 from bitfoundry.options import (
     AsJson,
     Column,
     DatasetConfig,
+    Evaluation,
     Export,
+    File2File,
     Home,
     HubToken,
     JobId,
@@ -42,10 +45,12 @@ from bitfoundry.options import (
     Priority,
     Samples,
     SeqLen,
+    ShardBlocks,
     Source,
     Split,
     Url,
     connect,
+    evaluation_of,
     find_home,
     key_value,
     read_config,
@@ -150,6 +155,9 @@ def submit(
     max_pending_s: Annotated[int | None, typer.Option(min=1, help="Give up after waiting for so long.")] = None,
     max_shard_size: Annotated[str | None, typer.Option(help="Of each file of weights, as 500MB.")] = None,
     gate: Annotated[str | None, typer.Option(help="What a missed limit means: off, warn or fail.")] = None,
+    evaluation: Evaluation = None,
+    file2file: File2File = None,
+    shard_blocks: ShardBlocks = None,
     hub_token: HubToken = None,
     publish: Annotated[
         str | None,
@@ -169,26 +177,29 @@ def submit(
 ) -> None:
     """Queue a job. A job that cannot work is refused at once, with the reason."""
     labels = dict(key_value(each) for each in label) if label else None
-    limits = {"max_runtime_s": max_runtime_s, "max_pending_s": max_pending_s}
     with connect(url, api_key, home) as client:
         job = client.submit(
             _with_token(model, hub_token),
             config=read_config(config),
             export=export,
-            calibration=_calibration(
+            calibration=given(
                 source=calibration_source,
                 config=calibration_config,
                 split=calibration_split,
                 column=calibration_column,
                 num_samples=num_samples,
                 seq_len=seq_len,
-            ),
+            )
+            or None,
             name=name,
             labels=labels,
             priority=priority,
-            limits={name: value for name, value in limits.items() if value is not None} or None,
+            limits=given(max_runtime_s=max_runtime_s, max_pending_s=max_pending_s) or None,
             max_shard_size=max_shard_size,
             gate=gate,
+            evaluation=evaluation_of(evaluation),
+            file2file=file2file,
+            shard_blocks=shard_blocks,
             publish=publish_commands.read_target(publish, publish_token),
         )
         if wait:
@@ -219,6 +230,8 @@ def plan(
     calibration_column: Column = None,
     num_samples: Samples = None,
     seq_len: SeqLen = None,
+    file2file: File2File = None,
+    shard_blocks: ShardBlocks = None,
     hub_token: HubToken = None,
     url: Url = None,
     api_key: Key = None,
@@ -230,12 +243,14 @@ def plan(
     With --devices: executor, memory of each device, disk and time on that hardware, and what would make it fit.
     """
     if devices is not None:
+        if file2file or shard_blocks:
+            raise typer.BadParameter("with --devices every way is looked at: leave --file2file and --shard-blocks out")
         raise typer.Exit(_plan_here(context.args, model, devices, as_json))
     if context.args:
         raise typer.BadParameter(f"{context.args[0]} goes with --devices, for a plan without the service")
     if config is None:
         raise typer.BadParameter("give --config: a preset's name, or a JSON file with a whole config")
-    calibration = _calibration(
+    calibration = given(
         source=calibration_source,
         config=calibration_config,
         split=calibration_split,
@@ -245,13 +260,16 @@ def plan(
     )
     asked = _with_token(model, hub_token)
     with connect(url, api_key, home) as client:
-        found = client.plan(asked, config=read_config(config), export=export, calibration=calibration)
+        found = client.plan(
+            asked, config=read_config(config), export=export, calibration=calibration or None,
+            file2file=file2file, shard_blocks=shard_blocks,
+        )  # fmt: skip
     if as_json:
         terminal.print_json(found)
         return
     size = f"{terminal.megabytes(found['size_before_bytes'])} → {terminal.megabytes(found['size_after_bytes'])}"
     terminal.out.print(f"{found['model_type']}: {found['num_blocks']} blocks, {found['num_layers']} layers to quantize")
-    terminal.out.print(f"size {size}, peak {terminal.megabytes(found['peak_memory_bytes'])}")
+    terminal.out.print(f"size {size}, peak {terminal.megabytes(found['peak_memory_bytes'])}, {found['executor']}")
     for kept in found["kept"]:
         terminal.out.print(f"kept {kept['name']}: {kept['reason']}", soft_wrap=True)
     for warning in found["warnings"]:
@@ -394,10 +412,6 @@ def _announce(stack: "LocalStack", as_json: bool) -> None:
         terminal.out.print(f"data       {stack.home}   logs in {stack.logs}", soft_wrap=True)
         terminal.out.print("Ctrl-C stops it.")
     sys.stdout.flush()
-
-
-def _calibration(**given: Any) -> dict[str, Any] | None:
-    return {key: value for key, value in given.items() if value is not None} or None
 
 
 def _with_token(model: str, hub_token: str | None) -> str | dict[str, str]:

@@ -20,6 +20,7 @@ import httpx2
 
 from bitfoundry.account import Account
 from bitfoundry.answers import ArtifactFile, Event, Inspection, Job, LogLine, Summary, Sweep
+from bitfoundry.bodies import body_of_plan, given, model_of
 from bitfoundry.datasets import Datasets
 from bitfoundry.errors import BitfoundryError, WaitTimeout
 from bitfoundry.follow import follow
@@ -76,6 +77,9 @@ class Client:
         limits: Mapping[str, int] | None = None,
         max_shard_size: str | None = None,
         gate: str | None = None,
+        evaluation: Mapping[str, Any] | None = None,
+        file2file: bool | None = None,
+        shard_blocks: bool | None = None,
         publish: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
@@ -84,13 +88,16 @@ class Client:
 
         `priority` is 0 to 9, 9 goes first; `limits` {max_runtime_s, max_pending_s}; files of weights are no larger than
         `max_shard_size` ("500MB"; "5GB" if nothing is said); with the `gate` "fail" a result that misses a limit fails
-        the job; `publish`: where the artifact shall go, as in `publish`. The request is sent again when no answer
+        the job; `evaluation` {num_windows, source, tasks, ...}: how the result is measured; with `file2file` weights go
+        from file to file and no model is run; `shard_blocks`: whether a worker of several processes holds each block in
+        slices; `publish`: where the artifact shall go, as in `publish`. The request is sent again when no answer
         comes, and still makes one job: with `idempotency_key` also when this program is run again.
         """
-        body = _planned(model, config, export, calibration)
-        more = {"name": name, "labels": labels, "priority": priority, "limits": limits}
-        more |= {"max_shard_size": max_shard_size, "gate": gate, "publish": publish}
-        body |= {key: value for key, value in more.items() if value is not None}
+        body = body_of_plan(model, config, export, calibration, file2file, shard_blocks)
+        body |= given(
+            name=name, labels=labels, priority=priority, limits=limits, max_shard_size=max_shard_size, gate=gate,
+            evaluation=evaluation, publish=publish,
+        )  # fmt: skip
         return self._job("POST", "/v1/jobs", body=body, key=idempotency_key or str(uuid.uuid4()))
 
     def plan(
@@ -100,12 +107,14 @@ class Client:
         config: str | Mapping[str, Any],
         export: Sequence[str] | None = None,
         calibration: Mapping[str, Any] | None = None,
+        file2file: bool | None = None,
+        shard_blocks: bool | None = None,
         hardware: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """What `submit` would do, layer by layer, without doing it. With `hardware` {devices: "8x80GB", nodes,
         host_memory, disk} its `capacity` says whether the job would fit there, and how long it would take.
         """
-        body = _planned(model, config, export, calibration)
+        body = body_of_plan(model, config, export, calibration, file2file, shard_blocks)
         if hardware is not None:
             body["hardware"] = hardware
         return dict(self._service.send("POST", "/v1/plans", body=body, repeat=True).json())
@@ -248,7 +257,7 @@ class Client:
 
     def inspect(self, model: str | Path | Mapping[str, Any], *, revision: str | None = None) -> Inspection:
         """What a model is and what the usual presets would make of it, from its headers; `model` as in `submit`."""
-        query = dict(_model(model)) | ({"revision": revision} if revision else {})
+        query = dict(model_of(model)) | ({"revision": revision} if revision else {})
         return Inspection.model_validate_json(self._service.send("GET", "/v1/models/inspect", query=query).content)
 
     @property
@@ -406,31 +415,6 @@ def _query(wanted: JobFilter) -> dict[str, Any]:
         **{name: at.isoformat() if isinstance(at, datetime) else at for name, at in times.items()},
     }
     return {name: value for name, value in query.items() if value}
-
-
-def _planned(
-    model: str | Path | Mapping[str, Any],
-    config: str | Mapping[str, Any],
-    export: Sequence[str] | None,
-    calibration: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """The request body that jobs and plans share."""
-    body: dict[str, Any] = {"model": _model(model), "config": {"preset": config} if isinstance(config, str) else config}
-    if export is not None:
-        body["export"] = list(export)
-    if calibration is not None:
-        body["calibration"] = calibration
-    return body
-
-
-def _model(model: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
-    """A path when it looks like one (absolute, ~, ./, or there on this machine), else a Hub id."""
-    if isinstance(model, Mapping):
-        return model
-    path = Path(model).expanduser()
-    if isinstance(model, Path) or path.is_absolute() or model.startswith(".") or path.is_dir():
-        return {"path": str(path.absolute())}
-    return {"id": model}
 
 
 def _inside(name: str) -> PurePosixPath:

@@ -8,6 +8,7 @@ import typer
 
 from bitfoundry import terminal
 from bitfoundry.answers import LogLine
+from bitfoundry.bodies import given
 from bitfoundry.options import (
     AsJson,
     Export,
@@ -237,9 +238,7 @@ def _say(line: LogLine, as_json: bool) -> None:
 
 def _given(name: str | None, label: list[str] | None, priority: int | None) -> dict[str, Any]:
     labels = dict(map(key_value, label)) if label else None
-    return {
-        key: value for key, value in (("name", name), ("labels", labels), ("priority", priority)) if value is not None
-    }
+    return given(name=name, labels=labels, priority=priority)
 
 
 def _show_sweep(found: Any, as_json: bool) -> None:

@@ -31,6 +31,20 @@ Source = Annotated[
 DatasetConfig = Annotated[str | None, typer.Option(help="The config of a dataset on the Hub.")]
 Split = Annotated[str | None, typer.Option(help="The split of a dataset on the Hub. [default: train]")]
 Column = Annotated[str | None, typer.Option(help="Where its text is, or the chat. [default: text, else messages]")]
+File2File = Annotated[
+    bool | None, typer.Option("--file2file", help="Weights go from file to file: no model is run, nor measured.")
+]
+ShardBlocks = Annotated[
+    bool | None,
+    typer.Option(help="A worker of several processes holds each block in slices. [default: where memory is short]"),
+]
+Evaluation = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="How the result is measured: num_windows=64, seq_len=2048, source=wikitext, split=test, num_prompts=0,"
+        " tasks=gsm8k,piqa, limit=100 and the like; repeatable."
+    ),
+]
 HubToken = Annotated[
     str | None, typer.Option(help="The name of a Hub token of the project (`hub-tokens put`), for a private model.")
 ]
@@ -67,6 +81,17 @@ def key_value(text: str) -> tuple[str, str]:
     if not sign or not key:
         raise typer.BadParameter(f"{text!r} is not key=value")
     return key, value
+
+
+def evaluation_of(settings: list[str] | None) -> dict[str, Any] | None:
+    """['num_windows=64', 'tasks=gsm8k,piqa'] -> {"num_windows": 64, "tasks": ["gsm8k", "piqa"]}; the service checks."""
+    if settings is None:
+        return None
+    found: dict[str, Any] = {}
+    for name, value in map(key_value, settings):
+        number = int(value) if value.isdecimal() else value
+        found[name] = value.split(",") if name == "tasks" else number
+    return found
 
 
 def read_config(text: str) -> str | dict[str, Any]:

@@ -34,8 +34,8 @@ from quantcore.spec import (
 
 __all__ = [
     "BUILTIN", "DATASET_ID", "CalibrationConfig", "Config", "Dtype", "QSchemeType", "QuantizationConfig",
-    "QuantizationMode", "QuantizationSpec", "RoundType", "ScaleMode", "ScaleType", "ZeroPointType", "is_dataset_id",
-    "json_schema", "learns_from_data", "parse_config", "parse_size",
+    "QuantizationMode", "QuantizationSpec", "RoundType", "ScaleMode", "ScaleType", "TextSource", "ZeroPointType",
+    "is_dataset_id", "json_schema", "learns_from_data", "parse_config", "parse_size",
 ]  # fmt: skip
 
 LAYER_TYPES = ("Linear", "Conv1d", "Conv2d", "ConvTranspose2d", "Conv1D", "Embedding", "EmbeddingBag")
@@ -200,7 +200,35 @@ def is_dataset_id(source: str) -> bool:
     return re.fullmatch(DATASET_ID, source) is not None
 
 
-class CalibrationConfig(BaseModel):
+SourceName = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+class TextSource(BaseModel):
+    """Where a text is: ``CalibrationConfig`` says what each field can be."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: SourceName | None = None
+    config: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    split: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    revision: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")] | None = None
+    column: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+
+    @validator(mode="after")
+    def _name_one_place(self) -> Self:
+        given = [name for name in ("config", "split", "revision", "column") if getattr(self, name) is not None]
+        of_hub = [name for name in given if name != "column"]
+        if self.source is None and given:
+            raise ValueError(f"{', '.join(given)} go with a source")
+        is_file = self.source is not None and (self.source.startswith(("/", ".")) or is_dataset_id(self.source))
+        if of_hub and (is_file or self.source == BUILTIN):
+            raise ValueError(f"{', '.join(of_hub)} go with a dataset on the Hub, which '{self.source}' is not")
+        if self.source == BUILTIN and self.column is not None:
+            raise ValueError("the builtin text has no column")
+        return self
+
+
+class CalibrationConfig(TextSource):
     """The text that shows the engine what activations look like: ``num_samples`` windows of ``seq_len`` tokens.
 
     ``source``: ``builtin`` (prose that comes with Python); the path of a ``.txt``, ``.jsonl``, ``.json``, ``.csv`` or
@@ -210,26 +238,10 @@ class CalibrationConfig(BaseModel):
     default ``text``, else ``messages``).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    source: Annotated[str, Field(min_length=1, max_length=4096)] = BUILTIN
-    config: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    split: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    revision: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")] | None = None
-    column: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    source: SourceName = BUILTIN
     num_samples: Annotated[StrictInt, Field(ge=1, le=65536)] = 32
     seq_len: Annotated[StrictInt, Field(ge=8, le=131072)] = 512
     seed: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] = 0
-
-    @validator(mode="after")
-    def _make_sense(self) -> Self:
-        is_file = self.source.startswith(("/", ".")) or is_dataset_id(self.source)
-        of_hub = [name for name in ("config", "split", "revision") if getattr(self, name) is not None]
-        if of_hub and (is_file or self.source == BUILTIN):
-            raise ValueError(f"{', '.join(of_hub)} go with a dataset on the Hub, which '{self.source}' is not")
-        if self.source == BUILTIN and self.column is not None:
-            raise ValueError("the builtin text has no column")
-        return self
 
 
 def parse_size(text: str, what: str = "max_shard_size") -> int:

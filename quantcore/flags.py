@@ -269,6 +269,9 @@ def add_evaluation(flags: argparse.ArgumentParser) -> None:
     add("--num_fewshot", type=int, help="examples before each question (default: the task's own)")
     add("--include_path", help="a folder with YAML files of more tasks")
     add("--eval_dataset", help="text to measure on: a file or a Hub dataset (default: what calibration leaves)")
+    add("--eval_dataset_config", help="of a Hub dataset (default: the one that there is)")
+    add("--eval_dataset_split", help="of a Hub dataset (default: train)")
+    add("--eval_dataset_column", help="where its text is, or the chat (default: text, else messages)")
     add("--eval_stride", type=_positive, help="tokens from one window of that text to the next (default: no overlap)")
     add("--num_eval_data", type=_positive, default=usual.num_windows, help="windows of text (default: 12)")
     add("--eval_seq_len", type=_positive, default=usual.seq_len, help="tokens of each (default: 512)")
@@ -281,6 +284,9 @@ def evaluation_of(options: argparse.Namespace) -> EvaluationConfig:
             num_windows=options.num_eval_data,
             seq_len=options.eval_seq_len,
             source=options.eval_dataset,
+            config=options.eval_dataset_config,
+            split=options.eval_dataset_split,
+            column=options.eval_dataset_column,
             stride=options.eval_stride,
             tasks=tuple(name.strip() for name in options.tasks.split(",")) if options.tasks else (),
             limit=options.limit,

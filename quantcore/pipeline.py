@@ -72,7 +72,7 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
     emit(PhaseStarted("plan"))
     plan = resolve(
         task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export,
-        file2file=task.file2file, warnings=headers.warnings,
+        file2file=task.file2file, shard_blocks=task.shard_blocks, warnings=headers.warnings,
     )  # fmt: skip
     for message in plan.warnings:
         emit(Warned("plan", message))

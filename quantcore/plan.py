@@ -113,14 +113,17 @@ def resolve(
     calibration: CalibrationConfig | None = None,
     exports: Sequence[str] = ("quark",),
     file2file: bool = False,
+    shard_blocks: bool | None = None,
     warnings: tuple[str, ...] = (),
 ) -> Plan:
-    """Decide every layer; ``file2file`` asks for that executor, ``warnings`` are what is to be said anyway.
+    """Decide every layer; ``file2file`` and ``shard_blocks`` are a task's, ``warnings`` are what is to be said anyway.
 
     Raises ConfigError or ModelError that names the layers and what would fit.
     """
     calibration = calibration or CalibrationConfig()
     _check_possible(config)
+    if shard_blocks:
+        _check_slices(config, file2file)
     prefix, num_blocks = find_blocks(tensors, model_config)
     _check_architecture(tensors, prefix)
     layers, kept, said = _decide(config, tensors, prefix, num_blocks)
@@ -307,6 +310,19 @@ def _check_possible(config: Config) -> None:
                 hint=hint,
                 field=f"/{field}",
             )
+
+
+def _check_slices(config: Config, file2file: bool) -> None:
+    """No block lies in slices where none is run, or where an algorithm needs it in one place."""
+    on_whole = next((one.name for one in config.algo_config if one.on_whole_blocks), None)
+    if file2file or on_whole is not None:
+        why = "file2file takes weight after weight" if file2file else f"{on_whole} works on whole blocks"
+        raise ConfigError(
+            f"shard_blocks lays every block in slices on several processes, and {why}.",
+            code="unsupported_config",
+            hint=f"Leave {'file2file' if file2file else on_whole} out, or leave shard_blocks out.",
+            field="/shard_blocks",
+        )
 
 
 def _online(config: Config) -> list[str]:

@@ -4,45 +4,55 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator, model_validator
 
-from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, Config, parse_size
+from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, Config, TextSource, parse_size
 from quantcore.errors import ConfigError
 
 Gate = Literal["off", "warn", "fail"]
 GATES: tuple[Gate, ...] = get_args(Gate)
+TaskName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}$")]
 
 
-class EvaluationConfig(BaseModel):
+class Evaluation(TextSource):
     """How the result is measured, beside the original.
 
     ``num_windows`` windows of ``seq_len`` tokens (0: nothing is measured) of held-out text: the part that the
-    calibration leaves of its source, or ``source``, which is named like that. Windows start every ``stride`` tokens
-    (default: ``seq_len``); a smaller one gives every token more context. ``num_prompts`` short texts are continued by
-    both models. ``tasks`` of lm-evaluation-harness run with ``limit`` documents and ``num_fewshot`` examples each
-    (None: the task's own), ``batch_size`` at a time; ``include_path`` is a folder with YAML files of more tasks.
+    calibration leaves of its source, or ``source``, which is named like that, with ``config``, ``split``, ``revision``
+    and ``column``. Windows of such a text start every ``stride`` tokens (default: ``seq_len``); a smaller one gives
+    every token more context. ``num_prompts`` short texts are continued by both models. ``tasks`` of
+    lm-evaluation-harness run with ``limit`` documents and ``num_fewshot`` examples each (None: the task's own),
+    ``batch_size`` at a time.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_windows: Annotated[StrictInt, Field(ge=0, le=1 << 20)] = 12
     seq_len: Annotated[StrictInt, Field(ge=32, le=131072)] = 512
-    source: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     stride: Annotated[StrictInt, Field(ge=1)] | None = None
     num_prompts: Annotated[StrictInt, Field(ge=0, le=64)] = 4
-    tasks: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}$")], ...] = ()
+    tasks: Annotated[tuple[TaskName, ...], Field(max_length=64)] = ()
     limit: Annotated[StrictInt, Field(ge=1)] | None = None
     num_fewshot: Annotated[StrictInt, Field(ge=0, le=64)] | None = None
-    include_path: Path | None = None
     batch_size: Annotated[StrictInt, Field(ge=1, le=4096)] = 8
 
     @model_validator(mode="after")
-    def _make_sense(self) -> EvaluationConfig:
+    def _make_sense(self) -> Self:
         if self.stride is not None and (self.source is None or self.stride > self.seq_len):
             raise ValueError("stride goes with a source, and is at most seq_len")
         return self
+
+    @property
+    def text(self) -> CalibrationConfig | None:
+        """Its own text, named as a calibration's is; None for what the calibration leaves."""
+        place = {name: getattr(self, name) for name in TextSource.model_fields}
+        return None if self.source is None else CalibrationConfig(**place)
+
+
+class EvaluationConfig(Evaluation):
+    """The same on one machine: ``include_path`` is a folder with YAML files of more tasks."""
+
+    include_path: Path | None = None
 
 
 class Task(BaseModel):
@@ -88,8 +98,7 @@ class Task(BaseModel):
             raise ValueError("give model_dir, or model_id and revision")
         if bool(self.model_id) != bool(self.revision):
             raise ValueError("model_id and revision (a commit of 40 hex digits) go together")
-        if self.file2file and self.evaluation.tasks:
-            raise ValueError("file2file runs no model, which evaluation.tasks need: leave one of them out")
+        check_tasks(self.evaluation, file2file=self.file2file)
         return self
 
     @property
@@ -98,6 +107,17 @@ class Task(BaseModel):
         if self.model_dir is None:
             raise RuntimeError("the model of this task was not downloaded yet")
         return self.model_dir
+
+
+def check_tasks(evaluation: Evaluation, *, file2file: bool) -> None:
+    """Raises ConfigError ``unsupported_config`` for tasks of a model that is not run."""
+    if file2file and evaluation.tasks:
+        raise ConfigError(
+            "file2file runs no model, which evaluation.tasks need.",
+            code="unsupported_config",
+            hint="Leave one of them out.",
+            field="/evaluation/tasks",
+        )
 
 
 def read_task(path: Path) -> Task:

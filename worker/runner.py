@@ -114,27 +114,37 @@ class Run:
                 "output_dir": str(self._workspace.output_dir),
                 "resume_dir": str(self._workspace.resume_dir),
                 "config": self.lease.config,
-                "calibration": self.lease.calibration | {"source": self._calibration_source()},
+                "calibration": self._with_source(self.lease.calibration, "/calibration/source"),
                 "export": list(self.lease.export),
                 "max_shard_size": self.lease.max_shard_size,
                 "gate": self.lease.gate,
+                "evaluation": self._evaluation(),
+                "file2file": self.lease.file2file,
+                "shard_blocks": self.lease.shard_blocks,
             }
         )
 
-    def _calibration_source(self) -> str:
-        """The task's text: a dataset on the Hub or the builtin one by name, others by the path of a file."""
-        source: str = self.lease.calibration["source"]
+    def _evaluation(self) -> dict[str, Any]:
+        """The task's, with the operator's tasks beside those of the harness."""
+        asked = self.lease.evaluation
+        found = self._with_source(asked, "/evaluation/source") if "source" in asked else asked
+        tasks_dir = self._settings.lm_eval_tasks_dir if asked.get("tasks") else None
+        return found if tasks_dir is None else found | {"include_path": str(tasks_dir)}
+
+    def _with_source(self, text: dict[str, Any], field: str) -> dict[str, Any]:
+        """A text as the engine finds it: a dataset on the Hub or the builtin one by name, others by a file's path."""
+        source: str = text["source"]
         if source.startswith("/"):
-            return str(self._settings.find_input(source, field="/calibration/source"))
+            return text | {"source": str(self._settings.find_input(source, field=field))}
         if not is_dataset_id(source):
-            return source
+            return text
         with self._sessions.begin() as session:
             dataset = datasets.find(session, self.lease.project_id, source)
         if dataset is None:
             raise CalibrationError(
                 "The dataset of this job was deleted.", code="dataset_not_found", hint="Clone it with another one."
             )
-        return str(self._settings.datasets_dir / datasets.file_name(dataset))
+        return text | {"source": str(self._settings.datasets_dir / datasets.file_name(dataset))}
 
     def _model(self) -> dict[str, str]:
         """The task's model: a commit on the Hub, or a folder."""
@@ -146,8 +156,10 @@ class Run:
 
     @property
     def _needs_hub(self) -> bool:
-        """Whether its model or its text is on the Hub."""
-        return "id" in self.lease.model or self.lease.calibration.get("revision") is not None
+        """Whether its model, a text or the data of a task is on the Hub."""
+        texts = (self.lease.calibration, self.lease.evaluation)
+        on_hub = any(text.get("revision") is not None for text in texts)
+        return "id" in self.lease.model or on_hub or bool(self.lease.evaluation.get("tasks"))
 
     def _find_hub_token(self) -> str | None:
         """The token that the job names, else the service's own. Raises ModelError ``hub_token_not_found``."""

@@ -1,4 +1,4 @@
-"""From what a request names to the text that calibrates: checked as far as that goes without reading it."""
+"""From what a request names to the text that calibrates, or is measured on: checked without reading it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from api.store.audit import Caller
 from quantcore.calibration import hub_dataset
 from quantcore.calibration.columns import no_column
 from quantcore.calibration.files import format_of
-from quantcore.config import BUILTIN, CalibrationConfig, is_dataset_id
-from quantcore.errors import CalibrationError
+from quantcore.config import BUILTIN, CalibrationConfig, TextSource, is_dataset_id
+from quantcore.errors import CalibrationError, QuantError
+from quantcore.task import Evaluation
 
 
 def locator(context: Context, caller: Caller) -> Callable[[CalibrationConfig], CalibrationConfig]:
@@ -34,13 +35,26 @@ def locate(calibration: CalibrationConfig, context: Context, caller: Caller) -> 
     source = context.settings.find_input(calibration.source, field="/calibration/source")
     if not source.is_file():
         raise CalibrationError(
-            f"There is no calibration file at {calibration.source}.",
+            f"There is no data file at {calibration.source}.",
             code="calibration_not_found",
             hint="Give 'builtin', a data file that the service can read, or the name of a dataset on the Hub.",
             field="/calibration/source",
         )
     format_of(source.name)
     return calibration.model_copy(update={"source": str(source)})
+
+
+def locate_evaluation(evaluation: Evaluation, locate: Callable[[CalibrationConfig], CalibrationConfig]) -> Evaluation:
+    """What to store of it: its own text as ``locate`` finds it."""
+    text = evaluation.text
+    if text is None:
+        return evaluation
+    try:
+        found = locate(text)
+    except QuantError as error:
+        error.field = error.field.replace("/calibration/", "/evaluation/", 1)
+        raise
+    return evaluation.model_copy(update={name: getattr(found, name) for name in TextSource.model_fields})
 
 
 def _find_uploaded(calibration: CalibrationConfig, context: Context, caller: Caller) -> CalibrationConfig:
@@ -54,10 +68,10 @@ def _find_uploaded(calibration: CalibrationConfig, context: Context, caller: Cal
     return calibration.model_copy(update={"column": column})
 
 
-def no_such_dataset() -> CalibrationError:
+def no_such_dataset(field: str = "/calibration/source") -> CalibrationError:
     return CalibrationError(
         "There is no such dataset.",
         code="dataset_not_found",
         hint="Upload it with POST /v1/datasets, or `bitfoundry datasets upload`.",
-        field="/calibration/source",
+        field=field,
     )

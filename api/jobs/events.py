@@ -12,7 +12,8 @@ from api.deps import ContextDep, SessionsDep
 from api.errors import Problem, may
 from api.jobs import stream
 from api.jobs.endpoints import JobId, open_job
-from api.jobs.schemas import EventOut, EventPage, Printable
+from api.jobs.schemas import Printable
+from api.jobs.story import EventOut, EventPage
 from api.security import Reader
 from api.store import events
 

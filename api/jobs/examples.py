@@ -23,6 +23,7 @@ JOB_REQUEST: dict[str, Any] = {
     "labels": {"team": "search"},
     "priority": 7,
     "limits": {"max_runtime_s": 7200, "max_pending_s": 3600},
+    "evaluation": {"source": "wikitext", "split": "test", "num_windows": 64},
     "publish": PUBLISH,
 }
 
@@ -56,6 +57,9 @@ JOB: dict[str, Any] = {
     "export": ["compressed_tensors"],
     "max_shard_size": "5GB",
     "gate": "warn",
+    "evaluation": {"num_windows": 12, "seq_len": 512, "num_prompts": 4, "tasks": [], "batch_size": 8},
+    "file2file": False,
+    "shard_blocks": None,
     "needs_memory_bytes": 1200000000,
     "cloned_from": None,
     "sweep_id": None,

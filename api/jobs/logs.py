@@ -13,7 +13,7 @@ from api.errors import Problem, may
 from api.jobs import stream
 from api.jobs.endpoints import JobId, open_job
 from api.jobs.events import FromWhere, stream_of, streaming
-from api.jobs.schemas import LogLineOut, LogPage
+from api.jobs.story import LogLineOut, LogPage
 from api.security import Reader
 from api.store import logs
 from api.store.engine import Sessions

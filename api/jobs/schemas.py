@@ -5,18 +5,28 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StringConstraints,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from api.jobs import examples
 from api.store.listing import JobFilter
 from api.store.publication_table import Publication, PublicationState
 from api.store.states import State
-from api.store.tables import Artifact, Event, Job, LogLine
+from api.store.tables import Artifact, Job
 from api.store.waiting import Waiting
 from quantcore.checkpoint.hub import is_model_id
 from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, parse_size
 from quantcore.publishing.target import Target
+from quantcore.task import Evaluation, Gate, check_tasks
 
 MAX_LABELS = 16
 REVISION = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
@@ -44,7 +54,6 @@ LabelValue = Annotated[str, StringConstraints(max_length=512), AfterValidator(_p
 Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=MAX_LABELS)]
 Label = Annotated[str, StringConstraints(max_length=577), AfterValidator(_printable), AfterValidator(_name_and_value)]
 Priority = Annotated[int, Field(strict=True, ge=0, le=9)]
-Gate = Literal["off", "warn", "fail"]
 Seconds = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
 
 
@@ -80,7 +89,9 @@ class PlanCreate(RequestBody):
     """What a plan needs.
 
     ``config`` is {preset, group_size?, exclude?, kv_cache?}, a whole config in the engine's names (``GET
-    /v1/config-schema``), or the ``quantization_config`` of a checkpoint of AMD Quark.
+    /v1/config-schema``), or the ``quantization_config`` of a checkpoint of AMD Quark. ``file2file``: weights that need
+    no data go from file to file and no model is run, nor measured. ``shard_blocks``: a worker of several processes
+    holds each block in slices; null: where its devices have too little memory otherwise.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [examples.PLAN_REQUEST]})
@@ -89,6 +100,8 @@ class PlanCreate(RequestBody):
     config: dict[str, Any] = Field(examples=[{"preset": "w4a16"}])
     calibration: CalibrationConfig = CalibrationConfig()
     export: tuple[str, ...] = Field(default=("quark",), max_length=16)
+    file2file: StrictBool = False
+    shard_blocks: StrictBool | None = None
 
 
 class HardwareRef(RequestBody):
@@ -143,7 +156,7 @@ class JobCreate(PlanCreate):
     Of waiting jobs that of the highest ``priority`` goes first (9), then the one that has waited longest. Files of
     weights are no larger than ``max_shard_size`` (5GB, 500MB), unless a tensor is; gguf is one file. ``gate``: what a
     result that misses a limit means: ``fail`` fails the job and keeps the artifact apart, ``warn`` says so.
-    ``publish``: where the artifact shall go once it is proven.
+    ``evaluation``: how the result is measured. ``publish``: where the artifact shall go once it is proven.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [examples.JOB_REQUEST]})
@@ -154,7 +167,13 @@ class JobCreate(PlanCreate):
     limits: Limits = Limits()
     max_shard_size: ShardSize = DEFAULT_SHARD_SIZE
     gate: Gate = "warn"
+    evaluation: Evaluation = Evaluation()
     publish: PublishTo | None = None
+
+    @model_validator(mode="after")
+    def _can_run_so(self) -> JobCreate:
+        check_tasks(self.evaluation, file2file=self.file2file)
+        return self
 
 
 class JobPatch(RequestBody):
@@ -183,6 +202,9 @@ class JobClone(RequestBody):
     limits: Limits | None = None
     max_shard_size: ShardSize | None = None
     gate: Gate | None = None
+    evaluation: Evaluation | None = None
+    file2file: StrictBool | None = None
+    shard_blocks: StrictBool | None = None
     publish: PublishTo | None = None
 
 
@@ -312,6 +334,9 @@ class JobOut(BaseModel):
     export: list[str]
     max_shard_size: str
     gate: str
+    evaluation: dict[str, Any]
+    file2file: bool
+    shard_blocks: bool | None
     needs_memory_bytes: int | None
     cloned_from: str | None
     sweep_id: str | None
@@ -370,47 +395,6 @@ class SummaryOut(BaseModel):
 
     total: int
     by_state: dict[State, int]
-
-
-class EventOut(BaseModel):
-    """One event; ``seq`` counts 1, 2, 3 within the job."""
-
-    seq: int
-    at: datetime
-    kind: str
-    data: dict[str, Any]
-
-    @classmethod
-    def of(cls, event: Event) -> EventOut:
-        return cls(seq=event.seq, at=event.at, kind=event.kind, data=event.data)
-
-
-class EventPage(BaseModel):
-    """Oldest first; ask again with ``after`` = the last ``seq``."""
-
-    data: list[EventOut]
-    has_more: bool
-
-
-class LogLineOut(BaseModel):
-    """One line of the log; ``seq`` counts within the job, over all its attempts."""
-
-    seq: int
-    at: datetime
-    attempt: int
-    level: str
-    text: str
-
-    @classmethod
-    def of(cls, line: LogLine) -> LogLineOut:
-        return cls(seq=line.seq, at=line.at, attempt=line.attempt, level=line.level, text=line.text)
-
-
-class LogPage(BaseModel):
-    """Oldest first; ask again with ``after`` = the last ``seq``."""
-
-    data: list[LogLineOut]
-    has_more: bool
 
 
 class FileOut(BaseModel):

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from api.deps import Context
 from api.errors import Problem
@@ -29,6 +29,7 @@ from quantcore.hardware import parse_hardware
 from quantcore.plan import Plan
 from quantcore.presets import Preset
 from quantcore.quark_config import read_config
+from quantcore.task import Evaluation
 
 _BODY_FIELDS = frozenset({*JobCreate.model_fields, *PlanOn.model_fields})
 
@@ -44,11 +45,13 @@ class Planned:
     plan: Plan
     headers: ModelHeaders
     publish: dict[str, Any] | None = None
+    evaluation: Evaluation | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """What a plan answers with."""
         answer = self.plan.to_dict() | {"config": self.config.to_dict(), "preset": self.preset}
-        return answer | ({"publish": self.publish} if self.publish else {})
+        of_job = {"publish": self.publish, "evaluation": self.evaluation and stored(self.evaluation)}
+        return answer | {name: value for name, value in of_job.items() if value}
 
 
 CheckTarget = Callable[[PublishTo], Checked]
@@ -69,7 +72,7 @@ def make_plan(
         model, headers = (read or models.reader(context, caller))(request.model)
         resolved = plan.resolve(
             config, headers.config, headers.tensors, calibration=text, exports=request.export,
-            warnings=headers.warnings,
+            file2file=request.file2file, shard_blocks=request.shard_blocks, warnings=headers.warnings,
         )  # fmt: skip
     except QuantError as error:
         error.field = _pointer(error.field, request.config)
@@ -88,14 +91,21 @@ def make_job(
     request: JobCreate, context: Context, caller: Caller, *, read: ReadHeaders | None = None,
     locate: Locate | None = None, check: CheckTarget | None = None,
 ) -> Planned:  # fmt: skip
-    """``make_plan``, and where the artifact shall go, which ``check`` may know already."""
+    """``make_plan``, what the result is measured on, and where it shall go, which ``check`` may know already."""
+    locate = locate or calibration.locator(context, caller)
     planned = make_plan(request, context, caller, read=read, locate=locate)
+    planned = replace(planned, evaluation=calibration.locate_evaluation(request.evaluation, locate))
     if request.publish is None:
         return planned
     named = {"hub_token": request.model.hub_token} if request.publish.to is None else {}
     asked = request.publish.model_copy(update=named) if request.publish.hub_token is None else request.publish
     checked = (check or targets.checker(context, caller))(asked)
     return replace(planned, publish=checked.stored)
+
+
+def stored(settings: BaseModel) -> dict[str, Any]:
+    """Settings of a request as a row holds them: every default filled in, nothing that is not there."""
+    return settings.model_dump(mode="json", exclude_none=True)
 
 
 def read_manifest(artifact: Artifact) -> Manifest:

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from api.feed import Feed
-from api.jobs.schemas import EventOut, LogLineOut
+from api.jobs.story import EventOut, LogLineOut
 from api.store import events, jobs, logs, publications
 from api.store.engine import Sessions
 from api.store.states import FINAL

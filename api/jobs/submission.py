@@ -57,10 +57,10 @@ def clone(original: Job, body: JobClone, caller: Caller, context: Context, idemp
 def store(session: Session, job_id: str, body: JobCreate, planned: Planned, caller: Caller, **more: Any) -> Job:
     """The job's row and what goes with it; ``more``: further columns. Raises QuotaExceeded, and CalibrationError for a
     dataset that was deleted a moment ago."""
-    source = planned.calibration.source
-    dataset_id = source if is_dataset_id(source) else None
-    if dataset_id is not None and not datasets.keep_for_job(session, caller.project_id, dataset_id):
-        raise calibration.no_such_dataset()
+    evaluation = planned.evaluation
+    assert evaluation is not None, "make_job has located it"
+    dataset_id = _keep_dataset(session, planned.calibration.source, caller, "/calibration/source")
+    evaluation_dataset_id = _keep_dataset(session, evaluation.source, caller, "/evaluation/source")
     audit.note(session, caller, "job.submit", job_id)
     return jobs.submit(
         session,
@@ -76,15 +76,28 @@ def store(session: Session, job_id: str, body: JobCreate, planned: Planned, call
         model=planned.model,
         preset=planned.preset,
         config=planned.config.to_dict(),
-        calibration=planned.calibration.model_dump(mode="json", exclude_none=True),
+        calibration=service.stored(planned.calibration),
         dataset_id=dataset_id,
         export=list(body.export),
         max_shard_size=body.max_shard_size,
         traceparent=tracing.current(),
         gate=body.gate,
+        evaluation=service.stored(evaluation),
+        evaluation_dataset_id=evaluation_dataset_id,
+        file2file=body.file2file,
+        shard_blocks=body.shard_blocks,
         publish=planned.publish,
         **more,
     )
+
+
+def _keep_dataset(session: Session, source: str | None, caller: Caller, field: str) -> str | None:
+    """The id of the dataset that a text is, if it is one, held until the job is stored."""
+    if source is None or not is_dataset_id(source):
+        return None
+    if not datasets.keep_for_job(session, caller.project_id, source):
+        raise calibration.no_such_dataset(field)
+    return source
 
 
 def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
@@ -98,6 +111,9 @@ def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
         "export": original.export,
         "max_shard_size": original.max_shard_size,
         "gate": original.gate,
+        "evaluation": original.evaluation,
+        "file2file": original.file2file,
+        "shard_blocks": original.shard_blocks,
         "name": original.name,
         "labels": original.labels,
         "priority": original.priority,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sqlalchemy import delete as sql_delete
-from sqlalchemy import func, select
+from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from api.store.states import FINAL
@@ -51,7 +51,8 @@ def keep_for_job(session: Session, project_id: str, dataset_id: str) -> bool:
 def delete(session: Session, dataset: Dataset) -> None:
     """Raises DatasetInUse while a job that has not ended needs it; one that is stored meanwhile waits for the lock."""
     session.execute(select(Dataset.id).where(Dataset.id == dataset.id).with_for_update())
-    needing = select(Job.id).where(Job.dataset_id == dataset.id, Job.state.not_in(FINAL)).order_by(Job.id).limit(20)
+    named = or_(Job.dataset_id == dataset.id, Job.evaluation_dataset_id == dataset.id)
+    needing = select(Job.id).where(named, Job.state.not_in(FINAL)).order_by(Job.id).limit(20)
     if job_ids := session.scalars(needing).all():
         raise DatasetInUse(job_ids)
     session.execute(sql_delete(Dataset).where(Dataset.id == dataset.id))

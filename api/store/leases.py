@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -58,6 +58,9 @@ class Lease:
     sealed_hub_token: bytes | None  # the token that ``model`` names, as it is now; None if it names none or it is gone
     traceparent: str | None = None  # of the request that made the job
     gate: str = "warn"
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    file2file: bool = False
+    shard_blocks: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,8 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
     token = job.model.get("hub_token")
     sealed = token and hub_tokens.find_sealed(session, job.project_id, token)
     asked = (job.model, job.config, job.calibration, tuple(job.export), job.max_shard_size)
-    return Lease(job.id, fence, job.attempt, *asked, job.project_id, sealed, job.traceparent, job.gate)
+    how = (job.gate, job.evaluation, job.file2file, job.shard_blocks)
+    return Lease(job.id, fence, job.attempt, *asked, job.project_id, sealed, job.traceparent, *how)
 
 
 def renew(session: Session, lease: Lease, *, lease_s: float) -> Order | None:

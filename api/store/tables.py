@@ -202,6 +202,10 @@ class Job(Base):
     export: Mapped[list[str]]
     max_shard_size: Mapped[str] = mapped_column(server_default="5GB")
     gate: Mapped[str] = mapped_column(server_default="warn")  # off, warn or fail
+    evaluation: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
+    evaluation_dataset_id: Mapped[str | None] = mapped_column(ForeignKey("dataset.id", ondelete="SET NULL"))
+    file2file: Mapped[bool] = mapped_column(server_default="false")
+    shard_blocks: Mapped[bool | None]  # None: where memory is short
     priority: Mapped[int] = mapped_column(SmallInteger, server_default="5")  # 9 goes first
     max_runtime_s: Mapped[int | None]  # of all attempts together
     max_pending_s: Mapped[int | None]  # from each time that it is queued
@@ -267,6 +271,11 @@ class Job(Base):
         ),  # for quotas
         Index("ix_job_sweep_id", "sweep_id", postgresql_where=text("sweep_id IS NOT NULL")),
         Index("ix_job_dataset_id", "dataset_id", postgresql_where=text("dataset_id IS NOT NULL")),
+        Index(
+            "ix_job_evaluation_dataset_id",
+            "evaluation_dataset_id",
+            postgresql_where=text("evaluation_dataset_id IS NOT NULL"),
+        ),
         Index("ix_job_labels", "labels", postgresql_using="gin", postgresql_ops={"labels": "jsonb_path_ops"}),
     )
 

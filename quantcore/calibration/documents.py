@@ -99,7 +99,7 @@ def _file(calibration: CalibrationConfig) -> Path | None:
         return path
     if path.is_absolute() or source.startswith(".") or source.count("/") > 1 or not hub_dataset.is_hub_name(source):
         raise CalibrationError(
-            f"There is no calibration file at {source}.",
+            f"There is no data file at {source}.",
             code="calibration_not_found",
             hint="Give 'builtin', a data file that the worker can read, or the name of a Hub dataset.",
             field="/calibration/source",

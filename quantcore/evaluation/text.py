@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerBase
 from quantcore.calibration.chat import chat_renderer
 from quantcore.calibration.documents import read_documents
 from quantcore.calibration.tokenizer import load_tokenizer
-from quantcore.config import CalibrationConfig
 from quantcore.errors import CalibrationError
 from quantcore.task import EvaluationConfig, Task
 
@@ -96,12 +95,13 @@ def has_own_text(task: Task) -> bool:
 def read_text(evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase) -> EvaluationText:
     """As many windows as ``evaluation`` asks for, or fewer, from the start of its own ``source``: documents one after
     the other, each ended like a text. Raises CalibrationError with what the source can give."""
-    assert evaluation.source is not None
+    text = evaluation.text
+    assert text is not None
     separator = tokenizer.eos_token_id
     stride = evaluation.stride or evaluation.seq_len
     wanted = evaluation.seq_len + stride * (evaluation.num_windows - 1)
     stream = array("q")
-    for document in read_documents(CalibrationConfig(source=evaluation.source), chat_renderer(tokenizer)):
+    for document in read_documents(text, chat_renderer(tokenizer)):
         if document:
             stream.extend(tokenizer(document, add_special_tokens=False, verbose=False)["input_ids"])
             stream.extend(() if separator is None else (separator,))

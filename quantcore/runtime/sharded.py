@@ -33,23 +33,19 @@ def sharing_ranks(
     """The ranks that share every block; None where each holds blocks whole.
 
     ``asked`` is what the task says; None leaves it to the memory that the plan counts and the devices have. Raises
-    ConfigError ``unsupported_config`` for one process, and for algorithms that work on whole blocks.
+    ConfigError ``unsupported_config`` for one process; the plan has refused algorithms that work on whole blocks.
     """
-    on_whole = next((one.name for one in config.algo_config if one.on_whole_blocks), None)
     if asked is None:
         is_short = any(ranks.gather(sum(memory_bytes.values()) > free_memory_bytes(device)))
-        return ranks if ranks.size > 1 and on_whole is None and is_short else None
-    if asked and (ranks.size == 1 or on_whole is not None):
-        why, hint, field = (
-            ("this job is one process", "Start it with torchrun --nproc-per-node N", "/shard_blocks")
-            if ranks.size == 1
-            else (f"{on_whole} works on whole blocks", f"Leave {on_whole} out", "/algo_config")
-        )
+        takes_slices = not any(one.on_whole_blocks for one in config.algo_config)
+        return ranks if ranks.size > 1 and takes_slices and is_short else None
+    if asked and ranks.size == 1:
         raise ConfigError(
-            f"shard_blocks lays every block in slices on several processes, and {why}.",
+            "shard_blocks lays every block in slices on several processes, and this job is one process.",
             code="unsupported_config",
-            hint=f"{hint}, or leave shard_blocks out.",
-            field=field,
+            hint="Start it with torchrun --nproc-per-node N, or leave shard_blocks out; a worker of the service starts"
+            " several processes with BITFOUNDRY_ENGINE_RANKS.",
+            field="/shard_blocks",
         )
     return ranks if asked else None
 

@@ -22,6 +22,7 @@ ALLOWED = {
         "quantcore.presets",
         "quantcore.quark_config",
         "quantcore.plan",
+        "quantcore.task",
         "quantcore.hardware",
         "quantcore.capacity",
         "quantcore.inspection",

@@ -20,6 +20,11 @@ ARGUMENTS = (
     "--no-sandbox --disable-gpu --disable-dev-shm-usage --disable-background-networking --disable-component-update "
     "--disable-sync --no-first-run"
 ).split()
+# Its own looks for fonts in /tmp/fonts alone, wherever it was unpacked; without any it does not start.
+FONTS = """<?xml version="1.0"?>
+<!DOCTYPE fontconfig SYSTEM "fonts.dtd">
+<fontconfig><dir>{own}</dir><dir>/usr/share/fonts</dir><cachedir>{cache}</cachedir></fontconfig>
+"""
 HOW = "Run the tests with `make test`, which fetches one, or install one: `apt-get install -y chromium`."
 
 
@@ -52,5 +57,7 @@ def _unpack() -> tuple[str, dict[str, str]]:
     environment = os.environ | {"TMPDIR": str(UNPACKED)}
     command = [node, "chromium.mjs"]
     done = subprocess.run(command, cwd=DASHBOARD, env=environment, capture_output=True, text=True, check=True)
-    ours = {"LD_LIBRARY_PATH": str(UNPACKED / "al2023" / "lib"), "FONTCONFIG_PATH": str(UNPACKED / "fonts")}
+    fonts = UNPACKED / "fonts.conf"
+    fonts.write_text(FONTS.format(own=UNPACKED / "fonts", cache=UNPACKED / "fonts-cache"))
+    ours = {"LD_LIBRARY_PATH": str(UNPACKED / "al2023" / "lib"), "FONTCONFIG_FILE": str(fonts)}
     return done.stdout.strip(), os.environ | ours

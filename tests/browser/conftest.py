@@ -28,6 +28,7 @@ def stack() -> Iterator[LocalStack]:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="bf-test-", dir="/tmp") as folder:
         for name, value in SHORT_TIMES.items():
             patch.setenv(name, value)
+        patch.setenv("BITFOUNDRY_PUBLISH_URLS", f"file://{folder}/published")
         patch.delenv("DATABASE_URL", raising=False)
         patch.delenv("BROKER_URL", raising=False)
         with LocalStack(Path(folder) / "home", 0, model_roots=[Path(folder)]) as stack:

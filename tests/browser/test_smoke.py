@@ -89,6 +89,56 @@ def test_a_job_is_planned_started_and_cancelled(signed_in: Page, stack: LocalSta
     assert (job.name, job.labels) == ("from the page", {"team": "search"})
 
 
+def test_the_form_says_how_a_result_is_measured_and_where_it_goes(
+    signed_in: Page, stack: LocalStack, client: Client, check_accessible: Callable[[Page], None]
+) -> None:
+    page = signed_in
+    page.goto("/ui/jobs/new")
+    page.get_by_role("textbox", name="Folder").fill(str(stack.home / "model"))
+    page.get_by_label("Tokens of a sample").fill("64")
+    page.get_by_label("Name", exact=True).fill("measured")
+    page.get_by_label("A missed limit").select_option(label="fails the job; the artifact is kept apart")
+    page.get_by_label("Measured on").select_option(label="Built-in prose")
+    page.get_by_label("Windows").fill("3")
+    page.get_by_label("Tokens of a window").fill("8")
+    plan = page.get_by_role("region", name="Plan")
+    expect(plan.get_by_text("/evaluation/seq_len")).to_be_visible()
+    expect(page.get_by_label("Tokens of a window")).to_have_attribute("aria-invalid", "true")
+    page.get_by_label("Tokens of a window").fill("64")
+    page.get_by_label("Stride").fill("32")
+    page.get_by_label("Tasks").fill("gsm8k, piqa")
+    page.get_by_label("Documents of a task").fill("10")
+    page.get_by_label("The artifact goes somewhere").check()
+    page.get_by_label("A folder behind a URL").check()
+    page.get_by_label("URL", exact=True).fill("file:///etc")
+    expect(page.get_by_text("does not publish to").first).to_be_visible()
+    target = f"file://{stack.home.parent}/published/there"
+    page.get_by_label("URL", exact=True).fill(target)
+    page.get_by_label("From file to file").check()
+    expect(plan.get_by_text("runs no model, which evaluation.tasks need").first).to_be_visible()
+    check_accessible(page)
+    page.get_by_label("From file to file").uncheck()
+    expect(plan.get_by_text("21 in 3 blocks")).to_be_visible()
+    page.get_by_role("tab", name="Copy as").click()
+    command = page.get_by_label("As a command")
+    for part in ("--gate fail", "--evaluation tasks=gsm8k,piqa", "--evaluation stride=32", f"--publish {target}"):
+        expect(command).to_contain_text(part)
+    page.get_by_role("button", name="Start the job").click()
+    expect(page.get_by_role("heading", name="measured")).to_be_visible()
+    (job,) = client.list(text="measured")
+    client.cancel(job.id)
+    asked = job.model_dump()
+    measured = {"source": "builtin", "num_windows": 3, "seq_len": 64, "stride": 32, "num_prompts": 4, "batch_size": 8}
+    assert asked["evaluation"] == measured | {"tasks": ["gsm8k", "piqa"], "limit": 10}
+    assert (asked["gate"], asked["publish"], asked["file2file"]) == ("fail", {"to": target}, False)
+    page.get_by_role("tab", name="Config").click()
+    expect(page.get_by_text("tasks gsm8k,piqa")).to_be_visible()
+    page.goto(f"/ui/jobs/new?from={job.id}")
+    expect(page.get_by_label("Tasks")).to_have_value("gsm8k, piqa")
+    expect(page.get_by_label("A missed limit")).to_have_value("fail")
+    expect(page.get_by_label("The artifact goes somewhere")).not_to_be_checked()
+
+
 def test_a_lost_connection_is_said_and_comes_back(signed_in: Page, context: BrowserContext) -> None:
     notice = signed_in.get_by_text("The service does not answer")
     context.set_offline(True)

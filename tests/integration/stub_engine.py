@@ -2,8 +2,8 @@
 
 It prints real events and writes a real manifest. ``stub.json`` in the model folder says what to do:
 ``mode`` (see below; by default all goes well at once), ``stays_in``: a phase that it does not leave, ``pids``: a file
-to note its own and a grandchild's process id in, ``environment``: a file to write its environment to, ``log``: a text
-to print and to warn of.
+to note its own and a grandchild's process id in, ``environment``: a file to write its environment to, ``task``: one for
+its task, ``log``: a text to print and to warn of.
 """
 
 import hashlib
@@ -57,6 +57,8 @@ def main() -> int:
             file.write(json.dumps([os.getpid(), grandchild.pid]) + "\n")
     if "environment" in stub:
         Path(stub["environment"]).write_text(json.dumps(dict(os.environ)))
+    if "task" in stub:
+        Path(stub["task"]).write_text(json.dumps(task))
 
     if "log" in stub:
         print(stub["log"], file=sys.stderr, flush=True)

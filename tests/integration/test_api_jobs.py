@@ -50,6 +50,9 @@ def test_submit_answers_with_the_whole_job(client: TestClient, make_model: MakeM
         "export": ["quark"],
         "max_shard_size": "5GB",
         "gate": "warn",
+        "evaluation": {"num_windows": 12, "seq_len": 512, "num_prompts": 4, "tasks": [], "batch_size": 8},
+        "file2file": False,
+        "shard_blocks": None,
         "publish": None,
         "publication": None,
         "submitted_by": "test",
@@ -150,6 +153,52 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
     ),
     "nothing left": ({"config": {"preset": "fp8", "exclude": ["*"]}}, "nothing_to_quantize", "#/config/exclude"),
     "unknown export": ({"export": ["gguf9"]}, "unknown_export_format", None),
+    "file to file with a scheme that learns": (
+        {"config": {"preset": "fp8"}, "file2file": True},
+        "needs_calibration",
+        "#/file2file",
+    ),
+    "file to file with an algorithm": (
+        {"config": {**FULL, "algo_config": [{"name": "gptq"}]}, "file2file": True},
+        "needs_calibration",
+        "#/file2file",
+    ),
+    "slices with an algorithm on whole blocks": (
+        {"config": {**FULL, "algo_config": [{"name": "awq"}]}, "shard_blocks": True},
+        "unsupported_config",
+        "#/shard_blocks",
+    ),
+    "a word for yes": ({"file2file": "yes"}, "invalid_request", "#/file2file"),
+    "tasks of a model that is not run": (
+        {"file2file": True, "evaluation": {"tasks": ["piqa"]}},
+        "unsupported_config",
+        "#/evaluation/tasks",
+    ),
+    "slices of what is not run": ({"file2file": True, "shard_blocks": True}, "unsupported_config", "#/shard_blocks"),
+    "tasks in a folder of the machine": (
+        {"evaluation": {"include_path": "/etc"}},
+        "unknown_field",
+        "#/evaluation/include_path",
+    ),
+    "a task that is a path": ({"evaluation": {"tasks": ["../x"]}}, "invalid_request", "#/evaluation/tasks/0"),
+    "short windows": ({"evaluation": {"seq_len": 8}}, "invalid_request", "#/evaluation/seq_len"),
+    "a stride without a text": ({"evaluation": {"stride": 64}}, "invalid_request", "#/evaluation"),
+    "a column without a text": ({"evaluation": {"column": "a"}}, "invalid_request", "#/evaluation"),
+    "text to measure on outside": (
+        {"evaluation": {"source": "/etc/passwd"}},
+        "path_not_allowed",
+        "#/evaluation/source",
+    ),
+    "no text to measure on": (
+        {"evaluation": {"source": "{root}/none.txt"}},
+        "calibration_not_found",
+        "#/evaluation/source",
+    ),
+    "no dataset to measure on": (
+        {"evaluation": {"source": "dst_" + "0" * 32}},
+        "dataset_not_found",
+        "#/evaluation/source",
+    ),
     "a gate of another kind": ({"gate": "maybe"}, "invalid_request", "#/gate"),
     "shards of no size": ({"max_shard_size": "5 apples"}, "invalid_max_shard_size", "#/max_shard_size"),
     "no export": ({"export": []}, "invalid_export", "#/export"),
@@ -185,7 +234,7 @@ def test_bad_requests_are_told_what_is_wrong(
     (model.parent / "link").symlink_to("/usr")
     request = body(model, **fill_in(changes, str(model.parent)))
     for path in ("/v1/jobs", "/v1/plans"):
-        if path == "/v1/plans" and changes.keys() & {"name", "labels", "max_shard_size", "gate"}:
+        if path == "/v1/plans" and changes.keys() & {"name", "labels", "max_shard_size", "gate", "evaluation"}:
             continue
         answer = client.post(path, json=request)
         assert answer.status_code == 422, answer.text

@@ -218,8 +218,16 @@ def test_gates_do_not_speak_of_a_model_that_was_not_run(tmp_path):
     )
     [row] = [row for row in report["summary"]["gates"] if row["name"] == "round_trip"]
     assert "no model was run" in row["detail"] and row["limit"] == 0
-    with pytest.raises(ValueError, match="file2file runs no model"):
+    with pytest.raises(ConfigError, match="file2file runs no model") as caught:
         Task(
             model_dir=tmp_path, output_dir=tmp_path, config=parse_config(config("w4a16")), file2file=True,
             evaluation=EvaluationConfig(tasks=("piqa",)),
         )  # fmt: skip
+    assert (caught.value.code, caught.value.field) == ("unsupported_config", "/evaluation/tasks")
+
+
+def test_weight_after_weight_is_not_in_slices(tmp_path):
+    given = task(tiny_model(tmp_path / "model"), tmp_path / "out", config("w4a16"), file2file=True, shard_blocks=True)
+    with pytest.raises(ConfigError, match="file2file takes weight after weight") as caught:
+        run(given, lambda event: None)
+    assert (caught.value.code, caught.value.field) == ("unsupported_config", "/shard_blocks")

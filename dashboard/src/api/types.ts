@@ -89,6 +89,7 @@ export interface Plan {
   needs_calibration: boolean;
   size_before_bytes: number;
   size_after_bytes: number;
+  executor: string;
   peak_memory_bytes: number;
   memory_bytes: Record<string, number>;
   warnings: string[];

@@ -7,6 +7,7 @@ it("ticks are round and cover the range", () => {
   expect(niceTicks(0, 1)).toEqual([0, 0.2, 0.4, 0.6, 0.8, 1]);
   expect(niceTicks(2.6, 2.68, 4)).toEqual([2.6, 2.62, 2.64, 2.66, 2.68]);
   expect(niceTicks(3, 3)).toEqual([3]);
+  expect(niceTicks(-0.1, 2.1, 10, 1)).toEqual([0, 1, 2]); // blocks are counted
 });
 
 it("a scale leaves room at both ends, also around one value", () => {

@@ -5,12 +5,13 @@ export interface Scale {
   ticks: number[];
 }
 
-/** Round numbers that cover `low` to `high`, about `count` of them. */
-export function niceTicks(low: number, high: number, count = 5): number[] {
+/** Round numbers that cover `low` to `high`, about `count` of them, at least `leastStep` apart. */
+export function niceTicks(low: number, high: number, count = 5, leastStep = 0): number[] {
   if (!(high > low)) return [low];
   const rough = (high - low) / count;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough * (1 - 1e-9)) ?? 10 * power;
+  const nice = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough * (1 - 1e-9)) ?? 10 * power;
+  const step = Math.max(nice, leastStep);
   const ticks: number[] = [];
   for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index += 1) {
     ticks.push(Number((index * step).toPrecision(12)));
@@ -18,8 +19,8 @@ export function niceTicks(low: number, high: number, count = 5): number[] {
   return ticks;
 }
 
-/** A linear scale whose range has a little room at both ends, so that no mark lies on the frame; about `count` ticks. */
-export function linear(values: number[], from: number, to: number, { room = 0.05, count = 5 } = {}): Scale {
+/** A linear scale whose range has a little room at both ends, so that no mark lies on the frame; ticks as `niceTicks`. */
+export function linear(values: number[], from: number, to: number, { room = 0.05, count = 5, leastStep = 0 } = {}): Scale {
   let low = Infinity;
   let high = -Infinity;
   for (const value of values) {
@@ -30,5 +31,5 @@ export function linear(values: number[], from: number, to: number, { room = 0.05
   const margin = (high - low || Math.abs(high) || 1) * room;
   [low, high] = [low - margin, high + margin];
   const scale = (value: number) => from + ((value - low) / (high - low)) * (to - from);
-  return Object.assign(scale, { ticks: niceTicks(low, high, count) });
+  return Object.assign(scale, { ticks: niceTicks(low, high, count, leastStep) });
 }

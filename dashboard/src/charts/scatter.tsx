@@ -24,6 +24,8 @@ interface Props {
   yLabel: string;
   formatX: (value: number) => string;
   formatY: (value: number) => string;
+  /** Whether x counts something: blocks, layers. */
+  counted?: boolean;
   joined?: boolean;
   radius?: number;
   /** Drawn as a line of steps below the marks. */
@@ -51,7 +53,7 @@ export function Scatter(props: Props) {
     return () => observer.disconnect();
   }, []);
   const shown = useMemo(() => series.filter((each) => !hidden.has(each.name)), [series, hidden]);
-  const placed = useMemo(() => place(shown, props.front ?? [], width), [shown, props.front, width]);
+  const placed = useMemo(() => place(shown, props.front ?? [], width, props.counted ? 1 : 0), [shown, props.front, width, props.counted]);
   const current = placed.all.find((each) => each.point.name === picked);
 
   const pickNear = (event: PointerEvent<SVGSVGElement>) => {
@@ -101,7 +103,7 @@ export function Scatter(props: Props) {
       </div>
       <p role="status" className="sub">
         {current
-          ? `${current.point.name}: ${props.xLabel} ${formatX(current.point.x)}, ${props.yLabel} ${formatY(current.point.y)}`
+          ? `${current.point.name}: ${props.xLabel} ${formatX(current.point.x)}, ${props.yLabel} ${formatY(current.point.y)}${current.point.error ? ` ± ${formatY(current.point.error)}` : ""}`
           : "Click a point, or go through them with the arrow keys."}
       </p>
     </div>
@@ -114,9 +116,9 @@ interface Placed {
   point: Point;
 }
 
-function place(series: Series[], front: { x: number; y: number }[], width: number) {
+function place(series: Series[], front: { x: number; y: number }[], width: number, leastStep: number) {
   const points = series.flatMap((each) => each.points);
-  const xs = linear(points.map((point) => point.x), FRAME.left, width - FRAME.right, { count: width / 110 });
+  const xs = linear(points.map((point) => point.x), FRAME.left, width - FRAME.right, { count: width / 110, leastStep });
   const ends = points.flatMap(({ y, error = 0 }) => [y - error, y + error]);
   const ys = linear(ends, HEIGHT - FRAME.bottom, FRAME.top);
   const put = (point: Point): Placed => ({ x: xs(point.x), y: ys(point.y), point });

@@ -80,7 +80,7 @@ class FakeClient:
                 "download": args[1] if len(args) > 1 else None,
                 "plan": {"size_before_bytes": 2, "size_after_bytes": 1, "peak_memory_bytes": 1, "model_type": "llama"}
                 | {"num_blocks": 3, "num_layers": 21, "kept": [{"name": "lm_head", "reason": "excluded"}]}
-                | {"warnings": ["mind this"]},
+                | {"warnings": ["mind this"], "executor": "streamed"},
             }
             return answers.get(name, JOB)
 
@@ -168,7 +168,8 @@ def test_submit_passes_everything_on(fake: type[FakeClient], tmp_path: Path) -> 
     config.write_text('{"global_quant_config": {}}')
     line = f"submit /m -c {config} --export quark --export compressed_tensors --num-samples 4 --name n --label a=b=c"
     line += " --priority 9 --max-runtime-s 60 --max-shard-size 500MB --gate fail"
-    line += " --publish org/out --publish-token team"
+    line += " --publish org/out --publish-token team --file2file --no-shard-blocks"
+    line += " --evaluation num_windows=64 --evaluation source=wikitext --evaluation tasks=gsm8k,piqa"
     assert cli.run(line.split()) == 0
     _, given, named = fake.calls[1]
     assert given == ("/m",)
@@ -183,7 +184,20 @@ def test_submit_passes_everything_on(fake: type[FakeClient], tmp_path: Path) -> 
         "max_shard_size": "500MB",
         "publish": {"repo_id": "org/out", "hub_token": "team"},
         "gate": "fail",
+        "evaluation": {"num_windows": 64, "source": "wikitext", "tasks": ["gsm8k", "piqa"]},
+        "file2file": True,
+        "shard_blocks": False,
     }
+
+
+def test_a_plan_of_the_service_takes_the_way_that_is_asked_for(
+    fake: type[FakeClient], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["plan", "/m", "-c", "mxfp4", "--file2file"]) == 0
+    assert (fake.calls[1][2]["file2file"], fake.calls[1][2]["shard_blocks"]) == (True, None)
+    assert "peak 0.0 MB, streamed" in capsys.readouterr().out
+    assert cli.run(["plan", "/m", "--devices", "1x80GB", "--shard-blocks"]) == 2
+    assert "every way is looked at" in capsys.readouterr().err
 
 
 def test_a_config_file_that_is_no_json_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

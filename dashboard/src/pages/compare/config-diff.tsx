@@ -7,6 +7,10 @@ const askedFor = (job: Job) => ({
   config: job.config,
   calibration: job.calibration,
   export: job.export,
+  evaluation: job.evaluation,
+  gate: job.gate,
+  file2file: job.file2file,
+  shard_blocks: job.shard_blocks,
 });
 
 const at = (value: unknown, pointer: string) =>
@@ -25,7 +29,7 @@ export function ConfigDiff({ jobs, names }: { jobs: Job[]; names: Map<string, st
     <section className="card">
       <h2>What was asked for</h2>
       {pointers.length === 0 ? (
-        <Empty>The same: model, config, calibration and formats.</Empty>
+        <Empty>The same: model, config, calibration, formats and measurement.</Empty>
       ) : (
         <div className="table diff" ref={scrollable}>
           <table>

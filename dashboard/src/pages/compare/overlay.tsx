@@ -45,7 +45,8 @@ export function LayersOverlay({ runs, names }: { runs: Run[]; names: Map<string,
         series={series}
         xLabel="layer, in the model's order"
         yLabel={metric.text}
-        formatX={(value) => formatNumber(Math.round(value))}
+        formatX={(value) => formatNumber(value)}
+        counted
         formatY={metric.format}
         joined
         radius={2.5}

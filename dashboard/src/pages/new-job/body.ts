@@ -1,6 +1,7 @@
 // The request for a job: the one thing that the form, the JSON tab, the plan and the copied commands are all about.
 import type { Job, Preset } from "../../api/types";
 import { differences } from "../../diff";
+import type { Target } from "../target-fields";
 
 export interface ModelRef {
   path?: string;
@@ -9,14 +10,29 @@ export interface ModelRef {
   hub_token?: string;
 }
 
-export interface Calibration {
+export interface Text {
   source?: string;
   column?: string;
   config?: string;
   split?: string;
+  revision?: string;
+}
+
+export interface Calibration extends Text {
   num_samples?: number;
   seq_len?: number;
   seed?: number;
+}
+
+export interface Evaluation extends Text {
+  num_windows?: number;
+  seq_len?: number;
+  stride?: number;
+  num_prompts?: number;
+  tasks?: string[];
+  limit?: number;
+  num_fewshot?: number;
+  batch_size?: number;
 }
 
 export interface Body {
@@ -29,6 +45,11 @@ export interface Body {
   priority?: number;
   limits?: { max_runtime_s?: number; max_pending_s?: number };
   max_shard_size?: string;
+  gate?: string;
+  evaluation?: Evaluation;
+  file2file?: boolean;
+  shard_blocks?: boolean;
+  publish?: Target;
 }
 
 export const START: Body = { model: { path: "" }, config: { preset: "w4a16" }, export: ["quark"] };
@@ -46,6 +67,17 @@ export function withValue(body: Body, pointer: string, value: unknown): Body {
   return set(body, pointer.split("/").slice(1).map(unescapePointer)) as Body;
 }
 
+export const valueAt = (body: Body, pointer: string) =>
+  pointer.split("/").slice(1).map(unescapePointer).reduce<unknown>((at, name) => (at as Record<string, unknown> | undefined)?.[name], body);
+
+const OF_A_SOURCE = ["source", "column", "config", "split", "revision", "stride"];
+
+/** Another text; what was said of the one before goes with it. */
+export function withSource(body: Body, of: "calibration" | "evaluation", source: string): Body {
+  const kept = Object.entries(body[of] ?? {}).filter(([name]) => !OF_A_SOURCE.includes(name));
+  return withValue(body, `/${of}`, { ...Object.fromEntries(kept), ...(source ? { source } : {}) });
+}
+
 const unescapePointer = (part: string) => part.replaceAll("~1", "/").replaceAll("~0", "~");
 
 export const presetOf = (body: Body) => (typeof body.config.preset === "string" ? body.config.preset : null);
@@ -57,13 +89,16 @@ export function withPreset(body: Body, preset: Preset): Body {
   return { ...body, config: { preset: preset.name }, export: kept.length ? kept : best ? [best] : [] };
 }
 
-/** The request that makes a job like this one; its preset by name if nothing was changed of it. */
+/** The request that makes a job like this one; its preset by name if nothing was changed of it. It is published anew
+ * only if that is asked for. */
 export function bodyOf(job: Job, presets: Preset[]): Body {
   const preset = presets.find((each) => each.name === job.preset || each.aliases.includes(job.preset ?? ""));
   const isPlain = preset && differences(preset.config, job.config).length === 0;
   const { sha, ...model } = job.model as ModelRef & { sha?: string };
   if (sha) model.revision = sha;
   const limits = Object.fromEntries(Object.entries(job.limits).filter(([, value]) => value !== null));
+  const { tasks, ...measured } = job.evaluation as Evaluation;
+  const evaluation = { ...measured, ...(tasks?.length ? { tasks } : {}) };
   return {
     model,
     config: isPlain ? { preset: preset.name } : job.config,
@@ -74,6 +109,10 @@ export function bodyOf(job: Job, presets: Preset[]): Body {
     priority: job.priority,
     ...(Object.keys(limits).length ? { limits } : {}),
     max_shard_size: job.max_shard_size,
+    gate: job.gate,
+    ...(Object.keys(evaluation).length ? { evaluation } : {}),
+    ...(job.file2file ? { file2file: true } : {}),
+    ...(job.shard_blocks === null ? {} : { shard_blocks: job.shard_blocks }),
   };
 }
 

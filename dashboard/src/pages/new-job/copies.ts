@@ -22,11 +22,15 @@ const OPTIONS: [keyof Calibration, string][] = [
   ["seq_len", "--seq-len"],
 ];
 
-/** The command, with a file for a config that is more than a preset's name. */
+const asFile = (name: string, content: unknown) => `cat > ${name} <<'JSON'\n${JSON.stringify(content, null, 2)}\nJSON`;
+
+/** The command, with a file for a config that is more than a preset's name, and for a target that is more than a place. */
 export function asCommand(body: Body, origin: string): string {
   const preset = presetOf(body);
   const isPlain = preset !== null && Object.keys(body.config).length === 1;
-  const file = isPlain ? [] : [`cat > config.json <<'JSON'\n${JSON.stringify(body.config, null, 2)}\nJSON`];
+  const { repo_id: repo, to, hub_token: writeToken, ...rest } = body.publish ?? {};
+  const isPlace = Object.keys(rest).length === 0;
+  const files = [...(isPlain ? [] : [asFile("config.json", body.config)]), ...(isPlace ? [] : [asFile("publish.json", body.publish)])];
   const parts = [`bitfoundry submit ${quoted(body.model.path ?? body.model.id ?? "")} --config ${isPlain ? quoted(preset) : "config.json"}`];
   const add = (option: string, value: unknown) => {
     if (value !== undefined && value !== "") parts.push(`${option} ${quoted(String(value))}`);
@@ -39,15 +43,22 @@ export function asCommand(body: Body, origin: string): string {
   add("--max-runtime-s", body.limits?.max_runtime_s);
   add("--max-pending-s", body.limits?.max_pending_s);
   add("--max-shard-size", body.max_shard_size);
+  add("--gate", body.gate);
+  for (const [name, value] of Object.entries(body.evaluation ?? {})) add("--evaluation", `${name}=${Array.isArray(value) ? value.join(",") : value}`);
+  if (body.file2file) parts.push("--file2file");
+  if (typeof body.shard_blocks === "boolean") parts.push(body.shard_blocks ? "--shard-blocks" : "--no-shard-blocks");
+  add("--publish", isPlace ? (repo ?? to) : "publish.json");
+  if (isPlace) add("--publish-token", writeToken);
   add("--hub-token", body.model.hub_token);
   add("--url", origin);
-  return [...file, parts.join(" \\\n  ")].join("\n");
+  return [...files, parts.join(" \\\n  ")].join("\n");
 }
 
 /** What the command has no option for. */
 export function missingInCommand(body: Body): string[] {
   const revision = body.model.revision && body.model.revision !== "main" ? ["the model's revision"] : [];
-  return [...revision, ...(body.calibration?.seed ? ["the seed"] : [])];
+  const ofText = body.calibration?.revision ? ["the revision of the calibration text"] : [];
+  return [...revision, ...ofText, ...(body.calibration?.seed ? ["the seed"] : [])];
 }
 
 export function asPython(body: Body, origin: string): string {

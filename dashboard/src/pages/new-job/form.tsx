@@ -1,19 +1,16 @@
 import { useState } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
-import type { DatasetPage, HubToken, List, Preset } from "../../api/types";
+import type { HubToken, List, Preset } from "../../api/types";
 import { Field } from "../../ui/basics";
-import { UploadDialog } from "../dataset-upload";
-import { type Body, labelsText, presetOf, readLabels, withPreset, withValue } from "./body";
+import { HUB_TARGET, type Target, TargetFields } from "../target-fields";
+import { labelsText, presetOf, readLabels, withPreset, withValue } from "./body";
+import { Names, type Props, Value } from "./fields";
 import { Inspect } from "./inspect";
+import { MeasureFields } from "./measure-fields";
 import type { Schema } from "./schema";
 import { SchemaForm } from "./schema-form";
-
-interface Props {
-  body: Body;
-  onChange: (body: Body) => void;
-  errorAt: (pointer: string) => string | undefined;
-}
+import { TextFields } from "./text-fields";
 
 export function JobForm(props: Props) {
   const presets = useQuery("presets", (signal) => get<List<Preset>>("/v1/presets", {}, signal));
@@ -22,26 +19,10 @@ export function JobForm(props: Props) {
       <ModelFields {...props} />
       <SchemeFields {...props} presets={presets.data?.data ?? []} />
       <CalibrationFields {...props} />
+      <MeasureFields {...props} />
+      <PublishFields {...props} />
       <OtherFields {...props} />
     </>
-  );
-}
-
-/** A text or number at a pointer. */
-function Value({ body, onChange, errorAt, pointer, label, hint, number, placeholder }: Props & { pointer: string; label: string; hint?: string; number?: boolean; placeholder?: string }) {
-  const value = pointer.split("/").slice(1).reduce<unknown>((at, name) => (at as Record<string, unknown> | undefined)?.[name], body);
-  return (
-    <Field label={label} hint={hint} error={errorAt(pointer)}>
-      {(props) => (
-        <input
-          {...props}
-          type={number ? "number" : "text"}
-          placeholder={placeholder}
-          value={value === undefined ? "" : String(value)}
-          onChange={({ target: { value: next } }) => onChange(withValue(body, pointer, number && next !== "" ? Number(next) : next))}
-        />
-      )}
-    </Field>
   );
 }
 
@@ -124,7 +105,7 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
           <div className="fields">
             <Value {...props} pointer="/config/group_size" label="Group size" number placeholder="as the preset" />
             <Value {...props} pointer="/config/kv_cache" label="KV cache" placeholder="not quantized" />
-            <Excluded {...props} preset={preset} />
+            <Names {...props} pointer="/config/exclude" label="Exclude" placeholder={(preset?.config.exclude as string[] | undefined)?.join(", ")} />
           </div>
           {preset && (
             <button className="small" onClick={() => onChange({ ...body, config: preset.config })}>
@@ -159,79 +140,43 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
           </p>
         )}
       </fieldset>
+      <label className="row">
+        <input type="checkbox" checked={body.file2file ?? false} aria-describedby="file2file-about" onChange={(event) => onChange(withValue(body, "/file2file", event.target.checked || undefined))} /> From file to file
+      </label>
+      <p id="file2file-about" className={errorAt("/file2file") ? "error" : "hint"}>
+        {errorAt("/file2file") ? `✕ ${errorAt("/file2file")}` : "For schemes that need no data: no model is run, nor measured, and any architecture will do."}
+      </p>
     </fieldset>
   );
 }
 
-function Excluded({ body, onChange, errorAt, preset }: Props & { preset: Preset | undefined }) {
-  const [text, setText] = useState(((body.config.exclude as string[] | undefined) ?? []).join(", "));
-  const known = (preset?.config.exclude as string[] | undefined)?.join(", ");
-  return (
-    <Field label="Exclude" error={errorAt("/config/exclude")}>
-      {(own) => (
-        <input
-          {...own}
-          placeholder={known}
-          value={text}
-          onChange={({ target: { value } }) => {
-            setText(value);
-            const names = value.split(",").map((each) => each.trim()).filter(Boolean);
-            onChange(withValue(body, "/config/exclude", names.length ? names : undefined));
-          }}
-        />
-      )}
-    </Field>
-  );
-}
-
 function CalibrationFields(props: Props) {
-  const { body, onChange, errorAt } = props;
-  const datasets = useQuery("datasets for jobs", (signal) => get<DatasetPage>("/v1/datasets", { limit: 100 }, signal));
-  const [uploading, setUploading] = useState(false);
-  const source = body.calibration?.source ?? "builtin";
-  const known = ["builtin", ...(datasets.data?.data.map((each) => each.id) ?? [])];
-  const isOther = !known.includes(source);
+  const source = props.body.calibration?.source ?? "builtin";
   return (
     <fieldset>
       <legend>Calibration text</legend>
-      <div className="row field">
-        <Field label="From" error={errorAt("/calibration/source") ?? errorAt("/calibration")}>
-          {(own) => (
-            <select {...own} value={isOther ? "other" : source} onChange={(event) => onChange(withValue(body, "/calibration/source", event.target.value === "builtin" ? undefined : event.target.value === "other" ? "/" : event.target.value))}>
-              <option value="builtin">Built-in prose</option>
-              {datasets.data?.data.map((each) => (
-                <option key={each.id} value={each.id}>
-                  {each.name} ({each.statistics.num_rows} rows)
-                </option>
-              ))}
-              <option value="other">A file of the service, or the Hub …</option>
-            </select>
-          )}
-        </Field>
-        <button onClick={() => setUploading(true)}>Upload a dataset</button>
-      </div>
-      {isOther && (
-        <div className="fields">
-          <Value {...props} pointer="/calibration/source" label="Path or name on the Hub" />
-          <Value {...props} pointer="/calibration/config" label="Config of the dataset" />
-          <Value {...props} pointer="/calibration/split" label="Split" />
-        </div>
-      )}
+      <TextFields {...props} of="calibration" label="From" usual="Built-in prose" usualName="builtin" />
       <div className="fields">
         <Value {...props} pointer="/calibration/num_samples" label="Samples" number placeholder="32" />
         <Value {...props} pointer="/calibration/seq_len" label="Tokens of a sample" number placeholder="512" />
         <Value {...props} pointer="/calibration/seed" label="Seed" number placeholder="0" />
         {source !== "builtin" && <Value {...props} pointer="/calibration/column" label="Column" placeholder="text, else messages" />}
       </div>
-      {uploading && (
-        <UploadDialog
-          onClose={() => setUploading(false)}
-          onDone={(dataset) => {
-            datasets.reload();
-            onChange(withValue(body, "/calibration/source", dataset.id));
-          }}
-        />
-      )}
+    </fieldset>
+  );
+}
+
+function PublishFields({ body, onChange, errorAt }: Props) {
+  const change = (publish: Target | undefined) => onChange({ ...body, publish });
+  return (
+    <fieldset>
+      <legend>Publish</legend>
+      <div className="choices field">
+        <label>
+          <input type="checkbox" checked={!!body.publish} onChange={(event) => change(event.target.checked ? HUB_TARGET : undefined)} /> The artifact goes somewhere once it is proven
+        </label>
+      </div>
+      {body.publish && <TargetFields target={body.publish} onChange={change} errorAt={(name) => errorAt(`/publish/${name}`) ?? (["repo_id", "to"].includes(name) ? errorAt("/publish") : undefined)} />}
     </fieldset>
   );
 }

@@ -1,6 +1,6 @@
 import { expect, it } from "vitest";
 import type { Job, Preset } from "../../api/types";
-import { type Body, bodyOf, labelsText, presetOf, readLabels, withPreset, withValue } from "./body";
+import { type Body, bodyOf, labelsText, presetOf, readLabels, valueAt, withPreset, withSource, withValue } from "./body";
 import { asCommand, asCurl, asPython, missingInCommand, pythonText, quoted } from "./copies";
 import { type Schema, controlOf, unwrap } from "./schema";
 
@@ -27,12 +27,26 @@ it("clones a job: the commit that it had, and its preset by name unless somethin
   const job = {
     model: { id: "org/m", revision: "main", sha: "c0ffee" }, preset: "f", config: { a: 1 }, calibration: {}, export: ["quark"],
     name: null, labels: {}, priority: 5, limits: { max_runtime_s: 60, max_pending_s: null }, max_shard_size: "5GB",
+    gate: "fail", evaluation: { num_windows: 3, tasks: [] }, file2file: false, shard_blocks: null, publish: { repo_id: "org/out" },
   } as unknown as Job;
   expect(bodyOf(job, presets)).toMatchObject({
     model: { id: "org/m", revision: "c0ffee" }, config: { preset: "fp8" }, limits: { max_runtime_s: 60 },
   });
   expect(bodyOf({ ...job, config: { a: 2 } }, presets).config).toEqual({ a: 2 });
-  expect(bodyOf(job, presets)).not.toHaveProperty("name");
+  const cloned = bodyOf(job, presets);
+  for (const name of ["name", "file2file", "shard_blocks", "publish"]) expect(cloned).not.toHaveProperty(name);
+  expect(cloned).toMatchObject({ gate: "fail", evaluation: { num_windows: 3 } });
+  expect(cloned.evaluation).not.toHaveProperty("tasks");
+  expect(bodyOf({ ...job, file2file: true, shard_blocks: false }, presets)).toMatchObject({ file2file: true, shard_blocks: false });
+});
+
+it("another text takes what was said of the one before with it", () => {
+  const body: Body = { ...BODY, evaluation: { source: "wikitext", split: "test", stride: 64, num_windows: 3 } };
+  expect(withSource(body, "evaluation", "builtin").evaluation).toEqual({ source: "builtin", num_windows: 3 });
+  expect(withSource(body, "evaluation", "").evaluation).toEqual({ num_windows: 3 });
+  expect(withSource(BODY, "calibration", "")).toEqual(BODY);
+  expect(valueAt(body, "/evaluation/split")).toBe("test");
+  expect(valueAt(body, "/calibration/split")).toBeUndefined();
 });
 
 it("labels go to text and back", () => {
@@ -55,6 +69,25 @@ it("copies hold the whole request", () => {
   expect(missingInCommand(own)).toEqual(["the seed"]);
   expect(asPython(BODY, ORIGIN)).toContain('config="fp8",');
   expect(pythonText({ a: [true, null, "x\"y"] })).toBe('{"a": [True, None, "x\\"y"]}');
+});
+
+it("copies hold how the result is measured and where it goes", () => {
+  const asked: Body = {
+    ...BODY, gate: "fail", evaluation: { source: "org/my set", num_windows: 0, tasks: ["gsm8k", "piqa"] }, file2file: true,
+    shard_blocks: false, publish: { repo_id: "org/out", hub_token: "team" },
+  };
+  const command = asCommand(asked, ORIGIN);
+  for (const part of ["--gate fail", "--evaluation 'source=org/my set'", "--evaluation num_windows=0", "--evaluation tasks=gsm8k,piqa", "--file2file", "--no-shard-blocks", "--publish org/out", "--publish-token team"])
+    expect(command).toContain(`${part} \\\n`);
+  expect(command).not.toContain("cat >");
+  expect(asCommand({ ...BODY, publish: { to: "s3://a/b" } }, ORIGIN)).toContain("--publish s3://a/b");
+  const more = asCommand({ ...BODY, publish: { repo_id: "org/out", private: true, hub_token: "team" } }, ORIGIN);
+  expect(more).toContain(`cat > publish.json <<'JSON'\n{\n  "repo_id": "org/out",\n  "private": true,\n  "hub_token": "team"\n}\nJSON`);
+  expect(more).toContain("--publish publish.json");
+  expect(more).not.toContain("--publish-token");
+  expect(asPython(asked, ORIGIN)).toContain('evaluation={"source": "org/my set", "num_windows": 0, "tasks": ["gsm8k", "piqa"]},');
+  expect(asPython(asked, ORIGIN)).toContain("file2file=True,");
+  expect(asCurl(asked, ORIGIN)).toContain('"gate":"fail"');
 });
 
 it("reads the config's schema into controls", () => {

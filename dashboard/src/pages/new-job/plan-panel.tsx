@@ -59,7 +59,8 @@ function PlanFacts({ plan }: { plan: Plan }) {
           ...(plan.time_s ? [["Time", formatDuration(plan.time_s)] as [string, string]] : []),
           ["Layers", `${plan.num_layers} in ${plural(plan.num_blocks, "block")}, ${plan.kept.length} kept`],
           ["Model", plan.model_type],
-          ["Calibration", plan.needs_calibration ? "needed" : "only for the measurement"],
+          ["Way", plan.executor === "file_to_file" ? "from file to file, no model is run" : "block by block"],
+          ["Calibration", plan.needs_calibration ? "needed" : plan.executor === "file_to_file" ? "no text is read" : "only for the measurement"],
         ]}
       />
       <Memory parts={plan.memory_bytes} />

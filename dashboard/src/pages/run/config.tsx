@@ -12,9 +12,12 @@ export function ConfigTab({ job }: { job: Job }) {
         <h2>Asked for</h2>
         <Facts
           facts={[
-            ["Model", Object.entries(job.model).map(([name, value]) => `${name} ${String(value)}`).join(", ")],
+            ["Model", factsText(job.model)],
             ["Exports", job.export.join(", ")],
-            ["Calibration", Object.entries(job.calibration).map(([name, value]) => `${name} ${String(value)}`).join(", ")],
+            ["Calibration", factsText(job.calibration)],
+            ["Measurement", factsText(job.evaluation) || "as usual"],
+            ["A missed limit", GATE_TEXTS[job.gate] ?? job.gate],
+            ["Way", job.file2file ? "from file to file, no model is run" : "block by block"],
             ["Priority", job.priority],
             ["Limits", limitsText(job)],
             ["Labels", Object.entries(job.labels).map(([name, value]) => `${name}=${value}`).join(", ") || "none"],
@@ -28,6 +31,14 @@ export function ConfigTab({ job }: { job: Job }) {
       </section>
     </>
   );
+}
+
+const GATE_TEXTS: Record<string, string> = { warn: "is a warning", fail: "fails the job", off: "is not looked for" };
+
+/** {num_samples: 4, tasks: []} -> "num_samples 4": what is empty says nothing. */
+function factsText(facts: Record<string, unknown>) {
+  const said = Object.entries(facts).filter(([, value]) => !Array.isArray(value) || value.length > 0);
+  return said.map(([name, value]) => `${name} ${String(value)}`).join(", ");
 }
 
 function limitsText(job: Job) {

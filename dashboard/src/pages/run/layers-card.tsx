@@ -39,6 +39,7 @@ export function LayersCard({ layers, isRunning }: { layers: Layer[]; isRunning: 
             xLabel="block"
             yLabel={metric.text}
             formatX={(value) => formatNumber(value)}
+            counted
             formatY={metric.format}
             onPick={setPicked}
             picked={picked}

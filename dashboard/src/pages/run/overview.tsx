@@ -1,10 +1,13 @@
+import type { ReactNode } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import { type Gate, type Job, type Measured, type Quality, type Report, type Summary, summaryOf } from "../../api/types";
 import { formatBytes, formatDuration, formatNumber, formatPercent } from "../../format";
+import { Link } from "../../router";
 import { Empty, Facts, scrollable } from "../../ui/basics";
 import { LayersCard } from "./layers-card";
 import { MemoryCard } from "./memory";
+import { publicationText } from "./publish";
 import { type Story, latestLayers } from "./story";
 
 export function Overview({ job, story }: { job: Job; story: Story }) {
@@ -15,7 +18,7 @@ export function Overview({ job, story }: { job: Job; story: Story }) {
   );
   return (
     <>
-      {summary && <Result summary={summary} />}
+      {summary && <Result job={job} summary={summary} />}
       <LayersCard layers={latestLayers(story.layers)} isRunning={!summary} />
       {report.data && <Proof report={report.data} />}
       <div className="columns">
@@ -28,7 +31,7 @@ export function Overview({ job, story }: { job: Job; story: Story }) {
   );
 }
 
-function Result({ summary }: { summary: Summary }) {
+function Result({ job: { id, publication }, summary }: { job: Job; summary: Summary }) {
   const { perplexity_before: before, perplexity_after: after, perplexity_ratio: ratio } = summary;
   return (
     <section className="card" aria-label="Result">
@@ -44,6 +47,8 @@ function Result({ summary }: { summary: Summary }) {
               ? `${formatNumber(before, 5)} → ${formatNumber(after, 5)}${ratio ? ` (${formatPercent(ratio - 1, 2)})` : ""}`
               : "not measured",
           ],
+          ...(summary.gates?.length ? [["Gates", gatesText(summary.gates)] as [string, string]] : []),
+          ...(publication ? [["Publication", <Link key="publication" to={`/jobs/${id}?tab=artifacts`}>{publicationText(publication)}</Link>] as [string, ReactNode]] : []),
           ["Layers", `${summary.num_layers_quantized} quantized, ${summary.num_layers_kept} kept`],
           ["Worst layer", `${summary.worst_layer.name} (${formatNumber(summary.worst_layer.sqnr_db)} dB)`],
           ["Time", formatDuration(summary.total_s)],
@@ -116,36 +121,44 @@ function Divergence({ quality: { before, after, divergence, num_tokens } }: { qu
   );
 }
 
-const GATE_ICONS = { pass: "✓", warn: "⚠", fail: "✕", skipped: "–" };
+const GATE_LOOKS = { pass: ["", "✓ pass"], warn: ["warn", "⚠ warn"], fail: ["bad", "✕ fail"], skipped: ["faint", "– skipped"] } as const;
+
+/** "1 fail, 10 pass, 7 skipped" */
+function gatesText(gates: Gate[]) {
+  const statuses = ["fail", "warn", "pass", "skipped"] as const;
+  const counts = statuses.map((status) => [gates.filter((gate) => gate.status === status).length, status] as const);
+  return counts.filter(([number]) => number > 0).map((each) => each.join(" ")).join(", ");
+}
 
 function Gates({ gates }: { gates: Gate[] }) {
   return (
     <>
-      <h3>Gates</h3>
+      <h3>Gates: {gatesText(gates)}</h3>
       <div className="table" ref={scrollable}>
         <table>
           <thead>
             <tr>
+              <th>Outcome</th>
               <th>Gate</th>
               <th className="number">Value</th>
               <th className="number">Limit</th>
-              <th>Outcome</th>
             </tr>
           </thead>
           <tbody>
-            {gates.map((gate, index) => (
-              <tr key={`${gate.gate} ${index}`}>
-                <td>
-                  {gate.gate} {gate.name}
-                  <div className="sub">{gate.detail}</div>
-                </td>
-                <td className="number">{formatNumber(gate.value)}</td>
-                <td className="number">{formatNumber(gate.limit)}</td>
-                <td className="nowrap">
-                  {GATE_ICONS[gate.status]} {gate.status}
-                </td>
-              </tr>
-            ))}
+            {gates.map((gate) => {
+              const [tone, text] = GATE_LOOKS[gate.status];
+              return (
+                <tr key={gate.name}>
+                  <td className={`nowrap ${tone}`}>{text}</td>
+                  <td>
+                    {gate.gate} {gate.name.replaceAll("_", " ")}
+                    <div className="sub">{gate.detail}</div>
+                  </td>
+                  <td className="number">{formatNumber(gate.value)}</td>
+                  <td className="number">{formatNumber(gate.limit)}</td>
+                </tr>
+              );
+            })}
           </tbody>
         </table>
       </div>
@@ -157,17 +170,26 @@ function Samples({ samples }: { samples: { prompt: string; original: string; qua
   return (
     <details>
       <summary>What both models write</summary>
-      {samples.map((sample) => (
-        <div key={sample.prompt}>
-          <h3>{sample.prompt}</h3>
-          <p>
-            <span className="faint">Original</span> {sample.original}
-          </p>
-          <p>
-            <span className="faint">Quantized</span> {sample.quantized}
-          </p>
-        </div>
-      ))}
+      <div className="table" ref={scrollable}>
+        <table className="samples">
+          <thead>
+            <tr>
+              <th>After</th>
+              <th>The original writes</th>
+              <th>The quantized model writes</th>
+            </tr>
+          </thead>
+          <tbody>
+            {samples.map((sample) => (
+              <tr key={sample.prompt}>
+                <td>{sample.prompt}</td>
+                <td>{sample.original}</td>
+                <td>{sample.quantized}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
     </details>
   );
 }

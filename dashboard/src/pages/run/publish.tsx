@@ -1,11 +1,11 @@
 import { type FormEvent, useState } from "react";
-import { get, post } from "../../api/client";
-import { useQuery } from "../../api/query";
-import type { HubToken, Job, JobFailure, List, Publication } from "../../api/types";
+import { post } from "../../api/client";
+import type { Job, JobFailure, Publication } from "../../api/types";
 import { formatBytes, plural } from "../../format";
 import { useSession } from "../../sign-in";
 import { announce } from "../../ui/announcer";
-import { Bar, Dialog, Failure, Field, Time } from "../../ui/basics";
+import { Bar, Dialog, Failure, Time } from "../../ui/basics";
+import { HUB_TARGET, type Target, TargetFields } from "../target-fields";
 
 interface Plan {
   url: string;
@@ -20,6 +20,8 @@ const LOOKS: Record<string, [string, string]> = {
   published: ["good", "✓ Published"],
   failed: ["bad", "✕ Failed"],
 };
+
+export const publicationText = ({ state }: Publication) => LOOKS[state]?.[1] ?? state;
 
 /** Where the artifact was published, and the way to publish it. */
 export function Publish({ job }: { job: Job }) {
@@ -79,24 +81,9 @@ function Shown({ publication }: { publication: Publication }) {
 }
 
 function PublishDialog({ job, onClose }: { job: Job; onClose: () => void }) {
-  const tokens = useQuery("hub-tokens", (signal) => get<List<HubToken>>("/v1/hub-tokens", {}, signal));
-  const [isUrl, setIsUrl] = useState(false);
-  const [place, setPlace] = useState("");
-  const [revision, setRevision] = useState("");
-  const [token, setToken] = useState("");
-  const [isPrivate, setIsPrivate] = useState(true);
-  const [asPullRequest, setAsPullRequest] = useState(false);
+  const [target, setTarget] = useState<Target>(HUB_TARGET);
   const [plan, setPlan] = useState<Plan>();
   const [error, setError] = useState<Error>();
-  const target = isUrl
-    ? { to: place }
-    : {
-        repo_id: place,
-        private: isPrivate,
-        ...(revision && { revision }),
-        ...(asPullRequest && { create_pr: true }),
-        ...(token && { hub_token: token }),
-      };
   const send = async (event: FormEvent) => {
     event.preventDefault();
     setError(undefined);
@@ -109,51 +96,14 @@ function PublishDialog({ job, onClose }: { job: Job; onClose: () => void }) {
       setError(caught as Error);
     }
   };
-  const change = <T,>(set: (value: T) => void) => (value: T) => {
-    set(value);
+  const change = (next: Target) => {
+    setTarget(next);
     setPlan(undefined);
   };
   return (
     <Dialog title="Publish the artifact" onClose={onClose}>
       <form onSubmit={send}>
-        <div className="choices field">
-          <label>
-            <input type="radio" name="target" checked={!isUrl} onChange={() => change(setIsUrl)(false)} /> Hugging Face Hub
-          </label>
-          <label>
-            <input type="radio" name="target" checked={isUrl} onChange={() => change(setIsUrl)(true)} /> A folder behind a URL
-          </label>
-        </div>
-        <Field label={isUrl ? "URL" : "Repository"} hint={isUrl ? "One that the operator allows." : undefined}>
-          {(props) => <input {...props} required placeholder={isUrl ? "s3://bucket/models/name" : "org/name"} value={place} onChange={(event) => change(setPlace)(event.target.value)} />}
-        </Field>
-        {!isUrl && (
-          <>
-            <div className="fields">
-              <Field label="Branch">
-                {(props) => <input {...props} placeholder="main" value={revision} onChange={(event) => change(setRevision)(event.target.value)} />}
-              </Field>
-              <Field label="Token" hint="One that the project keeps.">
-                {(props) => (
-                  <select {...props} value={token} onChange={(event) => change(setToken)(event.target.value)}>
-                    <option value="">the job's</option>
-                    {tokens.data?.data.map((each) => (
-                      <option key={each.name}>{each.name}</option>
-                    ))}
-                  </select>
-                )}
-              </Field>
-            </div>
-            <div className="choices">
-              <label>
-                <input type="checkbox" checked={isPrivate} onChange={(event) => change(setIsPrivate)(event.target.checked)} /> Private, if it is made
-              </label>
-              <label>
-                <input type="checkbox" checked={asPullRequest} onChange={(event) => change(setAsPullRequest)(event.target.checked)} /> As a pull request
-              </label>
-            </div>
-          </>
-        )}
+        <TargetFields target={target} onChange={change} />
         {error && <Failure error={error} />}
         {plan && (
           <div className="notice good">
@@ -162,7 +112,7 @@ function PublishDialog({ job, onClose }: { job: Job; onClose: () => void }) {
           </div>
         )}
         <div className="actions">
-          <button className="primary" disabled={!place}>
+          <button className="primary" disabled={!(target.repo_id || target.to)}>
             {plan ? "Publish" : "Check"}
           </button>
         </div>

@@ -1,0 +1,55 @@
+import { useState } from "react";
+import { Field } from "../../ui/basics";
+import { type Body, valueAt, withValue } from "./body";
+
+export interface Props {
+  body: Body;
+  onChange: (body: Body) => void;
+  errorAt: (pointer: string) => string | undefined;
+}
+
+interface At extends Props {
+  pointer: string;
+  label: string;
+  hint?: string;
+  placeholder?: string;
+}
+
+/** A text or number at a pointer. */
+export function Value({ body, onChange, errorAt, pointer, label, hint, number, placeholder }: At & { number?: boolean }) {
+  const value = valueAt(body, pointer);
+  return (
+    <Field label={label} hint={hint} error={errorAt(pointer)}>
+      {(props) => (
+        <input
+          {...props}
+          type={number ? "number" : "text"}
+          placeholder={placeholder}
+          value={value === undefined ? "" : String(value)}
+          onChange={({ target: { value: next } }) => onChange(withValue(body, pointer, number && next !== "" ? Number(next) : next))}
+        />
+      )}
+    </Field>
+  );
+}
+
+/** Several names at a pointer, written with commas. */
+export function Names({ body, onChange, errorAt, pointer, label, hint, placeholder }: At) {
+  const [text, setText] = useState(((valueAt(body, pointer) as string[] | undefined) ?? []).join(", "));
+  return (
+    <Field label={label} hint={hint} error={errorAt(pointer)}>
+      {(own) => (
+        <input
+          {...own}
+          placeholder={placeholder}
+          value={text}
+          onChange={({ target: { value } }) => {
+            setText(value);
+            const names = value.split(",").map((each) => each.trim()).filter(Boolean);
+            onChange(withValue(body, pointer, names.length ? names : undefined));
+          }}
+        />
+      )}
+    </Field>
+  );
+}
