@@ -102,12 +102,17 @@ def key_of(row: dict[str, Any]) -> tuple[str, ...]:
     return tuple(row[name] for name in KEY)
 
 
+def _short(perplexity: float) -> str:
+    """Random models have perplexities of any size."""
+    return f"{perplexity:.3f}" if perplexity < 1e6 else f"{perplexity:.3e}"
+
+
 def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield "| " + " | ".join(HEAD) + " |"
     yield "|---|---|---|---|---:|---:|---:|---:|---|"
     for row in rows:
         yield (
             f"| {row['consumer']} ({', '.join(row['versions'])}) | {row['format']} | {row['scheme']} | {row['model']}"
-            f" | {row['theirs']:.3f} | {row['ours']:.3f} | {100 * row['difference']:+.2f} %"
+            f" | {_short(row['theirs'])} | {_short(row['ours'])} | {100 * row['difference']:+.2f} %"
             f" | {100 * row['tolerance']:g} % | {row['seen']} |"
         )

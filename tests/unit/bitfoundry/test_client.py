@@ -10,6 +10,7 @@ import httpx2
 import pytest
 
 from bitfoundry import client as module
+from bitfoundry.bodies import model_of
 from bitfoundry.client import Client
 from bitfoundry.errors import ApiError, BitfoundryError, WaitTimeout
 
@@ -76,7 +77,7 @@ def test_submit_sends_the_contracts_body(tmp_path: Path) -> None:
     ],
 )
 def test_a_model_is_a_path_or_a_hub_id(given: Any, sent: dict[str, str]) -> None:
-    assert module._model(given) == sent
+    assert model_of(given) == sent
 
 
 def test_a_problem_becomes_an_error_with_its_code() -> None:
