@@ -175,6 +175,9 @@ def submit(
     max_pending_s: Annotated[int | None, typer.Option(min=1, help="Give up after waiting for so long.")] = None,
     max_shard_size: Annotated[str | None, typer.Option(help="Of each file of weights, as 500MB.")] = None,
     gate: Annotated[str | None, typer.Option(help="What a missed limit means: off, warn or fail.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Workers that do it together; they must share a disk. [default: 1]")
+    ] = None,
     hub_token: HubToken = None,
     publish: Annotated[
         str | None,
@@ -214,6 +217,7 @@ def submit(
             limits={name: value for name, value in limits.items() if value is not None} or None,
             max_shard_size=max_shard_size,
             gate=gate,
+            nodes=nodes,
             publish=publish_commands.read_target(publish, publish_token),
         )
         if wait:

@@ -76,6 +76,7 @@ class Client:
         limits: Mapping[str, int] | None = None,
         max_shard_size: str | None = None,
         gate: str | None = None,
+        nodes: int | None = None,
         publish: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
@@ -84,12 +85,13 @@ class Client:
 
         `priority` is 0 to 9, 9 goes first; `limits` {max_runtime_s, max_pending_s}; files of weights are no larger than
         `max_shard_size` ("500MB"; "5GB" if nothing is said); with the `gate` "fail" a result that misses a limit fails
-        the job; `publish`: where the artifact shall go, as in `publish`. The request is sent again when no answer
-        comes, and still makes one job: with `idempotency_key` also when this program is run again.
+        the job; `nodes` workers do it together, which must share a disk; `publish`: where the artifact shall go, as in
+        `publish`. The request is sent again when no answer comes, and still makes one job: with `idempotency_key` also
+        when this program is run again.
         """
         body = _planned(model, config, export, calibration)
         more = {"name": name, "labels": labels, "priority": priority, "limits": limits}
-        more |= {"max_shard_size": max_shard_size, "gate": gate, "publish": publish}
+        more |= {"max_shard_size": max_shard_size, "gate": gate, "nodes": nodes, "publish": publish}
         body |= {key: value for key, value in more.items() if value is not None}
         return self._job("POST", "/v1/jobs", body=body, key=idempotency_key or str(uuid.uuid4()))
 

@@ -56,6 +56,7 @@ JOB: dict[str, Any] = {
     "export": ["compressed_tensors"],
     "max_shard_size": "5GB",
     "gate": "warn",
+    "nodes": 1,
     "needs_memory_bytes": 1200000000,
     "cloned_from": None,
     "sweep_id": None,

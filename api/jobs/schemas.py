@@ -45,6 +45,7 @@ Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=MAX_LABELS)]
 Label = Annotated[str, StringConstraints(max_length=577), AfterValidator(_printable), AfterValidator(_name_and_value)]
 Priority = Annotated[int, Field(strict=True, ge=0, le=9)]
 Gate = Literal["off", "warn", "fail"]
+Nodes = Annotated[int, Field(strict=True, ge=1, le=64)]
 Seconds = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
 
 
@@ -143,7 +144,8 @@ class JobCreate(PlanCreate):
     Of waiting jobs that of the highest ``priority`` goes first (9), then the one that has waited longest. Files of
     weights are no larger than ``max_shard_size`` (5GB, 500MB), unless a tensor is; gguf is one file. ``gate``: what a
     result that misses a limit means: ``fail`` fails the job and keeps the artifact apart, ``warn`` says so.
-    ``publish``: where the artifact shall go once it is proven.
+    ``nodes``: how many workers, with one disk in common, do the job together. ``publish``: where the artifact shall go
+    once it is proven.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [examples.JOB_REQUEST]})
@@ -154,6 +156,7 @@ class JobCreate(PlanCreate):
     limits: Limits = Limits()
     max_shard_size: ShardSize = DEFAULT_SHARD_SIZE
     gate: Gate = "warn"
+    nodes: Nodes = 1
     publish: PublishTo | None = None
 
 
@@ -183,6 +186,7 @@ class JobClone(RequestBody):
     limits: Limits | None = None
     max_shard_size: ShardSize | None = None
     gate: Gate | None = None
+    nodes: Nodes | None = None
     publish: PublishTo | None = None
 
 
@@ -312,6 +316,7 @@ class JobOut(BaseModel):
     export: list[str]
     max_shard_size: str
     gate: str
+    nodes: int
     needs_memory_bytes: int | None
     cloned_from: str | None
     sweep_id: str | None

@@ -82,6 +82,7 @@ def store(session: Session, job_id: str, body: JobCreate, planned: Planned, call
         max_shard_size=body.max_shard_size,
         traceparent=tracing.current(),
         gate=body.gate,
+        nodes=body.nodes,
         publish=planned.publish,
         **more,
     )
@@ -98,6 +99,7 @@ def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
         "export": original.export,
         "max_shard_size": original.max_shard_size,
         "gate": original.gate,
+        "nodes": original.nodes,
         "name": original.name,
         "labels": original.labels,
         "priority": original.priority,

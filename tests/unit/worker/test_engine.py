@@ -9,6 +9,7 @@ import pytest
 
 from api.settings import Settings
 from worker.engine import Engine, Stop, engine_environment
+from worker.launcher import engine_argv
 
 
 def make(tmp_path: Path, program: str, **options: float) -> Engine:
@@ -162,7 +163,7 @@ def test_the_environment_is_an_allow_list(tmp_path: Path, monkeypatch: pytest.Mo
     assert given["CUDA_VISIBLE_DEVICES"] == "1"
     assert (given["OMP_NUM_THREADS"], given["OMP_WAIT_POLICY"]) == ("3", "PASSIVE")
     assert given["PATH"]
-    assert settings.engine_argv == [sys.executable, "-m", "quantcore", "run"]
-    several = settings.model_copy(update={"engine_ranks": 4}).engine_argv
+    assert engine_argv(settings) == [sys.executable, "-m", "quantcore", "run"]
+    several = engine_argv(settings.model_copy(update={"engine_ranks": 4}))
     assert several[:3] == [sys.executable, "-m", "torch.distributed.run"]
     assert several[several.index("--nproc-per-node") + 1] == "4" and several[-3:] == ["-m", "quantcore", "run"]
