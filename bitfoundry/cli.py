@@ -176,7 +176,8 @@ def submit(
     max_shard_size: Annotated[str | None, typer.Option(help="Of each file of weights, as 500MB.")] = None,
     gate: Annotated[str | None, typer.Option(help="What a missed limit means: off, warn or fail.")] = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Workers that do it together; they must share a disk. [default: 1]")
+        int | None,
+        typer.Option(min=1, max=64, help="Workers that do it together; they must share a disk. [default: 1]"),
     ] = None,
     hub_token: HubToken = None,
     publish: Annotated[

@@ -24,7 +24,7 @@ from quantcore import plan, presets
 from quantcore.capacity import Capacity, capacity
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.config import CalibrationConfig, Config
-from quantcore.errors import QuantError
+from quantcore.errors import ConfigError, QuantError
 from quantcore.hardware import parse_hardware
 from quantcore.plan import Plan
 from quantcore.presets import Preset
@@ -90,12 +90,24 @@ def make_job(
 ) -> Planned:  # fmt: skip
     """``make_plan``, and where the artifact shall go, which ``check`` may know already."""
     planned = make_plan(request, context, caller, read=read, locate=locate)
+    _check_nodes(request.nodes, planned.config)
     if request.publish is None:
         return planned
     named = {"hub_token": request.model.hub_token} if request.publish.to is None else {}
     asked = request.publish.model_copy(update=named) if request.publish.hub_token is None else request.publish
     checked = (check or targets.checker(context, caller))(asked)
     return replace(planned, publish=checked.stored)
+
+
+def _check_nodes(nodes: int, config: Config) -> None:
+    alone = next((one.name for one in config.algo_config if one.on_one_process), None)
+    if nodes > 1 and alone is not None:
+        raise ConfigError(
+            f"{alone} works in one process, which {nodes} workers cannot share.",
+            code="unsupported_config",
+            hint="Leave nodes out, or take gptq or gptaq.",
+            field="/nodes",
+        )
 
 
 def read_manifest(artifact: Artifact) -> Manifest:

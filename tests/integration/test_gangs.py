@@ -1,11 +1,15 @@
-"""Jobs that several workers do together: real workers, whose stub engines say which node they are."""
+"""Jobs that several workers do together: real workers, whose stub engines say which node they are.
+
+Those that are to be killed are processes of their own; the others are threads of the test's.
+"""
 
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from fastapi.testclient import TestClient
@@ -16,23 +20,53 @@ from api.store import control, gangs, leases, waiting, workers
 from api.store.engine import Sessions
 from api.store.leases import Failure, Lease, LeaseLost, Order
 from api.store.seat_table import Seat, SeatState
-from api.store.tables import Attempt, Job
+from api.store.tables import Attempt, Job, Worker
+from api.store.workers import worker_of
+from quantcore import presets
 from tests.integration.conftest import STUB_ENGINE, WorkerProcess, is_alive, wait_for_empty, wait_gone
 from tests.integration.test_worker import outcomes
+from worker.supervisor import Supervisor
 
 MakeModel = Callable[..., Path]
 Submit = Callable[..., str]
+Start = Callable[..., Supervisor]
 StartWorker = Callable[..., WorkerProcess]
 WaitFor = Callable[..., Job]
 GetJob = Callable[[str], Job]
 ReadPids = Callable[..., list[list[int]]]
+AWorker = TypeVar("AWorker", WorkerProcess, Supervisor)
+LIMIT_S = 90
 
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     """The stub engine is told which node it is; leaders wait for a few seconds."""
     command = f"{{python}} -S {STUB_ENGINE} {{launcher}}"
-    return settings.model_copy(update={"engine_command": command, "gather_s": 4, "node_address": "127.0.0.1"})
+    more = {"engine_command": command, "gather_s": 20, "node_address": "127.0.0.1", "lease_s": 6}
+    return settings.model_copy(update=more)
+
+
+@pytest.fixture
+def wait_for(wait_for: WaitFor) -> WaitFor:
+    """Several workers take their time to start."""
+    return partial(wait_for, timeout_s=LIMIT_S)
+
+
+@pytest.fixture
+def start(settings: Settings) -> Iterator[Callable[..., Supervisor]]:
+    """``start()``: a worker in this process."""
+    started: list[Supervisor] = []
+
+    def start(other_settings: Settings | None = None) -> Supervisor:
+        started.append(Supervisor(other_settings or settings, lambda topic, payload: None))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for supervisor in started:
+        supervisor.drain()
+    for supervisor in started:
+        supervisor.join()
 
 
 def appear(sessions: Sessions, *names: str, memory_bytes: int = 1 << 40, num_slots: int = 1) -> None:
@@ -79,7 +113,7 @@ def test_one_waits_for_as_many_workers_as_it_needs(sessions: Sessions, submit: S
     assert claim(sessions) is None and reason(sessions, job_id) == "needs 2 workers at once: 1 is there"
     appear(sessions, "drained")
     with sessions.begin() as session:
-        workers.drain(session, session.get_one(workers.Worker, "drained"))
+        workers.drain(session, session.get_one(Worker, "drained"))
     assert claim(sessions) is None
     appear(sessions, "b")
     lease = claim(sessions)
@@ -274,23 +308,26 @@ def test_a_job_for_two_workers_over_http(client: TestClient, make_model: MakeMod
     assert job["nodes"] == 2
     assert client.post(f"/v1/jobs/{job['id']}/clone", json={}).json()["nodes"] == 2
     assert client.post(f"/v1/jobs/{job['id']}/clone", json={"nodes": 3}).json()["nodes"] == 3
+    tuned = {**presets.resolve("w4a16").to_dict(), "algo_config": [{"name": "autoround"}]}
+    answer = client.post("/v1/jobs", json={**asked, "config": tuned, "nodes": 2})
+    assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "#/nodes"), answer.text
     for wrong in (0, 65, "2", 1.5):
         answer = client.post("/v1/jobs", json={**asked, "nodes": wrong})
         assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "#/nodes"), answer.text
 
 
 def test_two_workers_do_it_together(
-    sessions: Sessions, make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor,
+    sessions: Sessions, make_model: MakeModel, submit: Submit, start: Start, wait_for: WaitFor,
     client: TestClient, settings: Settings,
 ) -> None:  # fmt: skip
     """Once both are there; the one that comes first waits, and says so. Both log, one writes."""
-    start_worker()
+    start()
     job_id = submit(make_model(), nodes=2)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LIMIT_S
     while client.get(f"/v1/jobs/{job_id}").json()["waiting_reason"] != "needs 2 workers at once: 1 is there":
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    start_worker()
+    start()
     job = wait_for(job_id, "succeeded")
     assert (job.attempt, job.failure_count) == (1, 0)
     lines = {line["text"] for line in client.get(f"/v1/jobs/{job_id}/logs").json()["data"]}
@@ -300,31 +337,31 @@ def test_two_workers_do_it_together(
 
 
 def test_two_jobs_for_two_workers_on_three(
-    make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor
+    make_model: MakeModel, submit: Submit, start: Start, wait_for: WaitFor
 ) -> None:
     """Nobody waits for a worker that waits for somebody else."""
     model = make_model()
     jobs = [submit(model, nodes=nodes) for nodes in (2, 2, 3, 1, 2)]
     for _ in range(3):
-        start_worker()
+        start()
     for job_id in jobs:
-        job = wait_for(job_id, "succeeded", timeout_s=40)
+        job = wait_for(job_id, "succeeded")
         assert job.attempt == 1
 
 
 @pytest.mark.parametrize("how", ["cancel", "pause", "drain", "node drained"])
 def test_when_it_is_stopped_all_nodes_end(
-    how: str, sessions: Sessions, make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor,
-    read_pids: ReadPids, settings: Settings, tmp_path: Path, get_job: GetJob,
+    how: str, sessions: Sessions, make_model: MakeModel, submit: Submit, start: Start, wait_for: WaitFor,
+    read_pids: ReadPids, settings: Settings, tmp_path: Path,
 ) -> None:  # fmt: skip
-    job_id, processes, pids = run_slowly(make_model, submit, start_worker, wait_for, read_pids, get_job, tmp_path)
+    job_id, two, pids = run_slowly(sessions, make_model, submit, start, wait_for, read_pids, tmp_path)
     if how in ("cancel", "pause"):
         with sessions.begin() as session:
             getattr(control, how)(session, job_id)
     else:
-        processes["leader" if how == "drain" else "member"].process.send_signal(signal.SIGTERM)
+        two["leader" if how == "drain" else "member"].drain()
     job = wait_for(job_id, {"cancel": "cancelled", "pause": "paused"}.get(how, "queued"))
-    wait_gone(pids)
+    wait_gone(pids, LIMIT_S)
     assert (job.failure_count, job.lost_count) == (0, 0)
     assert outcomes(sessions, job_id) == [{"cancel": "cancelled", "pause": "paused"}.get(how, "drained")]
     if how == "cancel":
@@ -332,35 +369,45 @@ def test_when_it_is_stopped_all_nodes_end(
 
 
 def run_slowly(
-    make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor, read_pids: ReadPids,
-    get_job: GetJob, tmp_path: Path, mode: str = "slow",
-) -> tuple[str, dict[str, WorkerProcess], list[int]]:  # fmt: skip
+    sessions: Sessions, make_model: MakeModel, submit: Submit, start: Callable[[], AWorker], wait_for: WaitFor,
+    read_pids: ReadPids, tmp_path: Path, mode: str = "slow",
+) -> tuple[str, dict[str, AWorker], list[int]]:  # fmt: skip
     """A job that two workers are at: its id, who is which, and all processes of its engines."""
     files = tmp_path / "pids", tmp_path / "node_pids"
     model = make_model(mode=mode, node_mode="waits", pids=str(files[0]), node_pids=str(files[1]))
-    two = [start_worker(), start_worker()]
+    two = [start(), start()]
     job_id = submit(model, nodes=2)
     wait_for(job_id, "running", phase="quantize")
-    pids = [pid for file in files for found in read_pids(file) for pid in found]
+    pids = [pid for file in files for found in read_pids(file, timeout_s=LIMIT_S) for pid in found]
     assert len(pids) == 4 and all(map(is_alive, pids))
-    leader = (get_job(job_id).worker or "").split(":")[1]
-    two.sort(key=lambda worker: str(worker.process.pid) != leader)
-    return job_id, {"leader": two[0], "member": two[1]}, pids
+    return job_id, run_as(sessions, job_id, two), pids
+
+
+def run_as(sessions: Sessions, job_id: str, two: list[AWorker]) -> dict[str, AWorker]:
+    """Which of two workers leads the job."""
+    with sessions.begin() as session:
+        leader = worker_of(session.get_one(Job, job_id).worker or "")
+    first, second = sorted(two, key=lambda worker: not _is(worker, leader))
+    return {"leader": first, "member": second}
+
+
+def _is(worker: WorkerProcess | Supervisor, name: str) -> bool:
+    return worker._id == name if isinstance(worker, Supervisor) else str(worker.process.pid) in name.split(":")
 
 
 @pytest.mark.parametrize("who", ["leader", "member"])
 def test_kill_9_of_either(
     who: str, sessions: Sessions, make_model: MakeModel, submit: Submit, start_worker: StartWorker,
-    wait_for: WaitFor, read_pids: ReadPids, get_job: GetJob, tmp_path: Path,
+    wait_for: WaitFor, read_pids: ReadPids, tmp_path: Path,
 ) -> None:  # fmt: skip
     """No process of either is left, and with a third worker it goes on."""
     job_id, processes, pids = run_slowly(
-        make_model, submit, start_worker, wait_for, read_pids, get_job, tmp_path, mode="slow_once"
+        sessions, make_model, submit, start_worker, wait_for, read_pids, tmp_path, mode="slow_once"
     )
     processes[who].kill()
-    wait_gone(pids)
+    wait_gone(pids, LIMIT_S)
     start_worker()
-    job = wait_for(job_id, "succeeded", timeout_s=40)
+    job = wait_for(job_id, "succeeded")
     ends = outcomes(sessions, job_id)
     assert ends[0] == {"leader": "lost", "member": "retry"}[who] and ends[-1] == "succeeded"
     if who == "member":
@@ -371,24 +418,25 @@ def test_kill_9_of_either(
     assert job.attempt == 2
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_stopped_too_long_leads_nobody(
-    make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor, read_pids: ReadPids,
-    get_job: GetJob, tmp_path: Path,
+    sessions: Sessions, make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor,
+    read_pids: ReadPids, tmp_path: Path,
 ) -> None:  # fmt: skip
     """Its node ends with its lease, and takes another seat when it comes to that."""
     job_id, processes, pids = run_slowly(
-        make_model, submit, start_worker, wait_for, read_pids, get_job, tmp_path, mode="slow_once"
+        sessions, make_model, submit, start_worker, wait_for, read_pids, tmp_path, mode="slow_once"
     )
     processes["leader"].process.send_signal(signal.SIGSTOP)
-    wait_gone(pids[2:])
+    wait_gone(pids[2:], LIMIT_S)
     start_worker()
-    wait_for(job_id, "succeeded", timeout_s=40)
+    wait_for(job_id, "succeeded")
 
 
 def test_what_a_node_says_is_why_the_job_failed(
-    make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor
+    make_model: MakeModel, submit: Submit, start: Start, wait_for: WaitFor
 ) -> None:
-    start_worker(), start_worker()
+    start(), start()
     job = wait_for(submit(make_model(mode="slow", node_mode="fails"), nodes=2), "failed")
     assert job.error is not None
     assert {name: job.error[name] for name in ("code", "retryable", "rank", "block")} == {
@@ -398,11 +446,11 @@ def test_what_a_node_says_is_why_the_job_failed(
 
 
 def test_workers_that_share_no_disk(
-    make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor, settings: Settings,
+    make_model: MakeModel, submit: Submit, start: Start, wait_for: WaitFor, settings: Settings,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    start_worker()
-    start_worker(settings.model_copy(update={"data_dir": tmp_path / "elsewhere"}))
+    start()
+    start(settings.model_copy(update={"data_dir": tmp_path / "elsewhere"}))
     job = wait_for(submit(make_model(mode="slow"), nodes=2), "failed")
     assert job.error is not None
     assert (job.error["code"], job.error["retryable"]) == ("workspace_not_shared", False)
@@ -410,22 +458,22 @@ def test_workers_that_share_no_disk(
 
 
 def test_an_address_that_nobody_knows(
-    make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor, settings: Settings
+    make_model: MakeModel, submit: Submit, start: Start, wait_for: WaitFor, settings: Settings
 ) -> None:
     unknown = settings.model_copy(update={"node_address": "no-such-host.invalid"})
-    start_worker(unknown), start_worker(unknown)
+    start(unknown), start(unknown)
     job = wait_for(submit(make_model(), nodes=2), "failed")
     assert job.error is not None and job.error["code"] == "invalid_node_address"
     assert "BITFOUNDRY_NODE_ADDRESS" in job.error["hint"]
 
 
 def test_a_worker_that_does_not_come(
-    sessions: Sessions, make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor,
+    sessions: Sessions, make_model: MakeModel, submit: Submit, start: Start, wait_for: WaitFor,
     settings: Settings, get_job: GetJob,
 ) -> None:  # fmt: skip
     """One that seems to live: the leader lets go of the job and takes others, which nothing is charged for."""
     appear(sessions, "silent")
-    start_worker(settings.model_copy(update={"gather_s": 1}))
+    start(settings.model_copy(update={"gather_s": 1}))
     job_id = submit(make_model(), nodes=2)
     wait_for(job_id, "running", phase="gather")
     wait_for(job_id, "queued")
