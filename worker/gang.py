@@ -71,14 +71,17 @@ class Gang:
         if self._lease.nodes == 1 or failure.code not in SECONDHAND:
             return failure
         deadline = time.monotonic() + 2 * self._settings.heartbeat_s
-        while len(seats := self._find_ended()) < self._lease.nodes - 1 and time.monotonic() < deadline:
-            if any(seat.state == SeatState.LEFT for seat in seats) or _find_cause(seats):
-                break
+        while True:
+            seats = self._find_ended()
+            if any(seat.state == SeatState.LEFT for seat in seats):
+                return None
+            if cause := _find_cause(seats):
+                return cause
+            if len(seats) == self._lease.nodes - 1 and failure.code == CRASHED:
+                return failure
+            if len(seats) == self._lease.nodes - 1 or time.monotonic() > deadline:
+                return _lost(seats)
             time.sleep(LOOK_S)
-        if any(seat.state == SeatState.LEFT for seat in seats):
-            return None
-        all_spoke = len(seats) == self._lease.nodes - 1
-        return _find_cause(seats) or (failure if all_spoke and failure.code == CRASHED else _lost(seats))
 
     def _start(self, endpoint: str) -> bool:
         answers: list[bool] = []

@@ -211,7 +211,9 @@ def remove_stale_attempts(sessions: Sessions, settings: Settings) -> None:
     attempts = workspace.list_attempts(settings)  # listed before the question: a folder made later is not touched
     try:
         with sessions.begin() as session:
-            held = set(session.execute(select(Job.id, Job.fence).where(Job.state.in_(HELD))).tuples())
+            held = {
+                (row.id, row.fence) for row in session.execute(select(Job.id, Job.fence).where(Job.state.in_(HELD)))
+            }
             unfinished = set(session.scalars(select(Job.id).where(Job.state.not_in(FINAL))))
     except SQLAlchemyError as error:
         logger.warning("stale folders were not looked for, the database is away (%s)", type(error).__name__)
