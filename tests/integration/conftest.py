@@ -36,7 +36,7 @@ from tests.hub_server import TOKEN, HubServer
 ROOT = Path(__file__).parents[2]
 STUB_ENGINE = Path(__file__).with_name("stub_engine.py")
 TABLES = (
-    "outbox, event, log_line, attempt, publication, artifact, job, sweep, worker, idempotency_key, upload_part, "
+    "outbox, event, log_line, attempt, seat, publication, artifact, job, sweep, worker, idempotency_key, upload_part, "
     "upload, dataset, api_key, sign_in, audit_entry, hub_token, webhook, webhook_delivery"
 )
 
