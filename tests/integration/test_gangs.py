@@ -6,7 +6,7 @@ Those that are to be killed are processes of their own; the others are threads o
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,13 +29,13 @@ from worker.supervisor import Supervisor
 
 MakeModel = Callable[..., Path]
 Submit = Callable[..., str]
-Start = Callable[..., Supervisor]
+StartHere = Callable[..., Supervisor]
 StartWorker = Callable[..., WorkerProcess]
 WaitFor = Callable[..., Job]
 GetJob = Callable[[str], Job]
 ReadPids = Callable[..., list[list[int]]]
 AWorker = TypeVar("AWorker", WorkerProcess, Supervisor)
-LIMIT_S = 90
+LIMIT_S = 240
 
 
 @pytest.fixture
@@ -50,23 +50,6 @@ def settings(settings: Settings) -> Settings:
 def wait_for(wait_for: WaitFor) -> WaitFor:
     """Several workers take their time to start."""
     return partial(wait_for, timeout_s=LIMIT_S)
-
-
-@pytest.fixture
-def start(settings: Settings) -> Iterator[Callable[..., Supervisor]]:
-    """``start()``: a worker in this process."""
-    started: list[Supervisor] = []
-
-    def start(other_settings: Settings | None = None) -> Supervisor:
-        started.append(Supervisor(other_settings or settings, lambda topic, payload: None))
-        started[-1].start()
-        return started[-1]
-
-    yield start
-    for supervisor in started:
-        supervisor.drain()
-    for supervisor in started:
-        supervisor.join()
 
 
 def appear(sessions: Sessions, *names: str, memory_bytes: int = 1 << 40, num_slots: int = 1) -> None:
@@ -317,17 +300,17 @@ def test_a_job_for_two_workers_over_http(client: TestClient, make_model: MakeMod
 
 
 def test_two_workers_do_it_together(
-    sessions: Sessions, make_model: MakeModel, submit: Submit, start: Start, wait_for: WaitFor,
+    sessions: Sessions, make_model: MakeModel, submit: Submit, start_here: StartHere, wait_for: WaitFor,
     client: TestClient, settings: Settings,
 ) -> None:  # fmt: skip
     """Once both are there; the one that comes first waits, and says so. Both log, one writes."""
-    start()
+    start_here()
     job_id = submit(make_model(), nodes=2)
     deadline = time.monotonic() + LIMIT_S
     while client.get(f"/v1/jobs/{job_id}").json()["waiting_reason"] != "needs 2 workers at once: 1 is there":
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    start()
+    start_here()
     job = wait_for(job_id, "succeeded")
     assert (job.attempt, job.failure_count) == (1, 0)
     lines = {line["text"] for line in client.get(f"/v1/jobs/{job_id}/logs").json()["data"]}
@@ -337,13 +320,13 @@ def test_two_workers_do_it_together(
 
 
 def test_two_jobs_for_two_workers_on_three(
-    make_model: MakeModel, submit: Submit, start: Start, wait_for: WaitFor
+    make_model: MakeModel, submit: Submit, start_here: StartHere, wait_for: WaitFor
 ) -> None:
     """Nobody waits for a worker that waits for somebody else."""
     model = make_model()
     jobs = [submit(model, nodes=nodes) for nodes in (2, 2, 3, 1, 2)]
     for _ in range(3):
-        start()
+        start_here()
     for job_id in jobs:
         job = wait_for(job_id, "succeeded")
         assert job.attempt == 1
@@ -351,10 +334,10 @@ def test_two_jobs_for_two_workers_on_three(
 
 @pytest.mark.parametrize("how", ["cancel", "pause", "drain", "node drained"])
 def test_when_it_is_stopped_all_nodes_end(
-    how: str, sessions: Sessions, make_model: MakeModel, submit: Submit, start: Start, wait_for: WaitFor,
+    how: str, sessions: Sessions, make_model: MakeModel, submit: Submit, start_here: StartHere, wait_for: WaitFor,
     read_pids: ReadPids, settings: Settings, tmp_path: Path,
 ) -> None:  # fmt: skip
-    job_id, two, pids = run_slowly(sessions, make_model, submit, start, wait_for, read_pids, tmp_path)
+    job_id, two, pids = run_slowly(sessions, make_model, submit, start_here, wait_for, read_pids, tmp_path)
     if how in ("cancel", "pause"):
         with sessions.begin() as session:
             getattr(control, how)(session, job_id)
@@ -398,7 +381,7 @@ def _is(worker: WorkerProcess | Supervisor, name: str) -> bool:
 @pytest.mark.parametrize("who", ["leader", "member"])
 def test_kill_9_of_either(
     who: str, sessions: Sessions, make_model: MakeModel, submit: Submit, start_worker: StartWorker,
-    wait_for: WaitFor, read_pids: ReadPids, tmp_path: Path,
+    start_here: StartHere, wait_for: WaitFor, read_pids: ReadPids, tmp_path: Path,
 ) -> None:  # fmt: skip
     """No process of either is left, and with a third worker it goes on."""
     job_id, processes, pids = run_slowly(
@@ -406,7 +389,7 @@ def test_kill_9_of_either(
     )
     processes[who].kill()
     wait_gone(pids, LIMIT_S)
-    start_worker()
+    start_here()
     job = wait_for(job_id, "succeeded")
     ends = outcomes(sessions, job_id)
     assert ends[0] == {"leader": "lost", "member": "retry"}[who] and ends[-1] == "succeeded"
@@ -420,8 +403,8 @@ def test_kill_9_of_either(
 
 @pytest.mark.slow
 def test_a_worker_that_was_stopped_too_long_leads_nobody(
-    sessions: Sessions, make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor,
-    read_pids: ReadPids, tmp_path: Path,
+    sessions: Sessions, make_model: MakeModel, submit: Submit, start_worker: StartWorker, start_here: StartHere,
+    wait_for: WaitFor, read_pids: ReadPids, tmp_path: Path,
 ) -> None:  # fmt: skip
     """Its node ends with its lease, and takes another seat when it comes to that."""
     job_id, processes, pids = run_slowly(
@@ -429,14 +412,14 @@ def test_a_worker_that_was_stopped_too_long_leads_nobody(
     )
     processes["leader"].process.send_signal(signal.SIGSTOP)
     wait_gone(pids[2:], LIMIT_S)
-    start_worker()
+    start_here()
     wait_for(job_id, "succeeded")
 
 
 def test_what_a_node_says_is_why_the_job_failed(
-    make_model: MakeModel, submit: Submit, start: Start, wait_for: WaitFor
+    make_model: MakeModel, submit: Submit, start_here: StartHere, wait_for: WaitFor
 ) -> None:
-    start(), start()
+    start_here(), start_here()
     job = wait_for(submit(make_model(mode="slow", node_mode="fails"), nodes=2), "failed")
     assert job.error is not None
     assert {name: job.error[name] for name in ("code", "retryable", "rank", "block")} == {
@@ -446,11 +429,11 @@ def test_what_a_node_says_is_why_the_job_failed(
 
 
 def test_workers_that_share_no_disk(
-    make_model: MakeModel, submit: Submit, start: Start, wait_for: WaitFor, settings: Settings,
+    make_model: MakeModel, submit: Submit, start_here: StartHere, wait_for: WaitFor, settings: Settings,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    start()
-    start(settings.model_copy(update={"data_dir": tmp_path / "elsewhere"}))
+    start_here()
+    start_here(settings.model_copy(update={"data_dir": tmp_path / "elsewhere"}))
     job = wait_for(submit(make_model(mode="slow"), nodes=2), "failed")
     assert job.error is not None
     assert (job.error["code"], job.error["retryable"]) == ("workspace_not_shared", False)
@@ -458,22 +441,22 @@ def test_workers_that_share_no_disk(
 
 
 def test_an_address_that_nobody_knows(
-    make_model: MakeModel, submit: Submit, start: Start, wait_for: WaitFor, settings: Settings
+    make_model: MakeModel, submit: Submit, start_here: StartHere, wait_for: WaitFor, settings: Settings
 ) -> None:
     unknown = settings.model_copy(update={"node_address": "no-such-host.invalid"})
-    start(unknown), start(unknown)
+    start_here(unknown), start_here(unknown)
     job = wait_for(submit(make_model(), nodes=2), "failed")
     assert job.error is not None and job.error["code"] == "invalid_node_address"
     assert "BITFOUNDRY_NODE_ADDRESS" in job.error["hint"]
 
 
 def test_a_worker_that_does_not_come(
-    sessions: Sessions, make_model: MakeModel, submit: Submit, start: Start, wait_for: WaitFor,
+    sessions: Sessions, make_model: MakeModel, submit: Submit, start_here: StartHere, wait_for: WaitFor,
     settings: Settings, get_job: GetJob,
 ) -> None:  # fmt: skip
     """One that seems to live: the leader lets go of the job and takes others, which nothing is charged for."""
     appear(sessions, "silent")
-    start(settings.model_copy(update={"gather_s": 1}))
+    start_here(settings.model_copy(update={"gather_s": 1}))
     job_id = submit(make_model(), nodes=2)
     wait_for(job_id, "running", phase="gather")
     wait_for(job_id, "queued")

@@ -1,4 +1,7 @@
-"""The real engine on two nodes: two workers on this machine, which meet over the loopback as they would elsewhere."""
+"""The real engine on two nodes: two workers on this machine, which meet over the loopback as they would elsewhere.
+
+Those that are to be killed are processes of their own; the others are threads of the test's.
+"""
 
 import json
 import time
@@ -19,7 +22,7 @@ from quantcore import presets
 from quantcore.checkpoint.artifact import sha256
 from tests.factories import tiny_model
 from tests.integration.conftest import ROOT, WorkerProcess, wait_for_empty
-from tests.integration.test_gangs import run_as
+from tests.integration.test_gangs import StartHere, run_as
 
 pytestmark = pytest.mark.slow
 
@@ -88,13 +91,13 @@ def wait_until_quantizing(sessions: Sessions, job_id: str, num_blocks: int) -> N
 
 @pytest.fixture
 def expected(
-    sessions: Sessions, model: Path, submit: Submit, start_worker: StartWorker, wait_for: WaitFor
+    sessions: Sessions, model: Path, submit: Submit, start_here: StartHere, wait_for: WaitFor
 ) -> dict[str, str]:
     """The digests of what one worker makes of it."""
-    alone = start_worker()
+    alone = start_here()
     job_id = submit(model, **ASKED)
     wait_for(job_id, "succeeded", timeout_s=LIMIT_S)
-    alone.drain(60)
+    alone.drain()
     weights, report = result_of(sessions, job_id)
     assert weights and "ranks" not in report["summary"]
     return weights
@@ -103,11 +106,11 @@ def expected(
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_two_nodes_give_the_same_bytes(
     num_ranks: int, expected: dict[str, str], sessions: Sessions, model: Path, submit: Submit,
-    start_worker: StartWorker, wait_for: WaitFor, settings: Settings,
+    start_here: StartHere, wait_for: WaitFor, settings: Settings,
 ) -> None:  # fmt: skip
     """And say what each process held beside what was planned for it."""
     for _ in range(2):
-        start_worker(settings.model_copy(update={"engine_ranks": num_ranks}))
+        start_here(settings.model_copy(update={"engine_ranks": num_ranks}))
     job_id = submit(model, nodes=2, **ASKED)
     job = wait_for(job_id, "succeeded", timeout_s=LIMIT_S)
     assert job.attempt == 1
@@ -125,7 +128,7 @@ def test_two_nodes_give_the_same_bytes(
 @pytest.mark.parametrize("who", ["leader", "member"])
 def test_a_node_that_is_killed_costs_a_few_blocks(
     who: str, expected: dict[str, str], sessions: Sessions, model: Path, submit: Submit, start_worker: StartWorker,
-    wait_for: WaitFor,
+    start_here: StartHere, wait_for: WaitFor,
 ) -> None:  # fmt: skip
     """The next attempt, with another worker, goes on behind the last saved block and gives the same bytes."""
     two = [start_worker(), start_worker()]
@@ -136,7 +139,7 @@ def test_a_node_that_is_killed_costs_a_few_blocks(
     run_as(sessions, job_id, two)[who].kill()
     psutil.wait_procs(before, timeout=60)
     assert [each for each in before if each.is_running() and each.status() != psutil.STATUS_ZOMBIE] == []
-    start_worker()
+    start_here()
     job = wait_for(job_id, "succeeded", timeout_s=LIMIT_S)
     with sessions.begin() as session:
         codes = [
@@ -149,9 +152,9 @@ def test_a_node_that_is_killed_costs_a_few_blocks(
 
 
 def test_a_cancel_leaves_no_process(
-    sessions: Sessions, model: Path, submit: Submit, start_worker: StartWorker, wait_for: WaitFor, settings: Settings
+    sessions: Sessions, model: Path, submit: Submit, start_here: StartHere, wait_for: WaitFor, settings: Settings
 ) -> None:
-    start_worker(), start_worker()
+    start_here(), start_here()
     job_id = submit(model, nodes=2, **ASKED)
     wait_until_quantizing(sessions, job_id, 1)
     assert len(engines()) >= 4
