@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sys
+import socket
 from functools import cached_property
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
@@ -89,6 +88,9 @@ class Settings(BaseSettings):
     memory_bytes: PositiveInt = Field(default_factory=host_memory_bytes)
     engine_threads: PositiveInt = Field(default_factory=lambda: len(os.sched_getaffinity(0)))
     engine_ranks: PositiveInt = 1
+    # Of jobs that several workers do together: where the others find this one, how long it waits for them.
+    node_address: str = Field(default_factory=socket.gethostname, min_length=1)
+    gather_s: PositiveFloat = 60
     engine_command: str = "{python} {launcher} -m quantcore run"
 
     @property
@@ -106,14 +108,6 @@ class Settings(BaseSettings):
     @property
     def uploads_dir(self) -> Path:
         return self.data_dir / "uploads"
-
-    @property
-    def engine_argv(self) -> list[str]:
-        """The engine's command line without its last argument, the task file."""
-        ranks = self.engine_ranks
-        launcher = f"-m torch.distributed.run --standalone --nproc-per-node {ranks} --max-restarts 0" * (ranks > 1)
-        command = shlex.split(self.engine_command.replace("{launcher}", launcher))
-        return [part.replace("{python}", sys.executable) for part in command]
 
     @cached_property
     def vault(self) -> Vault | None:

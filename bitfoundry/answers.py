@@ -94,6 +94,7 @@ class Job(Answer):
     model: dict[str, Any]
     config: dict[str, Any]
     preset: str | None = None
+    nodes: int = 1
     cloned_from: str | None = None
     sweep_id: str | None = None
     sweep_values: dict[str, Any] | None = None

@@ -158,6 +158,10 @@ def submit(
     evaluation: Evaluation = None,
     file2file: File2File = None,
     shard_blocks: ShardBlocks = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, help="Workers that do it together; they must share a disk. [default: 1]"),
+    ] = None,
     hub_token: HubToken = None,
     publish: Annotated[
         str | None,
@@ -200,6 +204,7 @@ def submit(
             evaluation=evaluation_of(evaluation),
             file2file=file2file,
             shard_blocks=shard_blocks,
+            nodes=nodes,
             publish=publish_commands.read_target(publish, publish_token),
         )
         if wait:

@@ -80,6 +80,7 @@ class Client:
         evaluation: Mapping[str, Any] | None = None,
         file2file: bool | None = None,
         shard_blocks: bool | None = None,
+        nodes: int | None = None,
         publish: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
@@ -90,13 +91,14 @@ class Client:
         `max_shard_size` ("500MB"; "5GB" if nothing is said); with the `gate` "fail" a result that misses a limit fails
         the job; `evaluation` {num_windows, source, tasks, ...}: how the result is measured; with `file2file` weights go
         from file to file and no model is run; `shard_blocks`: whether a worker of several processes holds each block in
-        slices; `publish`: where the artifact shall go, as in `publish`. The request is sent again when no answer
-        comes, and still makes one job: with `idempotency_key` also when this program is run again.
+        slices; `nodes` workers do it together, which must share a disk; `publish`: where the artifact shall go, as in
+        `publish`. The request is sent again when no answer comes, and still makes one job: with `idempotency_key` also
+        when this program is run again.
         """
         body = body_of_plan(model, config, export, calibration, file2file, shard_blocks)
         body |= given(
             name=name, labels=labels, priority=priority, limits=limits, max_shard_size=max_shard_size, gate=gate,
-            evaluation=evaluation, publish=publish,
+            evaluation=evaluation, nodes=nodes, publish=publish,
         )  # fmt: skip
         return self._job("POST", "/v1/jobs", body=body, key=idempotency_key or str(uuid.uuid4()))
 

@@ -6,7 +6,8 @@ from alembic import context
 from sqlalchemy import create_engine
 
 import api.store.account_tables
-import api.store.publication_table  # noqa: F401  their tables are part of the metadata
+import api.store.publication_table
+import api.store.seat_table  # noqa: F401  their tables are part of the metadata
 from api.store.tables import Base
 
 config = context.config

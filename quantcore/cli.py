@@ -28,6 +28,7 @@ from quantcore.errors import QuantError, RankError
 from quantcore.events import Completed, Emit, Failed, print_json_lines
 from quantcore.export import EXPORTERS, formats_for
 from quantcore.flags import add_evaluation, add_mix, evaluation_of, mix_of, parser, task_of
+from quantcore.runtime.parent import end_with_parent
 from quantcore.task import Task, read_task
 
 
@@ -58,9 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _rank() -> int | None:
+    """Which one of those that torchrun started; None without it."""
+    return int(os.environ["RANK"]) if "RANK" in os.environ else None
+
+
 def _is_first_rank() -> bool:
-    """Of those that torchrun started; also without it."""
-    return os.environ.get("RANK", "0") == "0"
+    """Also without torchrun."""
+    return not _rank()
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
@@ -73,6 +79,8 @@ def _run(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("usage: python -m quantcore run TASK.json", file=sys.stderr)
         return 2
+    if _rank() is not None:
+        end_with_parent()  # joining the others does so too, but that is seconds away
     return _reporting(lambda emit: _pipeline(read_task(Path(arguments[0])), emit), print_json_lines())
 
 
@@ -330,11 +338,11 @@ def _reporting(work: Callable[[Emit], object], emit: Emit) -> int:
     except QuantError as error:
         if isinstance(error, RankError) and not _is_first_rank():
             return 1
-        emit(Failed(error.code, error.message, error.hint, error.retryable))
+        emit(Failed(error.code, error.message, error.hint, error.retryable, _rank(), error.block))
         return 1
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         hint = "Free space where the result is written."
-        emit(Failed("disk_full", "The disk is full: the result does not fit.", hint, True))
+        emit(Failed("disk_full", "The disk is full: the result does not fit.", hint, True, _rank()))
         return 1

@@ -15,7 +15,8 @@ Every error has a stable ``code`` that programs can match, and knows whether a r
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -23,8 +24,11 @@ class QuantError(Exception):
     """An error that teaches: a message, a stable code, a hint and, where there is one, the field at fault.
 
     ``field`` is a JSON pointer into the given config (``/global_quant_config/weight/group_size``); ``allowed`` lists
-    what would have been accepted; ``retryable`` says whether the same request may succeed later.
+    what would have been accepted; ``retryable`` says whether the same request may succeed later; ``block`` is the
+    decoder block that was worked on, if one was.
     """
+
+    block: int | None = None
 
     def __init__(
         self,
@@ -89,6 +93,16 @@ class PublishError(QuantError):
 
 class RankError(QuantError):
     """One of the processes that share a job is gone."""
+
+
+@contextmanager
+def at_block(index: int | None) -> Iterator[None]:
+    """Errors inside are told to be of decoder block ``index``."""
+    try:
+        yield
+    except QuantError as error:
+        error.block = index
+        raise
 
 
 def unknown_value(what: str, given: object, allowed: Iterable[object], *, code: str, field: str = "") -> ConfigError:

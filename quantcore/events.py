@@ -109,13 +109,16 @@ class Published(Event):
 
 @dataclass(frozen=True)
 class Failed(Event):
-    """A known failure (see ``quantcore.errors``)."""
+    """A known failure (see ``quantcore.errors``): of process ``rank`` if there are several, at decoder ``block`` if it
+    was at one."""
 
     kind: ClassVar[str] = "failed"
     code: str
     message: str
     hint: str
     retryable: bool
+    rank: int | None = None
+    block: int | None = None
 
 
 _BY_KIND: dict[str, type[Event]] = {

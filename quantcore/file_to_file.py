@@ -17,6 +17,7 @@ from torch import nn
 from quantcore.blockwise import Solved, spread
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
 from quantcore.dequantizing import open_source
+from quantcore.errors import at_block
 from quantcore.evaluation.expectation import Expectation
 from quantcore.evaluation.judging import Outcome
 from quantcore.evaluation.provenance import provenance
@@ -96,9 +97,10 @@ def round_layers(layers: Sequence[LayerPlan], weights: Weights, writer: ResultWr
     costs = [sum(layer.in_features * layer.out_features for layer in group) for group in groups]
     for group, owner in zip(groups, spread(costs, writer.ranks.size), strict=True):
         if writer.writes(owner):
-            for solved in rounded(group, weights, owner):
-                writer.write(solved, {})
-                release_freed_memory()
+            with at_block(group[0].block):
+                for solved in rounded(group, weights, owner):
+                    writer.write(solved, {})
+                    release_freed_memory()
         for layer in group:
             writer.leave(layer)
             if layer.config.bias is not None:

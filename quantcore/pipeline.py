@@ -24,7 +24,7 @@ from quantcore.checkpoint.artifact import building, seal, write_json
 from quantcore.checkpoint.hub import fetch
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.dequantizing import open_source
-from quantcore.errors import ModelError
+from quantcore.errors import ModelError, at_block
 from quantcore.evaluation import harness
 from quantcore.evaluation.expectation import Expectation, probe_logits
 from quantcore.evaluation.judging import Outcome, judge_result, tell_gates
@@ -40,7 +40,7 @@ from quantcore.layer import LayerPlan
 from quantcore.plan import FILE_TO_FILE, Plan, resolve
 from quantcore.reading import Model, read_model
 from quantcore.rotate import untie
-from quantcore.runtime.devices import default_device, held_memory_bytes
+from quantcore.runtime.devices import default_device, held_memory_bytes, peak_memory_bytes
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.ranks import ALONE, Ranks
 from quantcore.runtime.sharded import check_all_finite, sharing_ranks
@@ -86,6 +86,7 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
         emit(PhaseStarted("quantize"))
         work = round_files if plan.executor == FILE_TO_FILE else quantize
         outcome = work(task, model, plan, folder, emit, savepoint, saved)
+        peaks_bytes = ranks.gather(peak_memory_bytes())
         if not ranks.is_first:
             return {}
         quantized_s = time.monotonic() - started
@@ -96,7 +97,7 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
         results = judge_result(task, headers, plan, folder, outcome, proofs)
         report = build_report(
             task, plan, outcome, proofs, results,
-            quantize_s=quantized_s, total_s=time.monotonic() - started,
+            quantize_s=quantized_s, total_s=time.monotonic() - started, peaks_bytes=peaks_bytes,
         )  # fmt: skip
         write_json(folder / "plan.json", plan.to_dict())
         write_report(task, folder, report)
@@ -145,21 +146,22 @@ def quantize(
             savepoint.restore(saved, walking)
         eta = Eta(plan.num_blocks - first_block)
         for index in range(first_block, plan.num_blocks):
-            with model.block(index) as block:
-                layers = find_modules(model, plan.layers_of(index), ranks)
-                at = RunningBlock(block, index, streams)
-                model.run_block(block, index, held_out)
-                prepared = algorithms.prepare(at, layers)
-                model.run_block(block, index, streams.probe)
-                for solved in algorithms.solve(at, layers, prepared):
-                    writer.write(solved, prepared.activations)
-                    writer.write_bias(solved.layer, getattr(layers[solved.layer], "bias", None))
-                writer.note(prepared, index)
-                writer.write_changed(block, {name: model.stored_name(name, index) for name in prepared.changed})
-                with quantized_activations(layers, prepared.activations):
-                    model.run_block(block, index, probes)
-                    at.leave()
-            writer.tell()
+            with at_block(index):
+                with model.block(index) as block:
+                    layers = find_modules(model, plan.layers_of(index), ranks)
+                    at = RunningBlock(block, index, streams)
+                    model.run_block(block, index, held_out)
+                    prepared = algorithms.prepare(at, layers)
+                    model.run_block(block, index, streams.probe)
+                    for solved in algorithms.solve(at, layers, prepared):
+                        writer.write(solved, prepared.activations)
+                        writer.write_bias(solved.layer, getattr(layers[solved.layer], "bias", None))
+                    writer.note(prepared, index)
+                    writer.write_changed(block, {name: model.stored_name(name, index) for name in prepared.changed})
+                    with quantized_activations(layers, prepared.activations):
+                        model.run_block(block, index, probes)
+                        at.leave()
+                writer.tell()
             left_s = eta.after(index + 1 - first_block)
             emit(Progress("quantize", index + 1, plan.num_blocks, "block", left_s, held_memory_bytes()))
             if index + 1 < plan.num_blocks:
@@ -177,7 +179,8 @@ def quantize(
         writer.copy_the_rest()
         writer.finish()
     seen = overlap(windows.calibration_NT, text.ids_NT) if plan.needs_calibration and wanted else None
-    return Outcome(writer.expected, writer.done, writer.warnings, writer.edges, source_of, seen)
+    num_shards = 1 if sharing is None else sharing.size
+    return Outcome(writer.expected, writer.done, writer.warnings, writer.edges, source_of, seen, num_shards)
 
 
 def open_streams(

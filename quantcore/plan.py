@@ -70,8 +70,14 @@ class Plan:
 
     @property
     def memory_bytes(self) -> dict[str, int]:
-        """What one process holds when it holds most, by part."""
-        return self.footprint.file_to_file() if self.executor == FILE_TO_FILE else self.footprint.streamed()
+        """What a process holds when it holds most, by part, if it does the job alone."""
+        return self.memory_of_rank()
+
+    def memory_of_rank(self, num_ranks: int = 1, num_shards: int = 1) -> dict[str, int]:
+        """What each of several processes holds; ``num_shards`` as in ``Footprint.streamed``."""
+        if self.executor == FILE_TO_FILE:
+            return self.footprint.file_to_file()
+        return self.footprint.streamed(num_ranks=num_ranks, num_shards=num_shards)
 
     @property
     def peak_memory_bytes(self) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from api.settings import Settings
+from worker.launcher import Node, engine_argv
 
 KEEPER = Path(__file__).with_name("keeper.py")
 MAX_LINE_BYTES = 256 * 1024
@@ -44,7 +45,8 @@ HUB_VARIABLES = (
     "NO_PROXY",
     "SSL_CERT_FILE",
 )
-KEPT_PREFIXES = ("LC_", "XDG_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "PYTORCH_")
+NETWORK_PREFIXES = ("NCCL_", "RCCL_", "GLOO_")  # the way that the processes of several nodes take to one another
+KEPT_PREFIXES = ("LC_", "XDG_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "PYTORCH_", *NETWORK_PREFIXES)
 
 
 class Stop(Enum):
@@ -53,6 +55,7 @@ class Stop(Enum):
     CANCELLED = "cancelled"
     PAUSED = "paused"
     TIME_IS_UP = "time_is_up"
+    NODE_LOST = "node_lost"
     DRAINED = "drained"
     LEASE_LOST = "lease_lost"
 
@@ -151,12 +154,13 @@ class Engine(Child):
         with_hub: bool = False,
         hub_token: str | None = None,
         traceparent: str | None = None,
+        node: Node | None = None,
     ) -> None:
         """As ``Child``. ``hub_token`` becomes the first line of its standard input: no environment and no file ever
-        holds it. ``traceparent``: the span that its own belong below."""
+        holds it. ``traceparent``: the span that its own belong below. ``node``: which one of several it is."""
         super().__init__(
             settings,
-            [*settings.engine_argv, str(task_file)],
+            [*engine_argv(settings, node), str(task_file)],
             engine_environment(settings, with_hub=with_hub) | ({"TRACEPARENT": traceparent} if traceparent else {}),
             said=None if hub_token is None else f"{hub_token}\n",
         )

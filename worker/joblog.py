@@ -28,8 +28,12 @@ _UNPRINTABLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")  #
 class JobLog:
     """``follow`` an engine's stderr, ``add`` lines of the worker's own, ``close`` when the engine has ended."""
 
-    def __init__(self, held: HeldLease, redactor: Redactor, *, write: Callable[..., Any] = leases.write_log) -> None:
+    def __init__(
+        self, held: HeldLease, redactor: Redactor, *, write: Callable[..., Any] = leases.write_log, prefix: str = ""
+    ) -> None:
+        """``prefix``: what each line begins with, to tell whose it is."""
         self._held = held
+        self._prefix = prefix
         self._write = write
         self._redactor = redactor
         self._lock = threading.Lock()
@@ -51,7 +55,7 @@ class JobLog:
             if len(self._waiting) == MAX_WAITING:
                 self._waiting.popleft()
                 self._num_dropped += 1
-            self._waiting.append(NewLine(level, text))
+            self._waiting.append(NewLine(level, f"{self._prefix}{text}"))
 
     def stop(self) -> None:
         """Write no more; what is to be written is written by ``close``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import Any
 
@@ -13,6 +14,8 @@ from worker.redaction import Redactor
 
 PROGRESS_INTERVAL_S = 0.5
 MAX_TEXT = 4000
+MAX_CRASHES = 2  # the first may be bad luck (or memory that another job held); the second is the job's own
+CRASHED = "engine_crashed"
 
 
 class Journal:
@@ -41,7 +44,7 @@ class Journal:
         elif event.kind == "failed":
             if self.failure is not None:  # of several ranks the first to fail says why; the others miss it
                 return
-            self.failure = _failure(event.data)
+            self.failure = failure_of(event.data)
         self._write(event, **columns)
 
     def close(self) -> None:
@@ -66,13 +69,37 @@ class Journal:
         self._held.write(leases.record, happened=list(happened), columns=columns)
 
 
-def _failure(data: dict[str, Any]) -> Failure:
+def failure_of(data: dict[str, Any]) -> Failure:
+    """What an engine's ``failed`` says."""
     return Failure(
         code=_text(data.get("code")) or "engine_failed",
         message=_text(data.get("message")) or "The engine failed without saying why.",
         hint=_text(data.get("hint")),
         retryable=data.get("retryable") is True,
+        rank=_number(data.get("rank")),
+        block=_number(data.get("block")),
     )
+
+
+def crash(status: int, tail: str) -> Failure:
+    """An engine ended with ``status`` and did not say why; ``tail`` is what it printed last."""
+    if status > 128:
+        how = f"was ended by {signal.Signals(status - 128).name}" if status - 128 in set(signal.Signals) else "died"
+    else:
+        how = f"ended with status {status}"
+    killed = status == 128 + signal.SIGKILL
+    return Failure(
+        CRASHED,
+        f"The engine {how} and did not say why.",
+        hint="The kernel does that when memory runs out: see peak_memory_bytes of the plan." if killed else "",
+        retryable=True,
+        detail=tail,
+        max_failures=MAX_CRASHES,
+    )
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _text(value: Any) -> str:

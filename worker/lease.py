@@ -20,6 +20,7 @@ from api import json_log
 from api.settings import Settings
 from api.store import leases
 from api.store.engine import Sessions
+from api.store.gangs import SeatLease
 from api.store.leases import Lease, LeaseLost, Order
 from api.store.publication_leases import PublicationLease
 
@@ -39,7 +40,7 @@ class HeldLease:
 
     def __init__(
         self,
-        lease: Lease | PublicationLease,
+        lease: Lease | PublicationLease | SeatLease,
         sessions: Sessions,
         settings: Settings,
         *,

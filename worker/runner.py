@@ -5,21 +5,22 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import signal
 import threading
 from dataclasses import replace
 from typing import Any
 
 from api import json_log, tracing
 from api.settings import Settings
-from api.store import datasets, hub_tokens, leases
+from api.store import datasets, gangs, hub_tokens, leases
 from api.store.engine import Sessions
 from api.store.leases import Failure, Lease, LeaseLost, Order
 from quantcore.config import is_dataset_id
 from quantcore.errors import CalibrationError, QuantError
 from worker.engine import Engine, Stop
+from worker.gang import NODE_LOST, Gang, NotGathered
 from worker.joblog import JobLog
-from worker.journal import Journal
+from worker.journal import Journal, crash
+from worker.launcher import Node
 from worker.lease import HeldLease
 from worker.redaction import Redactor
 from worker.workspace import Workspace
@@ -35,9 +36,14 @@ OUT_OF_TIME = Failure(
     "The job ran longer than its limits.max_runtime_s allows.",
     hint="Clone it with a larger limits.max_runtime_s.",
 )
-_STOPS = {Order.CANCEL: Stop.CANCELLED, Order.PAUSE: Stop.PAUSED, Order.TIME_IS_UP: Stop.TIME_IS_UP}
+_STOPS = {
+    Order.CANCEL: Stop.CANCELLED,
+    Order.PAUSE: Stop.PAUSED,
+    Order.TIME_IS_UP: Stop.TIME_IS_UP,
+    Order.NODE_LOST: Stop.NODE_LOST,
+    Order.NODE_LEFT: Stop.DRAINED,
+}
 REJECTED = "gate_failed"
-MAX_CRASHES = 2  # the first may be bad luck (or memory that another job held); the second is the job's own
 
 
 class Run:
@@ -53,9 +59,11 @@ class Run:
             sessions,
             settings,
             claimed_at=claimed_at,
+            renew=gangs.lead if lease.nodes > 1 else leases.renew,
             on_order=lambda order: self.stop(_STOPS[order]),
             on_lost=lambda: self.stop(Stop.LEASE_LOST),
         )
+        self._gang = Gang(lease, self._held, settings)
         self._redactor = Redactor.of_environment()
         self._hub_token: str | None = None
         self._log = JobLog(self._held, self._redactor)
@@ -92,9 +100,12 @@ class Run:
     def _execute(self) -> None:
         try:
             self._prepare()
-            engine = self._start_engine()
+            engine = self._start_engine(self._gang.gather(lambda: self._stop is not None))
             journal = self._listen(engine)
             self._conclude(engine, journal)
+        except NotGathered:
+            self._may_go_on = True
+            self._held.write(leases.put_back)
         except QuantError as error:
             self._fail(Failure(error.code, error.message, error.hint, error.retryable))
         except LeaseLost:
@@ -171,7 +182,7 @@ class Run:
         self._redactor.hide(token)
         return token
 
-    def _start_engine(self) -> Engine:
+    def _start_engine(self, node: Node | None) -> Engine:
         with self._lock:
             token, self._hub_token = self._hub_token, None
             self._engine = Engine(
@@ -180,6 +191,7 @@ class Run:
                 with_hub=self._needs_hub,
                 hub_token=token,
                 traceparent=tracing.current(),
+                node=node,
             )
             if self._stop:
                 self._engine.stop(self._stop)
@@ -211,14 +223,22 @@ class Run:
         if status == 0:  # whole and proven: kept even if a cancel came in the last moment
             self._publish(journal)
         elif engine.stopped_by in (Stop.CANCELLED, Stop.PAUSED, Stop.DRAINED):
-            self._may_go_on = engine.stopped_by is not Stop.CANCELLED
-            self._held.write(leases.release)
+            self._release(may_go_on=engine.stopped_by is not Stop.CANCELLED)
         elif engine.stopped_by is Stop.TIME_IS_UP:
             self._fail(OUT_OF_TIME)
         elif engine.stopped_by is Stop.LEASE_LOST:
             raise LeaseLost
         else:
-            self._fail(self._with_rejected(journal.failure) if journal.failure else self._crash(status))
+            said = NODE_LOST if engine.stopped_by else journal.failure or crash(status, self._log.tail)
+            failure = self._gang.explain(said)
+            if failure is None:
+                self._release(may_go_on=True)
+            else:
+                self._fail(self._with_rejected(failure))
+
+    def _release(self, *, may_go_on: bool) -> None:
+        self._may_go_on = may_go_on
+        self._held.write(leases.release)
 
     def _publish(self, journal: Journal) -> None:
         path, manifest = self._workspace.publish()
@@ -240,18 +260,3 @@ class Run:
         self._may_go_on = failure.retryable
         logger.warning("%s: %s: %s", self.lease.job_id, failure.code, failure.message)
         self._held.write(leases.fail, failure=failure, retry_base_s=self._settings.retry_base_s)
-
-    def _crash(self, status: int) -> Failure:
-        if status > 128:
-            how = f"was ended by {signal.Signals(status - 128).name}" if status - 128 in set(signal.Signals) else "died"
-        else:
-            how = f"ended with status {status}"
-        killed = status == 128 + signal.SIGKILL
-        return Failure(
-            "engine_crashed",
-            f"The engine {how} and did not say why.",
-            hint="The kernel does that when memory runs out: see peak_memory_bytes of the plan." if killed else "",
-            retryable=True,
-            detail=self._log.tail,
-            max_failures=MAX_CRASHES,
-        )

@@ -14,14 +14,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from api.settings import Settings
-from api.store import leases, publication_leases, workers
+from api.store import gangs, leases, publication_leases, workers
 from api.store.engine import Sessions, connect, dispose
 from api.store.outbox import Send
 from api.store.states import FINAL, HELD
@@ -30,6 +30,7 @@ from api.store.upkeep import Upkeep
 from worker import workspace
 from worker.devices import find_devices
 from worker.engine import Stop
+from worker.member import Member
 from worker.publisher import Publish
 from worker.runner import Run
 
@@ -94,7 +95,7 @@ class Supervisor:
 
 
 class Work(Protocol):
-    """What a slot does: a job's ``Run``, or a ``Publish``."""
+    """What a slot does: a job's ``Run``, a ``Member`` of one that another worker leads, or a ``Publish``."""
 
     def execute(self) -> None: ...
 
@@ -105,10 +106,17 @@ Take = Callable[[Sessions, Settings, str], Work | None]
 
 
 def take_job(sessions: Sessions, settings: Settings, worker: str) -> Work | None:
-    """Claim one job, if there is one."""
+    """Take a seat of a job that waits for this worker, else claim a job, if there is one."""
     claimed_at = time.monotonic()
     with sessions.begin() as session:
-        lease = leases.claim(session, worker=worker, lease_s=settings.lease_s, memory_bytes=settings.memory_bytes)
+        how: dict[str, Any] = {
+            "worker": worker, "lease_s": settings.lease_s, "memory_bytes": settings.memory_bytes,
+        }  # fmt: skip
+        seat = gangs.take(session, **how)
+        lease = None if seat else leases.claim(session, **how)
+    if seat is not None:
+        logger.info("%s: node %d, fence %d", seat.job_id, seat.node_rank, seat.fence)
+        return Member(seat, sessions, settings, claimed_at=claimed_at)
     if lease is None:
         return None
     logger.info("%s: attempt %d, fence %d", lease.job_id, lease.attempt, lease.fence)
@@ -203,7 +211,9 @@ def remove_stale_attempts(sessions: Sessions, settings: Settings) -> None:
     attempts = workspace.list_attempts(settings)  # listed before the question: a folder made later is not touched
     try:
         with sessions.begin() as session:
-            held = set(session.execute(select(Job.id, Job.fence).where(Job.state.in_(HELD))).tuples())
+            held = {
+                (row.id, row.fence) for row in session.execute(select(Job.id, Job.fence).where(Job.state.in_(HELD)))
+            }
             unfinished = set(session.scalars(select(Job.id).where(Job.state.not_in(FINAL))))
     except SQLAlchemyError as error:
         logger.warning("stale folders were not looked for, the database is away (%s)", type(error).__name__)

@@ -20,6 +20,7 @@ from typing import Any
 
 from api.settings import Settings
 from api.store import manifest
+from api.store.gangs import SeatLease
 from api.store.leases import Lease
 from api.store.manifest import Manifest
 from quantcore.errors import ProofError
@@ -28,9 +29,9 @@ RESUME = "resume"
 
 
 class Workspace:
-    """The files of one attempt."""
+    """The files of one attempt, for its leader and its other nodes."""
 
-    def __init__(self, settings: Settings, lease: Lease) -> None:
+    def __init__(self, settings: Settings, lease: Lease | SeatLease) -> None:
         self._job_id = lease.job_id
         self._artifacts_dir = settings.artifacts_dir
         self.folder = settings.work_dir / f"{lease.job_id}.{lease.fence}"

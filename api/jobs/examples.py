@@ -60,6 +60,7 @@ JOB: dict[str, Any] = {
     "evaluation": {"num_windows": 12, "seq_len": 512, "num_prompts": 4, "tasks": [], "batch_size": 8},
     "file2file": False,
     "shard_blocks": None,
+    "nodes": 1,
     "needs_memory_bytes": 1200000000,
     "cloned_from": None,
     "sweep_id": None,

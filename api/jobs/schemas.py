@@ -54,6 +54,7 @@ LabelValue = Annotated[str, StringConstraints(max_length=512), AfterValidator(_p
 Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=MAX_LABELS)]
 Label = Annotated[str, StringConstraints(max_length=577), AfterValidator(_printable), AfterValidator(_name_and_value)]
 Priority = Annotated[int, Field(strict=True, ge=0, le=9)]
+Nodes = Annotated[int, Field(strict=True, ge=1, le=64)]
 Seconds = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
 
 
@@ -156,7 +157,8 @@ class JobCreate(PlanCreate):
     Of waiting jobs that of the highest ``priority`` goes first (9), then the one that has waited longest. Files of
     weights are no larger than ``max_shard_size`` (5GB, 500MB), unless a tensor is; gguf is one file. ``gate``: what a
     result that misses a limit means: ``fail`` fails the job and keeps the artifact apart, ``warn`` says so.
-    ``evaluation``: how the result is measured. ``publish``: where the artifact shall go once it is proven.
+    ``evaluation``: how the result is measured. ``nodes``: how many workers, with one disk in common, do the job
+    together. ``publish``: where the artifact shall go once it is proven.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [examples.JOB_REQUEST]})
@@ -168,6 +170,7 @@ class JobCreate(PlanCreate):
     max_shard_size: ShardSize = DEFAULT_SHARD_SIZE
     gate: Gate = "warn"
     evaluation: Evaluation = Evaluation()
+    nodes: Nodes = 1
     publish: PublishTo | None = None
 
     @model_validator(mode="after")
@@ -205,6 +208,7 @@ class JobClone(RequestBody):
     evaluation: Evaluation | None = None
     file2file: StrictBool | None = None
     shard_blocks: StrictBool | None = None
+    nodes: Nodes | None = None
     publish: PublishTo | None = None
 
 
@@ -337,6 +341,7 @@ class JobOut(BaseModel):
     evaluation: dict[str, Any]
     file2file: bool
     shard_blocks: bool | None
+    nodes: int
     needs_memory_bytes: int | None
     cloned_from: str | None
     sweep_id: str | None

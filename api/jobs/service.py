@@ -24,7 +24,7 @@ from quantcore import plan, presets
 from quantcore.capacity import Capacity, capacity
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.config import CalibrationConfig, Config
-from quantcore.errors import QuantError
+from quantcore.errors import ConfigError, QuantError
 from quantcore.hardware import parse_hardware
 from quantcore.plan import Plan
 from quantcore.presets import Preset
@@ -94,6 +94,7 @@ def make_job(
     """``make_plan``, what the result is measured on, and where it shall go, which ``check`` may know already."""
     locate = locate or calibration.locator(context, caller)
     planned = make_plan(request, context, caller, read=read, locate=locate)
+    _check_nodes(request.nodes, planned.config)
     planned = replace(planned, evaluation=calibration.locate_evaluation(request.evaluation, locate))
     if request.publish is None:
         return planned
@@ -106,6 +107,17 @@ def make_job(
 def stored(settings: BaseModel) -> dict[str, Any]:
     """Settings of a request as a row holds them: every default filled in, nothing that is not there."""
     return settings.model_dump(mode="json", exclude_none=True)
+
+
+def _check_nodes(nodes: int, config: Config) -> None:
+    alone = next((one.name for one in config.algo_config if one.on_one_process), None)
+    if nodes > 1 and alone is not None:
+        raise ConfigError(
+            f"{alone} works in one process, which {nodes} workers cannot share.",
+            code="unsupported_config",
+            hint="Leave nodes out, or take gptq or gptaq.",
+            field="/nodes",
+        )
 
 
 def read_manifest(artifact: Artifact) -> Manifest:

@@ -86,6 +86,7 @@ def store(session: Session, job_id: str, body: JobCreate, planned: Planned, call
         evaluation_dataset_id=evaluation_dataset_id,
         file2file=body.file2file,
         shard_blocks=body.shard_blocks,
+        nodes=body.nodes,
         publish=planned.publish,
         **more,
     )
@@ -114,6 +115,7 @@ def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
         "evaluation": original.evaluation,
         "file2file": original.file2file,
         "shard_blocks": original.shard_blocks,
+        "nodes": original.nodes,
         "name": original.name,
         "labels": original.labels,
         "priority": original.priority,

@@ -13,13 +13,14 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import ColumnElement, DateTime, cast, func, select, update
+from sqlalchemy import ColumnElement, DateTime, cast, delete, func, select, update
 from sqlalchemy.orm import Session
 
-from api.store import events, hub_tokens, logs, outbox, phases, projects, publications
+from api.store import events, gathering, hub_tokens, logs, outbox, phases, projects, publications
 from api.store.events import NewEvent
 from api.store.ids import new_id
 from api.store.logs import NewLine
+from api.store.seat_table import Seat
 from api.store.states import CLAIMABLE, FINAL, HELD, State
 from api.store.tables import FENCE, QUEUE_ORDER, Artifact, Attempt, Job
 
@@ -37,6 +38,8 @@ class Order(StrEnum):
     CANCEL = "cancel"
     PAUSE = "pause"
     TIME_IS_UP = "time_is_up"
+    NODE_LOST = "node_lost"  # of the nodes that do the job together; ``gangs`` tells more
+    NODE_LEFT = "node_left"  # it was drained
 
 
 _ORDERS: dict[str, Order] = {State.CANCELLING: Order.CANCEL, State.PAUSING: Order.PAUSE}
@@ -61,11 +64,15 @@ class Lease:
     evaluation: dict[str, Any] = field(default_factory=dict)
     file2file: bool = False
     shard_blocks: bool | None = None
+    nodes: int = 1
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an attempt failed. ``max_failures``: how many such failures a job may have when ``retryable``."""
+    """Why an attempt failed. ``max_failures``: how many such failures a job may have when ``retryable``.
+
+    ``rank``: which of several processes failed; ``block``: at which decoder block. None where that is not known.
+    """
 
     code: str
     message: str
@@ -73,24 +80,32 @@ class Failure:
     retryable: bool = False
     detail: str = ""
     max_failures: int = 3
+    rank: int | None = None
+    block: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "max_failures"}
+        return {name: value for name, value in asdict(self).items() if name != "max_failures" and value is not None}
 
 
 def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | None = None) -> Lease | None:
     """Take the job of the highest priority that has waited longest, or None.
 
     Two workers never get the same one (SKIP LOCKED). Jobs that need more than ``memory_bytes`` are left to others,
-    those of a project that runs as many as it may are passed over.
+    those of a project that runs as many as it may are passed over, and those for more workers than there are. Where one
+    for several workers is next and not enough of them are idle, nobody takes what is behind it: it would wait for ever.
     """
-    due = select(Job).where(Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp())
+    due = select(Job).where(Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp(), gathering.may_come())
     if memory_bytes is not None:
         due = due.where(func.coalesce(Job.needs_memory_bytes, 0) <= memory_bytes)
     due = due.order_by(*QUEUE_ORDER).limit(1).with_for_update(skip_locked=True)
-    while (job := session.scalar(due)) is not None and not projects.may_run(session, job.project_id):
-        due = due.where(Job.project_id != job.project_id)
-    if job is None:
+    while (job := session.scalar(due)) is not None:
+        if not projects.may_run(session, job.project_id):
+            due = due.where(Job.project_id != job.project_id)
+        elif not gathering.are_there(session, job):
+            due = due.where(Job.id != job.id)
+        else:
+            break
+    if job is None or not gathering.are_idle(session, job):
         return None
     fence = session.execute(FENCE.next_value()).scalar_one()
     job.state = State.RUNNING
@@ -102,10 +117,11 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
     session.add(Attempt(job_id=job.id, number=job.attempt, fence=fence, worker=worker))
     events.announce(session, job, State.RUNNING, attempt=job.attempt)
     session.flush()
+    gathering.open_seats(session, job)
     token = job.model.get("hub_token")
     sealed = token and hub_tokens.find_sealed(session, job.project_id, token)
     asked = (job.model, job.config, job.calibration, tuple(job.export), job.max_shard_size)
-    how = (job.gate, job.evaluation, job.file2file, job.shard_blocks)
+    how = (job.gate, job.evaluation, job.file2file, job.shard_blocks, job.nodes)
     return Lease(job.id, fence, job.attempt, *asked, job.project_id, sealed, job.traceparent, *how)
 
 
@@ -202,6 +218,22 @@ def release(session: Session, lease: Lease) -> None:
         outbox.wake(session)
 
 
+def put_back(session: Session, lease: Lease) -> None:
+    """The other workers that the job needs did not come: it is queued as if nobody had claimed it.
+
+    What a client has asked for meanwhile counts, as in ``release``.
+    """
+    job = _held(session, lease)
+    if job.state == State.RUNNING:
+        session.execute(delete(Attempt).where(Attempt.job_id == job.id, Attempt.fence == lease.fence))
+        job.attempt -= 1
+        used_runtime_s = job.used_runtime_s
+        _end(session, job, State.QUEUED, outcome="not_gathered")
+        job.used_runtime_s = used_runtime_s
+    else:
+        release(session, lease)
+
+
 def reap(session: Session, *, limit: int = 100) -> int:
     """Take back jobs whose lease ran out: queued again, or what a client asked for; failed after MAX_LOST losses."""
     expired = select(Job).where(Job.state.in_(HELD), Job.lease_expires_at < func.clock_timestamp())
@@ -254,6 +286,7 @@ def _held(session: Session, lease: Lease) -> Job:
 
 def _end(session: Session, job: Job, state: State, *, outcome: str, error: dict[str, Any] | None = None) -> None:
     """Close the attempt and let go of the job, which moves on to ``state``."""
+    session.execute(delete(Seat).where(Seat.job_id == job.id))  # those who have one learn so that it is over
     ended = update(Attempt).where(Attempt.job_id == job.id, Attempt.ended_at.is_(None))
     session.execute(ended.values(ended_at=func.clock_timestamp(), outcome=outcome, error=error))
     more = {"error": error} if error else {}

@@ -206,6 +206,7 @@ class Job(Base):
     evaluation_dataset_id: Mapped[str | None] = mapped_column(ForeignKey("dataset.id", ondelete="SET NULL"))
     file2file: Mapped[bool] = mapped_column(server_default="false")
     shard_blocks: Mapped[bool | None]  # None: where memory is short
+    nodes: Mapped[int] = mapped_column(SmallInteger, server_default="1")  # workers that do it together
     priority: Mapped[int] = mapped_column(SmallInteger, server_default="5")  # 9 goes first
     max_runtime_s: Mapped[int | None]  # of all attempts together
     max_pending_s: Mapped[int | None]  # from each time that it is queued
@@ -249,6 +250,7 @@ class Job(Base):
     __table_args__ = (
         CheckConstraint(_one_of("state", State), name="state"),
         CheckConstraint("priority BETWEEN 0 AND 9", name="priority"),
+        CheckConstraint("nodes BETWEEN 1 AND 64", name="nodes"),
         CheckConstraint("max_runtime_s > 0 AND max_pending_s > 0", name="limits"),
         CheckConstraint(
             f"num_nulls(fence, worker, lease_expires_at) = CASE WHEN {_one_of('state', HELD)} THEN 0 ELSE 3 END",

@@ -9,8 +9,10 @@ from datetime import datetime
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from api.store import gathering, workers
 from api.store.states import CLAIMABLE, HELD, State
-from api.store.tables import QUEUE_ORDER, Job, Project, Worker
+from api.store.tables import QUEUE_ORDER, Job, Project
+from api.store.workers import Ready
 
 
 @dataclass(frozen=True)
@@ -22,18 +24,16 @@ class Waiting:
 
 
 def explain(session: Session, jobs: Sequence[Job]) -> dict[str, Waiting]:
-    """Job id -> why it waits, for those of ``jobs`` that do. Five queries at most, however many jobs."""
+    """Job id -> why it waits, for those of ``jobs`` that do. Six queries at most, however many jobs."""
     waiting = [job for job in jobs if job.state in CLAIMABLE]
     if not waiting:
         return {}
     places = _places(session, [job.id for job in waiting])
-    ready = Worker.live_until > func.clock_timestamp(), Worker.drain_requested_at.is_(None)
-    most_memory_bytes = session.scalar(select(func.max(Worker.memory_bytes)).where(*ready))
+    ready = workers.find_ready(session)
+    expected = gathering.count_expected(session) if any(job.nodes > 1 for job in waiting) else 0
     full = _full_projects(session, {job.project_id for job in waiting})
     return {
-        job.id: Waiting(
-            _reason(job, places.get(job.id), most_memory_bytes, full.get(job.project_id)), places.get(job.id)
-        )
+        job.id: Waiting(_reason(job, places.get(job.id), ready, expected, full.get(job.project_id)), places.get(job.id))
         for job in waiting
     }
 
@@ -56,17 +56,22 @@ def _full_projects(session: Session, ids: set[str]) -> dict[str, int]:
     return {name: limit for name, limit in limits.items() if limit is not None and running.get(name, 0) >= limit}
 
 
-def _reason(job: Job, position: int | None, most_memory_bytes: int | None, running_limit: int | None) -> str:
+def _reason(job: Job, position: int | None, ready: Sequence[Ready], expected: int, running_limit: int | None) -> str:
     if position is None:
         return f"the next try is at {_second(job.run_at)}" if job.state == State.RETRY_WAIT else "not due yet"
-    if most_memory_bytes is None:
+    if not ready:
         return "no live worker"
-    if (job.needs_memory_bytes or 0) > most_memory_bytes:
+    able = gathering.able(ready, job)
+    if not able:
         return f"no live worker with {(job.needs_memory_bytes or 0) / 2**30:.1f} GiB"
+    if job.nodes > len(able):
+        return f"needs {job.nodes} workers at once: {len(able)} {'is' if len(able) == 1 else 'are'} there"
     if running_limit is not None:
         return f"the project runs as many jobs as it may ({running_limit})"
     if position > 1:
         return "1 job before it" if position == 2 else f"{position - 1} jobs before it"
+    if job.nodes > 1:
+        return f"needs {job.nodes} workers at once: {gathering.num_idle(able, expected)} of {len(able)} idle"
     return "next in line: the first worker that is free takes it"
 
 

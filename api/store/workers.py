@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import ColumnElement, delete, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
+from api.store.seat_table import Seat, SeatState
 from api.store.states import HELD
 from api.store.tables import Job, Worker
 
@@ -52,9 +54,37 @@ def find_live(session: Session) -> Sequence[Worker]:
 
 
 def find_jobs(session: Session, worker_id: str) -> Sequence[Job]:
-    """The jobs that the worker's slots hold."""
-    held = select(Job).where(Job.state.in_(HELD), Job.worker.startswith(f"{worker_id}:", autoescape=True))
-    return session.scalars(held.order_by(Job.id)).all()
+    """The jobs that the worker's slots hold, by themselves or together with others."""
+    seated = select(Seat.job_id).where(Seat.state == SeatState.TAKEN, func.starts_with(Seat.worker, f"{worker_id}:"))
+    mine = or_(func.starts_with(Job.worker, f"{worker_id}:"), Job.id.in_(seated))
+    return session.scalars(select(Job).where(Job.state.in_(HELD), mine).order_by(Job.id)).all()
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A worker that may be given work; ``is_idle``: now."""
+
+    memory_bytes: int
+    is_idle: bool
+
+
+def count_ready() -> ColumnElement[int]:
+    """How many workers may be given work, as a part of a query."""
+    return select(func.count()).select_from(Worker).where(*_is_ready()).scalar_subquery()
+
+
+def find_ready(session: Session) -> Sequence[Ready]:
+    """The workers that live and are not drained."""
+    jobs = select(func.count()).where(Job.state.in_(HELD), func.starts_with(Job.worker, Worker.id + ":"))
+    seats = select(func.count()).where(Seat.state == SeatState.TAKEN, func.starts_with(Seat.worker, Worker.id + ":"))
+    used = jobs.correlate(Worker).scalar_subquery() + seats.correlate(Worker).scalar_subquery()
+    found = session.execute(select(Worker.memory_bytes, used < Worker.num_slots).where(*_is_ready()))
+    return [Ready(*row) for row in found]
+
+
+def worker_of(slot: str) -> str:
+    """The id of the worker that a slot belongs to."""
+    return slot.rpartition(":")[0]
 
 
 def drain(session: Session, worker: Worker) -> None:
@@ -74,3 +104,7 @@ def purge(session: Session) -> int:
     """Forget workers that fell silent. Returns 0: there is never more to do at once."""
     session.execute(delete(Worker).where(Worker.live_until < func.clock_timestamp()))
     return 0
+
+
+def _is_ready() -> tuple[ColumnElement[bool], ...]:
+    return Worker.live_until > func.clock_timestamp(), Worker.drain_requested_at.is_(None)

@@ -66,10 +66,16 @@ def _overview(report: dict[str, Any]) -> str:
         ("Layers", f"{summary['num_layers_quantized']} quantized, {summary['num_layers_kept']} kept"),
         ("Worst layer", f"{worst['name']}: relative error {worst['relative_error']:.4f}, {worst['sqnr_db']:.1f} dB"),
         ("Time", f"{summary['total_s']:.1f} s, of which {summary['quantize_s']:.1f} s quantizing"),
-        ("Peak memory", f"{summary['peak_memory_bytes'] / 1e6:.0f} MB"),
+        ("Peak memory", _memory(summary)),
+        *((f"Peak memory, process {one['rank']}", _memory(one)) for one in summary.get("ranks", ())),
     ]
     exports = [(f"Files: {name}", f"{one['bytes'] / 1e6:.1f} MB") for name, one in summary["exports"].items()]
     return _table("", ("", ""), [(f"<b>{escape(name)}</b>", escape(text)) for name, text in (*rows, *exports)])
+
+
+def _memory(one: dict[str, Any]) -> str:
+    """What was held beside what was planned."""
+    return f"{one['peak_memory_bytes'] / 1e6:.0f} MB, planned {one['planned_peak_memory_bytes'] / 1e6:.0f} MB"
 
 
 def _gates(summary: dict[str, Any]) -> str:

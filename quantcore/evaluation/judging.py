@@ -25,7 +25,7 @@ class Outcome:
     """What the quantizing pass leaves behind besides the written tensors.
 
     ``provenance``: see there. ``overlap``: the share of the held-out text that calibration saw, None where nothing was
-    learned from text.
+    learned from text. ``num_shards``: in how many slices blocks lay on the processes, 1 where each held them whole.
     """
 
     expected: Expectation
@@ -34,6 +34,7 @@ class Outcome:
     edges: list[dict[str, Any]]
     provenance: dict[str, Any]
     overlap: float | None
+    num_shards: int = 1
 
 
 def judge_result(

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,12 @@ def build_report(
     *,
     quantize_s: float,
     total_s: float,
+    peaks_bytes: Sequence[int],
 ) -> dict[str, Any]:
-    """The whole report as JSON data; ``summary`` is what a table shows. Times in seconds, sizes in bytes."""
+    """The whole report as JSON data; ``summary`` is what a table shows. Times in seconds, sizes in bytes.
+
+    ``peaks_bytes``: the most memory that each process of the job held until all weights were written.
+    """
     main = proofs[plan.main_export]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -49,6 +54,7 @@ def build_report(
             "executor": plan.executor,
             "peak_memory_bytes": peak_memory_bytes(),
             "planned_peak_memory_bytes": plan.peak_memory_bytes,
+            **_memory_by_rank(plan, outcome.num_shards, peaks_bytes),
             "gate": task.gate,
             "gates": [row.to_dict() for row in gates],
             "exports": {name: _export(plan, name) for name in plan.exports},
@@ -98,6 +104,18 @@ def _layers_in_short(plan: Plan, outcome: Outcome) -> dict[str, Any]:
         "num_layers_quantized": len(plan.layers),
         "num_layers_kept": len(plan.kept),
     }
+
+
+def _memory_by_rank(plan: Plan, num_shards: int, peaks_bytes: Sequence[int]) -> dict[str, Any]:
+    """Of several processes, what each held beside what was planned for it."""
+    if len(peaks_bytes) == 1:
+        return {}
+    planned = sum(plan.memory_of_rank(len(peaks_bytes), num_shards).values())
+    rows = [
+        {"rank": rank, "peak_memory_bytes": peak, "planned_peak_memory_bytes": planned}
+        for rank, peak in enumerate(peaks_bytes)
+    ]
+    return {"ranks": rows}
 
 
 def _model(task: Task) -> dict[str, str]:

@@ -6,11 +6,8 @@ several ranks is put together in the same order whatever their number: the resul
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
-import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,8 +19,8 @@ import torch
 
 from quantcore.errors import RankError
 from quantcore.runtime.devices import default_device
+from quantcore.runtime.parent import end_with_parent
 
-PR_SET_PDEATHSIG = 1
 T = TypeVar("T")
 
 TIMEOUT = timedelta(hours=6)
@@ -166,7 +163,7 @@ def joined() -> Iterator[Ranks]:
         torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
         device = default_device().type  # values go through the host; slices of weights from device to device
         backend = f"cpu:gloo,{device}:{torch.distributed.get_default_backend_for_device(device)}"
-    _end_with_parent()
+    end_with_parent()
     torch.distributed.init_process_group(backend, timeout=TIMEOUT)
     try:
         yield Ranks(int(os.environ["RANK"]), size)
@@ -201,9 +198,3 @@ def _lost(error: RuntimeError) -> RankError:
         hint=f"What it said itself says more. Start the job again. (torch.distributed: {str(error)[:200]})",
         retryable=True,
     )
-
-
-def _end_with_parent() -> None:
-    """The kernel kills this process when its launcher is gone (prctl(2)): ``torchrun`` gives each rank a session."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -32,11 +32,12 @@ from api.store import jobs, projects
 from api.store.engine import Sessions, connect, dispose
 from api.store.tables import Job, Project
 from tests.hub_server import TOKEN, HubServer
+from worker.supervisor import Supervisor
 
 ROOT = Path(__file__).parents[2]
 STUB_ENGINE = Path(__file__).with_name("stub_engine.py")
 TABLES = (
-    "outbox, event, log_line, attempt, publication, artifact, job, sweep, worker, idempotency_key, upload_part, "
+    "outbox, event, log_line, attempt, seat, publication, artifact, job, sweep, worker, idempotency_key, upload_part, "
     "upload, dataset, api_key, sign_in, audit_entry, hub_token, webhook, webhook_delivery"
 )
 
@@ -269,6 +270,23 @@ def start_worker(settings: Settings, tmp_path: Path) -> Iterator[Callable[..., W
         except subprocess.TimeoutExpired:
             worker.kill()
         print(worker.log.read_text())
+
+
+@pytest.fixture
+def start_here(settings: Settings) -> Iterator[Callable[..., Supervisor]]:
+    """``start_here()``: a worker in this process."""
+    started: list[Supervisor] = []
+
+    def start(other_settings: Settings | None = None) -> Supervisor:
+        started.append(Supervisor(other_settings or settings, lambda topic, payload: None))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for supervisor in started:
+        supervisor.drain()
+    for supervisor in started:
+        supervisor.join()
 
 
 def is_alive(pid: int) -> bool:

@@ -3,7 +3,9 @@
 It prints real events and writes a real manifest. ``stub.json`` in the model folder says what to do:
 ``mode`` (see below; by default all goes well at once), ``stays_in``: a phase that it does not leave, ``pids``: a file
 to note its own and a grandchild's process id in, ``environment``: a file to write its environment to, ``task``: one for
-its task, ``log``: a text to print and to warn of.
+its task, ``log``: a text to print and to warn of. As node 1 and so on of several it says and writes nothing of a
+result: ``node_mode`` is its mode (``waits``: until it is ended; ``fails``; by default it ends well at once),
+``node_pids`` its file for process ids.
 """
 
 import hashlib
@@ -43,18 +45,36 @@ def write_output(output: Path, *, tamper: bool) -> None:
     (output / "MANIFEST.json").write_text(json.dumps({"format": 1, "files": entries}))
 
 
+def note_pids(path: str) -> None:
+    grandchild = subprocess.Popen(["sleep", "300"])
+    with Path(path).open("a") as file:
+        file.write(json.dumps([os.getpid(), grandchild.pid]) + "\n")
+
+
+def work_as_node(stub: dict[str, str]) -> int:
+    print("stub engine starts", file=sys.stderr, flush=True)
+    if "node_pids" in stub:
+        note_pids(stub["node_pids"])
+    if stub.get("node_mode") == "waits":
+        time.sleep(120)
+    if stub.get("node_mode") == "fails":
+        say("failed", code="nonfinite_weights", message="NaN in a", hint="", retryable=False, rank=1, block=7)
+        return 1
+    return 0
+
+
 def main() -> int:
-    task = json.loads(Path(sys.argv[1]).read_text())
+    task = json.loads(Path(sys.argv[-1]).read_text())
     model = Path(task["model_dir"])
     stub = json.loads((model / "stub.json").read_text()) if (model / "stub.json").exists() else {}
     mode = stub.get("mode", "fast")
+    if "--node-rank" in sys.argv and sys.argv[sys.argv.index("--node-rank") + 1] != "0":
+        return work_as_node(stub)
     print("stub engine starts", file=sys.stderr, flush=True)
     if mode == "ignores_sigterm":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "pids" in stub:
-        grandchild = subprocess.Popen(["sleep", "300"])
-        with Path(stub["pids"]).open("a") as file:
-            file.write(json.dumps([os.getpid(), grandchild.pid]) + "\n")
+        note_pids(stub["pids"])
     if "environment" in stub:
         Path(stub["environment"]).write_text(json.dumps(dict(os.environ)))
     if "task" in stub:

@@ -4,11 +4,13 @@ Most ranks here are forks of the test's process, which has loaded everything alr
 does, with torchrun.
 """
 
+import json
 import os
 import signal
 import subprocess
 import sys
 
+import jsonschema
 import pytest
 import torch
 
@@ -21,6 +23,7 @@ from quantcore.layer import LayerPlan
 from quantcore.observers import observer_for
 from quantcore.runtime.ranks import joined
 from tests.factories import MIXTURES, tiny_model
+from tests.integration.conftest import ROOT
 from tests.integration.forks import START_S, config, events_of, forked, seen_of, task_file
 
 MODELS = {"dense": {}, "mixture": {"model_type": "qwen3_moe", **MIXTURES["qwen3_moe"]}}
@@ -50,6 +53,13 @@ def test_as_many_ranks_as_you_like_give_the_same_bytes(tmp_path, case):
         found.append(seen_of(tmp_path, output_dir))
     assert found[0] == found[1] == found[2]
     assert len(found[0][0]) == 2 and len(found[0][4]) >= 21
+    reports = {size: json.loads((tmp_path / f"on_{size}" / "report.json").read_text()) for size in (1, 2)}
+    jsonschema.validate(reports[2], json.loads((ROOT / "docs/report.schema.json").read_text()))
+    alone, together = (reports[size]["summary"] for size in (1, 2))
+    assert "ranks" not in alone and [row["rank"] for row in together["ranks"]] == [0, 1]
+    planned = alone["planned_peak_memory_bytes"]
+    assert all(row["planned_peak_memory_bytes"] <= planned < 10 * row["peak_memory_bytes"] for row in together["ranks"])
+    assert "process 1" in (tmp_path / "on_2" / "report.html").read_text()
 
 
 @pytest.mark.usefixtures("proof_in_this_process")
@@ -76,6 +86,7 @@ def test_a_rank_that_dies_ends_the_job(tmp_path, monkeypatch):
     assert forked(work, 3, tmp_path) == [1, -signal.SIGKILL, 1]
     failure = events_of(tmp_path)[-1]
     assert (failure["kind"], failure["code"], failure["retryable"]) == ("failed", "rank_lost", True)
+    assert (failure["rank"], failure["block"]) == (0, 0)
     assert events_of(tmp_path, 2) == []
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
 

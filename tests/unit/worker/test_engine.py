@@ -9,6 +9,7 @@ import pytest
 
 from api.settings import Settings
 from worker.engine import Engine, Stop, engine_environment
+from worker.launcher import Node, engine_argv
 
 
 def make(tmp_path: Path, program: str, **options: float) -> Engine:
@@ -155,14 +156,28 @@ def test_the_environment_is_an_allow_list(tmp_path: Path, monkeypatch: pytest.Mo
     for name, value in secret.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
     settings = Settings(database_url="x", broker_url="x", data_dir=tmp_path, engine_threads=3)  # type: ignore[arg-type]
     given = engine_environment(settings)
     assert not secret.keys() & given.keys()
     assert not secret.keys() & engine_environment(settings, with_hub=True).keys()
-    assert given["CUDA_VISIBLE_DEVICES"] == "1"
+    assert (given["CUDA_VISIBLE_DEVICES"], given["NCCL_SOCKET_IFNAME"]) == ("1", "ib0")
     assert (given["OMP_NUM_THREADS"], given["OMP_WAIT_POLICY"]) == ("3", "PASSIVE")
     assert given["PATH"]
-    assert settings.engine_argv == [sys.executable, "-m", "quantcore", "run"]
-    several = settings.model_copy(update={"engine_ranks": 4}).engine_argv
+    assert engine_argv(settings) == [sys.executable, "-m", "quantcore", "run"]
+    several = engine_argv(settings.model_copy(update={"engine_ranks": 4}))
     assert several[:3] == [sys.executable, "-m", "torch.distributed.run"]
     assert several[several.index("--nproc-per-node") + 1] == "4" and several[-3:] == ["-m", "quantcore", "run"]
+
+
+def test_a_node_of_several_is_told_where_the_first_one_is(tmp_path: Path) -> None:
+    """Also where each has one process; what stands around the launcher stays as it was set."""
+    settings = Settings(database_url="x", broker_url="x", data_dir=tmp_path)  # type: ignore[arg-type]
+    node = Node(rank=1, count=3, host="gpu-7", port=4711, run_id="job_x.5")
+    given = engine_argv(settings, node)
+    flags = dict(zip(given[3:-3:2], given[4:-3:2], strict=True))
+    assert (given[:3], given[-3:]) == ([sys.executable, "-m", "torch.distributed.run"], ["-m", "quantcore", "run"])
+    assert flags == {
+        "--nnodes": "3", "--node-rank": "1", "--rdzv-backend": "static", "--rdzv-id": "job_x.5",
+        "--master-addr": "gpu-7", "--master-port": "4711", "--nproc-per-node": "1", "--max-restarts": "0",
+    }  # fmt: skip

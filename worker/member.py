@@ -1,0 +1,151 @@
+"""One node of a job that another worker leads: run its processes, say how they ended. Start reading at
+``Member.execute``.
+
+Events and files are the leader's: what is read here of the engine's lines is why it failed, and its log goes to the
+job's. When the leader's lease ends, however that is, the seat is gone with it and the engine is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+
+from api import json_log
+from api.settings import Settings
+from api.store import gangs
+from api.store.engine import Sessions
+from api.store.gangs import SeatLease
+from api.store.leases import Failure, LeaseLost
+from api.store.seat_table import SeatState
+from worker.engine import Engine, Stop
+from worker.gang import LOOK_S
+from worker.joblog import JobLog
+from worker.journal import crash, failure_of
+from worker.launcher import Node
+from worker.lease import HeldLease
+from worker.redaction import Redactor
+from worker.workspace import Workspace
+
+logger = logging.getLogger(__name__)
+
+NUM_LATE_BEATS = 3  # a new file may show up so late on a network's disk
+WORKER_ERROR = Failure(
+    "worker_error", "Something went wrong in a worker of this job.", "See its log.", retryable=True, max_failures=2
+)
+NOT_SHARED = Failure(
+    "workspace_not_shared",
+    "The workers that are to do this job together do not see the same files.",
+    hint="BITFOUNDRY_DATA_DIR must be one folder, under one path, on a disk that all of them share.",
+)
+
+
+class Member:
+    """``stop`` may be called from any thread, at any time."""
+
+    def __init__(self, lease: SeatLease, sessions: Sessions, settings: Settings, *, claimed_at: float) -> None:
+        self.lease = lease
+        self._sessions = sessions
+        self._settings = settings
+        self._workspace = Workspace(settings, lease)
+        self._held = HeldLease(
+            lease,
+            sessions,
+            settings,
+            claimed_at=claimed_at,
+            renew=gangs.renew,
+            on_order=lambda order: None,  # orders are the leader's
+            on_lost=lambda: self.stop(Stop.LEASE_LOST),
+        )
+        self._redactor = Redactor.of_environment()
+        self._log = JobLog(self._held, self._redactor, prefix=f"node {lease.node_rank}: ")
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._stop: Stop | None = None
+
+    def execute(self) -> None:
+        """Do the node's part. It ends in the seat's row, or in nothing at all if the job has let go of it."""
+        json_log.job_id.set(self.lease.job_id)
+        try:
+            with self._held:
+                self._execute()
+        except LeaseLost:
+            logger.info("%s: over for node %d", self.lease.job_id, self.lease.node_rank)
+        finally:
+            json_log.job_id.set(None)
+            self._log.stop()
+
+    def stop(self, reason: Stop) -> None:
+        """End the engine: with a grace time, or at once when the seat is gone."""
+        with self._lock:
+            self._stop = self._stop or reason
+            if self._engine is not None:
+                (self._engine.kill if reason is Stop.LEASE_LOST else self._engine.stop)(reason)
+
+    def _execute(self) -> None:
+        try:
+            node = self._await_start()
+            if node is None:
+                self._leave(SeatState.LEFT)
+            elif not self._is_shared():
+                self._leave(SeatState.FAILED, NOT_SHARED)
+            else:
+                self._run(node)
+        except LeaseLost:
+            raise
+        except Exception:
+            logger.exception("%s: node %d broke", self.lease.job_id, self.lease.node_rank)
+            self._leave(SeatState.FAILED, WORKER_ERROR)
+
+    def _await_start(self) -> Node | None:
+        """Where all nodes meet, once they are there; None if this worker was stopped before."""
+        while self._stop is None:
+            found: list[str | None] = []
+            self._held.write(lambda session, lease, found=found: found.append(gangs.find_endpoint(session, lease)))
+            if endpoint := found[-1]:
+                host, _, port = endpoint.rpartition(":")
+                return Node(self.lease.node_rank, self.lease.nodes, host, int(port), gangs.run_id(self.lease))
+            time.sleep(LOOK_S)
+        if self._stop is Stop.LEASE_LOST:
+            raise LeaseLost
+        return None
+
+    def _is_shared(self) -> bool:
+        """Whether the leader's folder is seen here, under the same path."""
+        deadline = time.monotonic() + NUM_LATE_BEATS * self._settings.heartbeat_s
+        while time.monotonic() < deadline and self._stop is None:
+            try:
+                task = json.loads(self._workspace.task_file.read_text())
+            except (OSError, ValueError):  # not there, or not whole yet
+                time.sleep(LOOK_S)
+            else:
+                return bool(task["output_dir"] == str(self._workspace.output_dir))
+        return False
+
+    def _run(self, node: Node) -> None:
+        with self._lock:
+            engine = self._engine = Engine(self._settings, self._workspace.task_file, node=node)
+            if self._stop:
+                engine.stop(self._stop)
+        self._log.follow(engine.log_lines())
+        failure: Failure | None = None
+        for line in engine.lines():
+            if line["kind"] == "failed" and failure is None:
+                failure = failure_of(self._redactor.clean_all(line))
+        status = engine.wait()
+        self._log.add(f"worker: the engine has ended with status {status}", "info")
+        self._log.close()
+        if status == 0:
+            self._leave(SeatState.DONE)
+        elif engine.stopped_by is Stop.LEASE_LOST:
+            raise LeaseLost
+        elif engine.stopped_by is not None:
+            self._leave(SeatState.LEFT)
+        else:
+            self._leave(SeatState.FAILED, failure or crash(status, self._log.tail))
+
+    def _leave(self, state: SeatState, failure: Failure | None = None) -> None:
+        if failure is not None:
+            logger.warning("%s: node %d: %s", self.lease.job_id, self.lease.node_rank, failure.code)
+        self._held.write(gangs.leave, state=state, failure=failure)
