@@ -8,7 +8,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from bitfoundry.cli import app
 from quantcore.algorithms import NAMES, config_of, load_quant_algo_config_from_file
 from quantcore.cli import main
 from quantcore.config import parse_config
@@ -195,7 +197,9 @@ def test_the_commands_of_the_page_of_large_models_are_understood():
         words = shlex.split(line.removeprefix("$ "))
         if words[:2] == ["bitfoundry", "plan"]:
             planning_parser().parse_args(words[2:])
+        elif words[:2] == ["bitfoundry", "submit"]:
+            get_command(app).commands["submit"].make_context("submit", words[2:])
         elif "--model_dir" in words:
             task_of(parser().parse_args(words[words.index("--model_dir") :]))
-        kinds.append(words[0])
-    assert (kinds.count("bitfoundry"), kinds.count("torchrun")) == (3, 4)
+        kinds.append(" ".join(words[:2]) if words[0] == "bitfoundry" else words[0])
+    assert {"bitfoundry plan", "bitfoundry quantize", "bitfoundry submit", "torchrun"} <= set(kinds)
