@@ -41,7 +41,7 @@ def mix(
     budget allows; and beside it what that was chosen from.
 
     The losses are measured on the calibration windows, the divergence of the chosen mix on ``num_held_out`` others of
-    that length. Weights are rounded plainly for both: an algorithm in the job itself only makes it better. Raises
+    that length. Weights are rounded plainly for both; an algorithm in the job itself is for the job. Raises
     ConfigError, ModelError.
     """
     emit(PhaseStarted("resolve"))
@@ -52,10 +52,12 @@ def mix(
     model = read_model(path)
     headers = model.headers
     emit(PhaseStarted("plan"))
-    plans = {
-        name: (config, resolve(config, headers.config, headers.tensors, calibration=calibration, exports=(export,)))
-        for name, config in configs.items()
-    }
+
+    def plan_of(config: Config) -> Plan:
+        return resolve(config, headers.config, headers.tensors, calibration=calibration, exports=(export,))
+
+    plans = {name: (config, plan_of(config)) for name, config in configs.items()}
+    _check_mixed(plans, plan_of)
     windows_NT, text = _texts(path, calibration, num_held_out)
     emit(PhaseStarted("sensitivity"))
     with tempfile.TemporaryDirectory(prefix="bitfoundry-mix-") as scratch:
@@ -66,7 +68,7 @@ def mix(
 
         def quality(chosen: Mix) -> dict[str, Any]:
             config = config_of(chosen, units, configs)
-            return trial.quality(config, resolve(config, headers.config, headers.tensors, calibration=calibration))
+            return trial.quality(config, plan_of(config))
 
         emit(PhaseStarted("verify"))
         chosen, measured = _within(budget, units, elsewhere, quality)
@@ -91,13 +93,20 @@ def mix(
 
 
 def _check(schemes: Sequence[str]) -> Sequence[str]:
-    if len(set(schemes)) != len(schemes) or len(schemes) < 2 or set(schemes) <= {KEEP}:
+    if len(set(schemes)) != len(schemes) or len(schemes) < 2:
         raise ConfigError(
             f"A mix is made of two schemes or more, each given once; given were: {', '.join(schemes) or 'none'}.",
             code="invalid_schemes",
             hint="For example --schemes w4a16 int8_weight_only, with 'keep' for layers that stay as they are.",
         )
     return schemes
+
+
+def _check_mixed(plans: Mapping[str, tuple[Config, Plan]], plan_of: Callable[[Config], Plan]) -> None:
+    """Before anything is measured: the format must take a layer in one scheme among others in another one."""
+    (usual, plan), *others = plans.values()
+    for other, _ in others:
+        plan_of(replace(usual, layer_quant_config={plan.layers[0].name: other.global_quant_config}))
 
 
 def _texts(path: Path, calibration: CalibrationConfig, num_held_out: int) -> tuple[torch.Tensor, EvaluationText]:

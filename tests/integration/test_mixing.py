@@ -153,6 +153,7 @@ def test_the_command(model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         (["--max_size", "plenty"], "invalid_max_size"),
         (["--max_size", "1KB"], "budget_too_small"),
         (["--max_bits", "5", "--schemes", "w4a16"], "invalid_schemes"),
+        (["--max_bits", "5", "--schemes", "w4a16", "uint4_wo_32", "--model_export", "awq"], "incompatible_export"),
         (["--max_bits", "5", "--schemes", "w4a16", "w5"], "unknown_preset"),
     ):
         assert cli.main([*asked, *wrong]) == 1, wrong
