@@ -168,7 +168,7 @@ def test_submit_passes_everything_on(fake: type[FakeClient], tmp_path: Path) -> 
     config.write_text('{"global_quant_config": {}}')
     line = f"submit /m -c {config} --export quark --export compressed_tensors --num-samples 4 --name n --label a=b=c"
     line += " --priority 9 --max-runtime-s 60 --max-shard-size 500MB --gate fail"
-    line += " --publish org/out --publish-token team --file2file --no-shard-blocks"
+    line += " --publish org/out --publish-token team --file2file --no-shard-blocks --nodes 2"
     line += " --evaluation num_windows=64 --evaluation source=wikitext --evaluation tasks=gsm8k,piqa"
     assert cli.run(line.split()) == 0
     _, given, named = fake.calls[1]
@@ -187,6 +187,7 @@ def test_submit_passes_everything_on(fake: type[FakeClient], tmp_path: Path) -> 
         "evaluation": {"num_windows": 64, "source": "wikitext", "tasks": ["gsm8k", "piqa"]},
         "file2file": True,
         "shard_blocks": False,
+        "nodes": 2,
     }
 
 
