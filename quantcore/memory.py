@@ -22,6 +22,8 @@ FLOAT_COPIES = 4
 """Of the weight that is being rounded, in float32: itself, its codes, what they stand for, what is lost."""
 WINDOW_COPIES = 4
 """Of a layer's input of one window, in float32, while it is learned from."""
+WINDOW_COPIES_BACK = 16
+"""The same of a window that goes back through a block: all that its way forward left."""
 STATES_SHARE = 0.25
 """Of the free memory: what the hidden states of all windows may take; else they wait on disk."""
 DEVICE_RUNTIME_BYTES = 1_500_000_000
@@ -42,7 +44,8 @@ class Footprint:
     ``tensor``: the largest read; ``weight``: the one with most values among those that are rounded, in float32;
     ``grams``: the matrices that calibration learns of all inputs of a block, once; ``num_sums``: how many such sets
     there are while it learns; ``factors``: what the largest needs besides while it is solved; ``window``: the widest
-    input of one window, in float32; ``states``: the hidden states of all windows in front of a block.
+    input of one window, in float32; ``states``: the hidden states of all windows in front of a block; ``num_schemes``
+    are measured before, which takes ``gradients``: those by the hidden states of all windows behind a block.
     """
 
     whole: int
@@ -55,14 +58,17 @@ class Footprint:
     factors: int
     window: int
     states: int
+    num_schemes: int = 0
+    gradients: int = 0
 
     @classmethod
     def of(
         cls, config: Config, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader], prefix: str,
-        num_blocks: int, calibration: CalibrationConfig, *, needs_calibration: bool,
+        num_blocks: int, calibration: CalibrationConfig, *, needs_calibration: bool, num_schemes: int = 0,
     ) -> Footprint:  # fmt: skip
         blocks = by_block(prefix, {name: tensor.num_bytes for name, tensor in tensors.items()})
-        num_tokens = calibration.num_samples * calibration.seq_len * needs_calibration
+        num_tokens = calibration.num_samples * calibration.seq_len
+        learns = needs_calibration or num_schemes > 0
         element = DTYPE_BYTES[tensors[f"{layers[0].name}.weight"].dtype]
         [(hidden, _)] = Counter(layer.in_features for layer in layers).most_common(1)  # most read the hidden states
         grams, factors = _grams(config, layers)
@@ -75,8 +81,10 @@ class Footprint:
             grams=grams,
             num_sums=count_sums(calibration.num_samples),
             factors=factors,
-            window=4 * calibration.seq_len * max(layer.in_features for layer in layers) * needs_calibration,
-            states=(1 + config.compares) * num_tokens * hidden * element,
+            window=4 * calibration.seq_len * max(layer.in_features for layer in layers) * learns,
+            states=(1 + config.compares) * num_tokens * hidden * element * needs_calibration,
+            num_schemes=num_schemes,
+            gradients=num_tokens * hidden * element,
         )
 
     def file_to_file(self) -> Parts:
@@ -93,12 +101,24 @@ class Footprint:
         """
         block = self.block if num_shards == 1 else self.block // num_shards + 2 * self.weight // 2
         rounding = FLOAT_COPIES * self.weight
-        moments = (
+        moments: tuple[Parts, ...] = (
             {"embedding_and_head": self.outside},
             {"one_block": block, "statistics": self.num_sums * self.grams, "one_window": WINDOW_COPIES * self.window},
             {"one_block": block, "statistics": self.grams + self.factors, "one_weight_in_float32": rounding},
         )
+        if self.num_schemes:
+            moments += (self._measuring(),)
         return {"runtime": RUNTIME_BYTES, **_larger(*moments), "activations": self.states // num_ranks}
+
+    def _measuring(self) -> Parts:
+        """Of one rank, for all: what each scheme changes in a block, and one window that goes through it and back."""
+        return {
+            "one_block": self.block,
+            "changes_of_one_block": self.num_schemes * self.block,
+            "gradients": self.gradients,
+            "one_window": WINDOW_COPIES_BACK * self.window,
+            "one_weight_in_float32": 2 * self.weight,
+        }
 
     def resident(self, *, num_ranks: int) -> Parts:
         """The whole model in shards (FSDP2), on each rank, with two blocks gathered: to run it, not to learn of it."""

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from quantcore.errors import ConfigError
-from quantcore.mixing.choice import Budget, Mix, Option, Unit, hull, mixes, of_loss, of_size
+from quantcore.mixing.choice import Mix, Option, Unit, hull, mixes, of_loss, of_size
 
 
 def units_of(seed: int, num: int = 5) -> list[Unit]:
@@ -71,13 +71,7 @@ def test_what_is_larger_and_no_better_is_never_taken() -> None:
     assert hull([small, below, better]) == [small, below, better]
 
 
-def test_budgets_that_cannot_be() -> None:
-    for wrong in ({}, {"max_bytes": 1, "max_bits": 4.0}, {"max_bits": 0.0}, {"max_divergence": -1.0}):
-        with pytest.raises(ConfigError, match="one budget above 0"):
-            Budget(**wrong)
-    units = units_of(0)
+def test_sizes_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match=r"take .* bytes at least") as refused:
-        of_size(units, 10)
+        of_size(units_of(0), 10)
     assert refused.value.code == "budget_too_small"
-    assert Budget(max_bits=4.0).bytes_of(units, 12345) == sum(unit.num_weights for unit in units) // 2
-    assert Budget(max_bytes=20_000).bytes_of(units, 12_000) == 8_000
