@@ -76,6 +76,7 @@ def store(session: Session, job_id: str, body: JobCreate, planned: Planned, call
         model=planned.model,
         preset=planned.preset,
         config=planned.config.to_dict(),
+        mix=planned.mix and service.stored(planned.mix),
         calibration=service.stored(planned.calibration),
         dataset_id=dataset_id,
         export=list(body.export),
@@ -108,6 +109,7 @@ def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
         if "id" in model
         else model,
         "config": original.config,
+        "mix": original.mix and {name: value for name, value in original.mix.items() if name != "configs"},
         "calibration": original.calibration,
         "export": original.export,
         "max_shard_size": original.max_shard_size,

@@ -52,20 +52,31 @@ def with_mix(task: Task, model: Model, savepoint: SavePoint, emit: Emit) -> tupl
     asked = task.mix
     if asked is None:
         return task, None
-    found = savepoint.once("mix", lambda: choose(model, asked, task.calibration, task.export, emit))
+    work_dir = task.output_dir.parent
+
+    def find() -> dict[str, Any]:
+        work_dir.mkdir(parents=True, exist_ok=True)
+        return choose(model, asked, task.calibration, task.export, emit, work_dir)
+
+    found = savepoint.once("mix", find)
     config = replace(parse_config(found["config"]), algo_config=task.config.algo_config)
     return task.model_copy(update={"config": config, "mix": None}), found
 
 
 def choose(
-    model: Model, asked: ResolvedMix, calibration: CalibrationConfig, exports: Sequence[str], emit: Emit
+    model: Model,
+    asked: ResolvedMix,
+    calibration: CalibrationConfig,
+    exports: Sequence[str],
+    emit: Emit,
+    work_dir: Path | None = None,
 ) -> dict[str, Any]:
     """``config``: a Config in which each unit of layers has the one of the schemes that the budget allows; and beside
     it what that was chosen from.
 
     The losses are measured on the calibration windows, the divergence of the chosen mix on ``NUM_HELD_OUT`` others of
     that length. Weights are rounded plainly for both; an algorithm is for the job. Sizes are those of the main one of
-    the ``exports``. Raises ConfigError.
+    the ``exports``. Hidden states wait in ``work_dir`` (None: where temporary files go). Raises ConfigError.
     """
     headers = model.headers
 
@@ -76,7 +87,7 @@ def choose(
     configs = {name: config for name, (config, _) in plans.items()}
     windows_NT, text = _texts(model.folder, calibration)
     emit(PhaseStarted("sensitivity"))
-    with tempfile.TemporaryDirectory(prefix="bitfoundry-mix-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="bitfoundry-mix-", dir=work_dir) as scratch:
         sensitivity = Sensitivity(open_model(model), windows_NT, plans, Path(scratch), emit)
         units = _units(model, plans, sensitivity.losses(calibration.seed), may_keep=KEEP in asked.schemes)
         elsewhere = _bytes_elsewhere(plans, units)
