@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator, model_validator
 
@@ -122,6 +122,11 @@ class ResolvedMix(MixConfig):
     """The same with the ``configs`` that the schemes' names stand for, none for ``keep``."""
 
     configs: dict[str, Config]
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What a MixConfig says, as JSON data."""
+        return self.model_dump(mode="json", exclude={"configs"}, exclude_none=True)
 
     @model_validator(mode="after")
     def _all_are_known(self) -> Self:

@@ -322,6 +322,11 @@ class SubmitterOut(BaseModel):
     name: str
 
 
+def asked_mix(job: Job) -> dict[str, Any] | None:
+    """A job's mix as a request says it."""
+    return job.mix and {name: value for name, value in job.mix.items() if name != "configs"}
+
+
 class JobOut(BaseModel):
     """A job as clients see it.
 
@@ -394,7 +399,7 @@ class JobOut(BaseModel):
         }
         return cls(
             **columns,
-            mix=job.mix and {name: value for name, value in job.mix.items() if name != "configs"},
+            mix=asked_mix(job),
             submitted_by=SubmitterOut(key_id=job.submitted_by, name=key_name or "") if job.submitted_by else None,
             publication=PublicationOut.of(publication) if publication else None,
             cancel_requested=job.cancel_requested_at is not None,

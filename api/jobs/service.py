@@ -53,7 +53,7 @@ class Planned:
         """What a plan answers with."""
         answer = self.plan.to_dict() | {"config": self.config.to_dict(), "preset": self.preset}
         of_job = {
-            "mix": self.mix and stored(self.mix),
+            "mix": self.mix and self.mix.asked,
             "publish": self.publish,
             "evaluation": self.evaluation and stored(self.evaluation),
         }

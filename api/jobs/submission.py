@@ -13,7 +13,7 @@ from api import tracing
 from api.deps import Context
 from api.idempotent import Made, make_once, request_of
 from api.jobs import calibration, service
-from api.jobs.schemas import JobClone, JobCreate
+from api.jobs.schemas import JobClone, JobCreate, asked_mix
 from api.jobs.service import Planned
 from api.store import audit, datasets, jobs
 from api.store.audit import Caller
@@ -109,7 +109,7 @@ def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
         if "id" in model
         else model,
         "config": original.config,
-        "mix": original.mix and {name: value for name, value in original.mix.items() if name != "configs"},
+        "mix": asked_mix(original),
         "calibration": original.calibration,
         "export": original.export,
         "max_shard_size": original.max_shard_size,

@@ -100,7 +100,7 @@ def choose(
         emit(PhaseStarted("trial"))
         chosen, measured = _within(asked, units, elsewhere, quality)
     return {
-        "asked": asked.model_dump(mode="json", exclude={"configs"}, exclude_none=True),
+        "asked": asked.asked,
         "config": config_of(chosen, units, configs).to_dict(),
         "mix": _described(chosen, units, elsewhere) | {"measured": measured},
         "uniform": {
