@@ -2,6 +2,8 @@
 and not."""
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ from fastapi.testclient import TestClient
 from api.settings import Settings
 from api.store import leases
 from api.store.engine import Sessions
-from api.store.tables import Job
+from bitfoundry import answers, cli
+from bitfoundry.client import Client
 from quantcore import savepoint, writing
 from quantcore.cli import main
 from quantcore.config import parse_config
@@ -22,14 +25,13 @@ from quantcore.mixing import command
 from quantcore.mixing.schemes import resolve
 from quantcore.task import MixConfig
 from tests.factories import tiny_model
-from tests.integration.conftest import ROOT, WorkerProcess
+from tests.integration.conftest import ROOT, Server, WorkerProcess
 from tests.integration.forks import events_of, forked, task_file
 from tests.integration.test_resume import killed
 
 SCHEMES = ("w4a16", "int8_weight_only")
 ASKED = {"schemes": list(SCHEMES), "max_bits": 5.5}
 NOTHING = {"global_quant_config": {}}
-LIMIT_S = 120.0
 StartWorker = Callable[..., WorkerProcess]
 MakeModel = Callable[..., Path]
 
@@ -185,44 +187,34 @@ def model(settings: Settings) -> Path:
     return tiny_model(settings.model_roots[0] / "tiny", dtype=torch.float32, rank=8)
 
 
-def body(model: Path, **more: Any) -> dict[str, Any]:
-    small = {"num_windows": 3, "seq_len": 32, "num_prompts": 0}
-    calibration = {"num_samples": 16, "seq_len": 32}
-    return {"model": {"path": str(model)}, "mix": ASKED, "calibration": calibration, "evaluation": small, **more}
-
-
-def test_a_job_of_the_service(
-    client: TestClient, model: Path, settings: Settings, start_worker: StartWorker, wait_for: Callable[..., Job],
-    undisturbed: tuple[Path, list[dict[str, Any]]],
-) -> None:  # fmt: skip
+def test_the_page_of_mixed_precision_in_the_service(
+    server: Server, model: Path, settings: Settings, start_worker: StartWorker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A real job by the page's words."""
     start_worker(settings.model_copy(update={"engine_command": "{python} -m quantcore run", "lease_s": 15}))
-    answer = client.post("/v1/jobs", json=body(model))
-    assert answer.status_code == 202, answer.text
-    asked = answer.json()
-    assert asked["mix"] == ASKED and (asked["preset"], asked["config"]["global_quant_config"]) == (None, {})
-    job = wait_for(asked["id"], "succeeded", "failed", timeout_s=LIMIT_S)
-    assert job.state == "succeeded", job.error
-    done = [phase["name"] for phase in job.phases if phase["state"] == "done"]
-    assert done == ["resolve", "plan", "sensitivity", "trial", "quantize", "export", "verify"]
-    assert job.summary is not None and job.summary["mix"]["bits"] <= 5.5
-    assert len(job.summary["mix"]["layers"]) == 2, "more than one scheme"
-    report = client.get(f"/v1/jobs/{job.id}/artifacts/report.json").json()
-    assert report["mix"]["chosen"]["size_bytes"] == report["summary"]["size_after_bytes"] <= job_budget(report)
-    written = client.get(f"/v1/jobs/{job.id}/artifacts/model.safetensors").content
-    assert written == (undisturbed[0] / "model.safetensors").read_bytes(), "what the engine gives alone"
-    again = client.post(f"/v1/jobs/{job.id}/clone", json={}).json()
-    assert (again["mix"], again["config"]) == (asked["mix"], asked["config"])
-
-
-def job_budget(report: dict[str, Any]) -> float:
-    """5.5 bits for each weight that is mixed, and what is not mixed as in every scheme alone."""
-    one = report["mix"]["uniform"]["w4a16"]
-    num_weights = (
-        8
-        * (report["mix"]["uniform"]["int8_weight_only"]["size_bytes"] - one["size_bytes"])
-        / (report["mix"]["uniform"]["int8_weight_only"]["bits"] - one["bits"])
-    )
-    return float(one["size_bytes"] + num_weights * (5.5 - one["bits"]) / 8 + 1)
+    page = (ROOT / "docs" / "mixed-precision.md").read_text().partition("\n## In the service\n")[2]
+    [code], [command] = (re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL) for language in ("python", "sh"))
+    names: dict[str, Any] = {"URL": server.url, "KEY": server.key, "MODEL": str(model)}
+    exec(compile(code, "docs/mixed-precision.md", "exec"), names)
+    job: answers.Job = names["job"]
+    assert job.state == "succeeded" and job.summary is not None, job.error
+    assert repr(job.summary["mix"]) in capsys.readouterr().out
+    assert job.mix == {"schemes": list(SCHEMES), "max_bits": 5.0} and job.preset is None
+    phases = ["resolve", "plan", "sensitivity", "trial", "quantize", "export", "verify"]
+    assert [phase.name for phase in job.phases if phase.state == "done"] == phases
+    assert job.summary["mix"]["bits"] <= 5 and len(job.summary["mix"]["layers"]) == 2, "more than one scheme"
+    with Client(server.url, server.key) as client:
+        folder = client.download(job.id, model.parent / "artifact")
+        report = json.loads((folder / "report.json").read_text())
+        assert [one["name"] for one in report["config"]["algo_config"]] == ["gptq"]
+        assert len({layer["scheme"] for layer in report["layers"]}) == 2
+        assert report["summary"]["size_after_bytes"] == report["mix"]["chosen"]["size_bytes"]
+        again = client.clone(job.id)
+        assert (again.mix, again.config) == (job.mix, job.config)
+        flags = shlex.split(command.replace("$MODEL", str(model)))[1:]
+        assert cli.run([*flags, "--url", server.url, "--api-key", server.key, "--json"]) == 0
+        asked = json.loads(capsys.readouterr().out)["mix"]
+        assert asked == {"schemes": [*SCHEMES, "keep"], "max_size": "90MB"}
 
 
 def test_a_plan_says_what_a_mix_may_take_at_most(client: TestClient, make_model: MakeModel) -> None:
