@@ -94,6 +94,7 @@ class Job(Answer):
     model: dict[str, Any]
     config: dict[str, Any]
     preset: str | None = None
+    mix: dict[str, Any] | None = None
     nodes: int = 1
     cloned_from: str | None = None
     sweep_id: str | None = None

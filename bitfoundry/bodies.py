@@ -7,16 +7,19 @@ from typing import Any
 
 def body_of_plan(
     model: str | Path | Mapping[str, Any],
-    config: str | Mapping[str, Any],
+    config: str | Mapping[str, Any] | None,
+    mix: Mapping[str, Any] | None,
     export: Sequence[str] | None,
     calibration: Mapping[str, Any] | None,
     file2file: bool | None,
     shard_blocks: bool | None,
 ) -> dict[str, Any]:
     """The request body that jobs and plans share."""
-    body = {"model": model_of(model), "config": {"preset": config} if isinstance(config, str) else config}
+    chosen = {"preset": config} if isinstance(config, str) else config
     formats = None if export is None else list(export)
-    return body | given(export=formats, calibration=calibration, file2file=file2file, shard_blocks=shard_blocks)
+    return {"model": model_of(model)} | given(
+        config=chosen, mix=mix, export=formats, calibration=calibration, file2file=file2file, shard_blocks=shard_blocks
+    )
 
 
 def given(**fields: Any) -> dict[str, Any]:

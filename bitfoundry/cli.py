@@ -31,6 +31,7 @@ from bitfoundry.errors import BitfoundryError
 from bitfoundry.options import (
     AsJson,
     Column,
+    ConfigBesideMix,
     DatasetConfig,
     Evaluation,
     Export,
@@ -40,10 +41,13 @@ from bitfoundry.options import (
     JobId,
     Key,
     Labels,
+    MaxBits,
+    MaxDivergence,
+    MaxSize,
     Model,
-    Preset,
     Priority,
     Samples,
+    Schemes,
     SeqLen,
     ShardBlocks,
     Source,
@@ -53,6 +57,7 @@ from bitfoundry.options import (
     evaluation_of,
     find_home,
     key_value,
+    mix_of,
     read_config,
     show_job,
 )
@@ -141,7 +146,11 @@ _of_engine("compare", "Results of one model side by side: size against quality, 
 @app.command()
 def submit(
     model: Model,
-    config: Preset,
+    config: ConfigBesideMix = None,
+    schemes: Schemes = None,
+    max_size: MaxSize = None,
+    max_bits: MaxBits = None,
+    max_divergence: MaxDivergence = None,
     export: Export = None,
     calibration_source: Source = None,
     calibration_config: DatasetConfig = None,
@@ -185,7 +194,8 @@ def submit(
     with connect(url, api_key, home) as client:
         job = client.submit(
             _with_token(model, hub_token),
-            config=read_config(config),
+            config=read_config(config) if config else None,
+            mix=mix_of(schemes, max_size, max_bits, max_divergence),
             export=export,
             calibration=given(
                 source=calibration_source,
@@ -219,9 +229,11 @@ def submit(
 def plan(
     context: typer.Context,
     model: Model,
-    config: Annotated[
-        str | None, typer.Option("--config", "-c", help="A preset's name, or a JSON file with a whole config.")
-    ] = None,
+    config: ConfigBesideMix = None,
+    schemes: Schemes = None,
+    max_size: MaxSize = None,
+    max_bits: MaxBits = None,
+    max_divergence: MaxDivergence = None,
     devices: Annotated[
         str | None,
         typer.Option(
@@ -254,8 +266,9 @@ def plan(
         raise typer.Exit(_plan_here(context.args, model, devices, as_json))
     if context.args:
         raise typer.BadParameter(f"{context.args[0]} goes with --devices, for a plan without the service")
-    if config is None:
-        raise typer.BadParameter("give --config: a preset's name, or a JSON file with a whole config")
+    mix = mix_of(schemes, max_size, max_bits, max_divergence)
+    if config is None and mix is None:
+        raise typer.BadParameter("give --config: a preset's name, or a JSON file with a whole config; or --schemes")
     calibration = given(
         source=calibration_source,
         config=calibration_config,
@@ -267,7 +280,8 @@ def plan(
     asked = _with_token(model, hub_token)
     with connect(url, api_key, home) as client:
         found = client.plan(
-            asked, config=read_config(config), export=export, calibration=calibration or None,
+            asked, config=read_config(config) if config else None, mix=mix, export=export,
+            calibration=calibration or None,
             file2file=file2file, shard_blocks=shard_blocks,
         )  # fmt: skip
     if as_json:

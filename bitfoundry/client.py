@@ -68,7 +68,8 @@ class Client:
         self,
         model: str | Path | Mapping[str, Any],
         *,
-        config: str | Mapping[str, Any],
+        config: str | Mapping[str, Any] | None = None,
+        mix: Mapping[str, Any] | None = None,
         export: Sequence[str] | None = None,
         calibration: Mapping[str, Any] | None = None,
         name: str | None = None,
@@ -85,7 +86,9 @@ class Client:
         idempotency_key: str | None = None,
     ) -> Job:
         """Queue a job. `model` is a folder of the service's machine, a Hub id `org/name`, or the request's own object;
-        `config` is a preset's name or a whole config. A bad job is refused before it is queued.
+        `config` is a preset's name or a whole config; or `mix` {schemes: ["w4a16", "int8_weight_only"], max_bits: 5}
+        asks for the scheme of each layer to be chosen, for `max_bits`, `max_size` or `max_divergence`. A bad job is
+        refused before it is queued.
 
         `priority` is 0 to 9, 9 goes first; `limits` {max_runtime_s, max_pending_s}; files of weights are no larger than
         `max_shard_size` ("500MB"; "5GB" if nothing is said); with the `gate` "fail" a result that misses a limit fails
@@ -95,7 +98,7 @@ class Client:
         `publish`. The request is sent again when no answer comes, and still makes one job: with `idempotency_key` also
         when this program is run again.
         """
-        body = body_of_plan(model, config, export, calibration, file2file, shard_blocks)
+        body = body_of_plan(model, config, mix, export, calibration, file2file, shard_blocks)
         body |= given(
             name=name, labels=labels, priority=priority, limits=limits, max_shard_size=max_shard_size, gate=gate,
             evaluation=evaluation, nodes=nodes, publish=publish,
@@ -106,7 +109,8 @@ class Client:
         self,
         model: str | Path | Mapping[str, Any],
         *,
-        config: str | Mapping[str, Any],
+        config: str | Mapping[str, Any] | None = None,
+        mix: Mapping[str, Any] | None = None,
         export: Sequence[str] | None = None,
         calibration: Mapping[str, Any] | None = None,
         file2file: bool | None = None,
@@ -116,7 +120,7 @@ class Client:
         """What `submit` would do, layer by layer, without doing it. With `hardware` {devices: "8x80GB", nodes,
         host_memory, disk} its `capacity` says whether the job would fit there, and how long it would take.
         """
-        body = body_of_plan(model, config, export, calibration, file2file, shard_blocks)
+        body = body_of_plan(model, config, mix, export, calibration, file2file, shard_blocks)
         if hardware is not None:
             body["hardware"] = hardware
         return dict(self._service.send("POST", "/v1/plans", body=body, repeat=True).json())

@@ -9,6 +9,7 @@ import typer
 
 from bitfoundry import terminal
 from bitfoundry.answers import Job
+from bitfoundry.bodies import given
 from bitfoundry.client import Client
 from bitfoundry.connection import Connection
 from bitfoundry.errors import BitfoundryError
@@ -22,6 +23,27 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs instead 
 JobId = Annotated[str, typer.Argument(help="The job's id, as `jobs` lists it.")]
 Model = Annotated[str, typer.Argument(help="A model folder on the service's machine, or a Hub id org/name.")]
 Preset = Annotated[str, typer.Option("--config", "-c", help="A preset's name, or a JSON file with a whole config.")]
+ConfigBesideMix = Annotated[
+    str | None,
+    typer.Option(
+        "--config", "-c", help="A preset's name, or a JSON file with a whole config; with --schemes one of algorithms."
+    ),
+]
+Schemes = Annotated[
+    str | None,
+    typer.Option(
+        help="Choose the scheme of each layer when the job runs, among these presets, as w4a16,int8_weight_only; 'keep'"
+        " leaves a layer as it is. With one of the three budgets:"
+    ),
+]
+MaxSize = Annotated[str | None, typer.Option("--max_size", help="Of all weights, as 90MB: the best mix of that size.")]
+MaxBits = Annotated[
+    float | None, typer.Option("--max_bits", help="A weight in the layers that are mixed, with scales: as 4.5.")
+]
+MaxDivergence = Annotated[
+    float | None,
+    typer.Option("--max_divergence", help="Mean KL in nats a token: the smallest mix as good as that."),
+]
 Export = Annotated[list[str] | None, typer.Option(help="A checkpoint format to write; repeat for several.")]
 Samples = Annotated[int | None, typer.Option(help="Calibration samples.")]
 SeqLen = Annotated[int | None, typer.Option(help="Tokens of a calibration sample.")]
@@ -81,6 +103,18 @@ def key_value(text: str) -> tuple[str, str]:
     if not sign or not key:
         raise typer.BadParameter(f"{text!r} is not key=value")
     return key, value
+
+
+def mix_of(
+    schemes: str | None, max_size: str | None, max_bits: float | None, max_divergence: float | None
+) -> dict[str, Any] | None:
+    """The job's field; the service checks the rest."""
+    budget = given(max_size=max_size, max_bits=max_bits, max_divergence=max_divergence)
+    if schemes is None:
+        if budget:
+            raise typer.BadParameter(f"--{next(iter(budget))} goes with --schemes")
+        return None
+    return {"schemes": [name.strip() for name in schemes.split(",")], **budget}
 
 
 def evaluation_of(settings: list[str] | None) -> dict[str, Any] | None:

@@ -70,9 +70,14 @@ def jobs_table(jobs: Sequence[Job]) -> Table:
         table.add_column(heading, no_wrap=heading == "id")
     for job in jobs:
         state = state_text(job.state)
-        config = job.preset or "custom"
+        config = scheme_of(job)
         table.add_row(job.id, job.name or "", config, state, progress_text(job), job.created_at[:19])
     return table
+
+
+def scheme_of(job: Job) -> str:
+    """The preset's name; of a mix what it is made of."""
+    return job.preset or (f"mix of {', '.join(job.mix['schemes'])}" if job.mix else "custom")
 
 
 def progress_text(job: Job) -> str:
@@ -92,7 +97,7 @@ def job_details(job: Job) -> Table:
         ("id", job.id),
         ("name", job.name or ""),
         ("model", str(job.model.get("path") or f"{job.model.get('id')} ({job.model.get('revision')})")),
-        ("config", job.preset or "custom"),
+        ("config", scheme_of(job)),
         ("state", state_text(job.state)),
         ("phase", progress_text(job)),
         ("labels", ", ".join(f"{name}={value}" for name, value in job.labels.items())),
@@ -287,7 +292,7 @@ def results_table(jobs: Sequence[Job]) -> Table:
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for job in jobs:
-        table.add_column(job.name or job.preset or "custom", overflow="fold")
+        table.add_column(job.name or scheme_of(job), overflow="fold")
     rows = [summary_rows(job.summary) if job.summary else {"size": _ending(job)} for job in jobs]
     for name in dict.fromkeys(name for each in rows for name in each):
         table.add_row(Text(name, "bold"), *(each.get(name, "") for each in rows))

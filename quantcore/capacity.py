@@ -139,6 +139,8 @@ def capacity(
     disk = {"model": before, "artifact": after, "hidden_states": _states_on_disk(footprint, hardware, chosen)}
     if footprint.states:
         disk["saved_states"] = 2 * footprint.states
+    if footprint.num_schemes:
+        disk["measured_states"] = (1 + sum(counts)) * footprint.gradients
     host = _host(footprint, hardware, chosen)
     faults, advice = _verdict(plan, footprint, hardware, chosen, host, disk)
     return Capacity(
@@ -211,7 +213,7 @@ def _candidates(
     limit = USABLE * hardware.device_bytes if hardware.num_devices else hardware.host_bytes
     num_ranks = hardware.num_ranks
     ways = {STREAMED: footprint.streamed(num_ranks=num_ranks)}
-    if not plan.needs_calibration:
+    if not plan.needs_calibration and not footprint.num_schemes:
         ways = {FILE_TO_FILE: footprint.file_to_file(), **ways}
     if num_ranks > 1:
         if takes_slices:

@@ -15,12 +15,13 @@ from pydantic import ValidationError
 from quantcore import presets
 from quantcore.algorithms import NAMES, config_of, load_quant_algo_config_from_file
 from quantcore.checkpoint.hub import is_model_id, resolve
-from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, Config, parse_config, parse_size
+from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, Config, parse_config
 from quantcore.errors import ConfigError, unknown_value
 from quantcore.evaluation.stopwatch import RUNTIMES
 from quantcore.export import EXPORTERS
+from quantcore.mixing.schemes import resolve as resolve_schemes
 from quantcore.quark_config import read_config
-from quantcore.task import GATES, EvaluationConfig, Task
+from quantcore.task import GATES, EvaluationConfig, MixConfig, Task
 
 CUSTOM_MODES = ("quark", "fp8", "awq")
 MODEL_EXPORTS = ("hf_format", *EXPORTERS)
@@ -340,20 +341,18 @@ def add_mix(flags: argparse.ArgumentParser) -> None:
 
 def mix_of(options: argparse.Namespace) -> dict[str, Any]:
     """What ``mixing.command.mix`` is called with. Raises ConfigError."""
-    from quantcore.mixing.choice import Budget
-
     _one_of("model_export", [options.model_export], MODEL_EXPORTS)
     known = presets.PRESETS if options.preset_file is None else presets.read_presets(Path(options.preset_file))
+    asked = MixConfig(
+        schemes=options.schemes,
+        max_size=options.max_size,
+        max_bits=options.max_bits,
+        max_divergence=options.max_divergence,
+    )
     return {
-        "schemes": options.schemes,
-        "budget": Budget(
-            None if options.max_size is None else parse_size(options.max_size, "max_size"),
-            options.max_bits,
-            options.max_divergence,
-        ),
+        "asked": resolve_schemes(asked, known),
         "calibration": calibration_of(options),
         "export": "quark" if options.model_export == "hf_format" else options.model_export,
-        "known": known,
     }
 
 

@@ -26,6 +26,8 @@ SOLVED_COPIES = 6
 rounding to nearest as well, and work space."""
 WINDOW_COPIES = 4
 """Of a layer's input of one window, in float32, while it is learned from."""
+WINDOW_COPIES_BACK = 16
+"""The same of a window that goes back through a block: all that its way forward left."""
 STATES_SHARE = 0.25
 """Of the free memory: what the hidden states of all windows may take; else they wait on disk."""
 DEVICE_RUNTIME_BYTES = 1_500_000_000
@@ -47,7 +49,8 @@ class Footprint:
     ``grams``: the matrices that calibration learns of all inputs of a block, once; ``num_sums``: how many such sets
     there are while it learns; ``factors``: what the largest needs besides while it is solved; ``solved``: the layers
     of one input while they are solved together; ``window``: the widest input of one window, in float32; ``states``: the
-    hidden states of all windows in front of a block.
+    hidden states of all windows in front of a block; ``num_schemes`` are measured before, for a mix, which takes
+    ``gradients``: those by the hidden states of all windows behind a block.
     """
 
     whole: int
@@ -61,14 +64,17 @@ class Footprint:
     solved: int
     window: int
     states: int
+    num_schemes: int = 0
+    gradients: int = 0
 
     @classmethod
     def of(
         cls, config: Config, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader], prefix: str,
-        num_blocks: int, calibration: CalibrationConfig, *, needs_calibration: bool,
+        num_blocks: int, calibration: CalibrationConfig, *, needs_calibration: bool, num_schemes: int = 0,
     ) -> Footprint:  # fmt: skip
         blocks = by_block(prefix, {name: tensor.num_bytes for name, tensor in tensors.items()})
-        num_tokens = calibration.num_samples * calibration.seq_len * needs_calibration
+        num_tokens = calibration.num_samples * calibration.seq_len
+        learns = needs_calibration or num_schemes > 0
         element = DTYPE_BYTES[tensors[f"{layers[0].name}.weight"].dtype]
         [(hidden, _)] = Counter(layer.in_features for layer in layers).most_common(1)  # most read the hidden states
         grams, factors = _grams(config, layers)
@@ -82,8 +88,10 @@ class Footprint:
             num_sums=count_sums(calibration.num_samples),
             factors=factors,
             solved=_solved(config, layers, element) if grams else 0,
-            window=4 * calibration.seq_len * max(layer.in_features for layer in layers) * needs_calibration,
-            states=(1 + config.compares) * num_tokens * hidden * element,
+            window=4 * calibration.seq_len * max(layer.in_features for layer in layers) * learns,
+            states=(1 + config.compares) * num_tokens * hidden * element * needs_calibration,
+            num_schemes=num_schemes,
+            gradients=num_tokens * hidden * element,
         )
 
     def file_to_file(self) -> Parts:
@@ -100,13 +108,25 @@ class Footprint:
         """
         block = self.block if num_shards == 1 else self.block // num_shards + 2 * self.weight // 2
         rounding = FLOAT_COPIES * self.weight
-        moments = (
+        moments: tuple[Parts, ...] = (
             {"embedding_and_head": self.outside},
             {"one_block": block, "statistics": self.num_sums * self.grams, "one_window": WINDOW_COPIES * self.window},
             {"one_block": block, "statistics": self.grams + self.factors, "one_weight_in_float32": rounding},
             {"one_block": block, "statistics": self.grams + self.factors, "layers_of_one_input": self.solved},
         )
+        if self.num_schemes:
+            moments += (self._measuring(),)
         return {"runtime": RUNTIME_BYTES, **_larger(*moments), "activations": self.states // num_ranks}
+
+    def _measuring(self) -> Parts:
+        """Of one rank, for all: what each scheme changes in a block, and one window that goes through it and back."""
+        return {
+            "one_block": self.block,
+            "changes_of_one_block": self.num_schemes * self.block,
+            "gradients": self.gradients,
+            "one_window": WINDOW_COPIES_BACK * self.window,
+            "one_weight_in_float32": 2 * self.weight,
+        }
 
     def resident(self, *, num_ranks: int) -> Parts:
         """The whole model in shards (FSDP2), on each rank, with two blocks gathered: to run it, not to learn of it."""

@@ -1,5 +1,6 @@
 """THE main path, read top to bottom: plan, then block by block load, prepare, solve, write; then prove and seal.
 
+Where a mix is asked for, the scheme of each layer is measured and chosen before: then it is a config like any other.
 Memory holds one decoder block at a time. Streams of hidden states walk through the blocks: the calibration windows, the
 held-out windows through the float block, a few probe windows through the quantized one.
 """
@@ -37,6 +38,7 @@ from quantcore.evaluation.text import EvaluationText, evaluation_text, has_own_t
 from quantcore.events import Completed, Emit, PhaseStarted, Progress, Warned, silence
 from quantcore.file_to_file import round_files
 from quantcore.layer import LayerPlan
+from quantcore.mixing.command import with_mix
 from quantcore.plan import FILE_TO_FILE, Plan, resolve
 from quantcore.reading import Model, read_model
 from quantcore.rotate import untie
@@ -70,13 +72,15 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
     model = read_model(task.model_folder)
     headers = model.headers
     emit(PhaseStarted("plan"))
+    savepoint = SavePoint.of(task, ranks)
+    task, mixed = with_mix(task, model, savepoint, emit)
     plan = resolve(
         task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export,
         file2file=task.file2file, shard_blocks=task.shard_blocks, warnings=headers.warnings,
+        num_schemes=len(mixed["uniform"]) if mixed else 0,
     )  # fmt: skip
     for message in plan.warnings:
         emit(Warned("plan", message))
-    savepoint = SavePoint.of(task, ranks)
     saved = savepoint.load()
     with ExitStack() as stack:
         folder = task.output_dir
@@ -96,7 +100,7 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
         proofs = prove_in_fresh_process(task, folder, outcome.expected, emit)
         results = judge_result(task, headers, plan, folder, outcome, proofs)
         report = build_report(
-            task, plan, outcome, proofs, results,
+            task, plan, outcome, proofs, results, mixed=mixed,
             quantize_s=quantized_s, total_s=time.monotonic() - started, peaks_bytes=peaks_bytes,
         )  # fmt: skip
         write_json(folder / "plan.json", plan.to_dict())

@@ -120,9 +120,11 @@ def resolve(
     exports: Sequence[str] = ("quark",),
     file2file: bool = False,
     shard_blocks: bool | None = None,
+    num_schemes: int = 0,
     warnings: tuple[str, ...] = (),
 ) -> Plan:
     """Decide every layer; ``file2file`` and ``shard_blocks`` are a task's, ``warnings`` are what is to be said anyway.
+    ``num_schemes``: how many are measured before, for a mix.
 
     Raises ConfigError or ModelError that names the layers and what would fit.
     """
@@ -172,7 +174,14 @@ def resolve(
         layouts=layouts,
         executor=FILE_TO_FILE if file2file else STREAMED,
         footprint=Footprint.of(
-            config, layers, tensors, prefix, num_blocks, calibration, needs_calibration=needs_calibration
+            config,
+            layers,
+            tensors,
+            prefix,
+            num_blocks,
+            calibration,
+            needs_calibration=needs_calibration,
+            num_schemes=num_schemes,
         ),
         warnings=warnings,
     )

@@ -5,6 +5,7 @@ twenty of the time) the hidden states of all streams and the notes of the writer
 these; it is replaced as the last thing, so a kill at any moment leaves the one before. A job goes on only where its
 fingerprint is the same (task, model files and versions) and no file of states has changed since: each ends in the
 SHA-256 of the rest. Files of states say which windows they hold, so that another number of ranks can read them.
+What a job found out before its first block lies beside them (``SavePoint.once``).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable, Mapping, MutableSequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,10 +31,12 @@ from quantcore.task import Task
 SHARE = 20
 """Saving waits until the work since the last time took so many times as long as that."""
 STATE = "state.json"
+ONCE = "found"
 CHUNK_BYTES = 1 << 22
 WEIGHTS = ("*.safetensors", "*.gguf")
 
 States = MutableSequence[torch.Tensor]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,22 @@ class SavePoint:
             return None
         found = self._read() if self.ranks.is_first else None
         if self.ranks.is_first and found is None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder.mkdir(parents=True)
+            self._clear()
         return self.ranks.share(found)
+
+    def once(self, name: str, find: Callable[[], T]) -> T:
+        """The JSON data that ``find`` gives to the first rank; after a stop what it gave before, to this very job."""
+        found: Any = None
+        if self.ranks.is_first:
+            path = self.folder and self.folder / f"{name}.json"
+            found = self._read_once(path) if path else None
+            if found is None:
+                found = find()
+                if path:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    _replace(path, json.dumps({"fingerprint": self.fingerprint, ONCE: found}))
+        shared: T = self.ranks.share(found)
+        return shared
 
     def holds(self, notes: Mapping[str, Any], stream: str) -> bool:
         """Whether the states of ``stream`` were saved with ``notes``."""
@@ -119,13 +135,31 @@ class SavePoint:
 
     def _read(self) -> dict[str, Any] | None:
         assert self.folder is not None
-        try:
-            notes = json.loads((self.folder / STATE).read_text("utf-8"))
-        except (OSError, ValueError):
-            return None
-        if not isinstance(notes, dict) or notes.get("fingerprint") != self.fingerprint:
+        notes = self._read_own(self.folder / STATE)
+        if notes is None:
             return None
         return notes if all(map(_is_whole, (self.folder / notes["states"]).iterdir())) else None
+
+    def _read_own(self, path: Path) -> dict[str, Any] | None:
+        """What is in a file of this very job."""
+        try:
+            notes = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        return notes if isinstance(notes, dict) and notes.get("fingerprint") == self.fingerprint else None
+
+    def _read_once(self, path: Path) -> Any:
+        return (self._read_own(path) or {}).get(ONCE)
+
+    def _clear(self) -> None:
+        """Leave nothing but what ``once`` has found for this very job."""
+        assert self.folder is not None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif self._read_once(path) is None:
+                path.unlink()
 
 
 def fingerprint(task: Task) -> str:

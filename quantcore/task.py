@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator, model_validator
 
-from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, Config, TextSource, parse_size
+from quantcore.config import (
+    DEFAULT_SHARD_SIZE,
+    CalibrationConfig,
+    Config,
+    QuantizationConfig,
+    TextSource,
+    parse_size,
+)
 from quantcore.errors import ConfigError
 
 Gate = Literal["off", "warn", "fail"]
@@ -55,6 +64,77 @@ class EvaluationConfig(Evaluation):
     include_path: Path | None = None
 
 
+KEEP = "keep"
+MIN_SCHEMES, MAX_SCHEMES = 2, 8
+NO_SCHEME = QuantizationConfig()
+"""The global scheme of a config beside a mix, which says the algorithms alone."""
+Number = Annotated[float, Field(strict=True)]
+
+
+class MixConfig(BaseModel):
+    """The scheme of each layer is chosen when the job runs, from what its rounding costs: the best mix for one budget.
+
+    ``schemes``: presets to choose from; ``keep`` leaves a layer in high precision. The budget is one of ``max_size``
+    (of all files of weights: as "90MB", or bytes), ``max_bits`` (a weight in the layers that are mixed, with scales)
+    and ``max_divergence`` (mean KL from the original in nats a token: the smallest mix that is measured to keep it).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schemes: tuple[str, ...] = Field(
+        examples=[["w4a16", "int8_weight_only"]],
+        json_schema_extra={"minItems": MIN_SCHEMES, "maxItems": MAX_SCHEMES, "uniqueItems": True},
+    )
+    max_size: str | StrictInt | None = Field(default=None, examples=["90MB"])
+    max_bits: Number | None = Field(default=None, json_schema_extra={"exclusiveMinimum": 0})
+    max_divergence: Number | None = Field(default=None, json_schema_extra={"exclusiveMinimum": 0})
+
+    @property
+    def max_bytes(self) -> int | None:
+        return parse_size(self.max_size, "max_size") if isinstance(self.max_size, str) else self.max_size
+
+    @model_validator(mode="after")
+    def _make_sense(self) -> Self:
+        if len(set(self.schemes)) != len(self.schemes) or not MIN_SCHEMES <= len(self.schemes) <= MAX_SCHEMES:
+            raise ConfigError(
+                f"A mix is made of {MIN_SCHEMES} to {MAX_SCHEMES} schemes, each given once; given were: "
+                f"{', '.join(self.schemes)[:200] or 'none'}.",
+                code="invalid_schemes",
+                hint="For example w4a16 and int8_weight_only, with 'keep' for layers that stay as they are.",
+                field="/mix/schemes",
+            )
+        try:
+            given = [one for one in (self.max_bytes, self.max_bits, self.max_divergence) if one is not None]
+        except ConfigError as error:
+            error.field = "/mix/max_size"
+            raise
+        if len(given) != 1 or not 0 < given[0] < math.inf:
+            raise ConfigError(
+                "A mix is made for one budget above 0.",
+                code="invalid_budget",
+                hint="Give one of max_size (90MB), max_bits (4.5), max_divergence (0.02).",
+                field="/mix",
+            )
+        return self
+
+
+class ResolvedMix(MixConfig):
+    """The same with the ``configs`` that the schemes' names stand for, none for ``keep``."""
+
+    configs: dict[str, Config]
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What a MixConfig says, as JSON data."""
+        return self.model_dump(mode="json", exclude={"configs"}, exclude_none=True)
+
+    @model_validator(mode="after")
+    def _all_are_known(self) -> Self:
+        if self.configs.keys() != {*self.schemes} - {KEEP}:
+            raise ValueError(f"configs has the config of every scheme but {KEEP}")
+        return self
+
+
 class Task(BaseModel):
     """A float model in, an artifact folder out.
 
@@ -67,6 +147,7 @@ class Task(BaseModel):
     devices have too little memory otherwise.
     ``token_on_stdin``: the token for the Hub is the first line of standard input, so that it is in no file and in
     nobody's environment. ``gate``: what a result that misses a limit means (see ``evaluation.gates``).
+    ``mix``: the scheme of each layer is chosen first; then ``config`` says the algorithms alone (``check_mix``).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -78,6 +159,7 @@ class Task(BaseModel):
     output_dir: Path
     resume_dir: Path | None = None
     config: Config
+    mix: ResolvedMix | None = None
     calibration: CalibrationConfig = CalibrationConfig()
     export: tuple[str, ...] = ("quark",)
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -99,6 +181,8 @@ class Task(BaseModel):
         if bool(self.model_id) != bool(self.revision):
             raise ValueError("model_id and revision (a commit of 40 hex digits) go together")
         check_tasks(self.evaluation, file2file=self.file2file)
+        if self.mix is not None:
+            check_mix(self.config, file2file=self.file2file)
         return self
 
     @property
@@ -117,6 +201,27 @@ def check_tasks(evaluation: Evaluation, *, file2file: bool) -> None:
             code="unsupported_config",
             hint="Leave one of them out.",
             field="/evaluation/tasks",
+        )
+
+
+def check_mix(config: Config, *, file2file: bool) -> None:
+    """Raises ConfigError ``unsupported_config`` for what cannot go with a mix: a config that says more than algorithms,
+    for it is the mix that chooses; or a model that is not run."""
+    if file2file:
+        raise ConfigError(
+            "file2file runs no model, and a mix is chosen from what running it shows.",
+            code="unsupported_config",
+            hint="Leave one of them out.",
+            field="/file2file",
+        )
+    nothing = Config(global_quant_config=NO_SCHEME, algo_config=config.algo_config)
+    said = [one.name for one in fields(Config) if getattr(config, one.name) != getattr(nothing, one.name)]
+    if said:
+        raise ConfigError(
+            f"A mix chooses the scheme of every layer, and the config says {said[0]}.",
+            code="unsupported_config",
+            hint="Beside a mix a config holds algo_config and nothing else; or leave the mix out.",
+            field=f"/{said[0]}",
         )
 
 

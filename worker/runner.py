@@ -125,6 +125,7 @@ class Run:
                 "output_dir": str(self._workspace.output_dir),
                 "resume_dir": str(self._workspace.resume_dir),
                 "config": self.lease.config,
+                "mix": self.lease.mix,
                 "calibration": self._with_source(self.lease.calibration, "/calibration/source"),
                 "export": list(self.lease.export),
                 "max_shard_size": self.lease.max_shard_size,

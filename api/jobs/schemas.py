@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -25,8 +25,9 @@ from api.store.tables import Artifact, Job
 from api.store.waiting import Waiting
 from quantcore.checkpoint.hub import is_model_id
 from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, parse_size
+from quantcore.errors import ConfigError
 from quantcore.publishing.target import Target
-from quantcore.task import Evaluation, Gate, check_tasks
+from quantcore.task import Evaluation, Gate, MixConfig, check_tasks
 
 MAX_LABELS = 16
 REVISION = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
@@ -92,17 +93,30 @@ class PlanCreate(RequestBody):
     ``config`` is {preset, group_size?, exclude?, kv_cache?}, a whole config in the engine's names (``GET
     /v1/config-schema``), or the ``quantization_config`` of a checkpoint of AMD Quark. ``file2file``: weights that need
     no data go from file to file and no model is run, nor measured. ``shard_blocks``: a worker of several processes
-    holds each block in slices; null: where its devices have too little memory otherwise.
+    holds each block in slices; null: where its devices have too little memory otherwise. ``mix``: the scheme of each
+    layer is chosen when the job runs; then ``config`` may be left out, or hold ``algo_config`` and nothing else.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [examples.PLAN_REQUEST]})
 
     model: ModelRef
-    config: dict[str, Any] = Field(examples=[{"preset": "w4a16"}])
+    config: dict[str, Any] = Field(default={}, examples=[{"preset": "w4a16"}])
+    mix: MixConfig | None = None
     calibration: CalibrationConfig = CalibrationConfig()
     export: tuple[str, ...] = Field(default=("quark",), max_length=16)
     file2file: StrictBool = False
     shard_blocks: StrictBool | None = None
+
+    @model_validator(mode="after")
+    def _has_a_scheme(self) -> Self:
+        if self.mix is None and "config" not in self.model_fields_set:
+            raise ConfigError(
+                "The request names no scheme.",
+                code="config_required",
+                hint='Give a config, as {"preset": "w4a16"}, or a mix.',
+                field="/config",
+            )
+        return self
 
 
 class HardwareRef(RequestBody):
@@ -197,6 +211,7 @@ class JobClone(RequestBody):
 
     model: ModelRef | None = None
     config: dict[str, Any] | None = None
+    mix: MixConfig | None = None
     calibration: CalibrationConfig | None = None
     export: tuple[str, ...] | None = Field(default=None, max_length=16)
     name: Text | None = None
@@ -307,6 +322,11 @@ class SubmitterOut(BaseModel):
     name: str
 
 
+def asked_mix(job: Job) -> dict[str, Any] | None:
+    """A job's mix as a request says it."""
+    return job.mix and {name: value for name, value in job.mix.items() if name != "configs"}
+
+
 class JobOut(BaseModel):
     """A job as clients see it.
 
@@ -334,6 +354,7 @@ class JobOut(BaseModel):
     model: dict[str, Any]
     preset: str | None
     config: dict[str, Any]
+    mix: dict[str, Any] | None
     calibration: dict[str, Any]
     export: list[str]
     max_shard_size: str
@@ -369,7 +390,7 @@ class JobOut(BaseModel):
     ) -> JobOut:
         """``key_name``: of the key that submitted it."""
         made_here = {"artifact", "publication", "cancel_requested", "limits", "waiting_reason", "queue_position"}
-        made_here.add("submitted_by")
+        made_here |= {"submitted_by", "mix"}
         columns = {name: getattr(job, name) for name in cls.model_fields.keys() - made_here}
         columns["artifact"] = artifact and {
             "manifest_sha256": artifact.manifest_sha256,
@@ -378,6 +399,7 @@ class JobOut(BaseModel):
         }
         return cls(
             **columns,
+            mix=asked_mix(job),
             submitted_by=SubmitterOut(key_id=job.submitted_by, name=key_name or "") if job.submitted_by else None,
             publication=PublicationOut.of(publication) if publication else None,
             cancel_requested=job.cancel_requested_at is not None,

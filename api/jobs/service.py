@@ -26,10 +26,11 @@ from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.config import CalibrationConfig, Config
 from quantcore.errors import ConfigError, QuantError
 from quantcore.hardware import parse_hardware
+from quantcore.mixing import schemes
 from quantcore.plan import Plan
 from quantcore.presets import Preset
 from quantcore.quark_config import read_config
-from quantcore.task import Evaluation
+from quantcore.task import Evaluation, ResolvedMix, check_mix
 
 _BODY_FIELDS = frozenset({*JobCreate.model_fields, *PlanOn.model_fields})
 
@@ -44,13 +45,18 @@ class Planned:
     calibration: CalibrationConfig
     plan: Plan
     headers: ModelHeaders
+    mix: ResolvedMix | None = None
     publish: dict[str, Any] | None = None
     evaluation: Evaluation | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """What a plan answers with."""
         answer = self.plan.to_dict() | {"config": self.config.to_dict(), "preset": self.preset}
-        of_job = {"publish": self.publish, "evaluation": self.evaluation and stored(self.evaluation)}
+        of_job = {
+            "mix": self.mix and self.mix.asked,
+            "publish": self.publish,
+            "evaluation": self.evaluation and stored(self.evaluation),
+        }
         return answer | {name: value for name, value in of_job.items() if value}
 
 
@@ -67,17 +73,29 @@ def make_plan(
     Raises QuantError whose ``field`` points into the request.
     """
     try:
-        preset, config = _parse_config(request.config, known_presets(context.settings.presets_file))
+        known = known_presets(context.settings.presets_file)
+        mix = None if request.mix is None else schemes.resolve(request.mix, known)
+        preset, config = _parse_config(request.config if mix is None else _beside_mix(request.config), known)
+        if mix is not None:
+            check_mix(config, file2file=request.file2file)
         text = (locate or calibration.locator(context, caller))(request.calibration)
         model, headers = (read or models.reader(context, caller))(request.model)
-        resolved = plan.resolve(
-            config, headers.config, headers.tensors, calibration=text, exports=request.export,
-            file2file=request.file2file, shard_blocks=request.shard_blocks, warnings=headers.warnings,
-        )  # fmt: skip
+
+        def plan_of(config: Config) -> Plan:
+            return plan.resolve(
+                config, headers.config, headers.tensors, calibration=text, exports=request.export,
+                file2file=request.file2file, shard_blocks=request.shard_blocks, warnings=headers.warnings,
+                num_schemes=len(mix.schemes) if mix else 0,
+            )  # fmt: skip
+
+        if mix is None:
+            resolved = plan_of(config)
+        else:
+            resolved = schemes.upper_bound(mix, schemes.plan_each(mix, plan_of, config.algo_config))
     except QuantError as error:
         error.field = _pointer(error.field, request.config)
         raise
-    return Planned(model, preset, config, text, resolved, headers)
+    return Planned(model, preset, config, text, resolved, headers, mix)
 
 
 def make_capacity(planned: Planned, given: HardwareRef) -> Capacity:
@@ -170,6 +188,11 @@ def _parse_config(data: dict[str, Any], known: Mapping[str, Preset]) -> tuple[st
         presets=known,
     )
     return chosen.preset, config
+
+
+def _beside_mix(config: dict[str, Any]) -> dict[str, Any]:
+    """A config that need not say a scheme (see ``check_mix``)."""
+    return config if "preset" in config else {"global_quant_config": {}, **config}
 
 
 def _pointer(field: str, config: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from api import tracing
 from api.deps import Context
 from api.idempotent import Made, make_once, request_of
 from api.jobs import calibration, service
-from api.jobs.schemas import JobClone, JobCreate
+from api.jobs.schemas import JobClone, JobCreate, asked_mix
 from api.jobs.service import Planned
 from api.store import audit, datasets, jobs
 from api.store.audit import Caller
@@ -76,6 +76,7 @@ def store(session: Session, job_id: str, body: JobCreate, planned: Planned, call
         model=planned.model,
         preset=planned.preset,
         config=planned.config.to_dict(),
+        mix=planned.mix and service.stored(planned.mix),
         calibration=service.stored(planned.calibration),
         dataset_id=dataset_id,
         export=list(body.export),
@@ -108,6 +109,7 @@ def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
         if "id" in model
         else model,
         "config": original.config,
+        "mix": asked_mix(original),
         "calibration": original.calibration,
         "export": original.export,
         "max_shard_size": original.max_shard_size,

@@ -65,6 +65,7 @@ class Lease:
     file2file: bool = False
     shard_blocks: bool | None = None
     nodes: int = 1
+    mix: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
     sealed = token and hub_tokens.find_sealed(session, job.project_id, token)
     asked = (job.model, job.config, job.calibration, tuple(job.export), job.max_shard_size)
     how = (job.gate, job.evaluation, job.file2file, job.shard_blocks, job.nodes)
-    return Lease(job.id, fence, job.attempt, *asked, job.project_id, sealed, job.traceparent, *how)
+    return Lease(job.id, fence, job.attempt, *asked, job.project_id, sealed, job.traceparent, *how, mix=job.mix)
 
 
 def renew(session: Session, lease: Lease, *, lease_s: float) -> Order | None:

@@ -197,6 +197,7 @@ class Job(Base):
     config: Mapped[dict[str, Any]] = mapped_column(
         JSON
     )  # not JSONB, which would sort the patterns: the first one counts
+    mix: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))  # ``quantcore.task.ResolvedMix``
     calibration: Mapped[dict[str, Any]]
     dataset_id: Mapped[str | None] = mapped_column(ForeignKey("dataset.id", ondelete="SET NULL"))
     export: Mapped[list[str]]

@@ -23,7 +23,7 @@ td.n,th.n{text-align:right}caption{text-align:left;color:var(--faint)}pre{overfl
 border:1px solid var(--line);padding:.8rem;white-space:pre-wrap;overflow-wrap:anywhere}
 .pass{color:var(--pass)}.warn{color:var(--warn)}.fail{color:var(--fail)}.skipped{color:var(--faint)}
 svg{width:100%;height:auto}svg text{fill:var(--faint);font-size:12px}svg line{stroke:var(--line)}
-svg circle{fill:var(--mark)}details{margin:.5rem 0}
+svg circle{fill:var(--mark)}svg circle.chosen{fill:var(--fail)}details{margin:.5rem 0}
 """
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 960, 260, 56, 28
@@ -38,6 +38,7 @@ def page(report: dict[str, Any]) -> str:
         _gates(report["summary"]),
         _quality(report["quality"]),
         _harness(report["harness"]),
+        _mix(report["mix"]),
         _layers(report["layers"]),
         _samples(report["samples"]),
         _listing("Warnings", report["warnings"]),
@@ -126,6 +127,46 @@ def _harness(harness: dict[str, Any] | None) -> str:
     return "<h2>lm-evaluation-harness</h2>" + _table("", ("task", "metric", "original", "quantized"), rows)
 
 
+def _mix(mix: dict[str, Any] | None) -> str:
+    """What was chosen, what it was chosen from."""
+    if mix is None:
+        return ""
+    rows = [
+        (
+            escape(name), escape(", ".join(f"{num} {scheme}" for scheme, num in one["layers"].items())),
+            f"{one['size_bytes'] / 1e6:.1f} MB", f"{one['bits']:.2f}", _number(one["loss"]),
+        )
+        for name, one in (("the mix", mix["chosen"]), *mix["uniform"].items())
+    ]  # fmt: skip
+    table = _table("", ("", "layers", "size", "bits a weight", "KL, reckoned"), rows)
+    measured = with_error(mix["chosen"]["measured"]["divergence"]["kl_mean"])
+    budget = " ".join(f"{name} {value}" for name, value in mix["asked"].items() if name != "schemes")
+    return (
+        f"<h2>Mixed precision</h2><p>The scheme of each layer was chosen for {escape(budget)}. Measured of the mix,"
+        f" with weights rounded plainly: mean KL {measured} nats a token.</p>{table}{_frontier(mix)}"
+    )
+
+
+def _frontier(mix: dict[str, Any]) -> str:
+    """Size against divergence as reckoned: a point for every mix that no other one of its size beats."""
+    found, chosen = mix["frontier"], mix["chosen"]
+    sizes = [one["size_bytes"] for one in (*found, chosen)]
+    least, top = min(sizes), max(one["loss"] for one in (*found, chosen)) or 1.0
+    scale = (WIDTH - LEFT - 12) / max(1, max(sizes) - least)
+
+    def point(one: dict[str, Any], look: str) -> str:
+        place = f'cx="{LEFT + (one["size_bytes"] - least) * scale:.1f}" cy="{_height(one["loss"] / top):.1f}"'
+        return f"<circle {place} {look}><title>{one['size_bytes'] / 1e6:.1f} MB, KL {one['loss']:.3g}</title></circle>"
+
+    points = "".join(point(one, 'r="3"') for one in found) + point(chosen, 'r="6" class="chosen"')
+    label = f"Size against divergence of {len(found)} mixes; the chosen one is the large point."
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{_grid(top)}{points}'
+        f'<text x="{LEFT}" y="{HEIGHT - 6}">{least / 1e6:.1f} MB</text>'
+        f'<text x="{WIDTH - 4}" y="{HEIGHT - 6}" text-anchor="end">{max(sizes) / 1e6:.1f} MB</text></svg>'
+    )
+
+
 def _layers(layers: list[dict[str, Any]]) -> str:
     rows = [
         (escape(one["name"]), escape(one["scheme"]), f"{one['relative_error']:.5f}", f"{one['sqnr_db']:.1f}",
@@ -148,16 +189,20 @@ def _plot(layers: list[dict[str, Any]]) -> str:
         f"<title>{escape(one['name'])}: {one['relative_error']:.5f}</title></circle>"
         for number, one in enumerate(layers)
     )
-    lines = "".join(
+    label = f"Relative error of {len(layers)} layers, at most {top:.4f}; the table below has every number."
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">{_grid(top)}{points}'
+        f'<text x="{LEFT}" y="{HEIGHT - 6}">first layer</text>'
+        f'<text x="{WIDTH - 4}" y="{HEIGHT - 6}" text-anchor="end">last layer</text></svg>'
+    )
+
+
+def _grid(top: float) -> str:
+    """Lines from 0 to ``top``, with their numbers."""
+    return "".join(
         f'<line x1="{LEFT}" x2="{WIDTH}" y1="{_height(share):.1f}" y2="{_height(share):.1f}"/>'
         f'<text x="{LEFT - 6}" y="{_height(share) + 4:.1f}" text-anchor="end">{share * top:.3g}</text>'
         for share in (0.0, 0.25, 0.5, 0.75, 1.0)
-    )
-    label = f"Relative error of {len(layers)} layers, at most {top:.4f}; the table below has every number."
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">{lines}{points}'
-        f'<text x="{LEFT}" y="{HEIGHT - 6}">first layer</text>'
-        f'<text x="{WIDTH - 4}" y="{HEIGHT - 6}" text-anchor="end">last layer</text></svg>'
     )
 
 

@@ -33,13 +33,15 @@ def build_report(
     proofs: dict[str, Proof],
     gates: list[GateResult],
     *,
+    mixed: dict[str, Any] | None = None,
     quantize_s: float,
     total_s: float,
     peaks_bytes: Sequence[int],
 ) -> dict[str, Any]:
     """The whole report as JSON data; ``summary`` is what a table shows. Times in seconds, sizes in bytes.
 
-    ``peaks_bytes``: the most memory that each process of the job held until all weights were written.
+    ``mixed``: what the config was chosen from, if it was (see ``mixing.command.choose``). ``peaks_bytes``: the most
+    memory that each process of the job held until all weights were written.
     """
     main = proofs[plan.main_export]
     return {
@@ -49,6 +51,7 @@ def build_report(
             "size_after_bytes": plan.size_after_bytes,
             **_quality_in_short(main),
             **_layers_in_short(plan, outcome),
+            **(_mix_in_short(mixed["mix"]) if mixed else {}),
             "quantize_s": round(quantize_s, 2),
             "total_s": round(total_s, 2),
             "executor": plan.executor,
@@ -61,6 +64,7 @@ def build_report(
         },
         "model": _model(task) | {"model_type": plan.model_type},
         "config": task.config.to_dict(),
+        "mix": mixed and _mix(mixed),
         "calibration": task.calibration.model_dump(mode="json", exclude_none=True),
         "evaluation": task.evaluation.model_dump(mode="json"),
         "proof": {name: proof.to_dict() for name, proof in proofs.items()},
@@ -104,6 +108,16 @@ def _layers_in_short(plan: Plan, outcome: Outcome) -> dict[str, Any]:
         "num_layers_quantized": len(plan.layers),
         "num_layers_kept": len(plan.kept),
     }
+
+
+def _mix(mixed: dict[str, Any]) -> dict[str, Any]:
+    return {"asked": mixed["asked"], "chosen": mixed["mix"], "uniform": mixed["uniform"], "frontier": mixed["frontier"]}
+
+
+def _mix_in_short(chosen: dict[str, Any]) -> dict[str, Any]:
+    """``kl_mean`` is of the mix with weights rounded plainly; that of the result may be less."""
+    kl_mean = chosen["measured"]["divergence"]["kl_mean"]["value"]
+    return {"mix": {"layers": chosen["layers"], "bits": chosen["bits"], "loss": chosen["loss"], "kl_mean": kl_mean}}
 
 
 def _memory_by_rank(plan: Plan, num_shards: int, peaks_bytes: Sequence[int]) -> dict[str, Any]:

@@ -36,32 +36,6 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Budget:
-    """One of the three: bytes of all files of weights, bits a weight of the layers that are mixed (with what belongs to
-    them, as scales), or the divergence from the original in nats a token."""
-
-    max_bytes: int | None = None
-    max_bits: float | None = None
-    max_divergence: float | None = None
-
-    def __post_init__(self) -> None:
-        given = [value for value in (self.max_bytes, self.max_bits, self.max_divergence) if value is not None]
-        if len(given) != 1 or given[0] <= 0:
-            raise ConfigError(
-                "A mix is made for one budget above 0.",
-                code="invalid_budget",
-                hint="Give one of --max_size 90MB, --max_bits 4.5, --max_divergence 0.02.",
-            )
-
-    def bytes_of(self, units: Sequence[Unit], elsewhere: int) -> int:
-        """What the units may take in all, of a budget for size."""
-        if self.max_bits is not None:
-            return int(self.max_bits / 8 * sum(unit.num_weights for unit in units))
-        assert self.max_bytes is not None
-        return self.max_bytes - elsewhere
-
-
-@dataclass(frozen=True)
 class Mix:
     """The option of every unit, in their order."""
 

@@ -11,58 +11,85 @@ from typing import Any
 
 import torch
 
-from quantcore import presets
+from quantcore import plan
 from quantcore.calibration.chat import chat_renderer
 from quantcore.calibration.text import token_windows
 from quantcore.calibration.tokenizer import load_tokenizer
-from quantcore.config import CalibrationConfig, Config
+from quantcore.config import CalibrationConfig, Config, parse_config
 from quantcore.errors import ConfigError
 from quantcore.evaluation.command import find_model
 from quantcore.evaluation.model import open_model
 from quantcore.evaluation.text import EvaluationText, of_windows
 from quantcore.events import Emit, PhaseStarted
 from quantcore.export import EXPORTERS, layouts_of
-from quantcore.mixing.choice import Budget, Mix, Option, Unit, mixes, of_loss, of_size
+from quantcore.mixing.choice import Mix, Option, Unit, mixes, of_loss, of_size
+from quantcore.mixing.schemes import Plans, plan_each
 from quantcore.mixing.sensitivity import Losses, Sensitivity
 from quantcore.mixing.trial import Trial
-from quantcore.plan import Plan, resolve
+from quantcore.plan import Plan
 from quantcore.reading import Model, read_model
+from quantcore.savepoint import SavePoint
+from quantcore.task import KEEP, MixConfig, ResolvedMix, Task
 
-KEEP = "keep"
+NUM_HELD_OUT = 12  # windows on which a mix is measured
 MAX_ROUNDS = 4  # of measuring what a mix loses, on the way to one that loses as much as is allowed
 NEAR = 0.9  # of the allowed divergence: a mix that uses so much of it is not looked further into
 
 
-def mix(
-    given: str, schemes: Sequence[str], budget: Budget, calibration: CalibrationConfig, emit: Emit, *,
-    export: str = "quark", num_held_out: int = 12, known: Mapping[str, presets.Preset] = presets.PRESETS,
-) -> dict[str, Any]:  # fmt: skip
-    """``config``: a Config in which each unit of layers has the one of ``schemes`` (presets, or ``keep``) that the
-    budget allows; and beside it what that was chosen from.
-
-    The losses are measured on the calibration windows, the divergence of the chosen mix on ``num_held_out`` others of
-    that length. Weights are rounded plainly for both; an algorithm in the job itself is for the job. Raises
-    ConfigError, ModelError.
-    """
+def mix(given: str, asked: ResolvedMix, calibration: CalibrationConfig, emit: Emit, *, export: str) -> dict[str, Any]:
+    """What ``choose`` finds for a folder, a GGUF file or a model on the Hub. Raises ConfigError, ModelError."""
     emit(PhaseStarted("resolve"))
-    configs = {
-        name: replace(presets.resolve(name, presets=known), algo_config=()) for name in _check(schemes) if name != KEEP
-    }
-    path = find_model(given, emit)
-    model = read_model(path)
-    headers = model.headers
+    model = read_model(find_model(given, emit))
     emit(PhaseStarted("plan"))
+    return {"model": given} | choose(model, asked, calibration, (export,), emit)
+
+
+def with_mix(task: Task, model: Model, savepoint: SavePoint, emit: Emit) -> tuple[Task, dict[str, Any] | None]:
+    """The task whose config is the chosen one, without its mix; and what was found, None where none was asked for.
+
+    A task that goes on after a stop keeps what was chosen before it. The first rank measures for all.
+    """
+    asked = task.mix
+    if asked is None:
+        return task, None
+    work_dir = task.output_dir.parent
+
+    def find() -> dict[str, Any]:
+        work_dir.mkdir(parents=True, exist_ok=True)
+        return choose(model, asked, task.calibration, task.export, emit, work_dir)
+
+    found = savepoint.once("mix", find)
+    config = replace(parse_config(found["config"]), algo_config=task.config.algo_config)
+    return task.model_copy(update={"config": config, "mix": None}), found
+
+
+def choose(
+    model: Model,
+    asked: ResolvedMix,
+    calibration: CalibrationConfig,
+    exports: Sequence[str],
+    emit: Emit,
+    work_dir: Path | None = None,
+) -> dict[str, Any]:
+    """``config``: a Config in which each unit of layers has the one of the schemes that the budget allows; and beside
+    it what that was chosen from.
+
+    The losses are measured on the calibration windows, the divergence of the chosen mix on ``NUM_HELD_OUT`` others of
+    that length. Weights are rounded plainly for both; an algorithm is for the job. Sizes are those of the main one of
+    the ``exports``. Hidden states wait in ``work_dir`` (None: where temporary files go). Raises ConfigError.
+    """
+    headers = model.headers
 
     def plan_of(config: Config) -> Plan:
-        return resolve(config, headers.config, headers.tensors, calibration=calibration, exports=(export,))
+        return plan.resolve(config, headers.config, headers.tensors, calibration=calibration, exports=exports)
 
-    plans = {name: (config, plan_of(config)) for name, config in configs.items()}
-    _check_mixed(plans, plan_of)
-    windows_NT, text = _texts(path, calibration, num_held_out)
+    plans = plan_each(asked, plan_of)
+    configs = {name: config for name, (config, _) in plans.items()}
+    windows_NT, text = _texts(model.folder, calibration)
     emit(PhaseStarted("sensitivity"))
-    with tempfile.TemporaryDirectory(prefix="bitfoundry-mix-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="bitfoundry-mix-", dir=work_dir) as scratch:
         sensitivity = Sensitivity(open_model(model), windows_NT, plans, Path(scratch), emit)
-        units = _units(model, plans, sensitivity.losses(calibration.seed), export, may_keep=KEEP in schemes)
+        units = _units(model, plans, sensitivity.losses(calibration.seed), may_keep=KEEP in asked.schemes)
         elsewhere = _bytes_elsewhere(plans, units)
         trial = Trial(model, sensitivity, text, emit)
 
@@ -70,14 +97,15 @@ def mix(
             config = config_of(chosen, units, configs)
             return trial.quality(config, plan_of(config))
 
-        emit(PhaseStarted("verify"))
-        chosen, measured = _within(budget, units, elsewhere, quality)
+        emit(PhaseStarted("trial"))
+        chosen, measured = _within(asked, units, elsewhere, quality)
     return {
-        "model": given,
+        "asked": asked.asked,
         "config": config_of(chosen, units, configs).to_dict(),
         "mix": _described(chosen, units, elsewhere) | {"measured": measured},
         "uniform": {
-            name: _described(Mix(tuple(_option(unit, name) for unit in units)), units, elsewhere) for name in schemes
+            name: _described(Mix(tuple(_option(unit, name) for unit in units)), units, elsewhere)
+            for name in asked.schemes
         },
         "frontier": [_described(one, units, elsewhere) for one in mixes(units)],
         "units": [
@@ -92,29 +120,12 @@ def mix(
     }
 
 
-def _check(schemes: Sequence[str]) -> Sequence[str]:
-    if len(set(schemes)) != len(schemes) or len(schemes) < 2:
-        raise ConfigError(
-            f"A mix is made of two schemes or more, each given once; given were: {', '.join(schemes) or 'none'}.",
-            code="invalid_schemes",
-            hint="For example --schemes w4a16 int8_weight_only, with 'keep' for layers that stay as they are.",
-        )
-    return schemes
-
-
-def _check_mixed(plans: Mapping[str, tuple[Config, Plan]], plan_of: Callable[[Config], Plan]) -> None:
-    """Before anything is measured: the format must take a layer in one scheme among others in another one."""
-    (usual, plan), *others = plans.values()
-    for other, _ in others:
-        plan_of(replace(usual, layer_quant_config={plan.layers[0].name: other.global_quant_config}))
-
-
-def _texts(path: Path, calibration: CalibrationConfig, num_held_out: int) -> tuple[torch.Tensor, EvaluationText]:
+def _texts(path: Path, calibration: CalibrationConfig) -> tuple[torch.Tensor, EvaluationText]:
     tokenizer = load_tokenizer(path)
     windows = token_windows(
         calibration,
         lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
-        num_held_out=num_held_out,
+        num_held_out=NUM_HELD_OUT,
         held_out_len=calibration.seq_len,
         separator=tokenizer.eos_token_id,
         render=chat_renderer(tokenizer),
@@ -122,14 +133,12 @@ def _texts(path: Path, calibration: CalibrationConfig, num_held_out: int) -> tup
     return windows.calibration_NT, of_windows(windows.held_out_NT, tokenizer)
 
 
-def _units(
-    model: Model, plans: Mapping[str, tuple[Config, Plan]], losses: Losses, export: str, *, may_keep: bool
-) -> list[Unit]:
+def _units(model: Model, plans: Plans, losses: Losses, *, may_keep: bool) -> list[Unit]:
     """What can be chosen for each unit, and what it takes in the file."""
     tensors = model.headers.tensors
     planned = {name: {layer.name: layer for layer in plan.layers} for name, (_, plan) in plans.items()}
     first = next(iter(planned.values()))
-    exporter = EXPORTERS.get(export)
+    exporter = EXPORTERS.get(next(iter(plans.values()))[1].main_export)
 
     def size(scheme: str, layer: str) -> int:
         header = tensors[f"{layer}.weight"]
@@ -145,10 +154,10 @@ def _units(
     return units
 
 
-def _bytes_elsewhere(plans: Mapping[str, tuple[Config, Plan]], units: Sequence[Unit]) -> int:
+def _bytes_elsewhere(plans: Plans, units: Sequence[Unit]) -> int:
     """What no unit takes of the files: embeddings, norms, the head."""
-    scheme, (_, plan) = next(iter(plans.items()))
-    return plan.size_after_bytes - sum(_option(unit, scheme).num_bytes for unit in units)
+    scheme, (_, first) = next(iter(plans.items()))
+    return first.size_after_bytes - sum(_option(unit, scheme).num_bytes for unit in units)
 
 
 def _option(unit: Unit, scheme: str) -> Option:
@@ -169,13 +178,13 @@ def config_of(mix: Mix, units: Sequence[Unit], configs: Mapping[str, Config]) ->
 
 
 def _within(
-    budget: Budget, units: Sequence[Unit], elsewhere: int, quality: Callable[[Mix], dict[str, Any]]
+    asked: MixConfig, units: Sequence[Unit], elsewhere: int, quality: Callable[[Mix], dict[str, Any]]
 ) -> tuple[Mix, dict[str, Any]]:
     """The mix, and what was measured of it. Raises ConfigError ``budget_too_small``."""
-    if budget.max_divergence is None:
-        chosen = of_size(units, budget.bytes_of(units, elsewhere))
+    if asked.max_divergence is None:
+        chosen = of_size(units, bytes_of(asked, units, elsewhere))
         return chosen, quality(chosen)
-    allowed = target = budget.max_divergence
+    allowed = target = asked.max_divergence
     found: list[tuple[Mix, dict[str, Any]]] = []
     for _ in range(MAX_ROUNDS):
         chosen = of_loss(units, target)
@@ -196,6 +205,14 @@ def _within(
             hint="Allow more, or give a scheme with more bits, or 'keep'.",
         )
     return min(fitting, key=lambda pair: pair[0].num_bytes)
+
+
+def bytes_of(asked: MixConfig, units: Sequence[Unit], elsewhere: int) -> int:
+    """What the units may take in all, of a budget for size."""
+    if asked.max_bits is not None:
+        return int(asked.max_bits / 8 * sum(unit.num_weights for unit in units))
+    assert asked.max_bytes is not None
+    return asked.max_bytes - elsewhere
 
 
 def _divergence(quality: dict[str, Any]) -> float:

@@ -52,7 +52,7 @@ class Trial:
                 _round(algorithms, at, layers, prepared)
                 with quantized_activations(layers, prepared.activations):
                     streamed.run_block(block, index, hidden)
-            self._emit(Progress("verify", index + 1, plan.num_blocks, "block", eta.after(index + 1)))
+            self._emit(Progress("trial", index + 1, plan.num_blocks, "block", eta.after(index + 1)))
         self._rounded.has_run = True
         return self._compared(algorithms, plan, hidden)
 

@@ -23,6 +23,7 @@ ALLOWED = {
         "quantcore.quark_config",
         "quantcore.plan",
         "quantcore.task",
+        "quantcore.mixing.schemes",
         "quantcore.hardware",
         "quantcore.capacity",
         "quantcore.inspection",

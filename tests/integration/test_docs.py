@@ -114,7 +114,7 @@ ORDER = ["quark", "compressed_tensors", "fp8", "gptq", "gptq_v2", "awq", "bitsan
 
 def test_the_page_of_mixed_precision(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    page = (DOCS / "mixed-precision.md").read_text()
+    page = (DOCS / "mixed-precision.md").read_text().partition("\n## In the service\n")[0]  # that: test_mixed_jobs.py
     [block] = blocks_of(page, "sh")
     for line in block.replace("./SmolLM2-135M-Instruct", "./model").replace("./out", "./mixed").splitlines():
         _, command, *arguments = shlex.split(line)

@@ -1,7 +1,9 @@
 """Schemes chosen layer by layer: what is reckoned is what is lost, and the config says what was chosen."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +16,13 @@ from quantcore.calibration.text import token_windows
 from quantcore.config import CalibrationConfig, parse_config
 from quantcore.errors import ConfigError
 from quantcore.evaluation.model import open_model
-from quantcore.mixing.choice import Budget
 from quantcore.mixing.command import mix
+from quantcore.mixing.schemes import resolve as resolve_schemes
 from quantcore.mixing.sensitivity import Sensitivity
 from quantcore.pipeline import run
 from quantcore.plan import resolve
 from quantcore.reading import read_model
-from quantcore.task import EvaluationConfig, Task
+from quantcore.task import EvaluationConfig, MixConfig, Task
 from tests.factories import MIXTURES, tiny_model, tiny_tokenizer
 
 CALIBRATION = CalibrationConfig(num_samples=48, seq_len=32)
@@ -29,6 +31,11 @@ SCHEMES = ("w4a16", "int8_weight_only")
 
 def silent(event: object) -> None:
     pass
+
+
+def mixed(model_dir: Path, schemes: Sequence[str] = SCHEMES, **budget: float) -> dict[str, Any]:
+    asked = resolve_schemes(MixConfig(schemes=tuple(schemes), **budget))
+    return mix(str(model_dir), asked, CALIBRATION, silent, export="quark")
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +89,7 @@ def test_what_is_reckoned_is_what_each_layer_loses(
 
 
 def test_the_config_is_what_was_promised(model_dir: Path, tmp_path: Path, proof_in_this_process: None) -> None:
-    found = mix(str(model_dir), SCHEMES, Budget(max_bits=5.5), CALIBRATION, silent)
+    found = mixed(model_dir, max_bits=5.5)
     assert found["mix"]["bits"] <= 5.5 < found["uniform"]["int8_weight_only"]["bits"]
     chosen = {name: unit["scheme"] for unit in found["units"] for name in unit["layers"]}
     for block in range(3):
@@ -106,20 +113,20 @@ def test_the_config_is_what_was_promised(model_dir: Path, tmp_path: Path, proof_
 
 
 def test_the_smallest_mix_that_is_good_enough(model_dir: Path) -> None:
-    best = mix(str(model_dir), SCHEMES, Budget(max_bits=9.0), CALIBRATION, silent)["mix"]
-    worst = mix(str(model_dir), SCHEMES, Budget(max_bits=4.6), CALIBRATION, silent)["mix"]
+    best = mixed(model_dir, max_bits=9.0)["mix"]
+    worst = mixed(model_dir, max_bits=4.6)["mix"]
     ends = [one["measured"]["divergence"]["kl_mean"]["value"] for one in (best, worst)]
     allowed = ends[1] / 2
-    found = mix(str(model_dir), SCHEMES, Budget(max_divergence=allowed), CALIBRATION, silent)["mix"]
+    found = mixed(model_dir, max_divergence=allowed)["mix"]
     assert ends[0] < found["measured"]["divergence"]["kl_mean"]["value"] <= allowed
     assert worst["size_bytes"] < found["size_bytes"] < best["size_bytes"]
     with pytest.raises(ConfigError, match="was asked for") as refused:
-        mix(str(model_dir), SCHEMES, Budget(max_divergence=ends[0] / 100), CALIBRATION, silent)
+        mixed(model_dir, max_divergence=ends[0] / 100)
     assert refused.value.code == "budget_too_small"
 
 
 def test_layers_may_stay_as_they_are_and_inputs_be_quantized(model_dir: Path) -> None:
-    found = mix(str(model_dir), ("fp8", "mxfp4", "keep"), Budget(max_bits=12.0), CALIBRATION, silent)
+    found = mixed(model_dir, ("fp8", "mxfp4", "keep"), max_bits=12.0)
     kept = [name for unit in found["units"] if unit["scheme"] == "keep" for name in unit["layers"]]
     assert kept and set(kept) <= set(found["config"]["exclude"])
     for unit in found["units"]:
@@ -131,7 +138,7 @@ def test_layers_may_stay_as_they_are_and_inputs_be_quantized(model_dir: Path) ->
 @pytest.mark.parametrize("model_type", ["mixtral", "deepseek_v3"])
 def test_the_experts_of_a_mixture_are_one_unit(model_type: str, tmp_path: Path) -> None:
     folder = tiny_model(tmp_path / "model", model_type=model_type, **MIXTURES[model_type])
-    found = mix(str(folder), ("uint4_wo_32", "int8_weight_only"), Budget(max_bits=6.0), CALIBRATION, silent)
+    found = mixed(folder, ("uint4_wo_32", "int8_weight_only"), max_bits=6.0)
     experts = [unit["layers"] for unit in found["units"] if any(".experts." in name for name in unit["layers"])]
     assert len(experts) == (3 if model_type == "mixtral" else 2)
     assert all(len(names) == 4 * 3 and all(".experts." in name for name in names) for names in experts)

@@ -59,6 +59,8 @@ export interface Summary {
   perplexity_after: number | null;
   perplexity_ratio: number | null;
   kl_mean?: number | null;
+  /** Of a job with a mix: `kl_mean` as measured of it, with weights rounded plainly. */
+  mix?: { layers: Record<string, number>; bits: number; loss: number; kl_mean: number };
   gates?: Gate[];
   worst_layer: { name: string; relative_error: number; sqnr_db: number };
   num_layers_quantized: number;
@@ -134,4 +136,5 @@ export type Publication = Schemas["PublicationOut"];
 export const progressOf = (job: Job) => job.progress as Progress | null;
 export const summaryOf = (job: Job) => job.summary as Summary | null;
 export const failureOf = (job: Job) => job.error as JobFailure | null;
+export const schemeOf = (job: Job) => job.preset ?? (job.mix ? "mix" : "own config");
 export const modelOf = (job: Job) => String(job.model.id ?? job.model.path ?? "");

@@ -1,7 +1,7 @@
 import { type FormEvent, useEffect, useMemo, useRef, useState } from "react";
 import { get, post } from "../api/client";
 import { useQuery } from "../api/query";
-import { type Job, type JobPage, type JobSummary, type State, modelOf } from "../api/types";
+import { type Job, type JobPage, type JobSummary, type State, modelOf, schemeOf } from "../api/types";
 import { plural, shortId, shortName } from "../format";
 import { Link, type Place, navigate, withParams } from "../router";
 import { useSession } from "../sign-in";
@@ -157,7 +157,7 @@ function RunTable({
                   {job.name ? shortName(modelOf(job)) : shortId(job.id)}
                 </div>
               </td>
-              <td data-label="Preset">{job.preset ?? "own config"}</td>
+              <td data-label="Preset">{schemeOf(job)}</td>
               <td data-label="State">
                 <StateLabel state={job.state} />
               </td>

@@ -163,6 +163,17 @@ def test_an_interrupt_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.run(["jobs"]) == 130
 
 
+@pytest.mark.parametrize("command", ["submit", "plan"])
+def test_a_mix_is_passed_on(command: str, fake: type[FakeClient], capsys: pytest.CaptureFixture[str]) -> None:
+    asked = f"{command} /m --schemes w4a16,keep"
+    assert cli.run(f"{asked} --max_bits 4.5".split()) == 0
+    _, _, named = fake.calls[1]
+    assert (named["config"], named["mix"]) == (None, {"schemes": ["w4a16", "keep"], "max_bits": 4.5})
+    for flag in ("--max_size 1GB", "--max_divergence 0.1"):
+        assert cli.run(f"{command} /m -c fp8 {flag}".split()) == 2
+        assert f"{flag.split()[0]} goes with --schemes" in capsys.readouterr().err
+
+
 def test_submit_passes_everything_on(fake: type[FakeClient], tmp_path: Path) -> None:
     config = tmp_path / "mine.json"
     config.write_text('{"global_quant_config": {}}')
@@ -175,6 +186,7 @@ def test_submit_passes_everything_on(fake: type[FakeClient], tmp_path: Path) -> 
     assert given == ("/m",)
     assert named == {
         "config": {"global_quant_config": {}},
+        "mix": None,
         "export": ["quark", "compressed_tensors"],
         "calibration": {"num_samples": 4},
         "name": "n",

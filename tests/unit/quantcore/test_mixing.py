@@ -2,11 +2,19 @@
 
 import itertools
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from quantcore import presets
+from quantcore.config import parse_config
 from quantcore.errors import ConfigError
-from quantcore.mixing.choice import Budget, Mix, Option, Unit, hull, mixes, of_loss, of_size
+from quantcore.mixing.choice import Mix, Option, Unit, hull, mixes, of_loss, of_size
+from quantcore.mixing.command import bytes_of
+from quantcore.mixing.schemes import resolve
+from quantcore.task import MixConfig, Task, check_mix
 
 
 def units_of(seed: int, num: int = 5) -> list[Unit]:
@@ -71,13 +79,53 @@ def test_what_is_larger_and_no_better_is_never_taken() -> None:
     assert hull([small, below, better]) == [small, below, better]
 
 
-def test_budgets_that_cannot_be() -> None:
-    for wrong in ({}, {"max_bytes": 1, "max_bits": 4.0}, {"max_bits": 0.0}, {"max_divergence": -1.0}):
-        with pytest.raises(ConfigError, match="one budget above 0"):
-            Budget(**wrong)
-    units = units_of(0)
+def test_sizes_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match=r"take .* bytes at least") as refused:
-        of_size(units, 10)
+        of_size(units_of(0), 10)
     assert refused.value.code == "budget_too_small"
-    assert Budget(max_bits=4.0).bytes_of(units, 12345) == sum(unit.num_weights for unit in units) // 2
-    assert Budget(max_bytes=20_000).bytes_of(units, 12_000) == 8_000
+
+
+@pytest.mark.parametrize("budget", [
+    {}, {"max_size": "1GB", "max_bits": 4.0}, {"max_bits": 0.0}, {"max_divergence": -1.0}, {"max_size": 0},
+    {"max_bits": float("nan")}, {"max_bits": float("inf")},
+])  # fmt: skip
+def test_budgets_that_cannot_be(budget: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="one budget above 0") as refused:
+        MixConfig(schemes=("fp8", "keep"), **budget)
+    assert (refused.value.code, refused.value.field) == ("invalid_budget", "/mix")
+
+
+def test_what_a_budget_leaves_to_the_units() -> None:
+    units, schemes = units_of(0), ("fp8", "keep")
+    in_all = sum(unit.num_weights for unit in units)
+    assert bytes_of(MixConfig(schemes=schemes, max_bits=4.0), units, 12345) == in_all // 2
+    for size in (20_000, "20KB"):
+        assert bytes_of(MixConfig(schemes=schemes, max_size=size), units, 12_000) == 8_000
+
+
+def test_a_config_beside_a_mix_says_algorithms_alone() -> None:
+    algorithms = parse_config({"global_quant_config": {}, "algo_config": [{"name": "gptq"}]})
+    check_mix(algorithms, file2file=False)
+    for name in ("exclude", "global_quant_config"):
+        more = {"exclude": ("lm_head",), "global_quant_config": presets.resolve("fp8").global_quant_config}
+        with pytest.raises(ConfigError, match=name) as refused:
+            check_mix(replace(algorithms, **{name: more[name]}), file2file=False)
+        assert (refused.value.code, refused.value.field) == ("unsupported_config", f"/{name}")
+    with pytest.raises(ConfigError) as refused:
+        check_mix(algorithms, file2file=True)
+    assert refused.value.field == "/file2file"
+
+
+def test_names_become_configs_and_stay_in_a_task() -> None:
+    asked = resolve(MixConfig(schemes=("w4a16", "keep", "fp8"), max_bits=5))
+    assert asked.configs == {name: presets.resolve(name) for name in ("w4a16", "fp8")}
+    nothing = parse_config({"global_quant_config": {}})
+    task = Task(model_dir="/m", output_dir="/o", config=nothing, mix=asked)
+    assert Task.model_validate_json(task.model_dump_json()) == task
+    with pytest.raises(ValidationError, match="every scheme but keep"):
+        Task(
+            model_dir="/m",
+            output_dir="/o",
+            config=nothing,
+            mix={"schemes": ["fp8", "keep"], "max_bits": 5, "configs": {}},
+        )

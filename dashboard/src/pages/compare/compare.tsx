@@ -1,7 +1,7 @@
 import { useMemo } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
-import { type EventPage, type Job, type JobPage, type Layer, modelOf, summaryOf } from "../../api/types";
+import { type EventPage, type Job, type JobPage, type Layer, modelOf, schemeOf, summaryOf } from "../../api/types";
 import { shortName } from "../../format";
 import { Link, type Place, navigate } from "../../router";
 import { Empty, Failure, Field, Loading, Time, Title } from "../../ui/basics";
@@ -36,7 +36,7 @@ export default function Compare({ place: { search } }: { place: Place }) {
   );
 }
 
-export const labelOf = (job: Job) => job.name ?? `${shortName(modelOf(job))} ${job.preset ?? "own config"}`;
+export const labelOf = (job: Job) => job.name ?? `${shortName(modelOf(job))} ${schemeOf(job)}`;
 
 const address = (ids: string[]) => `/compare${ids.length ? "?" : ""}${ids.map((id) => `job=${id}`).join("&")}`;
 
@@ -107,7 +107,7 @@ function Chosen({ jobs, ids }: { jobs: Job[]; ids: string[] }) {
               <option value="">{free.length ? "choose …" : "there is no other one"}</option>
               {free.map((job) => (
                 <option key={job.id} value={job.id}>
-                  {labelOf(job)} · {job.preset ?? "own config"} · {job.id.slice(-6)}
+                  {labelOf(job)} · {schemeOf(job)} · {job.id.slice(-6)}
                 </option>
               ))}
             </select>

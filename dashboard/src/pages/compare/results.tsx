@@ -1,4 +1,4 @@
-import { type Job, type Summary, summaryOf } from "../../api/types";
+import { type Job, type Summary, schemeOf, summaryOf } from "../../api/types";
 import { formatBytes, formatDuration, formatNumber, formatPercent } from "../../format";
 import { scrollable } from "../../ui/basics";
 
@@ -47,7 +47,7 @@ export function ResultsTable({ jobs, names }: { jobs: Job[]; names: Map<string, 
             <th scope="row">Preset</th>
             {jobs.map((job) => (
               <td key={job.id} className="number">
-                {job.preset ?? "own config"}
+                {schemeOf(job)}
               </td>
             ))}
           </tr>

@@ -35,9 +35,18 @@ export interface Evaluation extends Text {
   batch_size?: number;
 }
 
+export interface Mix {
+  schemes: string[];
+  max_size?: string | number;
+  max_bits?: number;
+  max_divergence?: number;
+}
+
 export interface Body {
   model: ModelRef;
-  config: Record<string, unknown>;
+  /** Left out, or of algorithms alone, beside a mix. */
+  config?: Record<string, unknown>;
+  mix?: Mix;
   calibration?: Calibration;
   export?: string[];
   name?: string;
@@ -80,7 +89,25 @@ export function withSource(body: Body, of: "calibration" | "evaluation", source:
 
 const unescapePointer = (part: string) => part.replaceAll("~1", "/").replaceAll("~0", "~");
 
-export const presetOf = (body: Body) => (typeof body.config.preset === "string" ? body.config.preset : null);
+export const presetOf = (body: Body) => (typeof body.config?.preset === "string" ? body.config.preset : null);
+
+/** Whether the config is a preset as it stands. */
+export const isPlainPreset = (body: Body) => presetOf(body) !== null && Object.keys(body.config ?? {}).length === 1;
+
+/** Where a budget of each kind starts. */
+export const BUDGETS = { max_size: "90MB", max_bits: 5, max_divergence: 0.02 } as const;
+export type Budget = keyof typeof BUDGETS;
+export const START_MIX: Mix = { schemes: ["w4a16", "int8_weight_only"], max_bits: BUDGETS.max_bits };
+
+/** A scheme for each layer instead of one for all: of the config the algorithms stay. Without a mix it starts anew. */
+export function withMix({ config, mix: _, ...rest }: Body, mix: Mix | undefined): Body {
+  if (!mix) return { ...rest, config: START.config };
+  return { ...rest, ...(config?.algo_config ? { config: { algo_config: config.algo_config } } : {}), mix };
+}
+
+/** There is one of the three. */
+export const withBudget = ({ schemes }: Mix, name: Budget): Mix => ({ schemes, [name]: BUDGETS[name] });
+export const budgetOf = (mix: Mix) => (Object.keys(BUDGETS) as Budget[]).find((name) => mix[name] !== undefined);
 
 /** Another preset; the exports that cannot hold it go, and there is always one. */
 export function withPreset(body: Body, preset: Preset): Body {
@@ -99,9 +126,11 @@ export function bodyOf(job: Job, presets: Preset[]): Body {
   const limits = Object.fromEntries(Object.entries(job.limits).filter(([, value]) => value !== null));
   const { tasks, ...measured } = job.evaluation as Evaluation;
   const evaluation = { ...measured, ...(tasks?.length ? { tasks } : {}) };
+  const { algo_config: algorithms } = job.config as { algo_config?: unknown[] };
+  const besideMix = algorithms?.length ? { config: { algo_config: algorithms } } : {};
   return {
     model,
-    config: isPlain ? { preset: preset.name } : job.config,
+    ...(job.mix ? { ...besideMix, mix: job.mix as unknown as Mix } : { config: isPlain ? { preset: preset.name } : job.config }),
     calibration: job.calibration as Calibration,
     export: job.export,
     ...(job.name ? { name: job.name } : {}),

@@ -1,5 +1,5 @@
 // The same request for other hands: curl, the command, Python.
-import { type Body, type Calibration, presetOf } from "./body";
+import { type Body, BUDGETS, type Budget, type Calibration, isPlainPreset, presetOf } from "./body";
 
 /** In single quotes, as a POSIX shell reads them. */
 export const quoted = (text: string) => (/^[\w./:@%+=,-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
@@ -26,15 +26,17 @@ const asFile = (name: string, content: unknown) => `cat > ${name} <<'JSON'\n${JS
 
 /** The command, with a file for a config that is more than a preset's name, and for a target that is more than a place. */
 export function asCommand(body: Body, origin: string): string {
-  const preset = presetOf(body);
-  const isPlain = preset !== null && Object.keys(body.config).length === 1;
+  const isFile = body.config !== undefined && !isPlainPreset(body);
   const { repo_id: repo, to, hub_token: writeToken, ...rest } = body.publish ?? {};
   const isPlace = Object.keys(rest).length === 0;
-  const files = [...(isPlain ? [] : [asFile("config.json", body.config)]), ...(isPlace ? [] : [asFile("publish.json", body.publish)])];
-  const parts = [`bitfoundry submit ${quoted(body.model.path ?? body.model.id ?? "")} --config ${isPlain ? quoted(preset) : "config.json"}`];
+  const files = [...(isFile ? [asFile("config.json", body.config)] : []), ...(isPlace ? [] : [asFile("publish.json", body.publish)])];
+  const config = isFile ? " --config config.json" : body.config ? ` --config ${quoted(presetOf(body) ?? "")}` : "";
+  const parts = [`bitfoundry submit ${quoted(body.model.path ?? body.model.id ?? "")}${config}`];
   const add = (option: string, value: unknown) => {
     if (value !== undefined && value !== "") parts.push(`${option} ${quoted(String(value))}`);
   };
+  if (body.mix) add("--schemes", body.mix.schemes.join(","));
+  for (const name of Object.keys(BUDGETS) as Budget[]) add(`--${name}`, body.mix?.[name]);
   for (const name of body.export ?? []) add("--export", name);
   for (const [field, option] of OPTIONS) add(option, body.calibration?.[field]);
   add("--name", body.name);
@@ -64,7 +66,7 @@ export function missingInCommand(body: Body): string[] {
 export function asPython(body: Body, origin: string): string {
   const { model, ...rest } = body;
   const lines = Object.entries({ model, ...rest }).map(([name, value]) => {
-    const shown = name === "config" && presetOf(body) && Object.keys(body.config).length === 1 ? presetOf(body) : value;
+    const shown = name === "config" && isPlainPreset(body) ? presetOf(body) : value;
     return `        ${name === "model" ? "" : `${name}=`}${pythonText(shown)},`;
   });
   return `import os

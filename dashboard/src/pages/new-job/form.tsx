@@ -4,10 +4,11 @@ import { useQuery } from "../../api/query";
 import type { HubToken, List, Preset } from "../../api/types";
 import { Field } from "../../ui/basics";
 import { HUB_TARGET, type Target, TargetFields } from "../target-fields";
-import { labelsText, presetOf, readLabels, withPreset, withValue } from "./body";
+import { labelsText, presetOf, readLabels, START_MIX, withMix, withPreset, withValue } from "./body";
 import { Names, type Props, Value } from "./fields";
 import { Inspect } from "./inspect";
 import { MeasureFields } from "./measure-fields";
+import { MixFields } from "./mix-fields";
 import type { Schema } from "./schema";
 import { SchemaForm } from "./schema-form";
 import { TextFields } from "./text-fields";
@@ -75,7 +76,7 @@ function ModelFields(props: Props) {
 function SchemeFields(props: Props & { presets: Preset[] }) {
   const { body, onChange, presets, errorAt } = props;
   const preset = presets.find((each) => each.name === presetOf(body) || each.aliases.includes(presetOf(body) ?? ""));
-  const isOwn = presetOf(body) === null;
+  const isOwn = !body.mix && presetOf(body) === null;
   const schema = useQuery(isOwn ? "config-schema" : null, (signal) => get<Schema>("/v1/config-schema", {}, signal));
   const exports = preset?.exports ?? [...new Set(presets.flatMap((each) => each.exports))].sort();
   const choose = (name: string) => {
@@ -89,7 +90,16 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
   return (
     <fieldset>
       <legend>Scheme</legend>
-      {!isOwn && (
+      <div className="choices field">
+        <label>
+          <input type="radio" name="schemes" checked={!body.mix} onChange={() => onChange(withMix(body, undefined))} /> One for all layers
+        </label>
+        <label>
+          <input type="radio" name="schemes" checked={!!body.mix} onChange={() => onChange(withMix(body, START_MIX))} /> One for each layer, chosen when the job runs
+        </label>
+      </div>
+      {body.mix && <MixFields {...props} mix={body.mix} />}
+      {!isOwn && !body.mix && (
         <>
           <Field label="Preset" hint={preset?.title} error={errorAt("/config/preset") ?? errorAt("/config")}>
             {(own) => (

@@ -1,6 +1,6 @@
 import { expect, it } from "vitest";
 import type { Job, Preset } from "../../api/types";
-import { type Body, bodyOf, labelsText, presetOf, readLabels, valueAt, withPreset, withSource, withValue } from "./body";
+import { type Body, bodyOf, budgetOf, labelsText, presetOf, readLabels, START_MIX, valueAt, withBudget, withMix, withPreset, withSource, withValue } from "./body";
 import { asCommand, asCurl, asPython, missingInCommand, pythonText, quoted } from "./copies";
 import { type Schema, controlOf, unwrap } from "./schema";
 
@@ -38,6 +38,34 @@ it("clones a job: the commit that it had, and its preset by name unless somethin
   expect(cloned).toMatchObject({ gate: "fail", evaluation: { num_windows: 3 } });
   expect(cloned.evaluation).not.toHaveProperty("tasks");
   expect(bodyOf({ ...job, file2file: true, shard_blocks: false }, presets)).toMatchObject({ file2file: true, shard_blocks: false });
+});
+
+it("a mix takes the config's place, but for the algorithms, and has one budget", () => {
+  const mixed = withMix({ ...BODY, config: { global_quant_config: {}, algo_config: [{ name: "gptq" }] } }, START_MIX);
+  expect(mixed).toEqual({ ...BODY, config: { algo_config: [{ name: "gptq" }] }, mix: START_MIX });
+  expect(withMix(BODY, START_MIX)).not.toHaveProperty("config");
+  expect(presetOf(withMix(BODY, START_MIX))).toBeNull();
+  expect(withMix(mixed, undefined)).toEqual({ ...BODY, config: { preset: "w4a16" } });
+  expect(withBudget(START_MIX, "max_size")).toEqual({ schemes: START_MIX.schemes, max_size: "90MB" });
+  expect(budgetOf(withBudget(START_MIX, "max_divergence"))).toBe("max_divergence");
+});
+
+it("clones and copies hold a mix", () => {
+  const mix = { schemes: ["w4a16", "keep"], max_size: "90MB" };
+  const job = {
+    model: { path: "/m" }, preset: null, config: { global_quant_config: {}, exclude: [], algo_config: [] }, mix, calibration: {}, export: ["quark"],
+    name: null, labels: {}, priority: 5, limits: {}, max_shard_size: "5GB", gate: "warn", evaluation: {}, file2file: false, shard_blocks: null,
+  } as unknown as Job;
+  const cloned = bodyOf(job, []);
+  expect(cloned.mix).toEqual(mix);
+  expect(cloned).not.toHaveProperty("config");
+  const algorithms = { algo_config: [{ name: "gptq" }] };
+  const better = bodyOf({ ...job, config: { ...job.config, ...algorithms } }, []);
+  expect(better.config).toEqual(algorithms);
+  expect(asCommand(cloned, ORIGIN)).toContain("bitfoundry submit /m \\\n  --schemes w4a16,keep \\\n  --max_size 90MB");
+  expect(asCommand(cloned, ORIGIN)).not.toContain("--config");
+  expect(asCommand(better, ORIGIN)).toContain("bitfoundry submit /m --config config.json");
+  expect(asPython(cloned, ORIGIN)).toContain('mix={"schemes": ["w4a16", "keep"], "max_size": "90MB"},');
 });
 
 it("another text takes what was said of the one before with it", () => {

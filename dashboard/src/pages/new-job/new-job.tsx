@@ -128,7 +128,7 @@ function JsonTab({ body, onChange }: { body: Body; onChange: (body: Body) => voi
     setText(next);
     try {
       const parsed = JSON.parse(next);
-      if (typeof parsed !== "object" || parsed === null || !parsed.model || !parsed.config) throw new Error("`model` and `config` must be there");
+      if (typeof parsed !== "object" || parsed === null || !parsed.model || !(parsed.config || parsed.mix)) throw new Error("`model` and `config` or `mix` must be there");
       onChange(parsed as Body);
       setWrong("");
     } catch (error) {

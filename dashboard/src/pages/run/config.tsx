@@ -13,6 +13,7 @@ export function ConfigTab({ job }: { job: Job }) {
         <Facts
           facts={[
             ["Model", factsText(job.model)],
+            ...(job.mix ? [["Mix", factsText(job.mix)] as [string, string]] : []),
             ["Exports", job.export.join(", ")],
             ["Calibration", factsText(job.calibration)],
             ["Measurement", factsText(job.evaluation) || "as usual"],

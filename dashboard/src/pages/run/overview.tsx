@@ -49,6 +49,7 @@ function Result({ job: { id, publication }, summary }: { job: Job; summary: Summ
           ],
           ...(summary.gates?.length ? [["Gates", gatesText(summary.gates)] as [string, string]] : []),
           ...(publication ? [["Publication", <Link key="publication" to={`/jobs/${id}?tab=artifacts`}>{publicationText(publication)}</Link>] as [string, ReactNode]] : []),
+          ...(summary.mix ? [["Mix", mixText(summary.mix)] as [string, string]] : []),
           ["Layers", `${summary.num_layers_quantized} quantized, ${summary.num_layers_kept} kept`],
           ["Worst layer", `${summary.worst_layer.name} (${formatNumber(summary.worst_layer.sqnr_db)} dB)`],
           ["Time", formatDuration(summary.total_s)],
@@ -60,6 +61,12 @@ function Result({ job: { id, publication }, summary }: { job: Job; summary: Summ
       />
     </section>
   );
+}
+
+/** "16 w4a16, 5 int8_weight_only; 4.9 bits a weight, KL 0.12 rounded plainly" */
+function mixText({ layers, bits, kl_mean: divergence }: NonNullable<Summary["mix"]>) {
+  const counts = Object.entries(layers).map(([scheme, number]) => `${number} ${scheme}`);
+  return `${counts.join(", ")}; ${formatNumber(bits, 3)} bits a weight, KL ${formatNumber(divergence, 3)} rounded plainly`;
 }
 
 function Proof({ report }: { report: Report }) {

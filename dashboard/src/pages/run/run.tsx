@@ -1,7 +1,7 @@
 import { useEffect, useRef, useState } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
-import { type Job, failureOf, modelOf, progressOf } from "../../api/types";
+import { type Job, failureOf, modelOf, progressOf, schemeOf } from "../../api/types";
 import { formatDuration, plural, shortName } from "../../format";
 import { Link, type Place, navigate, withParams } from "../../router";
 import { announce } from "../../ui/announcer";
@@ -53,7 +53,7 @@ export default function Run({ id, place: { search, path } }: { id: string; place
         <StateLabel state={job.state} />
         <code>{job.id}</code>
         <span className="faint">
-          {modelOf(job)} · {job.preset ?? "own config"} · by {job.submitted_by?.name ?? "operator"} ·{" "}
+          {modelOf(job)} · {schemeOf(job)} · by {job.submitted_by?.name ?? "operator"} ·{" "}
           <Time at={job.created_at} />
           {job.attempt > 1 && ` · attempt ${job.attempt}`}
         </span>
