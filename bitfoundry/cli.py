@@ -134,6 +134,7 @@ _of_engine("quantize", "Quantize here and now, without any service, with the fla
 _of_engine("mix", "Choose the scheme of each layer for a size or a quality, from what its rounding costs")
 _of_engine("convert", "Take a quantized model, by Bitfoundry or by others, into another format without loss")
 _of_engine("evaluate", "Measure a model that is there: perplexity, distance from its original, tasks")
+_of_engine("speed", "Time a program that serves a model: tokens a second, memory, beside the original")
 _of_engine("compare", "Results of one model side by side: size against quality, and which no other one beats")
 
 

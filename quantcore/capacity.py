@@ -279,7 +279,7 @@ def _smaller(plan: Plan, footprint: Footprint, hardware: Hardware) -> Iterator[s
         if fits(changed):
             yield f"--num_calib_data {num_samples}: fewer sums of statistics at a time."
             break
-    if footprint.grams and fits(replace(footprint, grams=0, factors=0)):
+    if footprint.grams and fits(replace(footprint, grams=0, factors=0, solved=0)):
         yield "Another algorithm: gptq holds most, awq and rtn less, smoothquant no matrices of inputs."
     if fits_device(footprint.file_to_file()):
         yield "A scheme that needs no data (w4a16, mxfp4 or fp8_dynamic, without algorithms), from file to file."

@@ -2,6 +2,7 @@
 
 ``python -m quantcore --model_dir ... --output_dir ... --quant_scheme ...`` quantizes, with the flags of the
 quantization script of AMD Quark. ``convert`` takes a quantized model into another format, ``evaluate`` measures one,
+``speed`` times a program that serves one,
 ``compare`` shows several results. ``mix`` chooses the scheme of each layer for a size or a quality. ``plan`` says what
 a job would need of given hardware. ``presets`` and ``schema``
 print what a scheme can be, ``pull`` fetches a model from the Hub. Four subcommands serve programs: ``run TASK.json``
@@ -27,7 +28,7 @@ from quantcore.config import json_schema
 from quantcore.errors import QuantError, RankError
 from quantcore.events import Completed, Emit, Failed, print_json_lines
 from quantcore.export import EXPORTERS, formats_for
-from quantcore.flags import add_evaluation, add_mix, evaluation_of, mix_of, parser, task_of
+from quantcore.flags import add_evaluation, add_mix, add_speed, evaluation_of, mix_of, parser, task_of
 from quantcore.runtime.parent import end_with_parent
 from quantcore.task import Task, read_task
 
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "convert": _convert,
         "evaluate": _evaluate,
         "compare": _compare,
+        "speed": _speed,
         "mix": _mix,
         "plan": _plan,
         "pull": _pull,
@@ -154,6 +156,30 @@ def _evaluate(arguments: list[str]) -> int:
     from quantcore.console import show_evaluation
 
     return _shown(work, lambda done: print(json.dumps(done, indent=2)) if options.json else show_evaluation(done))
+
+
+def _speed(arguments: list[str]) -> int:
+    """``speed MODEL [--against ORIGINAL]``: how fast a program serves it."""
+    flags = argparse.ArgumentParser(
+        prog="bitfoundry speed",
+        description="Tokens a second and memory of a model in the program that serves it.",
+        allow_abbrev=False,
+    )
+    flags.add_argument("model", help="a folder, a GGUF file or a model on the Hub, quantized or not")
+    flags.add_argument("--against", metavar="ORIGINAL", help="the float model, in the same program")
+    add_speed(flags)
+    flags.add_argument("--json", action="store_true", help="the result as JSON on stdout, and nothing else")
+    options = flags.parse_args(arguments)
+
+    def work(emit: Emit) -> dict[str, Any]:
+        from quantcore.evaluation.speed import Load, speed
+
+        load = Load(options.prompt_len, options.num_new, options.batch_size, options.repeats)
+        return speed(options.model, options.against, load, emit, runtime=options.runtime, python=options.python)
+
+    from quantcore.console import show_speed
+
+    return _shown(work, lambda done: print(json.dumps(done, indent=2)) if options.json else show_speed(done))
 
 
 def _compare(arguments: list[str]) -> int:

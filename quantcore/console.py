@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from string import ascii_uppercase
 from typing import Any
@@ -81,6 +81,30 @@ def show_evaluation(result: dict[str, Any]) -> None:
     out = Console()
     out.print(table)
     out.print(f"{quality['num_tokens']} tokens in {quality['num_windows']} windows, ± one standard error", style="dim")
+
+
+def show_speed(found: dict[str, Any]) -> None:
+    """The model beside its original."""
+    rows: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+        ("load_s", "load", "{:.1f} s".format),
+        ("prompt_tokens_per_s", "prompt", "{:.1f} tokens/s".format),
+        ("new_tokens_per_s", "writing", "{:.1f} tokens/s".format),
+        ("peak_memory_bytes", "peak memory", _mega),
+        ("peak_device_bytes", "peak on the device", _mega),
+    )
+    columns = [one for one in (found.get("against"), found["model"]) if one is not None]
+    table = Table("", *(["original"] if "against" in found else []), "model", "ratio", box=None)
+    for name, title, text in rows:
+        if found["model"][name] is not None:
+            ratio = found.get("ratio", {}).get(name)
+            table.add_row(title, *(text(one[name]) for one in columns), "" if ratio is None else f"{ratio:.2f}")
+    out, load = Console(), found["load"]
+    out.print(table)
+    out.print(
+        f"{found['runtime']} {found['version']}, {found['num_threads']} threads, {load['batch_size']} x"
+        f" {load['prompt_len']} tokens read and {load['num_new']} written; median of {load['repeats']}",
+        style="dim",
+    )
 
 
 def show_comparison(found: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from quantcore.algorithms import NAMES, config_of, load_quant_algo_config_from_f
 from quantcore.checkpoint.hub import is_model_id, resolve
 from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, Config, parse_config, parse_size
 from quantcore.errors import ConfigError, unknown_value
+from quantcore.evaluation.stopwatch import RUNTIMES
 from quantcore.export import EXPORTERS
 from quantcore.quark_config import read_config
 from quantcore.task import GATES, EvaluationConfig, Task
@@ -303,6 +305,21 @@ def evaluation_of(options: argparse.Namespace) -> EvaluationConfig:
             hint="See docs/evaluation.md.",
             field="/evaluation",
         ) from error
+
+
+def add_speed(flags: argparse.ArgumentParser) -> None:
+    """What a program is to serve, and which one."""
+    add = flags.add_argument
+    add("--runtime", choices=RUNTIMES, help="the program (default: llama_cpp for GGUF files, else transformers)")
+    add(
+        "--python",
+        default=sys.executable,
+        help="the interpreter of the environment where the program is installed (default: this one)",
+    )
+    add("--prompt_len", type=_positive, default=256, help="tokens of each prompt (default: 256)")
+    add("--num_new", type=_positive, default=64, help="tokens to write after each, 2 or more (default: 64)")
+    add("--batch_size", type=_positive, default=1, help="prompts at a time (default: 1)")
+    add("--repeats", type=_positive, default=3, help="of which the median counts (default: 3)")
 
 
 def add_mix(flags: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from quantcore.algorithms import SOLVED_ROWS
 from quantcore.calibration.chunks import count_sums
 from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
 from quantcore.config import CalibrationConfig, Config
@@ -20,6 +21,9 @@ RUNTIME_BYTES = 450 << 20
 """Python, torch and Transformers before any weight: measured by bench/__main__.py."""
 FLOAT_COPIES = 4
 """Of the weight that is being rounded, in float32: itself, its codes, what they stand for, what is lost."""
+SOLVED_COPIES = 6
+"""Of the rows that a solver takes at a time, in float32: weights, values on the grid and errors, the latter two of
+rounding to nearest as well, and work space."""
 WINDOW_COPIES = 4
 """Of a layer's input of one window, in float32, while it is learned from."""
 STATES_SHARE = 0.25
@@ -41,8 +45,9 @@ class Footprint:
     ``whole``: all tensors; ``outside``: embedding, head and all else around the blocks; ``block``: the largest;
     ``tensor``: the largest read; ``weight``: the one with most values among those that are rounded, in float32;
     ``grams``: the matrices that calibration learns of all inputs of a block, once; ``num_sums``: how many such sets
-    there are while it learns; ``factors``: what the largest needs besides while it is solved; ``window``: the widest
-    input of one window, in float32; ``states``: the hidden states of all windows in front of a block.
+    there are while it learns; ``factors``: what the largest needs besides while it is solved; ``solved``: the layers
+    of one input while they are solved together; ``window``: the widest input of one window, in float32; ``states``: the
+    hidden states of all windows in front of a block.
     """
 
     whole: int
@@ -53,6 +58,7 @@ class Footprint:
     grams: int
     num_sums: int
     factors: int
+    solved: int
     window: int
     states: int
 
@@ -75,6 +81,7 @@ class Footprint:
             grams=grams,
             num_sums=count_sums(calibration.num_samples),
             factors=factors,
+            solved=_solved(config, layers, element) if grams else 0,
             window=4 * calibration.seq_len * max(layer.in_features for layer in layers) * needs_calibration,
             states=(1 + config.compares) * num_tokens * hidden * element,
         )
@@ -97,6 +104,7 @@ class Footprint:
             {"embedding_and_head": self.outside},
             {"one_block": block, "statistics": self.num_sums * self.grams, "one_window": WINDOW_COPIES * self.window},
             {"one_block": block, "statistics": self.grams + self.factors, "one_weight_in_float32": rounding},
+            {"one_block": block, "statistics": self.grams + self.factors, "layers_of_one_input": self.solved},
         )
         return {"runtime": RUNTIME_BYTES, **_larger(*moments), "activations": self.states // num_ranks}
 
@@ -135,6 +143,19 @@ def _grams(config: Config, layers: Sequence[LayerPlan]) -> tuple[int, int]:
     squares = [sum(width * width for _, width, _ in found) for found in inputs.values()]
     widest = max(layer.in_features for layer in layers)
     return count * element * max(squares), (copies * element * widest**2 if count else 0)
+
+
+def _solved(config: Config, layers: Sequence[LayerPlan], element: int) -> int:
+    """The layers of one input, one below another: as they are, their codes (a byte each), what they are to come near to
+    if that is something else; and some rows of them on their way."""
+    rows: Counter[tuple[int | None, Input]] = Counter()
+    for layer in layers:
+        rows[layer.block, input_of(layer)] += layer.out_features
+    whole = element + 1 + 4 * config.compares
+    return max(
+        width * (whole * height + 4 * SOLVED_COPIES * min(height, SOLVED_ROWS))
+        for (_, (_, width, _)), height in rows.items()
+    )
 
 
 def input_of(layer: LayerPlan) -> Input:

@@ -14,10 +14,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from bench.engines.cells import ENGINES, FLOAT, USUAL, Cell, chosen
 from bench.engines.inputs import cut_model, cut_windows
@@ -28,7 +31,8 @@ from quantcore.task import EvaluationConfig
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = {"quark": "peers", "llmcompressor": "llmc", "gptqmodel": "gptqmodel"}
-START_S = 300  # wall seconds that any process may take, whatever its cell costs
+START_S = 120  # CPU seconds that any process may take, whatever its cell costs
+STARVED = 20  # times as many wall seconds: a process that waits for ever is ended, too
 LOG_LINES = 25  # of a process that failed, kept in its row
 SMALL = {"num_samples": 4, "num_windows": 2, "seq_len": 128, "num_blocks": 2}
 
@@ -110,16 +114,17 @@ def measure(cell: Cell, inputs: dict[str, Path], scratch: Path, patience: float)
             scheme=cell.scheme, algorithm=cell.algorithm, scratch=home / "files", result=home / "row.json", **inputs
         )
         job.write(home / "job.json")
-        status = _run(cell.engine, home, START_S + patience * cell.estimate_s)
+        limit_s = START_S + patience * cell.estimate_s
+        status = _run(cell.engine, home, limit_s)
         if status is None:
-            return {"status": "timeout", **began, "error": _tail(home / "log")}
+            return {"status": "timeout", **began, "error": f"{_tail(home / 'log')}\nended after {limit_s:.0f} CPU s"}
         if status != 0 or not job.result.exists():
             return {"status": "failed", **began, "error": f"{_tail(home / 'log')}\nstatus {status}"}
         return {"status": "ok", **began, **json.loads(job.result.read_text("utf-8"))}
 
 
 def _run(engine: str, home: Path, limit_s: float) -> int | None:
-    """The exit status of the engine's process; None if it was still running after ``limit_s``."""
+    """The exit status of the engine's process; None if it was still running after ``limit_s`` CPU seconds."""
     module = "float_model" if engine == FLOAT else engine
     python = sys.executable
     if engine in ENVIRONMENTS:
@@ -132,14 +137,30 @@ def _run(engine: str, home: Path, limit_s: float) -> int | None:
             [python, "-m", f"bench.engines.{module}", str(home / "job.json")],
             cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
+        give_up = time.monotonic() + STARVED * limit_s
         try:
-            return process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return None
+            while process.poll() is None:
+                if _cpu_s(process.pid) > limit_s or time.monotonic() > give_up:
+                    return None
+                time.sleep(0.5)
+            return process.returncode
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+def _cpu_s(pid: int) -> float:
+    """What a process and those below it have used, as far as they live."""
+    total = 0.0
+    try:
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            times = one.cpu_times()
+            total += times.user + times.system
+    except psutil.Error:
+        pass  # it has just ended
+    return total
 
 
 def show(cell: Cell, row: dict[str, Any]) -> None:

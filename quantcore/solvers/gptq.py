@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from quantcore.affine import QParams, find_params
-from quantcore.algorithms import GPTAQConfig, GPTQConfig, QronosConfig
+from quantcore.algorithms import SOLVED_ROWS, GPTAQConfig, GPTQConfig, QronosConfig
 from quantcore.grouping import PER_TOKEN
 from quantcore.layer import LayerPlan
 from quantcore.observers import observer_for
@@ -30,7 +30,6 @@ from quantcore.solvers.rtn import alike, observed_ranges, round_all, search_rang
 from quantcore.spec import QuantizationSpec
 from quantcore.stats import Needs, Stats
 
-NUM_OUTPUTS = 4096  # rows that are solved at a time: it bounds the memory
 NUM_PASSES = 1  # of coordinate descent: it takes 3 % off the error on other text, a second one would take 1 %
 
 
@@ -104,8 +103,8 @@ class GPTQ:
         table = Table.of(params, cells)
         codes_OI = torch.empty(target_OI.shape, dtype=getattr(torch, spec.format.storage), device=target_OI.device)
         group_K = (hessian.order_K // run).tolist()
-        for start in range(0, len(target_OI), NUM_OUTPUTS):
-            rows = slice(start, start + NUM_OUTPUTS)
+        for start in range(0, len(target_OI), SOLVED_ROWS):
+            rows = slice(start, start + SOLVED_ROWS)
             grid = Grid(spec, table.of_rows(rows), group_K)
             columns = Columns(transposed(target_OI[rows])[hessian.order_K], grid)
             if first_O is not None:
@@ -173,11 +172,17 @@ class _Shifted(GPTQ):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if stats.shift_II is None:
             return weight_OI, None
-        weight_OI = weight_OI.float()
-        moved_KO = (weight_OI @ stats.shift_II.float()).mul_(self._share).T[hessian.order_K]
-        target_OI = weight_OI.clone()
-        target_OI[:, hessian.order_K] += hessian.solve(moved_KO).T
-        return target_OI, self._first(weight_OI, moved_KO, hessian)
+        shift_II = stats.shift_II.float()
+        target_OI = torch.empty_like(weight_OI, dtype=torch.float32)
+        firsts: list[torch.Tensor] = []
+        for start in range(0, len(weight_OI), SOLVED_ROWS):
+            rows = slice(start, start + SOLVED_ROWS)
+            wide_OI = weight_OI[rows].float()
+            moved_KO = (wide_OI @ shift_II).mul_(self._share).T[hessian.order_K]
+            target_OI[rows, hessian.order_K] = wide_OI[:, hessian.order_K] + hessian.solve(moved_KO).T
+            first_O = self._first(wide_OI, moved_KO, hessian)
+            firsts += [] if first_O is None else [first_O]
+        return target_OI, torch.cat(firsts) if firsts else None
 
     def _first(self, weight_OI: torch.Tensor, moved_KO: torch.Tensor, hessian: Hessian) -> torch.Tensor | None:
         return None

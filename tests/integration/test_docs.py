@@ -14,8 +14,9 @@ from bitfoundry.cli import app
 from quantcore.algorithms import NAMES, config_of, load_quant_algo_config_from_file
 from quantcore.cli import main
 from quantcore.config import parse_config
+from quantcore.evaluation.stopwatch import RUNTIMES
 from quantcore.export import EXPORTERS, formats_for, holds_codes
-from quantcore.flags import add_mix, parser, task_of
+from quantcore.flags import add_mix, add_speed, parser, task_of
 from quantcore.planning import parser as planning_parser
 from quantcore.presets import PRESETS
 from tests.factories import tiny_model
@@ -125,6 +126,18 @@ def test_the_page_of_mixed_precision(folder, monkeypatch):
     add_mix(flags)
     of_quantize = {"--quant_scheme", "--output_dir", "--model_dir", "--quant_algo"}
     assert set(re.findall(r"--[a-z_]+", page)) <= {*flags._option_string_actions, *of_quantize, "--json"}
+
+
+def test_the_page_of_speed() -> None:
+    """The commands run in ``test_speed``; their flags are those that there are."""
+    section = (DOCS / "evaluation.md").read_text().partition("## Speed and memory")[2].partition("\n## ")[0]
+    flags = argparse.ArgumentParser()
+    add_speed(flags)
+    assert set(re.findall(r"--[a-z_]+", section)) - {"--against", "--json"} == set(flags._option_string_actions) - {
+        "-h",
+        "--help",
+    }
+    assert set(re.findall(r"--runtime ([a-z_]+)", section)) <= set(RUNTIMES)
 
 
 def test_the_page_of_formats(folder, monkeypatch, capsys):

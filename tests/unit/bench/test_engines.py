@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from bench.engines.__main__ import _run, measure
+import bench.engines.__main__ as engines
+from bench.engines.__main__ import measure
 from bench.engines.cells import (
     ALGORITHMS,
     ENGINES,
@@ -257,14 +258,22 @@ def test_a_process_that_fails_leaves_a_row_with_its_words(tmp_path: Path) -> Non
     assert str(tmp_path / "none") in found["error"]
 
 
-def test_a_process_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("does", "starved"), [("while True: pass", 1e6), ("import time; time.sleep(600)", 2)])
+def test_a_process_that_takes_too_long_is_ended(
+    does: str, starved: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what it computes, and some time after that if it only waits."""
+    monkeypatch.setattr(engines, "START_S", 1)
+    monkeypatch.setattr(engines, "STARVED", starved)
     real = subprocess.Popen
     started: list[subprocess.Popen[bytes]] = []
 
-    def sleeper(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        started.append(real([sys.executable, "-c", "import time; time.sleep(600)"], **options))
+    def other(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        started.append(real([sys.executable, "-c", does], **options))
         return started[-1]
 
-    monkeypatch.setattr(subprocess, "Popen", sleeper)
-    assert _run(FLOAT, tmp_path, 0.3) is None
+    monkeypatch.setattr(subprocess, "Popen", other)
+    inputs = {"model_dir": tmp_path, "windows": tmp_path / "none"}
+    row = measure(Cell(FLOAT, FLOAT, "none"), inputs, tmp_path, patience=0)
+    assert (row["status"], row["error"].splitlines()[-1]) == ("timeout", "ended after 1 CPU s")
     assert started[0].returncode == -9

@@ -1,0 +1,119 @@
+"""``bitfoundry speed``: how fast a program serves a model, and in how much memory, beside the original."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from quantcore.errors import ConfigError, ModelError
+from quantcore.evaluation.command import find_model
+from quantcore.events import Emit, PhaseStarted, Progress
+from quantcore.runtime.devices import limit_threads
+
+STOPWATCH = Path(__file__).with_name("stopwatch.py")
+NUM_LINES = 15  # of what a program said before it died
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked of the program: ``batch_size`` prompts of ``prompt_len`` tokens, ``num_new`` to be written after
+    each, ``repeats`` times. Raises ConfigError ``invalid_load``."""
+
+    prompt_len: int = 256
+    num_new: int = 64
+    batch_size: int = 1
+    repeats: int = 3
+
+    def __post_init__(self) -> None:
+        least = {"prompt_len": 1, "num_new": 2, "batch_size": 1, "repeats": 1}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {bound}.", code="invalid_load")
+
+
+def speed(
+    given: str, against: str | None, load: Load, emit: Emit, *, runtime: str | None = None, python: str = sys.executable
+) -> dict[str, Any]:
+    """``model``, and ``against`` where there is an original: see ``summarize``; ``ratio`` of the two.
+
+    Models are folders, GGUF files or ids on the Hub. Without a ``runtime`` GGUF files are for llama.cpp, all else for
+    Transformers. ``python`` is that of the environment where the program is installed. Raises ConfigError, ModelError.
+    """
+    paths = [find_model(name, emit) for name in (given, against) if name is not None]
+    chosen = runtime or ("llama_cpp" if paths[0].suffix == ".gguf" else "transformers")
+    found = []
+    for number, path in enumerate(paths):
+        emit(PhaseStarted("verify"))
+        found.append(summarize(_measured(path, chosen, python, load), load))
+        emit(Progress("verify", number + 1, len(paths), "model", None))
+    result: dict[str, Any] = {"runtime": chosen, "version": found[0].pop("version"), "load": asdict(load)}
+    result["num_threads"] = limit_threads()
+    result["model"] = {"path": given, **found[0]}
+    if against is not None:
+        found[1].pop("version")
+        result["against"] = {"path": against, **found[1]}
+        result["ratio"] = {
+            name: value / found[1][name] for name, value in found[0].items() if value is not None and found[1][name]
+        }
+    return result
+
+
+def summarize(seen: dict[str, Any], load: Load) -> dict[str, Any]:
+    """Tokens a second, of the prompts and of what is written after the first token: the median of the repetitions."""
+    prompt_s = statistics.median(seen["first_s"])
+    writing_s = statistics.median(whole - first for whole, first in zip(seen["all_s"], seen["first_s"], strict=True))
+    return {
+        "version": seen["version"],
+        "load_s": seen["load_s"],
+        "prompt_tokens_per_s": load.batch_size * load.prompt_len / prompt_s,
+        "new_tokens_per_s": load.batch_size * (load.num_new - 1) / writing_s if writing_s > 0 else None,
+        "peak_memory_bytes": seen["peak_memory_bytes"],
+        "peak_device_bytes": seen["peak_device_bytes"],
+    }
+
+
+def _measured(path: Path, runtime: str, python: str, load: Load) -> dict[str, Any]:
+    """What ``stopwatch`` saw. Raises ConfigError ``no_runtime``, ModelError ``runtime_failed``."""
+    task = {"model": str(path), "runtime": runtime, "num_threads": limit_threads(), **asdict(load)}
+    command = [python, "-I", str(STOPWATCH)]  # -I: the files beside it are not for that environment
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"{python} cannot be started: {error.strerror}.",
+            code="no_runtime",
+            hint="--python is the interpreter of the environment where the program is installed.",
+        ) from error
+    try:
+        said, complained = process.communicate(json.dumps(task))
+    finally:
+        process.kill()
+    result = _result(said.splitlines())
+    if "missing" in result:
+        raise ConfigError(
+            f"{runtime} is not installed in the environment of {python}: there is no module {result['missing']}.",
+            code="no_runtime",
+            hint="Install it there, or give the interpreter of the environment where it is: --python PATH.",
+        )
+    if "error" in result or not result:
+        last = result.get("error") or "\n".join(complained.splitlines()[-NUM_LINES:]) or f"status {process.returncode}"
+        raise ModelError(
+            f"{runtime} does not serve {path}: {last}",
+            code="runtime_failed",
+            hint="docs/consumers.md says which formats it reads; --runtime names another program.",
+        )
+    return result
+
+
+def _result(lines: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = next((json.loads(line[7:]) for line in lines if line.startswith("RESULT ")), {})
+    return found

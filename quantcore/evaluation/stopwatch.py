@@ -1,0 +1,177 @@
+"""Runs in the environment of the program that serves the model, and knows nothing of the rest of the engine.
+
+usage: stopwatch.py < TASK.json -> one line ``RESULT {json}``
+
+How long the program takes to load a model, to read prompts and to write after them, and how much memory that takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its engine in this process, whose memory is measured
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+
+class Runtime(Protocol):
+    """A program with a model loaded; ``package`` is its distribution."""
+
+    package: str
+    vocab_size: int
+
+    def run(self, prompts: list[list[int]], num_new: int) -> None:
+        """Write ``num_new`` tokens after each prompt, whatever they are."""
+
+
+class Transformers:
+    """One batch through ``generate``."""
+
+    package = "transformers"
+
+    def __init__(self, task: dict[str, Any]) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        torch.set_num_threads(task["num_threads"])
+        model: Any = AutoModelForCausalLM.from_pretrained(task["model"], dtype="auto")
+        self._model = model.to(device).eval()
+        self.vocab_size = self._model.get_input_embeddings().num_embeddings
+        self._device, self._torch = device, torch
+
+    def run(self, prompts: list[list[int]], num_new: int) -> None:
+        ids = self._torch.tensor(prompts, device=self._device)
+        with self._torch.inference_mode():
+            self._model.generate(
+                ids, attention_mask=self._torch.ones_like(ids), min_new_tokens=num_new, max_new_tokens=num_new,
+                do_sample=False, eos_token_id=None, pad_token_id=0,
+            )  # fmt: skip
+        if self._device == "cuda":
+            self._torch.cuda.synchronize()
+
+
+class Vllm:
+    """All prompts at a time."""
+
+    package = "vllm"
+
+    def __init__(self, task: dict[str, Any]) -> None:
+        from vllm import LLM, SamplingParams
+
+        length = task["prompt_len"] + task["num_new"]
+        self._llm = LLM(
+            task["model"], max_model_len=length, max_num_seqs=task["batch_size"], enable_prefix_caching=False, seed=0
+        )
+        self.vocab_size = self._llm.llm_engine.model_config.get_vocab_size()
+        self._params = SamplingParams
+
+    def run(self, prompts: list[list[int]], num_new: int) -> None:
+        greedy = self._params(temperature=0, max_tokens=num_new, ignore_eos=True, detokenize=False)
+        self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], greedy, use_tqdm=False)
+
+
+class LlamaCpp:
+    """One prompt after the other: its bindings serve one sequence."""
+
+    package = "llama_cpp_python"
+
+    def __init__(self, task: dict[str, Any]) -> None:
+        from llama_cpp import Llama
+
+        length, threads = task["prompt_len"] + task["num_new"], task["num_threads"]
+        self._llm = Llama(
+            task["model"], n_ctx=length, n_batch=task["prompt_len"], n_threads=threads, n_threads_batch=threads,
+            n_gpu_layers=-1, verbose=False, seed=0,
+        )  # fmt: skip
+        self.vocab_size = self._llm.n_vocab()
+
+    def run(self, prompts: list[list[int]], num_new: int) -> None:
+        for prompt in prompts:
+            self._llm.reset()
+            self._llm.eval(prompt)
+            for _ in range(num_new - 1):
+                self._llm.eval([self._llm.sample(temp=0.0)])
+
+
+RUNTIMES: dict[str, Callable[[dict[str, Any]], Runtime]] = {
+    "transformers": Transformers,
+    "vllm": Vllm,
+    "llama_cpp": LlamaCpp,
+}
+
+
+def measure(task: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of every repetition, after one that warms up: of the first token, and of all ``num_new``."""
+    began = time.perf_counter()
+    runtime = RUNTIMES[task["runtime"]](task)
+    load_s = time.perf_counter() - began
+    first_s: list[float] = []
+    all_s: list[float] = []
+    for repetition in range(task["repeats"] + 1):
+        prompts = [
+            _prompt(row, repetition, task["prompt_len"], runtime.vocab_size) for row in range(task["batch_size"])
+        ]
+        for seconds, num_new in ((first_s, 1), (all_s, task["num_new"])):
+            began = time.perf_counter()
+            runtime.run(prompts, num_new)
+            seconds.append(time.perf_counter() - began)
+    return {
+        "version": version(runtime.package),
+        "load_s": load_s,
+        "first_s": first_s[1:],
+        "all_s": all_s[1:],
+        "peak_memory_bytes": _peak_memory_bytes(),
+        "peak_device_bytes": _peak_device_bytes(),
+    }
+
+
+def _prompt(row: int, repetition: int, length: int, vocab_size: int) -> list[int]:
+    """Token ids of which no two prompts have the same: nothing that was computed before is of use."""
+    return [(7919 * (place + 131 * row + 17 * repetition) + 11) % vocab_size for place in range(length)]
+
+
+def _peak_memory_bytes() -> int:
+    """Of this process since it began; ``getrusage`` alone would count what its parent held."""
+    with contextlib.suppress(OSError):
+        status = Path("/proc/self/status").read_text("ascii").splitlines()
+        return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _peak_device_bytes() -> int | None:
+    """Of the accelerator, where there is one and torch holds it."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return None
+    return int(torch.cuda.max_memory_allocated())
+
+
+def main() -> None:
+    task = json.load(sys.stdin)
+    os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            result = measure(task)
+    except ModuleNotFoundError as error:
+        result = {"missing": error.name}
+    except Exception as error:  # whatever a program does not like about a model is for the user to read
+        result = {"error": f"{type(error).__name__}: {error}"}
+    print("RESULT " + json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

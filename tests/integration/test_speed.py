@@ -1,0 +1,71 @@
+"""``bitfoundry speed`` with Transformers; ``tests/consumers/test_serving.py`` has the other programs."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from quantcore import cli
+from quantcore.errors import ConfigError, ModelError
+from quantcore.evaluation.speed import Load, speed, summarize
+from quantcore.evaluation.stopwatch import _prompt
+from quantcore.events import silence
+from tests.factories import tiny_model
+
+
+def test_a_model_beside_its_original(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = tiny_model(tmp_path / "small")
+    large = tiny_model(tmp_path / "large", num_hidden_layers=24)
+    flags = ["--prompt_len", "16", "--num_new", "5", "--batch_size", "2", "--repeats", "2", "--json"]
+    assert cli.main(["speed", str(small), "--against", str(large), *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["runtime"], found["load"]["batch_size"]) == ("transformers", 2)
+    for one in (found["model"], found["against"]):
+        assert one["load_s"] > 0 and one["peak_memory_bytes"] > 100e6 and one["peak_device_bytes"] is None
+    assert found["ratio"]["prompt_tokens_per_s"] > 1.5, "it has far fewer layers"
+    assert found["ratio"]["new_tokens_per_s"] > 1.5
+
+
+def test_medians_of_the_repetitions() -> None:
+    seen = {"version": "1", "load_s": 2.0, "peak_memory_bytes": 7, "peak_device_bytes": None}
+    seen |= {"first_s": [0.5, 9.0, 0.25], "all_s": [1.5, 9.5, 2.25]}
+    found = summarize(seen, Load(prompt_len=100, num_new=11, batch_size=3, repeats=3))
+    assert found["prompt_tokens_per_s"] == 3 * 100 / 0.5
+    assert found["new_tokens_per_s"] == 3 * 10 / 1.0
+
+
+def test_prompts_share_no_start() -> None:
+    prompts = [_prompt(row, repetition, 32, 49152) for row in range(4) for repetition in range(4)]
+    assert len({prompt[0] for prompt in prompts}) == len(prompts)
+    assert all(0 <= token < 49152 for prompt in prompts for token in prompt)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "python", "code", "words"),
+    [
+        ("llama_cpp", sys.executable, "no_runtime", "no module llama_cpp"),
+        ("vllm", "/nowhere/python", "no_runtime", "/nowhere/python cannot be started"),
+        ("transformers", "false", "runtime_failed", "status 1"),
+    ],
+)
+def test_a_program_that_is_not_there(tmp_path: Path, runtime: str, python: str, code: str, words: str) -> None:
+    (tmp_path / "model").mkdir()
+    with pytest.raises((ConfigError, ModelError), match=words) as error:
+        speed(str(tmp_path / "model"), None, Load(), silence, runtime=runtime, python=python)
+    assert error.value.code == code and error.value.hint
+
+
+def test_what_the_program_says_of_a_model_that_it_cannot_read(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "nonsense"}')
+    with pytest.raises(ModelError, match="nonsense") as error:
+        speed(str(tmp_path / "model"), None, Load(), silence)
+    assert error.value.code == "runtime_failed"
+
+
+@pytest.mark.parametrize("load", [{"num_new": 1}, {"prompt_len": 0}, {"batch_size": 0}, {"repeats": 0}])
+def test_a_load_that_is_none(load: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(load))} is .*; it must be at least") as error:
+        Load(**load)
+    assert error.value.code == "invalid_load"
