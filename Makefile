@@ -12,7 +12,9 @@ PIP := -m pip --disable-pip-version-check install --quiet --progress-bar off
 STAMP := $(VENV)/.stamp-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 # One thread a process: several test processes run at a time, and their numbers must not depend on the machine.
 JOBS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+# Files in the order of their names, integration before unit: with the files of most tests first, those of the longest
+# would come last, and one process would wait for the other.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 ARGS ?=
 
 .PHONY: help setup ui openapi screenshots demo test test-all check lint up consumers bench bench-dashboard bench-engines bench-formats bench-scale bench-service clean

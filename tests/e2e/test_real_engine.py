@@ -108,6 +108,7 @@ def test_a_cancel_ends_the_engine(stack: LocalStack, client: Client) -> None:
     assert list((stack.home / "work").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_job_survives_its_worker(stack: LocalStack, client: Client) -> None:
     job = client.submit(stack.home / "model", config="int8_dynamic", calibration=CALIBRATION)
     wait_until(stack, client, job, lambda job: job.state == "running" and bool(engines()))

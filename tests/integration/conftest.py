@@ -11,7 +11,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from api.settings import Settings
 from api.store import jobs, projects
 from api.store.engine import Sessions, connect, dispose
 from api.store.tables import Job, Project
+from quantcore.config import BUILTIN
 from tests.hub_server import TOKEN, HubServer
 from worker.supervisor import Supervisor
 
@@ -328,15 +331,45 @@ def read_pids() -> Callable[[Path], list[list[int]]]:
     return read
 
 
-@pytest.fixture
-def proof_in_this_process(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Starting a fresh interpreter takes seconds: most tests run the same proof without one."""
+@cache
+def reading_once() -> Callable[[Any], Any]:
+    """``pipeline.read_windows``, but what a tokenizer made of the built-in text is kept for the next job with it."""
+    from quantcore.pipeline import read_windows
+
+    known: dict[Any, Any] = {}
+
+    def read(task: Any) -> Any:
+        files = [task.model_folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
+        if task.calibration.source != BUILTIN or not all(file.is_file() for file in files):
+            return read_windows(task)
+        key = (*(file.read_bytes() for file in files), repr((task.calibration, task.evaluation)))
+        if key not in known:
+            known[key] = read_windows(task)
+        return known[key]
+
+    return read
+
+
+def prove_here(task: Any, folder: Path, expected: Any, emit: Any) -> dict[str, Any]:
     from quantcore.evaluation.proof import prove_all
 
-    def prove_here(task: Any, folder: Path, expected: Any, emit: Any) -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as scratch:
-            expected.save(Path(scratch))
-            return {found.export: found for found in prove_all(task, folder, Path(scratch), emit)}
+    with tempfile.TemporaryDirectory() as scratch:
+        expected.save(Path(scratch))
+        return {found.export: found for found in prove_all(task, folder, Path(scratch), emit)}
 
-    monkeypatch.setattr("quantcore.pipeline.prove_in_fresh_process", prove_here)
-    return prove_here
+
+@contextmanager
+def proving_here() -> Iterator[None]:
+    """Jobs whose proof runs here, where it is the same: starting a fresh interpreter takes seconds. And the built-in
+    text, half a second of work for each job, is tokenized once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quantcore.pipeline.read_windows", reading_once())
+        patch.setattr("quantcore.pipeline.prove_in_fresh_process", prove_here)
+        yield
+
+
+@pytest.fixture
+def proof_in_this_process() -> Iterator[Callable[..., Any]]:
+    """``proving_here`` for one test."""
+    with proving_here():
+        yield prove_here

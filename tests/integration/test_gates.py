@@ -14,6 +14,7 @@ from quantcore.evaluation import gates, judging
 from quantcore.events import GatesJudged, LayerQuantized, Warned
 from quantcore.pipeline import run
 from tests.factories import tiny_model
+from tests.integration.conftest import proving_here
 from tests.integration.test_pipeline import task
 
 LAYER = "model.layers.1.mlp.up_proj"
@@ -155,7 +156,7 @@ def test_a_failure_to_generate_costs_no_artifact(model_dir, tmp_path, monkeypatc
 def evidence(model_dir, tmp_path_factory):
     """What a good job with static activations shows."""
     seen = []
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, proving_here():
         patch.setattr(judging, "judge", lambda one: seen.append(one) or gates.judge(one))
         run(job(model_dir, tmp_path_factory.mktemp("out") / "out", "fp8", "fail"), lambda event: None)
     return seen[0]

@@ -3,6 +3,7 @@
 The file is made by the whole engine, whose proof reads it back; here readers that know nothing of us do the same.
 """
 
+import itertools
 from contextlib import closing
 from dataclasses import replace
 
@@ -97,8 +98,18 @@ def test_transformers_reads_the_same_model(tmp_path, name, proof_in_this_process
         assert torch.equal(found[key], value), key
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "mixtral"])
-@pytest.mark.parametrize("preset", ["gguf_q4_0", "gguf_q4_1", "gguf_q5_0", "gguf_q5_1", "gguf_q8_0"])
+PRESETS = ("gguf_q4_0", "gguf_q4_1", "gguf_q5_0", "gguf_q5_1", "gguf_q8_0")
+
+
+def usual(rows, columns, num_usual=1):
+    """All pairs; those are slow that are neither in the first row nor in the ``num_usual`` first columns."""
+    return [
+        pytest.param(row, column, marks=() if row == rows[0] or column in columns[:num_usual] else pytest.mark.slow)
+        for row, column in itertools.product(rows, columns)
+    ]
+
+
+@pytest.mark.parametrize(("preset", "name"), usual(PRESETS, ("llama", "qwen2", "mixtral")))
 def test_ggufs_own_reader_sees_the_rounded_weights(tmp_path, name, preset, proof_in_this_process):
     """All tensors, codes by gguf's dequantizer. It adds a minimum, we subtract a zero point: 2 roundings."""
     dtype = torch.float32 if name == "llama" else torch.bfloat16  # whose minimums are exact in float16 anyway
@@ -125,8 +136,9 @@ WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "h
 K_PRESETS = ("gguf_q4_k", "gguf_q5_k", "gguf_q6_k")
 
 
-@pytest.mark.parametrize("algorithms", [(), ("rtn",), ("gptq",), ("awq", "gptq"), ("autoround",)])
-@pytest.mark.parametrize("preset", K_PRESETS)
+@pytest.mark.parametrize(
+    ("preset", "algorithms"), usual(K_PRESETS, [(), ("awq", "gptq"), ("rtn",), ("gptq",), ("autoround",)], num_usual=2)
+)
 def test_k_types_are_read_as_they_were_computed(tmp_path, preset, algorithms, proof_in_this_process):
     """The proof compares what our decoder reads; gguf's own must read the same, but for the roundings of a minimum."""
     model_dir = tiny_model(tmp_path / "model", dtype=torch.float32, rank=16, **WIDE)

@@ -119,6 +119,7 @@ def test_quantized_models_are_planned_as_on_the_disk_without_their_weights(
         assert begun < size / 5 and (len(ranges) > 1) == (export in ("bitsandbytes", "compressed_tensors", "gptq"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("proof_in_this_process")
 def test_a_quantized_model_by_id_is_quantized_anew(
     client: TestClient, hub: HubServer, start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job],
@@ -134,6 +135,7 @@ def test_a_quantized_model_by_id_is_quantized_anew(
     assert any("quantized already (bitsandbytes)" in warning for warning in report["warnings"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("proof_in_this_process")
 def test_a_gguf_file_of_an_allowed_folder_is_a_job(
     client: TestClient, start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job], settings: Settings,
@@ -155,6 +157,7 @@ def test_a_gguf_file_of_an_allowed_folder_is_a_job(
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_gguf")
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_the_commits_is_tried_again_and_refused(
     client: TestClient, hub: HubServer, start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job],
     tmp_path: Path,

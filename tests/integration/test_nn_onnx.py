@@ -68,6 +68,10 @@ ALL = [(name, linears, ROWS) for name in CASES | FOR_LINEARS] + [
     (name, convolutions, IMAGES)
     for name in ("int8 static asymmetric", "uint8", "fp8", "4 bits", "int4 in groups of outputs")
 ]
+RARE = [  # each is like another case
+    *((name, linears) for name in ("int8 static", "uint8", "fp8 e5m2", "int4 in groups of outputs", "fp8 per token")),
+    *((name, convolutions) for name in ("int8 static asymmetric", "fp8", "4 bits")),
+]
 
 
 def frozen(model, config, batch):
@@ -85,7 +89,13 @@ def run(path, x, *, optimized):
     return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
 
 
-@pytest.mark.parametrize(("name", "make", "shape"), ALL, ids=[f"{name}, {make.__name__}" for name, make, _ in ALL])
+@pytest.mark.parametrize(
+    ("name", "make", "shape"),
+    [
+        pytest.param(*case, id=f"{case[0]}, {case[1].__name__}", marks=[pytest.mark.slow] if case[:2] in RARE else [])
+        for case in ALL
+    ],
+)
 def test_onnx_runtime_computes_what_the_frozen_model_computes(name, make, shape, tmp_path):
     torch.manual_seed(0)
     weight, inputs, element_type, tolerance = (CASES | FOR_LINEARS)[name]
@@ -138,7 +148,7 @@ def test_convolutional_nets_in_both_modes(mode, tmp_path):
 
 LANGUAGE_MODELS = {
     "llama": ({"tie_word_embeddings": False}, {}),
-    "gpt2": ({"n_embd": 64, "n_layer": 2, "n_head": 4}, {}),
+    "gpt2": ({"n_embd": 64, "n_layer": 1, "n_head": 4}, {}),
     "llama with fp8 attention": ({"tie_word_embeddings": False}, {"softmax_quant_spec": spec("fp8_e4m3")}),
     "llama with rotated inputs of MLPs": (
         {"tie_word_embeddings": False},
@@ -159,12 +169,17 @@ LANGUAGE_MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+ALIKE = ("llama", "llama with rotated inputs of MLPs")  # each is like another
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ()) for name in LANGUAGE_MODELS]
+)
 @pytest.mark.filterwarnings("ignore:.*token_id")
 def test_language_models(name, tmp_path):
     torch.manual_seed(0)
     options, extra = LANGUAGE_MODELS[name]
-    config = AutoConfig.for_model(name.split()[0], **{**SHAPE, **options, "num_hidden_layers": 2})
+    config = AutoConfig.for_model(name.split()[0], **{**SHAPE, **options, "num_hidden_layers": 1})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).train(False)
     ids = torch.randint(0, 512, (3, 24))
     layer = QuantizationConfig(weight=INT8, input_tensors=spec("fp8_e4m3" if extra else "int8"))
@@ -207,7 +222,9 @@ def test_keys_that_onnx_cannot_hold_are_refused(tmp_path):
         algo_config=RotationConfig(r1=False, r3=True),
     )  # fmt: skip
     ids = torch.randint(0, 512, (2, 8))
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SHAPE), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("llama", **{**SHAPE, "num_hidden_layers": 1}), dtype=torch.float32
+    )
     with pytest.raises(
         ConfigError, match=r"cannot hold the key of model.layers.0.self_attn .fp4 per_group.: its element"
     ):

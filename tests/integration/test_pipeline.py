@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from quantcore import presets
 from quantcore.calibration.text import token_windows
 from quantcore.checkpoint.artifact import sha256
 from quantcore.checkpoint.headers import read_local
+from quantcore.cli import main
 from quantcore.config import CalibrationConfig, Config, QuantizationConfig
 from quantcore.errors import ModelError, NumericsError, ProofError, QuantError
 from quantcore.evaluation import proof
@@ -26,6 +29,7 @@ from quantcore.plan import resolve
 from quantcore.runtime.products import products_on
 from quantcore.task import EvaluationConfig, Task
 from tests.factories import MIXTURES, tiny_model, tiny_tokenizer
+from tests.integration.conftest import proving_here
 
 CPU = torch.device("cpu")
 
@@ -52,11 +56,13 @@ def model_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def artifacts(model_dir, tmp_path_factory):
-    """One run of each demo preset, both formats, proven in a fresh process: (folder, report, events) by preset."""
+    """One run of each demo preset, both formats: (folder, report, events) by preset. The first is proven as users' are,
+    in a fresh process."""
     results = {}
     for preset in ("int8_dynamic", "fp8", "w4a16", "int8_static"):
         folder, events = tmp_path_factory.mktemp("out") / preset, []
-        results[preset] = (folder, run(task(model_dir, folder, preset, BOTH), events.append), events)
+        with proving_here() if results else nullcontext():
+            results[preset] = (folder, run(task(model_dir, folder, preset, BOTH), events.append), events)
     return results
 
 
@@ -104,14 +110,20 @@ def test_transformers_loads_the_compressed_tensors_files_and_agrees(artifacts, p
     assert math_close(perplexity_of(loaded), report["summary"]["perplexity_after"], 0.05)
 
 
-def perplexity_of(model):
-    """With products as the engine has them: how they are summed up moves a tiny random model by 0.2 %."""
+@cache
+def token_windows_of_jobs():
+    """Those of ``task``."""
     tokenizer = tiny_tokenizer()
-    windows = token_windows(
+    return token_windows(
         CalibrationConfig(num_samples=4, seq_len=64),
         lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
         num_held_out=3, held_out_len=64, separator=tokenizer.eos_token_id,
-    ).held_out_NT  # fmt: skip
+    )  # fmt: skip
+
+
+def perplexity_of(model):
+    """With products as the engine has them: how they are summed up moves a tiny random model by 0.2 %."""
+    windows = token_windows_of_jobs().held_out_NT
     with torch.no_grad(), products_on(CPU):
         losses = [model(window[None], labels=window[None]).loss.float() for window in windows]
     return torch.stack(losses).mean().exp().item()
@@ -137,14 +149,8 @@ def test_static_scales_are_the_ranges_of_the_float_model(artifacts, model_dir):
     for name, module in whole.named_modules():
         if isinstance(module, torch.nn.Linear) and name != "lm_head":
             module.register_forward_pre_hook(watch(name))
-    tokenizer = tiny_tokenizer()
-    windows = token_windows(
-        CalibrationConfig(num_samples=4, seq_len=64),
-        lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
-        num_held_out=3, held_out_len=64, separator=tokenizer.eos_token_id,
-    )  # fmt: skip
     with torch.no_grad(), products_on(CPU):
-        for window in windows.calibration_NT:
+        for window in token_windows_of_jobs().calibration_NT:
             whole(window[None])
     stored = load_file(artifacts["fp8"][0] / "quark" / "model.safetensors")
     for name, value in largest.items():
@@ -317,40 +323,35 @@ def test_the_plan_of_the_report_is_the_plan(artifacts, model_dir):
     assert report["summary"]["size_after_bytes"] == plan.size_after_bytes
 
 
-def engine(*arguments, **options):
-    return subprocess.run(
-        [sys.executable, "-m", "quantcore", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        **options,
-    )
-
-
-def test_command_line_runs_a_task_with_json_lines(model_dir, tmp_path):
+def test_command_line_runs_a_task_with_json_lines(model_dir, tmp_path, capfd):
+    """In a process of its own; what it refuses is the same in this one."""
     file = tmp_path / "task.json"
     file.write_text(task(model_dir, tmp_path / "out", "int8_dynamic").model_dump_json())
-    result = engine("run", file)
+    command = [sys.executable, "-m", "quantcore", "run", str(file)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert result.returncode == 0, result.stderr
     phases = [line["phase"] for line in lines if line["kind"] == "phase_started"]
     assert phases == ["resolve", "plan", "quantize", "export", "verify"]
     assert lines[-1]["kind"] == "completed" and (tmp_path / "out/MANIFEST.json").exists()
-    again = engine("run", file)
-    last = json.loads(again.stdout.splitlines()[-1])
-    assert again.returncode == 1 and (last["kind"], last["code"]) == ("failed", "output_exists")
-    assert "Traceback" not in again.stderr
+    assert main(["run", str(file)]) == 1
+    again = capfd.readouterr()
+    last = json.loads(again.out.splitlines()[-1])
+    assert (last["kind"], last["code"]) == ("failed", "output_exists")
+    assert "Traceback" not in again.err
 
 
-def test_command_line_with_the_flags_of_the_quark_script(model_dir, tmp_path):
-    result = engine(
-        "--model_dir", model_dir, "--output_dir", tmp_path / "out", "--quant_scheme", "w_uint4_per_group_asym",
-        "--group_size", 32, "--num_calib_data", 4, "--seq_len", 64, "--dataset", "builtin",
+def test_command_line_with_the_flags_of_the_quark_script(model_dir, tmp_path, capfd, proof_in_this_process):
+    status = main([
+        "--model_dir", str(model_dir), "--output_dir", str(tmp_path / "out"),
+        "--quant_scheme", "w_uint4_per_group_asym",
+        "--group_size", "32", "--num_calib_data", "4", "--seq_len", "64", "--dataset", "builtin",
         "--model_export", "hf_format", "--custom_mode", "quark",
-        "--exclude_layers", "lm_head", "*.o_proj", "--skip_evaluation", "--seed", 1,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    assert "LLM(" in result.stdout and "Traceback" not in result.stderr
+        "--exclude_layers", "lm_head", "*.o_proj", "--skip_evaluation", "--seed", "1",
+    ])  # fmt: skip
+    said = capfd.readouterr()
+    assert status == 0, said.err
+    assert "LLM(" in said.out and "Traceback" not in said.err
     report = json.loads((tmp_path / "out/report.json").read_text())
     assert report["summary"]["perplexity_before"] is None and len(report["layers"]) == 18
 
@@ -373,10 +374,13 @@ REFUSED_FLAGS = {
 }
 
 
-@pytest.mark.parametrize("code", REFUSED_FLAGS)
-def test_command_line_refuses_with_a_code_and_no_traceback(model_dir, tmp_path, code, capfd):
-    from quantcore.cli import main
+IMPORTS_MUCH = "unknown_tasks"  # the whole harness, for ten seconds and more
 
+
+@pytest.mark.parametrize(
+    "code", [pytest.param(code, marks=pytest.mark.slow if code == IMPORTS_MUCH else ()) for code in REFUSED_FLAGS]
+)
+def test_command_line_refuses_with_a_code_and_no_traceback(model_dir, tmp_path, code, capfd):
     arguments = ["--model_dir", str(model_dir), "--output_dir", str(tmp_path / "out"), "--seq_len", "64"]
     arguments += [*REFUSED_FLAGS[code], "--json"]
     assert main(arguments) == 1

@@ -11,6 +11,7 @@ from quantcore.pipeline import run
 from quantcore.runtime.products import products_on
 from quantcore.task import EvaluationConfig
 from tests.factories import tiny_model, tiny_tokenizer
+from tests.integration.conftest import proving_here
 from tests.integration.test_pipeline import CPU, task
 
 LENGTH, STRIDE = 64, 24
@@ -35,7 +36,8 @@ def measured(model_dir, tmp_path_factory):
     text.write_text("Of words there are many, and of numbers more; a model is to guess which is next. Why? " * 9)
     evaluation = EvaluationConfig(num_windows=5, seq_len=LENGTH, stride=STRIDE, source=str(text))
     job = task(model_dir, folder / "out", "w4a16", ("quark", "fake_quantized"))
-    report = run(job.model_copy(update={"evaluation": evaluation}), lambda event: None)
+    with proving_here():
+        report = run(job.model_copy(update={"evaluation": evaluation}), lambda event: None)
     windows = read_text(evaluation, tiny_tokenizer())
     logits = [whole_logits(path, windows.ids_NT) for path in (model_dir, folder / "out" / "fake_quantized")]
     return report, windows, text.read_text(), *logits

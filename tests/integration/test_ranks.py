@@ -38,7 +38,9 @@ CASES = {
 
 
 @pytest.mark.usefixtures("proof_in_this_process")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case in ("rounded", "gptq") else ()) for case in CASES]
+)
 def test_as_many_ranks_as_you_like_give_the_same_bytes(tmp_path, case):
     """Also where windows do not divide among ranks, and where a rank has none (there are four chunks of them)."""
     model, given = CASES[case]

@@ -69,6 +69,8 @@ CASES = {
     "bitsandbytes": ("nf4", "fp4_bnb", "nf4_double_quant", "fp4_bnb_double_quant", "llm_int8"),
     "onnx": ("w4a16", "int8_static", "mixed", "kv"),
 }
+ALL = [(export, name) for export, names in CASES.items() for name in names]
+RARE = [("onnx", name) for name in ("w4a16", "int8_static", "kv")]  # a graph takes long to trace; see test_onnx
 CONFIGS = {
     "kv": presets.resolve("fp8", kv_cache="fp8"),
     "mixed": MIXED,
@@ -76,7 +78,7 @@ CONFIGS = {
     "uint2": groups("uint2", symmetric=False),
     **{dtype: groups(dtype) for dtype in ("int2", "int3", "int4")},
 }
-ODD = {"model_type": "qwen2", "vocab_size": VOCAB_SIZE}  # biases, grouped queries, a tied head
+ODD = {"model_type": "qwen2", "vocab_size": VOCAB_SIZE, "num_hidden_layers": 2}  # biases, grouped queries, a tied head
 
 
 pytestmark = pytest.mark.usefixtures("proof_in_this_process")
@@ -117,7 +119,9 @@ def test_every_format_with_codes_can_be_read():
     assert readable == {*CASES, "gguf"} == set(filter(holds_codes, EXPORTERS))  # gguf: see test_gguf_reading
 
 
-@pytest.mark.parametrize(("export", "name"), [(export, name) for export, names in CASES.items() for name in names])
+@pytest.mark.parametrize(
+    ("export", "name"), [pytest.param(*case, marks=pytest.mark.slow) if case in RARE else case for case in ALL]
+)
 def test_what_was_written_is_found_again(float_model, export, name, tmp_path):
     """The same floats as the rounded ones, and in memory the same model as the job had."""
     report = quantize(float_model, tmp_path / "out", config_of(name), export, "fake_quantized")
@@ -156,7 +160,7 @@ def test_converted_is_the_same_as_written(float_model, name, tmp_path):
     for step, export in enumerate(chain[1:]):
         summary = convert(here, tmp_path / str(step), export, lambda event: None)
         here = tmp_path / str(step)
-        assert (summary["to"], summary["num_layers"]) == (export, 20 if name == "mixed" else 21)
+        assert (summary["to"], summary["num_layers"]) == (export, 13 if name == "mixed" else 14)
         written, expected = (load_file(folder / "model.safetensors") for folder in (here, tmp_path / "out" / export))
         assert written.keys() == expected.keys()
         assert all(torch.equal(written[key], expected[key]) for key in written)
@@ -185,7 +189,8 @@ ODD_MIXTURES = {
 def odd_mixture(tmp_path_factory):
     """Biases, grouped queries, a tied head, 509 tokens, experts and shared ones."""
     folder = tmp_path_factory.mktemp("model") / "mixture"
-    return tiny_model(folder, model_type="qwen2_moe", qkv_bias=True, **{**MIXTURES["qwen2_moe"], "vocab_size": 509})
+    odd = {**MIXTURES["qwen2_moe"], "vocab_size": 509, "num_hidden_layers": 2}
+    return tiny_model(folder, model_type="qwen2_moe", qkv_bias=True, **odd)
 
 
 @pytest.mark.parametrize("export", ODD_MIXTURES)
@@ -202,7 +207,7 @@ def test_an_odd_mixture_of_experts_in_every_format(odd_mixture, export, tmp_path
     for name in ("lm_head", "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.gate"):
         assert found.choose(name, "Linear")[0] is None
     assert found.choose("model.layers.1.mlp.experts.2.up_proj", "Linear")[0] is None
-    assert found.choose("model.layers.2.mlp.shared_expert.up_proj", "Linear")[0] is not None
+    assert found.choose("model.layers.1.mlp.shared_expert.up_proj", "Linear")[0] is not None
 
 
 @pytest.mark.parametrize(("export", "other"), [("awq", "quark"), ("gptq", "compressed_tensors")])
@@ -391,9 +396,9 @@ def test_conversions_that_would_lose_something_are_refused(float_model, gptq, tm
 
 def test_the_command_converts_and_explains(gptq, tmp_path, capsys):
     assert main(["convert", str(gptq), str(tmp_path / "awq"), "--to", "awq"]) == 0
-    assert "20 layers as awq" in capsys.readouterr().out
+    assert "13 layers as awq" in capsys.readouterr().out
     assert main(["convert", str(gptq), str(tmp_path / "bnb"), "--to", "bitsandbytes"]) == 1
     assert "Formats that can" in capsys.readouterr().err
     assert main(["convert", str(gptq), str(tmp_path / "v2"), "--to", "gptq_v2", "--json"]) == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert events[-1]["kind"] == "completed" and events[-1]["summary"]["num_layers"] == 20
+    assert events[-1]["kind"] == "completed" and events[-1]["summary"]["num_layers"] == 13

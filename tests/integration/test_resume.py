@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from functools import cache
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.integration.forks import config, events_of, forked, seen_of, task_fil
 pytestmark = pytest.mark.usefixtures("proof_in_this_process")
 
 NUM_BLOCKS = 4
+WINDOWS = {"num_samples": 34, "seq_len": 32}  # two chunks: one of three ranks has none
 GIVEN = {
     "dense": config("w4a16", {"name": "rotation"}, {"name": "awq"}, {"name": "gptaq"}),
     "mixture": config("fp8", {"name": "gptq"}),
@@ -23,15 +25,17 @@ MODELS = {"dense": {}, "mixture": {"model_type": "qwen3_moe", **MIXTURES["qwen3_
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """For each model: its folder, and what a job makes of it."""
-    found = {}
-    for name, more in MODELS.items():
+    """``undisturbed(name)``: a model's folder, and what a job makes of it."""
+
+    @cache
+    def run(name):
         folder = tmp_path_factory.mktemp(name)
-        model_dir = tiny_model(folder / "model", num_hidden_layers=NUM_BLOCKS, **more)
-        file = task_file(model_dir, folder / "out", GIVEN[name])
-        assert forked(lambda _, file=file: main(["run", str(file)]), 1, folder) == [0]
-        found[name] = (model_dir, seen_of(folder, folder / "out"))
-    return found
+        model_dir = tiny_model(folder / "model", num_hidden_layers=NUM_BLOCKS, **MODELS[name])
+        file = task_file(model_dir, folder / "out", GIVEN[name], calibration=WINDOWS)
+        assert forked(lambda _: main(["run", str(file)]), 1, folder) == [0]
+        return model_dir, seen_of(folder, folder / "out")
+
+    return run
 
 
 def killed(owner, name, count):
@@ -50,7 +54,9 @@ def killed(owner, name, count):
 def going_on(folder, model_dir, name, *, kill, ranks=(1, 1), monkeypatch, **more):
     """Run a job that is killed as ``kill`` says, then again: the events of the second time."""
     monkeypatch.setattr(savepoint, "SHARE", 0)  # after every block
-    file = task_file(model_dir, folder / "out", GIVEN[name], resume_dir=str(folder / "resume"), **more)
+    file = task_file(
+        model_dir, folder / "out", GIVEN[name], calibration=WINDOWS, resume_dir=str(folder / "resume"), **more
+    )
 
     def first(rank):
         if rank == ranks[0] - 1:
@@ -75,9 +81,11 @@ KILLS = {
 }
 
 
-@pytest.mark.parametrize("kill", KILLS)
+@pytest.mark.parametrize(
+    "kill", [pytest.param(kill, marks=pytest.mark.slow if kill == "in the second block" else ()) for kill in KILLS]
+)
 def test_killed_anywhere_it_goes_on(undisturbed, tmp_path, monkeypatch, kill):
-    model_dir, expected = undisturbed["dense"]
+    model_dir, expected = undisturbed("dense")
     events = going_on(tmp_path, model_dir, "dense", kill=KILLS[kill], monkeypatch=monkeypatch)
     files, before, after, _, layers = seen_of(tmp_path, tmp_path / "out")
     assert (files, before, after, layers) == (expected[0], expected[1], expected[2], expected[4])
@@ -85,9 +93,9 @@ def test_killed_anywhere_it_goes_on(undisturbed, tmp_path, monkeypatch, kill):
     assert (len(again) == NUM_BLOCKS) == (kill == "in the first block"), again
 
 
-@pytest.mark.parametrize("place", [0, 1000, -1])
+@pytest.mark.parametrize("place", [1000, *(pytest.param(place, marks=pytest.mark.slow) for place in (0, -1))])
 def test_a_damaged_state_is_seen_and_the_job_begins_anew(undisturbed, tmp_path, monkeypatch, place):
-    model_dir, expected = undisturbed["dense"]
+    model_dir, expected = undisturbed("dense")
     load = savepoint.SavePoint.load
 
     def load_damaged(self):
@@ -106,9 +114,9 @@ def test_a_damaged_state_is_seen_and_the_job_begins_anew(undisturbed, tmp_path, 
     assert again == set(range(NUM_BLOCKS))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["dense", pytest.param("mixture", marks=pytest.mark.slow)])
 def test_it_goes_on_with_another_number_of_ranks(undisturbed, tmp_path, monkeypatch, name):
-    model_dir, expected = undisturbed[name]
+    model_dir, expected = undisturbed(name)
     kill = (writing.ResultWriter, "tell", 3)
     going_on(tmp_path, model_dir, name, kill=kill, ranks=(3, 2), monkeypatch=monkeypatch)
     files, before, after, _, layers = seen_of(tmp_path, tmp_path / "out")
@@ -116,10 +124,10 @@ def test_it_goes_on_with_another_number_of_ranks(undisturbed, tmp_path, monkeypa
 
 
 def test_another_job_begins_anew(undisturbed, tmp_path, monkeypatch):
-    model_dir, _ = undisturbed["dense"]
+    model_dir, _ = undisturbed("dense")
     monkeypatch.setattr(savepoint, "SHARE", 0)
     resume = tmp_path / "resume"
-    file = task_file(model_dir, tmp_path / "out", GIVEN["dense"], resume_dir=str(resume))
+    file = task_file(model_dir, tmp_path / "out", GIVEN["dense"], calibration=WINDOWS, resume_dir=str(resume))
 
     def first(_):
         monkeypatch.setattr(writing.ResultWriter, "finish", killed(writing.ResultWriter, "finish", 1))
@@ -129,15 +137,17 @@ def test_another_job_begins_anew(undisturbed, tmp_path, monkeypatch):
     assert json.loads((resume / "state.json").read_text())["next_block"] == NUM_BLOCKS - 1
     assert len(list(resume.glob("states-*"))) == 1
     other = GIVEN["dense"] | {"exclude": ["lm_head", "*.q_proj"]}
-    task_file(model_dir, tmp_path / "out", other, resume_dir=str(resume))
+    task_file(model_dir, tmp_path / "out", other, calibration=WINDOWS, resume_dir=str(resume))
     assert forked(lambda _: main(["run", str(file)]), 1, tmp_path) == [0]
     blocks = [event["block"] for event in events_of(tmp_path) if event["kind"] == "layer_quantized"]
     assert set(blocks) == set(range(NUM_BLOCKS))
 
 
 def test_what_cannot_go_on_keeps_nothing(undisturbed, tmp_path):
-    model_dir, _ = undisturbed["dense"]
+    model_dir, _ = undisturbed("dense")
     given = config("gguf_q8_0")
-    file = task_file(model_dir, tmp_path / "out", given, ("gguf",), resume_dir=str(tmp_path / "resume"))
+    file = task_file(
+        model_dir, tmp_path / "out", given, ("gguf",), calibration=WINDOWS, resume_dir=str(tmp_path / "resume")
+    )
     assert forked(lambda _: main(["run", str(file)]), 1, tmp_path) == [0]
     assert not (tmp_path / "resume").exists()

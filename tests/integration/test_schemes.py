@@ -14,6 +14,7 @@ from quantcore.errors import ConfigError
 from quantcore.pipeline import run
 from quantcore.task import EvaluationConfig, Task
 from tests.factories import tiny_model, tiny_tokenizer
+from tests.integration.conftest import proving_here
 
 CALIBRATION = CalibrationConfig(num_samples=4, seq_len=64)
 
@@ -52,7 +53,8 @@ def test_blocks_and_stages_are_written_proven_and_near_the_float_model(model_dir
 def with_kv_cache(model_dir, tmp_path_factory):
     """fp8 with an fp8 KV cache in the three formats that know one."""
     folder = tmp_path_factory.mktemp("kv") / "out"
-    quantize(model_dir, folder, "fp8", ("quark", "compressed_tensors", "fp8"), kv_cache="fp8")
+    with proving_here():
+        quantize(model_dir, folder, "fp8", ("quark", "compressed_tensors", "fp8"), kv_cache="fp8")
     return folder
 
 

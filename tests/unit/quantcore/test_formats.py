@@ -254,7 +254,7 @@ def test_torch_can_trace_every_format(name):
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_the_compiler_does_not_take_rounding_for_nothing(name):
     """torch.compile drops a cast to 16 bits and back."""
     fmt, x = FORMATS[name], torch.linspace(-3, 3, 1001)
