@@ -374,12 +374,7 @@ REFUSED_FLAGS = {
 }
 
 
-IMPORTS_MUCH = "unknown_tasks"  # the whole harness, for ten seconds and more
-
-
-@pytest.mark.parametrize(
-    "code", [pytest.param(code, marks=pytest.mark.slow if code == IMPORTS_MUCH else ()) for code in REFUSED_FLAGS]
-)
+@pytest.mark.parametrize("code", REFUSED_FLAGS)
 def test_command_line_refuses_with_a_code_and_no_traceback(model_dir, tmp_path, code, capfd):
     arguments = ["--model_dir", str(model_dir), "--output_dir", str(tmp_path / "out"), "--seq_len", "64"]
     arguments += [*REFUSED_FLAGS[code], "--json"]
