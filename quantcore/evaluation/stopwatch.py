@@ -14,7 +14,6 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,9 +27,9 @@ ENVIRONMENT = {
 
 
 class Runtime(Protocol):
-    """A program with a model loaded; ``package`` is its distribution."""
+    """A program with a model loaded; ``module`` is what is imported of it."""
 
-    package: str
+    module: str
     vocab_size: int
 
     def run(self, prompts: list[list[int]], num_new: int) -> None:
@@ -40,7 +39,7 @@ class Runtime(Protocol):
 class Transformers:
     """One batch through ``generate``."""
 
-    package = "transformers"
+    module = "transformers"
 
     def __init__(self, task: dict[str, Any]) -> None:
         import torch
@@ -67,7 +66,7 @@ class Transformers:
 class Vllm:
     """All prompts at a time."""
 
-    package = "vllm"
+    module = "vllm"
 
     def __init__(self, task: dict[str, Any]) -> None:
         from vllm import LLM, SamplingParams
@@ -87,7 +86,7 @@ class Vllm:
 class LlamaCpp:
     """One prompt after the other: its bindings serve one sequence."""
 
-    package = "llama_cpp_python"
+    module = "llama_cpp"
 
     def __init__(self, task: dict[str, Any]) -> None:
         from llama_cpp import Llama
@@ -130,7 +129,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
             runtime.run(prompts, num_new)
             seconds.append(time.perf_counter() - began)
     return {
-        "version": version(runtime.package),
+        "version": sys.modules[runtime.module].__version__,
         "load_s": load_s,
         "first_s": first_s[1:],
         "all_s": all_s[1:],
