@@ -73,6 +73,7 @@ def chats(count: int = 400) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_file_of_chats(
     client: TestClient, model: Path, start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job]
 ) -> None:
@@ -90,21 +91,26 @@ def test_a_file_of_chats(
     assert row.error and row.error["code"] == "bad_chat_template"
 
 
-def test_a_dataset_on_the_hub(
-    client: TestClient, model: Path, hub: HubServer, start_worker: Callable[..., WorkerProcess],
-    wait_for: Callable[..., Job],
-) -> None:  # fmt: skip
-    """Named as AMD Quark names it, at the commit of the submit; gone from the branch when the engine reads it."""
+@pytest.fixture
+def dataset_sha(hub: HubServer) -> str:
+    """The commit of a dataset of chats on the stand-in."""
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(chats()), buffer)
     files = {"data/train_sft-0.parquet": buffer.getvalue(), "README.md": CARD}
-    sha = hub.add("datasets/HuggingFaceH4/ultrachat_200k", files)
+    return hub.add("datasets/HuggingFaceH4/ultrachat_200k", files)
+
+
+def test_a_dataset_on_the_hub(
+    client: TestClient, model: Path, hub: HubServer, dataset_sha: str, start_worker: Callable[..., WorkerProcess],
+    wait_for: Callable[..., Job],
+) -> None:  # fmt: skip
+    """Named as AMD Quark names it, at the commit of the submit; gone from the branch when the engine reads it."""
     job = client.post("/v1/jobs", json=body(model, source="HuggingFaceH4/ultrachat_200k")).json()
     assert job["calibration"] == FEW | {
         "source": "HuggingFaceH4/ultrachat_200k",
         "split": "train_sft",
         "column": "messages",
-        "revision": sha,
+        "revision": dataset_sha,
         "seed": 0,
     }
     hub.add("datasets/HuggingFaceH4/ultrachat_200k", {"README.md": b"moved"})
@@ -113,7 +119,15 @@ def test_a_dataset_on_the_hub(
     assert row.state == "succeeded", row.error
     assert any(TOKEN in request.headers.get("authorization", "") for request in hub.asked("train_sft"))
 
-    job = client.post("/v1/jobs", json=body(model, source="HuggingFaceH4/ultrachat_200k", split="no", revision=sha))
+
+@pytest.mark.slow
+def test_a_split_that_a_dataset_on_the_hub_has_not(
+    client: TestClient, model: Path, dataset_sha: str, start_worker: Callable[..., WorkerProcess],
+    wait_for: Callable[..., Job],
+) -> None:  # fmt: skip
+    asked = {"source": "HuggingFaceH4/ultrachat_200k", "split": "no", "revision": dataset_sha}
+    job = client.post("/v1/jobs", json=body(model, **asked))
+    start_worker()
     row = wait_for(job.json()["id"], "succeeded", "failed", timeout_s=LIMIT_S)
     assert row.error and (row.error["code"], row.error["retryable"]) == ("unknown_split", False)
     assert "train_sft" in row.error["hint"]

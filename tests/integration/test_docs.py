@@ -21,6 +21,8 @@ from quantcore.planning import parser as planning_parser
 from quantcore.presets import PRESETS
 from tests.factories import tiny_model
 
+pytestmark = pytest.mark.usefixtures("proof_in_this_process")
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -28,7 +30,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 def folder(tmp_path_factory):
     """A working folder with a model called ``model``."""
     folder = tmp_path_factory.mktemp("docs")
-    tiny_model(folder / "model")
+    tiny_model(folder / "model", num_hidden_layers=1)
     return folder
 
 

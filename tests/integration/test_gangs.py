@@ -3,7 +3,6 @@
 Those that are to be killed are processes of their own; the others are threads of the test's.
 """
 
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -410,7 +409,7 @@ def test_a_worker_that_was_stopped_too_long_leads_nobody(
     job_id, processes, pids = run_slowly(
         sessions, make_model, submit, start_worker, wait_for, read_pids, tmp_path, mode="slow_once"
     )
-    processes["leader"].process.send_signal(signal.SIGSTOP)
+    processes["leader"].suspend(sessions)
     wait_gone(pids[2:], LIMIT_S)
     start_here()
     wait_for(job_id, "succeeded")

@@ -89,7 +89,7 @@ def read(client: TestClient, job: Job, name: str) -> Any:
 
 def test_a_job_from_file_to_file_gives_what_the_command_gives(
     client: TestClient, model: Path, with_engine: Settings, start_worker: StartWorker, ended: Callable[..., Job],
-    tmp_path: Path,
+    tmp_path: Path, proof_in_this_process: Callable[..., Any],
 ) -> None:  # fmt: skip
     start_worker(with_engine)
     asked = body(model, "w4a16", file2file=True)
@@ -105,6 +105,7 @@ def test_a_job_from_file_to_file_gives_what_the_command_gives(
     assert (report["summary"]["executor"], report["quality"]) == ("file_to_file", None)
 
 
+@pytest.mark.slow
 def test_the_report_is_measured_as_it_was_asked_for(
     client: TestClient, model: Path, with_engine: Settings, start_worker: StartWorker, ended: Callable[..., Job]
 ) -> None:

@@ -172,12 +172,13 @@ STEPS = {
     "the commit is made": ("/commit/", True, 0),
     "the commit is looked at": (TREE, False, 1),
 }
-USUAL = ("a file is under way", "the commit is made")
-RARE = [pytest.param(step, marks=pytest.mark.slow) for step in STEPS if step not in USUAL]
+KILLS = [(step, who) for step in STEPS for who in ("child", "worker")]
+USUAL = (("a file is under way", "child"), ("the commit is made", "worker"))
 
 
-@pytest.mark.parametrize("who", ["child", "worker"])
-@pytest.mark.parametrize("step", [*USUAL, *RARE])
+@pytest.mark.parametrize(
+    ("step", "who"), [pytest.param(*kill, marks=() if kill in USUAL else pytest.mark.slow) for kill in KILLS]
+)
 def test_killed_at_a_step_it_is_taken_up_and_commits_once(
     client: TestClient, hub: HubServer, succeeded: str, publication: Callable[..., dict[str, Any]],
     start_worker: Callable[..., WorkerProcess], step: str, who: str,
@@ -203,7 +204,7 @@ def test_killed_at_a_step_it_is_taken_up_and_commits_once(
 
 def test_a_worker_that_sleeps_through_its_lease_adds_nothing(
     client: TestClient, hub: HubServer, make_model: Callable[..., Path], publication: Callable[..., dict[str, Any]],
-    start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job],
+    start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job], sessions: Sessions,
 ) -> None:  # fmt: skip
     """Its child is about to commit; another worker publishes meanwhile; then both wake up."""
     job_id = client.post("/v1/jobs", json=body(make_model())).json()["id"]
@@ -213,7 +214,7 @@ def test_a_worker_that_sleeps_through_its_lease_adds_nothing(
         client.post(f"/v1/jobs/{job_id}/publish", json=TARGET)
         assert hold.reached.wait(LIMIT_S)
         [pid] = publishers()
-        sleeper.process.send_signal(signal.SIGSTOP)
+        sleeper.suspend(sessions)
         start_worker()
         done = publication(job_id, "published")
     sleeper.process.send_signal(signal.SIGCONT)
@@ -393,6 +394,7 @@ def real_engine(settings: Settings) -> Settings:
     return settings.model_copy(update={"engine_command": "{python} -m quantcore run", "lease_s": 15})
 
 
+@pytest.mark.slow
 def test_a_real_model_there_and_back(
     client: TestClient, hub: HubServer, real_engine: Settings, start_worker: Callable[..., WorkerProcess],
     publication: Callable[..., dict[str, Any]], wait_for: Callable[..., Job], tmp_path: Path,

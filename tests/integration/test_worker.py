@@ -127,7 +127,7 @@ def test_a_worker_that_was_stopped_too_long_writes_nothing(
     frozen = start_worker()
     wait_for(job_id, "running", phase="quantize")
     [pids] = read_pids(tmp_path / "pids")
-    frozen.process.send_signal(signal.SIGSTOP)
+    frozen.suspend(sessions)
     start_worker()
     wait_for(job_id, "succeeded", timeout_s=60)
     with sessions.begin() as session:
