@@ -176,22 +176,19 @@ def test_odd_hardware_is_refused(field):
 
 
 @pytest.mark.parametrize("name", [LLAMA, DEEPSEEK, QWEN, MIXTRAL])
-def test_the_command_answers_at_once_without_torch(name):
-    """In less than two seconds of this process; the machine may be busy."""
+def test_the_command_answers_without_torch(name):
+    """Whose import alone takes seconds; ``make bench-scale`` says how long an answer takes."""
     code = (
-        "import sys, resource\n"
+        "import sys\n"
         "from quantcore.cli import main\n"
         "status = main(sys.argv[1:])\n"
-        "usage = resource.getrusage(resource.RUSAGE_SELF)\n"
-        "loaded = [name in sys.modules for name in ('torch', 'transformers')]\n"
-        "print(usage.ru_utime + usage.ru_stime, *loaded, file=sys.stderr)\n"
+        "print(*[name in sys.modules for name in ('torch', 'transformers')], file=sys.stderr)\n"
         "sys.exit(status)\n"
     )
     flags = [str(CONFIGS / f"{name}.json"), "--quant_scheme", "mxfp4", "--devices", "8x80GB", "--json"]
     ran = subprocess.run([sys.executable, "-c", code, "plan", *flags], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    cpu_s, *loaded = ran.stderr.split()
-    assert float(cpu_s) < 2 and loaded == ["False", "False"]
+    assert ran.stderr.split() == ["False", "False"]
     answer = json.loads(ran.stdout)
     assert answer["fits"] and answer["executor"] == "file_to_file"
     assert answer["bytes_per_rank"]["total"] == sum(list(answer["bytes_per_rank"].values())[1:])
