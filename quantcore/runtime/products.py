@@ -18,6 +18,8 @@ PRODUCTS = frozenset({
     torch.mm, torch.Tensor.__matmul__, torch.Tensor.bmm, torch.Tensor.matmul, torch.Tensor.mm,
 })  # fmt: skip
 NARROW = (torch.bfloat16, torch.float16)
+PIECE = 1 << 23
+"""Values of a weight that are widened at a time: 32 MB."""
 
 
 def products_on(device: torch.device) -> AbstractContextManager[object]:
@@ -40,8 +42,25 @@ class WideProducts(TorchFunctionMode):
         narrow = args[0].dtype if func in PRODUCTS and args else None
         if narrow not in NARROW:
             return func(*args, **given)
+        if func is functional.linear and len(args) > 1 and args[1].numel() > PIECE:
+            return _linear_in_pieces(*args, **given)
         args, given = tree_map(_widened, (args, given))
         return func(*args, **given).to(narrow)
+
+
+def _linear_in_pieces(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+    """``linear`` with some outputs at a time, so that a head or a wide layer is not held in float32 as a whole."""
+    num_rows = max(1, PIECE // weight_OI.shape[1])
+    wide = x.float()
+    parts = [
+        functional.linear(
+            wide,
+            weight_OI[start : start + num_rows].float(),
+            None if bias_O is None else bias_O[start : start + num_rows].float(),
+        ).to(x.dtype)
+        for start in range(0, len(weight_OI), num_rows)
+    ]
+    return torch.cat(parts, dim=-1)
 
 
 def _widened(leaf: Any) -> Any:

@@ -37,6 +37,22 @@ def test_a_product_is_that_of_float32_rounded(product, shapes, dtype):
     torch.testing.assert_close(found, plain, rtol=4 * torch.finfo(dtype).eps, atol=4e-2)
 
 
+@pytest.mark.parametrize("piece", [1, 200, 64 * 31])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_large_weight_is_widened_in_pieces(monkeypatch, piece, has_bias):
+    layer, x = nn.Linear(64, 32, bias=has_bias, dtype=torch.bfloat16), random(2, 5, 64)
+    wide = layer.double()(x.double())
+    layer = layer.bfloat16()
+    monkeypatch.setattr(products, "PIECE", piece)
+    largest = []
+    widened = torch.Tensor.float
+    monkeypatch.setattr(torch.Tensor, "float", lambda x: largest.append(x.numel()) or widened(x))
+    with WideProducts():
+        found = layer(x)
+    torch.testing.assert_close(found.double(), wide, rtol=torch.finfo(torch.bfloat16).eps, atol=1e-6)
+    assert max(largest) <= max(piece, x.numel()) < layer.weight.numel()
+
+
 def test_named_operands_are_widened_too():
     q, k, v = (random(1, 2, size, 64) for size in (3, 5, 5))
     mask = torch.ones(3, 5, dtype=torch.bool).tril()
