@@ -88,7 +88,6 @@ def test_the_engine_measures_chooses_and_goes_on(
     assert "Mixed precision" in page and page.count("<circle") == len(report["layers"]) + len(sizes) + 1
     again = (folder / "reproduce.sh").read_text()
     assert '\\"mix\\"' not in again and "sensitivity" not in again, "what was chosen is not chosen again"
-    assert report["summary"]["planned_peak_memory_bytes"] > report["summary"]["peak_memory_bytes"] / 2
 
 
 def test_algorithms_are_applied_on_top(
