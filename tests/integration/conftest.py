@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ from api.settings import Settings
 from api.store import jobs, projects
 from api.store.engine import Sessions, connect, dispose
 from api.store.tables import Job, Project
-from quantcore.config import BUILTIN
 from tests.hub_server import TOKEN, HubServer
 from worker.supervisor import Supervisor
 
@@ -342,25 +340,6 @@ def read_pids() -> Callable[[Path], list[list[int]]]:
     return read
 
 
-@cache
-def reading_once() -> Callable[[Any], Any]:
-    """``pipeline.read_windows``, but what a tokenizer made of the built-in text is kept for the next job with it."""
-    from quantcore.pipeline import read_windows
-
-    known: dict[Any, Any] = {}
-
-    def read(task: Any) -> Any:
-        files = [task.model_folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
-        if task.calibration.source != BUILTIN or not all(file.is_file() for file in files):
-            return read_windows(task)
-        key = (*(file.read_bytes() for file in files), repr((task.calibration, task.evaluation)))
-        if key not in known:
-            known[key] = read_windows(task)
-        return known[key]
-
-    return read
-
-
 def prove_here(task: Any, folder: Path, expected: Any, emit: Any) -> dict[str, Any]:
     from quantcore.evaluation.proof import prove_all
 
@@ -371,10 +350,8 @@ def prove_here(task: Any, folder: Path, expected: Any, emit: Any) -> dict[str, A
 
 @contextmanager
 def proving_here() -> Iterator[None]:
-    """Jobs whose proof runs here, where it is the same: starting a fresh interpreter takes seconds. And the built-in
-    text, half a second of work for each job, is tokenized once."""
+    """Jobs whose proof runs here, where it is the same: starting a fresh interpreter takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("quantcore.pipeline.read_windows", reading_once())
         patch.setattr("quantcore.pipeline.prove_in_fresh_process", prove_here)
         yield
 
