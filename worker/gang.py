@@ -63,6 +63,13 @@ class Gang:
             time.sleep(LOOK_S)
         return node
 
+    def let_end(self) -> None:
+        """Wait until the others have ended as well, if they live: they log what they have to say only while the
+        leader's lease lives."""
+        deadline = time.monotonic() + self._settings.lease_s
+        while self._lease.nodes > 1 and len(self._find_ended()) < self._lease.nodes - 1 and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+
     def explain(self, failure: Failure) -> Failure | None:
         """Why the attempt failed: what a node knows better than the leader, if one does.
 

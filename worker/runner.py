@@ -222,6 +222,7 @@ class Run:
         self._log.add(f"worker: the engine has ended with status {status}", "info")
         self._log.close()
         if status == 0:  # whole and proven: kept even if a cancel came in the last moment
+            self._gang.let_end()
             self._publish(journal)
         elif engine.stopped_by in (Stop.CANCELLED, Stop.PAUSED, Stop.DRAINED):
             self._release(may_go_on=engine.stopped_by is not Stop.CANCELLED)

@@ -4,8 +4,8 @@ It prints real events and writes a real manifest. ``stub.json`` in the model fol
 ``mode`` (see below; by default all goes well at once), ``stays_in``: a phase that it does not leave, ``pids``: a file
 to note its own and a grandchild's process id in, ``environment``: a file to write its environment to, ``task``: one for
 its task, ``log``: a text to print and to warn of. As node 1 and so on of several it says and writes nothing of a
-result: ``node_mode`` is its mode (``waits``: until it is ended; ``fails``; by default it ends well at once),
-``node_pids`` its file for process ids.
+result: ``node_mode`` is its mode (``waits``: until it is ended; ``fails``; ``ends late``: well, after the leader; by
+default it ends well at once), ``node_pids`` its file for process ids.
 """
 
 import hashlib
@@ -60,6 +60,9 @@ def work_as_node(stub: dict[str, str]) -> int:
     if stub.get("node_mode") == "fails":
         say("failed", code="nonfinite_weights", message="NaN in a", hint="", retryable=False, rank=1, block=7)
         return 1
+    if stub.get("node_mode") == "ends late":
+        time.sleep(1.5)
+        print("stub engine ends", file=sys.stderr, flush=True)
     return 0
 
 

@@ -302,9 +302,9 @@ def test_two_workers_do_it_together(
     sessions: Sessions, make_model: MakeModel, submit: Submit, start_here: StartHere, wait_for: WaitFor,
     client: TestClient, settings: Settings,
 ) -> None:  # fmt: skip
-    """Once both are there; the one that comes first waits, and says so. Both log, one writes."""
+    """Once both are there; the one that comes first waits, and says so. Both log to their ends, one writes."""
     start_here()
-    job_id = submit(make_model(), nodes=2)
+    job_id = submit(make_model(node_mode="ends late"), nodes=2)
     deadline = time.monotonic() + LIMIT_S
     while client.get(f"/v1/jobs/{job_id}").json()["waiting_reason"] != "needs 2 workers at once: 1 is there":
         assert time.monotonic() < deadline
@@ -313,7 +313,8 @@ def test_two_workers_do_it_together(
     job = wait_for(job_id, "succeeded")
     assert (job.attempt, job.failure_count) == (1, 0)
     lines = {line["text"] for line in client.get(f"/v1/jobs/{job_id}/logs").json()["data"]}
-    assert {"stub engine starts", "node 1: stub engine starts"} <= lines
+    assert {"stub engine starts", "node 1: stub engine starts", "node 1: stub engine ends"} <= lines
+    assert "node 1: worker: the engine has ended with status 0" in lines
     assert client.get(f"/v1/jobs/{job_id}").json()["phases"][0]["name"] == "gather"
     wait_for_empty(settings.work_dir)
 
