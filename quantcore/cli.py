@@ -2,12 +2,11 @@
 
 ``python -m quantcore --model_dir ... --output_dir ... --quant_scheme ...`` quantizes, with the flags of the
 quantization script of AMD Quark. ``convert`` takes a quantized model into another format, ``evaluate`` measures one,
-``speed`` times a program that serves one,
-``compare`` shows several results. ``mix`` chooses the scheme of each layer for a size or a quality. ``plan`` says what
-a job would need of given hardware. ``presets`` and ``schema``
-print what a scheme can be, ``pull`` fetches a model from the Hub. Four subcommands serve programs: ``run TASK.json``
-(what a worker starts; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE``
-(what an uploaded data file holds), ``publish`` (an artifact on its way out; the task is on standard input).
+``speed`` times a program that serves one, ``compare`` shows several results. ``mix`` chooses the scheme of each layer
+for a size or a quality. ``plan`` says what a job would need of given hardware. ``presets`` and ``schema`` print what a
+scheme can be, ``pull`` fetches a model from the Hub. Four subcommands serve programs: ``run TASK.json`` (what a worker
+starts; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE`` (what an
+uploaded data file holds), ``publish`` (an artifact on its way out; the task is on standard input).
 """
 
 from __future__ import annotations
@@ -135,15 +134,8 @@ def _convert(arguments: list[str]) -> int:
 
 def _evaluate(arguments: list[str]) -> int:
     """``evaluate MODEL [--against ORIGINAL]``: measure a model that is there."""
-    flags = argparse.ArgumentParser(
-        prog="bitfoundry evaluate",
-        description="Perplexity of a model, and how far it is from its original.",
-        allow_abbrev=False,
-    )
-    flags.add_argument("model", help="a folder, a GGUF file or a model on the Hub, quantized or not")
-    flags.add_argument("--against", metavar="ORIGINAL", help="the float model to compare it with")
+    flags = _of_a_model("evaluate", "Perplexity of a model, and how far it is from its original.")
     add_evaluation(flags)
-    flags.add_argument("--json", action="store_true", help="the result as JSON on stdout, and nothing else")
     options = flags.parse_args(arguments)
 
     def work(emit: Emit) -> dict[str, Any]:
@@ -155,20 +147,13 @@ def _evaluate(arguments: list[str]) -> int:
 
     from quantcore.console import show_evaluation
 
-    return _shown(work, lambda done: print(json.dumps(done, indent=2)) if options.json else show_evaluation(done))
+    return _shown(work, _print_json if options.json else show_evaluation)
 
 
 def _speed(arguments: list[str]) -> int:
     """``speed MODEL [--against ORIGINAL]``: how fast a program serves it."""
-    flags = argparse.ArgumentParser(
-        prog="bitfoundry speed",
-        description="Tokens a second and memory of a model in the program that serves it.",
-        allow_abbrev=False,
-    )
-    flags.add_argument("model", help="a folder, a GGUF file or a model on the Hub, quantized or not")
-    flags.add_argument("--against", metavar="ORIGINAL", help="the float model, in the same program")
+    flags = _of_a_model("speed", "Tokens a second and memory of a model in the program that serves it.")
     add_speed(flags)
-    flags.add_argument("--json", action="store_true", help="the result as JSON on stdout, and nothing else")
     options = flags.parse_args(arguments)
 
     def work(emit: Emit) -> dict[str, Any]:
@@ -179,7 +164,7 @@ def _speed(arguments: list[str]) -> int:
 
     from quantcore.console import show_speed
 
-    return _shown(work, lambda done: print(json.dumps(done, indent=2)) if options.json else show_speed(done))
+    return _shown(work, _print_json if options.json else show_speed)
 
 
 def _compare(arguments: list[str]) -> int:
@@ -198,7 +183,7 @@ def _compare(arguments: list[str]) -> int:
     except QuantError as error:
         explain(error)
         return 1
-    print(json.dumps(found, indent=2)) if options.json else show_comparison(found)
+    (_print_json if options.json else show_comparison)(found)
     return 0
 
 
@@ -227,7 +212,7 @@ def _mix(arguments: list[str]) -> int:
 
     from quantcore.console import show_mix
 
-    return _shown(work, lambda found: print(json.dumps(found, indent=2)) if options.json else show_mix(found))
+    return _shown(work, _print_json if options.json else show_mix)
 
 
 def _plan(arguments: list[str]) -> int:
@@ -307,13 +292,13 @@ def _presets(arguments: list[str]) -> int:
         }
         for name, preset in found.items()
     }
-    print(json.dumps(rows, indent=2))
+    _print_json(rows)
     return 0
 
 
 def _schema(arguments: list[str]) -> int:
     """``schema``: the JSON Schema of a config."""
-    print(json.dumps(json_schema(), indent=2))
+    _print_json(json_schema())
     return 0
 
 
@@ -330,6 +315,19 @@ def _quantize(arguments: list[str]) -> int:
     from quantcore.console import show_report
 
     return _shown(work, lambda report: show_report(report, options.output_dir))
+
+
+def _of_a_model(command: str, description: str) -> argparse.ArgumentParser:
+    """The flags of a command that measures a model."""
+    flags = argparse.ArgumentParser(prog=f"bitfoundry {command}", description=description, allow_abbrev=False)
+    flags.add_argument("model", help="a folder, a GGUF file or a model on the Hub, quantized or not")
+    flags.add_argument("--against", metavar="ORIGINAL", help="the float model to compare it with")
+    flags.add_argument("--json", action="store_true", help="the result as JSON on stdout, and nothing else")
+    return flags
+
+
+def _print_json(found: object) -> None:
+    print(json.dumps(found, indent=2))
 
 
 def _shown(work: Callable[[Emit], dict[str, Any]], show: Callable[[dict[str, Any]], None]) -> int:

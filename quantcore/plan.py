@@ -174,17 +174,11 @@ def resolve(
         layouts=layouts,
         executor=FILE_TO_FILE if file2file else STREAMED,
         footprint=Footprint.of(
-            config,
-            layers,
-            tensors,
-            prefix,
-            num_blocks,
-            calibration,
-            needs_calibration=needs_calibration,
-            num_schemes=num_schemes,
+            config, layers, tensors, prefix, num_blocks, calibration,
+            needs_calibration=needs_calibration, num_schemes=num_schemes,
         ),
         warnings=warnings,
-    )
+    )  # fmt: skip
 
 
 def export_dir(folder: Path, plan: Plan, export: str) -> Path:

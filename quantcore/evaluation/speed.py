@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -85,7 +84,7 @@ def _measured(path: Path, runtime: str, python: str, load: Load) -> dict[str, An
     command = [python, "-I", str(STOPWATCH)]  # -I: the files beside it are not for that environment
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
     except OSError as error:
         raise ConfigError(

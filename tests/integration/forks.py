@@ -7,9 +7,8 @@ import socket
 import sys
 from pathlib import Path
 
-from quantcore import pipeline, presets
+from quantcore import presets
 from quantcore.checkpoint.artifact import sha256
-from quantcore.task import Task
 
 NUM_WINDOWS = 70  # four chunks of windows, which do not divide it
 START_S = 240
@@ -27,7 +26,6 @@ def task_file(model_dir: Path, output_dir: Path, given, exports=("quark", "fake_
         **more,
     }  # fmt: skip
     file.write_text(json.dumps(task))
-    pipeline.read_windows(Task.model_validate(task))  # before the fork: with ``proof_in_this_process`` it is kept
     return file
 
 

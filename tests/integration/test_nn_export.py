@@ -19,10 +19,10 @@ from quantcore import (
     ProofError,
     QuantizationConfig,
     QuantizationSpec,
-    pipeline,
 )
 from quantcore.config import CalibrationConfig
 from quantcore.export import EXPORTERS
+from quantcore.pipeline import quantize, read_windows
 from quantcore.plan import resolve
 from quantcore.presets import resolve as preset
 from quantcore.reading import read_model
@@ -30,8 +30,6 @@ from quantcore.runtime.ranks import ALONE
 from quantcore.savepoint import SavePoint
 from quantcore.task import EvaluationConfig, Task
 from tests.factories import tiny_model, tiny_tokenizer
-
-pytestmark = pytest.mark.usefixtures("proof_in_this_process")
 
 FP8 = QuantizationSpec(dtype="fp8_e4m3")
 KV = QuantizationConfig(weight=FP8, input_tensors=FP8, output_tensors=FP8)
@@ -74,10 +72,8 @@ def written_both_ways(model_dir, config, folder, exports):
     given = read_model(model_dir)
     headers = given.headers
     plan = resolve(config, headers.config, headers.tensors, calibration=task.calibration, exports=exports)
-    pipeline.quantize(task, given, plan, task.output_dir, lambda event: None, SavePoint.of(task, ALONE))
-    model = in_memory(
-        float_model(model_dir), config, [window[None] for window in pipeline.read_windows(task).calibration_NT]
-    )
+    quantize(task, given, plan, task.output_dir, lambda event: None, SavePoint.of(task, ALONE))
+    model = in_memory(float_model(model_dir), config, [window[None] for window in read_windows(task).calibration_NT])
     for export in exports:
         ModelExporter(export_dir=folder / export).export_safetensors_model(model, config, custom_mode=export)
         streamed = task.output_dir / export if len(exports) > 1 else task.output_dir
