@@ -78,8 +78,23 @@ def _intro(report: dict[str, Any], name: str) -> str:
     return (
         f"This is {code(name)}{commit} with {summary['num_layers_quantized']} layers quantized"
         f" ({', '.join(map(code, schemes))}) by Bitfoundry {report['environment']['quantcore']}."
-        f" Linear layers that were kept as they were: {summary['num_layers_kept']}."
+        f" Linear layers that were kept as they were: {summary['num_layers_kept']}.{_mix(report['mix'])}"
     )
+
+
+def _mix(mix: dict[str, Any] | None) -> str:
+    if mix is None:
+        return ""
+    layers = ", ".join(f"{num} {code(scheme)}" for scheme, num in mix["chosen"]["layers"].items())
+    return (
+        f" The scheme of each layer was chosen by what its rounding costs, for {code(budget(mix))}: {layers};"
+        f" {mix['chosen']['bits']:.2f} bits a weight."
+    )
+
+
+def budget(mix: dict[str, Any]) -> str:
+    """'max_bits 4.5': what a mix was chosen for."""
+    return " ".join(f"{name} {value}" for name, value in mix["asked"].items() if name != "schemes")
 
 
 def _numbers(report: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from quantcore.evaluation.card import with_error
+from quantcore.evaluation.card import budget, with_error
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1b1f24;--paper:#fff;--faint:#57606a;--line:#d0d7de;--mark:#0b5fb0;--pass:#116329;
@@ -140,10 +140,9 @@ def _mix(mix: dict[str, Any] | None) -> str:
     ]  # fmt: skip
     table = _table("", ("", "layers", "size", "bits a weight", "KL, reckoned"), rows)
     measured = with_error(mix["chosen"]["measured"]["divergence"]["kl_mean"])
-    budget = " ".join(f"{name} {value}" for name, value in mix["asked"].items() if name != "schemes")
     return (
-        f"<h2>Mixed precision</h2><p>The scheme of each layer was chosen for {escape(budget)}. Measured of the mix,"
-        f" with weights rounded plainly: mean KL {measured} nats a token.</p>{table}{_frontier(mix)}"
+        f"<h2>Mixed precision</h2><p>The scheme of each layer was chosen for {escape(budget(mix))}. Measured of the"
+        f" mix, with weights rounded plainly: mean KL {measured} nats a token.</p>{table}{_frontier(mix)}"
     )
 
 

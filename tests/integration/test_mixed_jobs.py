@@ -28,6 +28,7 @@ from tests.factories import tiny_model
 from tests.integration.conftest import ROOT, Server, WorkerProcess
 from tests.integration.forks import events_of, forked, task_file
 from tests.integration.test_resume import killed
+from tests.params import with_rare
 
 SCHEMES = ("w4a16", "int8_weight_only")
 ASKED = {"schemes": list(SCHEMES), "max_bits": 5.5}
@@ -86,6 +87,9 @@ def test_the_engine_measures_chooses_and_goes_on(
     assert sizes == sorted(sizes) and sizes[0] == mix["uniform"]["w4a16"]["size_bytes"]
     page = (folder / "report.html").read_text()
     assert "Mixed precision" in page and page.count("<circle") == len(report["layers"]) + len(sizes) + 1
+    card = (folder / "README.md").read_text()
+    assert "for `max_bits 5.5`: " in card and f"; {mix['chosen']['bits']:.2f} bits a weight." in card
+    assert all(f"{num} `{scheme}`" in card for scheme, num in mix["chosen"]["layers"].items())
     again = (folder / "reproduce.sh").read_text()
     assert '\\"mix\\"' not in again and "sensitivity" not in again, "what was chosen is not chosen again"
 
@@ -110,7 +114,7 @@ KILLS = {
 }
 
 
-@pytest.mark.parametrize("kill", KILLS)
+@pytest.mark.parametrize("kill", with_rare(KILLS, ["in the first block"]))
 def test_killed_after_measuring_it_keeps_what_was_chosen(
     kill: str, undisturbed: tuple[Path, list[dict[str, Any]]], model_dir: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, proof_in_this_process: None,
@@ -202,6 +206,9 @@ def test_the_page_of_mixed_precision_in_the_service(
     phases = ["resolve", "plan", "sensitivity", "trial", "quantize", "export", "verify"]
     assert [phase.name for phase in job.phases if phase.state == "done"] == phases
     assert job.summary["mix"]["bits"] <= 5 and len(job.summary["mix"]["layers"]) == 2, "more than one scheme"
+    shown = f": {job.summary['mix']['bits']:.2f} bits a weight"
+    assert cli.run(["show", job.id, "--url", server.url, "--api-key", server.key]) == 0
+    assert shown in " ".join(capsys.readouterr().out.split())
     with Client(server.url, server.key) as client:
         folder = client.download(job.id, model.parent / "artifact")
         report = json.loads((folder / "report.json").read_text())
