@@ -1,6 +1,6 @@
 """The command `bitfoundry`. Exit status: 0 done, 1 a failure (explained), 2 wrong usage, 130 interrupted.
 
-Each command imports what it needs when it runs: `bitfoundry jobs` starts without torch, FastAPI or the engines.
+Each command imports what it needs when it runs: `bitfoundry list` starts without torch, FastAPI or the engines.
 """
 
 import signal
@@ -24,9 +24,7 @@ from bitfoundry import (
     terminal,
     webhook_commands,
 )
-from bitfoundry.answers import Job
 from bitfoundry.bodies import given
-from bitfoundry.client import Client
 from bitfoundry.errors import BitfoundryError
 from bitfoundry.options import (
     AsJson,
@@ -219,10 +217,9 @@ def submit(
             publish=publish_commands.read_target(publish, publish_token),
         )
         if wait:
-            job = _await(client, job)
-    show_job(job, as_json)
-    if wait and (job.state != "succeeded" or (job.publication and job.publication.state == "failed")):
-        raise typer.Exit(1)
+            job_commands.show_end(client, job, as_json)
+        else:
+            show_job(job, as_json)
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
@@ -362,7 +359,9 @@ def download(
         terminal.out.print(f"the artifact is whole in {target}", soft_wrap=True)
 
 
-for command in (*job_commands.COMMANDS, *publish_commands.COMMANDS):
+for name, command in job_commands.COMMANDS.items():
+    app.command(name)(command)
+for command in publish_commands.COMMANDS:
     app.command()(command)
 for name, command in job_commands.SWEEP_COMMANDS.items():
     sweep.command(name)(command)
@@ -437,9 +436,3 @@ def _announce(stack: "LocalStack", as_json: bool) -> None:
 def _with_token(model: str, hub_token: str | None) -> str | dict[str, str]:
     """A model that only the token of that name opens is one on the Hub."""
     return model if hub_token is None else {"id": model, "hub_token": hub_token}
-
-
-def _await(client: Client, job: Job) -> Job:
-    with terminal.Watch(terminal.err) as watch:
-        job = client.wait(job.id, on_change=watch.update)
-    return publish_commands.await_published(client, job) if job.publication else job

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from bitfoundry import terminal
-from bitfoundry.answers import LogLine
+from bitfoundry.answers import Job, LogLine
 from bitfoundry.bodies import given
+from bitfoundry.client import Client
 from bitfoundry.options import (
     AsJson,
     Export,
@@ -25,12 +26,13 @@ from bitfoundry.options import (
     show_deleted,
     show_job,
 )
+from bitfoundry.publish_commands import await_published
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")]
 Name = Annotated[str | None, typer.Option(help="A name to find the job by.")]
 
 
-def jobs(
+def list_jobs(
     state: Annotated[list[str] | None, typer.Option(help="Only jobs in this state; repeatable.")] = None,
     label: Annotated[list[str] | None, typer.Option(help="Only jobs with key=value; repeatable: with all.")] = None,
     model: Annotated[str | None, typer.Option(help="Only jobs of this path or Hub id.")] = None,
@@ -73,10 +75,27 @@ def jobs(
         terminal.out.print(terminal.jobs_table(found) if found else "no such jobs: `bitfoundry submit` makes one")
 
 
-def job(job_id: JobId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
+def show(job_id: JobId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
     """Show one job."""
     with connect(url, api_key, home) as client:
         show_job(client.get(job_id), as_json)
+
+
+def watch(job_id: JobId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
+    """Watch a job until it has ended and is published; status 1 if it did not succeed. Ctrl-C leaves it as it is."""
+    with connect(url, api_key, home) as client:
+        show_end(client, client.get(job_id), as_json)
+
+
+def show_end(client: Client, job: Job, as_json: bool) -> None:
+    """One job once it has ended and is published, its progress until then; raises typer.Exit if it did not succeed."""
+    with terminal.Watch(terminal.err) as progress:
+        job = client.wait(job.id, on_change=progress.update)
+    if job.publication:
+        job = await_published(client, job)
+    show_job(job, as_json)
+    if job.state != "succeeded" or (job.publication and job.publication.state == "failed"):
+        raise typer.Exit(1)
 
 
 def events(
@@ -224,11 +243,10 @@ def cancel_sweep(
         _show_sweep(client.cancel_sweep(sweep_id), as_json)
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (
-    *(jobs, job, events, logs),
-    *(cancel, pause, resume, retry),
-    *(clone, edit, delete),
-)
+COMMANDS: dict[str, Callable[..., None]] = {"list": list_jobs} | {
+    command.__name__: command
+    for command in (show, watch, events, logs, cancel, pause, resume, retry, clone, edit, delete)
+}
 SWEEP_COMMANDS: dict[str, Callable[..., None]] = {"submit": submit_sweep, "show": show_sweep, "cancel": cancel_sweep}
 
 

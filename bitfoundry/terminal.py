@@ -80,6 +80,14 @@ def scheme_of(job: Job) -> str:
     return job.preset or (f"mix of {', '.join(job.mix['schemes'])}" if job.mix else "custom")
 
 
+def mix_text(summary: Mapping[str, Any]) -> str:
+    """'126 w4a16, 84 int8_weight_only: 5.00 bits a weight' of a job with a mix."""
+    if "mix" not in summary:
+        return ""
+    mix = summary["mix"]
+    return f"{', '.join(f'{num} {scheme}' for scheme, num in mix['layers'].items())}: {mix['bits']:.2f} bits a weight"
+
+
 def progress_text(job: Job) -> str:
     """'quantize: block 12 of 30, 40 s left', as much of it as is known; of a waiting job why it waits."""
     progress = job.progress
@@ -110,7 +118,7 @@ def job_details(job: Job) -> Table:
         rows += [("error", f"{job.error.message} ({job.error.code})"), ("hint", job.error.hint)]
         rows.append(("retry", f"can help: bitfoundry retry {job.id}" if job.error.retryable else "cannot help"))
     if job.summary:
-        rows += summary_rows(job.summary).items()
+        rows += [("layers", mix_text(job.summary)), *summary_rows(job.summary).items()]
     if job.artifact:
         rows.append(("artifact", job.artifact.path or ""))
     if job.publication:

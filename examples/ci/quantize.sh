@@ -8,7 +8,7 @@ id=$(bitfoundry submit "$MODEL" --config "$CONFIG" --label "commit=${GITHUB_SHA:
   python3 -c 'import json, sys; print(json.load(sys.stdin)["id"])')
 trap 'bitfoundry cancel "$id" > /dev/null || true' INT TERM # a cancelled workflow cancels its job
 bitfoundry logs "$id" --follow --level info
-job=$(bitfoundry job "$id" --json)
+job=$(bitfoundry show "$id" --json)
 python3 - "$job" <<'PYTHON'
 import json
 import os

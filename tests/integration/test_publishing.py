@@ -21,6 +21,7 @@ from quantcore.checkpoint.hub_pull import pull
 from tests.factories import tiny_model
 from tests.hub_server import TOKEN, HubServer
 from tests.integration.conftest import Server, WorkerProcess, is_alive, wait_gone
+from tests.params import with_rare
 
 LIMIT_S = 60.0
 TARGET = {"repo_id": "org/tiny-int8", "hub_token": "team"}
@@ -176,9 +177,7 @@ KILLS = [(step, who) for step in STEPS for who in ("child", "worker")]
 USUAL = (("a file is under way", "child"), ("the commit is made", "worker"))
 
 
-@pytest.mark.parametrize(
-    ("step", "who"), [pytest.param(*kill, marks=() if kill in USUAL else pytest.mark.slow) for kill in KILLS]
-)
+@pytest.mark.parametrize(("step", "who"), with_rare(KILLS, [kill for kill in KILLS if kill not in USUAL]))
 def test_killed_at_a_step_it_is_taken_up_and_commits_once(
     client: TestClient, hub: HubServer, succeeded: str, publication: Callable[..., dict[str, Any]],
     start_worker: Callable[..., WorkerProcess], step: str, who: str,
@@ -371,7 +370,7 @@ def test_the_commands(
     hub.faults.answers.append(("/commit/", 403, "no rights"))
     assert cli.run(to_hub) == 1
     assert "hub_forbidden" in capsys.readouterr().out
-    assert cli.run(["job", succeeded]) == 0
+    assert cli.run(["show", succeeded]) == 0
     assert "failed to org/tiny-int8 (main)" in capsys.readouterr().out
     assert cli.run(["push", succeeded, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["publication"]["state"] == "published"

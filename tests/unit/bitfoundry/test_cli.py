@@ -101,13 +101,14 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeClient]:
 COMMANDS: list[list[str]] = [
     ["submit", "/m", "--config", "fp8"],
     ["plan", "/m", "--config", "fp8"],
-    ["jobs"],
-    ["job", "job_1"],
+    ["list"],
+    ["show", "job_1"],
+    ["watch", "job_1"],
     ["events", "job_1"],
     ["events", "job_1", "--follow"],
     ["logs", "job_1", "--follow"],
     ["logs", "job_1", "--tail", "3", "--level", "info"],
-    ["jobs", "--count"],
+    ["list", "--count"],
     *([action, "job_1"] for action in ("cancel", "pause", "resume", "retry", "clone", "edit", "delete")),
     ["sweep", "submit", str(Path(__file__).with_name("sweep.json"))],
     ["sweep", "show", "swp_1"],
@@ -149,7 +150,7 @@ def test_a_refusal_is_explained_with_status_1(
     assert json.loads(captured.err)["error"]["code"] == "unknown_preset"
 
 
-@pytest.mark.parametrize("wrong", [["submit"], ["nonsense"], ["jobs", "--limit", "x"], ["jobs", "--limit", "0"]])
+@pytest.mark.parametrize("wrong", [["submit"], ["nonsense"], ["list", "--limit", "x"], ["list", "--limit", "0"]])
 def test_wrong_usage_is_status_2(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(wrong) == 2
     assert "Usage" in capsys.readouterr().err
@@ -160,7 +161,7 @@ def test_an_interrupt_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(options, "Client", interrupted)
-    assert cli.run(["jobs"]) == 130
+    assert cli.run(["list"]) == 130
 
 
 @pytest.mark.parametrize("command", ["submit", "plan"])
@@ -222,7 +223,8 @@ def test_a_config_file_that_is_no_json_is_explained(tmp_path: Path, capsys: pyte
 def test_waiting_for_a_job_that_fails_is_status_1(fake: type[FakeClient], monkeypatch: pytest.MonkeyPatch) -> None:
     failed = JOB.model_copy(update={"state": "failed", "summary": None})
     monkeypatch.setattr(fake, "wait", lambda self, job_id, on_change: failed, raising=False)
-    assert cli.run(["submit", "/m", "-c", "fp8", "--wait"]) == 1
+    for command in (["submit", "/m", "-c", "fp8", "--wait"], ["watch", "job_1"]):
+        assert cli.run(command) == 1
 
 
 def test_the_service_of_up_is_found(
@@ -230,12 +232,12 @@ def test_the_service_of_up_is_found(
 ) -> None:
     monkeypatch.delenv("BITFOUNDRY_URL")
     monkeypatch.delenv("BITFOUNDRY_API_KEY")
-    assert cli.run(["jobs"]) == 1
+    assert cli.run(["list"]) == 1
     assert "bitfoundry up" in capsys.readouterr().err
     Connection(url="http://127.0.0.1:8765", api_key="bf_local").write(tmp_path)
-    assert cli.run(["jobs"]) == 0
+    assert cli.run(["list"]) == 0
     assert fake.calls[0][1] == ("http://127.0.0.1:8765", "bf_local")
-    assert cli.run(["jobs", "--url", "http://other"]) == 1  # the local key is not sent elsewhere
+    assert cli.run(["list", "--url", "http://other"]) == 1  # the local key is not sent elsewhere
     assert "needs an API key" in capsys.readouterr().err
 
 

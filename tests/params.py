@@ -1,0 +1,18 @@
+"""Parameters of tests: the usual ones run with ``make test``, all of them with ``make test-all``."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from typing import Any
+
+import pytest
+
+
+def with_rare(values: Iterable[Any], rare: Container[Any]) -> list[Any]:
+    """``values``, of which the ``rare`` ones are slow: each of those is much like a usual one. A tuple is the values of
+    several arguments."""
+    return [pytest.param(*_tuple(value), marks=pytest.mark.slow) if value in rare else value for value in values]
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
