@@ -2,9 +2,11 @@
 
 import os
 import secrets
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -17,6 +19,35 @@ TEMPLATE = "bitfoundry_template"
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["BITFOUNDRY_ORIGINALS_DIR"] = ""  # no test depends on what another one has measured
+
+
+@pytest.fixture(scope="session", autouse=True)
+def each_text_is_tokenized_once() -> Iterator[None]:
+    """By a small tokenizer: of a tiny job the built-in text would be half the time."""
+    if "transformers" not in sys.modules:  # no test of those that were collected has an engine
+        yield
+        return
+    from transformers import PreTrainedTokenizerBase
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PreTrainedTokenizerBase, "__call__", _remembering(PreTrainedTokenizerBase.__call__))
+        yield
+
+
+def _remembering(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The key is all that the tokenizer is, and the text; calls that ask for anything else go through."""
+    known: dict[tuple[str, str], tuple[int, ...]] = {}
+
+    def tokenize(self: Any, *texts: Any, **given: Any) -> Any:
+        plain = given == {"add_special_tokens": False, "verbose": False} and self.is_fast and self.vocab_size < 5000
+        if not plain or len(texts) != 1 or not isinstance(texts[0], str):
+            return call(self, *texts, **given)
+        key = (self.backend_tokenizer.to_str(), texts[0])
+        if key not in known:
+            known[key] = tuple(call(self, *texts, **given)["input_ids"])
+        return {"input_ids": list(known[key])}
+
+    return tokenize
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,6 +112,7 @@ def _make_room(base: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+@cache
 def _source() -> list[tuple[str, int, int]]:
     """This engine's files: another one may compute otherwise."""
     root = Path(quantcore.__file__).parent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,15 @@ VERSIONS = ("torch", "transformers", "safetensors")
 
 def environment() -> dict[str, str]:
     """The programs and the device that computed the result."""
+    return {**_programs(), "device": str(default_device())}
+
+
+@cache
+def _programs() -> dict[str, str]:
     return {
         "quantcore": quantcore.__version__,
         "python": platform.python_version(),
         **{name: version(name) for name in VERSIONS},
-        "device": str(default_device()),
     }
 
 

@@ -17,6 +17,7 @@ from quantcore.export.exporter import stored_scale_dtype
 from quantcore.layer import LayerPlan
 from quantcore.spec import ScaleType
 from tests.conformance.test_exporters import CONFIGS, accepting
+from tests.params import with_rare
 
 EXPORTER = EXPORTERS.get("compressed_tensors")
 CONFIG_NAMES = [
@@ -71,7 +72,7 @@ def uncompressed(layer, quantized, stored):
     return given
 
 
-@pytest.mark.parametrize("model_dtype", ["BF16", "F32"])
+@pytest.mark.parametrize("model_dtype", with_rare(["BF16", "F32"], ["F32"]))
 @pytest.mark.parametrize("name", CONFIG_NAMES)
 def test_its_decompressor_reads_our_weight(name, model_dtype):
     """In the dtype that it computes in: that of ordinary scales; bfloat16 for blocks."""

@@ -7,8 +7,9 @@ import socket
 import sys
 from pathlib import Path
 
-from quantcore import presets
+from quantcore import pipeline, presets
 from quantcore.checkpoint.artifact import sha256
+from quantcore.task import Task
 
 NUM_WINDOWS = 70  # four chunks of windows, which do not divide it
 START_S = 240
@@ -26,6 +27,7 @@ def task_file(model_dir: Path, output_dir: Path, given, exports=("quark", "fake_
         **more,
     }  # fmt: skip
     file.write_text(json.dumps(task))
+    pipeline.read_windows(Task.model_validate(task))  # once, before the fork (see ``each_text_is_tokenized_once``)
     return file
 
 

@@ -15,6 +15,7 @@ from quantcore.pipeline import read_windows, run
 from quantcore.runtime.states import StatesOnDisk
 from quantcore.task import EvaluationConfig, Task
 from tests.factories import MIXTURES, tiny_model
+from tests.params import with_rare
 
 INT16 = {"weight": {"dtype": "int16", "qscheme": "per_channel", "ch_axis": 0}}  # next to no rounding
 UINT4 = {"weight": {"dtype": "uint4", "qscheme": "per_group", "group_size": 64, "symmetric": False}}
@@ -86,7 +87,7 @@ def test_moved_scales_are_written(tmp_path, name, model_type, proof_in_this_proc
 
 @pytest.mark.parametrize(
     ("model_type", "name", "tied"),
-    [pytest.param(*case, marks=() if case[0] == "llama" or case in FEW else pytest.mark.slow) for case in ROTATED],
+    with_rare(ROTATED, [case for case in ROTATED if case[0] != "llama" and case not in FEW]),
 )
 def test_rotations_are_written(tmp_path, model_type, name, tied, proof_in_this_process):
     overrides = {**MODELS[model_type], "tie_word_embeddings": tied}

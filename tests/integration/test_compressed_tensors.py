@@ -18,6 +18,7 @@ from quantcore.errors import ConfigError
 from quantcore.pipeline import run
 from tests.factories import tiny_model
 from tests.integration.test_pipeline import math_close, perplexity_of, task
+from tests.params import with_rare
 
 ODD = {"hidden_size": 96, "intermediate_size": 160, "head_dim": 32, "num_attention_heads": 3, "num_key_value_heads": 1}
 BLOCKED = {"hidden_size": 128, "intermediate_size": 384, "head_dim": 32, "num_key_value_heads": 4}
@@ -69,7 +70,10 @@ def odd_model(tmp_path_factory):
     return tiny_model(tmp_path_factory.mktemp("odd") / "model", **ODD)
 
 
-@pytest.mark.parametrize("name", list(LAYER_CONFIGS))
+RARE = ("nvfp4_weight_only", "mxfp4_weight_only", "mxfp8_weight_only", "int2", "fp8_weight_only")
+
+
+@pytest.mark.parametrize("name", with_rare(LAYER_CONFIGS, RARE))
 def test_transformers_reads_every_layout(odd_model, tmp_path, proof_in_this_process, name):
     """Perplexity: to rounding where inputs are not quantized; others are quantized in bfloat16 there, in float32 here,
     and a random model makes much of it."""

@@ -21,6 +21,7 @@ from quantcore.plan import resolve
 from quantcore.solvers.rtn import round_to_nearest
 from quantcore.task import EvaluationConfig, Task
 from tests.factories import MIXTURES, tiny_model, tiny_tokenizer
+from tests.params import with_rare
 
 W4 = presets.resolve("w4a16", group_size=32)
 MODELS = {
@@ -67,7 +68,7 @@ def dtype(request):
     return request.param
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", with_rare(MODELS, ["mixtral", "granitemoe"]))
 def test_plain_transformers_computes_the_quantized_model(tmp_path, name, dtype, proof_in_this_process):
     model_dir = tiny_model(tmp_path / "model", model_type=name, dtype=dtype, **MODELS[name])
     report = run(task(model_dir, tmp_path / "out"), lambda event: None)
@@ -152,7 +153,11 @@ CHANGES = [(case, ALONE) for case in TAMPERED] + [
 ]
 
 
-@pytest.mark.parametrize(("case", "export"), CHANGES, ids=lambda one: one if isinstance(one, str) else "+".join(one))
+@pytest.mark.parametrize(
+    ("case", "export"),
+    with_rare(CHANGES, [(case, BESIDE) for case in list(TAMPERED)[1:]]),
+    ids=lambda one: one if isinstance(one, str) else "+".join(one),
+)
 def test_the_proof_sees_one_changed_bit(tmp_path, monkeypatch, proof_in_this_process, case, export):
     model_type, name = TAMPERED[case]
     model_dir = tiny_model(tmp_path / "model", model_type=model_type, **MODELS[model_type])

@@ -19,6 +19,7 @@ from quantcore.task import EvaluationConfig, Task
 from tests.factories import MIXTURES, tiny_model
 from tests.integration.forks import config, events_of, forked, task_file
 from tests.integration.test_resume import killed
+from tests.params import with_rare
 
 pytestmark = pytest.mark.usefixtures("proof_in_this_process")
 
@@ -181,21 +182,21 @@ KILLS = {
 """By the number of ranks: which call is the last."""
 
 
-@pytest.mark.parametrize("ranks", [(1, 1), (1, 3), (3, 2)])
+@pytest.mark.parametrize(("before", "after"), with_rare([(1, 1), (1, 3), (3, 2)], [(1, 3)]))
 @pytest.mark.parametrize("kill", KILLS)
-def test_killed_it_goes_on_without_what_is_done(undisturbed, tmp_path, monkeypatch, kill, ranks):
+def test_killed_it_goes_on_without_what_is_done(undisturbed, tmp_path, monkeypatch, kill, before, after):
     model_dir, expected = undisturbed
     monkeypatch.setattr(savepoint, "SHARE", 0)
     file = task_file(model_dir, tmp_path / "out", config("w4a16"), file2file=True, resume_dir=str(tmp_path / "resume"))
     owner, name, counts = KILLS[kill]
 
     def first(rank):
-        if rank == ranks[0] - 1:
-            monkeypatch.setattr(owner, name, killed(owner, name, counts[ranks[0]]))
+        if rank == before - 1:
+            monkeypatch.setattr(owner, name, killed(owner, name, counts[before]))
         return main(["run", str(file)])
 
-    assert forked(first, ranks[0], tmp_path)[-1] == -signal.SIGKILL
-    assert forked(lambda _: main(["run", str(file)]), ranks[1], tmp_path) == [0] * ranks[1]
+    assert forked(first, before, tmp_path)[-1] == -signal.SIGKILL
+    assert forked(lambda _: main(["run", str(file)]), after, tmp_path) == [0] * after
     assert weights_of(tmp_path / "out") == expected and not (tmp_path / "resume").exists()
     again = {event["block"] for event in events_of(tmp_path) if event["kind"] == "layer_quantized"}
     assert (again == set(range(NUM_BLOCKS))) == (kill == "in the first step")

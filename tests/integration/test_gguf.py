@@ -26,6 +26,7 @@ from quantcore.plan import resolve
 from quantcore.solvers.rtn import round_to_nearest
 from quantcore.task import EvaluationConfig, Task
 from tests.factories import MIXTURES, tiny_model
+from tests.params import with_rare
 
 CALIBRATION = CalibrationConfig(num_samples=4, seq_len=64)
 SIXTEEN = {"query_pre_attn_scalar": 16, "sliding_window": 8}
@@ -177,7 +178,10 @@ def test_rows_that_hold_no_super_blocks_get_another_type(tmp_path, preset, other
 UINT4 = QuantizationSpec(dtype="uint4", qscheme="per_group", group_size=32, symmetric=False)
 
 
-@pytest.mark.parametrize("algorithms", [(), ("gptq",), ("awq",), ("awq", "gptq"), ("autoround",), ("rotation", "gptq")])
+@pytest.mark.parametrize(
+    "algorithms",
+    with_rare([[], ["gptq"], ["awq"], ["awq", "gptq"], ["autoround"], ["rotation", "gptq"]], [["gptq"], ["awq"]]),
+)
 def test_whole_zero_points_become_minimums_whatever_chooses_the_codes(tmp_path, algorithms, proof_in_this_process):
     """A config as AMD Quark's w_uint4_per_group_asym: what it leaves to the model's dtype is float16 in the file."""
     model_dir = tiny_model(tmp_path / "model", rank=16, dtype=torch.float32)

@@ -23,6 +23,7 @@ from quantcore.reading import read_model
 from tests.factories import tiny_model
 from tests.integration.test_gguf import LLAMA3, MODELS, WIDE
 from tests.integration.test_reading import measured, quantize
+from tests.params import with_rare
 
 pytestmark = pytest.mark.usefixtures("proof_in_this_process")
 
@@ -54,7 +55,10 @@ def written(tmp_path, name, preset=None, **rest):
     return model_dir, quantize(model_dir, tmp_path / "out", config, *exports), tmp_path / "out/gguf"
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+RARE = ("mistral", "qwen2", "linear", "partial", "float32")
+
+
+@pytest.mark.parametrize("name", with_rare(VARIANTS, RARE))
 def test_the_file_alone_is_the_model_that_was_written(tmp_path, name):
     _, report, folder = written(tmp_path, name)
     found, plain = read_model(folder), read_local(tmp_path / "out/fake_quantized")
@@ -73,7 +77,9 @@ def test_the_file_alone_is_the_model_that_was_written(tmp_path, name):
     assert all(config.choose(layer, "Linear")[0] for layer in planned)
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "mistral"])  # read as the llama that it is
+@pytest.mark.parametrize(
+    "name", with_rare([name for name in VARIANTS if name != "mistral"], RARE)  # which is read as the llama that it is
+)
 def test_config_json_says_what_it_said(tmp_path, name):
     model_dir, _, folder = written(tmp_path, name)
     given = AutoConfig.from_pretrained(model_dir).to_dict()

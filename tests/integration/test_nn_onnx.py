@@ -22,6 +22,7 @@ from quantcore import (
 )
 from quantcore.nn.layers import quantized_layers
 from tests.factories import SHAPE
+from tests.params import with_rare
 
 GRAPH = QuantizationMode.fx_graph_mode
 
@@ -70,6 +71,7 @@ ALL = [(name, linears, ROWS) for name in CASES | FOR_LINEARS] + [
 ]
 RARE = [  # each is like another case
     *((name, linears) for name in ("int8 static", "uint8", "fp8 e5m2", "int4 in groups of outputs", "fp8 per token")),
+    *((name, linears) for name in ("int8 per feature", "mxfp8")),
     *((name, convolutions) for name in ("int8 static asymmetric", "fp8", "4 bits")),
 ]
 
@@ -172,9 +174,7 @@ LANGUAGE_MODELS = {
 ALIKE = ("llama", "llama with rotated inputs of MLPs")  # each is like another
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ()) for name in LANGUAGE_MODELS]
-)
+@pytest.mark.parametrize("name", with_rare(LANGUAGE_MODELS, ALIKE))
 @pytest.mark.filterwarnings("ignore:.*token_id")
 def test_language_models(name, tmp_path):
     torch.manual_seed(0)

@@ -31,6 +31,7 @@ from quantcore.plan import resolve
 from quantcore.reading import read_model
 from quantcore.task import EvaluationConfig, Task
 from tests.factories import MIXTURES, tiny_model
+from tests.params import with_rare
 
 CALIBRATION = CalibrationConfig(num_samples=4, seq_len=64)
 WEIGHTS = presets.resolve("int8_weight_only")
@@ -89,7 +90,7 @@ CASES = {
     "fp8 dynamic": ("mistral", {}, presets.resolve("fp8_dynamic"), MOVED_CODES),
 }
 # What each shows, others show in part: biases and several schemes are those of the bfloat16 model below.
-RARE = ("biases", "mixed", "norms of heads", "int8 static", "int8 dynamic", "fp8 dynamic")
+RARE = ("biases", "4 bits and the head", "mixed", "norms of heads", "int8 static", "int8 dynamic", "fp8 dynamic")
 
 
 def quantized(folder, name, exports=("onnx",), **options):
@@ -139,9 +140,7 @@ class Session:
         return torch.from_numpy(logits), present
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in RARE else name for name in CASES]
-)
+@pytest.mark.parametrize("name", with_rare(CASES, RARE))
 def test_logits(artifact, name, proof_in_this_process):
     """Of a padded batch, at once and token by token.
 

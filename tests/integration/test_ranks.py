@@ -25,6 +25,7 @@ from quantcore.runtime.ranks import joined
 from tests.factories import MIXTURES, tiny_model
 from tests.integration.conftest import ROOT
 from tests.integration.forks import START_S, config, events_of, forked, seen_of, task_file
+from tests.params import with_rare
 
 MODELS = {"dense": {}, "mixture": {"model_type": "qwen3_moe", **MIXTURES["qwen3_moe"]}}
 GPTQ = {"name": "gptq"}
@@ -38,9 +39,7 @@ CASES = {
 
 
 @pytest.mark.usefixtures("proof_in_this_process")
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow if case in ("rounded", "gptq") else ()) for case in CASES]
-)
+@pytest.mark.parametrize("case", with_rare(CASES, ["rounded", "static", "gptq"]))
 def test_as_many_ranks_as_you_like_give_the_same_bytes(tmp_path, case):
     """Also where windows do not divide among ranks, and where a rank has none (there are four chunks of them)."""
     model, given = CASES[case]

@@ -25,6 +25,7 @@ from quantcore.reading import read_model
 from quantcore.runtime.products import products_on
 from quantcore.task import EvaluationConfig, Task
 from tests.factories import MIXTURES, VOCAB_SIZE, tiny_model
+from tests.params import with_rare
 
 WINDOWS = torch.arange(6 * 32).mul(7).remainder(509).view(6, 32)  # fewer than any model here has
 
@@ -120,7 +121,7 @@ def test_every_format_with_codes_can_be_read():
 
 
 @pytest.mark.parametrize(
-    ("export", "name"), [pytest.param(*case, marks=pytest.mark.slow) if case in RARE else case for case in ALL]
+    ("export", "name"), with_rare(ALL, RARE)
 )
 def test_what_was_written_is_found_again(float_model, export, name, tmp_path):
     """The same floats as the rounded ones, and in memory the same model as the job had."""

@@ -11,6 +11,7 @@ from quantcore import savepoint, writing
 from quantcore.cli import main
 from tests.factories import MIXTURES, tiny_model
 from tests.integration.forks import config, events_of, forked, seen_of, task_file
+from tests.params import with_rare
 
 pytestmark = pytest.mark.usefixtures("proof_in_this_process")
 
@@ -81,9 +82,7 @@ KILLS = {
 }
 
 
-@pytest.mark.parametrize(
-    "kill", [pytest.param(kill, marks=pytest.mark.slow if kill == "in the second block" else ()) for kill in KILLS]
-)
+@pytest.mark.parametrize("kill", with_rare(KILLS, ["in the second block", "in the third block"]))
 def test_killed_anywhere_it_goes_on(undisturbed, tmp_path, monkeypatch, kill):
     model_dir, expected = undisturbed("dense")
     events = going_on(tmp_path, model_dir, "dense", kill=KILLS[kill], monkeypatch=monkeypatch)
@@ -93,7 +92,7 @@ def test_killed_anywhere_it_goes_on(undisturbed, tmp_path, monkeypatch, kill):
     assert (len(again) == NUM_BLOCKS) == (kill == "in the first block"), again
 
 
-@pytest.mark.parametrize("place", [1000, *(pytest.param(place, marks=pytest.mark.slow) for place in (0, -1))])
+@pytest.mark.parametrize("place", with_rare([1000, 0, -1], [0, -1]))
 def test_a_damaged_state_is_seen_and_the_job_begins_anew(undisturbed, tmp_path, monkeypatch, place):
     model_dir, expected = undisturbed("dense")
     load = savepoint.SavePoint.load
@@ -114,7 +113,7 @@ def test_a_damaged_state_is_seen_and_the_job_begins_anew(undisturbed, tmp_path, 
     assert again == set(range(NUM_BLOCKS))
 
 
-@pytest.mark.parametrize("name", ["dense", pytest.param("mixture", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", with_rare(MODELS, ["mixture"]))
 def test_it_goes_on_with_another_number_of_ranks(undisturbed, tmp_path, monkeypatch, name):
     model_dir, expected = undisturbed(name)
     kill = (writing.ResultWriter, "tell", 3)

@@ -19,6 +19,7 @@ from quantcore.runtime.ranks import ALONE, Ranks, computing_together, joined
 from quantcore.slices import is_sharded, mine
 from tests.factories import MIXTURES, tiny_model
 from tests.integration.forks import config, events_of, forked, seen_of, task_file
+from tests.params import with_rare
 
 GPTQ = {"name": "gptq"}
 MODELS = {
@@ -36,7 +37,7 @@ SLOW = {
     "shared scale": ("dense", config("nvfp4")),
     "dynamic experts": ("mixture", config("int8_dynamic")),
 }
-CASES = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+CASES = with_rare([*QUICK, *SLOW], SLOW)
 
 
 def run(model_dir, output_dir, given, size, **more):

@@ -12,6 +12,7 @@ import torch
 
 from quantcore.formats import FORMATS, CodebookFormat, FloatFormat, IntFormat, tables
 from quantcore.formats.floats import decode_e8m0, encode_e8m0
+from tests.params import with_rare
 
 NAMES = (
     "int2 int3 int4 int5 int6 int8 int16 uint2 uint4 uint5 uint8 uint16 float16 bfloat16 fp8_e4m3 fp8_e4m3fnuz "
@@ -254,7 +255,7 @@ def test_torch_can_trace_every_format(name):
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", with_rare(["bfloat16", "float16"], ["float16"]))
 def test_the_compiler_does_not_take_rounding_for_nothing(name):
     """torch.compile drops a cast to 16 bits and back."""
     fmt, x = FORMATS[name], torch.linspace(-3, 3, 1001)
