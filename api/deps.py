@@ -45,7 +45,7 @@ class Context:
         return vault
 
 
-def get_context(request: Request) -> Context:
+async def get_context(request: Request) -> Context:
     context: Context = request.app.state.context
     return context
 
@@ -53,7 +53,7 @@ def get_context(request: Request) -> Context:
 ContextDep = Annotated[Context, Depends(get_context)]
 
 
-def get_sessions(context: ContextDep) -> Sessions:
+async def get_sessions(context: ContextDep) -> Sessions:
     return context.sessions
 
 

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Annotated
 
@@ -138,10 +138,10 @@ def _open_sign_in(session: Session, request: Request) -> keys.ValidKey:
     return found[0]
 
 
-def require(scope: str) -> Callable[[Caller], Caller]:
+def require(scope: str) -> Callable[[Caller], Awaitable[Caller]]:
     """A dependency: who sends this request, if the key may do that."""
 
-    def check(caller: Annotated[Caller, Depends(authenticate)]) -> Caller:
+    async def check(caller: Annotated[Caller, Depends(authenticate)]) -> Caller:
         check_scope(caller, scope)
         return caller
 
