@@ -27,7 +27,7 @@ def service(server: Server) -> Iterator[Client]:
 
 @pytest.fixture
 def command(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """``command("jobs --count")``: what it prints with --json; the exit status must be 0."""
+    """``command("list --count")``: what it prints with --json; the exit status must be 0."""
     monkeypatch.setenv("BITFOUNDRY_URL", server.url)
     monkeypatch.setenv("BITFOUNDRY_API_KEY", server.key)
 
@@ -141,8 +141,8 @@ def test_the_commands_speak_the_whole_contract(
         8,
         {"a": "b"},
     )
-    assert [each["id"] for each in command("jobs --label a=b --text two")] == [clone["id"]]
-    assert command(f"jobs --model {model} --created-after {job['created_at']} --count")["total"] == 1
+    assert [each["id"] for each in command("list --label a=b --text two")] == [clone["id"]]
+    assert command(f"list --model {model} --created-after {job['created_at']} --count")["total"] == 1
     assert command(f"edit {job['id']} --priority 9 --label c=d")["labels"] == {"c": "d"}
     assert command(f"pause {job['id']}")["state"] == "paused"
     refused = command(f"retry {job['id']}", status=1)
@@ -159,7 +159,7 @@ def test_the_commands_speak_the_whole_contract(
     sweep = command(f"sweep submit {file}")
     assert command(f"sweep show {sweep['id']}")["total"] == 4
     assert command(f"sweep cancel {sweep['id']}")["by_state"]["cancelled"] == 4
-    assert command("jobs --count")["by_state"] | {"queued": 1, "cancelled": 4} == command("jobs --count")["by_state"]
+    assert command("list --count")["by_state"] | {"queued": 1, "cancelled": 4} == command("list --count")["by_state"]
 
 
 def test_the_commands_follow_a_job(
