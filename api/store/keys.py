@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
+from typing import Any
 
-from sqlalchemy import case, func, or_, select, update
+from sqlalchemy import Select, bindparam, case, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from api.store.tables import ApiKey, Project
@@ -33,6 +35,17 @@ def add(session: Session, key: ApiKey) -> None:
 
 def find_valid(session: Session, key_id: str) -> ValidKey | None:
     """The key, unless it was revoked or has expired. Only secrets whose time is not over are in it."""
+    found = session.execute(_valid(), {"key_id": key_id}).one_or_none()
+    if found is None:
+        return None
+    project_id, scopes, secret, previous, used_lately, requests_per_minute = found
+    secrets = tuple(each for each in (secret, previous) if each is not None)
+    return ValidKey(key_id, project_id, frozenset(scopes), secrets, used_lately, requests_per_minute)
+
+
+@cache
+def _valid() -> Select[Any]:
+    """Made once: making it takes longer than the database does, and every request asks this."""
     now = func.clock_timestamp()
     alive = or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now)
     wanted = select(
@@ -43,12 +56,7 @@ def find_valid(session: Session, key_id: str) -> ValidKey | None:
         func.coalesce(ApiKey.last_used_at > now - USE_NOTED_EVERY, False),
         Project.requests_per_minute,
     ).join(Project, Project.id == ApiKey.project_id)
-    found = session.execute(wanted.where(ApiKey.id == key_id, ApiKey.revoked_at.is_(None), alive)).one_or_none()
-    if found is None:
-        return None
-    project_id, scopes, secret, previous, used_lately, requests_per_minute = found
-    secrets = tuple(each for each in (secret, previous) if each is not None)
-    return ValidKey(key_id, project_id, frozenset(scopes), secrets, used_lately, requests_per_minute)
+    return wanted.where(ApiKey.id == bindparam("key_id"), ApiKey.revoked_at.is_(None), alive)
 
 
 def is_any_valid(session: Session) -> bool:
@@ -75,8 +83,13 @@ def find_all(session: Session, project_id: str) -> Sequence[ApiKey]:
 
 def find_names(session: Session, key_ids: Collection[str]) -> dict[str, str]:
     """The names of these keys by id, in one query."""
-    wanted = select(ApiKey.id, ApiKey.name).where(ApiKey.id.in_(key_ids))
-    return {row.id: row.name for row in session.execute(wanted)} if key_ids else {}
+    found = session.execute(_names(), {"key_ids": list(key_ids)}) if key_ids else ()
+    return {row.id: row.name for row in found}
+
+
+@cache
+def _names() -> Select[str, str]:
+    return select(ApiKey.id, ApiKey.name).where(ApiKey.id.in_(bindparam("key_ids", expanding=True)))
 
 
 def rotate(session: Session, key: ApiKey, secret_sha256: bytes, overlap_s: int) -> None:

@@ -8,9 +8,10 @@ publication also writes the job's story, and locks the job's row first; who take
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from api.store import events, outbox, webhooks
@@ -60,9 +61,16 @@ def ask_with_success(session: Session, job: Job) -> None:
 
 def find_last(session: Session, job_ids: Sequence[str]) -> dict[str, Publication]:
     """Job id -> its newest publication: ids sort by age."""
-    newest = select(func.max(Publication.id)).where(Publication.job_id.in_(job_ids)).group_by(Publication.job_id)
-    found = session.scalars(select(Publication).where(Publication.id.in_(newest))) if job_ids else ()
+    found = session.scalars(_newest(), {"job_ids": job_ids}) if job_ids else ()
     return {publication.job_id: publication for publication in found}
+
+
+@cache
+def _newest() -> Select[Publication]:
+    """Made once: every answer with jobs in it asks this."""
+    theirs = Publication.job_id.in_(bindparam("job_ids", expanding=True))
+    newest = select(func.max(Publication.id)).where(theirs).group_by(Publication.job_id)
+    return select(Publication).where(Publication.id.in_(newest))
 
 
 def is_open(session: Session, job_id: str) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
+from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from api.store import gathering, workers
@@ -39,21 +41,31 @@ def explain(session: Session, jobs: Sequence[Job]) -> dict[str, Waiting]:
 
 
 def _places(session: Session, ids: Sequence[str]) -> dict[str, int]:
+    return {row.id: row.place for row in session.execute(_queue(), {"ids": ids})}
+
+
+@cache
+def _queue() -> Select[Any]:
+    """Made once: every poll of a job that waits asks this."""
     due = Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp()
     queue = select(Job.id, func.row_number().over(order_by=QUEUE_ORDER).label("place")).where(*due).subquery()
-    found = session.execute(select(queue.c.id, queue.c.place).where(queue.c.id.in_(ids)))
-    return {row.id: row.place for row in found}
+    return select(queue.c.id, queue.c.place).where(queue.c.id.in_(bindparam("ids", expanding=True)))
 
 
 def _full_projects(session: Session, ids: set[str]) -> dict[str, int]:
     """The projects that run as many jobs as they may: id -> how many."""
-    wanted = select(Project.id, Project.max_running).where(Project.id.in_(ids), Project.max_running.is_not(None))
-    limits = {row.id: row.max_running for row in session.execute(wanted)}
+    limits = {row.id: row.max_running for row in session.execute(_limits(), {"ids": list(ids)})}
     if not limits:
         return {}
     held = select(Job.project_id, func.count().label("number")).where(Job.project_id.in_(limits), Job.state.in_(HELD))
     running = {row.project_id: row.number for row in session.execute(held.group_by(Job.project_id))}
     return {name: limit for name, limit in limits.items() if limit is not None and running.get(name, 0) >= limit}
+
+
+@cache
+def _limits() -> Select[str, int | None]:
+    theirs = Project.id.in_(bindparam("ids", expanding=True))
+    return select(Project.id, Project.max_running).where(theirs, Project.max_running.is_not(None))
 
 
 def _reason(job: Job, position: int | None, ready: Sequence[Ready], expected: int, running_limit: int | None) -> str:

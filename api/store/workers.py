@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, or_, select
+from sqlalchemy import ColumnElement, Select, delete, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -75,11 +76,16 @@ def count_ready() -> ColumnElement[int]:
 
 def find_ready(session: Session) -> Sequence[Ready]:
     """The workers that live and are not drained."""
+    return [Ready(*row) for row in session.execute(_ready())]
+
+
+@cache
+def _ready() -> Select[int, bool]:
+    """Made once: every poll of a job that waits asks this."""
     jobs = select(func.count()).where(Job.state.in_(HELD), func.starts_with(Job.worker, Worker.id + ":"))
     seats = select(func.count()).where(Seat.state == SeatState.TAKEN, func.starts_with(Seat.worker, Worker.id + ":"))
     used = jobs.correlate(Worker).scalar_subquery() + seats.correlate(Worker).scalar_subquery()
-    found = session.execute(select(Worker.memory_bytes, used < Worker.num_slots).where(*_is_ready()))
-    return [Ready(*row) for row in found]
+    return select(Worker.memory_bytes, used < Worker.num_slots).where(*_is_ready())
 
 
 def worker_of(slot: str) -> str:
