@@ -104,10 +104,7 @@ PRESETS = ("gguf_q4_0", "gguf_q4_1", "gguf_q5_0", "gguf_q5_1", "gguf_q8_0")
 
 def usual(rows, columns, num_usual=1):
     """All pairs; those are slow that are neither in the first row nor in the ``num_usual`` first columns."""
-    return [
-        pytest.param(row, column, marks=() if row == rows[0] or column in columns[:num_usual] else pytest.mark.slow)
-        for row, column in itertools.product(rows, columns)
-    ]
+    return with_rare(itertools.product(rows, columns), [*itertools.product(rows[1:], columns[num_usual:])])
 
 
 @pytest.mark.parametrize(("preset", "name"), usual(PRESETS, ("llama", "qwen2", "mixtral")))

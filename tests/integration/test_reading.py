@@ -120,9 +120,7 @@ def test_every_format_with_codes_can_be_read():
     assert readable == {*CASES, "gguf"} == set(filter(holds_codes, EXPORTERS))  # gguf: see test_gguf_reading
 
 
-@pytest.mark.parametrize(
-    ("export", "name"), with_rare(ALL, RARE)
-)
+@pytest.mark.parametrize(("export", "name"), with_rare(ALL, RARE))
 def test_what_was_written_is_found_again(float_model, export, name, tmp_path):
     """The same floats as the rounded ones, and in memory the same model as the job had."""
     report = quantize(float_model, tmp_path / "out", config_of(name), export, "fake_quantized")
