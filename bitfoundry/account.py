@@ -47,7 +47,7 @@ class HubToken(Answer):
 
 
 class Worker(Answer):
-    """A worker that lives: `ready`, or `draining` when it shall take no jobs; `jobs` are those in hand."""
+    """A worker: `ready`, `draining` (takes no jobs) or `silent` (no heartbeat came); `jobs` are those in hand."""
 
     id: str
     host: str

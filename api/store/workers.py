@@ -1,4 +1,5 @@
-"""Who is there to work. A worker says so every few seconds; one that falls silent is forgotten when its time is up."""
+"""Who is there to work. A worker says so every few seconds; one that falls silent counts no more when its time is up.
+It is forgotten after an hour: until then it finds its drain order when it comes back."""
 
 from __future__ import annotations
 
@@ -15,6 +16,9 @@ from sqlalchemy.orm import Session
 from api.store.seat_table import Seat, SeatState
 from api.store.states import HELD
 from api.store.tables import Job, Worker
+
+REMEMBERED = timedelta(hours=1)
+"""How long a silent worker's row is kept."""
 
 
 def beat(
@@ -107,9 +111,14 @@ def uncordon(session: Session, worker: Worker) -> None:
 
 
 def purge(session: Session) -> int:
-    """Forget workers that fell silent. Returns 0: there is never more to do at once."""
-    session.execute(delete(Worker).where(Worker.live_until < func.clock_timestamp()))
+    """Forget workers that fell silent long ago. Returns 0: there is never more to do at once."""
+    session.execute(delete(Worker).where(Worker.live_until < func.clock_timestamp() - REMEMBERED))
     return 0
+
+
+def is_silent(session: Session, worker: Worker) -> bool:
+    """Whether its time is up. It may come back."""
+    return bool(session.scalar(select(func.clock_timestamp() > worker.live_until)))
 
 
 def _is_ready() -> tuple[ColumnElement[bool], ...]:

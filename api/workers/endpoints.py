@@ -34,7 +34,8 @@ class HeldJobOut(BaseModel):
 
 
 class WorkerOut(BaseModel):
-    """A worker that lives. ``state`` draining: it takes no jobs, and gives back those that it has."""
+    """A worker. ``state`` draining: it takes no jobs, and gives back those that it has; silent: no heartbeat came in
+    time, so it counts no more until it comes back."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -57,7 +58,7 @@ class WorkerOut(BaseModel):
 
     id: str
     host: str
-    state: Literal["ready", "draining"]
+    state: Literal["ready", "draining", "silent"]
     num_slots: int
     memory_bytes: int
     devices: list[dict[str, Any]]
@@ -122,6 +123,12 @@ def _show(session: Session, worker: Worker) -> WorkerOut:
     return WorkerOut(
         **columns,
         drain_requested_at=worker.drain_requested_at,
-        state="draining" if worker.drain_requested_at else "ready",
+        state=_state(session, worker),
         jobs=[HeldJobOut.of(job) for job in workers.find_jobs(session, worker.id)],
     )
+
+
+def _state(session: Session, worker: Worker) -> Literal["ready", "draining", "silent"]:
+    if workers.is_silent(session, worker):
+        return "silent"
+    return "draining" if worker.drain_requested_at else "ready"

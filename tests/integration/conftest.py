@@ -36,6 +36,8 @@ from tests.hub_server import TOKEN, HubServer
 from worker.supervisor import Supervisor
 
 ROOT = Path(__file__).parents[2]
+PATIENCE_S = 60
+"""How long a test waits for what shall happen: a busy machine is no failure."""
 STUB_ENGINE = Path(__file__).with_name("stub_engine.py")
 TABLES = (
     "outbox, event, log_line, attempt, seat, publication, artifact, job, sweep, worker, idempotency_key, upload_part, "
@@ -58,7 +60,7 @@ def sessions(postgres_url: str) -> Iterator[Sessions]:
 
 @pytest.fixture
 def settings(postgres_url: str, broker_url: str, tmp_path: Path) -> Settings:
-    """Leases of three seconds, the stub engine, and model folders below ``tmp_path``."""
+    """Leases of six seconds, the stub engine, and model folders below ``tmp_path``."""
     with redis.Redis(unix_socket_path=broker_url.removeprefix("redis+socket://")) as broker:
         for counted in broker.keys(f"{rate_limit.KEY}*"):  # requests of the test before
             broker.delete(counted)
@@ -67,7 +69,7 @@ def settings(postgres_url: str, broker_url: str, tmp_path: Path) -> Settings:
         broker_url=broker_url,
         data_dir=tmp_path / "data",
         model_roots=str(tmp_path / "models"),
-        lease_s=3,
+        lease_s=6,
         heartbeat_s=0.4,
         poll_s=0.5,
         stop_grace_s=1,
@@ -163,7 +165,7 @@ def get_job(sessions: Sessions) -> Callable[[str], Job]:
 def wait_for(get_job: Callable[[str], Job]) -> Callable[..., Job]:
     """``wait_for(job_id, "running")``: the job once it is in one of the states."""
 
-    def wait(job_id: str, *states: str, timeout_s: float = 20, phase: str | None = None) -> Job:
+    def wait(job_id: str, *states: str, timeout_s: float = PATIENCE_S, phase: str | None = None) -> Job:
         deadline = time.monotonic() + timeout_s
         while True:
             job = get_job(job_id)
@@ -202,7 +204,7 @@ def server(settings: Settings, sessions: Sessions) -> Iterator[Server]:
     running = uvicorn.Server(config)
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not running.started:
         assert time.monotonic() < deadline and thread.is_alive()
         time.sleep(0.02)
@@ -256,7 +258,7 @@ class WorkerProcess:
             self.process.send_signal(signal.SIGCONT)
             time.sleep(0.05)
 
-    def drain(self, timeout_s: float = 15) -> int:
+    def drain(self, timeout_s: float = PATIENCE_S) -> int:
         """SIGTERM; the exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout_s)
@@ -310,13 +312,13 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_for_empty(folder: Path) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while list(folder.iterdir()):
         assert time.monotonic() < deadline, list(folder.iterdir())
         time.sleep(0.05)
 
 
-def wait_gone(pids: list[int], timeout_s: float = 10) -> None:
+def wait_gone(pids: list[int], timeout_s: float = PATIENCE_S) -> None:
     """Until none of the processes is alive."""
     deadline = time.monotonic() + timeout_s
     while alive := [pid for pid in pids if is_alive(pid)]:
@@ -328,7 +330,7 @@ def wait_gone(pids: list[int], timeout_s: float = 10) -> None:
 def read_pids() -> Callable[[Path], list[list[int]]]:
     """The process ids that the stub noted: one [engine, grandchild] a start."""
 
-    def read(path: Path, num_starts: int = 1, timeout_s: float = 15) -> list[list[int]]:
+    def read(path: Path, num_starts: int = 1, timeout_s: float = PATIENCE_S) -> list[list[int]]:
         deadline = time.monotonic() + timeout_s
         while True:
             lines = path.read_text().splitlines() if path.exists() else []

@@ -17,6 +17,7 @@ from api.store.leases import Failure, Lease, Order
 from api.store.states import ACTIONS, FINAL, State
 from api.store.tables import Artifact, Attempt, Event, Job
 from api.store.waiting import explain
+from tests.integration.conftest import PATIENCE_S
 
 MakeModel = Callable[..., Path]
 Submit = Callable[..., str]
@@ -237,7 +238,7 @@ def test_a_job_that_waits_too_long_fails(client: TestClient, sessions: Sessions,
     late, patient, paused = submit(max_pending_s=1), submit(max_pending_s=1000), submit(max_pending_s=1)
     do(sessions, control.pause, paused)
     assert do(sessions, leases.expire_pending) == 0
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while client.get(f"/v1/jobs/{late}").json()["state"] != "failed":  # the API's own upkeep does it
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -18,7 +18,7 @@ from api.store.engine import Sessions
 from api.store.events import NewEvent
 from api.store.leases import Lease
 from bitfoundry.client import Client
-from tests.integration.conftest import Server
+from tests.integration.conftest import PATIENCE_S, Server
 from tests.integration.test_api_logs import write
 
 Submit = Callable[..., str]
@@ -70,7 +70,7 @@ def test_what_was_then_what_comes_then_the_end(server: Server, sessions: Session
             sent_at = time.monotonic()
             record(sessions, lease, "a kind: of\nits own")
             identity, kind, data = next(messages)
-            assert time.monotonic() - sent_at < 3
+            assert time.monotonic() - sent_at < 10
             assert (identity, kind) == (number, "a_kind__of_its_own")
             assert (data["seq"], data["data"]) == (number, {"text": "a\nb"})
         end(sessions, lease)
@@ -146,7 +146,7 @@ def test_many_streams_share_one_question_a_tick(
     threads = [threading.Thread(target=listen, args=[job_id]) for job_id, _ in leased]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while not asked or max(asked) < 20:
         assert time.monotonic() < deadline
         time.sleep(0.05)

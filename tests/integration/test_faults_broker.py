@@ -21,7 +21,7 @@ from api.store.outbox import WAKE
 from api.store.tables import Attempt, Job, Outbox
 from api.store.wakeups import QUEUE, make_celery, sender
 from bitfoundry.local import Valkey
-from tests.integration.conftest import WorkerProcess
+from tests.integration.conftest import PATIENCE_S, WorkerProcess
 from tests.integration.faults import ApiProcess
 from tests.integration.test_worker import outcomes, post
 
@@ -49,7 +49,7 @@ def session_of(url: str) -> redis.Redis:
     return redis.Redis(unix_socket_path=url.removeprefix("redis+socket://"))
 
 
-def wait_until(reached: Callable[[], bool], timeout_s: float = 20) -> None:
+def wait_until(reached: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not reached():
         assert time.monotonic() < deadline
@@ -69,10 +69,10 @@ def test_fifty_jobs_survive_a_flush(
     model = make_model()
     ids = [submit(model) for _ in range(50)]
     start_worker(on(valkey, settings))
-    wait_for(ids[5], "succeeded", timeout_s=60)
+    wait_for(ids[5], "succeeded")
     valkey.flush()
     for job_id in ids:
-        wait_for(job_id, "succeeded", timeout_s=60)
+        wait_for(job_id, "succeeded")
     with sessions.begin() as session:
         assert session.scalar(select(func.count()).select_from(Attempt)) == 50
 
@@ -100,7 +100,7 @@ def test_a_broker_that_dies_and_comes_back(
         valkey.start()
         wait_until(lambda: num_messages(sessions) == 0)
         with session_of(valkey.url) as broker:  # the worker listens again, and takes them
-            wait_until(lambda: broker.llen(QUEUE) == 0 and len(broker.client_list()) > 1, timeout_s=60)
+            wait_until(lambda: broker.llen(QUEUE) == 0 and len(broker.client_list()) > 1)
         assert client.get("/healthz/ready").json()["status"] == "ok"
         wait_for(post(client, model), "succeeded")
     assert worker.process.poll() is None
@@ -141,7 +141,7 @@ def test_an_api_that_dies_before_the_message_is_sent(
         first.kill()
         assert num_messages(sessions) == 1
         with TestClient(create_app(settings)):
-            wait_for(job_id, "succeeded", timeout_s=15)
+            wait_for(job_id, "succeeded", timeout_s=30)
     assert num_messages(sessions) == 0
 
 

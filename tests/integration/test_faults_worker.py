@@ -39,8 +39,8 @@ def test_a_cancel_in_every_phase(
         pids = read_pids(tmp_path / "pids", num_starts=number)[-1]
         with sessions.begin() as session:
             control.cancel(session, job_id)
-        wait_for(job_id, "cancelled", timeout_s=5)
-        wait_gone(pids, timeout_s=2)
+        wait_for(job_id, "cancelled")
+        wait_gone(pids)
         wait_for_empty(settings.work_dir)
         assert outcomes(sessions, job_id) == ["cancelled"]
     assert not list(settings.artifacts_dir.iterdir())
@@ -94,7 +94,7 @@ def test_a_job_that_takes_every_worker_along(
     for _ in range(4):
         start_worker().process.wait(30)
     start_worker()
-    job = wait_for(poison, "failed", timeout_s=30)
+    job = wait_for(poison, "failed")
     assert job.error is not None and job.error["code"] == "worker_lost"
     assert outcomes(sessions, poison) == ["lost"] * 4
     wait_for(submit(make_model("good")), "succeeded")
@@ -107,7 +107,7 @@ def test_a_worker_without_room_on_its_disk(
     """In the checkpoint's folder (the task file does not fit) the attempt fails in a way that may pass."""
     prefix = on_a_small_disk(settings.data_dir, size="64k", filler_bytes=65_536)
     worker = start_worker(prefix=prefix)
-    job = wait_for(submit(make_model()), "failed", timeout_s=30)
+    job = wait_for(submit(make_model()), "failed")
     assert job.error is not None
     assert (job.error["code"], job.error["retryable"]) == ("disk_full", True)
     assert outcomes(sessions, job.id) == ["retry", "retry", "failed"]

@@ -78,7 +78,8 @@ def test_the_file_alone_is_the_model_that_was_written(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "name", with_rare([name for name in VARIANTS if name != "mistral"], RARE)  # which is read as the llama that it is
+    "name",
+    with_rare([name for name in VARIANTS if name != "mistral"], RARE),  # which is read as the llama that it is
 )
 def test_config_json_says_what_it_said(tmp_path, name):
     model_dir, _, folder = written(tmp_path, name)

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from api.store import leases, workers
 from api.store.engine import Sessions
 from api.store.tables import Job
-from tests.integration.conftest import Server, WorkerProcess, wait_gone
+from tests.integration.conftest import PATIENCE_S, Server, WorkerProcess, wait_gone
 from tests.integration.test_worker_orders import outcomes, post
 
 MakeModel = Callable[..., Path]
@@ -22,7 +22,7 @@ StartWorker = Callable[..., WorkerProcess]
 WaitFor = Callable[..., Job]
 
 
-def wait_worker(client: TestClient, *, state: str = "ready", timeout_s: float = 15) -> dict[str, Any]:
+def wait_worker(client: TestClient, *, state: str = "ready", timeout_s: float = PATIENCE_S) -> dict[str, Any]:
     deadline = time.monotonic() + timeout_s
     while True:
         found = client.get("/v1/workers").json()["data"]
@@ -46,8 +46,8 @@ def test_a_drained_worker_gives_its_job_back_and_rests(
     place = f"/v1/workers/{worker['id']}"
     drained = client.post(f"{place}/drain")
     assert (drained.status_code, drained.json()["state"]) == (202, "draining")
-    wait_for(job_id, "queued", timeout_s=5)
-    wait_gone(pids, timeout_s=2)
+    wait_for(job_id, "queued")
+    wait_gone(pids)
     time.sleep(1.2)  # two polls: it takes nothing
     job = client.get(f"/v1/jobs/{job_id}").json()
     assert (job["state"], job["waiting_reason"]) == ("queued", "no live worker")
@@ -139,6 +139,29 @@ def test_the_memory_of_gpus(client: TestClient, sessions: Sessions) -> None:
     place = 'bitfoundry_gpu_memory_bytes{gpu="0",name="A card",what="%s",worker="w:1"}'
     other = 'bitfoundry_gpu_memory_bytes{gpu="1",name="Of an older worker",what="total",worker="w:1"}'
     assert found == {place % "total": 100, place % "used": 30, other: 50}
+
+
+def test_a_silent_worker_keeps_its_drain_order(client: TestClient, sessions: Sessions) -> None:
+    def beat(live_s: float) -> bool:
+        with sessions.begin() as session:
+            return workers.beat(
+                session, worker_id="w:1", host="w", num_slots=1, memory_bytes=1, devices=[], live_s=live_s
+            )
+
+    def state() -> str:
+        with sessions.begin() as session:
+            workers.purge(session)
+        return client.get("/v1/workers/w:1").json().get("state", "gone")  # type: ignore[no-any-return]
+
+    assert beat(60) is False
+    assert client.post("/v1/workers/w:1/drain").json()["state"] == state() == "draining"
+    assert beat(-1) is True
+    assert state() == "silent"
+    assert client.get("/v1/workers").json()["data"] == []
+    assert beat(60) is True
+    assert state() == "draining"
+    beat(-workers.REMEMBERED.total_seconds() - 1)
+    assert state() == "gone"
 
 
 def test_metrics_are_an_operators(client: TestClient) -> None:

@@ -18,7 +18,7 @@ from api.settings import Settings
 from api.store import keys
 from api.store.engine import Sessions
 from bitfoundry.local import LocalStack
-from tests.integration.conftest import ROOT, Server
+from tests.integration.conftest import PATIENCE_S, ROOT, Server
 from tests.params import with_rare
 
 
@@ -47,7 +47,7 @@ def serve(environment: dict[str, str]) -> Iterator[object]:
             port = probe.getsockname()[1]
         command = [sys.executable, "-m", "api", "serve", "--host", host, "--port", str(port)]
         started.append(subprocess.Popen(command, env=environment, cwd=ROOT))
-        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 30
+        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + PATIENCE_S
         while True:
             try:
                 httpx2.get(f"{url}/healthz/live", trust_env=False)

@@ -29,7 +29,7 @@ from api.store import control, leases, webhooks
 from api.store.engine import Sessions
 from api.store.events import NewEvent
 from api.webhooks.schemas import EventType
-from tests.integration.conftest import Server
+from tests.integration.conftest import PATIENCE_S, Server
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
 Submit = Callable[..., str]
@@ -57,7 +57,7 @@ class Receiver:
     answers: list[tuple[int, dict[str, str], float]] = field(default_factory=list)
     status: int = 204
 
-    def wait(self, number: int, timeout_s: float = 15) -> list[Message]:
+    def wait(self, number: int, timeout_s: float = PATIENCE_S) -> list[Message]:
         deadline = time.monotonic() + timeout_s
         while len(self.messages) < number:
             assert time.monotonic() < deadline, f"{len(self.messages)} of {number} messages came"
@@ -120,7 +120,7 @@ def deliveries(client: Any, hook: dict[str, Any]) -> list[dict[str, Any]]:
     return client.get(f"/v1/webhooks/{hook['id']}/deliveries").json()["data"]  # type: ignore[no-any-return]
 
 
-def wait_tries(client: Any, hook: dict[str, Any], number: int, timeout_s: float = 20) -> dict[str, Any]:
+def wait_tries(client: Any, hook: dict[str, Any], number: int, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
     """The newest delivery once its tries have been recorded."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -350,7 +350,7 @@ def test_slow_receivers_keep_nobody_waiting(
         assert took_s < 5
         assert len(asleep.messages) <= 1 + took_s  # one at a time, each given up after a second
         first = next(each for each in reversed(deliveries(client, hook)) if each["data"]["id"] == job_ids[0])
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while not first["tries"]:
             assert time.monotonic() < deadline
             first = next(each for each in deliveries(client, hook) if each["data"]["id"] == job_ids[0])
@@ -438,7 +438,7 @@ def test_old_deliveries_are_forgotten(
         oldest = "(SELECT min(id) FROM webhook_delivery)"
         long_ago = "created_at = now() - interval '31 days'"
         session.execute(text(f"UPDATE webhook_delivery SET {long_ago} WHERE id = {oldest}"))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while len(deliveries(client, hook)) > 1:
         assert time.monotonic() < deadline
         time.sleep(0.1)

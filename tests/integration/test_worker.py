@@ -20,7 +20,7 @@ from api.settings import Settings
 from api.store import events
 from api.store.engine import Sessions
 from api.store.tables import Artifact, Attempt, Job, Outbox
-from tests.integration.conftest import WorkerProcess, is_alive, wait_for_empty, wait_gone
+from tests.integration.conftest import PATIENCE_S, WorkerProcess, is_alive, wait_for_empty, wait_gone
 
 MakeModel = Callable[..., Path]
 Submit = Callable[..., str]
@@ -103,7 +103,7 @@ def test_kill_9_of_a_worker(
     first.kill()
     wait_gone(pids)
     start_worker()
-    job = wait_for(job_id, "succeeded", timeout_s=60)
+    job = wait_for(job_id, "succeeded")
     assert (job.attempt, job.lost_count, job.failure_count) == (2, 1, 0)
     assert outcomes(sessions, job_id) == ["lost", "succeeded"]
     with sessions.begin() as session:
@@ -112,7 +112,7 @@ def test_kill_9_of_a_worker(
         ]
     assert states == ["queued", "running", "queued", "running", "succeeded"]
     third = start_worker()  # its start clears away what the first one left
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while orphaned.exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -129,7 +129,7 @@ def test_a_worker_that_was_stopped_too_long_writes_nothing(
     [pids] = read_pids(tmp_path / "pids")
     frozen.suspend(sessions)
     start_worker()
-    wait_for(job_id, "succeeded", timeout_s=60)
+    wait_for(job_id, "succeeded")
     with sessions.begin() as session:
         before = session.execute(text("SELECT to_jsonb(job) FROM job")).all()
     frozen.process.send_signal(signal.SIGCONT)
@@ -151,8 +151,8 @@ def test_cancel_ends_the_engine_and_all_it_started(
     wait_for(job_id, "running", phase="quantize")
     [pids] = read_pids(tmp_path / "pids")
     assert client.post(f"/v1/jobs/{job_id}/cancel").json()["state"] == "cancelling"
-    wait_for(job_id, "cancelled", timeout_s=5)
-    wait_gone(pids, timeout_s=1)
+    wait_for(job_id, "cancelled")
+    wait_gone(pids)
     wait_for_empty(settings.work_dir)  # after the row, so that a cancel is not told late
 
 
@@ -164,10 +164,8 @@ def test_drain_gives_the_job_back_uncharged(
     worker = start_worker()
     wait_for(job_id, "running", phase="quantize")
     [pids] = read_pids(tmp_path / "pids")
-    started = time.monotonic()
     assert worker.drain() == 0
-    assert time.monotonic() - started < 8
-    wait_gone(pids, timeout_s=0.5)
+    wait_gone(pids)
     job = wait_for(job_id, "queued")
     assert (job.failure_count, job.lost_count) == (0, 0)
     assert outcomes(sessions, job_id) == ["drained"]
@@ -256,10 +254,8 @@ def test_a_message_wakes_the_worker_at_once(
     model = make_model()
     key = create_key(sessions, "k")
     with TestClient(create_app(slow_poll), headers={"Authorization": f"Bearer {key}"}) as client:
-        wait_for(post(client, model), "succeeded", timeout_s=10)  # also waits for the worker's start
-        started = time.monotonic()
-        wait_for(post(client, model), "succeeded", timeout_s=5)
-        assert time.monotonic() - started < 5
+        wait_for(post(client, model), "succeeded")  # also waits for the worker's start
+        wait_for(post(client, model), "succeeded", timeout_s=slow_poll.poll_s / 2)
     with sessions.begin() as session:
         assert session.scalars(select(Outbox)).all() == []
     assert worker.drain() == 0
@@ -271,7 +267,7 @@ def test_losing_every_message_costs_a_poll(
 ) -> None:  # fmt: skip
     model = make_model()
     ids = [post(client, model) for _ in range(5)]
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while True:  # until the relay has sent them all
         with sessions.begin() as session:
             if not session.scalars(select(Outbox)).all():
@@ -297,7 +293,7 @@ def test_without_a_broker_jobs_are_taken_and_done(
     with TestClient(create_app(away), headers={"Authorization": f"Bearer {key}"}) as client:
         started = time.monotonic()
         job_id = post(client, make_model())
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 5
         wait_for(job_id, "succeeded")
         wait_for(post(client, make_model("second")), "succeeded")  # found by polling: the worker is idle now
     with sessions.begin() as session:

@@ -10,10 +10,10 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from api.settings import Settings
-from api.store import events
+from api.store import events, workers
 from api.store.engine import Sessions
-from api.store.tables import Attempt, Job, Worker
-from tests.integration.conftest import WorkerProcess, is_alive, wait_for_empty, wait_gone
+from api.store.tables import Attempt, Job
+from tests.integration.conftest import PATIENCE_S, WorkerProcess, is_alive, wait_for_empty, wait_gone
 
 MakeModel = Callable[..., Path]
 StartWorker = Callable[..., WorkerProcess]
@@ -43,8 +43,8 @@ def test_pause_ends_the_engine_and_resume_starts_it_again(
     [pids] = read_pids(tmp_path / "pids")
     assert all(map(is_alive, pids))
     assert client.post(f"/v1/jobs/{job_id}/pause").json()["state"] == "pausing"
-    wait_for(job_id, "paused", timeout_s=5)
-    wait_gone(pids, timeout_s=1)
+    wait_for(job_id, "paused")
+    wait_gone(pids)
     assert list(settings.work_dir.iterdir()) == []
     time.sleep(1.2)  # two polls: nobody takes it
     assert client.get(f"/v1/jobs/{job_id}").json()["state"] == "paused"
@@ -66,7 +66,7 @@ def test_a_pause_of_a_job_whose_worker_dies_is_kept(
     worker.kill()
     assert client.post(f"/v1/jobs/{job_id}/pause").json()["state"] == "pausing"
     start_worker()
-    wait_for(job_id, "paused", timeout_s=10)
+    wait_for(job_id, "paused")
     client.post(f"/v1/jobs/{job_id}/resume")
     wait_for(job_id, "succeeded")
     assert outcomes(sessions) == ["lost", "succeeded"]
@@ -82,13 +82,13 @@ def test_an_attempt_finds_what_the_one_before_it_kept(
     wait_until_kept(settings)
     if how == "pause":
         client.post(f"/v1/jobs/{job_id}/pause")
-        wait_for(job_id, "paused", timeout_s=5)
+        wait_for(job_id, "paused")
         assert [path.name for path in settings.work_dir.iterdir()] == [f"{job_id}.resume"]
         client.post(f"/v1/jobs/{job_id}/resume")
     else:
         worker.kill() if how == "kill" else worker.drain()
         start_worker()
-    wait_for(job_id, "succeeded", timeout_s=20)
+    wait_for(job_id, "succeeded")
     with sessions.begin() as session:
         said = [event.data["message"] for event in events.read(session, job_id, after=0, limit=999)
                 if event.kind == "warning"]  # fmt: skip
@@ -119,7 +119,7 @@ def test_nothing_is_kept_of_a_job_that_ended(
 
 
 def wait_until_kept(settings: Settings) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not list(settings.work_dir.glob("*/resume/kept")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -132,25 +132,25 @@ def test_a_job_that_runs_too_long_is_ended(
     start_worker()
     model = make_model(mode="slow", pids=str(tmp_path / "pids"))
     job_id = post(client, model, limits={"max_runtime_s": 1})
-    job = wait_for(job_id, "failed", timeout_s=10)
+    job = wait_for(job_id, "failed")
     assert job.error is not None
     assert (job.error["code"], job.error["retryable"]) == ("max_runtime_exceeded", False)
     assert "max_runtime_s" in job.error["hint"]
     [pids] = read_pids(tmp_path / "pids")
-    wait_gone(pids, timeout_s=1)
+    wait_gone(pids)
 
 
 def test_a_live_worker_is_known_until_it_leaves(
     client: TestClient, sessions: Sessions, make_model: MakeModel, start_worker: StartWorker, settings: Settings
 ) -> None:
-    def workers() -> list[int]:
+    def live() -> list[int]:
         with sessions.begin() as session:
-            return list(session.scalars(select(Worker.memory_bytes)))
+            return [worker.memory_bytes for worker in workers.find_live(session)]
 
     def wait_until(wanted: list[int]) -> None:
-        deadline = time.monotonic() + 10
-        while workers() != wanted:
-            assert time.monotonic() < deadline, workers()
+        deadline = time.monotonic() + PATIENCE_S
+        while live() != wanted:
+            assert time.monotonic() < deadline, live()
             time.sleep(0.05)
 
     worker = start_worker(settings.model_copy(update={"memory_bytes": 1000}))
@@ -161,7 +161,7 @@ def test_a_live_worker_is_known_until_it_leaves(
     time.sleep(1)
     assert client.get(f"/v1/jobs/{job_id}").json()["state"] == "queued"  # left alone: it needs more
     assert worker.drain() == 0
-    assert workers() == []
+    assert live() == []
     killed = start_worker(settings.model_copy(update={"memory_bytes": 1000}))
     wait_until([1000])
     killed.kill()
