@@ -65,7 +65,7 @@ class Supervisor:
     def drain(self) -> None:
         """Claim no more, end the engines, give their jobs back. Returns at once; ``join`` waits for it."""
         self._draining = True
-        self._upkeep.poke()
+        self._upkeep.round_now()
         for slot in self._slots:
             slot.drain()
 

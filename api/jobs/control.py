@@ -59,6 +59,6 @@ def _act(action: str, job_id: str, caller: Caller, context: Context, response: R
             raise no_such_job()
         audit.note(session, caller, f"job.{action}", job_id)
         shown = view.show(session, job)
-    context.upkeep.poke()
+    context.upkeep.relay_now()
     response.headers["ETag"] = shown.etag
     return shown.out

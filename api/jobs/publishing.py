@@ -67,7 +67,7 @@ def publish(
             raise _cannot(error) from error
         audit.note(session, caller, "job.publish", job_id, target=publication.target)
         shown = view.show(session, job)
-    context.upkeep.poke()
+    context.upkeep.relay_now()
     response.headers["ETag"] = shown.etag
     response.headers["Retry-After"] = str(POLL_AFTER_S)
     return shown.out

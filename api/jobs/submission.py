@@ -30,7 +30,7 @@ def submit(body: JobCreate, caller: Caller, context: Context, idempotency_key: s
         lambda: service.make_job(body, context, caller),
         lambda session, job_id, planned: store(session, job_id, body, planned, caller),
     )
-    context.upkeep.poke()  # after the commit: the message must not overtake the row
+    context.upkeep.relay_now()  # after the commit: the message must not overtake the row
     return made
 
 
@@ -50,7 +50,7 @@ def clone(original: Job, body: JobClone, caller: Caller, context: Context, idemp
         prepare,
         lambda session, job_id, planned: store(session, job_id, wanted, planned, caller, cloned_from=original.id),
     )
-    context.upkeep.poke()
+    context.upkeep.relay_now()
     return made
 
 

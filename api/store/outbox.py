@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Select, bindparam, delete, select
 from sqlalchemy.orm import Session
 
 from api.store.tables import Outbox
@@ -35,14 +36,21 @@ def relay(session: Session, send: Send, *, limit: int = 100) -> int:
 
     Rows are locked with SKIP LOCKED: any number of relays can run. A crash between send and commit sends twice.
     """
-    num_sent = 0
-    waiting = select(Outbox).order_by(Outbox.id).limit(limit).with_for_update(skip_locked=True)
-    for message in session.scalars(waiting).all():
+    sent = []
+    for message in session.execute(_oldest(), {"limit": limit}).all():
         try:
             send(message.topic, message.payload)
         except Undelivered as error:  # the message is safe in its row
             logger.warning("the broker takes no messages (%s); workers find their jobs by polling", error)
             break
-        session.delete(message)
-        num_sent += 1
-    return num_sent
+        sent.append(message.id)
+    if sent:
+        session.execute(delete(Outbox).where(Outbox.id.in_(sent)))
+    return len(sent)
+
+
+@cache
+def _oldest() -> Select[int, str, dict[str, Any]]:
+    """Made once: asked after every submission."""
+    columns = select(Outbox.id, Outbox.topic, Outbox.payload)
+    return columns.order_by(Outbox.id).limit(bindparam("limit")).with_for_update(skip_locked=True)

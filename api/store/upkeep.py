@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -22,17 +23,19 @@ Task = Callable[[Session], int]
 
 
 class Upkeep:
-    """A background thread that does the rounds every ``interval_s`` seconds, and at once when poked.
+    """A background thread that does the rounds every ``interval_s`` seconds; what waits in the outbox it sends at once
+    when told.
 
     ``also`` is one more task for every round. A task returns how many things it did, 0 when there is nothing left.
     """
 
     def __init__(self, sessions: Sessions, send: outbox.Send, *, interval_s: float, also: Task | None = None) -> None:
+        self._relay: Task = lambda session: outbox.relay(session, send, limit=RELAY_BATCH)
         self._tasks: list[Task] = [
             *([also] if also else []),
             lambda session: leases.reap(session, limit=REAP_BATCH),
             lambda session: publication_leases.reap(session, limit=REAP_BATCH),
-            lambda session: outbox.relay(session, send, limit=RELAY_BATCH),  # after what writes messages
+            self._relay,  # after what writes messages
             leases.expire_pending,
             workers.purge,
             idempotency.purge,
@@ -40,7 +43,8 @@ class Upkeep:
         ]
         self._sessions = sessions
         self._interval_s = interval_s
-        self._poked = threading.Event()
+        self._next_round = 0.0
+        self._woken = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
 
@@ -49,19 +53,28 @@ class Upkeep:
 
     def stop(self) -> None:
         self._stopping = True
-        self._poked.set()
+        self._woken.set()
         self._thread.join(timeout=10)
 
-    def poke(self) -> None:
-        """Do a round now: something was just submitted."""
-        self._poked.set()
+    def relay_now(self) -> None:
+        """Send what waits in the outbox: something was just submitted."""
+        self._woken.set()
+
+    def round_now(self) -> None:
+        """Do all the tasks now."""
+        self._next_round = 0.0
+        self._woken.set()
 
     def _run(self) -> None:
         while not self._stopping:
-            self._poked.clear()
-            for task in self._tasks:
-                self._round(task)
-            self._poked.wait(self._interval_s)
+            self._woken.clear()
+            if time.monotonic() < self._next_round:
+                self._round(self._relay)
+            else:
+                self._next_round = time.monotonic() + self._interval_s
+                for task in self._tasks:
+                    self._round(task)
+            self._woken.wait(max(0.0, self._next_round - time.monotonic()))
 
     def _round(self, task: Task) -> None:
         """One task until it has nothing left. A database that is away is normal here: the next round is soon."""

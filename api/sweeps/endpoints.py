@@ -56,7 +56,7 @@ def submit(
         lambda: matrix.plan_all(body, context, caller),
         store,
     )
-    context.upkeep.poke()
+    context.upkeep.relay_now()
     response.headers["Location"] = f"/v1/sweeps/{made.id}"
     response.headers["Retry-After"] = str(POLL_AFTER_S)
     if made.replayed:
