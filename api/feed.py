@@ -1,15 +1,16 @@
 """Who waits for news of a job is woken when there is some.
 
 A waiting stream holds no thread and no connection: one task of the app asks once a tick, for all jobs that somebody
-watches, for their newest events.
+watches, for their newest events. Streams that then want to read the same share one reading.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
 
+T = TypeVar("T")
+
 
 class Feed:
     """Wakes the streams of a job when it has news. Lives in the app's event loop; asks only while somebody watches."""
@@ -29,6 +32,7 @@ class Feed:
         self._sessions = sessions
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._heads: dict[str, int] = {}  # job id -> the newest event that its watchers were told of
+        self._under_way: dict[str, dict[Hashable, asyncio.Future[Any]]] = {}  # readings since the job's last news
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
 
@@ -46,6 +50,18 @@ class Feed:
             if not self._watchers[job_id]:
                 del self._watchers[job_id]
                 self._heads.pop(job_id, None)
+                self._under_way.pop(job_id, None)
+
+    async def read(self, job_id: str, what: Hashable, read: Callable[[], T]) -> T:
+        """What ``read()`` returns, in a thread: once for all streams that ask for the same ``what`` at the same time.
+
+        Never a reading that began before the job's last news: a stream that has cleared its event and asks sees them.
+        """
+        under_way = self._under_way.setdefault(job_id, {})
+        if (reading := under_way.get(what)) is None:
+            reading = under_way[what] = asyncio.ensure_future(run_in_threadpool(read))
+            reading.add_done_callback(lambda _: under_way.pop(what))
+        return await asyncio.shield(reading)  # one that leaves does not end it for others
 
     async def stop(self) -> None:
         """The app ends: ask no more. Waited for and not cancelled: its question may hold a connection of the pool."""
@@ -73,5 +89,6 @@ class Feed:
             head = heads.get(job_id, -1)  # -1: the job is gone, which is news as well
             if self._heads.get(job_id) != head:
                 self._heads[job_id] = head
+                self._under_way[job_id] = {}
                 for news in watchers:
                     news.set()

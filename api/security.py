@@ -21,7 +21,7 @@ from api.deps import ContextDep
 from api.errors import Problem
 from api.store import audit, keys, projects, signins
 from api.store.audit import Caller
-from api.store.engine import Sessions, connect, dispose
+from api.store.engine import Sessions, connect, dispose, reading
 from api.store.tables import ApiKey
 
 READ = "jobs:read"
@@ -84,7 +84,7 @@ def authenticate(
     request: Request, context: ContextDep, authorization: Annotated[str | None, Header()] = None
 ) -> Caller:
     """Who sends this request, or 401: one answer for every reason, it helps no guesser. 429 if it is one too many."""
-    with context.sessions.begin() as session:
+    with reading(context.sessions) as session:
         if authorization is None and SIGN_IN_COOKIE in request.cookies:
             key = _open_sign_in(session, request)
         else:

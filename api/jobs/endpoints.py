@@ -29,7 +29,7 @@ from api.jobs.schemas import (
 from api.security import Reader, Writer
 from api.store import audit, jobs, listing
 from api.store.audit import Caller
-from api.store.engine import Sessions
+from api.store.engine import Sessions, reading
 from api.store.tables import Job
 from api.strict_json import StrictJsonRoute
 
@@ -72,7 +72,7 @@ def list_jobs(
     """Jobs, newest first; the Link header leads to the next page."""
     wanted = query.to_filter(caller.project_id)
     after = cursors.decode(query.cursor, wanted) if query.cursor is not None else None
-    with sessions.begin() as session:
+    with reading(sessions) as session:
         found = listing.page(session, wanted, limit=query.limit + 1, after=after)
         shown = view.show_all(session, found[: query.limit])
     next_cursor = cursors.encode(found[query.limit - 1], wanted) if len(found) > query.limit else None
@@ -90,7 +90,7 @@ def list_jobs(
 @router.get("/summary", responses=may(422))
 def summarize(query: Annotated[JobQuery, Query()], caller: Reader, sessions: SessionsDep) -> SummaryOut:
     """How many jobs there are in each state; with the filters of the list."""
-    with sessions.begin() as session:
+    with reading(sessions) as session:
         counts = listing.count_by_state(session, query.to_filter(caller.project_id))
     return SummaryOut(total=sum(counts.values()), by_state=counts)
 
@@ -156,8 +156,8 @@ def clone(
 
 @contextmanager
 def open_job(sessions: Sessions, caller: Caller, job_id: str) -> Iterator[tuple[Session, Job]]:
-    """A transaction and the job in it, or 404: also for another project's."""
-    with sessions.begin() as session:
+    """The job and a session to read more, or 404: also for another project's."""
+    with reading(sessions) as session:
         job = jobs.find_own(session, caller.project_id, job_id)
         if job is None:
             raise no_such_job()
@@ -169,7 +169,7 @@ def no_such_job() -> Problem:
 
 
 def _answer_made(made: Made, context: Context, response: Response) -> JobOut:
-    with context.sessions.begin() as session:
+    with reading(context.sessions) as session:
         job = jobs.find(session, made.id)
         if job is None:
             raise Problem(410, "job_deleted", "The job that this Idempotency-Key made was deleted.")

@@ -6,18 +6,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
-from starlette.concurrency import run_in_threadpool
 
 from api.feed import Feed
 from api.jobs.story import EventOut, LogLineOut
 from api.store import events, jobs, logs, publications
-from api.store.engine import Sessions
+from api.store.engine import Sessions, reading
 from api.store.states import FINAL
 from api.store.tables import Event, LogLine
 
@@ -28,77 +28,89 @@ RETRY_MS = 3000
 BATCH = 500
 
 T = TypeVar("T", Event, LogLine)
-Found = tuple[Sequence[T], bool, str | None]  # what came, whether there is more, the state in which the job ended
+
+
+@dataclass(frozen=True)
+class News:
+    """What came after a number: as text, the number of the last one, whether there is more, and the state in which the
+    job ended."""
+
+    text: str
+    last: int
+    more: bool
+    ended: str | None
 
 
 def tell_story(feed: Feed, sessions: Sessions, job_id: str, after: int) -> AsyncIterator[str]:
     """The events after number ``after`` as they come, in the format of EventSource; ends after the job's end."""
-    return _tell(feed, job_id, after, partial(_read, sessions, job_id), _format)
+    return _tell(feed, job_id, after, "story", partial(_read, sessions, job_id))
 
 
 def tell_log(feed: Feed, sessions: Sessions, job_id: str, after: int, level: str) -> AsyncIterator[str]:
     """The lines of at least ``level`` after number ``after``, in the same way."""
-    return _tell(feed, job_id, after, partial(_read_log, sessions, job_id, level), _format_line)
+    return _tell(feed, job_id, after, level, partial(_read_log, sessions, job_id, level))
 
 
 async def _tell(
-    feed: Feed, job_id: str, after: int, read: Callable[[int], Found[T]], show: Callable[[T], str]
+    feed: Feed, job_id: str, after: int, what: Hashable, read: Callable[[int], News]
 ) -> AsyncIterator[str]:
     yield f"retry: {RETRY_MS}\n\n"
-    with feed.watch(job_id) as news:
+    with feed.watch(job_id) as told:
         while True:
-            news.clear()
+            told.clear()
             try:
-                found, more, ended = await run_in_threadpool(read, after)
+                news = await feed.read(job_id, (what, after), partial(read, after))
             except SQLAlchemyError as error:  # the client comes back with the number of the last one it has
                 logger.warning("a stream ends, the database is away (%s)", type(error).__name__)
                 return
-            for each in found:
-                after = each.seq
-                yield show(each)
-            if more:
+            if news.text:
+                yield news.text
+            after = news.last
+            if news.more:
                 continue
-            if ended is not None:
-                yield f'event: end\ndata: {{"state": "{ended}"}}\n\n'
+            if news.ended is not None:
+                yield f'event: end\ndata: {{"state": "{news.ended}"}}\n\n'
                 return
-            while not await _set_within(news, PING_S):
+            while not await _set_within(told, PING_S):
                 yield ": nothing new\n\n"
 
 
 def has_ended(sessions: Sessions, job_id: str, after: int) -> bool:
     """Whether the job has ended and nothing came after event ``after``."""
-    return _is_over(_read(sessions, job_id, after))
+    return _is_over(_read(sessions, job_id, after), after)
 
 
 def has_log_ended(sessions: Sessions, job_id: str, after: int, level: str) -> bool:
     """Whether the job has ended and no line of at least ``level`` came after number ``after``."""
-    return _is_over(_read_log(sessions, job_id, level, after))
+    return _is_over(_read_log(sessions, job_id, level, after), after)
 
 
-def _is_over(read: Found[T]) -> bool:
-    found, more, ended = read
-    return ended is not None and not found and not more
+def _is_over(news: News, after: int) -> bool:
+    return news.ended is not None and news.last == after and not news.more
 
 
-def _read(sessions: Sessions, job_id: str, after: int) -> Found[Event]:
-    return _found(sessions, job_id, lambda session: events.read(session, job_id, after=after, limit=BATCH + 1))
+def _read(sessions: Sessions, job_id: str, after: int) -> News:
+    read = partial(events.read, job_id=job_id, after=after, limit=BATCH + 1)
+    return _find(sessions, job_id, after, read, _format)
 
 
-def _read_log(sessions: Sessions, job_id: str, level: str, after: int) -> Found[LogLine]:
-    return _found(
-        sessions, job_id, lambda session: logs.read(session, job_id, level=level, after=after, limit=BATCH + 1)
-    )
+def _read_log(sessions: Sessions, job_id: str, level: str, after: int) -> News:
+    read = partial(logs.read, job_id=job_id, level=level, after=after, limit=BATCH + 1)
+    return _find(sessions, job_id, after, read, _format_line)
 
 
-def _found(sessions: Sessions, job_id: str, read: Callable[[Session], Sequence[T]]) -> Found[T]:
+def _find(
+    sessions: Sessions, job_id: str, after: int, read: Callable[[Session], Sequence[T]], show: Callable[[T], str]
+) -> News:
     """The state is read first: whoever sees the end has everything before it."""
-    with sessions.begin() as session:
+    with reading(sessions) as session:
         job = jobs.find(session, job_id)
         if job is None:
-            return [], False, "deleted"
+            return News("", after, False, "deleted")
         ended = job.state if job.state in FINAL and not publications.is_open(session, job_id) else None
         found = read(session)
-    return found[:BATCH], len(found) > BATCH, ended
+    sent = found[:BATCH]
+    return News("".join(map(show, sent)), sent[-1].seq if sent else after, len(found) > BATCH, ended)
 
 
 def _format(event: Event) -> str:

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from api.errors import Problem
 from api.jobs.schemas import JobOut, PublicationOut
 from api.store import jobs, keys, publications, waiting
+from api.store.states import State
 from api.store.tables import Job
 from api.store.waiting import Waiting
 
@@ -28,7 +29,7 @@ class Shown:
 def show_all(session: Session, found: Sequence[Job]) -> list[Shown]:
     """``found`` in the same order."""
     artifacts, reasons = jobs.find_artifacts(session, found), waiting.explain(session, found)
-    published = publications.find_last(session, [job.id for job in found])
+    published = publications.find_last(session, [job.id for job in found if job.state == State.SUCCEEDED])
     names = keys.find_names(session, {job.submitted_by for job in found if job.submitted_by})
     shown = []
     for job in found:

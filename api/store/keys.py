@@ -82,9 +82,13 @@ def find_all(session: Session, project_id: str) -> Sequence[ApiKey]:
 
 
 def find_names(session: Session, key_ids: Collection[str]) -> dict[str, str]:
-    """The names of these keys by id, in one query."""
-    found = session.execute(_names(), {"key_ids": list(key_ids)}) if key_ids else ()
-    return {row.id: row.name for row in found}
+    """The names of these keys by id. A key keeps its name, so each is asked for once: all answers with jobs want it."""
+    if unknown := [key_id for key_id in key_ids if key_id not in _known_names]:
+        _known_names.update({row.id: row.name for row in session.execute(_names(), {"key_ids": unknown})})
+    return {key_id: _known_names[key_id] for key_id in key_ids if key_id in _known_names}
+
+
+_known_names: dict[str, str] = {}
 
 
 @cache

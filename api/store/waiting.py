@@ -26,46 +26,40 @@ class Waiting:
 
 
 def explain(session: Session, jobs: Sequence[Job]) -> dict[str, Waiting]:
-    """Job id -> why it waits, for those of ``jobs`` that do. Six queries at most, however many jobs."""
+    """Job id -> why it waits, for those of ``jobs`` that do. Four queries at most, however many jobs."""
     waiting = [job for job in jobs if job.state in CLAIMABLE]
     if not waiting:
         return {}
-    places = _places(session, [job.id for job in waiting])
+    queue = session.execute(_queue(), {"ids": [job.id for job in waiting]}).all()
+    places = {row.id: row.place for row in queue}
     ready = workers.find_ready(session)
     expected = gathering.count_expected(session) if any(job.nodes > 1 for job in waiting) else 0
-    full = _full_projects(session, {job.project_id for job in waiting})
+    full = _full_projects(session, {row.project_id: row.max_running for row in queue if row.max_running is not None})
     return {
         job.id: Waiting(_reason(job, places.get(job.id), ready, expected, full.get(job.project_id)), places.get(job.id))
         for job in waiting
     }
 
 
-def _places(session: Session, ids: Sequence[str]) -> dict[str, int]:
-    return {row.id: row.place for row in session.execute(_queue(), {"ids": ids})}
-
-
 @cache
 def _queue() -> Select[Any]:
-    """Made once: every poll of a job that waits asks this."""
+    """The places of jobs that are due, and how many their project may run. Made once: every poll of a job that waits
+    asks this."""
     due = Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp()
-    queue = select(Job.id, func.row_number().over(order_by=QUEUE_ORDER).label("place")).where(*due).subquery()
-    return select(queue.c.id, queue.c.place).where(queue.c.id.in_(bindparam("ids", expanding=True)))
+    place = func.row_number().over(order_by=QUEUE_ORDER).label("place")
+    queue = select(Job.id, Job.project_id, place).where(*due).subquery()
+    columns = queue.c.id, queue.c.place, queue.c.project_id, Project.max_running
+    theirs = queue.c.id.in_(bindparam("ids", expanding=True))
+    return select(*columns).join(Project, Project.id == queue.c.project_id).where(theirs)
 
 
-def _full_projects(session: Session, ids: set[str]) -> dict[str, int]:
-    """The projects that run as many jobs as they may: id -> how many."""
-    limits = {row.id: row.max_running for row in session.execute(_limits(), {"ids": list(ids)})}
+def _full_projects(session: Session, limits: dict[str, int]) -> dict[str, int]:
+    """Those of the projects with a limit (id -> how many jobs it may run) that have reached it."""
     if not limits:
         return {}
     held = select(Job.project_id, func.count().label("number")).where(Job.project_id.in_(limits), Job.state.in_(HELD))
     running = {row.project_id: row.number for row in session.execute(held.group_by(Job.project_id))}
-    return {name: limit for name, limit in limits.items() if limit is not None and running.get(name, 0) >= limit}
-
-
-@cache
-def _limits() -> Select[str, int | None]:
-    theirs = Project.id.in_(bindparam("ids", expanding=True))
-    return select(Project.id, Project.max_running).where(theirs, Project.max_running.is_not(None))
+    return {name: limit for name, limit in limits.items() if running.get(name, 0) >= limit}
 
 
 def _reason(job: Job, position: int | None, ready: Sequence[Ready], expected: int, running_limit: int | None) -> str:

@@ -160,6 +160,41 @@ def test_many_streams_share_one_question_a_tick(
     assert heard == {job_id: ["state_changed"] * 3 + ["end"] for job_id, _ in leased}
 
 
+def test_streams_of_one_job_share_what_they_read(
+    server: Server, sessions: Sessions, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    original = stream.events.read
+    monkeypatch.setattr(
+        stream.events, "read", lambda session, **how: read.append(how["after"]) or original(session, **how)
+    )
+    job_id, lease = start(sessions, submit)
+    heard: list[list[int | None]] = []
+    arrived = threading.Semaphore(0)
+
+    def listen() -> None:
+        with server.connect() as client, client.stream("GET", f"/v1/jobs/{job_id}/events/stream") as answer:
+            messages = read_stream(answer)
+            first = [next(messages)[0], next(messages)[0]]
+            arrived.release()
+            heard.append(first + [message[0] for message in messages])
+
+    threads = [threading.Thread(target=listen) for _ in range(30)]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        assert arrived.acquire(timeout=PATIENCE_S)
+    read.clear()
+    for _ in range(4):
+        record(sessions, lease, "x")
+        time.sleep(0.7)
+    end(sessions, lease)
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert heard == [[*range(1, 8), None]] * 30
+    assert len(read) < 30  # each for itself they would read 150 times
+
+
 def test_a_quiet_stream_is_kept_alive(
     server: Server, sessions: Sessions, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
