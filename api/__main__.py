@@ -22,6 +22,7 @@ from api.store import keys
 from api.store.engine import connect, dispose
 from quantcore.errors import ConfigError
 
+KEEP_ALIVE_S = 75  # longer than proxies and clients keep an idle connection: else one closes as a request is sent
 GRACEFUL_S = 5  # open event streams end then; their clients come back and go on where they were
 
 
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 access_log=False,
                 log_config=None if settings.log_format == "json" else uvicorn.config.LOGGING_CONFIG,
                 timeout_graceful_shutdown=GRACEFUL_S,
+                timeout_keep_alive=KEEP_ALIVE_S,
             )
     except ConfigError as error:
         print(f"{error} ({error.code})", file=sys.stderr)

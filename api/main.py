@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from anyio import to_thread
 from fastapi import Depends, FastAPI
 from sqlalchemy.orm import Session
 from starlette.datastructures import MutableHeaders
@@ -36,12 +37,13 @@ from api.json_log import request_id as current_request_id
 from api.rate_limit import RateLimiter
 from api.security import authenticate
 from api.settings import Settings
-from api.store.engine import connect, dispose
+from api.store.engine import POOL_SIZE, connect, dispose
 from api.store.upkeep import Upkeep
 from api.store.wakeups import make_celery, sender
 from api.trace_requests import TraceRequests
 from api.webhooks.deliverer import Deliverer
 
+NUM_THREADS = 2 * POOL_SIZE  # as many as there are connections: more would only wait for one
 WAIT_S = 2.0  # for a connection or a lock: a request waits for three of these at most, then it is 503
 
 
@@ -63,6 +65,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:
+        to_thread.current_default_thread_limiter().total_tokens = NUM_THREADS
         upkeep.start()
         deliverer = Deliverer(sessions, settings)
         deliverer.start()

@@ -15,6 +15,8 @@ from sqlalchemy.orm import Session, sessionmaker
 CONNECT_TIMEOUT_S = 5
 STATEMENT_TIMEOUT_S = 10
 WAIT_S = 5.0
+POOL_SIZE = 10
+"""Connections that are kept; as many again are opened when these are busy."""
 IDLE_S = 30
 """How long a transaction may do nothing: a process that is suspended in one gives its locks away then."""
 
@@ -24,7 +26,7 @@ FRESH_S = 1.0
 Sessions = sessionmaker[Session]
 
 
-def connect(database_url: str, *, pool_size: int = 10, wait_s: float = WAIT_S) -> Sessions:
+def connect(database_url: str, *, pool_size: int = POOL_SIZE, wait_s: float = WAIT_S) -> Sessions:
     """A factory of sessions on ``postgresql+psycopg://...``. ``with sessions.begin() as session`` is one transaction.
 
     ``wait_s`` bounds the wait for a connection of the pool, and that for a lock; ``tcp_user_timeout`` bounds what a

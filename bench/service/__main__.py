@@ -46,7 +46,10 @@ def main() -> int:
             ("claims", lambda: steps.claims(stack, options.queued)),
             ("wake-up to claim", lambda: steps.wake_ups(stack)),
         ):
-            found[name] = step() | {"api_rss_mb": round(stack.api_rss_bytes() / 1e6)}
+            used_s = stack.api_cpu_s()
+            found[name] = step() | {
+                "api_cpu_s": round(stack.api_cpu_s() - used_s, 1), "api_rss_mb": round(stack.api_rss_bytes() / 1e6)
+            }  # fmt: skip
             print(f"{name}: {found[name]}   (aim: {AIMS[name]})", flush=True)
     report = {
         "date": date.today().isoformat(),

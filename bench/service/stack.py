@@ -86,6 +86,11 @@ class Stack:
     def api_rss_bytes(self) -> int:
         return int(psutil.Process(self._api.pid).memory_info().rss)
 
+    def api_cpu_s(self) -> float:
+        """The CPU seconds that the API has used."""
+        times = psutil.Process(self._api.pid).cpu_times()
+        return float(times.user + times.system)
+
     def _await_ready(self) -> None:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
