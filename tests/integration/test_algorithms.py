@@ -75,7 +75,7 @@ def check_function(tmp_path, algorithms, model_type, tolerance):
     return folder, out, report
 
 
-@pytest.mark.parametrize("model_type", MODELS)
+@pytest.mark.parametrize("model_type", with_rare(MODELS, ["gemma2", "qwen2"]))
 @pytest.mark.parametrize("name", SMOOTHINGS)
 def test_moved_scales_are_written(tmp_path, name, model_type, proof_in_this_process):
     folder, out, report = check_function(tmp_path, SMOOTHINGS[name], model_type, 5e-3)
@@ -181,7 +181,10 @@ def test_solvers_lose_less_than_rounding(distance, solver, proof_in_this_process
     assert distance(solver) < 0.8 * distance()
 
 
-@pytest.mark.parametrize("algorithms", [[{"name": "gptaq"}], [{"name": "rotation"}, {"name": "gptq"}]])
+ON_DISK = ([{"name": "gptaq"}], [{"name": "rotation"}, {"name": "gptq"}])
+
+
+@pytest.mark.parametrize("algorithms", with_rare(ON_DISK, ON_DISK[1:]))
 def test_hidden_states_on_disk_give_the_same_files(tmp_path, monkeypatch, algorithms, proof_in_this_process):
     _, in_memory, _ = quantize(tmp_path, UINT4, algorithms)
     kept = []

@@ -390,6 +390,7 @@ def test_a_dataset_that_goes_while_a_job_comes(
     assert client.get("/v1/jobs").json()["data"] == []
 
 
+@pytest.mark.slow
 def test_the_real_engine_reads_it(
     client: TestClient, settings: Settings, start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job]
 ) -> None:

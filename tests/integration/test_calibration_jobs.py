@@ -100,6 +100,7 @@ def dataset_sha(hub: HubServer) -> str:
     return hub.add("datasets/HuggingFaceH4/ultrachat_200k", files)
 
 
+@pytest.mark.slow
 def test_a_dataset_on_the_hub(
     client: TestClient, model: Path, hub: HubServer, dataset_sha: str, start_worker: Callable[..., WorkerProcess],
     wait_for: Callable[..., Job],

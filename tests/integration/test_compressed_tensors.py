@@ -70,7 +70,15 @@ def odd_model(tmp_path_factory):
     return tiny_model(tmp_path_factory.mktemp("odd") / "model", **ODD)
 
 
-RARE = ("nvfp4_weight_only", "mxfp4_weight_only", "mxfp8_weight_only", "int2", "fp8_weight_only")
+RARE = (
+    "nvfp4_weight_only",
+    "mxfp4_weight_only",
+    "mxfp8",
+    "mxfp8_weight_only",
+    "int2",
+    "int8_groups",
+    "fp8_weight_only",
+)
 
 
 @pytest.mark.parametrize("name", with_rare(LAYER_CONFIGS, RARE))

@@ -157,6 +157,7 @@ def test_the_page_of_formats(folder, monkeypatch, capsys):
     assert (folder / "quark" / "MANIFEST.json").is_file()
 
 
+@pytest.mark.slow
 def test_the_page_of_onnx(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     page = (DOCS / "onnx.md").read_text()

@@ -46,6 +46,7 @@ def test_what_cannot_be_evaluated_is_said(model_dir, tmp_path, capsys):
     assert "invalid_evaluation" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_original_is_measured_once(model_dir, tmp_path, monkeypatch, proof_in_this_process):
     plain = run(task(model_dir, tmp_path / "plain", "fp8"), lambda event: None)
     monkeypatch.setenv(VARIABLE, str(tmp_path / "originals"))

@@ -63,7 +63,9 @@ def difference(one, other):
     return ((one - other).abs().max() / other.abs().max()).item()
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.fixture(
+    scope="module", params=with_rare([torch.float32, torch.bfloat16], [torch.float32]), ids=["float32", "bfloat16"]
+)
 def dtype(request):
     return request.param
 
@@ -184,6 +186,7 @@ def llama(tmp_path_factory):
     return tiny_model(tmp_path_factory.mktemp("llama") / "model")
 
 
+@pytest.mark.slow
 def test_alone_it_is_a_measure_of_the_weights(llama, tmp_path, proof_in_this_process):
     """fp8 with static activations and a quantized cache: nothing is calibrated, and what is measured is the files."""
     events = []
@@ -215,13 +218,17 @@ def test_beside_another_format_that_one_is_measured(llama, tmp_path, export, pro
     assert "quantization_config" in json.loads((tmp_path / "out" / "quark" / "config.json").read_text())
 
 
-@pytest.mark.parametrize("preset", ["fp8_block", "int4_fp8", "mxint8", "nf4", "nvfp4", "int4_wa_64"])
+UNIQUE = ("fp8_block", "int4_fp8", "mxint8", "nf4", "nvfp4", "int4_wa_64")
+
+
+@pytest.mark.parametrize("preset", with_rare(UNIQUE, ["int4_fp8", "mxint8", "nf4", "int4_wa_64"]))
 def test_schemes_that_no_other_format_holds(llama, tmp_path, preset, proof_in_this_process):
     report = run(task(llama, tmp_path / "out", presets.resolve(preset)), lambda event: None)
     assert 0.5 < report["summary"]["perplexity_ratio"] < 2
     assert difference(logits(plain(tmp_path / "out")), logits(plain(llama))) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["awq", "rotation"])
 def test_norms_stay_in_the_dtype_that_they_are_stored_in(tmp_path, algorithm, proof_in_this_process):
     """Some checkpoints keep them in float32 beside bfloat16 weights; folding changes them."""

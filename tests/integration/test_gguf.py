@@ -177,7 +177,10 @@ UINT4 = QuantizationSpec(dtype="uint4", qscheme="per_group", group_size=32, symm
 
 @pytest.mark.parametrize(
     "algorithms",
-    with_rare([[], ["gptq"], ["awq"], ["awq", "gptq"], ["autoround"], ["rotation", "gptq"]], [["gptq"], ["awq"]]),
+    with_rare(
+        [[], ["gptq"], ["awq"], ["awq", "gptq"], ["autoround"], ["rotation", "gptq"]],
+        [["gptq"], ["awq"], ["autoround"]],
+    ),
 )
 def test_whole_zero_points_become_minimums_whatever_chooses_the_codes(tmp_path, algorithms, proof_in_this_process):
     """A config as AMD Quark's w_uint4_per_group_asym: what it leaves to the model's dtype is float16 in the file."""

@@ -94,6 +94,7 @@ QUANTIZED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("proof_in_this_process")
 def test_quantized_models_are_planned_as_on_the_disk_without_their_weights(
     client: TestClient, hub: HubServer, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -218,6 +219,7 @@ def no_token(monkeypatch: pytest.MonkeyPatch, hub: HubServer) -> None:
     monkeypatch.delenv("HF_TOKEN")
 
 
+@pytest.mark.slow
 def test_a_job_with_a_token_of_its_project(
     client: TestClient,
     hub: HubServer,

@@ -87,6 +87,7 @@ def read(client: TestClient, job: Job, name: str) -> Any:
     return client.get(f"/v1/jobs/{job.id}/artifacts/{name}")
 
 
+@pytest.mark.slow
 def test_a_job_from_file_to_file_gives_what_the_command_gives(
     client: TestClient, model: Path, with_engine: Settings, start_worker: StartWorker, ended: Callable[..., Job],
     tmp_path: Path, proof_in_this_process: Callable[..., Any],
@@ -157,6 +158,7 @@ def test_text_on_the_hub_is_that_of_the_commit_at_the_submit(
     assert answer.json()["errors"][0]["pointer"] == "#/evaluation/revision"
 
 
+@pytest.mark.slow
 def test_the_operator_s_folder_of_tasks_goes_to_jobs_with_tasks(
     model: Path, hub: HubServer, settings: Settings, start_worker: StartWorker, ended: Callable[..., Job]
 ) -> None:

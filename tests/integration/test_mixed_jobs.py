@@ -148,6 +148,7 @@ def test_killed_after_measuring_it_keeps_what_was_chosen(
         assert (tmp_path / "out" / name).read_bytes() == (expected / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_another_job_does_not_take_what_was_chosen(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proof_in_this_process: None
 ) -> None:
@@ -190,6 +191,7 @@ def model(settings: Settings) -> Path:
     return tiny_model(settings.model_roots[0] / "tiny", dtype=torch.float32, rank=8)
 
 
+@pytest.mark.slow
 def test_the_page_of_mixed_precision_in_the_service(
     server: Server, model: Path, settings: Settings, start_worker: StartWorker, capsys: pytest.CaptureFixture[str]
 ) -> None:

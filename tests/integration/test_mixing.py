@@ -112,6 +112,7 @@ def test_the_config_is_what_was_promised(model_dir: Path, tmp_path: Path, proof_
     assert lost / all_alike == pytest.approx(promised, rel=0.5) and promised < 0.7
 
 
+@pytest.mark.slow
 def test_the_smallest_mix_that_is_good_enough(model_dir: Path) -> None:
     best = mixed(model_dir, max_bits=9.0)["mix"]
     worst = mixed(model_dir, max_bits=4.6)["mix"]
@@ -125,6 +126,7 @@ def test_the_smallest_mix_that_is_good_enough(model_dir: Path) -> None:
     assert refused.value.code == "budget_too_small"
 
 
+@pytest.mark.slow
 def test_layers_may_stay_as_they_are_and_inputs_be_quantized(model_dir: Path) -> None:
     found = mixed(model_dir, ("fp8", "mxfp4", "keep"), max_bits=12.0)
     kept = [name for unit in found["units"] if unit["scheme"] == "keep" for name in unit["layers"]]

@@ -171,7 +171,7 @@ LANGUAGE_MODELS = {
 }
 
 
-ALIKE = ("llama", "llama with rotated inputs of MLPs")  # each is like another
+ALIKE = ("gpt2", "llama", "llama with fp8 attention", "llama with rotated inputs of MLPs")  # each is like another
 
 
 @pytest.mark.parametrize("name", with_rare(LANGUAGE_MODELS, ALIKE))

@@ -30,6 +30,7 @@ from quantcore.runtime.products import products_on
 from quantcore.task import EvaluationConfig, Task
 from tests.factories import MIXTURES, tiny_model, tiny_tokenizer
 from tests.integration.conftest import proving_here
+from tests.params import with_rare
 
 CPU = torch.device("cpu")
 
@@ -281,7 +282,7 @@ TAMPERED = {
 }
 
 
-@pytest.mark.parametrize("export", BOTH)
+@pytest.mark.parametrize("export", with_rare(BOTH, ["compressed_tensors"]))
 @pytest.mark.parametrize("case", TAMPERED)
 def test_the_proof_sees_one_changed_byte(model_dir, tmp_path, monkeypatch, proof_in_this_process, case, export):
     name, code = TAMPERED[case]

@@ -132,6 +132,7 @@ def assert_no_secret_was_kept(sessions: Sessions, settings: Settings, tmp_path: 
         assert not [path for path in files if secret.encode() in path.read_bytes()]
 
 
+@pytest.mark.slow
 def test_a_job_that_succeeded_is_published_later_and_again(
     client: TestClient, hub: HubServer, succeeded: str, publication: Callable[..., dict[str, Any]]
 ) -> None:
@@ -241,6 +242,7 @@ def test_a_drained_worker_gives_it_back(
     assert_is_there(client, hub, job_id)
 
 
+@pytest.mark.slow
 def test_a_push_that_fails_takes_nothing_away(
     client: TestClient, hub: HubServer, succeeded: str, publication: Callable[..., dict[str, Any]]
 ) -> None:
@@ -270,6 +272,7 @@ def test_a_push_that_fails_takes_nothing_away(
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_before_a_child_starts(
     client: TestClient, hub: HubServer, succeeded: str, publication: Callable[..., dict[str, Any]], sessions: Sessions,
     settings: Settings,
@@ -292,6 +295,7 @@ def test_what_goes_wrong_before_a_child_starts(
     assert error["code"] == "artifact_corrupt"
 
 
+@pytest.mark.slow
 def test_to_a_folder_that_the_operator_allows(
     client: TestClient, make_model: Callable[..., Path], start_worker: Callable[..., WorkerProcess], tmp_path: Path,
     publication: Callable[..., dict[str, Any]], hub: HubServer,
@@ -358,6 +362,7 @@ def test_what_cannot_be_is_said_at_once(client: TestClient, hub: HubServer, make
     assert client.post(f"/v1/jobs/job_{'0' * 32}/publish", json=TARGET).json()["code"] == "job_not_found"
 
 
+@pytest.mark.slow
 def test_the_commands(
     server: Server, hub: HubServer, succeeded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch, publication: Callable[..., dict[str, Any]],

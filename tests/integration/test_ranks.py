@@ -39,7 +39,7 @@ CASES = {
 
 
 @pytest.mark.usefixtures("proof_in_this_process")
-@pytest.mark.parametrize("case", with_rare(CASES, ["rounded", "static", "gptq"]))
+@pytest.mark.parametrize("case", with_rare(CASES, ["rounded", "static", "gptq", "experts"]))
 def test_as_many_ranks_as_you_like_give_the_same_bytes(tmp_path, case):
     """Also where windows do not divide among ranks, and where a rank has none (there are four chunks of them)."""
     model, given = CASES[case]
@@ -113,6 +113,7 @@ def test_nan_on_any_rank_is_seen_on_all(tmp_path, poisoned):
     assert forked(work, 2, tmp_path) == [7, 7]
 
 
+@pytest.mark.slow
 def test_torchrun_starts_ranks(tmp_path):
     """As a person does, and as a worker with BITFOUNDRY_ENGINE_RANKS."""
     model_dir = tiny_model(tmp_path / "model")

@@ -71,7 +71,9 @@ CASES = {
     "onnx": ("w4a16", "int8_static", "mixed", "kv"),
 }
 ALL = [(export, name) for export, names in CASES.items() for name in names]
-RARE = [("onnx", name) for name in ("w4a16", "int8_static", "kv")]  # a graph takes long to trace; see test_onnx
+RARE = [
+    ("onnx", name) for name in ("w4a16", "int8_static", "kv", "mixed")
+]  # a graph takes long to trace; see test_onnx
 CONFIGS = {
     "kv": presets.resolve("fp8", kv_cache="fp8"),
     "mixed": MIXED,

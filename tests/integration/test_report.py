@@ -143,6 +143,7 @@ def test_text_in_markdown_is_text():
     assert code("a`b|") == "`` a`b¦ ``" and code("x") == "`x`"
 
 
+@pytest.mark.slow
 def test_the_script_makes_the_same_bytes(artifact, tmp_path):
     folder, _ = artifact
     done = subprocess.run(

@@ -82,7 +82,9 @@ KILLS = {
 }
 
 
-@pytest.mark.parametrize("kill", with_rare(KILLS, ["in the second block", "in the third block"]))
+@pytest.mark.parametrize(
+    "kill", with_rare(KILLS, ["in the second block", "in the third block", "while the states are written"])
+)
 def test_killed_anywhere_it_goes_on(undisturbed, tmp_path, monkeypatch, kill):
     model_dir, expected = undisturbed("dense")
     events = going_on(tmp_path, model_dir, "dense", kill=KILLS[kill], monkeypatch=monkeypatch)

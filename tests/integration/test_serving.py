@@ -69,6 +69,7 @@ def test_nobody_listens_in_the_open_before_there_is_a_key(host: str, environment
     assert "no_api_key" in refused.stderr and "create-key" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_revoked_key_is_none(environment: dict[str, str], sessions: Sessions) -> None:
     made = run(environment, "create-key", "first", "--scope", "jobs:read")
     assert re.fullmatch(r"bf_[0-9a-f]{12}_[\w-]{43}\n", made.stdout)
@@ -92,6 +93,7 @@ def test_on_loopback_it_needs_none(serve) -> None:
     assert httpx2.get(f"{serve('127.0.0.1')}/v1/jobs", trust_env=False).status_code == 401
 
 
+@pytest.mark.slow
 def test_an_unsafe_secret_key_file_stops_it(environment: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "secret.key"
     path.write_text("A" * 44)

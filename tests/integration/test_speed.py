@@ -14,6 +14,7 @@ from quantcore.events import silence
 from tests.factories import tiny_model
 
 
+@pytest.mark.slow
 def test_a_model_beside_its_original(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = tiny_model(tmp_path / "small")
     large = tiny_model(tmp_path / "large", num_hidden_layers=24)

@@ -97,6 +97,7 @@ def test_an_attempt_finds_what_the_one_before_it_kept(
     wait_for_empty(settings.work_dir)
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_of_a_job_that_ended(
     client: TestClient, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor, settings: Settings
 ) -> None:

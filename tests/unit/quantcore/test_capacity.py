@@ -140,6 +140,7 @@ def test_blocks_that_differ_are_counted_apart():
     assert distinct_blocks(other, prefix, num_blocks)[1] == [3, 57, 1]
 
 
+@pytest.mark.slow
 def test_more_ranks_share_the_windows_and_shards_the_block():
     one, many = (golden(QWEN, devices, 1, "gptq").chosen.parts for devices in ("1x192GB", "8x192GB"))
     assert many["activations"] == one["activations"] // 8 and many["statistics"] == one["statistics"]
