@@ -26,6 +26,7 @@ from huggingface_hub import constants
 from sqlalchemy import delete, text, update
 
 from api import rate_limit
+from api.__main__ import SERVER
 from api.main import create_app
 from api.security import create_key
 from api.settings import Settings
@@ -200,7 +201,7 @@ class Server:
 @pytest.fixture
 def server(settings: Settings, sessions: Sessions) -> Iterator[Server]:
     """``server.connect()``: a client of a real HTTP server in a thread."""
-    config = uvicorn.Config(create_app(settings), port=0, log_level="warning", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(create_app(settings), port=0, log_level="warning", timeout_graceful_shutdown=1, **SERVER)
     running = uvicorn.Server(config)
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()

@@ -72,7 +72,7 @@ def test_a_job_from_the_request_to_the_download(
     assert kinds.count("layer_quantized") == 20
     assert story[-1]["data"] == {"state": "succeeded", "attempt": 1, "outcome": "succeeded"}
 
-    assert list(settings.work_dir.iterdir()) == []
+    wait_for_empty(settings.work_dir)
     lines = client.get(f"/v1/jobs/{job_id}/logs").json()["data"]
     assert [line["text"] for line in lines] == ["stub engine starts", "worker: the engine has ended with status 0"]
     assert [phase["name"] for phase in job["phases"]] == ["quantize", "export"]
@@ -243,7 +243,7 @@ def test_failures_crashes_and_damaged_output(
     job = wait_for(elsewhere, "failed")
     assert job.error is not None
     assert job.error["code"] == "path_not_allowed"
-    assert list(settings.work_dir.iterdir()) == []
+    wait_for_empty(settings.work_dir)
 
 
 def test_a_message_wakes_the_worker_at_once(

@@ -45,7 +45,7 @@ def test_pause_ends_the_engine_and_resume_starts_it_again(
     assert client.post(f"/v1/jobs/{job_id}/pause").json()["state"] == "pausing"
     wait_for(job_id, "paused")
     wait_gone(pids)
-    assert list(settings.work_dir.iterdir()) == []
+    wait_for_empty(settings.work_dir)
     time.sleep(1.2)  # two polls: nobody takes it
     assert client.get(f"/v1/jobs/{job_id}").json()["state"] == "paused"
     if mode == "ignores_sigterm":
