@@ -136,6 +136,8 @@ def _evaluate(arguments: list[str]) -> int:
     """``evaluate MODEL [--against ORIGINAL]``: measure a model that is there."""
     flags = _of_a_model("evaluate", "Perplexity of a model, and how far it is from its original.")
     add_evaluation(flags)
+    where = "run the tasks in vLLM: the interpreter of an environment with vllm and lm_eval"
+    flags.add_argument("--vllm", metavar="PYTHON", help=where)
     options = flags.parse_args(arguments)
 
     def work(emit: Emit) -> dict[str, Any]:
@@ -143,7 +145,7 @@ def _evaluate(arguments: list[str]) -> int:
         from quantcore.runtime.devices import limit_threads
 
         limit_threads()
-        return evaluate(options.model, options.against, evaluation_of(options), emit)
+        return evaluate(options.model, options.against, evaluation_of(options), emit, vllm_python=options.vllm)
 
     from quantcore.console import show_evaluation
 

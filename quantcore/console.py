@@ -81,6 +81,9 @@ def show_evaluation(result: dict[str, Any]) -> None:
     out = Console()
     out.print(table)
     out.print(f"{quality['num_tokens']} tokens in {quality['num_windows']} windows, ± one standard error", style="dim")
+    if "served_by" in result:
+        programs = ", ".join(f"{name} {version}" for name, version in result["served_by"].items())
+        out.print(f"the tasks ran in {programs}", style="dim")
 
 
 def show_speed(found: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from quantcore.calibration.text import token_windows
 from quantcore.calibration.tokenizer import load_tokenizer
 from quantcore.checkpoint import hub
 from quantcore.config import CalibrationConfig
-from quantcore.errors import ModelError
+from quantcore.errors import ConfigError, ModelError
 from quantcore.evaluation import harness
 from quantcore.evaluation.divergence import measure, summarize
 from quantcore.evaluation.model import EvaluatedModel, open_model
@@ -25,27 +25,35 @@ from quantcore.task import EvaluationConfig
 from quantcore.timing import Eta
 
 
-def evaluate(given: str, against: str | None, evaluation: EvaluationConfig, emit: Emit) -> dict[str, Any]:
+def evaluate(
+    given: str, against: str | None, evaluation: EvaluationConfig, emit: Emit, *, vllm_python: str | None = None
+) -> dict[str, Any]:
     """``quality`` (see ``divergence.summarize``), and where asked for ``samples`` and ``harness``, as in a report.
 
-    Models are folders, GGUF files or ids on the Hub. Without an original nothing is compared. Raises ModelError,
-    ConfigError.
+    Models are folders, GGUF files or ids on the Hub. Without an original nothing is compared. ``vllm_python``: the
+    interpreter of an environment with vLLM and lm_eval, in which the tasks run instead of in our engine. Raises
+    ModelError, ConfigError.
     """
-    harness.check(evaluation)
+    if vllm_python and not evaluation.tasks:
+        raise ConfigError(
+            "vLLM runs tasks, and none are named.", code="invalid_evaluation", hint="For example --tasks gsm8k."
+        )
+    (harness.check_folder if vllm_python else harness.check)(evaluation)
     path = find_model(given, emit)
+    original_path = None if against is None else find_model(against, emit)
+    emit(PhaseStarted("verify"))
+    served = harness.run_in_vllm(evaluation, path, original_path, vllm_python) if vllm_python else {}
     model = open_model(read_model(path))
     tokenizer = load_tokenizer(path)
     text = _text(path, evaluation)
-    emit(PhaseStarted("verify"))
     states = model.last_states(text, _told(emit, model))
-    result: dict[str, Any] = {"model": given, "against": against, "environment": environment()}
-    if against is None:
+    result: dict[str, Any] = {"model": given, "against": against, "environment": environment(), **served}
+    if original_path is None:
         with model.head() as logits:
             result["quality"] = summarize(measure(logits, states, text), text)
-        if evaluation.tasks:
+        if evaluation.tasks and not vllm_python:
             result["harness"] = harness.evaluate(evaluation, tokenizer, model)
         return result
-    original_path = find_model(against, emit)
     original, known = open_model(read_model(original_path)), Originals(identity_of(original_path))
     original_states = _original_states(original, known, text, emit)
     with model.head() as logits, original.head() as original_logits:
@@ -53,7 +61,7 @@ def evaluate(given: str, against: str | None, evaluation: EvaluationConfig, emit
     if evaluation.num_prompts:
         prompts_NT = text.ids_NT[: evaluation.num_prompts, :PROMPT_LEN]
         result["samples"] = compare_samples(tokenizer, prompts_NT, original, model, known)
-    if evaluation.tasks:
+    if evaluation.tasks and not vllm_python:
         result["harness"] = harness.compare(evaluation, tokenizer, original, model, known)
     return result
 

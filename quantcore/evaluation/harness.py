@@ -18,9 +18,13 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from quantcore.errors import ConfigError, unknown_value
+from quantcore.evaluation.elsewhere import run_elsewhere
 from quantcore.evaluation.model import EvaluatedModel
 from quantcore.evaluation.originals import Originals
+from quantcore.runtime.devices import limit_threads
 from quantcore.task import EvaluationConfig
+
+SERVED_TASKS = Path(__file__).with_name("served_tasks.py")
 
 Results = dict[str, dict[str, dict[str, float | None]]]
 """By task and metric (``acc,none``) its ``value`` and ``stderr`` (None where the harness has none)."""
@@ -30,18 +34,13 @@ def check(evaluation: EvaluationConfig) -> None:
     """Raises ConfigError if the tasks cannot run: ``no_lm_eval``, ``unknown_tasks``, ``no_include_path``."""
     if not evaluation.tasks:
         return
+    check_folder(evaluation)
     if find_spec("lm_eval") is None:
         raise ConfigError(
             "Tasks are run by lm-evaluation-harness, which is not installed.",
             code="no_lm_eval",
             hint="pip install 'bitfoundry[eval]', or leave tasks out.",
             field="/evaluation/tasks",
-        )
-    if evaluation.include_path is not None and not evaluation.include_path.is_dir():
-        raise ConfigError(
-            f"There is no folder of tasks at {evaluation.include_path}.",
-            code="no_include_path",
-            field="/evaluation/include_path",
         )
     known = _manager(evaluation.include_path).all_tasks
     for task in evaluation.tasks:
@@ -50,6 +49,16 @@ def check(evaluation: EvaluationConfig) -> None:
             error.hint = f"{error.hint.partition('Available')[0]}`lm_eval ls tasks` lists them all.".strip()
             error.allowed = ()
             raise error
+
+
+def check_folder(evaluation: EvaluationConfig) -> None:
+    """Raises ConfigError ``no_include_path``."""
+    if evaluation.include_path is not None and not evaluation.include_path.is_dir():
+        raise ConfigError(
+            f"There is no folder of tasks at {evaluation.include_path}.",
+            code="no_include_path",
+            field="/evaluation/include_path",
+        )
 
 
 def run_tasks(evaluation: EvaluationConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Results:
@@ -69,6 +78,31 @@ def run_tasks(evaluation: EvaluationConfig, model: PreTrainedModel, tokenizer: P
             log_samples=False,
         )
     return {task: _metrics(rows) for task, rows in found["results"].items()}
+
+
+def run_in_vllm(evaluation: EvaluationConfig, path: Path, original: Path | None, python: str) -> dict[str, Any]:
+    """What the harness says of the files as vLLM serves them (``harness``), and the versions of both (``served_by``).
+
+    ``python``: the interpreter of the environment where both are installed. Raises ConfigError ``no_runtime``,
+    ModelError ``runtime_failed``.
+    """
+    after, versions = _in_vllm(evaluation, path, python)
+    if original is not None:
+        return {"harness": side_by_side(_in_vllm(evaluation, original, python)[0], after), "served_by": versions}
+    return {"harness": after, "served_by": versions}
+
+
+def _in_vllm(evaluation: EvaluationConfig, path: Path, python: str) -> tuple[Results, dict[str, str]]:
+    task = {
+        "model": str(path.absolute()),
+        "tasks": list(evaluation.tasks),
+        "limit": evaluation.limit,
+        "num_fewshot": evaluation.num_fewshot,
+        "include_path": None if evaluation.include_path is None else str(evaluation.include_path),
+        "num_threads": limit_threads(),
+    }
+    found = run_elsewhere(SERVED_TASKS, task, python=python, program="vllm")
+    return {task: _metrics(rows) for task, rows in found["results"].items()}, found["versions"]
 
 
 def settings(evaluation: EvaluationConfig) -> dict[str, Any]:
@@ -91,9 +125,14 @@ def compare(
 ) -> dict[str, Any]:  # fmt: skip
     """By task and metric ``{original, quantized}``."""
     before = known.value({"tasks": settings(evaluation)}, lambda: evaluate(evaluation, tokenizer, original))
+    return side_by_side(before, evaluate(evaluation, tokenizer, quantized))
+
+
+def side_by_side(before: Results, after: Results) -> dict[str, Any]:
+    """By task and metric ``{original, quantized}``."""
     return {
         task: {metric: {"original": before[task].get(metric), "quantized": value} for metric, value in found.items()}
-        for task, found in evaluate(evaluation, tokenizer, quantized).items()
+        for task, found in after.items()
     }
 
 

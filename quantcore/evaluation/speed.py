@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from quantcore.errors import ConfigError, ModelError
+from quantcore.errors import ConfigError
 from quantcore.evaluation.command import find_model
+from quantcore.evaluation.elsewhere import run_elsewhere
 from quantcore.events import Emit, PhaseStarted, Progress
 from quantcore.runtime.devices import limit_threads
 
 STOPWATCH = Path(__file__).with_name("stopwatch.py")
-NUM_LINES = 15  # of what a program said before it died
 
 
 @dataclass(frozen=True)
@@ -79,40 +76,6 @@ def summarize(seen: dict[str, Any], load: Load) -> dict[str, Any]:
 
 
 def _measured(path: Path, runtime: str, python: str, load: Load) -> dict[str, Any]:
-    """What ``stopwatch`` saw. Raises ConfigError ``no_runtime``, ModelError ``runtime_failed``."""
+    """What ``stopwatch`` saw."""
     task = {"model": str(path), "runtime": runtime, "num_threads": limit_threads(), **asdict(load)}
-    command = [python, "-I", str(STOPWATCH)]  # -I: the files beside it are not for that environment
-    try:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-    except OSError as error:
-        raise ConfigError(
-            f"{python} cannot be started: {error.strerror}.",
-            code="no_runtime",
-            hint="--python is the interpreter of the environment where the program is installed.",
-        ) from error
-    try:
-        said, complained = process.communicate(json.dumps(task))
-    finally:
-        process.kill()
-    result = _result(said.splitlines())
-    if "missing" in result:
-        raise ConfigError(
-            f"{runtime} is not installed in the environment of {python}: there is no module {result['missing']}.",
-            code="no_runtime",
-            hint="Install it there, or give the interpreter of the environment where it is: --python PATH.",
-        )
-    if "error" in result or not result:
-        last = result.get("error") or "\n".join(complained.splitlines()[-NUM_LINES:]) or f"status {process.returncode}"
-        raise ModelError(
-            f"{runtime} does not serve {path}: {last}",
-            code="runtime_failed",
-            hint="docs/consumers.md says which formats it reads; --runtime names another program.",
-        )
-    return result
-
-
-def _result(lines: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = next((json.loads(line[7:]) for line in lines if line.startswith("RESULT ")), {})
-    return found
+    return run_elsewhere(STOPWATCH, task, python=python, program=runtime)

@@ -1,11 +1,15 @@
-"""``bitfoundry speed`` with the programs that have environments of their own (``make consumers``)."""
+"""``bitfoundry speed`` and ``bitfoundry evaluate --vllm`` with the programs that have environments of their own (``make
+consumers``)."""
 
 import pytest
 
 from quantcore import presets
+from quantcore.evaluation.command import evaluate
 from quantcore.evaluation.speed import Load, speed
 from quantcore.events import silence
+from quantcore.task import EvaluationConfig
 from tests.consumers.test_consumers import ROOT, export_all, smollm2  # noqa: F401  (a fixture)
+from tests.integration.test_evaluate import write_tasks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -28,3 +32,23 @@ def test_a_program_serves_the_files(smollm2, tmp_path, runtime, environment, pre
     assert (found["runtime"], found["model"]["prompt_tokens_per_s"] > 1) == (runtime, True)
     assert found["model"]["new_tokens_per_s"] > 0.5
     assert found["model"]["peak_memory_bytes"] > 134e6, "the weights take a byte each"
+
+
+def test_tasks_in_vllm_are_those_of_our_engine_but_for_rounding(smollm2, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    results, _ = export_all(smollm2, {"w4a16": presets.resolve("w4a16")}, ("compressed_tensors",), tmp_path)
+    (tmp_path / "tasks").mkdir()
+    names = ("tiny_choice", "tiny_rolling")
+    wanted = EvaluationConfig(num_windows=2, seq_len=64, tasks=names, include_path=write_tasks(tmp_path / "tasks"))
+    python = ROOT / ".venv-consumers" / "vllm" / "bin" / "python"
+    given = str(results["w4a16"][0])
+    there = evaluate(given, None, wanted, silence, vllm_python=str(python))
+    here = evaluate(given, None, wanted, silence)
+    assert there["served_by"].keys() == {"vllm", "lm_eval"}
+    assert {task: found.keys() for task, found in there["harness"].items()} == {
+        task: found.keys() for task, found in here["harness"].items()
+    }
+    bits = [one["harness"]["tiny_rolling"]["bits_per_byte,none"]["value"] for one in (there, here)]
+    assert bits[0] == pytest.approx(bits[1], rel=0.02)
+    right = [one["harness"]["tiny_choice"]["acc,none"]["value"] for one in (there, here)]
+    assert abs(right[0] - right[1]) <= 0.13, "one of eight questions"

@@ -1,6 +1,7 @@
 """A model that is there is measured as its job did it; tasks give what the harness gives; originals are run once."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -44,6 +45,18 @@ def test_what_cannot_be_evaluated_is_said(model_dir, tmp_path, capsys):
     assert caught.value.code == "model_not_found"
     assert cli.main(["evaluate", str(model_dir), "--eval_stride", "4"]) == 1
     assert "invalid_evaluation" in capsys.readouterr().err
+
+
+def test_vllm_must_be_where_it_is_said_to_be(model_dir, tasks, tmp_path, capsys):
+    flags = ["--num_eval_data", "3", "--eval_seq_len", "64", "--tasks", "tiny_choice", "--include_path", str(tasks)]
+    for python, more, code in (
+        (sys.executable, [], "no_runtime"),
+        (str(tmp_path / "python"), [], "no_runtime"),
+        (sys.executable, ["--include_path", str(tmp_path / "nothing")], "no_include_path"),
+        (sys.executable, ["--tasks", ""], "invalid_evaluation"),
+    ):
+        assert cli.main(["evaluate", str(model_dir), *flags, "--vllm", python, *more]) == 1
+        assert code in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -121,8 +134,11 @@ metadata: {{version: 1.0}}
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory):
-    """A folder with two tasks that need no network."""
-    folder = tmp_path_factory.mktemp("tasks")
+    return write_tasks(tmp_path_factory.mktemp("tasks"))
+
+
+def write_tasks(folder):
+    """Two tasks that need no network: ``tiny_choice`` and ``tiny_rolling``."""
     words = "for if while class return import from def".split()
     rows = [
         {"question": f"The {word} statement", "choices": [f" {other} it" for other in words], "answer": number}

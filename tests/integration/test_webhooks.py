@@ -5,6 +5,7 @@ import datetime as dt
 import hmac
 import ipaddress
 import json
+import re
 import ssl
 import threading
 import time

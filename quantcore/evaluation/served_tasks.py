@@ -1,0 +1,67 @@
+"""Runs in the environment of vLLM, and knows nothing of the rest of the engine (see ``elsewhere``).
+
+Tasks of lm-evaluation-harness on what vLLM makes of the files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from importlib import import_module, metadata
+from typing import Any
+
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
+ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+def measure(task: dict[str, Any]) -> dict[str, Any]:
+    """``results`` as the harness gives them, and the ``versions`` of both programs."""
+    import vllm
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    _load_harness(vllm.__version__)
+
+    found: Any = simple_evaluate(
+        model="vllm",
+        model_args={"pretrained": task["model"], "dtype": "auto", "enforce_eager": True},
+        tasks=task["tasks"],
+        limit=task["limit"],
+        num_fewshot=task["num_fewshot"],
+        batch_size="auto",
+        task_manager=TaskManager(verbosity="ERROR", include_path=task["include_path"]),
+        bootstrap_iters=1000,
+        log_samples=False,
+    )
+    return {"results": found["results"], "versions": {"vllm": vllm.__version__, "lm_eval": metadata.version("lm_eval")}}
+
+
+def _load_harness(version: str) -> None:
+    """The harness asks for the version of the package vllm, which has another name in builds for CPUs."""
+    from vllm.platforms import current_platform
+
+    _ = current_platform.device_type  # vLLM itself asks, too, and is to have the true answer
+    packaged = metadata.version
+    metadata.version = lambda name: version if name == "vllm" else packaged(name)  # type: ignore[assignment]
+    import_module("lm_eval.models.vllm_causallms")
+    metadata.version = packaged
+
+
+def main() -> None:
+    task = json.load(sys.stdin)
+    os.environ.update({name: os.environ.get(name, value) for name, value in (ENVIRONMENT | ON_CPU).items()})
+    os.environ["OMP_NUM_THREADS"] = str(task["num_threads"])
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            result = measure(task)
+    except ModuleNotFoundError as error:
+        result = {"missing": error.name}
+    except Exception as error:  # whatever a program does not like about a model is for the user to read
+        result = {"error": f"{type(error).__name__}: {error}"}
+    print("RESULT " + json.dumps(result, default=str), flush=True)
+
+
+if __name__ == "__main__":
+    main()
