@@ -1,7 +1,6 @@
 """Scripts of ours that run in the environment of another program, and know nothing of the rest of the engine.
 
-They read one line of JSON, the task, and print ``RESULT {json}``: what was asked for, or ``missing`` (a module), or
-``error``.
+``outside`` runs them there.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import Any
 
 from quantcore.errors import ConfigError, ModelError
 
+OUTSIDE = Path(__file__).with_name("outside.py")
 NUM_LINES = 15  # of what a program said before it died
 
 
@@ -21,7 +21,7 @@ def run_elsewhere(script: Path, task: dict[str, Any], *, python: str, program: s
 
     ``task`` names at least the ``model``. Raises ConfigError ``no_runtime``, ModelError ``runtime_failed``.
     """
-    command = [python, "-I", str(script)]  # -I: the files beside it are not for that environment
+    command = [python, "-I", str(OUTSIDE), str(script)]  # -I: the files beside it are not for that environment
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -1,23 +1,25 @@
-"""Runs in the environment of vLLM, and knows nothing of the rest of the engine (see ``elsewhere``).
+"""Runs in the environment of vLLM (see ``outside``).
 
 Tasks of lm-evaluation-harness on what vLLM makes of the files.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import sys
 from importlib import import_module, metadata
 from typing import Any
 
-ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
-ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
     """``results`` as the harness gives them, and the ``versions`` of both programs."""
+    os.environ["OMP_NUM_THREADS"] = str(task["num_threads"])
     import vllm
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
@@ -47,21 +49,3 @@ def _load_harness(version: str) -> None:
     metadata.version = lambda name: version if name == "vllm" else packaged(name)  # type: ignore[assignment]
     import_module("lm_eval.models.vllm_causallms")
     metadata.version = packaged
-
-
-def main() -> None:
-    task = json.load(sys.stdin)
-    os.environ.update({name: os.environ.get(name, value) for name, value in (ENVIRONMENT | ON_CPU).items()})
-    os.environ["OMP_NUM_THREADS"] = str(task["num_threads"])
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            result = measure(task)
-    except ModuleNotFoundError as error:
-        result = {"missing": error.name}
-    except Exception as error:  # whatever a program does not like about a model is for the user to read
-        result = {"error": f"{type(error).__name__}: {error}"}
-    print("RESULT " + json.dumps(result, default=str), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,4 @@
-"""Runs in the environment of the program that serves the model, and knows nothing of the rest of the engine.
-
-usage: stopwatch.py < TASK.json -> one line ``RESULT {json}``
+"""Runs in the environment of the program that serves the model (see ``outside``).
 
 How long the program takes to load a model, to read prompts and to write after them, and how much memory that takes.
 """
@@ -8,8 +6,6 @@ How long the program takes to load a model, to read prompts and to write after t
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import resource
 import sys
 import time
@@ -157,20 +153,3 @@ def _peak_device_bytes() -> int | None:
     if torch is None or not torch.cuda.is_available():
         return None
     return int(torch.cuda.max_memory_allocated())
-
-
-def main() -> None:
-    task = json.load(sys.stdin)
-    os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            result = measure(task)
-    except ModuleNotFoundError as error:
-        result = {"missing": error.name}
-    except Exception as error:  # whatever a program does not like about a model is for the user to read
-        result = {"error": f"{type(error).__name__}: {error}"}
-    print("RESULT " + json.dumps(result), flush=True)
-
-
-if __name__ == "__main__":
-    main()

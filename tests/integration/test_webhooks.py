@@ -5,7 +5,6 @@ import datetime as dt
 import hmac
 import ipaddress
 import json
-import re
 import ssl
 import threading
 import time
@@ -558,7 +557,8 @@ def test_the_commands(
         wait_tries(client, hook, 1)
     sent = command(f"webhooks deliveries {hook['id']} --state delivered")
     assert [each["event_type"] for each in sent] == ["webhook.test", "job.queued"]
-    assert re.search(r"\b204\b", command(f"webhooks deliveries {hook['id']}", as_json=False))
+    monkeypatch.setenv("COLUMNS", "200")  # or the last cell may take two lines
+    assert "204 (" in command(f"webhooks deliveries {hook['id']}", as_json=False)
     assert command(f"webhooks redeliver {hook['id']} {sent[0]['id']}")["state"] == "pending"
     assert command(f"webhooks edit {hook['id']} --disable --event job.failed")["disabled_reason"] == "on request"
     assert command(f"webhooks edit {hook['id']} --enable")["disabled_reason"] is None

@@ -44,7 +44,7 @@ def test_pause_ends_the_engine_and_resume_starts_it_again(
     assert all(map(is_alive, pids))
     assert client.post(f"/v1/jobs/{job_id}/pause").json()["state"] == "pausing"
     wait_for(job_id, "paused")
-    wait_gone(pids)
+    wait_gone(pids, timeout_s=1)
     wait_for_empty(settings.work_dir)
     time.sleep(1.2)  # two polls: nobody takes it
     assert client.get(f"/v1/jobs/{job_id}").json()["state"] == "paused"
@@ -138,7 +138,7 @@ def test_a_job_that_runs_too_long_is_ended(
     assert (job.error["code"], job.error["retryable"]) == ("max_runtime_exceeded", False)
     assert "max_runtime_s" in job.error["hint"]
     [pids] = read_pids(tmp_path / "pids")
-    wait_gone(pids)
+    wait_gone(pids, timeout_s=1)
 
 
 def test_a_live_worker_is_known_until_it_leaves(
