@@ -7,6 +7,7 @@ of the pipeline or a model in memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
@@ -29,7 +30,7 @@ from quantcore.layouts import canonical, stored
 from quantcore.qtensor import QTensor
 from quantcore.rotate import ModelRotation
 from quantcore.runtime.hidden import Hidden
-from quantcore.runtime.ranks import ALONE, Ranks
+from quantcore.runtime.ranks import ALONE, Ranks, spread
 from quantcore.slices import put, whole
 from quantcore.solvers import SOLVERS, TUNERS, GlobalScales, Tuner
 from quantcore.solvers.shared import shared_global_scales
@@ -231,7 +232,9 @@ class BlockAlgorithms:
             ahead = {number: self._solve_group(groups[number], known.pop(number), global_scales) for number in mine}
         for number, group in enumerate(groups):
             if self._sequential and number and group.stats is not None and at is not None:
-                again = self._collect({layer.name: module for layer, module in group.layers.items()}, at)
+                again = self._collect(
+                    {layer.name: module for layer, module in group.layers.items()}, at, owner=owners[number]
+                )
                 group = replace(group, stats=next(iter(again.values()), group.stats))
             if not at_once:
                 weights = _weights(group)
@@ -260,7 +263,9 @@ class BlockAlgorithms:
             at.block, at.output_of, at.probe.states[0], lambda: self._finder.find(at.block, at.update)
         )
 
-    def _collect(self, modules: dict[str, nn.Module], at: RunningBlock, *, advance: bool = False) -> dict[str, Stats]:
+    def _collect(
+        self, modules: dict[str, nn.Module], at: RunningBlock, *, advance: bool = False, owner: int | None = None
+    ) -> dict[str, Stats]:
         """Run all windows; the statistics of the modules' inputs, where any algorithm asks for them."""
         if not self._learns:
             at.run(advance=advance)
@@ -268,7 +273,7 @@ class BlockAlgorithms:
         collector = StatsCollector(modules, self._needs, at.streams.span)
         with collector.watching():
             at.run(collector=collector, advance=advance)
-        return collector.stats()
+        return collector.stats(owner)
 
     def _smooth(
         self, at: RunningBlock, found: FoundEdges, names: dict[LayerPlan, str], stats: dict[str, Stats]
@@ -340,22 +345,9 @@ class BlockAlgorithms:
 
 
 def _owners(groups: list[Group], size: int) -> list[int]:
-    """The rank that solves each group."""
-    costs = [
-        sum(layer.in_features ** (1 if group.stats is None else 2) * layer.out_features for layer in group.layers)
-        + (0 if group.stats is None else next(iter(group.layers)).in_features ** 3)
-        for group in groups
-    ]
-    return spread(costs, size)
-
-
-def spread(costs: list[int], size: int) -> list[int]:
-    """The rank that each piece of work goes to: the costliest first, each to the rank that has least to do."""
-    load, owners = [0] * size, [0] * len(costs)
-    for number in sorted(range(len(costs)), key=lambda one: (-costs[one], one)):
-        owners[number] = load.index(min(load))
-        load[owners[number]] += costs[number]
-    return owners
+    """The rank that solves each group: the one that has the matrices of its input."""
+    rounding = spread([sum(math.prod(layer.shape) for layer in group.layers) for group in groups], size)
+    return [owner if group.stats is None else group.stats.owner for owner, group in zip(rounding, groups, strict=True)]
 
 
 def _weights(group: Group) -> dict[LayerPlan, torch.Tensor]:

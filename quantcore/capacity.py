@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quantcore.calibration.chunks import count_sums
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.checkpoint.layers import is_linear
 from quantcore.checkpoint.layout import TensorHeader
@@ -277,11 +276,11 @@ def _smaller(plan: Plan, footprint: Footprint, hardware: Hardware) -> Iterator[s
     fewer = [n for n in FEWER_SAMPLES if n < plan.calibration.num_samples]
     for num_samples in fewer:
         share = num_samples / plan.calibration.num_samples
-        changed = replace(footprint, num_sums=count_sums(num_samples), states=int(footprint.states * share))
+        changed = replace(footprint, num_windows=num_samples, states=int(footprint.states * share))
         if fits(changed):
             yield f"--num_calib_data {num_samples}: fewer sums of statistics at a time."
             break
-    if footprint.grams and fits(replace(footprint, grams=0, factors=0, solved=0)):
+    if footprint.grams and fits(replace(footprint, grams=0, gram=0, factors=0, solved=0)):
         yield "Another algorithm: gptq holds most, awq and rtn less, smoothquant no matrices of inputs."
     if fits_device(footprint.file_to_file()):
         yield "A scheme that needs no data (w4a16, mxfp4 or fp8_dynamic, without algorithms), from file to file."

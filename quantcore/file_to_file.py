@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quantcore.blockwise import Solved, spread
+from quantcore.blockwise import Solved
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
 from quantcore.dequantizing import open_source
 from quantcore.errors import at_block
@@ -29,6 +29,7 @@ from quantcore.plan import Plan
 from quantcore.qtensor import check_finite
 from quantcore.reading import Model
 from quantcore.runtime.devices import default_device, release_freed_memory
+from quantcore.runtime.ranks import spread
 from quantcore.savepoint import SavePoint
 from quantcore.solvers.rtn import round_to_nearest
 from quantcore.solvers.shared import families, global_scale, has_global_scale

@@ -46,11 +46,12 @@ class Footprint:
 
     ``whole``: all tensors; ``outside``: embedding, head and all else around the blocks; ``block``: the largest;
     ``tensor``: the largest read; ``weight``: the one with most values among those that are rounded, in float32;
-    ``grams``: the matrices that calibration learns of all inputs of a block, once; ``num_sums``: how many such sets
-    there are while it learns; ``factors``: what the largest needs besides while it is solved; ``solved``: the layers
-    of one input while they are solved together; ``window``: the widest input of one window, in float32; ``states``: the
-    hidden states of all windows in front of a block; ``num_schemes`` are measured before, for a mix, which takes
-    ``gradients``: those by the hidden states of all windows behind a block.
+    ``grams``: the matrices that calibration learns of all inputs of a block, once; ``gram``: those of the widest input;
+    ``num_windows`` of a text decide how many such sets there are while it learns; ``factors``: what the largest needs
+    besides while it is solved; ``solved``: the layers of one input while they are solved together; ``window``: the
+    widest input of one window, in float32; ``states``: the hidden states of all windows in front of a block;
+    ``num_schemes`` are measured before, for a mix, which takes ``gradients``: those by the hidden states of all windows
+    behind a block.
     """
 
     whole: int
@@ -59,7 +60,8 @@ class Footprint:
     tensor: int
     weight: int
     grams: int
-    num_sums: int
+    gram: int
+    num_windows: int
     factors: int
     solved: int
     window: int
@@ -77,7 +79,7 @@ class Footprint:
         learns = needs_calibration or num_schemes > 0
         element = DTYPE_BYTES[tensors[f"{layers[0].name}.weight"].dtype]
         [(hidden, _)] = Counter(layer.in_features for layer in layers).most_common(1)  # most read the hidden states
-        grams, factors = _grams(config, layers)
+        grams, gram, factors = _grams(config, layers)
         return cls(
             whole=sum(blocks.values()),
             outside=blocks[-1],
@@ -85,7 +87,8 @@ class Footprint:
             tensor=max(tensor.num_bytes for tensor in tensors.values()),
             weight=4 * max(math.prod(layer.shape) for layer in layers),
             grams=grams,
-            num_sums=count_sums(calibration.num_samples),
+            gram=gram,
+            num_windows=calibration.num_samples,
             factors=factors,
             solved=_solved(config, layers, element) if grams else 0,
             window=4 * calibration.seq_len * max(layer.in_features for layer in layers) * learns,
@@ -104,16 +107,21 @@ class Footprint:
         """On each of ``num_ranks`` that share the windows, with a block in ``num_shards`` slices, and one layer whole,
         twice (FSDP2 gathers it, then lays it out).
 
-        The first rank puts together what all have learned, so that more ranks do not make the statistics fewer.
+        Ranks put together what all have learned of an input where it is solved: one holds its own and what comes of the
+        inputs that it solves. These are counted as the widest, and its share of them all.
         """
         block = self.block if num_shards == 1 else self.block // num_shards + 2 * self.weight // 2
         rounding = FLOAT_COPIES * self.weight
+        learning = count_sums(self.num_windows, num_ranks) * self.grams
+        solved = min(self.grams, self.gram + self.grams // num_ranks)
         moments: tuple[Parts, ...] = (
             {"embedding_and_head": self.outside},
-            {"one_block": block, "statistics": self.num_sums * self.grams, "one_window": WINDOW_COPIES * self.window},
-            {"one_block": block, "statistics": self.grams + self.factors, "one_weight_in_float32": rounding},
-            {"one_block": block, "statistics": self.grams + self.factors, "layers_of_one_input": self.solved},
+            {"one_block": block, "statistics": learning, "one_window": WINDOW_COPIES * self.window},
+            {"one_block": block, "statistics": solved + self.factors, "one_weight_in_float32": rounding},
+            {"one_block": block, "statistics": solved + self.factors, "layers_of_one_input": self.solved},
         )
+        if num_ranks > 1:
+            moments += ({"one_block": block, "statistics": self.grams + solved},)
         if self.num_schemes:
             moments += (self._measuring(),)
         return {"runtime": RUNTIME_BYTES, **_larger(*moments), "activations": self.states // num_ranks}
@@ -150,9 +158,9 @@ def _larger(*moments: Parts) -> Parts:
     return max(moments, key=lambda parts: sum(parts.values()))
 
 
-def _grams(config: Config, layers: Sequence[LayerPlan]) -> tuple[int, int]:
-    """The bytes of one matrix [I, I] for each input of a block, of the block with most of them; and what the
-    largest needs besides while it is solved."""
+def _grams(config: Config, layers: Sequence[LayerPlan]) -> tuple[int, int, int]:
+    """The bytes of the matrices [I, I] of each input of a block, of the block with most of them; those of the widest
+    input; and what that needs besides while it is solved."""
     element = 8 if any(getattr(one, "hessian_dtype", "") == "float64" for one in config.algo_config) else 4
     learning = [one for one in config.algo_config if one.needs_calibration]
     count = max((one.num_grams for one in learning), default=0)
@@ -161,8 +169,8 @@ def _grams(config: Config, layers: Sequence[LayerPlan]) -> tuple[int, int]:
     for layer in layers:
         inputs.setdefault(layer.block, set()).add(input_of(layer))
     squares = [sum(width * width for _, width, _ in found) for found in inputs.values()]
-    widest = max(layer.in_features for layer in layers)
-    return count * element * max(squares), (copies * element * widest**2 if count else 0)
+    square = element * max(layer.in_features for layer in layers) ** 2
+    return count * element * max(squares), count * square, (copies * square if count else 0)
 
 
 def _solved(config: Config, layers: Sequence[LayerPlan], element: int) -> int:

@@ -36,7 +36,8 @@ class Stats:
     those of x and |x|, ``largest_I`` the largest |x|; the last three float32. ``sample_TI`` are some of the tokens as
     they were, spread evenly over the text. ``shift_II`` is for methods that know what the float model's input y was
     where this one, x, comes after quantized layers: the mean of (y - x) x^T. None: not asked for. In ``gram_II`` and
-    ``shift_II`` tokens may count by how much depends on them (``calibration.stats.token_weights``).
+    ``shift_II`` tokens may count by how much depends on them (``calibration.stats.token_weights``). Of several
+    ranks only the ``owner`` has these two matrices; the others have ``diagonal_I``, that of ``gram_II``, and the rest.
     """
 
     num_tokens: int
@@ -46,12 +47,20 @@ class Stats:
     gram_II: torch.Tensor | None = None
     sample_TI: torch.Tensor | None = None
     shift_II: torch.Tensor | None = None
+    diagonal_I: torch.Tensor | None = None
+    owner: int = 0
 
     @property
     def power_I(self) -> torch.Tensor:
         """The mean of x^2, float32 [I]."""
-        assert self.gram_II is not None, "calibration was not asked for gram_II"
-        return self.gram_II.diagonal().float()
+        diagonal_I = self.diagonal_I if self.gram_II is None else self.gram_II.diagonal()
+        assert diagonal_I is not None, "calibration was not asked for gram_II"
+        return diagonal_I.float()
+
+    def for_others(self) -> Stats:
+        """What ranks have that are not the ``owner``."""
+        diagonal_I = None if self.gram_II is None else self.gram_II.diagonal().clone()
+        return replace(self, gram_II=None, shift_II=None, diagonal_I=diagonal_I)
 
     def divided(self, scale_I: torch.Tensor) -> Stats:
         """The same after x is divided by ``scale_I`` [I], all above 0."""
@@ -65,4 +74,5 @@ class Stats:
             gram_II=None if self.gram_II is None else self.gram_II / both,
             sample_TI=None if self.sample_TI is None else (self.sample_TI / scale).to(self.sample_TI.dtype),
             shift_II=None if self.shift_II is None else self.shift_II / both,
+            diagonal_I=None if self.diagonal_I is None else self.diagonal_I / (scale * scale),
         )

@@ -89,6 +89,10 @@ class ResultWriter:
     def write(self, solved: Solved, activations: dict[LayerPlan, Activations]) -> None:
         """Write one layer's codes, with what calibration learned beside them in the files."""
         self.leave(solved.layer)
+        if self.ranks.rank == solved.owner:
+            self._untold.append(measured(solved))
+        if self.ranks.size == 1:
+            self.tell()
         if not self.writes(solved.owner):
             return
         layer, known = solved.layer, activations.get(solved.layer, Activations())
@@ -100,10 +104,6 @@ class ResultWriter:
             plain = stored(restored.to(TORCH_DTYPES[model_dtype]), layer.kind)
             self.expected.plain_weights[name] = digest(plain)
         self.expected.activations[layer.name] = as_floats(known)
-        event = measured(solved)
-        self._untold.append(event)
-        if self.ranks.size == 1:
-            self.tell()
         for export, sink in self.sinks.items():
             for part, tensor in encoded(EXPORTERS.get(export), layer, quantized, model_dtype).items():
                 sink.write(part, tensor.to(sink.dtype_of(part)))

@@ -16,6 +16,8 @@ def count_chunks(num_windows: int) -> int:
     return chunks
 
 
-def count_sums(num_windows: int) -> int:
-    """Of one input that are in memory at a time, at most: one a level of the tree in which they are added."""
-    return count_chunks(num_windows).bit_length()
+def count_sums(num_windows: int, num_ranks: int = 1) -> int:
+    """Of one input that a rank has in memory at a time while it learns, at most: one a level of the tree in which they
+    are added, and one more if its chunks begin amid a pair."""
+    share = -(-count_chunks(num_windows) // num_ranks)
+    return share.bit_length() + (num_ranks & (num_ranks - 1) > 0 and share > 1)

@@ -5,7 +5,7 @@ Legend: T tokens, I inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import ceil
 from weakref import ReferenceType, ref
@@ -13,7 +13,8 @@ from weakref import ReferenceType, ref
 import torch
 from torch import nn
 
-from quantcore.calibration.sums import Node, Span, Sums, Tree
+from quantcore.calibration.sums import Node, Span, Sums, Tree, root_at
+from quantcore.runtime.ranks import spread
 from quantcore.slices import counts
 from quantcore.stats import Needs, Stats
 
@@ -69,20 +70,36 @@ class StatsCollector:
         finally:
             self._is_reference = False
 
-    def stats(self) -> dict[str, Stats]:
+    def stats(self, owner: int | None = None) -> dict[str, Stats]:
         """Of every module that saw a token, in the order in which they first ran; the same object for one input.
 
-        All ranks call it, and get the same.
+        All ranks call it. The matrices of an input are put together by its owner, and stay there: the ranks share the
+        inputs by what it costs to solve their layers, or all are the ``owner``'s.
         """
-        ranks = self._span.ranks
+        ranks, nodes = self._span.ranks, self._nodes()
         same_as: dict[str, str] = {}
-        for part in ranks.gather(self._same_as):
-            same_as |= {name: first for name, first in part.items() if name not in same_as}
-        whole = Tree()
-        for node in ranks.to_first(self._nodes()):
-            whole.add(node)
-        made = {name: sums.stats() for node in whole.nodes for name, sums in node.sums.items()}
-        return ranks.share({name: made[first] for name, first in same_as.items()} if ranks.is_first else {})
+        widths: dict[str, int] = {}
+        for known, seen in ranks.gather((self._same_as, _widths(nodes))):
+            same_as |= {name: first for name, first in known.items() if name not in same_as}
+            widths |= seen
+        owners = self._owners(same_as, widths) if owner is None else dict.fromkeys(widths, owner)
+        made: dict[str, Stats] = {}
+        for rank in range(ranks.size):
+            names = [name for name in widths if owners[name] == rank]
+            root = root_at(rank, [node.taken(names) for node in nodes], self._span)
+            if root is not None:
+                made = {name: sums.stats(rank) for name, sums in root.sums.items()}
+        for part in ranks.gather({name: stats.for_others() for name, stats in made.items()}):
+            made = part | made
+        return {name: made[first] for name, first in same_as.items()}
+
+    def _owners(self, same_as: Mapping[str, str], widths: Mapping[str, int]) -> dict[str, int]:
+        """The rank of each input: its matrix is factored once, its layers' weights are multiplied with it."""
+        num_weights = dict.fromkeys(widths, 0)
+        for name, first in same_as.items():
+            num_weights[first] += self._modules[name].get_parameter("weight").numel()
+        costs = [width**3 + width * num_weights[name] for name, width in widths.items()]
+        return dict(zip(widths, spread(costs, self._span.ranks.size), strict=True))
 
     def _hook(self, name: str):  # type: ignore[no-untyped-def]  # a hook
         def see(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -131,6 +148,10 @@ class StatsCollector:
         for index in range(self._next_chunk, chunk):
             self._tree.add(Node(0, index, self._open.pop(index, {})))
         self._next_chunk = max(self._next_chunk, chunk)
+
+
+def _widths(nodes: Sequence[Node]) -> dict[str, int]:
+    return {name: sums.num_inputs for node in nodes for name, sums in node.sums.items()}
 
 
 def token_weights(state: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ Legend: T tokens, I inputs.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -59,6 +60,10 @@ class Node:
     index: int
     sums: dict[str, Sums]
 
+    def taken(self, names: Collection[str]) -> Node:
+        """The same node of these inputs alone; this one has them no more."""
+        return Node(self.level, self.index, {name: self.sums.pop(name) for name in names if name in self.sums})
+
     def is_left_of(self, other: Node) -> bool:
         """Whether the two are the halves of one node."""
         return self.level == other.level and self.index % 2 == 0 and self.index + 1 == other.index
@@ -83,6 +88,29 @@ class Tree:
         while self.nodes and self.nodes[-1].is_left_of(node):
             node = self.nodes.pop().joined(node)
         self.nodes.append(node)
+
+
+def root_at(owner: int, nodes: Sequence[Node], span: Span) -> Node | None:
+    """The root of the tree, on the rank ``owner``; None on the others. ``nodes`` are those of this rank, of its chunks.
+
+    Two halves that different ranks have meet at one of the two, at the owner if that is one: a rank holds its own nodes
+    and one that comes. All ranks call it.
+    """
+    ranks = span.ranks
+    mine = {(node.level, node.index): node for node in nodes}
+    holders = [rank for rank in range(ranks.size) for _ in ranks.part(span.num_chunks, rank)]
+    for level in range(span.num_chunks.bit_length() - 1):
+        pairs = list(zip(holders[::2], holders[1::2], strict=True))
+        holders = [owner if owner in pair else pair[0] for pair in pairs]
+        for index, ((left, right), to) in enumerate(zip(pairs, holders, strict=True)):
+            halves = (level, 2 * index), (level, 2 * index + 1)
+            for half, holder in zip(halves, (left, right), strict=True):
+                ranks.move(mine, half, holder, to)
+            if ranks.rank == to and halves[0] in mine:  # else it joined them as they came
+                mine[level + 1, index] = mine.pop(halves[0]).joined(mine.pop(halves[1]))
+    root = (span.num_chunks.bit_length() - 1, 0)
+    ranks.move(mine, root, holders[0], owner)
+    return mine.get(root)
 
 
 class Sums:
@@ -126,6 +154,10 @@ class Sums:
             self._shift.addmm_(moved.T, wide if weight_T1 is None else wide * weight_T1)
             self._num_shifted += num_tokens
 
+    @property
+    def num_inputs(self) -> int:
+        return len(self._largest)
+
     def merge(self, later: Sums) -> None:
         """Take in the sums of later windows."""
         self.num_tokens += later.num_tokens
@@ -138,7 +170,8 @@ class Sums:
                 mine += other
         self._samples += later._samples
 
-    def stats(self) -> Stats:
+    def stats(self, owner: int = 0) -> Stats:
+        """The ``owner`` is this rank. The sums are used up."""
         sample = torch.cat(self._samples)[: self._needs.sample] if self._samples else None
         return Stats(
             num_tokens=self.num_tokens,
@@ -148,6 +181,7 @@ class Sums:
             gram_II=None if self._gram is None else _whole(self._gram).div_(self.num_tokens),
             sample_TI=sample,
             shift_II=self._shift / self._num_shifted if self._shift is not None and self._num_shifted else None,
+            owner=owner,
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,6 +21,7 @@ from quantcore.errors import RankError
 from quantcore.runtime.devices import default_device
 from quantcore.runtime.parent import end_with_parent
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 TIMEOUT = timedelta(hours=6)
@@ -29,7 +30,8 @@ TIMEOUT = timedelta(hours=6)
 
 @dataclass(frozen=True)
 class Ranks:
-    """All processes of a job, seen from one of them. Every method but ``part`` is called by all, in the same order.
+    """All processes of a job, seen from one of them. Every method but ``part`` is called by all, in the same order;
+    ``move`` by the two at least.
 
     Values travel as pickles between processes that trust each other: they are one job. Tensors go beside the
     pickle, from memory to memory without a copy.
@@ -64,21 +66,24 @@ class Ranks:
         """What all ranks give, in their order, on every rank."""
         return [self.share(value, rank) for rank in range(self.size)]
 
-    def to_first(self, values: Sequence[T]) -> Iterator[T]:
-        """The values of all ranks in their order, one at a time, on the first rank; nothing on the others."""
-        if not self.is_first:
-            for value in (len(values), *values):
-                with _talking():
-                    _Parcel.exchange(
-                        _Parcel.of(value),
-                        lambda packed: torch.distributed.send_object_list(packed, dst=0),
-                        lambda bytes_: torch.distributed.send(bytes_, dst=0),
-                    )
+    def move(self, things: dict[K, T], key: K, source: int, target: int) -> None:
+        """What the rank ``source`` has under ``key`` goes to ``target``; other ranks do nothing."""
+        if source == target or self.rank not in (source, target):
             return
-        yield from values
-        for rank in range(1, self.size):
-            for _ in range(self._receive(rank)):
-                yield self._receive(rank)
+        with _talking():
+            if self.rank == source:
+                _Parcel.exchange(
+                    _Parcel.of(things.pop(key)),
+                    lambda packed: torch.distributed.send_object_list(packed, dst=target),
+                    lambda bytes_: torch.distributed.send(bytes_, dst=target),
+                )
+                return
+            parcel = _Parcel.exchange(
+                None,
+                lambda packed: torch.distributed.recv_object_list(packed, src=source),
+                lambda bytes_: torch.distributed.recv(bytes_, src=source),
+            )
+        things[key] = parcel.open()
 
     def wait(self) -> None:
         """Until all are here."""
@@ -86,18 +91,17 @@ class Ranks:
             with _talking():
                 torch.distributed.barrier()
 
-    @staticmethod
-    def _receive(rank: int) -> Any:
-        with _talking():
-            parcel = _Parcel.exchange(
-                None,
-                lambda packed: torch.distributed.recv_object_list(packed, src=rank),
-                lambda bytes_: torch.distributed.recv(bytes_, src=rank),
-            )
-        return parcel.open()
-
 
 ALONE = Ranks()
+
+
+def spread(costs: Sequence[int], size: int) -> list[int]:
+    """The rank that each piece of work goes to: the costliest first, each to the rank that has least to do."""
+    load, owners = [0] * size, [0] * len(costs)
+    for number in sorted(range(len(costs)), key=lambda one: (-costs[one], one)):
+        owners[number] = load.index(min(load))
+        load[owners[number]] += costs[number]
+    return owners
 
 
 @dataclass(frozen=True)

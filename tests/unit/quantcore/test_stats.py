@@ -1,11 +1,18 @@
 """Statistics of inputs: against plain float64 sums, whatever the batches; one object for modules that read the same."""
 
+import queue
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from quantcore.calibration.stats import StatsCollector, token_weights
-from quantcore.calibration.sums import Span, Sums, Tree
+from quantcore.calibration.sums import Span, Sums, Tree, root_at
 from quantcore.runtime.ranks import Ranks
 from quantcore.stats import Needs
 
@@ -176,6 +183,50 @@ def test_sums_of_chunks_are_added_in_one_order():
     gram_II = plain.stats().gram_II
     assert not torch.equal(gram_II, whole["q"].gram_II), "the order makes a difference here"
     assert torch.allclose(gram_II, whole["q"].gram_II, atol=1)
+
+
+@dataclass(frozen=True)
+class Threads(Ranks):
+    """Ranks that are threads of one process; ``moved`` counts what went from one to another."""
+
+    ways: Any = None
+    moved: Any = None
+
+    def move(self, things, key, source, target):
+        if source == target:
+            return
+        if self.rank == source:
+            self.moved.append((source, target))
+            self.ways[source, target].put(things.pop(key))
+        elif self.rank == target:
+            things[key] = self.ways[source, target].get(timeout=60)
+
+
+@pytest.mark.parametrize("num_windows", [3, 300])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 11])
+def test_the_sums_of_all_ranks_meet_at_any_of_them(num_windows, size):
+    """Bit for bit those of one rank; the owner gives nothing away."""
+    torch.manual_seed(7)
+    block, windows = Block(), [100 * torch.randn(1, 8, 10) for _ in range(num_windows)]
+    whole = collector_of(block, windows, Span(num_windows)).stats()
+    ways, moved = defaultdict(queue.Queue), []
+    spans = [Span(num_windows, Threads(rank, size, ways, moved)) for rank in range(size)]
+    for owner in {0, 1 % size, size // 2, size - 1}:
+        moved.clear()
+        nodes = [[node.taken(["q", "o"]) for node in collector_of(block, windows, span)._nodes()] for span in spans]
+        with ThreadPoolExecutor(size) as threads:
+            roots = list(threads.map(root_at, repeat(owner), nodes, spans))
+        assert [root is not None for root in roots] == [rank == owner for rank in range(size)]
+        for name in ("q", "o"):
+            stats = roots[owner].sums[name].stats(owner)
+            assert stats.owner == owner and stats.num_tokens == whole[name].num_tokens
+            for part in ("gram_II", "power_I", "largest_I", "mean_I", "mean_abs_I", "sample_TI"):
+                assert torch.equal(getattr(stats, part), getattr(whole[name], part)), part
+        with_chunks = [rank for rank in range(size) if spans[rank].chunks]
+        assert all(target != source != owner for source, target in moved)
+        assert len(moved) >= len(set(with_chunks) - {owner})
+        if size <= spans[0].num_chunks and num_windows == 300 and size in (2, 8):
+            assert len(moved) == size - 1
 
 
 def collector_of(block, windows, span):
