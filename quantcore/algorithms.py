@@ -47,7 +47,7 @@ class _OnEdges:
 
     num_grams: ClassVar[int] = 0
     num_factors: ClassVar[int] = 2
-    on_whole_blocks: ClassVar[bool] = True
+    on_whole_blocks: ClassVar[bool] = False
     on_one_process: ClassVar[bool] = False
     scaling_layers: tuple[ScalingLayer, ...] = ()
     model_decoder_layers: str | None = None
@@ -209,6 +209,7 @@ class RotationConfig(_OnEdges):
     Of what AMD Quark's files say besides, names of modules are not needed, and only fixed rotations are available.
     """
 
+    on_whole_blocks: ClassVar[bool] = True
     name: Literal["rotation"] = "rotation"
     scaling_layers: _StreamLayers | tuple[()] = ()  # type: ignore[assignment]
     r1: bool = True

@@ -364,9 +364,9 @@ def _names(block: nn.Module, layers: Modules) -> dict[LayerPlan, str]:
 
 
 def _weight(block: nn.Module, name: str) -> torch.Tensor:
-    """[out, in], float32."""
+    """[out, in], perhaps in slices."""
     module = block.get_submodule(name)
-    return canonical(module.get_parameter("weight").data, kind_of(module)).float()
+    return canonical(module.get_parameter("weight"), kind_of(module))
 
 
 def _divide(stats: dict[str, Stats], edge: Edge, scale_F: torch.Tensor) -> None:

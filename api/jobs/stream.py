@@ -51,9 +51,7 @@ def tell_log(feed: Feed, sessions: Sessions, job_id: str, after: int, level: str
     return _tell(feed, job_id, after, level, partial(_read_log, sessions, job_id, level))
 
 
-async def _tell(
-    feed: Feed, job_id: str, after: int, what: Hashable, read: Callable[[int], News]
-) -> AsyncIterator[str]:
+async def _tell(feed: Feed, job_id: str, after: int, what: Hashable, read: Callable[[int], News]) -> AsyncIterator[str]:
     yield f"retry: {RETRY_MS}\n\n"
     with feed.watch(job_id) as told:
         while True:

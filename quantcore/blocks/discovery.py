@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from quantcore.algorithms import ScalingLayer
-from quantcore.blocks.edges import Edge, FoundEdges, Rejected, weight_of
+from quantcore.blocks.edges import Edge, FoundEdges, Rejected, shape_of
 from quantcore.blocks.proof import hold, prove
 from quantcore.blocks.search import Search
 from quantcore.blocks.watching import Run, watch
@@ -93,14 +93,14 @@ def _tried(block: nn.Module, run: Run, listed: ScalingLayer, found: FoundEdges) 
     for known in found.rejected:
         if known.producer == listed.prev_op and set(listed.layers) <= set(known.consumers):
             return rejected(known.reason)
-    count = len(weight_of(modules[listed.prev_op]))
+    shape = shape_of(modules[listed.prev_op])
+    count = shape[0]
     for name in listed.layers:
-        weight = weight_of(modules[name])
-        if weight.ndim != 2 or weight.shape[1] != count:
-            return rejected(f"{listed.prev_op} has {count} outputs, {name} a weight of {tuple(weight.shape)}")
+        other = shape_of(modules[name])
+        if len(other) != 2 or other[1] != count:
+            return rejected(f"{listed.prev_op} has {count} outputs, {name} a weight of {tuple(other)}")
     plain = Edge(listed.prev_op, listed.layers, torch.arange(count), torch.arange(count))
-    is_norm = weight_of(modules[listed.prev_op]).ndim == 1
-    edges = [plain, replace(plain, plus_one=True)] if is_norm else [plain]
+    edges = [plain, replace(plain, plus_one=True)] if len(shape) == 1 else [plain]
     changes = [prove(block, run, [edge]) for edge in edges]
     if not hold(block, min(changes)):
         return rejected(f"a scale folded through it changes the block by {min(changes):.1e}")

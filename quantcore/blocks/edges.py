@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from quantcore.layouts import canonical
+from quantcore.slices import mine, rows_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,20 +56,28 @@ class Edge:
         """The producer's half of ``fold``. Returns the scale [F] that its weight could store, for the consumers."""
         producer = block.get_submodule(self.producer)
         weight = weight_of(producer)
-        rows, scale = self.rows.to(weight.device), scale_F.to(weight.device, torch.float32)
+        scale = scale_F.to(weight.device, torch.float32)
         stored = scale
         if weight.ndim == 1:
-            offset = 1.0 if self.plus_one else 0.0
+            rows, offset = self.rows.to(weight.device), 1.0 if self.plus_one else 0.0
             before = weight[rows].float() + offset
             weight[rows] = (before / scale - offset).to(weight.dtype)
             after = weight[rows].float() + offset
             stored = torch.where(after == 0, scale, before / after)
         else:
-            weight[rows] = (weight[rows].float() / scale[:, None]).to(weight.dtype)
+            rows, held = self._held(producer.get_parameter("weight"), weight)
+            weight[rows] = (weight[rows].float() / scale[held, None]).to(weight.dtype)
         if getattr(producer, "bias", None) is not None:
-            bias = producer.get_parameter("bias").data
-            bias[rows] = (bias[rows].float() / stored).to(bias.dtype)
+            bias = mine(producer.get_parameter("bias"))
+            rows, held = self._held(producer.get_parameter("bias"), bias)
+            bias[rows] = (bias[rows].float() / stored[held]).to(bias.dtype)
         return stored
+
+    def _held(self, parameter: torch.Tensor, part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the ``rows`` are in this rank's ``part`` of the producer's ``parameter``, and which of them are."""
+        first = rows_of(parameter).start
+        held = ((self.rows >= first) & (self.rows < first + len(part))).nonzero().squeeze(1)
+        return (self.rows[held] - first).to(part.device), held.to(part.device)
 
     def multiply(self, block: nn.Module, scale_F: torch.Tensor) -> None:
         """The consumers' half of ``fold``."""
@@ -111,8 +120,14 @@ class FoundEdges:
 
 
 def weight_of(module: nn.Module) -> torch.Tensor:
-    """The weight of a norm [O] or of a linear layer [O, I]: a view, to be changed in place."""
-    return canonical(module.get_parameter("weight").data, kind_of(module))
+    """The weight of a norm [O] or of a linear layer [O, I]: a view, to be changed in place; of a sharded one the rows
+    of this rank."""
+    return canonical(mine(module.get_parameter("weight")), kind_of(module))
+
+
+def shape_of(module: nn.Module) -> torch.Size:
+    """That of the whole weight: [O] or [O, I]."""
+    return canonical(module.get_parameter("weight"), kind_of(module)).shape
 
 
 def kind_of(module: nn.Module) -> str:

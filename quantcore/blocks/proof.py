@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from quantcore.blocks.edges import Edge, weight_of
+from quantcore.blocks.edges import Edge, shape_of, weight_of
 from quantcore.blocks.watching import Run, Seen, float_tensors, in_float32, watch
+from quantcore.slices import mine
 
 FOLD_TOLERANCE = 1e-3
 FLOAT16_TOLERANCE = 1e-2
@@ -92,7 +93,7 @@ def folded(block: nn.Module, edges: Sequence[Edge]) -> Iterator[dict[str, torch.
         divisors: dict[str, torch.Tensor] = {}
         for edge in edges:
             scale_F = random_scales(edge.num_scales, generator)
-            ones = torch.ones(len(weight_of(block.get_submodule(edge.producer))))
+            ones = torch.ones(shape_of(block.get_submodule(edge.producer))[0])
             divisors.setdefault(edge.producer, ones)[edge.rows] *= scale_F
             undo.enter_context(divided(block, edge, scale_F))
             edge.multiply(block, scale_F)
@@ -112,7 +113,7 @@ def divided(block: nn.Module, edge: Edge, scale_F: torch.Tensor) -> Iterator[Non
     weight, bias = producer.get_parameter("weight"), getattr(producer, "bias", None)
     with ExitStack() as undo:
         if bias is not None:
-            undo.callback(bias.data.copy_, bias.data.clone())
+            undo.callback(mine(bias).copy_, mine(bias).clone())
         if weight.ndim == 1:
             undo.callback(weight.data.copy_, weight.data.clone())
         else:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quantcore.blocks.edges import Edge, Rejected, weight_of
+from quantcore.blocks.edges import Edge, Rejected, shape_of
 from quantcore.blocks.proof import divided, exact_norms, folding_changes, hold, random_scales, relative_change
 from quantcore.blocks.tracing import EXACT, Reading, Replay, trace
 from quantcore.blocks.watching import Run, Seen, find_layers, in_float32, watch
@@ -69,7 +69,7 @@ class Search:
         for name, module in find_layers(self.block).items():
             weight = getattr(module, "weight", None)
             if name not in self.seen.outputs and isinstance(weight, nn.Parameter) and weight.ndim == 2:
-                idle.setdefault(weight_of(module).shape[1], name)
+                idle.setdefault(shape_of(module)[1], name)
         reached: list[Edge] = []
         for edge in edges:
             if len(edge.channels) in idle:
@@ -82,7 +82,7 @@ class Search:
         """With ``plus_one`` where a norm multiplies with 1 + weight; without norms that do neither."""
         weighted: list[Edge] = []
         for edge in edges:
-            is_norm = weight_of(self.block.get_submodule(edge.producer)).ndim == 1
+            is_norm = len(shape_of(self.block.get_submodule(edge.producer))) == 1
             if not is_norm or self._divides(edge):
                 weighted.append(edge)
             elif self._divides(other := replace(edge, plus_one=True)):
@@ -157,7 +157,7 @@ class Search:
     def _divides(self, edge: Edge) -> bool:
         """Whether folding divides the norm's output: it is called alone, with what it was given in the block."""
         (args, kwargs), norm = self.seen.arguments[edge.producer][0], self.block.get_submodule(edge.producer)
-        scale_O = random_scales(len(weight_of(norm)), torch.Generator().manual_seed(0))
+        scale_O = random_scales(shape_of(norm)[0], torch.Generator().manual_seed(0))
         with torch.no_grad(), in_float32(norm, ()):
             before = norm(*args, **kwargs)
             with divided(self.block, edge, scale_O[edge.rows]):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from quantcore.blocks.edges import Edge, weight_of
+from quantcore.blocks.edges import Edge, shape_of
 from quantcore.blocks.watching import Run, Seen, as_float32, find_layers, in_float32, watch
 
 DIGIT_BITS = 4
@@ -57,15 +57,15 @@ class Replay:
         self.sources, self.readers, self.others = {}, [], []
         for name, module in find_layers(self.block).items():
             if name in self.watched.outputs and isinstance(getattr(module, "weight", None), nn.Parameter):
-                self._note(name, weight_of(module))
+                self._note(name, shape_of(module))
 
-    def _note(self, name: str, weight: torch.Tensor) -> None:
+    def _note(self, name: str, shape: torch.Size) -> None:
         outputs, inputs = self.watched.outputs[name], self.watched.inputs(name)
-        is_vector = len(outputs) == 1 and isinstance(outputs[0], torch.Tensor) and outputs[0].shape[-1] == len(weight)
-        if is_vector and weight.ndim <= 2:
-            self.sources[name] = len(weight)
-        if weight.ndim == 2 and inputs:
-            is_single = len(outputs) == len(inputs) == 1 and inputs[0].shape[-1] == weight.shape[1]
+        is_vector = len(outputs) == 1 and isinstance(outputs[0], torch.Tensor) and outputs[0].shape[-1] == shape[0]
+        if is_vector and len(shape) <= 2:
+            self.sources[name] = shape[0]
+        if len(shape) == 2 and inputs:
+            is_single = len(outputs) == len(inputs) == 1 and inputs[0].shape[-1] == shape[1]
             (self.readers if is_single else self.others).append(name)
 
     @contextmanager

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quantcore.registry import Registry
+from quantcore.slices import whole
 
 if TYPE_CHECKING:
     import torch
@@ -18,11 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Consumer:
-    """A module behind an edge: its weight in float32, what it reads, how it will be quantized (None: it will not)."""
+    """A module behind an edge: its weight [O, I], what it reads, how it will be quantized (None: it will not)."""
 
-    weight_OI: torch.Tensor
+    weight: torch.Tensor
     stats: Stats
     layer: LayerPlan | None
+
+    @property
+    def weight_OI(self) -> torch.Tensor:
+        """In float32, made anew each time. Of a sharded weight all ranks ask together."""
+        return whole(self.weight).float()
 
 
 class Smoothing(Protocol):

@@ -35,8 +35,8 @@ def quantized(consumers: Sequence[Consumer]) -> list[Consumer]:
 
 def share_of_rows(consumer: Consumer, consumers: Sequence[Consumer], num_rows: int = NUM_ROWS) -> int:
     """How many of ``num_rows`` rows are this consumer's, by its size."""
-    total = sum(len(other.weight_OI) for other in consumers)
-    return max(LEAST_ROWS, num_rows * len(consumer.weight_OI) // total)
+    total = sum(len(other.weight) for other in consumers)
+    return max(LEAST_ROWS, num_rows * len(consumer.weight) // total)
 
 
 def largest(edge: Edge, consumers: Sequence[Consumer]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,7 +49,7 @@ def largest(edge: Edge, consumers: Sequence[Consumer]) -> tuple[torch.Tensor, to
 def mean_weight(edge: Edge, consumers: Sequence[Consumer]) -> torch.Tensor:
     """The mean |w| of all inputs that share a scale, float32 [F]."""
     total_I = sum_of([consumer.weight_OI.abs().sum(0, dtype=torch.float32) for consumer in consumers])
-    return mean(edge, total_I / sum(len(consumer.weight_OI) for consumer in consumers))
+    return mean(edge, total_I / sum(len(consumer.weight) for consumer in consumers))
 
 
 def mean_over_tokens(edge: Edge, consumers: Sequence[Consumer], values: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -166,7 +166,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
         "#/file2file",
     ),
     "slices with an algorithm on whole blocks": (
-        {"config": {**FULL, "algo_config": [{"name": "awq"}]}, "shard_blocks": True},
+        {"config": {**FULL, "algo_config": [{"name": "rotation"}]}, "shard_blocks": True},
         "unsupported_config",
         "#/shard_blocks",
     ),

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 import torch
+from safetensors import safe_open
 
 import quantcore
 from quantcore.checkpoint import source
@@ -28,8 +29,11 @@ MODELS = {
 }
 QUICK = {
     "experts": ("mixture", config("fp8", GPTQ)),
+    "scaled experts": ("mixture", config("int8_static", {"name": "awq"}, GPTQ)),
 }
 SLOW = {
+    "scaled": ("dense", config("int8_static", {"name": "autosmoothquant"})),
+    "scaled twice": ("dense", config("int8_dynamic", {"name": "smoothquant"}, {"name": "awq"})),
     "compared": ("dense", config("mxfp4", {"name": "gptaq"})),
     "rounded": ("dense", config("w4a16")),
     "static": ("dense", config("int8_static", {"name": "bias_correction"})),
@@ -38,6 +42,12 @@ SLOW = {
     "dynamic experts": ("mixture", config("int8_dynamic")),
 }
 CASES = with_rare([*QUICK, *SLOW], SLOW)
+
+
+def read(folder, name):
+    """A tensor of a model's files."""
+    file = next(file for file in folder.rglob("*.safetensors") if name in set(safe_open(file, "pt").keys()))
+    return safe_open(file, "pt").get_tensor(name)
 
 
 def run(model_dir, output_dir, given, size, **more):
@@ -58,6 +68,11 @@ def test_slices_give_the_bytes_that_whole_blocks_give(tmp_path, case):
         assert statuses == [0] * size, "".join((tmp_path / f"err.{rank}").read_text() for rank in range(size))
         found.append(seen_of(tmp_path, output_dir))
     assert found[0] == found[1]
+    if case.startswith("scaled"):
+        edges = json.loads((output_dir / "report.json").read_text())["edges"]
+        assert len(edges[0]["found"]) >= 3 and 0 in edges[0]["blocks"]
+        norm = "model.layers.0.input_layernorm.weight"
+        assert not torch.equal(read(output_dir, norm), read(model_dir, norm)), "a scale has moved"
 
 
 @pytest.mark.usefixtures("proof_in_this_process")
@@ -128,7 +143,7 @@ def test_a_rank_that_dies_in_a_layer_ends_the_job(tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
 
 
-@pytest.mark.parametrize("size, steps, words", [(1, [], "one process"), (2, [{"name": "awq"}], "awq works on whole")])
+@pytest.mark.parametrize("size, steps, words", [(1, [], "one process"), (2, [{"name": "rotation"}], "rotation works on whole")])
 def test_what_cannot_be_shared_is_refused(tmp_path, size, steps, words):
     given = config("w4a16", *steps)
     assert run(tiny_model(tmp_path / "model"), tmp_path / "out", given, size, shard_blocks=True) == [1] * size
