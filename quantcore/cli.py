@@ -143,10 +143,15 @@ def _evaluate(arguments: list[str]) -> int:
     def work(emit: Emit) -> dict[str, Any]:
         from quantcore.evaluation.command import evaluate
         from quantcore.runtime.devices import limit_threads
+        from quantcore.runtime.ranks import joined
 
         limit_threads()
-        return evaluate(options.model, options.against, evaluation_of(options), emit, vllm_python=options.vllm)
+        given = options.model, options.against, evaluation_of(options), emit
+        with joined() as ranks:
+            return evaluate(*given, vllm_python=options.vllm, ranks=ranks)
 
+    if not _is_first_rank():
+        return _reporting(work, print_json_lines(sys.stderr))
     from quantcore.console import show_evaluation
 
     return _shown(work, _print_json if options.json else show_evaluation)

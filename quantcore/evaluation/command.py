@@ -19,51 +19,77 @@ from quantcore.evaluation.originals import Originals
 from quantcore.evaluation.provenance import environment, identity_of
 from quantcore.evaluation.samples import PROMPT_LEN, compare_samples
 from quantcore.evaluation.text import EvaluationText, of_windows, read_text
-from quantcore.events import Emit, PhaseStarted, Progress
+from quantcore.events import Emit, PhaseStarted, Progress, silence
 from quantcore.reading import read_model
+from quantcore.runtime.ranks import ALONE, Ranks
 from quantcore.task import EvaluationConfig
 from quantcore.timing import Eta
 
 
 def evaluate(
-    given: str, against: str | None, evaluation: EvaluationConfig, emit: Emit, *, vllm_python: str | None = None
-) -> dict[str, Any]:
+    given: str, against: str | None, evaluation: EvaluationConfig, emit: Emit, *, vllm_python: str | None = None,
+    ranks: Ranks = ALONE,
+) -> dict[str, Any]:  # fmt: skip
     """``quality`` (see ``divergence.summarize``), and where asked for ``samples`` and ``harness``, as in a report.
 
     Models are folders, GGUF files or ids on the Hub. Without an original nothing is compared. ``vllm_python``: the
-    interpreter of an environment with vLLM and lm_eval, in which the tasks run instead of in our engine. Raises
-    ModelError, ConfigError.
+    interpreter of an environment with vLLM and lm_eval, in which the tasks run instead of in our engine. With several
+    ``ranks`` each calls it: the first one measures the quality, block by block, and all hold the model together where
+    it is whole. Raises ModelError, ConfigError.
     """
-    if vllm_python and not evaluation.tasks:
-        raise ConfigError(
-            "vLLM runs tasks, and none are named.", code="invalid_evaluation", hint="For example --tasks gsm8k."
-        )
-    (harness.check_folder if vllm_python else harness.check)(evaluation)
-    path = find_model(given, emit)
-    original_path = None if against is None else find_model(against, emit)
+    _check(evaluation, vllm_python, ranks)
+    if not ranks.is_first:
+        emit = silence
+    path = ranks.share(find_model(given, emit) if ranks.is_first else Path())
+    original_path = ranks.share(find_model(against, emit) if against is not None and ranks.is_first else None)
     emit(PhaseStarted("verify"))
     served = harness.run_in_vllm(evaluation, path, original_path, vllm_python) if vllm_python else {}
-    model = open_model(read_model(path))
-    tokenizer = load_tokenizer(path)
-    text = _text(path, evaluation)
-    states = model.last_states(text, _told(emit, model))
+    model, tokenizer, text = open_model(read_model(path), ranks), load_tokenizer(path), _text(path, evaluation)
+    original = known = None
+    if original_path is not None:
+        original, known = open_model(read_model(original_path), ranks), Originals(identity_of(original_path), ranks)
     result: dict[str, Any] = {"model": given, "against": against, "environment": environment(), **served}
-    if original_path is None:
-        with model.head() as logits:
-            result["quality"] = summarize(measure(logits, states, text), text)
-        if evaluation.tasks and not vllm_python:
-            result["harness"] = harness.evaluate(evaluation, tokenizer, model)
-        return result
-    original, known = open_model(read_model(original_path)), Originals(identity_of(original_path))
-    original_states = _original_states(original, known, text, emit)
-    with model.head() as logits, original.head() as original_logits:
-        result["quality"] = summarize(measure(logits, states, text, (original_logits, original_states)), text)
-    if evaluation.num_prompts:
+    if ranks.is_first:
+        result["quality"] = _quality(model, original, known, text, emit)
+    if original is not None and known is not None and evaluation.num_prompts:
         prompts_NT = text.ids_NT[: evaluation.num_prompts, :PROMPT_LEN]
         result["samples"] = compare_samples(tokenizer, prompts_NT, original, model, known)
     if evaluation.tasks and not vllm_python:
-        result["harness"] = harness.compare(evaluation, tokenizer, original, model, known)
+        if original is None or known is None:
+            result["harness"] = harness.evaluate(evaluation, tokenizer, model)
+        else:
+            result["harness"] = harness.compare(evaluation, tokenizer, original, model, known)
     return result
+
+
+def _check(evaluation: EvaluationConfig, vllm_python: str | None, ranks: Ranks) -> None:
+    """Raises ConfigError for what cannot run."""
+    if vllm_python is None:
+        harness.check(evaluation)
+        return
+    harness.check_folder(evaluation)
+    if not evaluation.tasks:
+        raise ConfigError(
+            "vLLM runs tasks, and none are named.", code="invalid_evaluation", hint="For example --tasks gsm8k."
+        )
+    if ranks.size > 1:
+        raise ConfigError(
+            f"vLLM shares a model among devices by itself, and these are {ranks.size} processes.",
+            code="invalid_evaluation",
+            hint="Leave torchrun out, or --vllm.",
+        )
+
+
+def _quality(
+    model: EvaluatedModel, original: EvaluatedModel | None, known: Originals | None, text: EvaluationText, emit: Emit
+) -> dict[str, Any]:
+    states = model.last_states(text, _told(emit, model))
+    if original is None or known is None:
+        with model.head() as logits:
+            return summarize(measure(logits, states, text), text)
+    original_states = _original_states(original, known, text, emit)
+    with model.head() as logits, original.head() as original_logits:
+        return summarize(measure(logits, states, text, (original_logits, original_states)), text)
 
 
 def find_model(given: str, emit: Emit) -> Path:

@@ -62,13 +62,13 @@ def check_folder(evaluation: EvaluationConfig) -> None:
 
 
 def run_tasks(evaluation: EvaluationConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Results:
-    """What the harness says of ``model``."""
+    """What the harness says of ``model``; of several ranks to the first of every machine."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
     with _quiet():
         wrapped = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=evaluation.batch_size)
-        found: dict[str, Any] = simple_evaluate(
+        found: dict[str, Any] | None = simple_evaluate(
             model=wrapped,
             tasks=list(evaluation.tasks),
             limit=evaluation.limit,
@@ -77,7 +77,7 @@ def run_tasks(evaluation: EvaluationConfig, model: PreTrainedModel, tokenizer: P
             bootstrap_iters=1000,
             log_samples=False,
         )
-    return {task: _metrics(rows) for task, rows in found["results"].items()}
+    return {} if found is None else {task: _metrics(rows) for task, rows in found["results"].items()}
 
 
 def run_in_vllm(evaluation: EvaluationConfig, path: Path, original: Path | None, python: str) -> dict[str, Any]:
@@ -139,7 +139,8 @@ def side_by_side(before: Results, after: Results) -> dict[str, Any]:
 def evaluate(evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase, model: EvaluatedModel) -> Results:
     """The tasks on a model that is loaded for it as a whole."""
     with model.whole() as whole:
-        return run_tasks(evaluation, whole, tokenizer)
+        found = run_tasks(evaluation, whole, tokenizer)
+    return model.ranks.share(found)
 
 
 def _metrics(rows: dict[str, Any]) -> dict[str, dict[str, float | None]]:

@@ -1,4 +1,7 @@
-"""A model to evaluate, float or quantized: one block at a time, or whole where it has to generate."""
+"""A model to evaluate, float or quantized: one block at a time, or whole where it has to generate.
+
+Several ranks hold a whole one in slices (FSDP2). They run it in step, all of them on the same tokens.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,12 @@ from quantcore.dequantizing import open_source, read_layer
 from quantcore.evaluation.clipping import Clipping
 from quantcore.evaluation.text import EvaluationText
 from quantcore.layer import LayerPlan
+from quantcore.nn.loading import load_model
 from quantcore.plan import find_blocks
 from quantcore.reading import Model
 from quantcore.runtime.devices import default_device
 from quantcore.runtime.hidden import Hidden
+from quantcore.runtime.ranks import ALONE, Ranks, computing_together
 from quantcore.runtime.relay import Outside
 from quantcore.runtime.single import StreamedModel
 
@@ -36,6 +41,8 @@ class EvaluatedModel:
     layers: tuple[LayerPlan, ...] = ()
     activations: dict[LayerPlan, Activations] = field(default_factory=dict)
     has_run: bool = False
+    given: Model | None = None
+    ranks: Ranks = ALONE
 
     def run(self, hidden: Hidden, told: Told, clipping: Clipping | None = None) -> None:
         """Take ``hidden`` through all blocks; ``clipping`` counts what static ranges cut off."""
@@ -67,6 +74,10 @@ class EvaluatedModel:
     @contextmanager
     def whole(self) -> Iterator[PreTrainedModel]:
         """All weights in memory: it generates."""
+        if self.given is not None and self.ranks.size > 1:
+            with computing_together():
+                yield load_model(self.given, self.ranks).model
+            return
         with self.streamed.whole() as model, quantized_activations(self._modules(self.layers), self.activations):
             yield model
 
@@ -81,8 +92,8 @@ class EvaluatedModel:
         return {layer: self.streamed.find_module(layer.name) for layer in layers}
 
 
-def open_model(model: Model) -> EvaluatedModel:
-    """A model folder as it is: what its files hold, whoever wrote them."""
+def open_model(model: Model, ranks: Ranks = ALONE) -> EvaluatedModel:
+    """A model folder as it is: what its files hold, whoever wrote them. The ``ranks`` share it where it is whole."""
     headers, source = model.headers, open_source(model)
     layers = {} if model.quantized is None else model.quantized.layers
     activations: dict[LayerPlan, Activations] = {}
@@ -100,4 +111,4 @@ def open_model(model: Model) -> EvaluatedModel:
         headers.config, read, set(headers.tensors), prefix, num_blocks, TORCH_DTYPES[headers.main_dtype],
         default_device(),
     )  # fmt: skip
-    return EvaluatedModel(streamed, tuple(layers.values()), activations)
+    return EvaluatedModel(streamed, tuple(layers.values()), activations, given=model, ranks=ranks)

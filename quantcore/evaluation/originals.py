@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 
 import quantcore
 from quantcore.evaluation.provenance import environment
+from quantcore.runtime.ranks import ALONE, Ranks
 
 MAX_BYTES = 2 << 30
 VARIABLE = "BITFOUNDRY_ORIGINALS_DIR"
@@ -39,9 +40,13 @@ def folder() -> Path | None:
 
 @dataclass(frozen=True)
 class Originals:
-    """The entries of one model (see ``provenance.model_identity``)."""
+    """The entries of one model (see ``provenance.model_identity``).
+
+    Of ``ranks`` that compute a value together the first one reads and keeps it; all call ``value``.
+    """
 
     model: str
+    ranks: Ranks = ALONE
 
     def known_states(self, settings: dict[str, Any]) -> torch.Tensor | None:
         """The tensor that was kept for these ``settings``."""
@@ -70,15 +75,22 @@ class Originals:
 
     def value(self, settings: dict[str, Any], compute: Callable[[], T]) -> T:
         """The JSON data that was kept for these ``settings``; else what ``compute`` gives, which is kept."""
-        path = self._path(settings, "json")
-        with suppress(OSError, ValueError):
-            if path is not None and path.is_file():
-                path.touch()
-                known: T = json.loads(path.read_text("utf-8"))
-                return known
+        path = self._path(settings, "json") if self.ranks.is_first else None
+        known: T | None = self.ranks.share(self._read(path))
+        if known is not None:
+            return known
         found = compute()
         self._write(path, lambda scratch: Path(scratch).write_text(json.dumps(found), "utf-8"))
         return found
+
+    @staticmethod
+    def _read(path: Path | None) -> Any:
+        """The JSON data in ``path``, None without it."""
+        with suppress(OSError, ValueError):
+            if path is not None and path.is_file():
+                path.touch()
+                return json.loads(path.read_text("utf-8"))
+        return None
 
     def _path(self, settings: dict[str, Any], kind: str) -> Path | None:
         base = folder()

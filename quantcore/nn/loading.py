@@ -20,7 +20,7 @@ from quantcore.dequantizing import open_source, read_layer
 from quantcore.errors import ModelError
 from quantcore.layer import LayerPlan
 from quantcore.nn.layers import QuantizedLayer, activation_quantizers, find_quantizers, quantize_layer
-from quantcore.reading import read_model
+from quantcore.reading import Model, read_model
 from quantcore.runtime.devices import default_device
 from quantcore.runtime.ranks import ALONE, Ranks
 from quantcore.runtime.sharded import shard
@@ -44,7 +44,11 @@ def load(folder: str | Path, ranks: Ranks = ALONE) -> Loaded:
 
     Any format that quantcore writes is read, whoever wrote it. Raises ModelError that says what is not known.
     """
-    found = read_model(folder)
+    return load_model(read_model(folder), ranks)
+
+
+def load_model(found: Model, ranks: Ranks = ALONE) -> Loaded:
+    """``load`` of a model whose headers are read already."""
     dtype, source = TORCH_DTYPES[found.headers.main_dtype], open_source(found)
     model = build_skeleton(found.headers.config, dtype)
     placed = place_tensors(model, found.headers.tensors)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import chain
 
 import pytest
 import torch
@@ -12,10 +13,13 @@ from quantcore.errors import ConfigError, ModelError
 from quantcore.evaluation import harness
 from quantcore.evaluation.command import evaluate
 from quantcore.evaluation.originals import VARIABLE, Originals
+from quantcore.nn import loading
 from quantcore.pipeline import run
 from quantcore.runtime.single import StreamedModel
+from quantcore.slices import is_sharded, mine
 from quantcore.task import EvaluationConfig
 from tests.factories import tiny_model, tiny_tokenizer
+from tests.integration.forks import forked
 from tests.integration.test_pipeline import task
 
 ASKED = EvaluationConfig(num_windows=3, seq_len=64, num_prompts=2)
@@ -148,6 +152,44 @@ def write_tasks(folder):
     (folder / "choice.yaml").write_text(TASK.format(data=folder / "rows.jsonl"))
     (folder / "rolling.yaml").write_text(ROLLING.format(data=folder / "rows.jsonl"))
     return folder
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("proof_in_this_process")
+@pytest.mark.filterwarnings("ignore")  # the harness's own
+def test_ranks_that_hold_the_models_together_measure_what_one_does(model_dir, tasks, tmp_path, monkeypatch, capsys):
+    """Quality, samples and tasks, to the last digit. Neither of the two holds a whole model, and one speaks."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "originals"))
+    run(task(model_dir, tmp_path / "out", "int8_static"), lambda event: None)
+    flags = ["--num_eval_data", "3", "--eval_seq_len", "64", "--tasks", "tiny_choice,tiny_rolling", "--limit", "4"]
+    command = ["evaluate", str(tmp_path / "out"), "--against", str(model_dir), *flags, "--include_path", str(tasks)]
+    capsys.readouterr()
+    assert cli.main([*command, "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert alone["harness"].keys() == {"tiny_choice", "tiny_rolling"} and len(alone["samples"]) == 3
+    held = []
+
+    def note(block, ranks, device, keeps, shard=loading.shard):
+        shard(block, ranks, device, keeps)
+        linear = [one for one in block.parameters() if is_sharded(one)]
+        held.append(sum(mine(one).numel() for one in linear) / sum(one.numel() for one in linear))
+
+    monkeypatch.setattr(loading, "shard", note)
+
+    def work(rank):
+        status = cli.main([*command, "--json"])
+        (tmp_path / f"held.{rank}").write_text(json.dumps(held))
+        return status
+
+    for entries in ("known", "unknown"):
+        if entries == "unknown":
+            monkeypatch.setenv(VARIABLE, str(tmp_path / "others"))
+        assert forked(work, 2, tmp_path) == [0, 0], (tmp_path / "err.0").read_text()
+        assert json.loads((tmp_path / "out.0").read_text()) == alone
+        assert (tmp_path / "out.1").read_text() == ""
+        parts = [json.loads((tmp_path / f"held.{rank}").read_text()) for rank in range(2)]
+        assert len(parts[0]) == (2 if entries == "known" else 4) and all(0.3 < part < 0.7 for part in chain(*parts))
 
 
 @pytest.mark.slow

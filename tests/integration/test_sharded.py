@@ -143,9 +143,7 @@ def test_a_rank_that_dies_in_a_layer_ends_the_job(tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
 
 
-@pytest.mark.parametrize(
-    "size, steps, words", [(1, [], "one process"), (2, [{"name": "rotation"}], "rotation works")]
-)
+@pytest.mark.parametrize("size, steps, words", [(1, [], "one process"), (2, [{"name": "rotation"}], "rotation works")])
 def test_what_cannot_be_shared_is_refused(tmp_path, size, steps, words):
     given = config("w4a16", *steps)
     assert run(tiny_model(tmp_path / "model"), tmp_path / "out", given, size, shard_blocks=True) == [1] * size
