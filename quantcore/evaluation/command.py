@@ -45,20 +45,21 @@ def evaluate(
     emit(PhaseStarted("verify"))
     served = harness.run_in_vllm(evaluation, path, original_path, vllm_python) if vllm_python else {}
     model, tokenizer, text = open_model(read_model(path), ranks), load_tokenizer(path), _text(path, evaluation)
-    original = known = None
+    before = None
     if original_path is not None:
-        original, known = open_model(read_model(original_path), ranks), Originals(identity_of(original_path), ranks)
+        before = open_model(read_model(original_path), ranks), Originals(identity_of(original_path), ranks)
     result: dict[str, Any] = {"model": given, "against": against, "environment": environment(), **served}
     if ranks.is_first:
-        result["quality"] = _quality(model, original, known, text, emit)
-    if original is not None and known is not None and evaluation.num_prompts:
+        result["quality"] = _quality(model, before, text, emit)
+    runs_tasks = evaluation.tasks and not vllm_python
+    if before is None:
+        return result | ({"harness": harness.evaluate(evaluation, tokenizer, model)} if runs_tasks else {})
+    original, known = before
+    if evaluation.num_prompts:
         prompts_NT = text.ids_NT[: evaluation.num_prompts, :PROMPT_LEN]
         result["samples"] = compare_samples(tokenizer, prompts_NT, original, model, known)
-    if evaluation.tasks and not vllm_python:
-        if original is None or known is None:
-            result["harness"] = harness.evaluate(evaluation, tokenizer, model)
-        else:
-            result["harness"] = harness.compare(evaluation, tokenizer, original, model, known)
+    if runs_tasks:
+        result["harness"] = harness.compare(evaluation, tokenizer, original, model, known)
     return result
 
 
@@ -81,12 +82,13 @@ def _check(evaluation: EvaluationConfig, vllm_python: str | None, ranks: Ranks) 
 
 
 def _quality(
-    model: EvaluatedModel, original: EvaluatedModel | None, known: Originals | None, text: EvaluationText, emit: Emit
+    model: EvaluatedModel, before: tuple[EvaluatedModel, Originals] | None, text: EvaluationText, emit: Emit
 ) -> dict[str, Any]:
     states = model.last_states(text, _told(emit, model))
-    if original is None or known is None:
+    if before is None:
         with model.head() as logits:
             return summarize(measure(logits, states, text), text)
+    original, known = before
     original_states = _original_states(original, known, text, emit)
     with model.head() as logits, original.head() as original_logits:
         return summarize(measure(logits, states, text, (original_logits, original_states)), text)

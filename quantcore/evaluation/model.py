@@ -35,7 +35,8 @@ Told = Callable[[int], None]
 @dataclass
 class EvaluatedModel:
     """``layers`` are those that are quantized, ``activations`` the static parameters of their inputs and outputs: known
-    once the layer's weight was read. Without layers it is a float model."""
+    once the layer's weight was read. Without layers it is a float model. Where several ``ranks`` hold it together,
+    ``given`` is what they load."""
 
     streamed: StreamedModel
     layers: tuple[LayerPlan, ...] = ()
