@@ -41,13 +41,12 @@ class ScalingLayer:
 class _OnEdges:
     """A transform: it changes weights before they are rounded. A chain may have several.
 
-    ``num_grams``: how many matrices [inputs, inputs] it learns of every input. ``on_whole_blocks``: it works on blocks
-    that no ranks hold in slices. ``on_one_process``: no ranks can share it.
+    ``num_grams``: how many matrices [inputs, inputs] it learns of every input. ``on_one_process``: no ranks can share
+    it.
     """
 
     num_grams: ClassVar[int] = 0
     num_factors: ClassVar[int] = 2
-    on_whole_blocks: ClassVar[bool] = False
     on_one_process: ClassVar[bool] = False
     scaling_layers: tuple[ScalingLayer, ...] = ()
     model_decoder_layers: str | None = None
@@ -64,14 +63,13 @@ class _OnLayers:
     """A solver: it rounds the weights. A chain has one at most, at its end.
 
     ``compares``: it sees what the float model makes of the calibration data beside what the quantized one does.
-    ``num_grams``, ``on_whole_blocks`` and ``on_one_process``: as of transforms. ``num_factors``: how many matrices of
+    ``num_grams`` and ``on_one_process``: as of transforms. ``num_factors``: how many matrices of
     that size it holds besides while it solves the layers of one input.
     """
 
     compares: ClassVar[bool] = False
     num_grams: ClassVar[int] = 1
     num_factors: ClassVar[int] = 2
-    on_whole_blocks: ClassVar[bool] = False
     on_one_process: ClassVar[bool] = False
     inside_layer_modules: tuple[str, ...] = ()
     model_decoder_layers: str | None = None
@@ -209,7 +207,6 @@ class RotationConfig(_OnEdges):
     Of what AMD Quark's files say besides, names of modules are not needed, and only fixed rotations are available.
     """
 
-    on_whole_blocks: ClassVar[bool] = True
     name: Literal["rotation"] = "rotation"
     scaling_layers: _StreamLayers | tuple[()] = ()  # type: ignore[assignment]
     r1: bool = True
@@ -241,7 +238,6 @@ class AutoRoundConfig(_OnLayers):
     """
 
     compares: ClassVar[bool] = True
-    on_whole_blocks: ClassVar[bool] = True
     on_one_process: ClassVar[bool] = True
     name: Literal["autoround"] = "autoround"
     iters: Annotated[int, Field(ge=1)] = 200
@@ -260,7 +256,6 @@ class BiasCorrectionConfig:
 
     num_grams: ClassVar[int] = 0
     num_factors: ClassVar[int] = 0
-    on_whole_blocks: ClassVar[bool] = False
     on_one_process: ClassVar[bool] = False
     name: Literal["bias_correction"] = "bias_correction"
 

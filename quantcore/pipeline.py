@@ -126,7 +126,7 @@ def quantize(
     assert windows is not None
     text = ranks.share(evaluation_text(task, windows.held_out_NT))
     device = default_device()
-    sharing = sharing_ranks(task.shard_blocks, task.config, plan.memory_bytes, ranks, device)
+    sharing = sharing_ranks(task.shard_blocks, plan.memory_bytes, ranks, device)
     model = StreamedModel(
         headers.config, source.read, set(headers.tensors), plan.block_prefix, plan.num_blocks,
         TORCH_DTYPES[headers.main_dtype], device, None if sharing is None else Slices(sharing, source.read_rows),

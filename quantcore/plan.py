@@ -322,14 +322,14 @@ def _check_possible(config: Config) -> None:
 
 
 def _check_slices(config: Config, file2file: bool) -> None:
-    """No block lies in slices where none is run, or where an algorithm needs it in one place."""
-    on_whole = next((one.name for one in config.algo_config if one.on_whole_blocks), None)
-    if file2file or on_whole is not None:
-        why = "file2file takes weight after weight" if file2file else f"{on_whole} works on whole blocks"
+    """No block lies in slices where none is run, or where an algorithm takes one process."""
+    alone = next((one.name for one in config.algo_config if one.on_one_process), None)
+    if file2file or alone is not None:
+        why = "file2file takes weight after weight" if file2file else f"{alone} runs in one process"
         raise ConfigError(
             f"shard_blocks lays every block in slices on several processes, and {why}.",
             code="unsupported_config",
-            hint=f"Leave {'file2file' if file2file else on_whole} out, or leave shard_blocks out.",
+            hint=f"Leave {'file2file' if file2file else alone} out, or leave shard_blocks out.",
             field="/shard_blocks",
         )
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from quantcore.algorithms import RotationConfig
-from quantcore.blocks.edges import Edge, FoundEdges, weight_of
+from quantcore.blocks.edges import Edge, FoundEdges, shape_of
 from quantcore.blocks.residual import find_embedding, find_head, find_residual
 from quantcore.blocks.rotation import find_head_sizes, rotate_block, rotate_input, rotate_values
 from quantcore.blocks.stream import Run, has_matrix
@@ -76,7 +76,7 @@ class ModelRotation:
         turned = set()
         layers = {name: layer for name, layer in find_layers(block).items() if has_matrix(layer)}
         for name, layer in layers.items():
-            width = weight_of(layer).shape[1]
+            width = shape_of(layer)[1]
             if name not in others and (name in read or width != self._stream.size):
                 rotate_input(block, name, orthogonal(width, block_size=self._config.rotation_size))
                 turned.add(f"{name}.weight")

@@ -13,7 +13,6 @@ from contextvars import ContextVar
 from typing import Any, TypeGuard
 
 import torch
-from torch import nn
 
 _IDLE: ContextVar[bool] = ContextVar("idle", default=False)
 
@@ -48,7 +47,7 @@ def rows_of(tensor: torch.Tensor) -> range:
     return range(min(rank * step, len(tensor)), min((rank + 1) * step, len(tensor)))
 
 
-def put(parameter: nn.Parameter, value: torch.Tensor) -> None:
+def put(parameter: torch.Tensor, value: torch.Tensor) -> None:
     """Give ``parameter`` the values of a whole tensor of its shape; all ranks have that."""
     if not is_sharded(parameter):
         parameter.data = value
@@ -56,6 +55,15 @@ def put(parameter: nn.Parameter, value: torch.Tensor) -> None:
     rows = rows_of(parameter)
     with torch.no_grad():
         mine(parameter).copy_(value[rows.start : rows.stop])
+
+
+@contextmanager
+def changing(parameter: torch.Tensor) -> Iterator[torch.Tensor]:
+    """All rows, to be changed in place. Of a sharded parameter all ranks call it together, and each keeps its own."""
+    value = whole(parameter)
+    yield value
+    if is_sharded(parameter):
+        put(parameter, value)
 
 
 @contextmanager

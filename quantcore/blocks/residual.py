@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quantcore.blocks.edges import weight_of
+from quantcore.blocks.edges import shape_of
 from quantcore.blocks.experts import SplitExperts
 from quantcore.blocks.stream import (
     Replace,
@@ -154,7 +154,7 @@ def _find_readers(module: nn.Module, silent: Seen, x: torch.Tensor) -> tuple[tup
     readers: list[str] = []
     for name, given in silent.inputs.items():
         part = module.get_submodule(name)
-        if not (is_experts(part) or (has_matrix(part) and weight_of(part).shape[1] == x.shape[-1])):
+        if not (is_experts(part) or (has_matrix(part) and shape_of(part)[1] == x.shape[-1])):
             continue
         norm = _source(given, {norm: silent.outputs[norm] for norm in norms})
         if norm is None and not parallel(given, x):

@@ -20,12 +20,14 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from quantcore.blocks.edges import Edge, weight_of
+from quantcore.blocks.edges import Edge, kind_of
 from quantcore.blocks.experts import is_fused
 from quantcore.blocks.residual import tolerance
 from quantcore.blocks.stream import Residual, Run, errors_of, has_matrix, in_float32, random_like, rows_of
 from quantcore.errors import CalibrationError
 from quantcore.hadamard import Rotation, orthogonal
+from quantcore.layouts import canonical
+from quantcore.slices import changing
 
 PIECE = 1 << 22  # values that are in float32 at once
 MIN_TOKENS = 8
@@ -49,19 +51,20 @@ def rotate_block(module: nn.Module, residual: Residual, rotation: Rotation) -> l
                 module.get_submodule(norm.name).get_parameter("weight").data.fill_(0.0 if norm.plus_one else 1.0)
                 changed.append(f"{norm.name}.weight")
         for name in residual.readers:
-            parameter, weight_OI = _matrix(module.get_submodule(name), reading=True)
-            rotate_rows(weight_OI, rotation, factors.get(name))
+            with _matrix(module.get_submodule(name), reading=True) as (parameter, weight_OI):
+                rotate_rows(weight_OI, rotation, factors.get(name))
             changed.append(f"{name}.{parameter}")
         for name in residual.writers:
             part = module.get_submodule(name)
-            parameter, weight_OI = _matrix(part, reading=False)
-            if isinstance(part, nn.Embedding):
-                rotate_rows(weight_OI, rotation)  # its rows are what it writes
-            else:
-                rotate_columns(weight_OI, rotation)
+            with _matrix(part, reading=False) as (parameter, weight_OI):
+                if isinstance(part, nn.Embedding):
+                    rotate_rows(weight_OI, rotation)  # its rows are what it writes
+                else:
+                    rotate_columns(weight_OI, rotation)
             changed.append(f"{name}.{parameter}")
             if (bias := part._parameters.get(_bias_name(part))) is not None:
-                bias.data.copy_(rotation.apply(bias.data))  # [O]; of fused experts [E, O]
+                with changing(bias) as bias_O:  # of fused experts [E, O]
+                    bias_O.copy_(rotation.apply(bias_O))
                 changed.append(f"{name}.{_bias_name(part)}")
     return changed
 
@@ -125,18 +128,18 @@ def rotate_values(block: nn.Module, edge: Edge, head: Rotation) -> list[str]:
     changed = [f"{edge.producer}.weight"]
     with torch.no_grad():
         rotation = head.repeated(edge.num_scales // head.size)
-        weight_OI = _matrix(producer, reading=False)[1]
-        rows = edge.rows.to(weight_OI.device)
-        values_FI = weight_OI[rows]
-        rotate_columns(values_FI, rotation)
-        weight_OI[rows] = values_FI
+        with _matrix(producer, reading=False) as (_, weight_OI):
+            rows = edge.rows.to(weight_OI.device)
+            values_FI = weight_OI[rows]
+            rotate_columns(values_FI, rotation)
+            weight_OI[rows] = values_FI
         if getattr(producer, "bias", None) is not None:
-            bias_O = producer.get_parameter("bias").data
-            bias_O[rows] = rotation.apply(bias_O[rows])
+            with changing(producer.get_parameter("bias")) as bias_O:
+                bias_O[rows] = rotation.apply(bias_O[rows])
             changed.append(f"{edge.producer}.bias")
         for name in edge.consumers:
-            weight_OI = _matrix(block.get_submodule(name), reading=True)[1]
-            rotate_rows(weight_OI, head.repeated(len(edge.channels) // head.size))
+            with _matrix(block.get_submodule(name), reading=True) as (_, weight_OI):
+                rotate_rows(weight_OI, head.repeated(len(edge.channels) // head.size))
             changed.append(f"{name}.weight")
     return changed
 
@@ -167,8 +170,8 @@ def rotate_input(block: nn.Module, name: str, rotation: Rotation) -> RemovableHa
     R3, on queries and keys behind RoPE, changes no weight: it is in ``nn.attention``.
     """
     layer = block.get_submodule(name)
-    with torch.no_grad():
-        rotate_rows(_matrix(layer, reading=True)[1], rotation)
+    with torch.no_grad(), _matrix(layer, reading=True) as (_, weight_OI):
+        rotate_rows(weight_OI, rotation)
     return layer.register_forward_pre_hook(InputRotation(rotation))
 
 
@@ -176,14 +179,18 @@ def _matrices(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (weight,) if weight.ndim == 2 else weight.unbind(0)
 
 
-def _matrix(part: nn.Module, *, reading: bool) -> tuple[str, torch.Tensor]:
-    """Name and value of the parameter that reads or writes the stream, as [O, I]; of fused experts as [E, O, I]."""
+@contextmanager
+def _matrix(part: nn.Module, *, reading: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and value of the parameter that reads or writes the stream, as [O, I]; of fused experts as [E, O, I]. To be
+    changed in place."""
     experts: Any = part
     if not is_fused(part):
-        return "weight", weight_of(part)
+        with changing(part.get_parameter("weight")) as weight:
+            yield "weight", canonical(weight, kind_of(part))
+        return
     name = "down_proj" if not reading else "gate_up_proj" if experts.has_gate else "up_proj"
     stack = part.get_parameter(name).data
-    return name, stack.transpose(1, 2) if experts.is_transposed else stack
+    yield name, stack.transpose(1, 2) if experts.is_transposed else stack
 
 
 def _bias_name(part: nn.Module) -> str:

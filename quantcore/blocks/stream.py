@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from quantcore.blocks.experts import SplitExperts, is_fused
+from quantcore.slices import is_sharded
 
 Run = Callable[[torch.Tensor], torch.Tensor]
 Replace = Callable[[torch.Tensor], torch.Tensor]
@@ -114,8 +115,10 @@ def in_float32(block: nn.Module) -> Iterator[None]:
     waiting: dict[nn.Module, list[dict[str, Any]]] = {}
     with ExitStack() as undo:
         for part in block.modules():
-            undo.callback(part.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
-            undo.callback(part.register_forward_hook(after, always_call=True).remove)
+            # Slices are brought together before the one and parted behind the other.
+            is_whole = not any(map(is_sharded, part.parameters(recurse=False)))
+            undo.callback(part.register_forward_pre_hook(before, with_kwargs=True, prepend=is_whole).remove)
+            undo.callback(part.register_forward_hook(after, always_call=True, prepend=not is_whole).remove)
         yield
 
 

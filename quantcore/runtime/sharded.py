@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from quantcore.blocks.experts import SplitExperts
-from quantcore.config import Config
 from quantcore.errors import ConfigError
 from quantcore.qtensor import check_finite, is_finite
 from quantcore.runtime.devices import free_memory_bytes
@@ -28,17 +27,16 @@ SHARDED = (nn.Linear,)
 
 
 def sharing_ranks(
-    asked: bool | None, config: Config, memory_bytes: Mapping[str, int], ranks: Ranks, device: torch.device
+    asked: bool | None, memory_bytes: Mapping[str, int], ranks: Ranks, device: torch.device
 ) -> Ranks | None:
     """The ranks that share every block; None where each holds blocks whole.
 
     ``asked`` is what the task says; None leaves it to the memory that the plan counts and the devices have. Raises
-    ConfigError ``unsupported_config`` for one process; the plan has refused algorithms that work on whole blocks.
+    ConfigError ``unsupported_config`` for one process.
     """
     if asked is None:
         is_short = any(ranks.gather(sum(memory_bytes.values()) > free_memory_bytes(device)))
-        takes_slices = not any(one.on_whole_blocks for one in config.algo_config)
-        return ranks if ranks.size > 1 and takes_slices and is_short else None
+        return ranks if ranks.size > 1 and is_short else None
     if asked and ranks.size == 1:
         raise ConfigError(
             "shard_blocks lays every block in slices on several processes, and this job is one process.",

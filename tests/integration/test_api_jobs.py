@@ -165,8 +165,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
         "needs_calibration",
         "#/file2file",
     ),
-    "slices with an algorithm on whole blocks": (
-        {"config": {**FULL, "algo_config": [{"name": "rotation"}]}, "shard_blocks": True},
+    "slices with an algorithm of one process": (
+        {"config": {**FULL, "algo_config": [{"name": "autoround"}]}, "shard_blocks": True},
         "unsupported_config",
         "#/shard_blocks",
     ),

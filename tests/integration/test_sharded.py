@@ -13,7 +13,6 @@ import quantcore
 from quantcore.checkpoint import source
 from quantcore.checkpoint.headers import read_local
 from quantcore.cli import main
-from quantcore.config import parse_config
 from quantcore.runtime import sharded, single
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.ranks import ALONE, Ranks, computing_together, joined
@@ -28,12 +27,14 @@ MODELS = {
     "mixture": {"model_type": "qwen3_moe", **MIXTURES["qwen3_moe"]},
 }
 QUICK = {
-    "experts": ("mixture", config("fp8", GPTQ)),
-    "scaled experts": ("mixture", config("int8_static", {"name": "awq"}, GPTQ)),
+    "scaled experts": ("mixture", config("w4a16", {"name": "rotation", "random_r1": True}, {"name": "awq"}, GPTQ)),
 }
 SLOW = {
     "scaled": ("dense", config("int8_static", {"name": "autosmoothquant"})),
     "scaled twice": ("dense", config("int8_dynamic", {"name": "smoothquant"}, {"name": "awq"})),
+    "rotated": ("dense", config("mxfp4", {"name": "rotation"})),
+    "static experts": ("mixture", config("fp8", GPTQ)),
+    "scaled static experts": ("mixture", config("int8_static", {"name": "awq"}, GPTQ)),
     "compared": ("dense", config("mxfp4", {"name": "gptaq"})),
     "rounded": ("dense", config("w4a16")),
     "static": ("dense", config("int8_static", {"name": "bias_correction"})),
@@ -143,7 +144,9 @@ def test_a_rank_that_dies_in_a_layer_ends_the_job(tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
 
 
-@pytest.mark.parametrize("size, steps, words", [(1, [], "one process"), (2, [{"name": "rotation"}], "rotation works")])
+@pytest.mark.parametrize(
+    "size, steps, words", [(1, [], "one process"), (2, [{"name": "autoround"}], "autoround runs in one")]
+)
 def test_what_cannot_be_shared_is_refused(tmp_path, size, steps, words):
     given = config("w4a16", *steps)
     assert run(tiny_model(tmp_path / "model"), tmp_path / "out", given, size, shard_blocks=True) == [1] * size
@@ -155,12 +158,9 @@ def test_what_cannot_be_shared_is_refused(tmp_path, size, steps, words):
 def test_blocks_are_shared_where_memory_is_short(monkeypatch, free, shared):
     monkeypatch.setattr(sharded, "free_memory_bytes", lambda device: free)
     two = Pair()
-    given = parse_config({**config("w4a16")})
-    found = sharded.sharing_ranks(None, given, {"block": 2000}, two, torch.device("cpu"))
+    found = sharded.sharing_ranks(None, {"block": 2000}, two, torch.device("cpu"))
     assert (found is two) == shared
-    assert sharded.sharing_ranks(None, given, {"block": 2000}, ALONE, torch.device("cpu")) is None
-    rotated = parse_config({**config("w4a16", {"name": "rotation"})})
-    assert sharded.sharing_ranks(None, rotated, {"block": 2000}, two, torch.device("cpu")) is None
+    assert sharded.sharing_ranks(None, {"block": 2000}, ALONE, torch.device("cpu")) is None
 
 
 class Pair(Ranks):

@@ -211,8 +211,8 @@ def test_the_command_for_people(capsys):
     assert "How many, x, the memory of each" in capsys.readouterr().err
 
 
-def test_slices_are_no_way_for_what_works_on_whole_blocks():
-    ways = {one.executor for one in plan(DEEPSEEK, on("8x80GB"), "int8_static", "rotation").candidates}
+def test_slices_are_no_way_for_what_runs_in_one_process():
+    ways = {one.executor for one in plan(DEEPSEEK, on("8x80GB"), "int8_static", "autoround").candidates}
     assert ways == {"streamed", "resident_fsdp"}
     ways = {one.executor for one in plan(DEEPSEEK, on("8x80GB"), "int8_static", "smoothquant").candidates}
     assert ways == {"streamed", "streamed_fsdp", "resident_fsdp"}

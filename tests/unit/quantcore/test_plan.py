@@ -298,5 +298,5 @@ def test_plans_count_the_matrices_that_algorithms_ask_for(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_plans_know_which_algorithms_work_on_whole_blocks(name):
-    assert config_of(name).on_whole_blocks == (name in TUNERS or name == "rotation")
+def test_plans_know_which_algorithms_run_in_one_process(name):
+    assert config_of(name).on_one_process == (name in TUNERS)
