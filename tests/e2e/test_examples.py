@@ -51,7 +51,7 @@ def test_the_shell_script(stack: LocalStack, environment: dict[str, str], tmp_pa
     script = EXAMPLES / "submit_and_wait.sh"
     said = run(script, stack.home / "model", "int8_dynamic", tmp_path / "result", environment=environment)
     assert said.strip().endswith(f"is in {tmp_path / 'result'}")
-    assert (tmp_path / "result" / "manifest.json").is_file() and list((tmp_path / "result").rglob("config.json"))
+    assert (tmp_path / "result" / "MANIFEST.json").is_file() and list((tmp_path / "result").rglob("config.json"))
     refused = subprocess.run([script, "/etc", "fp8", tmp_path / "no"], env=environment, capture_output=True, text=True)
     assert refused.returncode == 1 and "path_not_allowed" in refused.stderr
 
@@ -60,7 +60,7 @@ def test_the_pipeline(stack: LocalStack, environment: dict[str, str], tmp_path: 
     command = (sys.executable, EXAMPLES / "pipeline.py", stack.home / "model", tmp_path / "best")
     said = run(*command, environment=environment)
     assert "is in" in said
-    assert (tmp_path / "best" / "manifest.json").is_file()
+    assert (tmp_path / "best" / "MANIFEST.json").is_file()
 
 
 def test_the_schedulers_task(stack: LocalStack, environment: dict[str, str]) -> None:
