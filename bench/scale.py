@@ -121,11 +121,12 @@ def peer_command(program: str, folder: Path) -> tuple[list[str], Path]:
         for name, count in (("calibration", TOKENS["num_samples"]), ("held_out", 1))
     }
     save_file(windows, folder / "windows.safetensors")
-    scratch = folder / PEERS[program]
+    scratch = folder / program.replace(" ", "_")
     scratch.mkdir()
     job = Job(folder / "model", folder / "windows.safetensors", "uint4", PEERS[program], scratch, scratch / "row.json")
-    job.write(folder / f"{PEERS[program]}.job.json")
-    return [str(LLMC), "-m", "bench.engines.llmcompressor", str(folder / f"{PEERS[program]}.job.json")], scratch
+    file = scratch.with_suffix(".json")
+    job.write(file)
+    return [str(LLMC), "-m", "bench.engines.llmcompressor", str(file)], scratch
 
 
 def measured(program: str, model_bytes: int, num_blocks: int, command: list[str], report: Path) -> Row:
