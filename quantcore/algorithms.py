@@ -63,8 +63,8 @@ class _OnLayers:
     """A solver: it rounds the weights. A chain has one at most, at its end.
 
     ``compares``: it sees what the float model makes of the calibration data beside what the quantized one does.
-    ``num_grams`` and ``on_one_process``: as of transforms. ``num_factors``: how many matrices of
-    that size it holds besides while it solves the layers of one input.
+    ``num_grams`` and ``on_one_process``: as of transforms. ``num_factors``: how many matrices of that size it holds
+    besides while it solves the layers of one input.
     """
 
     compares: ClassVar[bool] = False

@@ -130,8 +130,7 @@ def capacity(
     before = _in_all(plan, counts, {name: one.num_bytes for name, one in tensors.items()})
     after = _in_all(plan, counts, {name: one.num_bytes for name, one in plan.layouts[plan.main_export].items()})
     footprint = replace(footprint, whole=before)
-    takes_slices = not any(one.on_one_process for one in config.algo_config)
-    candidates = _candidates(plan, footprint, hardware, takes_slices=takes_slices)
+    candidates = _candidates(plan, footprint, hardware, takes_slices=config.runs_alone is None)
     able = [one for one in candidates if one.executor != RESIDENT_FSDP]  # that one runs models, it does not learn
     chosen = next((one for one in able if one.fits), min(able, key=lambda one: one.num_bytes))
     work = _work(plan, config, model_config, tensors, counts, hardware)

@@ -143,6 +143,11 @@ class Config(Value):
         return any(layer.needs_calibration for layer in layers)
 
     @property
+    def runs_alone(self) -> str | None:
+        """The name of an algorithm that no ranks can share, if there is one."""
+        return next((one.name for one in self.algo_config if one.on_one_process), None)
+
+    @property
     def compares(self) -> bool:
         """True if an algorithm looks at the float model beside the quantized one: two streams instead of one."""
         return any(getattr(algorithm, "compares", False) for algorithm in self.algo_config)

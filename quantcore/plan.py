@@ -323,7 +323,7 @@ def _check_possible(config: Config) -> None:
 
 def _check_slices(config: Config, file2file: bool) -> None:
     """No block lies in slices where none is run, or where an algorithm takes one process."""
-    alone = next((one.name for one in config.algo_config if one.on_one_process), None)
+    alone = config.runs_alone
     if file2file or alone is not None:
         why = "file2file takes weight after weight" if file2file else f"{alone} runs in one process"
         raise ConfigError(

@@ -128,10 +128,9 @@ def stored(settings: BaseModel) -> dict[str, Any]:
 
 
 def _check_nodes(nodes: int, config: Config) -> None:
-    alone = next((one.name for one in config.algo_config if one.on_one_process), None)
-    if nodes > 1 and alone is not None:
+    if nodes > 1 and config.runs_alone is not None:
         raise ConfigError(
-            f"{alone} works in one process, which {nodes} workers cannot share.",
+            f"{config.runs_alone} works in one process, which {nodes} workers cannot share.",
             code="unsupported_config",
             hint="Leave nodes out, or take gptq or gptaq.",
             field="/nodes",
