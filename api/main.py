@@ -37,13 +37,13 @@ from api.json_log import request_id as current_request_id
 from api.rate_limit import RateLimiter
 from api.security import authenticate
 from api.settings import Settings
-from api.store.engine import POOL_SIZE, connect, dispose
+from api.store.engine import connect, dispose
 from api.store.upkeep import Upkeep
 from api.store.wakeups import make_celery, sender
 from api.trace_requests import TraceRequests
 from api.webhooks.deliverer import Deliverer
 
-NUM_THREADS = 2 * POOL_SIZE  # as many as there are connections: more would only wait for one
+NUM_THREADS = 20  # more than there are connections: some wait for the Hub, or read files
 WAIT_S = 2.0  # for a connection or a lock: a request waits for three of these at most, then it is 503
 
 

@@ -17,38 +17,41 @@ from sqlalchemy import func, select, text
 from api.store import jobs, leases, projects
 from api.store.events import NewEvent
 from api.store.tables import Job
+from bench.service.client import Connection
 from bench.service.stack import Stack
 
 NUM_WAKE_UPS = 20
 NUM_POLLS = 5
+LOST = (OSError, EOFError)  # TimeoutError is one
 
 
 def submissions(stack: Stack, rate: float, seconds: float) -> dict[str, Any]:
     """``rate`` requests a second, sent when they are due and not when the one before has been answered."""
-    body = {"model": {"path": str(stack.model)}, "config": {"preset": "int8_dynamic"}}
+    body = json.dumps({"model": {"path": str(stack.model)}, "config": {"preset": "int8_dynamic"}}).encode()
+    idle: list[Connection] = []
     times: list[float] = []
     statuses: Counter[str] = Counter()
 
-    async def one(client: httpx2.AsyncClient, number: int) -> None:
+    async def one(number: int) -> None:
         began = time.monotonic()
+        headers = {"Content-Type": "application/json", "Idempotency-Key": f"bench {number}"}
         try:
-            answer = await client.post("/v1/jobs", json=body, headers={"Idempotency-Key": f"bench {number}"})
-            statuses[str(answer.status_code)] += 1
-        except httpx2.TransportError as error:
+            connection = idle.pop() if idle else await Connection.open(stack.url, stack.headers)
+            statuses[str((await connection.ask("POST", "/v1/jobs", headers, body))[0])] += 1
+            idle.append(connection)
+        except LOST as error:
             statuses[type(error).__name__] += 1
         times.append(time.monotonic() - began)
 
     async def all_of_them() -> float:
-        limits = httpx2.Limits(max_connections=200)
-        async with httpx2.AsyncClient(
-            base_url=stack.url, headers=stack.headers, trust_env=False, timeout=30, limits=limits
-        ) as client:
-            began, sent = time.monotonic(), []
-            for number in range(round(rate * seconds)):
-                await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
-                sent.append(asyncio.create_task(one(client, number)))
-            await asyncio.gather(*sent)
-            return time.monotonic() - began
+        began, sent = time.monotonic(), []
+        for number in range(round(rate * seconds)):
+            await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
+            sent.append(asyncio.create_task(one(number)))
+        await asyncio.gather(*sent)
+        for connection in idle:
+            connection.close()
+        return time.monotonic() - began
 
     took_s = asyncio.run(all_of_them())
     with stack.sessions.begin() as session:
@@ -63,26 +66,25 @@ def pollers(stack: Stack, num_clients: int, seconds: float) -> dict[str, Any]:
     times: list[float] = []
     statuses: Counter[str] = Counter()
 
-    async def poll(client: httpx2.AsyncClient, job_id: str, first_s: float) -> None:
+    async def poll(job_id: str, first_s: float) -> None:
         await asyncio.sleep(first_s)
         until, tag = time.monotonic() + seconds, ""
+        connection = await Connection.open(stack.url, stack.headers)
         while (began := time.monotonic()) < until:
             try:
-                answer = await client.get(f"/v1/jobs/{job_id}", headers={"If-None-Match": tag} if tag else {})
-                statuses[str(answer.status_code)] += 1
-                tag = answer.headers.get("ETag", tag)
-            except httpx2.TransportError as error:
+                status, tag = await connection.ask("GET", f"/v1/jobs/{job_id}", {"If-None-Match": tag} if tag else {})
+                statuses[str(status)] += 1
+            except LOST as error:
                 statuses[type(error).__name__] += 1
+                connection.close()
+                connection = await Connection.open(stack.url, stack.headers)
             times.append(time.monotonic() - began)
             await asyncio.sleep(max(0.0, began + 1 - time.monotonic()))
+        connection.close()
 
     async def all_of_them() -> None:
-        limits = httpx2.Limits(max_connections=num_clients)
-        async with httpx2.AsyncClient(
-            base_url=stack.url, headers=stack.headers, trust_env=False, timeout=30, limits=limits
-        ) as client:
-            who = [ids[number % len(ids)] for number in range(num_clients)]
-            await asyncio.gather(*(poll(client, each, n / num_clients) for n, each in enumerate(who)))
+        who = [ids[number % len(ids)] for number in range(num_clients)]
+        await asyncio.gather(*(poll(each, n / num_clients) for n, each in enumerate(who)))
 
     began = time.monotonic()
     asyncio.run(all_of_them())
