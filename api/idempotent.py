@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from api.errors import Problem
 from api.store import idempotency
 from api.store.audit import Caller
-from api.store.engine import Sessions
+from api.store.engine import Sessions, reading
 from api.store.idempotency import KeyReused, Request
 from api.store.ids import new_id
 
@@ -59,7 +59,7 @@ def make_once(
     """
     try:
         if request:
-            with sessions.begin() as session:
+            with reading(sessions) as session:
                 if before := idempotency.find(session, request):
                     return Made(before, replayed=True)
         prepared = prepare()

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Select, bindparam, delete, select
 from sqlalchemy.orm import Session
 
+from api.store import workers
 from api.store.tables import Outbox
 
 logger = logging.getLogger(__name__)
@@ -34,23 +35,25 @@ def wake(session: Session) -> None:
 def relay(session: Session, send: Send, *, limit: int = 100) -> int:
     """Send what waits, oldest first, and forget it. Stops at the first failure; the rest waits for the next round.
 
-    Rows are locked with SKIP LOCKED: any number of relays can run. A crash between send and commit sends twice.
+    Of many wake-ups at once only so many are sent as there are slots to wake. Rows are locked with SKIP LOCKED: any
+    number of relays can run. A crash between send and commit sends twice.
     """
-    sent = []
-    for message in session.execute(_oldest(), {"limit": limit}).all():
-        try:
-            send(message.topic, message.payload)
-        except Undelivered as error:  # the message is safe in its row
-            logger.warning("the broker takes no messages (%s); workers find their jobs by polling", error)
-            break
-        sent.append(message.id)
-    if sent:
-        session.execute(delete(Outbox).where(Outbox.id.in_(sent)))
-    return len(sent)
+    done = []
+    for number, message in enumerate(session.execute(_oldest(), {"limit": limit}).all()):
+        if number < max(1, message.num_slots):
+            try:
+                send(message.topic, message.payload)
+            except Undelivered as error:  # the message is safe in its row
+                logger.warning("the broker takes no messages (%s); workers find their jobs by polling", error)
+                break
+        done.append(message.id)
+    if done:
+        session.execute(delete(Outbox).where(Outbox.id.in_(done)))
+    return len(done)
 
 
 @cache
-def _oldest() -> Select[int, str, dict[str, Any]]:
+def _oldest() -> Select[int, str, dict[str, Any], int]:
     """Made once: asked after every submission."""
-    columns = select(Outbox.id, Outbox.topic, Outbox.payload)
-    return columns.order_by(Outbox.id).limit(bindparam("limit")).with_for_update(skip_locked=True)
+    columns = select(Outbox.id, Outbox.topic, Outbox.payload, workers.count_slots().label("num_slots"))
+    return columns.order_by(Outbox.id).limit(bindparam("limit")).with_for_update(skip_locked=True, of=Outbox)

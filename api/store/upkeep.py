@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 RELAY_BATCH = 100
 REAP_BATCH = 100
 
+GATHER_S = 0.05
+"""What is submitted within so short a time is told to the workers together."""
+
 Task = Callable[[Session], int]
 
 
@@ -74,6 +77,7 @@ class Upkeep:
                 self._next_round = time.monotonic() + self._interval_s
                 for task in self._tasks:
                     self._round(task)
+            time.sleep(GATHER_S)
             self._woken.wait(max(0.0, self._next_round - time.monotonic()))
 
     def _round(self, task: Task) -> None:

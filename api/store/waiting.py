@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import time
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import Select, bindparam, func, select
+from sqlalchemy import Connection, Engine, Select, func, select
 from sqlalchemy.orm import Session
 
 from api.store import gathering, workers
 from api.store.states import CLAIMABLE, HELD, State
 from api.store.tables import QUEUE_ORDER, Job, Project
 from api.store.workers import Ready
+
+LONG_QUEUE = 200
+"""So many jobs are counted anew for every answer. Of a longer queue an answer may tell how it was a moment ago: else
+a thousand clients that poll would each count thousands of jobs."""
+
+MOMENT_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -28,57 +37,97 @@ class Waiting:
 def explain(session: Session, jobs: Sequence[Job]) -> dict[str, Waiting]:
     """Job id -> why it waits, for those of ``jobs`` that do. Four queries at most, however many jobs."""
     waiting = [job for job in jobs if job.state in CLAIMABLE]
-    if not waiting:
-        return {}
-    queue = session.execute(_queue(), {"ids": [job.id for job in waiting]}).all()
-    places = {row.id: row.place for row in queue}
-    ready = workers.find_ready(session)
-    expected = gathering.count_expected(session) if any(job.nodes > 1 for job in waiting) else 0
-    full = _full_projects(session, {row.project_id: row.max_running for row in queue if row.max_running is not None})
-    return {
-        job.id: Waiting(_reason(job, places.get(job.id), ready, expected, full.get(job.project_id)), places.get(job.id))
-        for job in waiting
-    }
+    return _find_queue(session).explain(waiting) if waiting else {}
+
+
+Place = tuple[int, datetime, str]
+"""Sorts as ``QUEUE_ORDER`` does."""
+
+
+@dataclass(frozen=True)
+class _Queue:
+    """The jobs that are due, in their order, and all that can keep one of them from running."""
+
+    places: Sequence[Place]
+    full_projects: dict[str, int]
+    """Those that run as many jobs as they may -> how many."""
+    ready: Sequence[Ready]
+    expected: int
+    read_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def will_do(self) -> bool:
+        """Whether the next one who asks may be answered from it, too."""
+        return len(self.places) > LONG_QUEUE and time.monotonic() - self.read_at < MOMENT_S
+
+    def explain(self, waiting: Sequence[Job]) -> dict[str, Waiting]:
+        found = {job.id: self._place(job) for job in waiting}
+        return {job.id: Waiting(self._reason(job, found[job.id]), found[job.id]) for job in waiting}
+
+    def _place(self, job: Job) -> int | None:
+        """Also of a job that is newer than this queue."""
+        place = -job.priority, job.run_at, job.id
+        index = bisect_left(self.places, place)
+        is_due = job.state == State.QUEUED or place in self.places[index : index + 1]
+        return index + 1 if is_due else None
+
+    def _reason(self, job: Job, position: int | None) -> str:
+        if position is None:
+            return f"the next try is at {_second(job.run_at)}"
+        if not self.ready:
+            return "no live worker"
+        able = gathering.able(self.ready, job)
+        if not able:
+            return f"no live worker with {(job.needs_memory_bytes or 0) / 2**30:.1f} GiB"
+        if job.nodes > len(able):
+            return f"needs {job.nodes} workers at once: {len(able)} {'is' if len(able) == 1 else 'are'} there"
+        if (limit := self.full_projects.get(job.project_id)) is not None:
+            return f"the project runs as many jobs as it may ({limit})"
+        if position > 1:
+            return "1 job before it" if position == 2 else f"{position - 1} jobs before it"
+        if job.nodes > 1:
+            return f"needs {job.nodes} workers at once: {gathering.num_idle(able, self.expected)} of {len(able)} idle"
+        return "next in line: the first worker that is free takes it"
+
+
+_queues: WeakKeyDictionary[Engine | Connection, _Queue] = WeakKeyDictionary()
+"""The last that was read of each database."""
+
+
+def _find_queue(session: Session) -> _Queue:
+    bind = session.get_bind()
+    last = _queues.get(bind)
+    if last is None or not last.will_do:
+        last = _queues[bind] = _read_queue(session)
+    return last
+
+
+def _read_queue(session: Session) -> _Queue:
+    found = session.execute(_due()).one()
+    priorities, times, ids = found.priorities or (), found.times or (), found.ids or ()
+    return _Queue(
+        places=[(-priority, run_at, job_id) for priority, run_at, job_id in zip(priorities, times, ids, strict=True)],
+        full_projects=found.full_projects or {},
+        ready=workers.find_ready(session),
+        expected=gathering.count_expected(session) if found.any_together else 0,
+    )
 
 
 @cache
-def _queue() -> Select[Any]:
-    """The places of jobs that are due, and how many their project may run. Made once: every poll of a job that waits
-    asks this."""
+def _due() -> Select[Any]:
+    """The queue in one row: as rows, ten thousand jobs would take ten times as long to read. Made once: every poll of
+    a job that waits asks this."""
     due = Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp()
-    place = func.row_number().over(order_by=QUEUE_ORDER).label("place")
-    queue = select(Job.id, Job.project_id, place).where(*due).subquery()
-    columns = queue.c.id, queue.c.place, queue.c.project_id, Project.max_running
-    theirs = queue.c.id.in_(bindparam("ids", expanding=True))
-    return select(*columns).join(Project, Project.id == queue.c.project_id).where(theirs)
-
-
-def _full_projects(session: Session, limits: dict[str, int]) -> dict[str, int]:
-    """Those of the projects with a limit (id -> how many jobs it may run) that have reached it."""
-    if not limits:
-        return {}
-    held = select(Job.project_id, func.count().label("number")).where(Job.project_id.in_(limits), Job.state.in_(HELD))
-    running = {row.project_id: row.number for row in session.execute(held.group_by(Job.project_id))}
-    return {name: limit for name, limit in limits.items() if running.get(name, 0) >= limit}
-
-
-def _reason(job: Job, position: int | None, ready: Sequence[Ready], expected: int, running_limit: int | None) -> str:
-    if position is None:
-        return f"the next try is at {_second(job.run_at)}" if job.state == State.RETRY_WAIT else "not due yet"
-    if not ready:
-        return "no live worker"
-    able = gathering.able(ready, job)
-    if not able:
-        return f"no live worker with {(job.needs_memory_bytes or 0) / 2**30:.1f} GiB"
-    if job.nodes > len(able):
-        return f"needs {job.nodes} workers at once: {len(able)} {'is' if len(able) == 1 else 'are'} there"
-    if running_limit is not None:
-        return f"the project runs as many jobs as it may ({running_limit})"
-    if position > 1:
-        return "1 job before it" if position == 2 else f"{position - 1} jobs before it"
-    if job.nodes > 1:
-        return f"needs {job.nodes} workers at once: {gathering.num_idle(able, expected)} of {len(able)} idle"
-    return "next in line: the first worker that is free takes it"
+    queue = select(Job.priority, Job.run_at, Job.id, Job.nodes).where(*due).order_by(*QUEUE_ORDER).subquery()
+    running = select(func.count()).where(Job.project_id == Project.id, Job.state.in_(HELD)).scalar_subquery()
+    full = select(func.jsonb_object_agg(Project.id, Project.max_running)).where(running >= Project.max_running)
+    return select(
+        func.array_agg(queue.c.priority).label("priorities"),
+        func.array_agg(queue.c.run_at).label("times"),
+        func.array_agg(queue.c.id).label("ids"),
+        func.bool_or(queue.c.nodes > 1).label("any_together"),
+        full.scalar_subquery().label("full_projects"),
+    )
 
 
 def _second(at: datetime) -> str:

@@ -78,6 +78,11 @@ def count_ready() -> ColumnElement[int]:
     return select(func.count()).select_from(Worker).where(*_is_ready()).scalar_subquery()
 
 
+def count_slots() -> ColumnElement[int]:
+    """How many jobs those workers could run at once, as a part of a query."""
+    return select(func.coalesce(func.sum(Worker.num_slots), 0)).where(*_is_ready()).scalar_subquery()
+
+
 def find_ready(session: Session) -> Sequence[Ready]:
     """The workers that live and are not drained."""
     return [Ready(*row) for row in session.execute(_ready())]

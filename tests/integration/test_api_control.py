@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import func, select, text
+from sqlalchemy import event, func, select, text
 
-from api.store import control, leases, workers
+from api.store import control, leases, waiting, workers
 from api.store.engine import Sessions
 from api.store.leases import Failure, Lease, Order
 from api.store.states import ACTIONS, FINAL, State
@@ -308,6 +308,42 @@ def test_places_of_a_page_take_few_queries(sessions: Sessions, submit: Submit) -
         found = [session.get_one(Job, submit()) for _ in range(30)]
         places = explain(session, found)
     assert [places[job.id].position for job in found] == list(range(1, 31))
+
+
+def test_a_long_queue_is_counted_once_a_moment_for_all_who_ask(
+    sessions: Sessions, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "LONG_QUEUE", 2)
+    monkeypatch.setattr(waiting, "MOMENT_S", 3600)
+    reads: list[str] = []
+    listens = event.listens_for(sessions.kw["bind"], "before_cursor_execute")
+    listens(lambda *arguments: reads.append(arguments[2]))
+
+    def place(job_id: str) -> int | None:
+        with sessions.begin() as session:
+            job = session.get_one(Job, job_id)
+            reads.clear()
+            return explain(session, [job])[job_id].position
+
+    first, second, third = submit(), submit(), submit()
+    assert place(second) == 2 and reads
+    assert place(third) == 3 and not reads
+    newer, urgent = submit(), submit(priority=9)
+    assert (place(urgent), place(first), place(newer)) == (1, 1, 4) and not reads  # the first's is of a moment ago
+    fail(sessions, claim(sessions), retryable=True)
+    assert place(urgent) is None and not reads
+    monkeypatch.setattr(waiting, "MOMENT_S", 0)
+    assert (place(first), place(newer)) == (1, 4) and reads
+
+
+def test_a_short_queue_is_counted_for_every_answer(sessions: Sessions, submit: Submit) -> None:
+    ids = [submit() for _ in range(3)]
+    for gone, left in enumerate(ids):
+        with sessions.begin() as session:
+            assert explain(session, [session.get_one(Job, ids[-1])])[ids[-1]].position == 3 - gone
+        claim(sessions)
+        with sessions.begin() as session:
+            assert explain(session, [session.get_one(Job, left)]) == {}
 
 
 def test_an_etag_moves_with_the_queue_but_if_match_does_not(client: TestClient, submit: Submit) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, text
 
-from api.store import control, events, jobs, leases, outbox, projects
+from api.store import control, events, jobs, leases, outbox, projects, workers
 from api.store.engine import Sessions
 from api.store.events import NewEvent
 from api.store.leases import Failure, Lease, LeaseLost, Order
@@ -342,6 +342,7 @@ def test_version_moves_with_what_can_be_seen(sessions: Sessions, submit: Submit,
 
 
 def test_relay_sends_each_message_and_keeps_what_did_not_go(sessions: Sessions, submit: Submit) -> None:
+    live(sessions, num_slots=3)
     for _ in range(3):
         submit()
     sent: list[str] = []
@@ -358,3 +359,23 @@ def test_relay_sends_each_message_and_keeps_what_did_not_go(sessions: Sessions, 
     with sessions.begin() as session:
         assert outbox.relay(session, lambda topic, payload: sent.append(topic)) == 0
     assert sent == [outbox.WAKE] * 3
+
+
+@pytest.mark.parametrize(("num_slots", "num_sent"), [(0, 1), (2, 2), (9, 3)])
+def test_relay_sends_no_more_wake_ups_at_once_than_there_are_slots(
+    sessions: Sessions, submit: Submit, num_slots: int, num_sent: int
+) -> None:
+    if num_slots:
+        live(sessions, num_slots)
+    for _ in range(3):
+        submit()
+    sent: list[str] = []
+    with sessions.begin() as session:
+        assert outbox.relay(session, lambda topic, payload: sent.append(topic)) == 3
+    assert len(sent) == num_sent
+
+
+def live(sessions: Sessions, num_slots: int) -> None:
+    """A worker is there."""
+    with sessions.begin() as session:
+        workers.beat(session, worker_id="w", host="h", num_slots=num_slots, memory_bytes=1, devices=[], live_s=60)

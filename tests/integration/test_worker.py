@@ -277,7 +277,7 @@ def test_losing_every_message_costs_a_poll(
         assert time.monotonic() < deadline
         time.sleep(0.05)
     broker = redis.Redis(unix_socket_path=broker_url.removeprefix("redis+socket://"))
-    assert broker.llen("bitfoundry") == 5
+    assert 1 <= broker.llen("bitfoundry") <= 5  # those that came together are one
     assert all(b"job_" not in message for message in broker.lrange("bitfoundry", 0, -1))
     broker.flushall()
     broker.close()
