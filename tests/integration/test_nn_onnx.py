@@ -22,6 +22,7 @@ from quantcore import (
 )
 from quantcore.nn.layers import quantized_layers
 from tests.factories import SHAPE
+from tests.onnx_runtime import session_options
 from tests.params import with_rare
 
 GRAPH = QuantizationMode.fx_graph_mode
@@ -81,13 +82,10 @@ def frozen(model, config, batch):
     return quantizer.freeze(quantizer.quantize_model(model, [batch]))
 
 
-def run(path, x, *, optimized):
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # no int8 that nobody asked for
-    levels = onnxruntime.GraphOptimizationLevel
-    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+def run(path, x, *, optimized, static_inputs=False):
+    session = onnxruntime.InferenceSession(
+        path, session_options(optimized=optimized, static_inputs=static_inputs), providers=["CPUExecutionProvider"]
+    )
     return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
 
 
@@ -109,8 +107,10 @@ def test_onnx_runtime_computes_what_the_frozen_model_computes(name, make, shape,
     ModelExporter(tmp_path / "out").export_onnx_model(model, x[:1])
     file = tmp_path / "out" / "model.onnx"
     exactly = 1e-4 if "16" in name else 1e-5  # a step of 16 bits is as small as float32's noise: it may go either way
+    static = inputs is not None and inputs.is_static and inputs.qscheme == "per_tensor"
     for optimized, allowed in ((False, exactly), (True, tolerance)):
-        assert (run(file, x, optimized=optimized) - before).abs().max() <= allowed * before.abs().max(), optimized
+        found = run(file, x, optimized=optimized, static_inputs=static)
+        assert (found - before).abs().max() <= allowed * before.abs().max(), optimized
     stored = {tensor.name: tensor.data_type for tensor in onnx.load(file).graph.initializer}
     codes = {kind for key, kind in stored.items() if key.startswith("0.weight_codes")}
     assert codes == ({element_type} if weight.format.scaled else set())

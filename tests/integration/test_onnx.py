@@ -31,6 +31,7 @@ from quantcore.plan import resolve
 from quantcore.reading import read_model
 from quantcore.task import EvaluationConfig, Task
 from tests.factories import MIXTURES, tiny_model
+from tests.onnx_runtime import session_options
 from tests.params import with_rare
 
 CALIBRATION = CalibrationConfig(num_samples=4, seq_len=64)
@@ -63,12 +64,18 @@ GROUPS = {"qscheme": "per_group", "group_size": 32}
 INPUTS = replace(
     presets.resolve("int8"),
     layer_quant_config={
-        "*.q_proj": layer({"dtype": "int4", **GROUPS}, {"dtype": "int8", "qscheme": "per_channel", "is_dynamic": True}),
         "*.k_proj": layer({"dtype": "fp8_e4m3", **GROUPS}),
         "*.v_proj": layer({"dtype": "fp8_e5m2", "qscheme": "per_channel"}, {"dtype": "fp8_e5m2"}),
         "*.o_proj": layer({"dtype": "int8", "symmetric": False}, {"dtype": "int8", "symmetric": False}),
-        "*.up_proj": layer({"dtype": "int8"}, {"dtype": "uint8", "qscheme": "per_channel", "is_dynamic": True}),
         "*.gate_proj": layer({"dtype": "int4", "symmetric": False, **GROUPS}, {"dtype": "fp8_e4m3"}),
+    },
+)
+A_TOKEN = {"qscheme": "per_channel", "is_dynamic": True}
+INPUTS_BY_TOKEN = replace(
+    presets.resolve("int8_dynamic"),
+    layer_quant_config={
+        "*.q_proj": layer({"dtype": "int4", **GROUPS}, {"dtype": "int8", **A_TOKEN}),
+        "*.up_proj": layer({"dtype": "int8"}, {"dtype": "uint8", **A_TOKEN}),
     },
 )
 TWO = {"num_hidden_layers": 2}  # where one would show less: a trace takes seconds for each
@@ -81,6 +88,7 @@ CASES = {
     "biases": ("qwen2", {}, presets.resolve("w4a16"), FLOAT_NOISE),
     "mixed": ("qwen2", {**TWO, "tie_word_embeddings": False}, MIXED, MOVED_CODES),
     "inputs": ("llama", {}, INPUTS, MOVED_CODES),
+    "inputs by token": ("llama", {}, INPUTS_BY_TOKEN, MOVED_CODES),
     "window": ("gemma2", WINDOW, WEIGHTS, FLOAT_NOISE),
     "norms of heads": ("qwen3", {"head_dim": 32}, presets.resolve("int8_weight_only_per_tensor"), FLOAT_NOISE),
     "alibi": ("bloom", {"n_layer": 1, "n_head": 4, "layer_norm_epsilon": 1e-5}, WEIGHTS, FLOAT_NOISE),
@@ -90,6 +98,7 @@ CASES = {
     "fp8 dynamic": ("mistral", {}, presets.resolve("fp8_dynamic"), MOVED_CODES),
 }
 # What each shows, others show in part: biases and several schemes are those of the bfloat16 model below.
+STATIC_INPUTS = ("inputs", "int8 static")
 USUAL = ("4 bits", "inputs", "window")
 RARE = CASES.keys() - USUAL
 
@@ -117,14 +126,10 @@ def artifact(tmp_path_factory):
 class Session:
     """ONNX Runtime on an artifact, called as Optimum calls it."""
 
-    def __init__(self, folder, *, optimized):
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.log_severity_level = 3  # without hints at what its optimizer cannot do
-        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # see docs/exports.md
-        if not optimized:
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        self.session = onnxruntime.InferenceSession(folder / FILE_NAME, options)
+    def __init__(self, folder, *, optimized, static_inputs=False):
+        self.session = onnxruntime.InferenceSession(
+            folder / FILE_NAME, session_options(optimized=optimized, static_inputs=static_inputs)
+        )
         self.cache_names = [one.name for one in self.session.get_inputs() if one.name.startswith("past_key_values.")]
 
     def empty(self, batch):
@@ -155,7 +160,7 @@ def test_logits(artifact, name, proof_in_this_process):
     positions = {} if name == "alibi" else {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
     wanted = model(ids, attention_mask=mask, **positions).logits
     for optimized in (False, True):
-        run = Session(folder, optimized=optimized)
+        run = Session(folder, optimized=optimized, static_inputs=name in STATIC_INPUTS)
         logits, _ = run(ids, mask, run.empty(3))
         beginning, cache = run(ids[:, :6], mask[:, :6], run.empty(3))
         found = [beginning]

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.factories import tiny_model
+from tests.onnx_runtime import session_options
 
 TEXT = ["The quick brown fox jumps over the lazy dog.", "A module is a file containing Python definitions."] * 4
 LLAMA = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}  # groups of 128 fit everywhere
@@ -460,8 +461,7 @@ def test_the_basic_example(capsys):
 
     assert freezed_quantized_model is quant_model is model
     import onnxruntime
-    options = onnxruntime.SessionOptions()  # as the file says: by default the inputs of such layers become int8, too
-    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-    session = onnxruntime.InferenceSession("export_path/model.onnx", options)
+    # by default the inputs of such layers become int8, too
+    session = onnxruntime.InferenceSession("export_path/model.onnx", session_options())
     [logits, *_] = session.run(None, {session.get_inputs()[0].name: input_args.numpy()})
     assert torch.allclose(torch.from_numpy(logits), model(input_args).logits, atol=1e-4)
