@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import multiprocessing
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import uvicorn
 import uvicorn.config
+from fastapi import FastAPI
 
 from api import json_log, tracing
 from api.main import create_app
@@ -22,12 +24,14 @@ from api.settings import Settings
 from api.store import keys
 from api.store.engine import connect, dispose
 from quantcore.errors import ConfigError
+from quantcore.runtime.parent import end_with_parent
 
 SERVER: dict[str, Any] = {
     "http": "h11",  # which bounds the headers; httptools, a little faster, takes as many bytes as a stranger sends
     "timeout_keep_alive": 75,  # longer than proxies and clients keep one: else it closes as they send a request
     "access_log": False,
 }
+HUNG_S = 30  # a process that does not answer the one that started it for so long is replaced
 GRACEFUL_S = 5  # open event streams end then; their clients come back and go on where they were
 
 
@@ -38,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     serve = commands.add_parser("serve", help="listen for requests")
     serve.add_argument("--host", default="127.0.0.1")
     serve.add_argument("--port", type=int, default=8000)
+    serve.add_argument(
+        "--processes", type=_positive, default=1, help="that share the port, one for each core to be used (default: 1)"
+    )
     create = commands.add_parser("create-key", help="print a new API key of the project 'default', once")
     create.add_argument("name")
     create.add_argument("--scope", action="append", choices=SCOPES, help="repeatable; all of them if none is given")
@@ -48,11 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(create_key(settings.database_url.get_secret_value(), options.name, options.scope or SCOPES))
         else:
             check_exposure(options.host, settings)
+            _ = settings.vault  # as create_app does: no process is started that would refuse it
             json_log.configure(settings.log_format)
-            tracing.configure(settings, "bitfoundry-api")
-            app = create_app(settings)
             uvicorn.run(
-                app,
+                "api.__main__:make_app" if options.processes > 1 else make_app(settings),
+                factory=options.processes > 1,
+                workers=options.processes,
+                timeout_worker_healthcheck=HUNG_S,
                 host=options.host,
                 port=options.port,
                 log_config=None if settings.log_format == "json" else uvicorn.config.LOGGING_CONFIG,
@@ -63,6 +72,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{error} ({error.code})", file=sys.stderr)
         return 1
     return 0
+
+
+def make_app(settings: Settings | None = None) -> FastAPI:
+    """The app of one process. Without ``settings`` it is one of several, and ends with the one that started them."""
+    if settings is None:
+        end_with_parent()
+        if (parent := multiprocessing.parent_process()) and not parent.is_alive():
+            raise SystemExit(1)  # it went before the kernel was asked
+        settings = Settings()  # type: ignore[call-arg]
+        json_log.configure(settings.log_format)
+    tracing.configure(settings, "bitfoundry-api")
+    return create_app(settings)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes: 1 or more")
+    return int(text)
 
 
 def check_exposure(host: str, settings: Settings) -> None:

@@ -12,6 +12,9 @@ import os
 import platform
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from bench.service import steps
 from bench.service.stack import Stack
 
 RESULTS = Path(__file__).parents[1] / "results"
+WATCH_S = 30
 AIMS = {
     "submissions": "100 a second, p99 under 0.5 s",
     "pollers": "500 at one a second, p99 under 0.25 s",
@@ -35,10 +39,15 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=100.0, help="submissions a second")
     parser.add_argument("--clients", type=int, default=500, help="pollers, and streams")
     parser.add_argument("--queued", type=int, default=10_000, help="jobs that wait while claims are measured")
+    parser.add_argument("--processes", type=int, default=2, help="of the API")
     options = parser.parse_args()
     load_before = os.getloadavg()
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="bf-bench-", dir="/tmp") as folder, Stack(Path(folder)) as stack:
+    with (
+        tempfile.TemporaryDirectory(prefix="bf-bench-", dir="/tmp") as folder,
+        Stack(Path(folder), num_processes=options.processes) as stack,
+        _watched(stack) as rss_mb,
+    ):
         for name, step in (
             ("submissions", lambda: steps.submissions(stack, options.rate, options.seconds)),
             ("pollers", lambda: steps.pollers(stack, options.clients, options.seconds)),
@@ -47,9 +56,7 @@ def main() -> int:
             ("wake-up to claim", lambda: steps.wake_ups(stack)),
         ):
             used_s = stack.api_cpu_s()
-            found[name] = step() | {
-                "api_cpu_s": round(stack.api_cpu_s() - used_s, 1), "api_rss_mb": round(stack.api_rss_bytes() / 1e6)
-            }  # fmt: skip
+            found[name] = step() | {"api_cpu_s": round(stack.api_cpu_s() - used_s, 1), "api_rss_mb": _rss_mb(stack)}
             print(f"{name}: {found[name]}   (aim: {AIMS[name]})", flush=True)
     report = {
         "date": date.today().isoformat(),
@@ -58,12 +65,36 @@ def main() -> int:
         "settings": vars(options),
         "aims": AIMS,
         "found": found,
+        f"api_rss_mb_every_{WATCH_S}_s": rss_mb,
     }
     RESULTS.mkdir(exist_ok=True)
     file = RESULTS / f"{report['date']}-service.json"
     file.write_text(json.dumps(report, indent=1) + "\n")
     print(f"kept in {file}")
     return 0
+
+
+@contextmanager
+def _watched(stack: Stack) -> Iterator[list[int]]:
+    """The memory of the API, time after time: a leak shows."""
+    found: list[int] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(WATCH_S):
+            found.append(_rss_mb(stack))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        watching.join()
+
+
+def _rss_mb(stack: Stack) -> int:
+    return round(stack.api_rss_bytes() / 1e6)
 
 
 def _cpu() -> str:

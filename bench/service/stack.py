@@ -30,8 +30,9 @@ START_S = 60.0
 class Stack:
     """``with Stack(folder) as stack``: ``url``, ``key``, ``sessions``, ``broker_url``, ``model``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, num_processes: int = 1) -> None:
         self._folder = folder
+        self._num_processes = num_processes
         self._ends = ExitStack()
         self.model = write_model(folder / "models" / "tiny")
 
@@ -57,7 +58,7 @@ class Stack:
             "BITFOUNDRY_SECRET_KEY": base64.b64encode(os.urandom(32)).decode(),
             "BITFOUNDRY_REQUESTS_PER_MINUTE": "10000000",
         }
-        command = [sys.executable, "-m", "api", "serve", "--port", str(port)]
+        command = [sys.executable, "-m", "api", "serve", "--port", str(port), "--processes", str(self._num_processes)]
         self._api = subprocess.Popen(command, env=self._environment, stderr=subprocess.DEVNULL)
         self._ends.callback(self._stop_api)
         self._await_ready()
@@ -84,12 +85,16 @@ class Stack:
             process.wait(60)
 
     def api_rss_bytes(self) -> int:
-        return int(psutil.Process(self._api.pid).memory_info().rss)
+        return sum(process.memory_info().rss for process in self._api_processes())
 
     def api_cpu_s(self) -> float:
         """The CPU seconds that the API has used."""
-        times = psutil.Process(self._api.pid).cpu_times()
-        return float(times.user + times.system)
+        times = [process.cpu_times() for process in self._api_processes()]
+        return float(sum(each.user + each.system for each in times))
+
+    def _api_processes(self) -> list[psutil.Process]:
+        process = psutil.Process(self._api.pid)
+        return [process, *process.children()]
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + START_S

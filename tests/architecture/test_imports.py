@@ -39,6 +39,7 @@ ALLOWED = {
         "quantcore.calibration.columns",
         "quantcore.calibration.files",
         "quantcore.calibration.hub_dataset",
+        "quantcore.runtime.parent",
     },
     "api.store": {"quantcore.errors", "quantcore.events", "quantcore.config"},
     "worker": {"api.store", "api.settings", "api.json_log", "api.tracing", "quantcore"},

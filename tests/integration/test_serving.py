@@ -2,14 +2,16 @@
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx2
+import psutil
 import pytest
 
 from api.__main__ import is_loopback
@@ -18,8 +20,10 @@ from api.settings import Settings
 from api.store import keys
 from api.store.engine import Sessions
 from bitfoundry.local import LocalStack
-from tests.integration.conftest import PATIENCE_S, ROOT, Server
+from tests.integration.conftest import PATIENCE_S, ROOT, Server, wait_gone
 from tests.params import with_rare
+
+Serve = Callable[..., str]
 
 
 @pytest.fixture
@@ -37,15 +41,14 @@ def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
 
 
 @pytest.fixture
-def serve(environment: dict[str, str]) -> Iterator[object]:
+def serve(environment: dict[str, str], started: list[subprocess.Popen[bytes]]) -> Serve:
     """``serve("0.0.0.0")``: the URL of a server that answers on 127.0.0.1."""
-    started: list[subprocess.Popen[bytes]] = []
 
-    def start(host: str) -> str:
+    def start(host: str, *options: str) -> str:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        command = [sys.executable, "-m", "api", "serve", "--host", host, "--port", str(port)]
+        command = [sys.executable, "-m", "api", "serve", "--host", host, "--port", str(port), *options]
         started.append(subprocess.Popen(command, env=environment, cwd=ROOT))
         url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + PATIENCE_S
         while True:
@@ -56,8 +59,15 @@ def serve(environment: dict[str, str]) -> Iterator[object]:
                 assert started[-1].poll() is None and time.monotonic() < deadline
                 time.sleep(0.1)
 
-    yield start
-    for process in started:
+    return start
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The servers that ``serve`` started."""
+    processes: list[subprocess.Popen[bytes]] = []
+    yield processes
+    for process in processes:
         process.terminate()
         process.wait(20)
 
@@ -91,6 +101,41 @@ def test_with_a_key_it_listens_and_wants_it(environment: dict[str, str], serve) 
 
 def test_on_loopback_it_needs_none(serve) -> None:
     assert httpx2.get(f"{serve('127.0.0.1')}/v1/jobs", trust_env=False).status_code == 401
+
+
+def test_several_processes_share_the_port_and_end_together(
+    serve: Serve, started: list[subprocess.Popen[bytes]]
+) -> None:
+    url = serve("127.0.0.1", "--processes", "2")
+    deadline = time.monotonic() + PATIENCE_S
+
+    def await_two(without: int = 0) -> list[int]:
+        """The processes, once there are two that listen."""
+        while True:
+            children = psutil.Process(started[0].pid).children()
+            pids = [child.pid for child in children if "spawn_main" in " ".join(child.cmdline())]
+            if len(pids) == 2 and without not in pids and all(map(listens, pids)):
+                return pids
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    first, second = await_two()
+    os.kill(first, signal.SIGKILL)
+    for _ in range(20):  # the other one answers
+        assert httpx2.get(f"{url}/v1/jobs", trust_env=False, timeout=PATIENCE_S).status_code == 401
+    pids = await_two(without=first)
+    assert second in pids
+    started[0].kill()
+    wait_gone(pids)
+
+
+def listens(pid: int) -> bool:
+    return any(one.status == psutil.CONN_LISTEN for one in psutil.Process(pid).net_connections("tcp"))
+
+
+def test_no_process_is_started_for_a_wrong_number(environment: dict[str, str]) -> None:
+    refused = run(environment, "serve", "--processes", "0")
+    assert refused.returncode == 2 and "'0' is not a number of processes: 1 or more" in refused.stderr
 
 
 @pytest.mark.slow
