@@ -17,8 +17,6 @@ from pydantic.dataclasses import dataclass
 from quantcore.errors import ConfigError
 
 STRICT = ConfigDict(extra="forbid")
-SOLVED_ROWS = 4096
-"""Of weights, that GPTQ and its kin take at a time: it bounds the memory."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -16,6 +16,7 @@ from operator import or_
 import torch
 from torch import nn
 
+from quantcore import workload
 from quantcore.algorithms import AlgoConfig, BiasCorrectionConfig, RotationConfig, RTNConfig
 from quantcore.blocks.discovery import EdgeFinder, FoundEdges, listed_edges
 from quantcore.blocks.edges import Edge, kind_of
@@ -33,6 +34,7 @@ from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.ranks import ALONE, Ranks, spread
 from quantcore.slices import put, whole
 from quantcore.solvers import SOLVERS, TUNERS, GlobalScales, Tuner
+from quantcore.solvers.rows import joined, pieces
 from quantcore.solvers.shared import shared_global_scales
 from quantcore.stats import Stats
 from quantcore.streams import RunningBlock, Streams
@@ -224,11 +226,13 @@ class BlockAlgorithms:
         global_scales = shared_global_scales(layers)
         groups = self._groups(layers, prepared)
         owners = _owners(groups, self._ranks.size)
-        mine = [number for number, owner in enumerate(owners) if owner == self._ranks.rank]
+        together = self._solved_together(groups)
+        mine = [number for number, owner in enumerate(owners) if owner == self._ranks.rank and number not in together]
         at_once = self._ranks.size > 1 and not self._sequential
         ahead = {}
         if at_once:
-            known = {number: one for number, one in enumerate(map(_weights, groups)) if number in mine}
+            weights_of = ((number, _weights(one)) for number, one in enumerate(groups) if number not in together)
+            known = {number: weights for number, weights in weights_of if number in mine}
             ahead = {number: self._solve_group(groups[number], known.pop(number), global_scales) for number in mine}
         for number, group in enumerate(groups):
             if self._sequential and number and group.stats is not None and at is not None:
@@ -236,15 +240,41 @@ class BlockAlgorithms:
                     {layer.name: module for layer, module in group.layers.items()}, at, owner=owners[number]
                 )
                 group = replace(group, stats=next(iter(again.values()), group.stats))
-            if not at_once:
-                weights = _weights(group)
-                if number in mine:
-                    ahead[number] = self._solve_group(group, weights, global_scales)
-            quantized, notes = self._ranks.share(ahead.pop(number, ([], [])), owners[number])
+            if number in together:
+                quantized, notes = self._solve_by_rows(group, _weights(group), global_scales, owners[number])
+            else:
+                if not at_once:
+                    weights = _weights(group)
+                    if number in mine:
+                        ahead[number] = self._solve_group(group, weights, global_scales)
+                quantized, notes = self._ranks.share(ahead.pop(number, ([], [])), owners[number])
             prepared.warnings += [Warned("solver", note) for note in notes]
             for (layer, module), one in zip(group.layers.items(), quantized, strict=True):
                 weight_OI = canonical(whole(module.get_parameter("weight")), layer.kind)
                 yield Solved(layer, weight_OI, one, group.stats, owners[number])
+
+    def _solved_together(self, groups: list[Group]) -> set[int]:
+        """The groups that all ranks solve, each some rows: else most of them would wait for one."""
+        size = self._ranks.size
+        rows = [sum(layer.out_features for layer in group.layers) for group in groups]
+        widths = [next(iter(group.layers)).in_features for group in groups]
+        costs = [sum(workload.solving_flops(width, count)) for width, count in zip(widths, rows, strict=True)]
+        chosen = set(range(len(groups))) if self._sequential and size > 1 else workload.too_large_for_one(costs, size)
+        has_gram = [group.stats is not None and self._solver.needs.gram for group in groups]
+        return {number for number in chosen if rows[number] > workload.SOLVED_ROWS and has_gram[number]}
+
+    def _solve_by_rows(
+        self, group: Group, weights: dict[LayerPlan, torch.Tensor], global_scales: GlobalScales, owner: int
+    ) -> tuple[list[QTensor], list[str]]:
+        """``_solve_group`` by all ranks. Each factorizes the matrix, which only the ``owner`` had, for itself."""
+        group = replace(group, stats=self._ranks.share(group.stats, owner))
+        cut = pieces(weights, global_scales)
+        mine = joined(cut[number] for number in self._ranks.part(len(cut)))
+        own = {layer: weights[layer][rows] for layer, rows in mine.items()}
+        quantized, notes = self._solve_group(group, own, global_scales) if mine else ([], [])
+        found = self._ranks.gather((dict(zip(mine, quantized, strict=True)), notes))
+        all_rows = [QTensor.joined([rows[layer] for rows, _ in found if layer in rows]) for layer in weights]
+        return all_rows, list(dict.fromkeys(note for _, notes in found for note in notes))
 
     def _solve_group(
         self, group: Group, weights: dict[LayerPlan, torch.Tensor], global_scales: GlobalScales

@@ -20,6 +20,7 @@ from quantcore.config import CalibrationConfig, Config
 from quantcore.hardware import DEVICE, GB, HOST, Hardware, Speeds
 from quantcore.memory import DEVICE_RUNTIME_BYTES, STATES_SHARE, Footprint, Input, Parts, by_block, input_of
 from quantcore.plan import FILE_TO_FILE, STREAMED, Plan, find_blocks, resolve
+from quantcore.workload import SOLVED_ROWS, solving_flops, too_large_for_one
 
 STREAMED_FSDP, RESIDENT_FSDP = "streamed_fsdp", "resident_fsdp"
 USABLE = 0.95
@@ -35,12 +36,13 @@ GRAM_SHARE = 10 / 16  # of x^T x, which is symmetric: see calibration.sums
 class Work:
     """What a job computes, over all blocks. ``num_streams`` of hidden states go through; ``num_values`` are rounded;
     a token is multiplied with ``active``; ``grams`` are the matrices' bytes, ``gram_flops`` a token's in them;
-    ``solving_flops`` of the rank that has most to do."""
+    ``shared_grams`` those that every rank gets, ``solving_flops`` what the rank does that has most to do."""
 
     num_streams: int
     num_values: int
     active: float
     grams: int
+    shared_grams: int
     gram_flops: float
     solving_flops: float
 
@@ -305,19 +307,31 @@ def _work(
         values[block] += layer.out_features * layer.in_features
         inputs.setdefault(block, {}).setdefault(input_of(layer), []).append(layer.out_features)
     count = max((one.num_grams for one in config.algo_config if one.needs_calibration), default=0)
-    grams, flops, solving = 0, 0.0, 0.0
+    grams, shared, flops, solving = 0, 0, 0.0, 0.0
     for block, found in inputs.items():
         times = counts[block] if block >= 0 else 1
-        costs = [4 / 3 * width**3 + 2 * sum(outs) * width**2 for (_, width, _), outs in found.items()]
+        parts = [(*solving_flops(width, sum(outs)), sum(outs)) for (_, width, _), outs in found.items()]
         grams += times * count * sum(4 * width * width for _, width, _ in found)
         flops += (
             times
             * count
             * sum(2 * GRAM_SHARE * width**2 * (share if ".experts." in name else 1) for name, width, _ in found)
         )
-        solving += times * bool(count) * max(sum(costs) / hardware.num_ranks, max(costs))
+        of_one, together = _solving(parts, hardware.num_ranks)
+        solving += times * bool(count) * of_one
+        shared += times * count * sum(4 * width * width for n, (_, width, _) in enumerate(found) if n in together)
     active = everything - (1 - share) * experts
-    return Work(1 + config.compares, _weighted(values, counts), active, grams, flops, solving)
+    return Work(1 + config.compares, _weighted(values, counts), active, grams, shared, flops, solving)
+
+
+def _solving(parts: Sequence[tuple[float, float, int]], num_ranks: int) -> tuple[float, set[int]]:
+    """(what the rank does that has most to do, which of the inputs all ranks solve together). ``parts`` are, of each
+    input, the factorization, the rows, and how many of these."""
+    costs = [factorization + rows for factorization, rows, _ in parts]
+    together = too_large_for_one(costs, num_ranks)
+    flops = sum(parts[n][0] + parts[n][1] / min(num_ranks, -(-parts[n][2] // SOLVED_ROWS)) for n in together)
+    apart = [cost for number, cost in enumerate(costs) if number not in together]
+    return flops + (max(sum(apart) / num_ranks, max(apart)) if apart else 0.0), together
 
 
 def _speeds(hardware: Hardware) -> Speeds:
@@ -338,7 +352,8 @@ def _seconds(
         found["to_devices"] = before / speeds.link
         found["forward"] = 2 * work.active * tokens * work.num_streams / num_ranks / speeds.products
         found["statistics"] = work.gram_flops * tokens / num_ranks / speeds.grams
-        found["exchange"] = work.grams * num_ranks / speeds.exchange if num_ranks > 1 else 0.0
+        summed = work.grams * num_ranks + work.shared_grams
+        found["exchange"] = summed / speeds.exchange if num_ranks > 1 else 0.0
         if chosen.executor == STREAMED_FSDP:  # every layer is brought together for every window
             windows = plan.calibration.num_samples * plan.needs_calibration / num_ranks
             found["exchange"] += before * windows * work.num_streams / speeds.exchange

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from quantcore.algorithms import SOLVED_ROWS
 from quantcore.calibration.chunks import count_sums
 from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
 from quantcore.config import CalibrationConfig, Config
 from quantcore.layer import LayerPlan
+from quantcore.workload import SOLVED_ROWS
 
 RUNTIME_BYTES = 450 << 20
 """Python, torch and Transformers before any weight: measured by bench/__main__.py."""

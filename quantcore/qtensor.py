@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,14 @@ class QTensor:
     codes: torch.Tensor
     params: QParams
     spec: QuantizationSpec
+
+    @classmethod
+    def joined(cls, parts: Sequence[QTensor]) -> QTensor:
+        """Weights one below another whose rows share no parameters but the global scale."""
+        zeros = [part.params.zero_point for part in parts if part.params.zero_point is not None]
+        scale = torch.cat([part.params.scale for part in parts])
+        params = QParams(scale, torch.cat(zeros) if zeros else None, parts[0].params.global_scale)
+        return cls(torch.cat([part.codes for part in parts]), params, parts[0].spec)
 
     def dequantize(self) -> torch.Tensor:
         """The weight that the codes stand for, float32 in the shape of ``codes``.

@@ -32,6 +32,12 @@ class Cell(NamedTuple):
         return Cell(self.scale[index], self.step[index], None if self.zero is None else self.zero[index])
 
 
+def rows_are_apart(spec: QuantizationSpec) -> bool:
+    """Whether no two rows of a weight share any parameters."""
+    grouping = weight_grouping(spec)
+    return grouping.axis is not None and (grouping.axis % 2 == 1) is not grouping.across
+
+
 @dataclass(frozen=True)
 class Cells:
     """Which parameters [R, G] belong to which part of a weight [O, I].
@@ -51,7 +57,7 @@ class Cells:
         grouping = weight_grouping(spec)
         num_outputs, num_inputs = weight_OI.shape
         num_rows, num_groups = grouping.num_scales((num_outputs, num_inputs))
-        is_local = grouping.axis is not None and (grouping.axis % 2 == 1) is not grouping.across
+        is_local = rows_are_apart(spec)
         index_RG = torch.arange(num_rows * num_groups, device=weight_OI.device).view(num_rows, num_groups)
         if is_local:
             return cls(num_inputs // num_groups, (num_rows, num_groups), True, index_RG.T)

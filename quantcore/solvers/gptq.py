@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from quantcore import workload
 from quantcore.affine import QParams, find_params
-from quantcore.algorithms import SOLVED_ROWS, GPTAQConfig, GPTQConfig, QronosConfig
+from quantcore.algorithms import GPTAQConfig, GPTQConfig, QronosConfig
 from quantcore.grouping import PER_TOKEN
 from quantcore.layer import LayerPlan
 from quantcore.observers import observer_for
@@ -103,8 +104,8 @@ class GPTQ:
         table = Table.of(params, cells)
         codes_OI = torch.empty(target_OI.shape, dtype=getattr(torch, spec.format.storage), device=target_OI.device)
         group_K = (hessian.order_K // run).tolist()
-        for start in range(0, len(target_OI), SOLVED_ROWS):
-            rows = slice(start, start + SOLVED_ROWS)
+        for start in range(0, len(target_OI), workload.SOLVED_ROWS):
+            rows = slice(start, start + workload.SOLVED_ROWS)
             grid = Grid(spec, table.of_rows(rows), group_K)
             columns = Columns(transposed(target_OI[rows])[hessian.order_K], grid)
             if first_O is not None:
@@ -175,8 +176,8 @@ class _Shifted(GPTQ):
         shift_II = stats.shift_II.float()
         target_OI = torch.empty_like(weight_OI, dtype=torch.float32)
         firsts: list[torch.Tensor] = []
-        for start in range(0, len(weight_OI), SOLVED_ROWS):
-            rows = slice(start, start + SOLVED_ROWS)
+        for start in range(0, len(weight_OI), workload.SOLVED_ROWS):
+            rows = slice(start, start + workload.SOLVED_ROWS)
             wide_OI = weight_OI[rows].float()
             moved_KO = (wide_OI @ shift_II).mul_(self._share).T[hessian.order_K]
             target_OI[rows, hessian.order_K] = wide_OI[:, hessian.order_K] + hessian.solve(moved_KO).T

@@ -52,7 +52,7 @@ ALLOWED = {
 
 # Inside the engine, from the bottom up: a module imports from its own level or below.
 LEVELS = (
-    ("errors", "formats", "registry", "events", "timing"),
+    ("errors", "formats", "registry", "events", "timing", "workload"),
     ("algorithms",),
     ("spec",),
     ("config",),

@@ -9,12 +9,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter, defaultdict
 
 import jsonschema
 import pytest
 import torch
 
-from quantcore import presets, writing
+from quantcore import presets, workload, writing
+from quantcore.blockwise import BlockAlgorithms
 from quantcore.calibration.ranges import Watched, learned, ranges_of_all
 from quantcore.checkpoint.artifact import sha256
 from quantcore.cli import main
@@ -22,6 +24,7 @@ from quantcore.errors import NumericsError
 from quantcore.layer import LayerPlan
 from quantcore.observers import observer_for
 from quantcore.runtime.ranks import joined
+from quantcore.solvers import rtn
 from tests.factories import MIXTURES, tiny_model
 from tests.integration.conftest import ROOT
 from tests.integration.forks import START_S, config, events_of, forked, seen_of, task_file
@@ -61,6 +64,45 @@ def test_as_many_ranks_as_you_like_give_the_same_bytes(tmp_path, case):
     planned = alone["planned_peak_memory_bytes"]
     assert all(row["planned_peak_memory_bytes"] <= planned < 10 * row["peak_memory_bytes"] for row in together["ranks"])
     assert "process 1" in (tmp_path / "on_2" / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("proof_in_this_process")
+@pytest.mark.parametrize(
+    "case", with_rare(["gptq", "compared", "static groups", "in order"], ["gptq", "static groups", "in order"])
+)
+def test_ranks_solve_rows_of_one_layer(tmp_path, monkeypatch, case):
+    """What takes longer than all else is done by all; a piece of rows here has 48, in a large model 4096."""
+    given = {
+        "static groups": config("nvfp4", {**GPTQ, "static_groups": True}),
+        "in order": config("w4a16", {**GPTQ, "true_sequential": True}),
+    }.get(case) or CASES[case][1]
+    monkeypatch.setattr(workload, "SOLVED_ROWS", 48)
+    monkeypatch.setattr(rtn, "NUM_OUTPUTS", 16)
+    solve = BlockAlgorithms._solve_group
+
+    def noted(self, group, weights, global_scales):
+        with (tmp_path / "solved").open("a") as file:
+            for layer, weight in weights.items():
+                file.write(f"{len(weight)} {layer.out_features} {layer.name} {os.environ['RANK']}\n")
+        return solve(self, group, weights, global_scales)
+
+    monkeypatch.setattr(BlockAlgorithms, "_solve_group", noted)
+    model_dir = tiny_model(tmp_path / "model")
+    found = []
+    for size in (1, 2, 5):
+        (tmp_path / "solved").write_text("")
+        file = task_file(model_dir, tmp_path / f"on_{size}", given)
+        statuses = forked(lambda _, file=file: main(["run", str(file)]), size, tmp_path)
+        assert statuses == [0] * size, (tmp_path / "err.0").read_text()
+        found.append(seen_of(tmp_path, tmp_path / f"on_{size}"))
+        solved = [line.split() for line in (tmp_path / "solved").read_text().splitlines()]
+        rows, ranks = Counter(), defaultdict(set)
+        for num_rows, _, name, rank in solved:
+            rows[name] += int(num_rows)
+            ranks[name].add(rank)
+        assert all(rows[name] == int(num_outputs) for _, num_outputs, name, _ in solved)  # each once
+        assert max(map(len, ranks.values())) == min(size, 3)  # 128 rows read what is widest
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.usefixtures("proof_in_this_process")

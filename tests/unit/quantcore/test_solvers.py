@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from quantcore import workload
 from quantcore.affine import QParams, dequantize, fake_quantize, scale_dtype
 from quantcore.algorithms import GPTAQConfig, GPTQConfig, QronosConfig, RTNConfig
 from quantcore.config import QuantizationConfig, QuantizationSpec
@@ -316,7 +317,7 @@ class TestGPTQ:
     def test_rows_beyond_one_piece(self, monkeypatch):
         weight, stats = weight_of(num_outputs=70), stats_of(tokens(96))
         whole = solve("gptq", weight, LOCAL["nvfp4"], stats)
-        monkeypatch.setattr(gptq, "SOLVED_ROWS", 32)
+        monkeypatch.setattr(workload, "SOLVED_ROWS", 32)
         pieces = solve("gptq", weight, LOCAL["nvfp4"], stats)
         assert (whole.codes != pieces.codes).double().mean() < 0.005
         assert (whole.params.scale != pieces.params.scale).double().mean() < 0.005

@@ -1,0 +1,53 @@
+"""Rows of weights that ranks solve apart, cut where solvers cut them anyway: the codes have the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quantcore import workload
+from quantcore.layer import LayerPlan
+from quantcore.solvers import GlobalScales, Weights
+from quantcore.solvers.cells import rows_are_apart
+from quantcore.solvers.rtn import alike
+from quantcore.solvers.shared import has_global_scale
+from quantcore.spec import QuantizationSpec
+
+Rows = dict[LayerPlan, slice]
+
+
+def pieces(weights: Weights, global_scales: GlobalScales) -> list[Rows]:
+    """The rows of ``weights`` [out, in] of layers that read one input, one piece after the other.
+
+    It is a single piece where rows share parameters, or what is stored of those.
+    """
+    found: list[Rows] = []
+    for layers in alike(weights):
+        if not all(_is_by_rows(layer.weight, has_its_scale=layer in global_scales) for layer in layers):
+            return [{layer: slice(0, len(weight_OI)) for layer, weight_OI in weights.items()}]
+        ends, end = {}, 0
+        for layer in layers:
+            ends[layer] = range(end, end + len(weights[layer]))
+            end = ends[layer].stop
+        for start in range(0, end, workload.SOLVED_ROWS):
+            piece = {layer: _cut(start, start + workload.SOLVED_ROWS, rows) for layer, rows in ends.items()}
+            found.append({layer: rows for layer, rows in piece.items() if rows.start < rows.stop})
+    return found
+
+
+def joined(parts: Iterable[Rows]) -> Rows:
+    """Neighbours, as one piece."""
+    found: Rows = {}
+    for part in parts:
+        for layer, rows in part.items():
+            found[layer] = slice(found[layer].start, rows.stop) if layer in found else rows
+    return found
+
+
+def _cut(start: int, stop: int, rows: range) -> slice:
+    """What of a layer whose rows are ``rows`` of all lies within a piece, counted from its own first row."""
+    return slice(max(start, rows.start) - rows.start, min(stop, rows.stop) - rows.start)
+
+
+def _is_by_rows(spec: QuantizationSpec, *, has_its_scale: bool) -> bool:
+    needs_all = spec.scale_type.in_two_levels or spec.over is not None or (has_global_scale(spec) and not has_its_scale)
+    return rows_are_apart(spec) and not needs_all
