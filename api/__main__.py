@@ -7,6 +7,7 @@ that nobody can enter has not been set up, and must not wait in the open for who
 from __future__ import annotations
 
 import argparse
+import gc
 import ipaddress
 import multiprocessing
 import sys
@@ -83,7 +84,10 @@ def make_app(settings: Settings | None = None) -> FastAPI:
         settings = Settings()  # type: ignore[call-arg]
         json_log.configure(settings.log_format)
     tracing.configure(settings, "bitfoundry-api")
-    return create_app(settings)
+    app = create_app(settings)
+    gc.collect()
+    gc.freeze()  # what stays for ever need not be looked through again and again while requests wait
+    return app
 
 
 def _positive(text: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ LONG_QUEUE = 200
 """So many jobs are counted anew for every answer. Of a longer queue an answer may tell how it was a moment ago: else
 a thousand clients that poll would each count thousands of jobs."""
 
-MOMENT_S = 0.5
+MOMENT_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,13 @@ def explain(session: Session, jobs: Sequence[Job]) -> dict[str, Waiting]:
     return _find_queue(session).explain(waiting) if waiting else {}
 
 
-Place = tuple[int, datetime, str]
-"""Sorts as ``QUEUE_ORDER`` does."""
-
-
 @dataclass(frozen=True)
 class _Queue:
     """The jobs that are due, in their order, and all that can keep one of them from running."""
 
-    places: Sequence[Place]
+    priorities: Sequence[int]
+    times: Sequence[datetime]
+    ids: Sequence[str]
     full_projects: dict[str, int]
     """Those that run as many jobs as they may -> how many."""
     ready: Sequence[Ready]
@@ -56,9 +55,12 @@ class _Queue:
     read_at: float = field(default_factory=time.monotonic)
 
     @property
-    def will_do(self) -> bool:
-        """Whether the next one who asks may be answered from it, too."""
-        return len(self.places) > LONG_QUEUE and time.monotonic() - self.read_at < MOMENT_S
+    def is_long(self) -> bool:
+        return len(self.ids) > LONG_QUEUE
+
+    @property
+    def is_fresh(self) -> bool:
+        return time.monotonic() - self.read_at < MOMENT_S
 
     def explain(self, waiting: Sequence[Job]) -> dict[str, Waiting]:
         found = {job.id: self._place(job) for job in waiting}
@@ -67,9 +69,12 @@ class _Queue:
     def _place(self, job: Job) -> int | None:
         """Also of a job that is newer than this queue."""
         place = -job.priority, job.run_at, job.id
-        index = bisect_left(self.places, place)
-        is_due = job.state == State.QUEUED or place in self.places[index : index + 1]
+        index = bisect_left(range(len(self.ids)), place, key=self._key)  # as QUEUE_ORDER sorts them
+        is_due = job.state == State.QUEUED or job.id in self.ids[index : index + 1]
         return index + 1 if is_due else None
+
+    def _key(self, index: int) -> tuple[int, datetime, str]:
+        return -self.priorities[index], self.times[index], self.ids[index]
 
     def _reason(self, job: Job, position: int | None) -> str:
         if position is None:
@@ -94,19 +99,29 @@ _queues: WeakKeyDictionary[Engine | Connection, _Queue] = WeakKeyDictionary()
 """The last that was read of each database."""
 
 
+_reading = threading.Lock()
+
+
 def _find_queue(session: Session) -> _Queue:
+    """One reads a long queue; who asks meanwhile is answered from the last one."""
     bind = session.get_bind()
     last = _queues.get(bind)
-    if last is None or not last.will_do:
+    if last is None or not last.is_long:
         last = _queues[bind] = _read_queue(session)
+    elif not last.is_fresh and _reading.acquire(blocking=False):
+        try:
+            last = _queues[bind] = _read_queue(session)
+        finally:
+            _reading.release()
     return last
 
 
 def _read_queue(session: Session) -> _Queue:
     found = session.execute(_due()).one()
-    priorities, times, ids = found.priorities or (), found.times or (), found.ids or ()
     return _Queue(
-        places=[(-priority, run_at, job_id) for priority, run_at, job_id in zip(priorities, times, ids, strict=True)],
+        priorities=found.priorities or (),
+        times=found.times or (),
+        ids=found.ids or (),
         full_projects=found.full_projects or {},
         ready=workers.find_ready(session),
         expected=gathering.count_expected(session) if found.any_together else 0,

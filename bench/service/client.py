@@ -37,6 +37,11 @@ class Connection:
                 await self._reader.readexactly(int(answered["content-length"]))
         return status, answered.get("etag", "")
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the server has kept it, too: it closes what was idle for long."""
+        return not self._reader.at_eof()
+
     def close(self) -> None:
         self._writer.close()
 

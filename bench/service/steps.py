@@ -35,6 +35,8 @@ def submissions(stack: Stack, rate: float, seconds: float) -> dict[str, Any]:
     async def one(number: int) -> None:
         began = time.monotonic()
         headers = {"Content-Type": "application/json", "Idempotency-Key": f"bench {number}"}
+        while idle and not idle[-1].is_open:
+            idle.pop().close()
         try:
             connection = idle.pop() if idle else await Connection.open(stack.url, stack.headers)
             statuses[str((await connection.ask("POST", "/v1/jobs", headers, body))[0])] += 1
