@@ -201,8 +201,9 @@ class RotationConfig(_OnEdges):
     later. ``r3`` (each head of queries and keys, behind RoPE) and ``r4`` (the input of the last layer of an MLP) work
     while the model runs, and no file holds them: ``ModelQuantizer`` does them. With ``r3`` outputs of k_proj are
     quantized behind it.
-    ``random_r1`` and ``random_r2`` add random signs by ``seed``; ``rotation_size`` turns blocks of so many channels.
-    Of what AMD Quark's files say besides, names of modules are not needed, and only fixed rotations are available.
+    ``random_r1`` and ``random_r2`` add random signs by ``seed``, without which one channel gets the sum of all;
+    ``rotation_size`` turns blocks of so many channels. Of what AMD Quark's files say besides, names of modules are not
+    needed, and only fixed rotations are available.
     """
 
     name: Literal["rotation"] = "rotation"
@@ -212,7 +213,7 @@ class RotationConfig(_OnEdges):
     r3: bool = False
     r4: bool = False
     rotation_size: Annotated[int, Field(ge=1)] | None = None
-    random_r1: bool = False
+    random_r1: bool = True
     random_r2: bool = False
     seed: int = 0
     backbone: str | None = None
