@@ -16,6 +16,7 @@ from math import ceil
 import torch
 
 from quantcore.calibration.chunks import count_chunks
+from quantcore.runtime.products import tensor_cores
 from quantcore.runtime.ranks import ALONE, Ranks
 from quantcore.stats import Needs, Stats
 
@@ -147,12 +148,13 @@ class Sums:
         self._sum_abs += magnitude.sum(0)
         self._largest = torch.maximum(self._largest, magnitude.amax(0).float())
         weight_T1 = None if weight_T is None else weight_T.to(wide.dtype).unsqueeze(1)
-        if self._gram is not None:
-            _add_gram(self._gram, wide if weight_T1 is None else wide * weight_T1.sqrt())
-        if self._shift is not None and reference_TI is not None:
-            moved = reference_TI.to(wide.dtype) - wide
-            self._shift.addmm_(moved.T, wide if weight_T1 is None else wide * weight_T1)
-            self._num_shifted += num_tokens
+        with tensor_cores(x_TI.device, x_TI.dtype):
+            if self._gram is not None:
+                _add_gram(self._gram, wide if weight_T1 is None else wide * weight_T1.sqrt())
+            if self._shift is not None and reference_TI is not None:
+                moved = reference_TI.to(wide.dtype) - wide
+                self._shift.addmm_(moved.T, wide if weight_T1 is None else wide * weight_T1)
+                self._num_shifted += num_tokens
 
     @property
     def num_inputs(self) -> int:

@@ -1,10 +1,10 @@
-"""Matrix products of narrow floats, on processors that are faster with wide ones."""
+"""Matrix products of narrow floats, as each kind of processor is fastest at them."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -29,6 +29,19 @@ def products_on(device: torch.device) -> AbstractContextManager[object]:
     product, and what comes out is rounded once, as it is from the sums of a narrow product.
     """
     return WideProducts() if device.type == "cpu" and _is_wide_faster() else nullcontext()
+
+
+@contextmanager
+def tensor_cores(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """While this lasts, float32 products of values that came as ``dtype`` may round their operands to TF32 on GPUs: it
+    holds bfloat16 and float16 exactly, and sums stay float32."""
+    precision = torch.backends.cuda.matmul.fp32_precision
+    if device.type == "cuda" and dtype in NARROW:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = precision
 
 
 class WideProducts(TorchFunctionMode):

@@ -27,7 +27,7 @@ class Cell(NamedTuple):
         """With the zero point as a number."""
         return cls(params.scale, params.step, None if params.zero_point is None else params.zero_point.float())
 
-    def at(self, index: slice | tuple[int, slice]) -> Cell:
+    def at(self, index: int | slice | tuple[int, slice]) -> Cell:
         """Some of them."""
         return Cell(self.scale[index], self.step[index], None if self.zero is None else self.zero[index])
 

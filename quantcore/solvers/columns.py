@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from quantcore.affine import QParams
+from quantcore.solvers import fused
 from quantcore.solvers.cells import Cell, Cells
 from quantcore.spec import QuantizationSpec
 
@@ -182,6 +183,11 @@ class Columns:
 
     def _sweep_one_by_one(self, start: int, end: int, feedback_KK: torch.Tensor) -> None:
         inputs = slice(start, end)
+        if fused.pays(self.value_KO.device):
+            part = self.value_KO[inputs], self.error_KO[inputs], feedback_KK[inputs, inputs]
+            if (done := fused.turns(self.grid, *part, self.grid.cell(start, end))) is not None:
+                self.value_KO[inputs], self.error_KO[inputs] = done
+                return
         feedback = feedback_KK[inputs, inputs].contiguous().unbind()
         values, errors = self.value_KO[inputs].unbind(), self.error_KO[inputs].unbind()
         for k, cell in enumerate(self.grid.cells(start, end)):

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from quantcore.runtime import products
-from quantcore.runtime.products import WideProducts, products_on
+from quantcore.runtime.products import WideProducts, products_on, tensor_cores
 
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -89,3 +89,21 @@ def test_where_products_are_widened(monkeypatch, machine, amx, wide):
         assert not isinstance(products_on(torch.device("cuda")), WideProducts)
     finally:
         products._is_wide_faster.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "within"),
+    [("cuda", torch.bfloat16, "tf32"), ("cuda", torch.float32, "ieee"), ("cpu", torch.bfloat16, "ieee")],
+)
+@pytest.mark.parametrize("before", ["ieee", "tf32"])
+def test_sums_of_narrow_values_use_tensor_cores(device, dtype, within, before):
+    """No GPU computes here: what is seen is what torch was told, and that it is as before afterwards."""
+    told = torch.backends.cuda.matmul
+    at_first = told.fp32_precision
+    told.fp32_precision = before
+    try:
+        with tensor_cores(torch.device(device), dtype):
+            assert told.fp32_precision == ("tf32" if before == "tf32" else within)
+        assert told.fp32_precision == before
+    finally:
+        told.fp32_precision = at_first

@@ -14,8 +14,9 @@ from quantcore.grouping import weight_grouping
 from quantcore.layer import LayerPlan
 from quantcore.presets import PRESETS
 from quantcore.qtensor import quantize_weight
-from quantcore.solvers import SOLVERS, gptq
+from quantcore.solvers import SOLVERS, fused, gptq
 from quantcore.solvers.cells import Cells
+from quantcore.solvers.columns import LEAF
 from quantcore.solvers.hessian import Hessian, order_of
 from quantcore.solvers.measures import SLAB, Metric, PooledMeasure, RunMeasure
 from quantcore.solvers.ranges import FullRange
@@ -321,6 +322,34 @@ class TestGPTQ:
         pieces = solve("gptq", weight, LOCAL["nvfp4"], stats)
         assert (whole.codes != pieces.codes).double().mean() < 0.005
         assert (whole.params.scale != pieces.params.scale).double().mean() < 0.005
+
+    @pytest.mark.slow
+    @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, as it loads its compiler
+    @pytest.mark.parametrize("name", ["uint4_group", "nvfp4", "int8_tensor"])
+    def test_the_loop_in_one_kernel(self, monkeypatch, name):
+        """As on accelerators, compiled for the CPU: rounding may differ where float32 sums do, and nowhere else."""
+        weight, stats = weight_without_ties(name), stats_of(tokens(96))
+        wanted = solve("gptq", weight, SPECS[name], stats)
+        done = []
+        turns = fused.turns
+        monkeypatch.setattr(fused, "pays", lambda device: True)
+        monkeypatch.setattr(fused, "turns", lambda *given: done.append(turns(*given)) or done[-1])
+        found = solve("gptq", weight, SPECS[name], stats)
+        assert len(done) >= 2 * 96 / LEAF and all(pair is not None for pair in done)
+        assert (wanted.codes != found.codes).double().mean() < 0.005
+        assert cost_of(found, weight, stats).sum() < 1.01 * cost_of(wanted, weight, stats).sum()
+
+    def test_what_cannot_be_compiled_runs_as_it_is(self, monkeypatch, caplog):
+        def fail(*_):
+            raise torch._dynamo.exc.BackendCompilerFailed(fail, RuntimeError("no compiler"), None)
+
+        weight, stats = weight_of(), stats_of(tokens(96))
+        wanted = solve("gptq", weight, SPECS["uint4_group"], stats)
+        monkeypatch.setattr(fused, "pays", lambda device: True)
+        monkeypatch.setattr(fused, "_works", True)
+        monkeypatch.setattr(fused, "_compiled", lambda: fail)
+        assert torch.equal(solve("gptq", weight, SPECS["uint4_group"], stats).codes, wanted.codes)
+        assert len(caplog.records) == 1 and "cannot be compiled" in caplog.text
 
 
 def shifted_tokens(num_inputs=96):

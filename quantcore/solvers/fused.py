@@ -1,0 +1,65 @@
+"""The innermost loop of ``columns`` for accelerators, where every operation on a few thousand numbers is a launch that
+takes longer than its work: torch.compile makes one kernel of some inputs' turns (Triton's on GPUs).
+
+No accelerator was at hand to see it run there; a test compiles it for the CPU. Where it cannot be compiled, the loop
+runs operation by operation, as on CPUs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from quantcore.solvers.cells import Cell
+
+if TYPE_CHECKING:
+    from quantcore.solvers.columns import Grid
+
+logger = logging.getLogger("quantcore")
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+_works = True
+
+
+def pays(device: torch.device) -> bool:
+    return device.type != "cpu"
+
+
+def turns(
+    grid: Grid, value_KO: torch.Tensor, error_KO: torch.Tensor, feedback_KK: torch.Tensor, cell: Cell
+) -> Pair | None:
+    """``value_KO`` rounded input by input, each after it has moved by feedback[k, l] * error[l] of all l < k, and the
+    errors after that; None where it cannot be compiled. ``cell`` has parameters [K, O]."""
+    global _works
+    if not _works:
+        return None
+    try:
+        return _compiled()(grid, value_KO, error_KO, feedback_KK, cell)
+    except torch._dynamo.exc.TorchDynamoException as error:
+        logger.warning("The inner loop of GPTQ cannot be compiled (%s): it is slower.", type(error).__name__)
+        _works = False
+        return None
+
+
+@cache
+def _compiled() -> Callable[..., Pair]:
+    """Not before it is needed: what compiles takes seconds to load."""
+    return torch.compile(_one_by_one)
+
+
+def _one_by_one(
+    grid: Grid, value_KO: torch.Tensor, error_KO: torch.Tensor, feedback_KK: torch.Tensor, cell: Cell
+) -> Pair:
+    values: list[torch.Tensor] = []
+    errors: list[torch.Tensor] = []
+    for k in range(len(value_KO)):
+        value_O, own = value_KO[k].clone(), cell.at(k)
+        for before, error_O in enumerate(errors):
+            value_O = value_O + feedback_KK[k, before] * error_O
+        values.append(grid.round_(value_O, own))
+        errors.append(grid.subtract_(error_KO[k].clone(), values[k], own))
+    return torch.stack(values), torch.stack(errors)
