@@ -13,8 +13,8 @@ HEAD = ("engine", "perplexity", "over float", "CPU s", "wall s", "peak MB", "our
 AIMS = (
     ("perplexity at or below the best peer's", ("perplexity",), 1.0,
      "Where weights are just rounded, engines differ by their rule for a range alone (docs/decisions/0002)."
-     " SmoothQuant's default strength (0.8) is made for int8, not for fp8. What sets MXFP4 behind a rotation apart is"
-     " not known yet."),
+     " SmoothQuant's default strength (0.8) is made for int8, not for fp8. The signs of a rotation move perplexity by a"
+     " percent where inputs have one static range: fp8 is 29.1 without them, 29.3 to 29.6 with three seeds."),
     ("half the CPU seconds of the fastest peer", ("quantize", "cpu_s"), 0.5,
      "Ours includes reading and writing the files, the peers' does not: most of it where weights are just rounded."),
     ("half the memory of the smallest peer", ("quantize", "peak_bytes"), 0.5,
