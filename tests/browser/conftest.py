@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from bitfoundry.client import Client
 from bitfoundry.local import LocalStack
@@ -16,8 +16,9 @@ from tests.browser.chromium import DASHBOARD, ROOT, open_browser
 from tests.factories import tiny_model
 
 SHORT_TIMES = {"BITFOUNDRY_LEASE_S": "10", "BITFOUNDRY_HEARTBEAT_S": "1", "BITFOUNDRY_POLL_S": "1"}
-WAIT_MS = 20_000
+WAIT_MS = 60_000  # for what comes in a second, unless the machine is full
 NUM_BLOCKS = 12
+expect.set_options(timeout=WAIT_MS)
 
 
 @pytest.fixture(scope="module")
