@@ -32,7 +32,7 @@ SERVER: dict[str, Any] = {
     "timeout_keep_alive": 75,  # longer than proxies and clients keep one: else it closes as they send a request
     "access_log": False,
 }
-HUNG_S = 30  # a process that does not answer the one that started it for so long is replaced
+HUNG_S = 10  # a process that does not answer the one that started it for so long is replaced
 GRACEFUL_S = 5  # open event streams end then; their clients come back and go on where they were
 
 

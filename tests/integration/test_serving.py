@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx2
-import psutil
 import pytest
 
 from api.__main__ import is_loopback
@@ -20,7 +19,7 @@ from api.settings import Settings
 from api.store import keys
 from api.store.engine import Sessions
 from bitfoundry.local import LocalStack
-from tests.integration.conftest import PATIENCE_S, ROOT, Server, wait_gone
+from tests.integration.conftest import PATIENCE_S, ROOT, Server, is_alive, wait_gone
 from tests.params import with_rare
 
 Serve = Callable[..., str]
@@ -41,15 +40,16 @@ def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
 
 
 @pytest.fixture
-def serve(environment: dict[str, str], started: list[subprocess.Popen[bytes]]) -> Serve:
-    """``serve("0.0.0.0")``: the URL of a server that answers on 127.0.0.1."""
+def serve(environment: dict[str, str], started: list[subprocess.Popen[bytes]], tmp_path: Path) -> Serve:
+    """``serve("0.0.0.0")``: the URL of a server that answers on 127.0.0.1; what it says is in ``said``."""
 
     def start(host: str, *options: str) -> str:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         command = [sys.executable, "-m", "api", "serve", "--host", host, "--port", str(port), *options]
-        started.append(subprocess.Popen(command, env=environment, cwd=ROOT))
+        with (tmp_path / "said").open("w") as said:
+            started.append(subprocess.Popen(command, env=environment, cwd=ROOT, stderr=said))
         url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -104,33 +104,26 @@ def test_on_loopback_it_needs_none(serve) -> None:
 
 
 def test_several_processes_share_the_port_and_end_together(
-    serve: Serve, started: list[subprocess.Popen[bytes]]
+    serve: Serve, started: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     url = serve("127.0.0.1", "--processes", "2")
     deadline = time.monotonic() + PATIENCE_S
 
-    def await_two(without: int = 0) -> list[int]:
-        """The processes, once there are two that listen."""
-        while True:
-            children = psutil.Process(started[0].pid).children()
-            pids = [child.pid for child in children if "spawn_main" in " ".join(child.cmdline())]
-            if len(pids) == 2 and without not in pids and all(map(listens, pids)):
-                return pids
-            assert time.monotonic() < deadline
+    def await_processes(count: int) -> list[int]:
+        """All that have been started so far, once so many are up."""
+        while (said := (tmp_path / "said").read_text()).count("Application startup complete") < count:
+            assert time.monotonic() < deadline, said
             time.sleep(0.1)
+        return [int(pid) for pid in re.findall(r"Started server process \[(\d+)\]", said)]
 
-    first, second = await_two()
+    first, second = await_processes(2)
     os.kill(first, signal.SIGKILL)
     for _ in range(20):  # the other one answers
         assert httpx2.get(f"{url}/v1/jobs", trust_env=False, timeout=PATIENCE_S).status_code == 401
-    pids = await_two(without=first)
-    assert second in pids
+    pids = await_processes(3)
+    assert pids[:2] == [first, second] and is_alive(second)
     started[0].kill()
     wait_gone(pids)
-
-
-def listens(pid: int) -> bool:
-    return any(one.status == psutil.CONN_LISTEN for one in psutil.Process(pid).net_connections("tcp"))
 
 
 def test_no_process_is_started_for_a_wrong_number(environment: dict[str, str]) -> None:
