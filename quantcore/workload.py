@@ -16,4 +16,7 @@ def solving_flops(width: int, num_outputs: int) -> tuple[float, float]:
 def too_large_for_one(costs: Sequence[float], num_ranks: int) -> set[int]:
     """Which of the inputs that are solved side by side take more than a rank's share of the time: there the others
     would wait, so all ranks solve it together, each some rows."""
-    return {number for number, cost in enumerate(costs) if num_ranks > 1 and cost * num_ranks > sum(costs)}
+    if num_ranks == 1:
+        return set()
+    share = sum(costs) / num_ranks
+    return {number for number, cost in enumerate(costs) if cost > share}
