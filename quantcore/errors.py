@@ -19,6 +19,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+MAX_SHOWN = 300
+"""Characters of a message of other code that are shown to a user."""
+
 
 class QuantError(Exception):
     """An error that teaches: a message, a stable code, a hint and, where there is one, the field at fault.
@@ -103,6 +106,13 @@ def at_block(index: int | None) -> Iterator[None]:
     except QuantError as error:
         error.block = index
         raise
+
+
+def short(error: BaseException) -> str:
+    """One line of an error of other code: its class, and the beginning of its message."""
+    text = " ".join(str(error).split())
+    shown = f": {text[:MAX_SHOWN]}{'...' * (len(text) > MAX_SHOWN)}" if text else ""
+    return type(error).__name__ + shown
 
 
 def unknown_value(what: str, given: object, allowed: Iterable[object], *, code: str, field: str = "") -> ConfigError:

@@ -22,17 +22,19 @@ from quantcore.calibration.sums import Span
 from quantcore.calibration.text import TokenWindows, token_windows
 from quantcore.calibration.tokenizer import load_tokenizer
 from quantcore.checkpoint.artifact import building, seal, write_json
+from quantcore.checkpoint.gguf_header import find_gguf
 from quantcore.checkpoint.hub import fetch
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.dequantizing import open_source
 from quantcore.errors import ModelError, at_block
 from quantcore.evaluation import harness
+from quantcore.evaluation.architecture import prove_twin, prove_window
 from quantcore.evaluation.expectation import Expectation, probe_logits
 from quantcore.evaluation.judging import Outcome, judge_result, tell_gates
 from quantcore.evaluation.model import open_model
 from quantcore.evaluation.originals import Originals
-from quantcore.evaluation.proof import prove_in_fresh_process
-from quantcore.evaluation.provenance import provenance
+from quantcore.evaluation.proof import may_be_whole, prove_in_fresh_process
+from quantcore.evaluation.provenance import model_identity, provenance
 from quantcore.evaluation.report import build_report, write_report
 from quantcore.evaluation.text import EvaluationText, evaluation_text, has_own_text, overlap
 from quantcore.events import Completed, Emit, PhaseStarted, Progress, Warned, silence
@@ -72,6 +74,8 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
     model = read_model(task.model_folder)
     headers = model.headers
     emit(PhaseStarted("plan"))
+    if ranks.is_first and not task.file2file:
+        prove_twin(model, emit)
     savepoint = SavePoint.of(task, ranks)
     task, mixed = with_mix(task, model, savepoint, emit)
     plan = resolve(
@@ -81,6 +85,8 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
     )  # fmt: skip
     for message in plan.warnings:
         emit(Warned("plan", message))
+    if ranks.is_first and may_compare_window(model, plan):
+        prove_window(model, Originals(model_identity(task)), emit)
     saved = savepoint.load()
     with ExitStack() as stack:
         folder = task.output_dir
@@ -168,7 +174,7 @@ def quantize(
                 writer.tell()
             left_s = eta.after(index + 1 - first_block)
             emit(Progress("quantize", index + 1, plan.num_blocks, "block", left_s, held_memory_bytes()))
-            if index + 1 < plan.num_blocks:
+            if index + 1 < plan.num_blocks and not probes.arguments.pass_values_on:  # those are kept in memory alone
                 savepoint.save(index + 1, walking, writer.notes)
         finish_head(model, plan, writer, algorithms, streams, probes, text)
         if held_out is not None:
@@ -185,6 +191,12 @@ def quantize(
     seen = overlap(windows.calibration_NT, text.ids_NT) if plan.needs_calibration and wanted else None
     num_shards = 1 if sharing is None else sharing.size
     return Outcome(writer.expected, writer.done, writer.warnings, writer.edges, source_of, seen, num_shards)
+
+
+def may_compare_window(model: Model, plan: Plan) -> bool:
+    """Whether Transformers may load the model whole, and knows how to read its files."""
+    reads_floats = model.quantized is None and find_gguf(model.folder) is None
+    return plan.executor != FILE_TO_FILE and reads_floats and may_be_whole(plan)
 
 
 def open_streams(

@@ -121,7 +121,8 @@ class SavePoint:
         self.ranks.wait()
         for name, stream in streams.items():
             if len(stream.states) and (self.ranks.is_first or not stream.is_shared):
-                _write_states(self.folder / states / f"{name}.{stream.first}", stream.states)
+                dtype = str(stream.states[0].dtype).removeprefix("torch.")
+                _write_states(self.folder / states / f"{name}.{dtype}.{stream.first}", stream.states)
         known = notes()
         self.ranks.wait()
         if self.ranks.is_first:
@@ -199,13 +200,15 @@ def _is_whole(path: Path) -> bool:
 
 
 def _read_state(path: Path, number: int, like: torch.Tensor) -> torch.Tensor:
-    """State ``number`` of a file; it is as large as ``like``."""
-    content = torch.empty(like.nbytes, dtype=torch.uint8)
+    """State ``number`` of a file, of the shape of ``like`` and of the dtype that the file's name says."""
+    dtype: torch.dtype = getattr(torch, path.suffixes[-2][1:])
+    num_bytes = like.numel() * dtype.itemsize
+    content = torch.empty(num_bytes, dtype=torch.uint8)
     with path.open("rb") as file:
-        file.seek(number * like.nbytes)
-        if file.readinto(content.numpy().data) != like.nbytes:
+        file.seek(number * num_bytes)
+        if file.readinto(content.numpy().data) != num_bytes:
             raise OSError(f"{path} ends early")
-    return content.view(like.dtype).view(like.shape).to(like.device)
+    return content.view(dtype).view(like.shape).to(like.device)
 
 
 def _replace(path: Path, text: str) -> None:

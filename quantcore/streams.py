@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -59,8 +59,8 @@ class RunningBlock:
                 if advance:
                     self.calibration.states[window] = output
             if collector is not None and reference is not None:
-                reference.idle(self.block, self.index)
-            self.calibration.idle(self.block, self.index)
+                reference.run_idle(self.block, self.index)
+            self.calibration.run_idle(self.block, self.index)
 
     def output(self, window: int) -> torch.Tensor:
         """Of one calibration window, with gradients if they are enabled."""
@@ -73,7 +73,7 @@ class RunningBlock:
 
     def output_of(self, state: torch.Tensor) -> torch.Tensor:
         """What the block makes of other hidden states of the probe's shape."""
-        return replace(self.probe, states=[state]).run(self.block, self.index, 0)
+        return self.probe.run_on(state, self.block, self.index, 0)
 
     def update(self) -> torch.Tensor:
         """What the block adds to the probe."""

@@ -13,6 +13,7 @@ from quantcore.checkpoint import hub
 from quantcore.config import CalibrationConfig
 from quantcore.errors import ConfigError, ModelError
 from quantcore.evaluation import harness
+from quantcore.evaluation.architecture import prove_twin
 from quantcore.evaluation.divergence import measure, summarize
 from quantcore.evaluation.model import EvaluatedModel, open_model
 from quantcore.evaluation.originals import Originals
@@ -44,7 +45,10 @@ def evaluate(
     original_path = ranks.share(find_model(against, emit) if against is not None and ranks.is_first else None)
     emit(PhaseStarted("verify"))
     served = harness.run_in_vllm(evaluation, path, original_path, vllm_python) if vllm_python else {}
-    model, tokenizer, text = open_model(read_model(path), ranks), load_tokenizer(path), _text(path, evaluation)
+    found = read_model(path)
+    if ranks.is_first:
+        prove_twin(found, emit)
+    model, tokenizer, text = open_model(found, ranks), load_tokenizer(path), _text(path, evaluation)
     before = None
     if original_path is not None:
         before = open_model(read_model(original_path), ranks), Originals(identity_of(original_path), ranks)

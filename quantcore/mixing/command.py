@@ -17,6 +17,7 @@ from quantcore.calibration.text import token_windows
 from quantcore.calibration.tokenizer import load_tokenizer
 from quantcore.config import CalibrationConfig, Config, parse_config
 from quantcore.errors import ConfigError
+from quantcore.evaluation.architecture import prove_twin
 from quantcore.evaluation.command import find_model
 from quantcore.evaluation.model import open_model
 from quantcore.evaluation.text import EvaluationText, of_windows
@@ -41,6 +42,7 @@ def mix(given: str, asked: ResolvedMix, calibration: CalibrationConfig, emit: Em
     emit(PhaseStarted("resolve"))
     model = read_model(find_model(given, emit))
     emit(PhaseStarted("plan"))
+    prove_twin(model, emit)
     return {"model": given} | choose(model, asked, calibration, (export,), emit)
 
 

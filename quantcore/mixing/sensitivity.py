@@ -189,7 +189,7 @@ class Sensitivity:
         """The calls of the layers with their gradients; that of ``window`` goes through the block, in place."""
         state = self._in_front_of(index, window).clone().requires_grad_()
         with _calls_noted(modules) as calls, torch.enable_grad():
-            output = replace(self._hidden, states=[state]).run(block, index, 0)
+            output = self._hidden.run_on(state, block, index, window)
             wanted = [state, *(call.outputs for call in calls)]
             gradients[window], *at_outputs = torch.autograd.grad(
                 output, wanted, gradients[window], materialize_grads=True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,21 +22,12 @@ from quantcore.layer import LayerPlan
 from quantcore.nn.calibration import evaluating, run, shown
 from quantcore.nn.log import log
 from quantcore.rotate import untie
-from quantcore.runtime.hidden import Arguments, Hidden
+from quantcore.runtime.arguments import Arguments
+from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.relay import Outside, blocks_replaced
 from quantcore.streams import RunningBlock, Streams
 
 EDGE_PROBE_LEN = 32
-
-
-@dataclass
-class BatchedHidden(Hidden):
-    """Hidden states of batches, each of its own shape and with its own arguments: ``beside[window][block]``."""
-
-    beside: list[list[Arguments]] = field(default_factory=list)
-
-    def arguments_of(self, index: int, window: int) -> Arguments:
-        return self.beside[window][index]
 
 
 @dataclass(frozen=True)
@@ -107,18 +98,17 @@ def _open_streams(
     model: nn.Module, blocks: nn.ModuleList, batches: Sequence[Any], algorithms: BlockAlgorithms
 ) -> Streams:
     """What reaches the first block from every batch."""
-    hidden = BatchedHidden([], [])
+    hidden = Hidden([])
     with _without_cache(model):
         for batch in batches:
             arguments = [Arguments() for _ in blocks]
-            with blocks_replaced(blocks, arguments, as_tuple=hidden.returns_tuple) as relay:
-                relay.run(partial(run, model, batch))
-            hidden.returns_tuple = relay.as_tuple
-            hidden.states.append(relay.seen)
-            hidden.beside.append(arguments)
+            with blocks_replaced(blocks, arguments, num_returned=hidden.num_returned) as relay:
+                hidden.states.append(relay.run(partial(run, model, batch)))
+            hidden.num_returned = relay.num_returned
+            hidden.arguments.add(arguments)
     algorithms.turned(hidden)
     shortest = min(range(len(batches)), key=lambda window: hidden.states[window].numel())
-    probe = BatchedHidden([hidden.states[shortest]], [], beside=[hidden.beside[shortest]])
+    probe = Hidden([hidden.states[shortest]], hidden.arguments.only(shortest))
     return Streams(
         hidden,
         Span(sum(len(state) for state in hidden.states)),
@@ -144,7 +134,7 @@ def _turn_outside(
     untie(model)
     model.config.tie_word_embeddings = False
     like = streams.probe.states[0]
-    with _without_cache(model), blocks_replaced(blocks, [Arguments() for _ in blocks], as_tuple=False) as relay:
+    with _without_cache(model), blocks_replaced(blocks, [Arguments() for _ in blocks], num_returned=0) as relay:
         outside = Outside(model, relay, like.device)
         ids_NT = torch.arange(like.shape[1])[None] % model.config.get_text_config().vocab_size
         relay.run(lambda: outside(like))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from quantcore.errors import ModelError
-from quantcore.runtime.hidden import Arguments
+from quantcore.errors import ModelError, short
+from quantcore.runtime.arguments import Arguments
 from quantcore.runtime.products import products_on
+
+MAX_RETURNED = 3
+"""The most values that a block may return: the hidden states, and others that the model does not use."""
 
 
 class Reached(Exception):
@@ -24,31 +27,56 @@ class Reached(Exception):
 class Relay:
     """What goes through the replaced blocks: ``seen`` by the first, which returns ``give`` instead of it if it is set.
 
-    ``passed`` is what the last block that was called returned; ``as_tuple`` whether blocks return a tuple. With
-    ``stops`` the first block raises ``Reached``, and nothing behind it runs.
+    ``passed`` is what the last block that was called returned; ``num_returned`` how many values blocks return as a
+    tuple, 0 for the hidden states alone. With ``stops`` the first block raises ``Reached``, and nothing behind it runs.
     """
 
-    as_tuple: bool
+    num_returned: int
     give: torch.Tensor | None = None
     stops: bool = False
-    seen: torch.Tensor = field(init=False)
-    passed: torch.Tensor = field(init=False)
+    seen: torch.Tensor | None = None
+    passed: torch.Tensor | None = None
 
-    def run(self, model: Callable[[], object]) -> None:
-        """Call ``model``. Blocks of some models return a tuple: known once the next one gets a part of it."""
-        try:
-            model()
-        except ModelError:
-            if self.as_tuple:
+    def run(self, model: Callable[[], object]) -> torch.Tensor:
+        """Call ``model``; the hidden states that reach its first block.
+
+        How many values its code takes from a block shows when that code runs: the numbers are tried in turn. Raises
+        ModelError for a model that is no chain of blocks.
+        """
+        failures: list[Exception] = []
+        for number in sorted(range(MAX_RETURNED + 1), key=lambda one: one != self.num_returned):
+            self.num_returned, self.seen = number, None
+            try:
+                model()
+            except (torch.OutOfMemoryError, MemoryError):
                 raise
-            self.as_tuple = True
-            model()
+            except Exception as error:  # what the code of any model raises where it gets other values than it takes
+                failures.append(error)
+            else:
+                return self.reached()
+        told = next((one for one in failures if isinstance(one, ModelError)), None)
+        raise told or _no_chain(f"its code fails around them ({short(failures[0])})") from failures[0]
+
+    def reached(self) -> torch.Tensor:
+        """What the first block was given. Raises ModelError if it was not called."""
+        if self.seen is None:
+            raise _no_chain("it never calls the first of them")
+        return self.seen
+
+
+def _no_chain(what: str) -> ModelError:
+    return ModelError(
+        f"This model cannot be run decoder block by decoder block: {what}.",
+        code="unsupported_architecture",
+        hint="Bitfoundry streams models that are a plain chain of decoder blocks. Schemes that need no data work from"
+        " file to file: --file2file_quantization.",
+    )
 
 
 @contextmanager
-def blocks_replaced(blocks: Iterable[nn.Module], arguments: list[Arguments], *, as_tuple: bool) -> Iterator[Relay]:
+def blocks_replaced(blocks: Iterable[nn.Module], arguments: list[Arguments], *, num_returned: int) -> Iterator[Relay]:
     """While this lasts, the blocks record in ``arguments`` what they are called with, and pass the states through."""
-    relay = Relay(as_tuple)
+    relay = Relay(num_returned)
     before = [block.__dict__.get("forward") for block in blocks]
     for index, block in enumerate(blocks):
         block.forward = _recorder(arguments[index], relay, is_first=index == 0)
@@ -75,16 +103,20 @@ def _recorder(arguments: Arguments, relay: Relay, *, is_first: bool) -> Callable
             if relay.stops:
                 raise Reached
             hidden_states = hidden_states if relay.give is None else relay.give
-        elif hidden_states is not relay.passed:
-            raise ModelError(
-                "This model computes something between its decoder blocks, outside of them.",
-                code="unsupported_architecture",
-                hint="Bitfoundry quantizes models that are a plain chain of decoder blocks.",
-            )
+        elif relay.passed is None or not _is_all_of(hidden_states, relay.passed):
+            raise _no_chain("it computes something between its decoder blocks, outside of them")
         relay.passed = hidden_states
-        return (hidden_states,) if relay.as_tuple else hidden_states
+        return (hidden_states, *[None] * (relay.num_returned - 1)) if relay.num_returned else hidden_states
 
     return forward
+
+
+def _is_all_of(view: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether it is the tensor itself, or a view that shows all of it unchanged (a slice without bounds)."""
+    return view is tensor or (
+        (view.shape, view.stride(), view.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
+        and view.data_ptr() == tensor.data_ptr()
+    )
 
 
 @dataclass(frozen=True)
@@ -105,7 +137,7 @@ class Outside:
         with suppress(Reached):
             self._run(ids_NT, None)
         self.relay.stops = False
-        return self.relay.seen
+        return self.relay.reached()
 
     def _run(self, ids_NT: torch.Tensor, give: torch.Tensor | None) -> torch.Tensor:
         self.relay.give = give

@@ -23,8 +23,9 @@ from quantcore.blocks.experts import experts_split, is_fused
 from quantcore.blocks.names import place_tensors, projection_names
 from quantcore.blocks.skeleton import build_skeleton, find_block_list, float32_names, set_parameter
 from quantcore.errors import ModelError
+from quantcore.runtime.arguments import Arguments
 from quantcore.runtime.devices import release_freed_memory
-from quantcore.runtime.hidden import Arguments, Hidden
+from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.ranks import Ranks, computing_together
 from quantcore.runtime.relay import Outside, Relay, blocks_replaced
 from quantcore.runtime.sharded import shard
@@ -65,7 +66,7 @@ class StreamedModel:
         self._prefix, self.blocks = find_block_list(self.model, self._placed, prefix, num_blocks)
         self._projections = projection_names(self.model)
         self._keeps_float32 = float32_names(self.model, dtype)
-        self._returns_tuple = False  # whether a block returns (hidden states, ...)
+        self._num_returned = 0  # values that a block returns as a tuple
         for name, buffer in list(self.model.named_buffers()):
             if name in self._stored:
                 self._load(self.model, name, name)
@@ -97,19 +98,31 @@ class StreamedModel:
         Raises ModelError for ids that the model has no embedding of.
         """
         self._check_ids(windows_NT)
-        kept = StatesInMemory(len(windows_NT)) if states is None else states
-        hidden = Hidden(kept, [Arguments() for _ in self.blocks])
-        with self._outside_loaded(head=False), self._blocks_replaced(hidden.arguments) as relay:
+        hidden = Hidden(StatesInMemory(len(windows_NT)) if states is None else states)
+        with self._outside_loaded(head=False):
             for window_T in windows_NT:
-                ids_NT = window_T[None].to(self.device)
-                relay.run(partial(self.model.base_model, input_ids=ids_NT, use_cache=False))
-                hidden.states.append(relay.seen)
+                self._add_window(hidden, window_T)
             if self._slices is not None:
                 hidden.num_idle = max(self._slices.ranks.gather(len(windows_NT))) - len(windows_NT)
-                any_NT = windows_NT.new_zeros((1, windows_NT.shape[1])).to(self.device)
-                relay.run(partial(self.model.base_model, input_ids=any_NT, use_cache=False))
-                hidden.idle_state = relay.seen
+                hidden.idle = Hidden([])
+                self._add_window(hidden.idle, windows_NT.new_zeros(windows_NT.shape[1]))
         return hidden
+
+    def _add_window(self, hidden: Hidden, window_T: torch.Tensor) -> None:
+        """What reaches the blocks of one window of token ids [T]."""
+        arguments = [Arguments() for _ in self.blocks]
+        ids_NT = window_T[None].to(self.device)
+        with self._blocks_replaced(arguments) as relay:
+            state = relay.run(partial(self.model.base_model, input_ids=ids_NT, use_cache=False))
+        if state.ndim < 3 or state.shape[:2] != ids_NT.shape:
+            raise ModelError(
+                f"The decoder blocks of this model take hidden states of shape {list(state.shape)} for"
+                f" {len(window_T)} tokens; [1, {len(window_T)}, ...] is supported.",
+                code="unsupported_architecture",
+                hint="Schemes that need no data work from file to file: --file2file_quantization.",
+            )
+        hidden.states.append(state)
+        hidden.arguments.add(arguments)
 
     def _check_ids(self, windows_NT: torch.Tensor) -> None:
         num_rows = len(self.model.get_input_embeddings().get_parameter("weight"))
@@ -155,7 +168,7 @@ class StreamedModel:
         if hidden is None:
             return
         hidden.advance(block, index)
-        self._returns_tuple = hidden.returns_tuple
+        self._num_returned = hidden.num_returned
 
     @contextmanager
     def head(self) -> Iterator[Outside]:
@@ -204,11 +217,11 @@ class StreamedModel:
 
     @contextmanager
     def _blocks_replaced(self, arguments: list[Arguments]) -> Iterator[Relay]:
-        with blocks_replaced(self.blocks, arguments, as_tuple=self._returns_tuple) as relay:
+        with blocks_replaced(self.blocks, arguments, num_returned=self._num_returned) as relay:
             try:
                 yield relay
             finally:
-                self._returns_tuple = relay.as_tuple
+                self._num_returned = relay.num_returned
 
     def _load(self, module: nn.Module, name: str, place: str) -> None:
         """Fill the parameter ``name`` of ``module``, which the whole model calls ``place``."""

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import torch
 
+from quantcore.errors import ModelError
 from quantcore.memory import STATES_SHARE
 from quantcore.runtime.devices import free_memory_bytes
 
@@ -25,12 +26,17 @@ def states_kept(num_windows: int, num_bytes: int, device: torch.device, folder: 
 
 
 class States(MutableSequence[torch.Tensor]):
-    """Tensors of one shape and dtype, ``capacity`` of them at most."""
+    """Tensors of one shape, ``capacity`` of them at most.
+
+    Each has a dtype of its own: blocks that keep the residual stream in float32 (Mamba) return that where the embedding
+    gave bfloat16. All are stored in the widest dtype that any of them has had so far, which holds the others exactly.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._num = 0
-        self._like = torch.empty(0)
+        self._like = torch.empty(0)  # of the stored dtype, on the meta device
+        self._dtypes: list[torch.dtype] = []
 
     def copy(self) -> Self:
         """The same states in another place of the same kind."""
@@ -44,11 +50,14 @@ class States(MutableSequence[torch.Tensor]):
     def __getitem__(self, window: Any) -> Any:
         if isinstance(window, slice):
             return [self[one] for one in range(*window.indices(self._num))]
-        return self._read(self._place(window))
+        place = self._place(window)
+        return self._read(place).to(self._dtypes[place])
 
     def __setitem__(self, window: Any, state: Any) -> None:
-        self._check(state)
-        self._write(self._place(window), state)
+        place = self._place(window)
+        self._make_fit(state)
+        self._write(place, state.to(self._like.dtype))
+        self._dtypes[place] = state.dtype
 
     def insert(self, window: int, state: torch.Tensor) -> None:
         """Only at the end."""
@@ -57,9 +66,10 @@ class States(MutableSequence[torch.Tensor]):
         if self._num == 0:
             self._like = torch.empty_like(state, device="meta")
             self._open(state)
-        self._check(state)
-        self._write(window, state)
+        self._make_fit(state)
+        self._write(window, state.to(self._like.dtype))
         self._num += 1
+        self._dtypes.append(state.dtype)
 
     def __delitem__(self, window: Any) -> None:
         raise TypeError("hidden states are not deleted one by one")
@@ -69,7 +79,7 @@ class States(MutableSequence[torch.Tensor]):
 
     @abstractmethod
     def _open(self, like: torch.Tensor) -> None:
-        """Called with the first state, before it is written."""
+        """Called before the first state is written, and again with one of a wider dtype."""
 
     @abstractmethod
     def _read(self, place: int) -> torch.Tensor: ...
@@ -82,9 +92,21 @@ class States(MutableSequence[torch.Tensor]):
             raise IndexError(window)
         return window % self._num
 
-    def _check(self, state: torch.Tensor) -> None:
-        if state.shape != self._like.shape or state.dtype != self._like.dtype:
-            raise ValueError(f"a state of {state.shape} {state.dtype} among {self._like.shape} {self._like.dtype}")
+    def _make_fit(self, state: torch.Tensor) -> None:
+        """Widen the stored dtype if that of ``state`` needs it. Raises ModelError for another shape."""
+        if state.shape != self._like.shape:
+            raise ModelError(
+                f"A decoder block returned hidden states of shape {list(state.shape)} for {list(self._like.shape)}.",
+                code="unsupported_architecture",
+                hint="Schemes that need no data work from file to file: --file2file_quantization.",
+            )
+        dtype = torch.promote_types(state.dtype, self._like.dtype)
+        if dtype != self._like.dtype:
+            before = [self._read(place).clone() for place in range(self._num)]
+            self._like = self._like.to(dtype)
+            self._open(state.to(dtype))
+            for place, one in enumerate(before):
+                self._write(place, one.to(dtype))
 
 
 class StatesInMemory(States):

@@ -1,0 +1,134 @@
+"""What a model gives to each decoder block beside the hidden states: masks, RoPE tables, token ids, per-layer inputs.
+
+Some of it is the same for every window, some is not (DeepSeek-V4's blocks read token ids, Gemma 4's read embeddings of
+their own, and blocks that share keys and values pass them on in a mapping). So it is kept for every window, and stored
+once where windows agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Arguments:
+    """The positional and named arguments of one call of a block after the hidden states."""
+
+    positional: tuple[Any, ...] = ()
+    named: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class WindowArguments:
+    """The arguments of every block for every window: ``of_window[window][block]``."""
+
+    of_window: list[list[Arguments]] = field(default_factory=list)
+    _mappings: list[tuple[MutableMapping[Any, Any], int]] = field(default_factory=list)  # with their sizes when kept
+
+    def add(self, recorded: Sequence[Arguments]) -> None:
+        """Keep what the blocks were given for the next window; values that equal the first window's are kept once."""
+        firsts = self.of_window[0] if self.of_window else recorded
+        kept = _Kept()
+        self._append([kept.arguments(*pair) for pair in zip(recorded, firsts, strict=True)])
+
+    def of(self, index: int, window: int) -> Arguments:
+        """The arguments of block ``index`` for ``window``."""
+        return self.of_window[window][index]
+
+    def copy(self) -> WindowArguments:
+        """The same arguments for another stream of the same windows, with mappings of its own."""
+        other = WindowArguments()
+        for window in self.of_window:
+            other._append(_with_own_mappings(window))
+        return other
+
+    def only(self, window: int) -> WindowArguments:
+        """Those of one window, with mappings of its own."""
+        other = WindowArguments()
+        other._append(_with_own_mappings(self.of_window[window]))
+        return other
+
+    @property
+    def pass_values_on(self) -> bool:
+        """Whether a block has left something for later blocks, such as keys and values, in a mapping."""
+        return any(len(mapping) != size for mapping, size in self._mappings)
+
+    def _append(self, window: list[Arguments]) -> None:
+        self.of_window.append(window)
+        mappings = {id(mapping): mapping for mapping in _mappings(window)}
+        self._mappings += [(mapping, len(mapping)) for mapping in mappings.values()]
+
+
+class _Kept:
+    """The values of one window: each object that several blocks are given is looked at once and stays one object."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, Any]] = {}  # the value is held: an id is only unique while its object lives
+
+    def arguments(self, recorded: Arguments, first: Arguments) -> Arguments:
+        positional = self.value(recorded.positional, first.positional)
+        named = {name: self.value(value, first.named.get(name)) for name, value in recorded.named.items()}
+        is_same = positional is first.positional and named.keys() == first.named.keys()
+        if is_same and all(value is first.named[name] for name, value in named.items()):
+            return first
+        return Arguments(positional, named)
+
+    def value(self, value: Any, first: Any) -> Any:
+        """``first`` where ``value`` equals it and no block can change it; else ``value``, a part of a tensor copied."""
+        if isinstance(value, (torch.Tensor, MutableMapping, tuple, list)):
+            if id(value) not in self._known:
+                self._known[id(value)] = value, self._new(value, first)
+            return self._known[id(value)][1]
+        return value
+
+    def _new(self, value: Any, first: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return _tensor(value, first)
+        if isinstance(value, MutableMapping):
+            own = copy(value)
+            for key in value:
+                own[key] = self.value(value[key], first.get(key) if isinstance(first, MutableMapping) else None)
+            return own
+        before = first if type(first) is type(value) and len(first) == len(value) else [None] * len(value)
+        parts = [self.value(part, other) for part, other in zip(value, before, strict=True)]
+        if all(part is other for part, other in zip(parts, before, strict=True)) and type(first) is type(value):
+            return first
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+
+def _tensor(value: torch.Tensor, first: Any) -> torch.Tensor:
+    if isinstance(first, torch.Tensor) and _equal(value, first):
+        return first
+    is_part = value.untyped_storage().nbytes() > value.nbytes
+    return value.clone() if is_part else value
+
+
+def _equal(value: torch.Tensor, first: torch.Tensor) -> bool:
+    if value is first:
+        return True
+    alike = (value.shape, value.dtype, value.device) == (first.shape, first.dtype, first.device)
+    return alike and torch.equal(value, first)
+
+
+def _mappings(window: Sequence[Arguments]) -> list[MutableMapping[Any, Any]]:
+    values = (value for one in window for value in (*one.positional, *one.named.values()))
+    return [value for value in values if isinstance(value, MutableMapping)]
+
+
+def _with_own_mappings(window: Sequence[Arguments]) -> list[Arguments]:
+    """Copies of the mappings, each of which several blocks may hold, in place of the mappings."""
+    own = {id(mapping): copy(mapping) for mapping in _mappings(window)}
+    if not own:
+        return list(window)
+    return [
+        Arguments(
+            tuple(own.get(id(value), value) for value in one.positional),
+            {name: own.get(id(value), value) for name, value in one.named.items()},
+        )
+        for one in window
+    ]
