@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
@@ -28,12 +30,15 @@ from quantcore.evaluation.originals import Originals
 from quantcore.events import Emit, Warned
 from quantcore.reading import Model, read_model
 from quantcore.runtime.products import products_on
+from quantcore.runtime.relay import no_chain
+from quantcore.runtime.single import StreamedModel
 
 NUM_WINDOWS = 3
+MAX_TRIES = 3
 WINDOW_LEN = 24
 MAX_DIFFERENCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}
-"""Norm of the difference of the logits over the norm of the logits. The same kernels in the same order give 0; experts
-that run one by one are summed in another order. A wrong argument gives far more."""
+"""See ``differences``. The same kernels in the same order give 0; experts that run one by one are summed in another
+order. A wrong argument gives far more."""
 NOT_FINITE = "its logits are not finite"
 
 
@@ -61,30 +66,88 @@ def prove_window(model: Model, known: Originals, emit: Emit) -> None:
     _check(config, found["differences"], dtype)
 
 
-def differences(whole: PreTrainedModel, streamed: EvaluatedModel, windows_NT: torch.Tensor) -> list[float]:
-    """||difference of the logits|| / ||logits|| of every window: the ``streamed`` model's against Transformers'."""
-    found: list[float] = []
-    hidden = streamed.streamed.embed(windows_NT)
-    streamed.run(hidden, lambda done: None)
-    with torch.no_grad(), streamed.head() as head, products_on(streamed.streamed.device):
-        for window_T, state in zip(windows_NT, hidden.states, strict=True):
-            expected = whole(input_ids=window_T[None].to(whole.device), use_cache=False).logits.float().cpu()
-            found.append(((head(state).float().cpu() - expected).norm() / expected.norm()).item())
-    return found
+def differences(whole: PreTrainedModel, model: EvaluatedModel, windows_NT: torch.Tensor) -> list[float]:
+    """The largest ||difference|| / ||values|| of every window, ours against those of the ``whole`` model.
+
+    Compared are what reaches the first block, what each block makes of the states that reach it in the whole model, and
+    the logits. Each block starts from the same states, so that errors of rounding do not add up with the depth.
+    """
+    streamed = model.streamed
+    expected = [_run_whole(whole, streamed, window_T) for window_T in windows_NT]
+    hidden = streamed.embed(windows_NT)
+    found = [[_difference(state, one.inputs[0])] for state, one in zip(hidden.states, expected, strict=True)]
+    with torch.no_grad():
+        for index in range(len(streamed.blocks)):
+            with streamed.block(index) as block:
+                for window, one in enumerate(expected):
+                    got = hidden.run_on(one.inputs[index], block, index, window)
+                    found[window].append(_difference(got, one.inputs[index + 1]))
+        streamed.num_returned, model.has_run = hidden.num_returned, True
+        with model.head() as head, products_on(streamed.device):
+            for window, one in enumerate(expected):
+                found[window].append(_difference(head(one.inputs[-1]), one.logits))
+    return [max(window, key=_nan_last) for window in found]
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """One window in Transformers: the hidden states in front of every block and behind the last, and the logits."""
+
+    inputs: list[torch.Tensor]
+    logits: torch.Tensor
+
+
+def _run_whole(whole: PreTrainedModel, streamed: StreamedModel, window_T: torch.Tensor) -> _Whole:
+    """Raises ModelError if a block is not given what the one before it returned."""
+    inputs, outputs = [], []
+
+    def note(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        inputs.append(args[0] if args else named["hidden_states"])
+        outputs.append(output[0] if isinstance(output, tuple) else output)
+
+    with ExitStack() as stack, torch.no_grad(), products_on(whole.device):
+        for block in whole.get_submodule(streamed.blocks_name).children():
+            stack.callback(block.register_forward_hook(note, with_kwargs=True).remove)
+        logits = whole(input_ids=window_T[None].to(whole.device), use_cache=False).logits
+    pairs = zip(outputs[:-1], inputs[1:], strict=True)
+    if len(inputs) != len(streamed.blocks) or not all(torch.equal(*pair) for pair in pairs):
+        raise no_chain("it computes something between its decoder blocks, outside of them")
+    return _Whole([*inputs, outputs[-1]], logits)
+
+
+def _difference(got: torch.Tensor, expected: torch.Tensor) -> float:
+    expected = expected.float()
+    return float((got.float() - expected).norm() / expected.norm())
+
+
+def _nan_last(value: float) -> float:
+    return value if value == value else float("inf")
 
 
 @cache  # many jobs of one process, such as a test's, are about models of one config
 def _compare_twin(config: str) -> dict[str, Any]:
-    """``differences``, or the ``reason`` for which there are none. JSON data, as is the twin's ``config``."""
+    """``differences``, or the ``reason`` for which there are none. JSON data, as is the twin's ``config``.
+
+    A router may find two experts equally good but for rounding, and choose the other one. That is rare: another twin
+    with other weights decides.
+    """
+    found: dict[str, Any] = {}
+    for seed in range(MAX_TRIES):
+        found = _compare_twin_of(json.loads(config), seed)
+        if "reason" in found or max(found["differences"], key=_nan_last) <= MAX_DIFFERENCE[torch.float32]:
+            break
+    return found
+
+
+def _compare_twin_of(config: dict[str, Any], seed: int) -> dict[str, Any]:
     try:
-        twin = build_twin(json.loads(config))
+        twin = build_twin(config, seed)
         windows_NT = _windows(twin, NUM_WINDOWS)
         if not _gives_numbers(twin, windows_NT):
             return {"reason": NOT_FINITE}
         with tempfile.TemporaryDirectory(prefix="bitfoundry-twin-") as folder, _no_progress_bars():
             twin.save_pretrained(folder)
-            streamed = open_model(read_model(Path(folder)))
-            return {"differences": differences(twin, streamed, windows_NT)}
+            return {"differences": differences(twin, open_model(read_model(Path(folder))), windows_NT)}
     except ModelError as error:
         if error.code == "unsupported_architecture":
             raise
@@ -139,12 +202,12 @@ def _windows(model: PreTrainedModel, count: int) -> torch.Tensor:
 
 
 def _check(config: dict[str, Any], found: Sequence[float], dtype: torch.dtype) -> None:
-    worst = max(found, key=lambda one: one if one == one else float("inf"))
+    worst = max(found, key=_nan_last)
     if worst <= MAX_DIFFERENCE[dtype]:
         return
     raise ModelError(
-        f"Run block by block, this '{config.get('model_type')}' model gives other logits than Transformers gives: they"
-        f" differ by {worst:.2g} of their norm, where {MAX_DIFFERENCE[dtype]:.0e} is allowed.",
+        f"Run block by block, this '{config.get('model_type')}' model computes something else than Transformers does:"
+        f" hidden states or logits differ by {worst:.2g} of their norm, where {MAX_DIFFERENCE[dtype]:.0e} is allowed.",
         code="architecture_misread",
         hint="Bitfoundry does not read this architecture correctly yet; please report it. Schemes that need no data"
         " work from file to file: --file2file_quantization.",

@@ -55,16 +55,17 @@ class Relay:
             else:
                 return self.reached()
         told = next((one for one in failures if isinstance(one, ModelError)), None)
-        raise told or _no_chain(f"its code fails around them ({short(failures[0])})") from failures[0]
+        raise told or no_chain(f"its code fails around them ({short(failures[0])})") from failures[0]
 
     def reached(self) -> torch.Tensor:
         """What the first block was given. Raises ModelError if it was not called."""
         if self.seen is None:
-            raise _no_chain("it never calls the first of them")
+            raise no_chain("it never calls the first of them")
         return self.seen
 
 
-def _no_chain(what: str) -> ModelError:
+def no_chain(what: str) -> ModelError:
+    """The error for a model that is no plain chain of decoder blocks, and ``what`` shows it."""
     return ModelError(
         f"This model cannot be run decoder block by decoder block: {what}.",
         code="unsupported_architecture",
@@ -104,7 +105,7 @@ def _recorder(arguments: Arguments, relay: Relay, *, is_first: bool) -> Callable
                 raise Reached
             hidden_states = hidden_states if relay.give is None else relay.give
         elif relay.passed is None or not _is_all_of(hidden_states, relay.passed):
-            raise _no_chain("it computes something between its decoder blocks, outside of them")
+            raise no_chain("it computes something between its decoder blocks, outside of them")
         relay.passed = hidden_states
         return (hidden_states, *[None] * (relay.num_returned - 1)) if relay.num_returned else hidden_states
 

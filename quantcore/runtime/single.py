@@ -66,12 +66,17 @@ class StreamedModel:
         self._prefix, self.blocks = find_block_list(self.model, self._placed, prefix, num_blocks)
         self._projections = projection_names(self.model)
         self._keeps_float32 = float32_names(self.model, dtype)
-        self._num_returned = 0  # values that a block returns as a tuple
+        self.num_returned = 0  # values that a block returns as a tuple
         for name, buffer in list(self.model.named_buffers()):
             if name in self._stored:
                 self._load(self.model, name, name)
             else:
                 set_parameter(self.model, name, buffer.to(device))
+
+    @property
+    def blocks_name(self) -> str:
+        """The name of the module list of the decoder blocks."""
+        return self._prefix.removesuffix(".")
 
     def find_module(self, name: str) -> nn.Module:
         """The module of the layer that the checkpoint calls ``name``; one inside a block exists while that is loaded.
@@ -168,7 +173,7 @@ class StreamedModel:
         if hidden is None:
             return
         hidden.advance(block, index)
-        self._num_returned = hidden.num_returned
+        self.num_returned = hidden.num_returned
 
     @contextmanager
     def head(self) -> Iterator[Outside]:
@@ -217,11 +222,11 @@ class StreamedModel:
 
     @contextmanager
     def _blocks_replaced(self, arguments: list[Arguments]) -> Iterator[Relay]:
-        with blocks_replaced(self.blocks, arguments, num_returned=self._num_returned) as relay:
+        with blocks_replaced(self.blocks, arguments, num_returned=self.num_returned) as relay:
             try:
                 yield relay
             finally:
-                self._num_returned = relay.num_returned
+                self.num_returned = relay.num_returned
 
     def _load(self, module: nn.Module, name: str, place: str) -> None:
         """Fill the parameter ``name`` of ``module``, which the whole model calls ``place``."""
