@@ -13,10 +13,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from bench.random_model import write_random_model
 from quantcore.blocks.names import place_tensors
 from quantcore.blocks.skeleton import find_block_list
+from quantcore.checkpoint.blocks import find_blocks
 from quantcore.checkpoint.headers import read_local
 from quantcore.checkpoint.source import Source
 from quantcore.errors import ModelError
-from quantcore.plan import find_blocks
 from quantcore.runtime.products import products_on
 from quantcore.runtime.single import StreamedModel
 from tests.factories import MIXTURES, SHAPE, tiny_model
