@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -18,19 +18,35 @@ from transformers.core_model_loading import (
     revert_weight_conversion,
 )
 from transformers.initialization import no_init_weights
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from quantcore.checkpoint.experts import unstack_experts
 from quantcore.checkpoint.layout import TensorHeader
 
+TASKS = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ")
 DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth", "encoder_layers", "decoder_layers")
+
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "dots1": {"n_shared_experts": 1, "n_routed_experts": 4},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 3, "num_hidden_layers": 6},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
+    "reformer": {"is_decoder": True},
+}
+"""What the default configs of these types lack for a model to be built."""
+
+WHOLE = ("zamba", "gemma3n_text", "prophetnet")
+"""Types whose blocks are tied to one another, or whose depth cannot be set."""
 
 
 @dataclass(frozen=True)
 class Outline:
-    """``config`` as config.json holds it, ``tensors`` as read from a checkpoint, ``model`` on the meta device.
+    """``config`` as config.json holds it, ``tensors`` as they are read from a checkpoint, ``model`` on the meta device.
 
-    ``fills``: the parameter of ``model`` that each stored tensor fills, or fills a part of; Transformers' mapping of
-    names says so.
+    ``fills``: the parameter of ``model`` that each tensor fills, or fills a part of, by Transformers' own table.
     """
 
     config: dict[str, Any]
@@ -39,38 +55,55 @@ class Outline:
     fills: dict[str, str]
 
     def owner(self, name: str) -> nn.Module:
-        """The module that owns the parameter of the stored tensor called ``name``."""
+        """The module whose parameter the tensor called ``name`` fills."""
         return self.model.get_submodule(self.fills[name].rpartition(".")[0])
 
 
-def shrink(config: PretrainedConfig, depth: int, vision_depth: int | None = None) -> PretrainedConfig:
-    """Set the number of blocks of ``config`` and of the configs inside it; widths stay those of the default."""
-    tower = any(word in config.model_type for word in ("vision", "audio", "speech", "clip", "siglip", "vit", "encoder"))
-    wanted = depth if vision_depth is None or not tower else vision_depth
+def model_classes() -> dict[str, str]:
+    """The names of Transformers' classes for text, each with the type of its model."""
+    classes: dict[str, str] = {}
+    for task in TASKS:
+        for model_type, names in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").items():
+            for name in (names,) if isinstance(names, str) else names:
+                classes.setdefault(name, model_type)
+    return classes
+
+
+def outline(class_name: str, model_type: str, depth: int = 6, tower_depth: int = 7) -> Outline:
+    """What ``save_pretrained`` writes of a model of this class and so many blocks; widths are the class's default."""
+    model_class: type[PreTrainedModel] = getattr(transformers, class_name)
+    config = CONFIG_MAPPING[model_type](**OVERRIDES.get(model_type, {}))
+    if not isinstance(config, model_class.config_class):
+        config = config.get_text_config(decoder=True)
+    if model_type not in WHOLE:
+        shrink(config, depth, tower_depth)
+    with torch.device("meta"), no_init_weights():
+        model = model_class(config)
+    state = {name: tensor for name, tensor in model.state_dict().items() if name not in model.all_tied_weights_keys}
+    stored = {name: _header(tensor) for name, tensor in revert_weight_conversion(model, dict(state)).items()}
+    places = _places(model, list(stored))
+    tensors = unstack_experts(stored)
+    fills = {name: places[name if header.stack is None else header.stack.name] for name, header in tensors.items()}
+    return Outline(json.loads(config.to_json_string()), tensors, model, fills)
+
+
+def shrink(config: PretrainedConfig, depth: int, tower_depth: int) -> None:
+    """Lower the number of blocks, of towers for pictures and sound too, and cut the lists with an entry for each."""
+    is_tower = any(
+        part in config.model_type for part in ("vision", "audio", "speech", "clip", "siglip", "vit", "encoder")
+    )
+    wanted = tower_depth if is_tower else depth
     for field in DEPTHS:
         before = getattr(config, field, None)
         if isinstance(before, int) and before > wanted:
             setattr(config, field, wanted)
             for name, value in list(vars(config).items()):
-                if isinstance(value, list | tuple) and len(value) == before and name not in config.sub_configs:
+                if isinstance(value, list | tuple) and len(value) == before:
                     setattr(config, name, value[:wanted])
     for name in config.sub_configs:
         inner = getattr(config, name, None)
         if isinstance(inner, PretrainedConfig):
-            shrink(inner, depth, vision_depth)
-    return config
-
-
-def outline(model_class: type[PreTrainedModel], config: PretrainedConfig) -> Outline:
-    """What ``save_pretrained`` would write of a model of ``model_class``."""
-    with torch.device("meta"), no_init_weights():
-        model = model_class(config)
-    tied = set(model.all_tied_weights_keys)
-    state = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
-    stored = revert_weight_conversion(model, dict(state))
-    tensors = {name: _header(tensor) for name, tensor in stored.items()}
-    saved = json.loads(model.config.to_json_string())
-    return Outline(saved, unstack_experts(tensors), model, _fills(model, tensors))
+            shrink(inner, depth, tower_depth)
 
 
 def _header(tensor: torch.Tensor) -> TensorHeader:
@@ -78,14 +111,9 @@ def _header(tensor: torch.Tensor) -> TensorHeader:
     return TensorHeader(dtype, tuple(tensor.shape), "model.safetensors", 0, 2 * tensor.numel())
 
 
-def _fills(model: PreTrainedModel, tensors: Mapping[str, TensorHeader]) -> dict[str, str]:
+def _places(model: PreTrainedModel, stored: list[str]) -> dict[str, str]:
     transforms = get_model_conversion_mapping(model)
     renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
     converters = [one for one in transforms if isinstance(one, WeightConverter)]
     state = model.state_dict()
-    fills = {}
-    for name, header in tensors.items():
-        place, _ = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
-        for part in unstack_experts({**tensors}) if False else (name,):
-            fills[part] = place
-    return fills
+    return {name: rename_source_key(name, renamings, converters, model.base_model_prefix, state)[0] for name in stored}

@@ -18,7 +18,7 @@ _NUMBERED = re.compile(r"((?:.*?\.)?)(\d+)\.")
 _TEXT = re.compile(r"(^|\.)(language_model|text_model|text_decoder|llm|lm|thinker)\.")
 _TEXT_KEY = re.compile(r"text|llm|language|thinker|decoder|generator")
 _NOT_TEXT = re.compile(
-    r"vision|visual|image|img_|video|audio|speech|acoustic|semantic|sound|perception|protein|codec|vq|talker|code2wav"
+    r"vision|visual|image|img_|video|audio|speech|acoustic|semantic|sound|perception|protein|codec|vq|vpm|apm|talker|code2wav"
     r"|token2wav|code_predictor|depth_decoder|diffusion|qformer|perceiver|resampler|projector|connector|adapt|deepstack"
     r"|(^|[._])(vit|clip|siglip|sam|mtp)([._]|$)"
 )
@@ -27,7 +27,7 @@ _NOT_TEXT = re.compile(
 
 @dataclass(frozen=True)
 class BlockList:
-    """A numbered list of modules: ``model.layers.`` with the ``indices`` 0 to 29; ``sides`` are those of its matrices."""
+    """A numbered list of modules: ``model.layers.`` with ``indices`` 0 to 29; ``sides`` are those of its matrices."""
 
     prefix: str
     indices: frozenset[int]
@@ -99,7 +99,8 @@ def said_of_the_rest(tensors: Mapping[str, TensorHeader], prefix: str) -> tuple[
     lists = block_lists(tensors)
     chosen = next(one for one in lists if one.prefix == prefix)
     rest = [one for one in lists if one is not chosen and one.num_bytes >= SMALL_SHARE * chosen.num_bytes]
-    return (f"Only the language model {chosen} is quantized. Other parts stay as they are: {_names(rest)}.",) * bool(rest)
+    said = f"Only the language model {chosen} is quantized. Other parts stay as they are: {_names(rest)}."
+    return (said,) if rest else ()
 
 
 def _large(lists: Sequence[BlockList]) -> list[BlockList]:

@@ -110,8 +110,8 @@ def _num_experts(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
         if match := EXPERT.match(name):
             found[match["moe"]] = max(found.get(match["moe"], 0), int(match["index"]) + 1)
         elif is_stack_of_experts(name, shape):
-            module = name.removesuffix(".weight")
-            found.setdefault(module.split(".experts.")[0] if ".experts." in module else module.rpartition(".")[0], shape[0])
+            path, inside, _ = name.partition(".experts.")
+            found.setdefault(path if inside else name.removesuffix(".weight").rpartition(".")[0], shape[0])
     return found
 
 
