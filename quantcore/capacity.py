@@ -13,13 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quantcore.checkpoint.blocks import find_blocks
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.checkpoint.layers import is_linear
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.config import CalibrationConfig, Config
 from quantcore.hardware import DEVICE, GB, HOST, Hardware, Speeds
 from quantcore.memory import DEVICE_RUNTIME_BYTES, STATES_SHARE, Footprint, Input, Parts, by_block, input_of
-from quantcore.plan import FILE_TO_FILE, STREAMED, Plan, find_blocks, resolve
+from quantcore.plan import FILE_TO_FILE, STREAMED, Plan, resolve
 from quantcore.workload import SOLVED_ROWS, solving_flops, too_large_for_one
 
 STREAMED_FSDP, RESIDENT_FSDP = "streamed_fsdp", "resident_fsdp"

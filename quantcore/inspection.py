@@ -12,13 +12,14 @@ from typing import Any
 
 from quantcore import presets
 from quantcore.checkpoint import hub
+from quantcore.checkpoint.blocks import find_blocks
 from quantcore.checkpoint.headers import ModelHeaders, read_folder
 from quantcore.checkpoint.layers import is_head, is_linear
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.config import CalibrationConfig, Config
 from quantcore.errors import ModelError, QuantError
 from quantcore.export import formats_for, holds_codes
-from quantcore.plan import find_blocks, resolve
+from quantcore.plan import resolve
 from quantcore.reading import read_model
 
 USUAL_PRESETS = (

@@ -6,15 +6,15 @@ A job that cannot work is refused here, before anything moves.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from quantcore.algorithms import RotationConfig
-from quantcore.checkpoint.experts import EXPERT, find_routers
-from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear
+from quantcore.checkpoint.blocks import find_blocks, said_of_the_rest
+from quantcore.checkpoint.experts import find_routers, is_stack_of_experts
+from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear, is_matrix, why_not_linear
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
 from quantcore.config import CalibrationConfig, Config, QuantizationMode
 from quantcore.errors import ConfigError, ModelError
@@ -30,10 +30,11 @@ FILE_TO_FILE, STREAMED = "file_to_file", "streamed"
 
 @dataclass(frozen=True)
 class KeptTensor:
-    """A linear layer that stays in high precision, and why."""
+    """A matrix that stays in high precision, and why. ``is_layer``: a linear layer, which formats name as left out."""
 
     name: str
     reason: str
+    is_layer: bool = True
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,8 @@ def resolve(
     if shard_blocks:
         _check_slices(config, file2file)
     prefix, num_blocks = find_blocks(tensors, model_config)
-    _check_architecture(tensors, prefix)
+    _check_architecture(config, tensors, prefix)
+    warnings += said_of_the_rest(tensors, prefix)
     layers, kept, said = _decide(config, tensors, prefix, num_blocks)
     warnings += said
     if not layers:
@@ -209,37 +211,6 @@ def written_layout(
     return layout
 
 
-def find_blocks(tensors: Mapping[str, TensorHeader], model_config: Mapping[str, Any]) -> tuple[str, int]:
-    """(prefix, count) of the decoder blocks: the numbered module list with the most tensors, ``model.layers.``, 30.
-
-    Blocks for multi-token prediction, which some checkpoints hold after the others, do not count: they do not run.
-    """
-    numbered = Counter[str]()
-    indices: dict[str, set[int]] = {}
-    for name in tensors:
-        match = re.match(r"(.*?\.?)(\d+)\.", name)
-        if match:
-            numbered[match[1]] += 1
-            indices.setdefault(match[1], set()).add(int(match[2]))
-    if not numbered:
-        raise ModelError(
-            "No decoder blocks were found: no tensor name has a block number (model.layers.0...).",
-            code="unsupported_architecture",
-            hint="Bitfoundry quantizes decoder-only language models.",
-        )
-    prefix = numbered.most_common(1)[0][0]
-    count = len(indices[prefix])
-    declared = model_config.get("num_hidden_layers", model_config.get("n_layer", count))
-    extra = model_config.get("num_nextn_predict_layers") or 0
-    if indices[prefix] != set(range(count)) or count not in (declared, declared + extra):
-        raise ModelError(
-            f"config.json promises {declared} decoder blocks, the weights hold {count} under '{prefix}*'.",
-            code="config_implausible",
-            hint="The checkpoint and its config.json do not belong together, or a shard is missing.",
-        )
-    return prefix, declared
-
-
 def _decide(
     config: Config, tensors: Mapping[str, TensorHeader], prefix: str, num_blocks: int
 ) -> tuple[tuple[LayerPlan, ...], tuple[KeptTensor, ...], tuple[str, ...]]:
@@ -247,10 +218,12 @@ def _decide(
     routers = find_routers({name: tensor.shape for name, tensor in tensors.items()})
     conv1d = find_conv1d(tensors, prefix)
     for name, tensor in sorted(tensors.items(), key=lambda item: natural_order(item[0])):
-        if not is_linear(name, tensor):
-            continue
         module = name.removesuffix(".weight")
         block = int(module[len(prefix) :].split(".")[0]) if module.startswith(prefix) else None
+        if not is_linear(name, tensor):
+            if block is not None and is_matrix(tensor):
+                kept.append(_kept_matrix(config, name, tensor))
+            continue
         kind = "Conv1D" if name in conv1d else "Linear"
         chosen, why = config.choose(module, kind)
         if is_head(name) and chosen is not None:
@@ -268,7 +241,7 @@ def _decide(
         else:
             shape = tensor.shape[::-1] if kind == "Conv1D" else tensor.shape
             layers.append(LayerPlan(module, block, shape, chosen, kind, why))
-    names = [layer.name for layer in layers] + [entry.name for entry in kept]
+    names = [layer.name for layer in layers] + [entry.name for entry in kept if entry.is_layer]
     names.append("lm_head")
     if not any(map(is_head, tensors)):
         kept.append(KeptTensor("lm_head", "shares its weight with the embedding"))
@@ -279,15 +252,25 @@ def _decide(
     )
 
 
-def _check_architecture(tensors: Mapping[str, TensorHeader], prefix: str) -> None:
-    stacks = [name for name in tensors if name.startswith(prefix) and ".experts." in name and not EXPERT.match(name)]
-    odd = [name for name in stacks if len(tensors[name].shape) > 1]
+def _kept_matrix(config: Config, name: str, tensor: TensorHeader) -> KeptTensor:
+    module = name.removesuffix(".weight")
+    if is_stack_of_experts(name, tensor.shape):
+        return KeptTensor(module, config.choose(module, "Linear")[1])  # it is excluded, or it would have been refused
+    return KeptTensor(module, why_not_linear(name, tensor), is_layer=False)
+
+
+def _check_architecture(config: Config, tensors: Mapping[str, TensorHeader], prefix: str) -> None:
+    stacks = [name for name, tensor in tensors.items() if name.startswith(prefix) and is_matrix(tensor)
+              and is_stack_of_experts(name, tensor.shape)]  # fmt: skip
+    odd = [name for name in stacks if config.choose(name.removesuffix(".weight"), "Linear")[0] is not None]
     if odd:
         raise ModelError(
             f"The experts of this model are stored in a layout that is not supported: '{odd[0]}'"
             f" {list(tensors[odd[0]].shape)}.",
             code="unsupported_architecture",
-            hint="One matrix an expert is, and stacks of [out, in] matrices called gate_up_proj and down_proj are.",
+            hint="Supported are one matrix an expert, and stacks of [out, in] matrices called gate_up_proj and"
+            f" down_proj. Exclude '*.{odd[0].removesuffix('.weight').rsplit('.', 2)[1]}.*' to keep these experts in"
+            " high precision.",
         )
     odd = [name for name, tensor in tensors.items() if name.endswith("weight") and tensor.dtype not in FLOAT_DTYPES]
     if odd:

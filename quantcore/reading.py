@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from quantcore.checkpoint.blocks import find_blocks
 from quantcore.checkpoint.experts import unstack_experts, unstack_mxfp4
 from quantcore.checkpoint.gguf_header import find_gguf
 from quantcore.checkpoint.gguf_model import read_gguf
@@ -26,7 +27,7 @@ from quantcore.errors import ConfigError, ModelError
 from quantcore.export import EXPORTERS, tensor_name
 from quantcore.export.stored import Importer, StoredFiles
 from quantcore.layer import LayerPlan
-from quantcore.plan import find_blocks, natural_order
+from quantcore.plan import natural_order
 
 GPT_OSS = "mxfp4"
 """The ``quant_method`` of gpt-oss: experts in MXFP4, in stacks."""

@@ -266,7 +266,7 @@ def warn_of_one_file(export: str, task: Task) -> tuple[str, ...]:
 
 def write_side_files(task: Task, headers: ModelHeaders, plan: Plan, folder: Path) -> None:
     """config.json with the format's quantization_config, and what travels with the model unchanged."""
-    kept = tuple(entry.name for entry in plan.kept)
+    kept = tuple(entry.name for entry in plan.kept if entry.is_layer)
     for export in plan.exports:
         target, exporter = export_dir(folder, plan, export), EXPORTERS.get(export)
         if isinstance(exporter, Container) and exporter.holds_tokenizer:

@@ -10,14 +10,17 @@ whose experts are split (``quantcore.blocks.experts``).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from quantcore.blocks.experts import ProjectionNames, is_fused
+from quantcore.errors import ModelError
 
+FROM_FILE_TO_FILE = "Quantize it from file to file (--file2file_quantization), with a scheme that needs no data."
 _EXPERT = re.compile(r"^(.*)\.(\d+)\.([^.]+)\.(weight|bias)$")
 _PER_EXPERT = re.compile(r"\*\.([^.]+)\.weight$")  # in a source pattern: experts.*.w1.weight
 _ROLES = {"gate_up_proj": ("gate", "up"), "up_proj": ("up",), "down_proj": ("down",)}
@@ -29,16 +32,10 @@ def place_tensors(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, st
     Tensors that the model has no place for are left out, as Transformers ignores them: masks, RoPE tables, blocks for
     multi-token prediction, and tensors whose values would have to be rearranged.
     """
-    transforms = get_model_conversion_mapping(model)
-    renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
-    converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
     state = model.state_dict()
     fused = {name for name, module in model.named_modules() if is_fused(module)}
     placed: dict[str, str] = {}
-    for name in sorted(stored, key=dot_natural_key):
-        renamed, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
-        if renamed not in state and name in state:
-            renamed, pattern = name, None
+    for name, renamed, pattern in _renamed(model, stored, state):
         if pattern is None and renamed in state:
             placed[name] = renamed
         elif expert := _EXPERT.match(name if pattern else renamed):
@@ -46,6 +43,55 @@ def place_tensors(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, st
             if experts in fused:
                 placed[name] = ".".join((experts, *expert.groups()[1:]))
     return placed
+
+
+def check_shares_nothing(model: PreTrainedModel, prefix: str) -> None:
+    """Raises ModelError if a decoder block uses weights of another; ``prefix`` is the model's path of its blocks."""
+    for name, source in sorted(model.all_tied_weights_keys.items()):
+        if name.startswith(prefix) and source.startswith(prefix):
+            raise ModelError(
+                f"Decoder blocks of this model share weights: '{name}' is '{source}'. That is not supported where a"
+                " model is run block by block.",
+                code="unsupported_architecture",
+                hint=FROM_FILE_TO_FILE,
+            )
+
+
+def check_not_rearranged(model: PreTrainedModel, stored: Iterable[str], placed: Mapping[str, str]) -> None:
+    """Raises ModelError if Transformers makes a parameter of ``model`` out of several of the ``stored`` tensors, other
+    than by stacking experts: such tensors are not ``placed`` (see ``place_tensors``)."""
+    filled = set(placed.values())
+    split = {f"{name.rsplit('.', 3)[0]}." for name in filled if _EXPERT.match(name)}
+    names = [name for name in model.state_dict() if name not in filled and name not in model.all_tied_weights_keys]
+    empty = [name for name in names if f"{name.rpartition('.')[0]}." not in split]
+    if not empty:
+        return
+    parts: dict[str, list[str]] = {}
+    for name, renamed, _ in _renamed(model, stored, model.state_dict()):
+        if name not in placed:
+            parts.setdefault(renamed, []).append(name)
+    made = next((name for name in empty if name in parts), None)
+    if made is not None:
+        raise ModelError(
+            f"Transformers makes '{made}' out of stored tensors of other shapes ('{parts[made][0]}'). That is not"
+            " supported where a model is run.",
+            code="unsupported_architecture",
+            hint=FROM_FILE_TO_FILE,
+        )
+
+
+def _renamed(
+    model: PreTrainedModel, stored: Iterable[str], state: dict[str, Any]
+) -> Iterator[tuple[str, str, str | None]]:
+    """Each of the ``stored`` tensors, the parameter that it fills alone or with others, and then the pattern why."""
+    transforms = get_model_conversion_mapping(model)
+    renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
+    converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
+    for name in sorted(stored, key=dot_natural_key):
+        renamed, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        if renamed not in state and name in state:
+            renamed, pattern = name, None
+        yield name, renamed, pattern
 
 
 def stores_single_experts(model: PreTrainedModel) -> bool:

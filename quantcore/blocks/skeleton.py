@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from quantcore.errors import ModelError
 
@@ -48,18 +50,30 @@ def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrained
     from accelerate import init_empty_weights
 
     config = clean_config(raw_config)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(
+            f"Transformers has no causal language model of the type '{config.model_type}'.",
+            code="unsupported_architecture",
+            hint="Only decoder-only language models can be run. Another model that holds one can be quantized from file"
+            " to file (--file2file_quantization), with a scheme that needs no data.",
+        )
     try:
         with init_empty_weights(include_buffers=False), no_init_weights():
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
     except (ValueError, TypeError, ZeroDivisionError, RuntimeError) as error:
         raise ModelError(
-            f"Transformers cannot build this '{config.model_type}' model: {error}.",
+            f"Transformers cannot build this '{config.model_type}' model: {_in_short(error)}",
             code="unsupported_architecture",
             hint="Check config.json; decoder-only language models are supported.",
         ) from error
     model.config.use_cache = False
     model.train(False).requires_grad_(False)
     return model
+
+
+def _in_short(error: Exception) -> str:
+    """The first line of what ``error`` says, and not much of that: Transformers lists all of its classes in some."""
+    return textwrap.shorten((str(error).strip() or type(error).__name__).splitlines()[0], 300, placeholder=" ...")
 
 
 def find_block_list(

@@ -14,6 +14,8 @@ from quantcore.checkpoint.layout import Stack, TensorHeader
 EXPERT = re.compile(r"^(?P<moe>.+)\.experts\.(?P<index>\d+)\.(?P<projection>.+)$")
 """A matrix or layer of one expert, in the module that holds the experts, the router and shared experts."""
 
+_ROUTER = re.compile(r"\.(gate|router)(?=\.|$)")
+_MOE = re.compile(r"(^|[._])(moe|experts?)([._]|$)")
 _GATE_UP = re.compile(r"^(.+)\.(?:experts\.gate_up_proj|input_linear\.weight)$")  # the second: Granite
 _DOWN = {"experts.gate_up_proj": "experts.down_proj", "input_linear.weight": "output_linear.weight"}
 
@@ -78,23 +80,39 @@ def unstack_mxfp4(tensors: Mapping[str, TensorHeader]) -> tuple[dict[str, Tensor
 def find_routers(shapes: Mapping[str, Sequence[int]]) -> set[str]:
     """Modules that choose experts, or weigh shared ones: small, and an error there sends a token to the wrong place.
 
-    By shape (``shapes`` of all tensors, by name) and place: one output an expert (or a single one), directly beside
-    the experts (``mlp.gate``, ``mlp.shared_expert_gate``) or in a module beside them called gate or router
-    (``router.layer``).
+    They are the matrices in a module called gate or router beside the experts (``mlp.gate``, ``router.layer``,
+    ``gate.router_mlp.fc1``), and by shape (``shapes`` of all tensors, by name) those directly beside the experts that
+    have one output an expert, or a single one (``mlp.shared_expert_gate``).
     """
-    num_experts: dict[str, int] = {}
-    for name in shapes:
-        if match := EXPERT.match(name):
-            num_experts[match["moe"]] = max(num_experts.get(match["moe"], 0), int(match["index"]) + 1)
+    num_experts = _num_experts(shapes)
     routers = set()
     for name, shape in shapes.items():
         module = name.removesuffix(".weight")
         owner = module.rpartition(".")[0]
-        if owner.rpartition(".")[2] in ("gate", "router"):
-            owner = owner.rpartition(".")[0]
-        if len(shape) == 2 and owner in num_experts and shape[0] in (1, num_experts[owner]):
+        inside = (module[: match.start()] for match in _ROUTER.finditer(module))
+        beside = owner in num_experts and shape[0] in (1, num_experts[owner])
+        if len(shape) == 2 and (beside or any(path in num_experts for path in inside)):
             routers.add(module)
     return routers
+
+
+def is_stack_of_experts(name: str, shape: Sequence[int]) -> bool:
+    """Whether a tensor holds the weights of several experts, in whatever layout, by its name and its axes."""
+    if len(shape) < 2 or EXPERT.match(name):
+        return False
+    return ".experts." in name or (len(shape) == 3 and _MOE.search(name) is not None)
+
+
+def _num_experts(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """How many experts each module has that has some."""
+    found: dict[str, int] = {}
+    for name, shape in shapes.items():
+        if match := EXPERT.match(name):
+            found[match["moe"]] = max(found.get(match["moe"], 0), int(match["index"]) + 1)
+        elif is_stack_of_experts(name, shape):
+            path, inside, _ = name.partition(".experts.")
+            found.setdefault(path if inside else name.removesuffix(".weight").rpartition(".")[0], shape[0])
+    return found
 
 
 def _matrices(

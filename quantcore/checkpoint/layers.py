@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from quantcore.checkpoint.layout import TensorHeader
 
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
-_EMBEDDING = re.compile(r"(^|[._])(wte|wpe|emb(ed(dings?)?)?(_tokens|_positions|_in)?)\.weight$")
+_EMBEDDING = re.compile(
+    r"(^|[._])(wte|wpe|emb(ed(dings?)?)?(_tokens|_positions|_in)?"
+    r"|(relative_(attention|position)|rel_pos|position)_bias(_table)?|(rel_)?pos(ition)?_emb(ed(dings?)?)?)\.weight$"
+)
+_NORM = re.compile(r"(norms?(_?\d+)?|(^|\.)ln(_\w+)?)\.weight$")
 
 
 def is_head(name: str) -> bool:
@@ -17,8 +21,31 @@ def is_head(name: str) -> bool:
 
 
 def is_linear(name: str, tensor: TensorHeader) -> bool:
-    """Two-dimensional weights that no embedding is called like; norms have one dimension."""
-    return name.endswith(".weight") and len(tensor.shape) == 2 and _EMBEDDING.search(name) is None
+    """Two-dimensional weights that no embedding and no norm is called like; most norms have one dimension."""
+    called_otherwise = _EMBEDDING.search(name) or _NORM.search(name)
+    return name.endswith(".weight") and len(tensor.shape) == 2 and called_otherwise is None
+
+
+def is_matrix(tensor: TensorHeader) -> bool:
+    """Floats in two or three axes, two of them longer than 1: what a reader could take for a layer's weight."""
+    sides = sum(side > 1 for side in tensor.shape)
+    return "F" in tensor.dtype and len(tensor.shape) <= 3 and sides >= 2
+
+
+def is_convolution(name: str, shape: Sequence[int]) -> bool:
+    """Kernels of 1-D convolutions, [out, in / groups, taps]; most in decoder blocks are depthwise, [out, 1, taps]."""
+    return len(shape) == 3 and (shape[1] == 1 or "conv" in name)
+
+
+def why_not_linear(name: str, tensor: TensorHeader) -> str:
+    """What the matrix ``name`` is instead of the weight of a linear layer."""
+    if _EMBEDDING.search(name):
+        return "embedding"
+    if _NORM.search(name):
+        return "norm"
+    if is_convolution(name, tensor.shape):
+        return "kernel of a convolution"
+    return "weight of three axes" if len(tensor.shape) == 3 else "parameter that is no layer's weight by its name"
 
 
 def find_conv1d(tensors: Mapping[str, TensorHeader], prefix: str) -> set[str]:

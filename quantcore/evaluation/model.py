@@ -14,13 +14,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from quantcore.calibration.ranges import Activations, quantized_activations
+from quantcore.checkpoint.blocks import find_blocks
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.dequantizing import open_source, read_layer
 from quantcore.evaluation.clipping import Clipping
 from quantcore.evaluation.text import EvaluationText
 from quantcore.layer import LayerPlan
 from quantcore.nn.loading import load_model
-from quantcore.plan import find_blocks
 from quantcore.reading import Model
 from quantcore.runtime.devices import default_device
 from quantcore.runtime.hidden import Hidden

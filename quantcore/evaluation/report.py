@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ def build_report(
         "harness": main.harness,
         "layers": [layer.to_dict() for layer in outcome.layers],
         "edges": outcome.edges,
-        "kept": [asdict(entry) for entry in plan.kept],
+        "kept": [{"name": entry.name, "reason": entry.reason} for entry in plan.kept],
         "warnings": [*plan.warnings, *(warning.message for warning in outcome.warnings)],
         "provenance": {name: value for name, value in outcome.provenance.items() if name != "environment"},
         "environment": outcome.provenance["environment"],
@@ -106,7 +105,7 @@ def _layers_in_short(plan: Plan, outcome: Outcome) -> dict[str, Any]:
     return {
         "worst_layer": {"name": worst.name, "relative_error": worst.relative_error, "sqnr_db": worst.sqnr_db},
         "num_layers_quantized": len(plan.layers),
-        "num_layers_kept": len(plan.kept),
+        "num_layers_kept": sum(entry.is_layer for entry in plan.kept),
     }
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from quantcore.affine import QParams
 from quantcore.blocks.experts import split_experts
-from quantcore.blocks.names import place_tensors, projection_names
+from quantcore.blocks.names import check_not_rearranged, place_tensors, projection_names
 from quantcore.blocks.skeleton import build_skeleton, float32_names, set_parameter
 from quantcore.calibration.ranges import Activations
 from quantcore.checkpoint.source import TORCH_DTYPES
@@ -54,6 +54,7 @@ def load_model(found: Model, ranks: Ranks = ALONE) -> Loaded:
     placed = place_tensors(model, found.headers.tensors)
     if any(place.rpartition(".")[0] not in dict(model.named_modules()) for place in placed.values()):
         split_experts(model, projection_names(model))  # the files hold experts one by one
+    check_not_rearranged(model, found.headers.tensors, placed)
     stays_float32 = float32_names(model, dtype)
     layers = {} if found.quantized is None else found.quantized.layers
     device = torch.device("cpu") if ranks.size == 1 else default_device()

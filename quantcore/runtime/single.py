@@ -20,7 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from quantcore.blocks.experts import experts_split, is_fused
-from quantcore.blocks.names import place_tensors, projection_names
+from quantcore.blocks.names import check_not_rearranged, check_shares_nothing, place_tensors, projection_names
 from quantcore.blocks.skeleton import build_skeleton, find_block_list, float32_names, set_parameter
 from quantcore.errors import ModelError
 from quantcore.runtime.arguments import Arguments
@@ -64,6 +64,8 @@ class StreamedModel:
         self._placed = place_tensors(self.model, names)
         self._stored = {place: name for name, place in self._placed.items()}
         self._prefix, self.blocks = find_block_list(self.model, self._placed, prefix, num_blocks)
+        check_shares_nothing(self.model, self._prefix)
+        check_not_rearranged(self.model, names, self._placed)
         self._projections = projection_names(self.model)
         self._keeps_float32 = float32_names(self.model, dtype)
         self.num_returned = 0  # values that a block returns as a tuple

@@ -11,12 +11,13 @@ import pytest
 from quantcore import presets
 from quantcore.algorithms import config_of
 from quantcore.capacity import distinct_blocks, plan_for
+from quantcore.checkpoint.blocks import find_blocks
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.cli import main
 from quantcore.config import CalibrationConfig
 from quantcore.errors import ConfigError
 from quantcore.hardware import GB, Hardware, parse_hardware
-from quantcore.plan import find_blocks, resolve
+from quantcore.plan import resolve
 from quantcore.shapes import tensors_of
 
 CONFIGS = Path(__file__).parent / "configs"

@@ -282,6 +282,81 @@ def test_layers_outside_the_blocks_are_kept_and_said():
     assert len(result.layers) == 2
 
 
+NOT_LINEAR = {
+    "mixer.A_log": ((64, 16), "parameter that is no layer's weight by its name"),
+    "attn.rel_logits_proj.proj": ((16, 64), "parameter that is no layer's weight by its name"),
+    "mixer.conv1d.weight": ((64, 1, 4), "kernel of a convolution"),
+    "attn.conv_qk_grouped.weight": ((64, 16, 2), "kernel of a convolution"),
+    "attn.q_norm.weight": ((4, 16), "norm"),
+    "SelfAttention.relative_attention_bias.weight": ((32, 4), "embedding"),
+    "attn.rel_pos_emb.weight": ((32, 16), "embedding"),
+    "attn.position_embeddings.weight": ((32, 64), "embedding"),
+    "rel_attn.q": ((64, 4, 16), "weight of three axes"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_LINEAR)
+def test_matrices_that_are_no_linear_layers_are_kept_and_listed(name):
+    shape, reason = NOT_LINEAR[name]
+    full = f"gpt_neox.layers.1.{name}"
+    result = plan("int8_weight_only", neox(**{full: header(shape)}), NEOX)
+    assert [(entry.reason, entry.is_layer) for entry in result.kept if full.startswith(entry.name)] == [(reason, False)]
+    assert len(result.layers) == 2
+
+
+def test_vectors_are_no_matrices():
+    others = {
+        "mix": header((1, 1, 64)),
+        "bias": header((1, 8)),
+        "mask": header((1, 1, 64, 64)),
+        "ids": header((8, 8), "U8"),
+    }
+    tensors = neox(**{f"gpt_neox.layers.0.{name}": one for name, one in others.items()})
+    assert [entry.name for entry in plan("int8_weight_only", tensors, NEOX).kept] == ["embed_out"]
+
+
+ROUTERS = {
+    "one more output than experts": {"mlp.gate.weight": (9, 64), "mlp.experts.7.up_proj.weight": (32, 64)},
+    "an axis for the experts last": {"mlp.gate.weight": (64, 8), "mlp.experts.7.up_proj.weight": (32, 64)},
+    "some layers": {
+        "mlp.gate.down_proj.weight": (16, 64), "mlp.gate.router_mlp.fc1.weight": (16, 16),
+        "mlp.gate.router_mlp.out_proj.weight": (9, 16), "mlp.experts.7.up_proj.weight": (32, 64),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ROUTERS)
+def test_routers_of_any_shape_are_kept(case):
+    """Inkling, Ernie 4.5 VL and Zaya. A gate without experts beside it is a linear layer."""
+    others = {"mlp.linear_gate.weight": (64, 64), "attn.gate.weight": (64, 64)}
+    shapes = {f"gpt_neox.layers.1.{name}": header(shape) for name, shape in {**ROUTERS[case], **others}.items()}
+    result = plan("int8_weight_only", neox(**shapes), NEOX)
+    routers = {entry.name.removeprefix("gpt_neox.layers.1.") for entry in result.kept if entry.reason == "router"}
+    assert routers == {name.removesuffix(".weight") for name in ROUTERS[case] if ".gate." in name}
+    assert len(result.layers) == 2 + 1 + len(others)
+
+
+STACKS = {
+    "moe.up_proj.weight": "*.moe.*",
+    "mlp.experts.fc1.weight": "*.experts.*",
+    "mlp.experts.w13_weight": "*.experts.*",
+    "mlp.shared_experts.gate_proj": "*.shared_experts.*",
+}
+"""Of Step 3.7, Aria and Inkling, and the pattern that keeps them."""
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_experts_in_a_layout_that_is_not_split_are_refused_unless_they_are_excluded(name):
+    tensors = neox(**{f"gpt_neox.layers.1.{name}": header((4, 32, 64))})
+    with pytest.raises(ModelError, match=r"experts .* layout that is not supported: .* \[4, 32, 64\]") as caught:
+        plan("int8_weight_only", tensors, NEOX)
+    assert f"Exclude '{STACKS[name]}'" in caught.value.hint
+    result = plan("int8_weight_only", tensors, NEOX, exclude=("lm_head", STACKS[name]))
+    kept = {entry.name: entry.reason for entry in result.kept}
+    assert kept[f"gpt_neox.layers.1.{name.removesuffix('.weight')}"] == f"excluded by '{STACKS[name]}'"
+    assert result.warnings == () and len(result.layers) == 2
+
+
 def test_masks_in_the_checkpoint_are_no_weights():
     """Old GPT-NeoX checkpoints hold causal masks as bytes."""
     mask = {"gpt_neox.layers.0.attention.bias": header((1, 1, 2048, 2048), "U8")}

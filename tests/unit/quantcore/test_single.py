@@ -12,11 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.random_model import write_random_model
 from quantcore.blocks.names import place_tensors
-from quantcore.blocks.skeleton import find_block_list
+from quantcore.blocks.skeleton import build_skeleton, find_block_list
+from quantcore.checkpoint.blocks import find_blocks
 from quantcore.checkpoint.headers import read_local
 from quantcore.checkpoint.source import Source
 from quantcore.errors import ModelError
-from quantcore.plan import find_blocks
+from quantcore.nn.loading import load
 from quantcore.runtime.products import products_on
 from quantcore.runtime.single import StreamedModel
 from tests.factories import MIXTURES, SHAPE, tiny_model
@@ -100,6 +101,39 @@ def test_a_checkpoint_with_the_model_s_own_names_needs_no_renaming():
     names = [name for name in model.state_dict() if ".experts." not in name]
     assert any(".shared_experts." in name for name in names)
     assert place_tensors(model, names) == {name: name for name in names}
+
+
+_HYBRID = {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "num_hidden_layers": 4}
+BUILT_OTHERWISE = {
+    "kimi_linear": (MIXTURES["deepseek_v3"], r"makes '.*conv1d\.weight' out of stored tensors"),
+    "longcat_flash": (
+        {**MIXTURES["deepseek_v3"], "num_layers": 3, "num_hidden_layers": 6, "expert_ffn_hidden_size": 64,
+         "ffn_hidden_size": 64, "moe_topk": 2, "zero_expert_num": 2},
+        r"makes '.*experts\..*' out of stored tensors",
+    ),
+    "zamba2": (
+        {**_HYBRID, "mamba_ngroups": 1, "n_mamba_heads": 4, "num_mem_blocks": 1, "hybrid_layer_ids": [1, 3]},
+        r"Decoder blocks of this model share weights: 'model\.layers\.3\.",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BUILT_OTHERWISE)
+def test_a_whole_checkpoint_lacks_nothing(tmp_path, name):
+    """Transformers builds the model otherwise than it is stored: that is the reason, and no missing shard."""
+    overrides, reason = BUILT_OTHERWISE[name]
+    folder = tiny_model(tmp_path / "model", model_type=name, **overrides)
+    for opened in (streamed, load) if "makes" in reason else (streamed,):
+        with pytest.raises(ModelError, match=reason) as caught:
+            opened(folder)
+        assert caught.value.code == "unsupported_architecture" and "--file2file_quantization" in caught.value.hint
+
+
+@pytest.mark.parametrize("model_type", ["t5", "llava", "vit"])
+def test_a_class_that_is_no_language_model_is_named_in_short(model_type):
+    with pytest.raises(ModelError, match=f"no causal language model of the type '{model_type}'") as caught:
+        build_skeleton({"model_type": model_type}, torch.float32)
+    assert "--file2file_quantization" in caught.value.hint and len(str(caught.value)) < 300
 
 
 def test_the_blocks_are_found_beside_another_list_of_that_length():

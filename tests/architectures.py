@@ -1,0 +1,119 @@
+"""The checkpoints of every architecture that Transformers has, as names and shapes: no weight is allocated."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    rename_source_key,
+    revert_weight_conversion,
+)
+from transformers.initialization import no_init_weights
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from quantcore.checkpoint.experts import unstack_experts
+from quantcore.checkpoint.layout import TensorHeader
+
+TASKS = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ")
+DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth", "encoder_layers", "decoder_layers")
+
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "dots1": {"n_shared_experts": 1, "n_routed_experts": 4},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 3, "num_hidden_layers": 6},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
+    "reformer": {"is_decoder": True},
+}
+"""What the default configs of these types lack for a model to be built."""
+
+WHOLE = ("zamba", "gemma3n_text", "prophetnet")
+"""Types whose blocks are tied to one another, or whose depth cannot be set."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """``config`` as config.json holds it, ``tensors`` as they are read from a checkpoint, ``model`` on the meta device.
+
+    ``fills``: the parameter of ``model`` that each tensor fills, or fills a part of, by Transformers' own table.
+    """
+
+    config: dict[str, Any]
+    tensors: dict[str, TensorHeader]
+    model: PreTrainedModel
+    fills: dict[str, str]
+
+    def owner(self, name: str) -> nn.Module:
+        """The module whose parameter the tensor called ``name`` fills."""
+        return self.model.get_submodule(self.fills[name].rpartition(".")[0])
+
+
+def model_classes() -> dict[str, str]:
+    """The names of Transformers' classes for text, each with the type of its model."""
+    classes: dict[str, str] = {}
+    for task in TASKS:
+        for model_type, names in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").items():
+            for name in (names,) if isinstance(names, str) else names:
+                classes.setdefault(name, model_type)
+    return classes
+
+
+def outline(class_name: str, model_type: str, depth: int = 6, tower_depth: int = 7) -> Outline:
+    """What ``save_pretrained`` writes of a model of this class and so many blocks; widths are the class's default."""
+    model_class: type[PreTrainedModel] = getattr(transformers, class_name)
+    config = CONFIG_MAPPING[model_type](**OVERRIDES.get(model_type, {}))
+    if not isinstance(config, model_class.config_class):
+        config = config.get_text_config(decoder=True)
+    if model_type not in WHOLE:
+        shrink(config, depth, tower_depth)
+    with torch.device("meta"), no_init_weights():
+        model = model_class(config)
+    state = {name: tensor for name, tensor in model.state_dict().items() if name not in model.all_tied_weights_keys}
+    stored = {name: _header(tensor) for name, tensor in revert_weight_conversion(model, dict(state)).items()}
+    places = _places(model, list(stored))
+    tensors = unstack_experts(stored)
+    fills = {name: places[name if header.stack is None else header.stack.name] for name, header in tensors.items()}
+    return Outline(json.loads(config.to_json_string()), tensors, model, fills)
+
+
+def shrink(config: PretrainedConfig, depth: int, tower_depth: int) -> None:
+    """Lower the number of blocks, of towers for pictures and sound too, and cut the lists with an entry for each."""
+    is_tower = any(
+        part in config.model_type for part in ("vision", "audio", "speech", "clip", "siglip", "vit", "encoder")
+    )
+    wanted = tower_depth if is_tower else depth
+    for field in DEPTHS:
+        before = getattr(config, field, None)
+        if isinstance(before, int) and before > wanted:
+            setattr(config, field, wanted)
+            for name, value in list(vars(config).items()):
+                if isinstance(value, list | tuple) and len(value) == before:
+                    setattr(config, name, value[:wanted])
+    for name in config.sub_configs:
+        inner = getattr(config, name, None)
+        if isinstance(inner, PretrainedConfig):
+            shrink(inner, depth, tower_depth)
+
+
+def _header(tensor: torch.Tensor) -> TensorHeader:
+    dtype = "BF16" if tensor.is_floating_point() else "I64"
+    return TensorHeader(dtype, tuple(tensor.shape), "model.safetensors", 0, 2 * tensor.numel())
+
+
+def _places(model: PreTrainedModel, stored: list[str]) -> dict[str, str]:
+    transforms = get_model_conversion_mapping(model)
+    renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
+    converters = [one for one in transforms if isinstance(one, WeightConverter)]
+    state = model.state_dict()
+    return {name: rename_source_key(name, renamings, converters, model.base_model_prefix, state)[0] for name in stored}

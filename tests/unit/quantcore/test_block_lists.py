@@ -1,0 +1,111 @@
+"""Where the decoder blocks are: told from names, shapes and config.json as models are published."""
+
+import pytest
+
+from quantcore import presets
+from quantcore.checkpoint.blocks import find_blocks, said_of_the_rest
+from quantcore.checkpoint.layout import TensorHeader
+from quantcore.errors import ModelError
+from quantcore.plan import resolve
+
+VISION = {"model_type": "clip_vision_model", "hidden_size": 64, "num_hidden_layers": 24}
+
+
+def blocks(prefix, count, width, start=0):
+    names = [f"{prefix}{index}.fc.weight" for index in range(start, start + count)]
+    return {name: TensorHeader("BF16", (2 * width, width), "model.safetensors", 0, 4 * width * width) for name in names}
+
+
+LLAVA = {**blocks("vision_tower.vision_model.encoder.layers.", 24, 64), **blocks("language_model.model.layers.", 6, 32)}
+FOUND = {
+    "nested": (
+        {"text_config": {"num_hidden_layers": 6, "hidden_size": 32}, "vision_config": VISION}, LLAVA,
+        "language_model.model.layers.", 6,
+    ),
+    "nested, with the defaults of the class left out": (
+        {"text_config": {"model_type": "llama"}, "vision_config": VISION}, LLAVA, "language_model.model.layers.", 6,
+    ),
+    "flat, with a vision_config": (
+        {"num_hidden_layers": 6, "hidden_size": 32, "vision_config": {"depth": 24, "hidden_size": 64}},
+        {**blocks("visual.blocks.", 24, 64), **blocks("model.layers.", 6, 32)}, "model.layers.", 6,
+    ),
+    "a tower of the same depth and an unknown name": (
+        {"llm_config": {"num_hidden_layers": 6, "hidden_size": 32}},
+        {**blocks("eyes.layers.", 6, 64), **blocks("model.layers.", 6, 32)}, "model.layers.", 6,
+    ),
+    "a tower of the same width and an unknown name": (
+        {"language_config": {"num_hidden_layers": 6, "hidden_size": 64}},
+        {**blocks("eyes.layers.", 24, 64), **blocks("model.layers.", 6, 64)}, "model.layers.", 6,
+    ),
+    "nested twice": (
+        {"thinker_config": {"text_config": {"num_hidden_layers": 6, "hidden_size": 32}, "audio_config": VISION}},
+        {**blocks("thinker.audio_tower.layers.", 24, 64), **blocks("thinker.model.layers.", 6, 32),
+         **blocks("talker.model.layers.", 6, 32)},
+        "thinker.model.layers.", 6,
+    ),
+    "multi-token prediction inside": (
+        {"text_config": {"num_hidden_layers": 5, "num_nextn_predict_layers": 1, "hidden_size": 32}},
+        blocks("language_model.model.layers.", 6, 32), "language_model.model.layers.", 5,
+    ),
+    "a decoder that reads pictures": (
+        {"text_config": {"num_hidden_layers": 6, "hidden_size": 32}},
+        {**blocks("vision_model.encoder.layers.", 6, 32), **blocks("language_model.model.decoder.layers.", 6, 32)},
+        "language_model.model.decoder.layers.", 6,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_the_text_model_is_found(case):
+    config, tensors, prefix, count = FOUND[case]
+    assert find_blocks(tensors, config) == (prefix, count)
+
+
+ENCODER_DECODER = {**blocks("encoder.block.", 6, 32), **blocks("decoder.block.", 6, 32)}
+REFUSED = {
+    "T5": (
+        {"is_encoder_decoder": True, "num_layers": 6, "d_model": 32},
+        ENCODER_DECODER,
+        "an encoder beside its decoder",
+    ),
+    "two that fit": (
+        {"num_layers": 6, "d_model": 32},
+        ENCODER_DECODER,
+        r"several lists .*'decoder.block.\*' \(6 blocks",
+    ),
+    "two and none that fits": ({"num_hidden_layers": 9}, ENCODER_DECODER, "several lists"),
+    "a tower alone": (
+        {"hidden_size": 64},
+        blocks("vision_tower.layers.", 6, 64),
+        "these are none: 'vision_tower.layers",
+    ),
+    "no list": ({"hidden_size": 64}, {"fc.weight": blocks("x.", 1, 64)["x.0.fc.weight"]}, "no tensor name has a block"),
+    "another depth": ({"num_hidden_layers": 7}, blocks("model.layers.", 6, 32), "promises 7 decoder blocks, .* hold 6"),
+    "another width": ({"num_layers": 6, "hidden_size": 48}, blocks("model.layers.", 6, 32), "promises 6 .* hold 6"),
+    "a hole": ({"num_layers": 6}, blocks("model.layers.", 6, 32, start=1), "a shard is missing"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_one_language_model_is_refused_with_the_reason(case):
+    config, tensors, reason = REFUSED[case]
+    with pytest.raises(ModelError, match=reason) as caught:
+        find_blocks(tensors, config)
+    assert caught.value.hint
+    implausible = case in ("another depth", "another width", "a hole")
+    assert caught.value.code == ("config_implausible" if implausible else "unsupported_architecture")
+
+
+def test_a_plan_says_which_parts_it_leaves_alone():
+    config, tensors, prefix, _ = FOUND["nested"]
+    plan = resolve(presets.resolve("int8_weight_only"), {**config, "model_type": "llava"}, tensors, file2file=True)
+    assert len(plan.layers) == 6 and plan.block_prefix == prefix
+    [warning] = plan.warnings
+    assert "Only the language model 'language_model.model.layers.*' (6 blocks" in warning
+    assert "stay as they are: 'vision_tower.vision_model.encoder.layers.*' (24 blocks" in warning
+    assert {entry.reason for entry in plan.kept if entry.name.startswith("vision")} == {"outside the decoder blocks"}
+
+
+def test_nothing_is_said_where_nothing_is_left():
+    small = {"heads.0.weight": TensorHeader("BF16", (2, 2), "model.safetensors", 0, 8)}
+    assert said_of_the_rest(blocks("model.layers.", 6, 32) | small, "model.layers.") == ()
