@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import KW_ONLY, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, TypeAdapter, ValidationError, field_validator
+from pydantic import Field, StrictInt, TypeAdapter, ValidationError, field_validator
 from pydantic import model_validator as validator
 from pydantic.dataclasses import dataclass
 
-from quantcore.algorithms import STRICT, AlgoConfig, check_chain
+from quantcore.algorithms import AlgoConfig, check_chain
 from quantcore.errors import ConfigError
 from quantcore.spec import (
     Dtype,
@@ -26,11 +26,10 @@ from quantcore.spec import (
     RoundType,
     ScaleMode,
     ScaleType,
-    Value,
     ZeroPointType,
-    given_fields,
     one_of,
 )  # fmt: skip
+from quantcore.values import STRICT, Settings, Value, config_error, given_fields
 
 __all__ = [
     "BUILTIN", "DATASET_ID", "CalibrationConfig", "Config", "Dtype", "QSchemeType", "QuantizationConfig",
@@ -55,9 +54,9 @@ class QuantizationMode(StrEnum):
     fx_graph_mode = "fx_graph_mode"
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, config=STRICT)
 class QuantizationConfig(Value):
-    """What happens to one layer's tensors. None keeps a tensor as it is.
+    """What happens to one layer's tensors. None keeps a tensor as it is. The order of the fields is AMD Quark's.
 
     A weight or a bias does not change, so ``is_dynamic`` of its spec makes no difference and becomes False.
     """
@@ -114,9 +113,9 @@ def _check_activation(name: str, spec: QuantizationSpec) -> None:
         raise ValueError(f"groups of {name} run along the features: leave ch_axis out (or -1)")
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Config(Value):
-    """How a whole model is quantized.
+    """How a whole model is quantized. The first four fields can be given by position, as in AMD Quark's class.
 
     A layer's config is the first match of: ``exclude`` (kept as it is), ``kv_cache_quant_config`` and
     ``layer_quant_config`` (patterns in order), ``layer_type_quant_config``, ``global_quant_config``. Patterns are shell
@@ -128,6 +127,7 @@ class Config(Value):
     layer_type_quant_config: dict[LayerType, QuantizationConfig] = Field(default_factory=dict)
     layer_quant_config: dict[str, QuantizationConfig] = Field(default_factory=dict)
     kv_cache_quant_config: dict[str, QuantizationConfig] = Field(default_factory=dict)
+    _: KW_ONLY
     softmax_quant_spec: QuantizationSpec | None = None
     exclude: tuple[str, ...] = ()
     algo_config: tuple[AlgoConfig, ...] = ()
@@ -208,10 +208,8 @@ def is_dataset_id(source: str) -> bool:
 SourceName = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
-class TextSource(BaseModel):
+class TextSource(Settings):
     """Where a text is: ``CalibrationConfig`` says what each field can be."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: SourceName | None = None
     config: Annotated[str, Field(min_length=1, max_length=200)] | None = None
@@ -271,11 +269,4 @@ def parse_config(data: object) -> Config:
     try:
         return _ADAPTER.validate_python(data)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        pointer = "".join(f"/{part}" for part in first["loc"])
-        raise ConfigError(
-            f"The config is not valid at {pointer or '/'}: {first['msg']}.",
-            code="invalid_config",
-            hint=f"{error.error_count()} problem(s) in all; fields are named as in docs/config.md.",
-            field=pointer,
-        ) from error
+        raise config_error(error, "The config", hint="Fields are named as in docs/config.md.") from error

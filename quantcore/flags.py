@@ -22,6 +22,7 @@ from quantcore.export import EXPORTERS
 from quantcore.mixing.schemes import resolve as resolve_schemes
 from quantcore.quark_config import read_config
 from quantcore.task import GATES, EvaluationConfig, MixConfig, Task
+from quantcore.values import config_error
 
 CUSTOM_MODES = ("quark", "fp8", "awq")
 MODEL_EXPORTS = ("hf_format", *EXPORTERS)
@@ -283,28 +284,25 @@ def add_evaluation(flags: argparse.ArgumentParser) -> None:
 def evaluation_of(options: argparse.Namespace) -> EvaluationConfig:
     """Raises ConfigError ``invalid_evaluation``."""
     try:
-        return EvaluationConfig(
-            num_windows=options.num_eval_data,
-            seq_len=options.eval_seq_len,
-            source=options.eval_dataset,
-            config=options.eval_dataset_config,
-            split=options.eval_dataset_split,
-            column=options.eval_dataset_column,
-            stride=options.eval_stride,
-            tasks=tuple(name.strip() for name in options.tasks.split(",")) if options.tasks else (),
-            limit=options.limit,
-            num_fewshot=options.num_fewshot,
-            include_path=Path(options.include_path).absolute() if options.include_path else None,
-            batch_size=options.eval_batch_size,
+        return EvaluationConfig.model_validate(
+            {
+                "num_windows": options.num_eval_data,
+                "seq_len": options.eval_seq_len,
+                "source": options.eval_dataset,
+                "config": options.eval_dataset_config,
+                "split": options.eval_dataset_split,
+                "column": options.eval_dataset_column,
+                "stride": options.eval_stride,
+                "tasks": tuple(name.strip() for name in options.tasks.split(",")) if options.tasks else (),
+                "limit": options.limit,
+                "num_fewshot": options.num_fewshot,
+                "include_path": Path(options.include_path).absolute() if options.include_path else None,
+                "batch_size": options.eval_batch_size,
+            }
         )
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "these flags"
-        raise ConfigError(
-            f"The evaluation cannot be so: {place}: {first['msg']}.",
-            code="invalid_evaluation",
-            hint="See docs/evaluation.md.",
-            field="/evaluation",
+        raise config_error(
+            error, "The evaluation", code="invalid_evaluation", hint="See docs/evaluation.md.", prefix="/evaluation"
         ) from error
 
 

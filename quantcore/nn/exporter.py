@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -40,13 +41,14 @@ from quantcore.nn.layers import QuantizedLayer, quantized_layers
 from quantcore.nn.names import Stored, find_stored
 from quantcore.nn.onnx import export_onnx
 from quantcore.onnx_nodes import OPSET
+from quantcore.values import STRICT, Checked, shown
 
 WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
-@dataclass
-class JsonExporterConfig:
+@dataclass(kw_only=True, config=STRICT)
+class JsonExporterConfig(metaclass=Checked):
     """Options of safetensors exports.
 
     ``weight_format``: ``real_quantized`` for codes in the format of ``custom_mode``, or ``fake_quantized`` for the
@@ -59,13 +61,13 @@ class JsonExporterConfig:
     kv_cache_group: list[str] = field(default_factory=list)
 
 
-@dataclass
-class OnnxExporterConfig:
+@dataclass(config=STRICT)
+class OnnxExporterConfig(metaclass=Checked):
     """Options of ONNX exports: none yet."""
 
 
-@dataclass
-class ExporterConfig:
+@dataclass(config=STRICT)
+class ExporterConfig(metaclass=Checked):
     """Options of all exports."""
 
     json_export_config: JsonExporterConfig = field(default_factory=JsonExporterConfig)
@@ -86,6 +88,11 @@ class ModelExporter:
                 "ModelExporter has no folder to write to.", code="invalid_config", hint="Give export_dir.",
                 field="/export_dir",
             )  # fmt: skip
+        if not isinstance(config, ExporterConfig | None):
+            raise ConfigError(
+                f"ModelExporter takes an ExporterConfig; {shown(config)} was given.", code="invalid_config",
+                hint="Give ExporterConfig(json_export_config=JsonExporterConfig()), or leave it out.", field="/config",
+            )  # fmt: skip
         self.config = config or ExporterConfig()
         self.export_dir = Path(export_dir)
 
@@ -99,7 +106,8 @@ class ModelExporter:
         a model that stores its layers in another form.
         """
         layers = _frozen_layers(model)
-        export = _format(self.config.json_export_config, custom_mode)
+        options = replace(self.config.json_export_config)  # checked again: its fields may have been set since
+        export = _format(options, custom_mode)
         exporter = EXPORTERS.get(export)
         if isinstance(exporter, Container):
             raise ConfigError(
@@ -112,7 +120,7 @@ class ModelExporter:
         _check_running(model, quant_config)
         _check_plans(plans, quant_config)
         check_exports(plans, (export,))
-        merge_output_scales(layers, self.config.json_export_config)
+        merge_output_scales(layers, options)
         with building(self.export_dir) as folder:
             stored = find_stored(model)
             if holds_codes(export):

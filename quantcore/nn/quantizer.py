@@ -24,6 +24,7 @@ from quantcore.nn.layers import find_quantizers, quantize_layer, quantized_layer
 from quantcore.nn.log import log
 from quantcore.nn.selection import select_layers
 from quantcore.solvers.shared import shared_global_scales
+from quantcore.values import shown
 
 
 class ModelQuantizer:
@@ -35,6 +36,12 @@ class ModelQuantizer:
     """
 
     def __init__(self, config: Config) -> None:
+        if not isinstance(config, Config):
+            raise ConfigError(
+                f"ModelQuantizer takes a Config; {shown(config)} was given.",
+                code="invalid_config",
+                hint="Give Config(global_quant_config=QuantizationConfig(weight=...)).",
+            )
         self.config = config
 
     def quantize_model(self, model: nn.Module, dataloader: Iterable[Any] | None = None) -> nn.Module:

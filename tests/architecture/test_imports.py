@@ -53,6 +53,7 @@ ALLOWED = {
 # Inside the engine, from the bottom up: a module imports from its own level or below.
 LEVELS = (
     ("errors", "formats", "registry", "events", "timing", "workload"),
+    ("values",),
     ("algorithms",),
     ("spec",),
     ("config",),

@@ -160,3 +160,19 @@ def test_a_weight_format_without_the_format_that_it_is_about_is_refused(tmp_path
     assert caught.value.code == "invalid_export"
     with pytest.raises(ConfigError, match="real_quantized"):
         task(tmp_path, "--export_weight_format", "fake")
+
+
+@pytest.mark.parametrize(
+    ("flags", "field"),
+    [
+        (("--seq_len", "4"), "/seq_len"),
+        (("--seed", "-1"), "/seed"),
+        (("--dataset_config", "en"), "/"),
+        (("--quant_scheme", "w4a16", "--group_size", "0"), "/"),
+        (("--eval_seq_len", "3"), "/evaluation/seq_len"),
+    ],
+)
+def test_a_value_that_cannot_be_is_an_error_in_plain_words(tmp_path, flags, field):
+    with pytest.raises(ConfigError, match=f"not valid at {field}") as caught:
+        task(tmp_path, *flags)
+    assert "[type=" not in str(caught.value)
