@@ -44,6 +44,15 @@ SIZE_UNITS = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3}
 DEFAULT_SHARD_SIZE = "5GB"
 
 ONLY_WHEN_ASKED = ("Embedding", "EmbeddingBag")
+CACHED_LAYERS = ("k_proj", "v_proj")
+"""What models call the layers whose outputs are keys and values, where these are layers of their own."""
+
+
+def is_cached(name: str) -> bool:
+    """Whether layer ``name`` is called like one whose outputs a KV cache holds (see ``quantcore.kv_cache``)."""
+    return name.rpartition(".")[2] in CACHED_LAYERS
+
+
 LayerType = Annotated[str, one_of("layer type", LAYER_TYPES)]
 
 
@@ -117,10 +126,12 @@ def _check_activation(name: str, spec: QuantizationSpec) -> None:
 class Config(Value):
     """How a whole model is quantized. The first four fields can be given by position, as in AMD Quark's class.
 
-    A layer's config is the first match of: ``exclude`` (kept as it is), ``kv_cache_quant_config`` and
-    ``layer_quant_config`` (patterns in order), ``layer_type_quant_config``, ``global_quant_config``. Patterns are shell
-    globs on the full module name (``*.down_proj``). Embeddings are quantized only where a name or a type asks for it.
-    ``softmax_quant_spec``: the attention probabilities (fp8 attention).
+    A layer's config is the first match of: ``exclude`` (kept as it is), ``layer_quant_config`` (patterns in order),
+    ``layer_type_quant_config``, ``global_quant_config``. Patterns are shell globs on the full module name
+    (``*.down_proj``). Embeddings are quantized only where a name or a type asks for it. ``kv_cache_quant_config`` adds
+    ``output_tensors`` to the layers that compute keys and values, whatever else its patterns match; if it says weights
+    or inputs, too, they are those of layers that ``layer_quant_config`` does not name. ``softmax_quant_spec``: the
+    attention probabilities (fp8 attention).
     """
 
     global_quant_config: QuantizationConfig
@@ -152,15 +163,33 @@ class Config(Value):
         """True if an algorithm looks at the float model beside the quantized one: two streams instead of one."""
         return any(getattr(algorithm, "compares", False) for algorithm in self.algo_config)
 
-    def choose(self, name: str, layer_type: str) -> tuple[QuantizationConfig | None, str]:
-        """The config of layer ``name`` of class ``layer_type`` (None: kept as it is), and what decided it."""
+    def choose(self, name: str, layer_type: str, *, in_cache: bool = True) -> tuple[QuantizationConfig | None, str]:
+        """The config of layer ``name`` of class ``layer_type`` (None: kept as it is), and what decided it.
+
+        ``in_cache`` False: its outputs are no keys or values, whatever it is called.
+        """
         for pattern in self.exclude:
             if fnmatchcase(name, pattern):
                 return None, f"excluded by '{pattern}'"
-        for field in ("kv_cache_quant_config", "layer_quant_config"):
-            for pattern, chosen in getattr(self, field).items():
-                if fnmatchcase(name, pattern):
-                    return chosen, f"{field} '{pattern}'"
+        chosen, why = self._choose_but_for_cache(name, layer_type)
+        cache = self.cache_config(name) if in_cache else None
+        if cache is None:
+            return chosen, why
+        pattern, layer = cache
+        is_named = why.startswith("layer_quant_config")
+        if is_named or layer == QuantizationConfig(output_tensors=layer.output_tensors):
+            layer = replace(chosen or layer, output_tensors=layer.output_tensors)
+        return layer, f"kv_cache_quant_config '{pattern}'" + (f" with {why}" if is_named else "")
+
+    def cache_config(self, name: str) -> tuple[str, QuantizationConfig] | None:
+        """The pattern of ``kv_cache_quant_config`` that layer ``name`` fits, and what it says; None if it fits none."""
+        fitting = (one for one in self.kv_cache_quant_config.items() if fnmatchcase(name, one[0]))
+        return next(fitting, None) if is_cached(name) else None
+
+    def _choose_but_for_cache(self, name: str, layer_type: str) -> tuple[QuantizationConfig | None, str]:
+        for pattern, chosen in self.layer_quant_config.items():
+            if fnmatchcase(name, pattern):
+                return chosen, f"layer_quant_config '{pattern}'"
         if layer_type in self.layer_type_quant_config:
             return self.layer_type_quant_config[layer_type], f"layer_type_quant_config '{layer_type}'"
         if layer_type in ONLY_WHEN_ASKED:
@@ -170,8 +199,10 @@ class Config(Value):
     def unmatched_patterns(self, names: Iterable[str]) -> list[str]:
         """The patterns that fit none of ``names``, each once."""
         names = list(names)
-        patterns = dict.fromkeys((*self.exclude, *self.kv_cache_quant_config, *self.layer_quant_config))
-        return [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]
+        keys_and_values = [name for name in names if is_cached(name)]
+        among = [*((one, names) for one in (*self.exclude, *self.layer_quant_config))]
+        among += [(one, keys_and_values) for one in self.kv_cache_quant_config]
+        return list(dict.fromkeys(one for one, some in among if not any(fnmatchcase(name, one) for name in some)))
 
     @validator(mode="before")
     @classmethod
@@ -180,6 +211,14 @@ class Config(Value):
         if isinstance(values, dict) and not isinstance(values.get("algo_config", ()), list | tuple):
             values["algo_config"] = (values["algo_config"],)
         return values
+
+    @field_validator("kv_cache_quant_config")
+    @classmethod
+    def _say_outputs(cls, table: dict[str, QuantizationConfig]) -> dict[str, QuantizationConfig]:
+        empty = [pattern for pattern, layer in table.items() if layer.output_tensors is None]
+        if empty:
+            raise ValueError(f"'{empty[0]}' has no output_tensors: they are what a KV cache holds")
+        return table
 
     @field_validator("algo_config")
     @classmethod

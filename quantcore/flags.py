@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from quantcore import presets
 from quantcore.algorithms import NAMES, config_of, load_quant_algo_config_from_file
 from quantcore.checkpoint.hub import is_model_id, resolve
-from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, Config, parse_config
+from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, Config, QuantizationConfig, parse_config
 from quantcore.errors import ConfigError, unknown_value
 from quantcore.evaluation.stopwatch import RUNTIMES
 from quantcore.export import EXPORTERS
@@ -66,6 +66,12 @@ def exports_of(options: argparse.Namespace) -> tuple[str, ...]:
     _one_of("model_export", options.model_export, MODEL_EXPORTS)
     _one_of("export_weight_format", [options.export_weight_format], WEIGHT_FORMATS)
     names = options.model_export or ["hf_format"]
+    if options.custom_mode != "quark" and "hf_format" not in names:
+        raise ConfigError(
+            f"--custom_mode {options.custom_mode} is about hf_format, but --model_export says {', '.join(names)}.",
+            code="invalid_export",
+            hint=f"Give --model_export {options.custom_mode}, beside the others or alone.",
+        )
     is_fake = options.export_weight_format == "fake_quantized"
     if is_fake and "hf_format" not in names:
         raise ConfigError(
@@ -106,11 +112,38 @@ def config_of_flags(options: argparse.Namespace) -> Config:
             raise ConfigError(f"{options.quant_scheme} cannot be read: {error}.", code="invalid_config") from error
     else:
         config = presets.resolve(options.quant_scheme, group_size=options.group_size, exclude=exclude, presets=known)
-    named = {pattern: presets.resolve(scheme, presets=known).global_quant_config
-             for pattern, scheme in options.layer_quant_scheme}  # fmt: skip
-    config = replace(config, layer_quant_config={**named, **config.layer_quant_config})
+    config = replace(config, layer_quant_config=_with_layer_schemes(config, options.layer_quant_scheme, known))
     config = presets.with_kv_cache(config, options.kv_cache_dtype) if options.kv_cache_dtype else config
     return _with_algorithms(config, options)
+
+
+def _with_layer_schemes(
+    config: Config, given: Sequence[tuple[str, str]], known: Mapping[str, presets.Preset]
+) -> dict[str, QuantizationConfig]:
+    """The patterns of --layer_quant_scheme, and those of ``config`` behind them.
+
+    Raises ConfigError for a pattern that has two schemes, and for a preset that says more than the scheme of a layer.
+    """
+    named: dict[str, QuantizationConfig] = {}
+    for pattern, scheme in given:
+        chosen = presets.resolve(scheme, presets=known)
+        if chosen != replace(Config(global_quant_config=chosen.global_quant_config), exclude=chosen.exclude):
+            raise ConfigError(
+                f"--layer_quant_scheme takes the scheme of a layer, and the preset {scheme} says more than that.",
+                code="invalid_config",
+                hint="Take a preset that is a global_quant_config alone, or write a config file.",
+                field="/layer_quant_config",
+            )
+        before = named.get(pattern, config.layer_quant_config.get(pattern, chosen.global_quant_config))
+        if before != chosen.global_quant_config:
+            raise ConfigError(
+                f"The pattern '{pattern}' of --layer_quant_scheme has another scheme already.",
+                code="conflicting_schemes",
+                hint="Give each pattern once, and leave it out where --quant_scheme is a file that says it.",
+                field="/layer_quant_config",
+            )
+        named[pattern] = chosen.global_quant_config
+    return {**named, **config.layer_quant_config}
 
 
 def _with_algorithms(config: Config, options: argparse.Namespace) -> Config:

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from quantcore.checkpoint.experts import find_routers
 from quantcore.config import Config, QSchemeType
 from quantcore.errors import ConfigError, ModelError
+from quantcore.kv_cache import check_kv_cache, holds_keys_or_values
 from quantcore.layer import LayerPlan, check_super_blocks
 from quantcore.layouts import canonical
 from quantcore.nn.layers import kind_of, num_groups
@@ -40,9 +42,10 @@ def select_layers(model: nn.Module, config: Config) -> Selection:
     chosen: dict[str, LayerPlan] = {}
     kept: dict[str, str] = {}
     routers = _find_routers(layers)
+    tensors = {name for name, _ in model.named_parameters()}
     for name, module in layers.items():
         kind = str(kind_of(module))
-        layer_config, why = config.choose(name, kind)
+        layer_config, why = config.choose(name, kind, in_cache=holds_keys_or_values(name, tensors))
         if name in routers and name not in config.layer_quant_config:
             kept[name] = "router"
         elif layer_config is None:
@@ -52,6 +55,8 @@ def select_layers(model: nn.Module, config: Config) -> Selection:
         else:
             shape = canonical(module.get_parameter("weight"), kind, num_groups(module)).shape
             chosen[name] = LayerPlan(name, None, tuple(shape), layer_config, kind, why)
+    model_config = model.config.to_dict() if isinstance(model, PreTrainedModel) else {}
+    check_kv_cache(config, list(chosen.values()), list(layers), model_config)
     shared = dict(_shared_otherwise(model, chosen))
     for name in shared:
         del chosen[name]

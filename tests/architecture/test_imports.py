@@ -61,6 +61,7 @@ LEVELS = (
     ("qtensor", "affine", "hadamard", "stats", "layouts", "slices", "double_quant"),
     ("super_blocks", "onnx_nodes"),
     ("observers", "solvers", "transforms", "blocks", "layer", "task"),
+    ("kv_cache",),
     ("plan", "memory", "shapes", "capacity", "calibration", "checkpoint", "runtime"),
     ("rotate", "streams", "publishing"),
     ("blockwise",),
