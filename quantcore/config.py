@@ -7,13 +7,13 @@ checks again. ``to_dict`` and ``parse_config`` are inverse.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Self
 
-from pydantic import Field, StrictInt, TypeAdapter, ValidationError, field_validator
+from pydantic import Field, StrictBool, StrictInt, TypeAdapter, ValidationError, field_validator
 from pydantic import model_validator as validator
 from pydantic.dataclasses import dataclass
 
@@ -131,7 +131,8 @@ class Config(Value):
     (``*.down_proj``). Embeddings are quantized only where a name or a type asks for it. ``kv_cache_quant_config`` adds
     ``output_tensors`` to the layers that compute keys and values, whatever else its patterns match; if it says weights
     or inputs, too, they are those of layers that ``layer_quant_config`` does not name. ``softmax_quant_spec``: the
-    attention probabilities (fp8 attention).
+    attention probabilities (fp8 attention). ``strict``: a pattern or class that fits no layer is an error, and not only
+    a warning.
     """
 
     global_quant_config: QuantizationConfig
@@ -143,6 +144,7 @@ class Config(Value):
     exclude: tuple[str, ...] = ()
     algo_config: tuple[AlgoConfig, ...] = ()
     quant_mode: QuantizationMode = QuantizationMode.eager_mode
+    strict: StrictBool = False
 
     @property
     def needs_calibration(self) -> bool:
@@ -195,6 +197,23 @@ class Config(Value):
         if layer_type in ONLY_WHEN_ASKED:
             return None, f"{layer_type} is quantized only where a name or a type asks for it"
         return self.global_quant_config, "global_quant_config"
+
+    def warn_of_unmatched(self, layers: Mapping[str, str]) -> tuple[str, ...]:
+        """What to say of the patterns and classes that fit none of ``layers`` (name -> class).
+
+        Raises ConfigError ``unmatched_names`` instead if ``strict``.
+        """
+        said = [f"The pattern '{pattern}' matches no layer." for pattern in self.unmatched_patterns(layers)]
+        types = [kind for kind in self.layer_type_quant_config if kind not in layers.values()]
+        said += [f"The class '{kind}' of layer_type_quant_config matches no layer." for kind in types]
+        if said and self.strict:
+            raise ConfigError(
+                " ".join(said),
+                code="unmatched_names",
+                hint="Correct or remove them. Without `strict` they are warnings.",
+                field="/strict",
+            )
+        return tuple(said)
 
     def unmatched_patterns(self, names: Iterable[str]) -> list[str]:
         """The patterns that fit none of ``names``, each once."""

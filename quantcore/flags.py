@@ -114,6 +114,7 @@ def config_of_flags(options: argparse.Namespace) -> Config:
         config = presets.resolve(options.quant_scheme, group_size=options.group_size, exclude=exclude, presets=known)
     config = replace(config, layer_quant_config=_with_layer_schemes(config, options.layer_quant_scheme, known))
     config = presets.with_kv_cache(config, options.kv_cache_dtype) if options.kv_cache_dtype else config
+    config = replace(config, strict=True) if options.strict else config
     return _with_algorithms(config, options)
 
 
@@ -276,6 +277,7 @@ def add_scheme(flags: argparse.ArgumentParser) -> None:
     )
     add("--preset_file", help="JSON with presets of your own")
     add("--exclude_layers", nargs="*", help="globs of layers to keep (default: lm_head)")
+    add("--strict", action="store_true", help="a pattern that fits no layer is an error, and not only a warning")
     add("--group_size", type=int, help="for schemes with groups; -1 is the whole row")
     _add_calibration(flags)
     add("--custom_mode", default="quark", help=f"one of: {', '.join(CUSTOM_MODES)}")

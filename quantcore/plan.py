@@ -283,14 +283,14 @@ def _decide(
             layers.append(LayerPlan(module, block, shape, chosen, kind, why))
     check_kv_cache(config, layers, in_blocks, model_config)
     check_whole_cache(layers, in_blocks, tensors)
-    names = [layer.name for layer in layers] + [entry.name for entry in kept]
-    names.append("lm_head")
+    kinds = {entry.name: "Conv1D" if f"{entry.name}.weight" in conv1d else "Linear" for entry in kept}
+    kinds |= {layer.name: layer.kind for layer in layers} | {"lm_head": "Linear"}
     if not any(map(is_head, tensors)):
         kept.append(KeptTensor("lm_head", "shares its weight with the embedding"))
     return (
         tuple(layers),
         tuple(kept),
-        tuple(f"The pattern '{pattern}' matches no linear layer." for pattern in config.unmatched_patterns(names)),
+        config.warn_of_unmatched(kinds),
     )
 
 
