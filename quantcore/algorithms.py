@@ -11,16 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from quantcore.errors import ConfigError
-
-STRICT = ConfigDict(extra="forbid")
+from quantcore.values import STRICT, Value, config_error
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class ScalingLayer:
+class ScalingLayer(Value):
     """One edge as AMD Quark writes it: the scale of ``layers``' common input is folded into ``prev_op``.
 
     ``inp`` is the layer whose input is watched, ``module2inspect`` the module whose output error is measured.
@@ -36,7 +35,7 @@ class ScalingLayer:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class _OnEdges:
+class _OnEdges(Value):
     """A transform: it changes weights before they are rounded. A chain may have several.
 
     ``num_grams``: how many matrices [inputs, inputs] it learns of every input. ``on_one_process``: no ranks can share
@@ -57,7 +56,7 @@ class _OnEdges:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class _OnLayers:
+class _OnLayers(Value):
     """A solver: it rounds the weights. A chain has one at most, at its end.
 
     ``compares``: it sees what the float model makes of the calibration data beside what the quantized one does.
@@ -181,7 +180,7 @@ class QronosConfig(GPTQConfig):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class RotatedLayers:
+class RotatedLayers(Value):
     """Where AMD Quark writes down that the stream passes: from ``prev_modules`` through a norm to ``next_modules``."""
 
     prev_modules: tuple[str, ...] = ()
@@ -247,7 +246,7 @@ class AutoRoundConfig(_OnLayers):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class BiasCorrectionConfig:
+class BiasCorrectionConfig(Value):
     """Bias correction (Nagel et al. 2019): what rounding adds to a layer's mean output is taken from its bias.
 
     Layers without a bias stay as they are: a model does not get parameters that its class does not have.
@@ -323,14 +322,16 @@ def load_quant_algo_config_from_file(file_path: str | Path) -> Any:
 
     Raises ConfigError that names the file and the field at fault.
     """
+    hint = f"It is one JSON object with a `name`: {', '.join(NAMES)}."
     try:
         return _ADAPTER.validate_python(json.loads(Path(file_path).read_text("utf-8")))
+    except ValidationError as error:
+        what = f"The algorithm config {file_path}"
+        raise config_error(error, what, code="invalid_algo_config", hint=hint, prefix="/algo_config") from error
     except (OSError, ValueError) as error:
-        problem = error.errors(include_url=False)[0] if isinstance(error, ValidationError) else None
-        where = "" if problem is None else " at " + "/".join(str(part) for part in problem["loc"])
         raise ConfigError(
-            f"{file_path} is not an algorithm config{where}: {problem['msg'] if problem else error}.",
+            f"{file_path} is not an algorithm config: {error}.",
             code="invalid_algo_config",
-            hint=f"It is one JSON object with a `name`: {', '.join(NAMES)}.",
+            hint=hint,
             field="/algo_config",
         ) from error

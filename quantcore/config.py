@@ -7,17 +7,17 @@ checks again. ``to_dict`` and ``parse_config`` are inverse.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, TypeAdapter, ValidationError, field_validator
+from pydantic import Field, StrictBool, StrictInt, TypeAdapter, ValidationError, field_validator
 from pydantic import model_validator as validator
 from pydantic.dataclasses import dataclass
 
-from quantcore.algorithms import STRICT, AlgoConfig, check_chain
+from quantcore.algorithms import AlgoConfig, check_chain
 from quantcore.errors import ConfigError
 from quantcore.spec import (
     Dtype,
@@ -26,11 +26,10 @@ from quantcore.spec import (
     RoundType,
     ScaleMode,
     ScaleType,
-    Value,
     ZeroPointType,
-    given_fields,
     one_of,
 )  # fmt: skip
+from quantcore.values import STRICT, Settings, Value, config_error, given_fields
 
 __all__ = [
     "BUILTIN", "DATASET_ID", "CalibrationConfig", "Config", "Dtype", "QSchemeType", "QuantizationConfig",
@@ -45,6 +44,15 @@ SIZE_UNITS = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3}
 DEFAULT_SHARD_SIZE = "5GB"
 
 ONLY_WHEN_ASKED = ("Embedding", "EmbeddingBag")
+CACHED_LAYERS = ("k_proj", "v_proj")
+"""What models call the layers whose outputs are keys and values, where these are layers of their own."""
+
+
+def is_cached(name: str) -> bool:
+    """Whether layer ``name`` is called like one whose outputs a KV cache holds (see ``quantcore.kv_cache``)."""
+    return name.rpartition(".")[2] in CACHED_LAYERS
+
+
 LayerType = Annotated[str, one_of("layer type", LAYER_TYPES)]
 
 
@@ -55,9 +63,9 @@ class QuantizationMode(StrEnum):
     fx_graph_mode = "fx_graph_mode"
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, config=STRICT)
 class QuantizationConfig(Value):
-    """What happens to one layer's tensors. None keeps a tensor as it is.
+    """What happens to one layer's tensors. None keeps a tensor as it is. The order of the fields is AMD Quark's.
 
     A weight or a bias does not change, so ``is_dynamic`` of its spec makes no difference and becomes False.
     """
@@ -114,24 +122,29 @@ def _check_activation(name: str, spec: QuantizationSpec) -> None:
         raise ValueError(f"groups of {name} run along the features: leave ch_axis out (or -1)")
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Config(Value):
-    """How a whole model is quantized.
+    """How a whole model is quantized. The first four fields can be given by position, as in AMD Quark's class.
 
-    A layer's config is the first match of: ``exclude`` (kept as it is), ``kv_cache_quant_config`` and
-    ``layer_quant_config`` (patterns in order), ``layer_type_quant_config``, ``global_quant_config``. Patterns are shell
-    globs on the full module name (``*.down_proj``). Embeddings are quantized only where a name or a type asks for it.
-    ``softmax_quant_spec``: the attention probabilities (fp8 attention).
+    A layer's config is the first match of: ``exclude`` (kept as it is), ``layer_quant_config`` (patterns in order),
+    ``layer_type_quant_config``, ``global_quant_config``. Patterns are shell globs on the full module name
+    (``*.down_proj``). Embeddings are quantized only where a name or a type asks for it. ``kv_cache_quant_config`` adds
+    ``output_tensors`` to the layers that compute keys and values, whatever else its patterns match; if it says weights
+    or inputs, too, they are those of layers that ``layer_quant_config`` does not name. ``softmax_quant_spec``: the
+    attention probabilities (fp8 attention). ``strict``: a pattern or class that fits no layer is an error, and not only
+    a warning.
     """
 
     global_quant_config: QuantizationConfig
     layer_type_quant_config: dict[LayerType, QuantizationConfig] = Field(default_factory=dict)
     layer_quant_config: dict[str, QuantizationConfig] = Field(default_factory=dict)
     kv_cache_quant_config: dict[str, QuantizationConfig] = Field(default_factory=dict)
+    _: KW_ONLY
     softmax_quant_spec: QuantizationSpec | None = None
     exclude: tuple[str, ...] = ()
     algo_config: tuple[AlgoConfig, ...] = ()
     quant_mode: QuantizationMode = QuantizationMode.eager_mode
+    strict: StrictBool = False
 
     @property
     def needs_calibration(self) -> bool:
@@ -152,26 +165,63 @@ class Config(Value):
         """True if an algorithm looks at the float model beside the quantized one: two streams instead of one."""
         return any(getattr(algorithm, "compares", False) for algorithm in self.algo_config)
 
-    def choose(self, name: str, layer_type: str) -> tuple[QuantizationConfig | None, str]:
-        """The config of layer ``name`` of class ``layer_type`` (None: kept as it is), and what decided it."""
+    def choose(self, name: str, layer_type: str, *, in_cache: bool = True) -> tuple[QuantizationConfig | None, str]:
+        """The config of layer ``name`` of class ``layer_type`` (None: kept as it is), and what decided it.
+
+        ``in_cache`` False: its outputs are no keys or values, whatever it is called.
+        """
         for pattern in self.exclude:
             if fnmatchcase(name, pattern):
                 return None, f"excluded by '{pattern}'"
-        for field in ("kv_cache_quant_config", "layer_quant_config"):
-            for pattern, chosen in getattr(self, field).items():
-                if fnmatchcase(name, pattern):
-                    return chosen, f"{field} '{pattern}'"
+        chosen, why = self._choose_but_for_cache(name, layer_type)
+        cache = self.cache_config(name) if in_cache else None
+        if cache is None:
+            return chosen, why
+        pattern, layer = cache
+        is_named = why.startswith("layer_quant_config")
+        if is_named or layer == QuantizationConfig(output_tensors=layer.output_tensors):
+            layer = replace(chosen or layer, output_tensors=layer.output_tensors)
+        return layer, f"kv_cache_quant_config '{pattern}'" + (f" with {why}" if is_named else "")
+
+    def cache_config(self, name: str) -> tuple[str, QuantizationConfig] | None:
+        """The pattern of ``kv_cache_quant_config`` that layer ``name`` fits, and what it says; None if it fits none."""
+        fitting = (one for one in self.kv_cache_quant_config.items() if fnmatchcase(name, one[0]))
+        return next(fitting, None) if is_cached(name) else None
+
+    def _choose_but_for_cache(self, name: str, layer_type: str) -> tuple[QuantizationConfig | None, str]:
+        for pattern, chosen in self.layer_quant_config.items():
+            if fnmatchcase(name, pattern):
+                return chosen, f"layer_quant_config '{pattern}'"
         if layer_type in self.layer_type_quant_config:
             return self.layer_type_quant_config[layer_type], f"layer_type_quant_config '{layer_type}'"
         if layer_type in ONLY_WHEN_ASKED:
             return None, f"{layer_type} is quantized only where a name or a type asks for it"
         return self.global_quant_config, "global_quant_config"
 
+    def warn_of_unmatched(self, layers: Mapping[str, str]) -> tuple[str, ...]:
+        """What to say of the patterns and classes that fit none of ``layers`` (name -> class).
+
+        Raises ConfigError ``unmatched_names`` instead if ``strict``.
+        """
+        said = [f"The pattern '{pattern}' matches no layer." for pattern in self.unmatched_patterns(layers)]
+        types = [kind for kind in self.layer_type_quant_config if kind not in layers.values()]
+        said += [f"The class '{kind}' of layer_type_quant_config matches no layer." for kind in types]
+        if said and self.strict:
+            raise ConfigError(
+                " ".join(said),
+                code="unmatched_names",
+                hint="Correct or remove them. Without `strict` they are warnings.",
+                field="/strict",
+            )
+        return tuple(said)
+
     def unmatched_patterns(self, names: Iterable[str]) -> list[str]:
         """The patterns that fit none of ``names``, each once."""
         names = list(names)
-        patterns = dict.fromkeys((*self.exclude, *self.kv_cache_quant_config, *self.layer_quant_config))
-        return [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]
+        keys_and_values = [name for name in names if is_cached(name)]
+        among = [*((one, names) for one in (*self.exclude, *self.layer_quant_config))]
+        among += [(one, keys_and_values) for one in self.kv_cache_quant_config]
+        return list(dict.fromkeys(one for one, some in among if not any(fnmatchcase(name, one) for name in some)))
 
     @validator(mode="before")
     @classmethod
@@ -180,6 +230,14 @@ class Config(Value):
         if isinstance(values, dict) and not isinstance(values.get("algo_config", ()), list | tuple):
             values["algo_config"] = (values["algo_config"],)
         return values
+
+    @field_validator("kv_cache_quant_config")
+    @classmethod
+    def _say_outputs(cls, table: dict[str, QuantizationConfig]) -> dict[str, QuantizationConfig]:
+        empty = [pattern for pattern, layer in table.items() if layer.output_tensors is None]
+        if empty:
+            raise ValueError(f"'{empty[0]}' has no output_tensors: they are what a KV cache holds")
+        return table
 
     @field_validator("algo_config")
     @classmethod
@@ -208,10 +266,8 @@ def is_dataset_id(source: str) -> bool:
 SourceName = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
-class TextSource(BaseModel):
+class TextSource(Settings):
     """Where a text is: ``CalibrationConfig`` says what each field can be."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: SourceName | None = None
     config: Annotated[str, Field(min_length=1, max_length=200)] | None = None
@@ -271,11 +327,4 @@ def parse_config(data: object) -> Config:
     try:
         return _ADAPTER.validate_python(data)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        pointer = "".join(f"/{part}" for part in first["loc"])
-        raise ConfigError(
-            f"The config is not valid at {pointer or '/'}: {first['msg']}.",
-            code="invalid_config",
-            hint=f"{error.error_count()} problem(s) in all; fields are named as in docs/config.md.",
-            field=pointer,
-        ) from error
+        raise config_error(error, "The config", hint="Fields are named as in docs/config.md.") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from pydantic import ValidationError
 from quantcore import presets
 from quantcore.algorithms import NAMES, config_of, load_quant_algo_config_from_file
 from quantcore.checkpoint.hub import is_model_id, resolve
-from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, Config, parse_config
+from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, Config, QuantizationConfig, parse_config
 from quantcore.errors import ConfigError, unknown_value
 from quantcore.evaluation.stopwatch import RUNTIMES
 from quantcore.export import EXPORTERS
 from quantcore.mixing.schemes import resolve as resolve_schemes
 from quantcore.quark_config import read_config
 from quantcore.task import GATES, EvaluationConfig, MixConfig, Task
+from quantcore.values import config_error
 
 CUSTOM_MODES = ("quark", "fp8", "awq")
 MODEL_EXPORTS = ("hf_format", *EXPORTERS)
@@ -65,6 +66,12 @@ def exports_of(options: argparse.Namespace) -> tuple[str, ...]:
     _one_of("model_export", options.model_export, MODEL_EXPORTS)
     _one_of("export_weight_format", [options.export_weight_format], WEIGHT_FORMATS)
     names = options.model_export or ["hf_format"]
+    if options.custom_mode != "quark" and "hf_format" not in names:
+        raise ConfigError(
+            f"--custom_mode {options.custom_mode} is about hf_format, but --model_export says {', '.join(names)}.",
+            code="invalid_export",
+            hint=f"Give --model_export {options.custom_mode}, beside the others or alone.",
+        )
     is_fake = options.export_weight_format == "fake_quantized"
     if is_fake and "hf_format" not in names:
         raise ConfigError(
@@ -105,11 +112,39 @@ def config_of_flags(options: argparse.Namespace) -> Config:
             raise ConfigError(f"{options.quant_scheme} cannot be read: {error}.", code="invalid_config") from error
     else:
         config = presets.resolve(options.quant_scheme, group_size=options.group_size, exclude=exclude, presets=known)
-    named = {pattern: presets.resolve(scheme, presets=known).global_quant_config
-             for pattern, scheme in options.layer_quant_scheme}  # fmt: skip
-    config = replace(config, layer_quant_config={**named, **config.layer_quant_config})
+    config = replace(config, layer_quant_config=_with_layer_schemes(config, options.layer_quant_scheme, known))
     config = presets.with_kv_cache(config, options.kv_cache_dtype) if options.kv_cache_dtype else config
+    config = replace(config, strict=True) if options.strict else config
     return _with_algorithms(config, options)
+
+
+def _with_layer_schemes(
+    config: Config, given: Sequence[tuple[str, str]], known: Mapping[str, presets.Preset]
+) -> dict[str, QuantizationConfig]:
+    """The patterns of --layer_quant_scheme, and those of ``config`` behind them.
+
+    Raises ConfigError for a pattern that has two schemes, and for a preset that says more than the scheme of a layer.
+    """
+    named: dict[str, QuantizationConfig] = {}
+    for pattern, scheme in given:
+        chosen = presets.resolve(scheme, presets=known)
+        if chosen != replace(Config(global_quant_config=chosen.global_quant_config), exclude=chosen.exclude):
+            raise ConfigError(
+                f"--layer_quant_scheme takes the scheme of a layer, and the preset {scheme} says more than that.",
+                code="invalid_config",
+                hint="Take a preset that is a global_quant_config alone, or write a config file.",
+                field="/layer_quant_config",
+            )
+        before = named.get(pattern, config.layer_quant_config.get(pattern, chosen.global_quant_config))
+        if before != chosen.global_quant_config:
+            raise ConfigError(
+                f"The pattern '{pattern}' of --layer_quant_scheme has another scheme already.",
+                code="conflicting_schemes",
+                hint="Give each pattern once, and leave it out where --quant_scheme is a file that says it.",
+                field="/layer_quant_config",
+            )
+        named[pattern] = chosen.global_quant_config
+    return {**named, **config.layer_quant_config}
 
 
 def _with_algorithms(config: Config, options: argparse.Namespace) -> Config:
@@ -242,6 +277,7 @@ def add_scheme(flags: argparse.ArgumentParser) -> None:
     )
     add("--preset_file", help="JSON with presets of your own")
     add("--exclude_layers", nargs="*", help="globs of layers to keep (default: lm_head)")
+    add("--strict", action="store_true", help="a pattern that fits no layer is an error, and not only a warning")
     add("--group_size", type=int, help="for schemes with groups; -1 is the whole row")
     _add_calibration(flags)
     add("--custom_mode", default="quark", help=f"one of: {', '.join(CUSTOM_MODES)}")
@@ -283,28 +319,25 @@ def add_evaluation(flags: argparse.ArgumentParser) -> None:
 def evaluation_of(options: argparse.Namespace) -> EvaluationConfig:
     """Raises ConfigError ``invalid_evaluation``."""
     try:
-        return EvaluationConfig(
-            num_windows=options.num_eval_data,
-            seq_len=options.eval_seq_len,
-            source=options.eval_dataset,
-            config=options.eval_dataset_config,
-            split=options.eval_dataset_split,
-            column=options.eval_dataset_column,
-            stride=options.eval_stride,
-            tasks=tuple(name.strip() for name in options.tasks.split(",")) if options.tasks else (),
-            limit=options.limit,
-            num_fewshot=options.num_fewshot,
-            include_path=Path(options.include_path).absolute() if options.include_path else None,
-            batch_size=options.eval_batch_size,
+        return EvaluationConfig.model_validate(
+            {
+                "num_windows": options.num_eval_data,
+                "seq_len": options.eval_seq_len,
+                "source": options.eval_dataset,
+                "config": options.eval_dataset_config,
+                "split": options.eval_dataset_split,
+                "column": options.eval_dataset_column,
+                "stride": options.eval_stride,
+                "tasks": tuple(name.strip() for name in options.tasks.split(",")) if options.tasks else (),
+                "limit": options.limit,
+                "num_fewshot": options.num_fewshot,
+                "include_path": Path(options.include_path).absolute() if options.include_path else None,
+                "batch_size": options.eval_batch_size,
+            }
         )
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "these flags"
-        raise ConfigError(
-            f"The evaluation cannot be so: {place}: {first['msg']}.",
-            code="invalid_evaluation",
-            hint="See docs/evaluation.md.",
-            field="/evaluation",
+        raise config_error(
+            error, "The evaluation", code="invalid_evaluation", hint="See docs/evaluation.md.", prefix="/evaluation"
         ) from error
 
 

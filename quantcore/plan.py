@@ -19,6 +19,7 @@ from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
 from quantcore.config import CalibrationConfig, Config, QuantizationMode
 from quantcore.errors import ConfigError, ModelError
 from quantcore.export import EXPORTERS, Container, adapted, check_exports, holds_codes, layouts_of
+from quantcore.kv_cache import check_kv_cache, check_whole_cache, holds_keys_or_values
 from quantcore.layer import LayerPlan, check_super_blocks
 from quantcore.memory import Footprint
 
@@ -136,7 +137,7 @@ def resolve(
     prefix, num_blocks = find_blocks(tensors, model_config)
     _check_architecture(config, tensors, prefix)
     warnings += said_of_the_rest(tensors, prefix)
-    layers, kept, said = _decide(config, tensors, prefix, num_blocks)
+    layers, kept, said = _decide(config, model_config, tensors, prefix, num_blocks)
     warnings += said
     if not layers:
         raise ConfigError(
@@ -212,11 +213,12 @@ def written_layout(
 
 
 def _decide(
-    config: Config, tensors: Mapping[str, TensorHeader], prefix: str, num_blocks: int
+    config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader], prefix: str, num_blocks: int
 ) -> tuple[tuple[LayerPlan, ...], tuple[KeptTensor, ...], tuple[str, ...]]:
     layers, kept = [], []
     routers = find_routers({name: tensor.shape for name, tensor in tensors.items()})
     conv1d = find_conv1d(tensors, prefix)
+    in_blocks = []
     for name, tensor in sorted(tensors.items(), key=lambda item: natural_order(item[0])):
         module = name.removesuffix(".weight")
         block = int(module[len(prefix) :].split(".")[0]) if module.startswith(prefix) else None
@@ -225,7 +227,10 @@ def _decide(
                 kept.append(_kept_matrix(config, name, tensor))
             continue
         kind = "Conv1D" if name in conv1d else "Linear"
-        chosen, why = config.choose(module, kind)
+        is_running = block is not None and block < num_blocks
+        if is_running:
+            in_blocks.append(module)
+        chosen, why = config.choose(module, kind, in_cache=is_running and holds_keys_or_values(module, tensors))
         if is_head(name) and chosen is not None:
             chosen, why = config.choose("lm_head", kind)  # whatever the checkpoint calls it
         if block is None and not is_head(name):
@@ -236,19 +241,30 @@ def _decide(
             kept.append(KeptTensor(module, "router"))
         elif chosen is None:
             kept.append(KeptTensor(module, why))
+        elif chosen.weight is None and chosen.output_tensors is not None:
+            raise ConfigError(
+                f"{module} would have quantized outputs and a float weight ({why}).",
+                code="unsupported_config",
+                hint="Checkpoints keep activation scales beside quantized weights: give it a weight spec, too. A model"
+                " in memory (ModelQuantizer) can have quantized outputs alone.",
+                field="/global_quant_config/weight",
+            )
         elif chosen.weight is None:
             kept.append(KeptTensor(module, f"{why} has no weight spec"))
         else:
             shape = tensor.shape[::-1] if kind == "Conv1D" else tensor.shape
             layers.append(LayerPlan(module, block, shape, chosen, kind, why))
-    names = [layer.name for layer in layers] + [entry.name for entry in kept if entry.is_layer]
-    names.append("lm_head")
+    check_kv_cache(config, layers, in_blocks, model_config)
+    check_whole_cache(layers, in_blocks, tensors)
+    left = [entry.name for entry in kept if entry.is_layer]
+    kinds = {name: "Conv1D" if f"{name}.weight" in conv1d else "Linear" for name in left}
+    kinds |= {layer.name: layer.kind for layer in layers} | {"lm_head": "Linear"}
     if not any(map(is_head, tensors)):
         kept.append(KeptTensor("lm_head", "shares its weight with the embedding"))
     return (
         tuple(layers),
         tuple(kept),
-        tuple(f"The pattern '{pattern}' matches no linear layer." for pattern in config.unmatched_patterns(names)),
+        config.warn_of_unmatched(kinds),
     )
 
 

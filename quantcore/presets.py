@@ -188,12 +188,22 @@ def resolve(
 
 
 def with_kv_cache(config: Config, scheme: str, layers: tuple[str, ...] = KV_CACHE_LAYERS) -> Config:
-    """``config`` with the outputs of the key and value projections quantized as ``scheme`` of KV_CACHE_SPECS says."""
+    """``config`` with the outputs of the key and value projections quantized as ``scheme`` of KV_CACHE_SPECS says.
+
+    Their weights and inputs stay as ``config`` has them. Raises ConfigError if it says a KV cache already.
+    """
     if scheme not in KV_CACHE_SPECS:
         raise unknown_value(
             "kv_cache", scheme, KV_CACHE_SPECS, code="unknown_kv_cache_scheme", field="/config/kv_cache"
         )
-    layer = replace(config.global_quant_config, output_tensors=KV_CACHE_SPECS[scheme])
+    if config.kv_cache_quant_config:
+        raise ConfigError(
+            f"The config says its own KV cache (kv_cache_quant_config), and {scheme} was asked for besides.",
+            code="conflicting_schemes",
+            hint="Leave one of them out.",
+            field="/config/kv_cache",
+        )
+    layer = QuantizationConfig(output_tensors=KV_CACHE_SPECS[scheme])
     return replace(config, kv_cache_quant_config=dict.fromkeys(layers, layer))
 
 

@@ -22,7 +22,7 @@ from quantcore.checkpoint.gguf_model import read_gguf
 from quantcore.checkpoint.headers import ModelHeaders, read_folder
 from quantcore.checkpoint.layers import is_head, is_linear
 from quantcore.checkpoint.layout import DTYPE_BYTES, GGUF_BLOCKS, TensorHeader, TensorLayout
-from quantcore.config import Config
+from quantcore.config import Config, QuantizationConfig
 from quantcore.errors import ConfigError, ModelError
 from quantcore.export import EXPORTERS, tensor_name
 from quantcore.export.stored import Importer, StoredFiles
@@ -61,19 +61,19 @@ class QuantizedLayers:
     def config(self) -> Config:
         """The Config that plans these layers like this: the commonest as the global one, the others by name."""
         layers = self.layers.values()
-        usual = Counter(layer.config for layer in layers if not layer.config.output_tensors).most_common(1)
-        common = usual[0][0] if usual else next(iter(layers)).config
+        without_outputs = {layer.name: replace(layer.config, output_tensors=None) for layer in layers}
+        common = Counter(without_outputs.values()).most_common(1)[0][0]
         floats = {name for name, tensor in self.files.tensors.items() if is_linear(name, tensor)} - self.layers.keys()
         tied = () if any(map(is_head, {*floats, *self.layers})) else ("lm_head",)
         return Config(
             global_quant_config=common,
             layer_quant_config={
-                layer.name: layer.config
-                for layer in layers
-                if layer.config != common and not layer.config.output_tensors
+                layer.name: without_outputs[layer.name] for layer in layers if without_outputs[layer.name] != common
             },
             kv_cache_quant_config={
-                f"*.{layer.name.rpartition('.')[2]}": layer.config for layer in layers if layer.config.output_tensors
+                f"*.{layer.name.rpartition('.')[2]}": QuantizationConfig(output_tensors=layer.config.output_tensors)
+                for layer in layers
+                if layer.config.output_tensors
             },
             exclude=(*(name.removesuffix(".weight") for name in sorted(floats, key=natural_order)), *tied),
         )

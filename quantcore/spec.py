@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import KW_ONLY
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, StrictBool, StrictInt, TypeAdapter
+from pydantic import BeforeValidator, Field, StrictBool, StrictInt
 from pydantic import model_validator as validator
 from pydantic.dataclasses import dataclass
-from pydantic_core import ArgsKwargs
 
-from quantcore.algorithms import STRICT
 from quantcore.formats import FORMATS, Format
+from quantcore.values import STRICT, Value, given_fields
 
 SUPER_BLOCK = 256  # inputs under one float16 scale
 SCALE_BLOCK = 256  # scales under one float32 number, with double quantization
@@ -146,25 +146,9 @@ def one_of(what: str, names: tuple[str, ...]) -> Any:
 ObserverName = Annotated[str, one_of("observer", OBSERVER_NAMES)]
 
 
-class Value:
-    """What all configs share: JSON out, and null for "the default" as in the JSON that other tools write."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON, without the fields that are null."""
-        data: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json", exclude_none=True)
-        return data
-
-
-def given_fields(values: Any) -> Any:
-    """The fields that were given, as a dict: from keywords or from JSON, nulls left out."""
-    if isinstance(values, ArgsKwargs):
-        values = dict(values.kwargs or {})
-    return {k: v for k, v in values.items() if v is not None} if isinstance(values, dict) else values
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, config=STRICT)
 class QuantizationSpec(Value):
-    """How one tensor is quantized.
+    """How one tensor is quantized. The first fields can be given by position, in the order of AMD Quark's class.
 
     Weights are seen as [out, in, *kernel], whatever the module stores. ``ch_axis``: the axis of the channels
     (``per_channel``; default 0) or the axis along which groups run (``per_group``; default the inputs). An activation
@@ -182,10 +166,11 @@ class QuantizationSpec(Value):
     qscheme: QSchemeType = QSchemeType.per_tensor
     ch_axis: StrictInt | None = None
     group_size: StrictInt | None = None
-    block_size: tuple[StrictInt, StrictInt] | None = None
+    block_size: tuple[StrictInt, StrictInt] | None = Field(default=None, kw_only=True)
     symmetric: StrictBool | None = None
     round_method: RoundType = RoundType.half_even
     scale_type: ScaleType = ScaleType.float
+    _: KW_ONLY
     scale_calculation_mode: ScaleMode | None = None
     zero_point_type: ZeroPointType = ZeroPointType.int32
     mx_element_dtype: Dtype | None = Field(

@@ -6,25 +6,32 @@ given fields, and the row's defaults. Two more combine two stages: ``Progressive
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import MISSING, field, fields, replace
+from typing import Annotated, Any, ClassVar
+
+from pydantic import PlainValidator
+from pydantic.dataclasses import dataclass
 
 from quantcore.errors import ConfigError, unknown_value
 from quantcore.spec import OBSERVER_METHODS, Dtype, QSchemeType, QuantizationSpec, ScaleMode, ScaleType
+from quantcore.values import STRICT, Checked, Value, shown
 
 REQUIRED = MISSING
 OBSERVERS = {method: f"PerTensor{part}Observer" for part, method in OBSERVER_METHODS.items()}
 SCALE_FORMATS = {"float32": None, "e8m0": ScaleType.e8m0, "e4m3": ScaleType.e4m3}  # None: as scale_type says
 
 
-@dataclass(frozen=True)
-class DataTypeSpec:
-    """A short form. ``FIXED`` is what its name says; its fields are what may still be chosen."""
+@dataclass(frozen=True, config=STRICT)
+class DataTypeSpec(Value):
+    """A short form. ``FIXED`` is what its name says; its fields are what may still be chosen.
+
+    Those that can be given by position are the ones whose place is the same in all releases of AMD Quark.
+    """
 
     FIXED: ClassVar[dict[str, Any]]
 
     def to_quantization_spec(self) -> QuantizationSpec:
-        """The spec in full. Raises ConfigError or ValidationError for a value that is not allowed."""
+        """The spec in full. Raises ConfigError for a value that is not allowed."""
         given = {option.name: getattr(self, option.name) for option in fields(self)}
         method, scale_format = given.pop("observer_method", None), given.pop("scale_format", None)
         if method is not None:
@@ -34,12 +41,21 @@ class DataTypeSpec:
         return QuantizationSpec(**{**self.FIXED, **given})
 
 
-@dataclass(frozen=True)
-class TwoStageSpec:
+def _is_stage(value: object) -> object:
+    if not isinstance(value, DataTypeSpec | QuantizationSpec):
+        raise ValueError(f"a stage is a QuantizationSpec or a short form of one; {shown(value)} was given")
+    return value
+
+
+Stage = Annotated[DataTypeSpec | QuantizationSpec, PlainValidator(_is_stage)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class TwoStageSpec(Value):
     """Two specs, or short forms of them, that make one."""
 
-    first_stage: DataTypeSpec | QuantizationSpec
-    second_stage: DataTypeSpec | QuantizationSpec
+    first_stage: Stage
+    second_stage: Stage
 
     def _stages(self) -> tuple[QuantizationSpec, QuantizationSpec]:
         first, second = (
@@ -130,13 +146,18 @@ def _table() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def _short_form(name: str, fixed: dict[str, Any], options: dict[str, Any]) -> type[DataTypeSpec]:
-    described: list[Any] = [
-        (key, Any) if value is REQUIRED else (key, Any, field(default=value, kw_only=True))
+    by_position = ("observer_method",) if fixed.get("qscheme") is QSchemeType.per_tensor else ()
+    body: dict[str, Any] = {
+        key: field(default=value, kw_only=key not in by_position)
         for key, value in options.items()
-    ]
-    doc = f"{', '.join(f'{key} {value!s}' for key, value in fixed.items())}."
-    namespace = {"FIXED": fixed, "__doc__": doc, "__module__": __name__}
-    return make_dataclass(name, described, bases=(DataTypeSpec,), namespace=namespace, frozen=True)
+        if value is not REQUIRED
+    }
+    body["FIXED"], body["__module__"], body["__annotations__"] = fixed, __name__, dict.fromkeys(options, Any)
+    body["__doc__"] = f"{', '.join(f'{key} {value!s}' for key, value in fixed.items())}."
+    plain: Any = Checked(name, (DataTypeSpec,), body)
+    made: Any = dataclass(frozen=True, config=STRICT)(plain)
+    short_form: type[DataTypeSpec] = made
+    return short_form
 
 
 HELPER_SPECS = {name: _short_form(name, *row) for name, row in _table().items()}

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator, model_validator
+from pydantic import Field, StrictInt, ValidationError, field_validator, model_validator
 
 from quantcore.config import (
     DEFAULT_SHARD_SIZE,
@@ -19,6 +19,7 @@ from quantcore.config import (
     parse_size,
 )
 from quantcore.errors import ConfigError
+from quantcore.values import Settings, config_error
 
 Gate = Literal["off", "warn", "fail"]
 GATES: tuple[Gate, ...] = get_args(Gate)
@@ -71,15 +72,13 @@ NO_SCHEME = QuantizationConfig()
 Number = Annotated[float, Field(strict=True)]
 
 
-class MixConfig(BaseModel):
+class MixConfig(Settings):
     """The scheme of each layer is chosen when the job runs, from what its rounding costs: the best mix for one budget.
 
     ``schemes``: presets to choose from; ``keep`` leaves a layer in high precision. The budget is one of ``max_size``
     (of all files of weights: as "90MB", or bytes), ``max_bits`` (a weight in the layers that are mixed, with scales)
     and ``max_divergence`` (mean KL from the original in nats a token: the smallest mix that is measured to keep it).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     schemes: tuple[str, ...] = Field(
         examples=[["w4a16", "int8_weight_only"]],
@@ -135,7 +134,7 @@ class ResolvedMix(MixConfig):
         return self
 
 
-class Task(BaseModel):
+class Task(Settings):
     """A float model in, an artifact folder out.
 
     The model is the folder ``model_dir``, or ``model_id`` on the Hub at the commit ``revision``: never a branch, so
@@ -149,8 +148,6 @@ class Task(BaseModel):
     nobody's environment. ``gate``: what a result that misses a limit means (see ``evaluation.gates``).
     ``mix``: the scheme of each layer is chosen first; then ``config`` says the algorithms alone (``check_mix``).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model_dir: Path | None = None
     model_id: str = ""
@@ -229,5 +226,7 @@ def read_task(path: Path) -> Task:
     """The task in a JSON file. Raises ConfigError ``invalid_task``."""
     try:
         return Task.model_validate(json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, ValidationError) as error:
+    except ValidationError as error:
+        raise config_error(error, f"The task in {path}", code="invalid_task") from error
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is not a valid task: {error}.", code="invalid_task") from error

@@ -84,8 +84,9 @@ def build_twin(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
                     noise = torch.randn_like(parameter)
                     is_vector = parameter.ndim < 2
                     parameter.copy_(parameter + 0.2 * noise if is_vector else noise * parameter.shape[-1] ** -0.5)
-            for buffer in model.buffers():
-                if buffer.dtype == torch.long and buffer.ndim == 2 and not buffer.any():
+            stored = model.state_dict()
+            for name, buffer in model.named_buffers():
+                if name in stored and buffer.dtype == torch.long and buffer.ndim == 2 and not buffer.any():
                     buffer.random_(2)  # a table that a checkpoint fills, as from tokens to experts
     model.tie_weights()
     model.config.use_cache = False

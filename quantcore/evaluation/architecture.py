@@ -21,6 +21,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
+from quantcore.blocks.names import FROM_FILE_TO_FILE
 from quantcore.blocks.skeleton import clean_config
 from quantcore.blocks.twin import build_twin, twin_config
 from quantcore.checkpoint.source import TORCH_DTYPES
@@ -103,7 +104,7 @@ def _run_whole(whole: PreTrainedModel, streamed: StreamedModel, window_T: torch.
 
     def note(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         inputs.append(args[0] if args else named["hidden_states"])
-        outputs.append(output[0] if isinstance(output, tuple) else output)
+        outputs.append(output[0] if isinstance(output, (tuple, list)) else output)
 
     with ExitStack() as stack, torch.no_grad(), products_on(whole.device):
         for block in whole.get_submodule(streamed.blocks_name).children():
@@ -149,6 +150,12 @@ def _compare_twin_of(config: dict[str, Any], seed: int) -> dict[str, Any]:
             twin.save_pretrained(folder)
             return {"differences": differences(twin, open_model(read_model(Path(folder))), windows_NT)}
     except ModelError as error:
+        if error.code == "missing_tensors":  # Transformers wrote these files: they are whole
+            raise ModelError(
+                f"Checkpoints of this type hold tensors in a layout that is not supported: {error.message}",
+                code="unsupported_architecture",
+                hint=FROM_FILE_TO_FILE,
+            ) from error
         if error.code == "unsupported_architecture":
             raise
         return {"reason": short(error)}
@@ -209,8 +216,7 @@ def _check(config: dict[str, Any], found: Sequence[float], dtype: torch.dtype) -
         f"Run block by block, this '{config.get('model_type')}' model computes something else than Transformers does:"
         f" hidden states or logits differ by {worst:.2g} of their norm, where {MAX_DIFFERENCE[dtype]:.0e} is allowed.",
         code="architecture_misread",
-        hint="Bitfoundry does not read this architecture correctly yet; please report it. Schemes that need no data"
-        " work from file to file: --file2file_quantization.",
+        hint=f"Bitfoundry does not read this architecture correctly yet; please report it. {FROM_FILE_TO_FILE}",
     )
 
 

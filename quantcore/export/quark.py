@@ -5,18 +5,21 @@ Weights as in ``quark_weights``; static inputs and outputs (the KV cache: k_proj
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.config import (
+    CACHED_LAYERS,
     Config,
     Dtype,
     QSchemeType,
     QuantizationConfig,
     QuantizationSpec,
     ScaleType,
+    is_cached,
     learns_from_data,
 )
 from quantcore.export.exporter import (
@@ -31,6 +34,7 @@ from quantcore.export.exporter import (
 from quantcore.export.quark_weights import family_of, weight_shape
 from quantcore.export.stored import StoredFiles, StoredLayer, not_held
 from quantcore.formats import IntFormat
+from quantcore.kv_cache import is_of_cache
 from quantcore.layer import LayerPlan
 from quantcore.quark_config import read_quark_config
 
@@ -50,6 +54,8 @@ class QuarkExporter:
         weight = layer.weight
         if reason := refuse_everywhere(layer):
             return reason
+        if layer.config.output_tensors is not None and not is_cached(layer.name):
+            return f"its consumers know quantized outputs of {' and '.join(CACHED_LAYERS)} alone (the KV cache)"
         if weight.over is not None:
             return _refuse_stages(layer)
         if not is_plain(weight):
@@ -107,13 +113,14 @@ class QuarkExporter:
     def quantization_config(
         self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
     ) -> dict[str, Any]:
-        cache = {name: _layer_dict(layer) for name, layer in config.kv_cache_quant_config.items()}
+        usual = _usual_of_cache(config, layers)
+        cache = {pattern: _layer_dict(layer) for pattern, layer in usual.items()}
         return {
             "quant_method": "quark",
             "version": QUARK_VERSION,
             "quant_mode": "eager_mode",
             "global_quant_config": _layer_dict(config.global_quant_config),
-            "layer_quant_config": self._layer_overrides(config, layers) | cache,
+            "layer_quant_config": self._layer_overrides(config, layers, usual) | cache,
             "layer_type_quant_config": {},
             "kv_cache_quant_config": cache,
             "kv_cache_post_rope": False,
@@ -138,7 +145,8 @@ class QuarkExporter:
             raise not_held("its weights are rounded floats (fake_quantized), not codes")
         found = {}
         for name in files.modules_with("weight_scale"):
-            chosen, _ = config.choose(name, "Linear")
+            in_cache = any(f"{name}.{part}" in files.tensors for part in ("output_scale", "output_scale_2"))
+            chosen, _ = config.choose(name, "Linear", in_cache=in_cache)
             if chosen is None or chosen.weight is None:
                 raise not_held(f"{name} has a weight_scale, but quantization_config leaves it out")
             if chosen.weight.dtype in WORD_DTYPES and how.get("pack_method", "reorder") != "reorder":
@@ -151,13 +159,34 @@ class QuarkExporter:
         return f"from vllm import LLM\nllm = LLM('{path}', quantization='quark')"
 
     @staticmethod
-    def _layer_overrides(config: Config, layers: tuple[LayerPlan, ...]) -> dict[str, Any]:
+    def _layer_overrides(
+        config: Config, layers: tuple[LayerPlan, ...], usual: Mapping[str, QuantizationConfig]
+    ) -> dict[str, Any]:
         """Full names, not patterns: readers disagree about globs, none about an exact name."""
+        of_cache = {layer.name: usual[pattern] for layer in layers if (pattern := _cache_pattern(config, layer))}
         return {
             layer.name: _layer_dict(layer.config)
             for layer in layers
-            if layer.config != config.global_quant_config and not layer.chosen_by.startswith("kv_cache_quant_config")
+            if layer.config != of_cache.get(layer.name, config.global_quant_config)
         }
+
+
+def _usual_of_cache(config: Config, layers: tuple[LayerPlan, ...]) -> dict[str, QuantizationConfig]:
+    """What most of the layers have that a pattern of ``kv_cache_quant_config`` decided, by the pattern."""
+    found: dict[str, Counter[QuantizationConfig]] = {}
+    for layer in layers:
+        if pattern := _cache_pattern(config, layer):
+            found.setdefault(pattern, Counter())[layer.config] += 1
+    order = [*config.kv_cache_quant_config, *found]
+    return {pattern: found[pattern].most_common(1)[0][0] for pattern in order if pattern in found}
+
+
+def _cache_pattern(config: Config, layer: LayerPlan) -> str | None:
+    """The pattern that decided the layer's output, if one did: its own name where files call it otherwise."""
+    if not is_of_cache(layer):
+        return None
+    cache = config.cache_config(layer.name)
+    return layer.name if cache is None else cache[0]
 
 
 def _with_scales(config: QuantizationConfig, name: str, files: StoredFiles) -> QuantizationConfig:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import torch
+from pydantic.dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -33,6 +33,7 @@ from quantcore.export import (
     holds_codes,
     layouts_of,
 )
+from quantcore.kv_cache import is_of_cache
 from quantcore.layer import LayerPlan
 from quantcore.nn.attention import HeadRotation
 from quantcore.nn.codes import encode_layer, learned_params
@@ -40,32 +41,33 @@ from quantcore.nn.layers import QuantizedLayer, quantized_layers
 from quantcore.nn.names import Stored, find_stored
 from quantcore.nn.onnx import export_onnx
 from quantcore.onnx_nodes import OPSET
+from quantcore.values import STRICT, Checked, shown
 
 WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
-@dataclass
-class JsonExporterConfig:
+@dataclass(kw_only=True, config=STRICT)
+class JsonExporterConfig(metaclass=Checked):
     """Options of safetensors exports.
 
     ``weight_format``: ``real_quantized`` for codes in the format of ``custom_mode``, or ``fake_quantized`` for the
     model's own format with rounded weights.
-    ``kv_cache_group``: patterns of the key and value projections. Those of one attention layer get the larger of their
-    output scales, in the files and in the model in memory.
+    ``kv_cache_group``: patterns of the key and value projections, which must have output scales. Keys and values keep
+    a scale each, as in the files of the engine; AMD Quark gives both the larger one.
     """
 
     weight_format: str = "real_quantized"
     kv_cache_group: list[str] = field(default_factory=list)
 
 
-@dataclass
-class OnnxExporterConfig:
+@dataclass(config=STRICT)
+class OnnxExporterConfig(metaclass=Checked):
     """Options of ONNX exports: none yet."""
 
 
-@dataclass
-class ExporterConfig:
+@dataclass(config=STRICT)
+class ExporterConfig(metaclass=Checked):
     """Options of all exports."""
 
     json_export_config: JsonExporterConfig = field(default_factory=JsonExporterConfig)
@@ -86,6 +88,11 @@ class ModelExporter:
                 "ModelExporter has no folder to write to.", code="invalid_config", hint="Give export_dir.",
                 field="/export_dir",
             )  # fmt: skip
+        if not isinstance(config, ExporterConfig | None):
+            raise ConfigError(
+                f"ModelExporter takes an ExporterConfig; {shown(config)} was given.", code="invalid_config",
+                hint="Give ExporterConfig(json_export_config=JsonExporterConfig()), or leave it out.", field="/config",
+            )  # fmt: skip
         self.config = config or ExporterConfig()
         self.export_dir = Path(export_dir)
 
@@ -99,7 +106,8 @@ class ModelExporter:
         a model that stores its layers in another form.
         """
         layers = _frozen_layers(model)
-        export = _format(self.config.json_export_config, custom_mode)
+        options = replace(self.config.json_export_config)  # checked again: its fields may have been set since
+        export = _format(options, custom_mode)
         exporter = EXPORTERS.get(export)
         if isinstance(exporter, Container):
             raise ConfigError(
@@ -112,7 +120,7 @@ class ModelExporter:
         _check_running(model, quant_config)
         _check_plans(plans, quant_config)
         check_exports(plans, (export,))
-        merge_output_scales(layers, self.config.json_export_config)
+        _check_cache_group(layers, options)
         with building(self.export_dir) as folder:
             stored = find_stored(model)
             if holds_codes(export):
@@ -143,27 +151,25 @@ class ModelExporter:
             )  # fmt: skip
 
 
-def merge_output_scales(layers: dict[str, QuantizedLayer], config: JsonExporterConfig) -> None:
-    """One output scale for the layers of one module that ``kv_cache_group`` names: what is exported is what runs here.
+def _check_cache_group(layers: dict[str, QuantizedLayer], config: JsonExporterConfig) -> None:
+    """Raises ConfigError for a pattern of ``kv_cache_group`` that names no layer, or one without an output scale."""
+    for pattern in config.kv_cache_group:
+        named = [name for name in layers if fnmatchcase(name, pattern)]
+        unscaled = [name for name in named if not _has_cache_scale(layers[name])]
+        if unscaled or not named:
+            raise ConfigError(
+                f"kv_cache_group names {unscaled[0]}, whose output has no static per_tensor symmetric scale."
+                if unscaled
+                else f"kv_cache_group has '{pattern}', which names no quantized layer.",
+                code="invalid_config",
+                hint="Give it output_tensors (layer_quant_config or kv_cache_quant_config), or leave it out.",
+                field="/json_export_config/kv_cache_group",
+            )
 
-    Raises ConfigError for a layer whose output has no static scale without zero point.
-    """
-    groups: dict[str, list[torch.Tensor]] = {}
-    for name, layer in layers.items():
-        if any(fnmatchcase(name, pattern) for pattern in config.kv_cache_group):
-            params = learned_params(layer.output_quantizer)
-            if params is None or params.zero_point is not None or params.scale.numel() != 1:
-                raise ConfigError(
-                    f"kv_cache_group names {name}, whose output has no static per_tensor symmetric scale.",
-                    code="invalid_config",
-                    hint="Give it output_tensors (layer_quant_config or kv_cache_quant_config), or leave it out.",
-                    field="/json_export_config/kv_cache_group",
-                )
-            groups.setdefault(name.rpartition(".")[0], []).append(params.scale)
-    for scales in groups.values():
-        largest = torch.stack([scale.cpu() for scale in scales]).amax(0)
-        for scale in scales:
-            scale.copy_(largest)
+
+def _has_cache_scale(layer: QuantizedLayer) -> bool:
+    params = learned_params(layer.output_quantizer)
+    return params is not None and params.zero_point is None and params.scale.numel() == 1
 
 
 def _format(config: JsonExporterConfig, custom_mode: str) -> str:
@@ -210,7 +216,9 @@ def _check_running(model: nn.Module, config: Config) -> None:
 
 
 def _check_plans(plans: list[LayerPlan], config: Config) -> None:
-    odd = [plan.name for plan in plans if config.choose(plan.name, plan.kind)[0] != plan.config]
+    odd = [
+        plan.name for plan in plans if config.choose(plan.name, plan.kind, in_cache=is_of_cache(plan))[0] != plan.config
+    ]
     if odd:
         raise ConfigError(
             f"{len(odd)} layer(s) were quantized otherwise than quant_config says, first '{odd[0]}'.",

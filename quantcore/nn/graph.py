@@ -8,6 +8,7 @@ show are operations on bare parameters (``functional.linear``) and the batch nor
 from __future__ import annotations
 
 import inspect
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,12 +32,18 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation that is a layer: how to make its module, and what the operation's schema calls its inputs."""
+    """An operation that is a layer: how to make its module, and what the operation's schema calls its inputs.
+
+    ``others`` are further tensors that the module is called with. ``in_tuple``: the operation's output is the first of
+    several, the others of which only a backward pass needs.
+    """
 
     make: Callable[[torch.Tensor, dict[str, Any]], nn.Module]
     source: str = "input"
     weight: str = "weight"
     bias: str | None = "bias"
+    others: tuple[str, ...] = ()
+    in_tuple: bool = False
 
     def made(self, weight: torch.Tensor, options: dict[str, Any]) -> nn.Module:
         with torch.device("meta"):
@@ -61,6 +68,10 @@ def _conv1d_of_gpt2(weight: torch.Tensor, _: Any) -> nn.Module:
     return made
 
 
+def _embedding_bag(weight: torch.Tensor, options: dict[str, Any]) -> nn.Module:
+    return nn.EmbeddingBag(*weight.shape, **{**options, "mode": ("sum", "mean", "max")[options["mode"]]})
+
+
 OPERATIONS = {
     aten.linear.default: Operation(lambda weight, _: nn.Linear(weight.shape[1], weight.shape[0])),
     aten.addmm.default: Operation(_conv1d_of_gpt2, "mat1", "mat2", "self"),
@@ -70,6 +81,9 @@ OPERATIONS = {
     aten.conv2d.padding: Operation(_conv(nn.Conv2d)),
     aten.conv_transpose2d.input: Operation(_transposed),
     aten.embedding.default: Operation(lambda weight, _: nn.Embedding(*weight.shape), "indices", bias=None),
+    aten.embedding_bag.padding_idx: Operation(
+        _embedding_bag, "indices", bias=None, others=("offsets", "per_sample_weights"), in_tuple=True
+    ),
 }
 
 
@@ -146,8 +160,15 @@ def _make_modules(model: fx.GraphModule, original: nn.Module) -> None:
         options = _arguments(node)
         source, weight = options.pop(operation.source), options.pop(operation.weight)
         bias = None if operation.bias is None else options.pop(operation.bias)
+        others = [options.pop(name) for name in operation.others]
+        output = _output(node) if operation.in_tuple else node
         plain = options.get("alpha", 1) == options.get("beta", 1) == 1  # of addmm
-        if not plain or not _is_parameter(model, weight) or not (bias is None or _is_parameter(model, bias)):
+        if (
+            output is None
+            or not plain
+            or not _is_parameter(model, weight)
+            or not (bias is None or _is_parameter(model, bias))
+        ):
             continue
         key = repr((node.target, weight.target, bias, options))
         if key not in made:
@@ -157,10 +178,29 @@ def _make_modules(model: fx.GraphModule, original: nn.Module) -> None:
             _give(layer, "bias", None if bias is None else _get(model, bias.target), shared)
             model.add_submodule(made[key], layer)
         with model.graph.inserting_before(node):
-            call = model.graph.call_module(made[key], (source,))
-        call.meta = node.meta
-        node.replace_all_uses_with(call)
+            call = model.graph.call_module(made[key], (source, *others))
+        call.meta = output.meta | {"nn_module_stack": node.meta["nn_module_stack"]}
+        output.replace_all_uses_with(call)
+        for user in list(node.users) if operation.in_tuple else ():
+            model.graph.erase_node(user)
         model.graph.erase_node(node)
+
+
+def _output(node: fx.Node) -> fx.Node | None:
+    """The first output of an operation with several; None if another one is used."""
+    items = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+    unused = all(not user.users for index, user in items.items() if index != 0)
+    return items.get(0) if unused and len(items) == len(node.users) else None
+
+
+def layers_left(graph: fx.GraphModule, original: nn.Module) -> Iterator[tuple[str, str]]:
+    """(name, class) of each layer of ``original`` whose weight the graph uses in an operation that is no layer."""
+    targets = [str(node.target) for node in graph.graph.nodes if node.op == "get_attr" and node.users]
+    bare = {_get(graph, target).data_ptr() for target in targets if isinstance(_get(graph, target), torch.Tensor)}
+    for name, module in original.named_modules():
+        kind = kind_of(module)
+        if kind is not None and module.get_parameter("weight").data_ptr() in bare:
+            yield name, kind
 
 
 def _give(layer: nn.Module, name: str, value: torch.Tensor | None, shared: dict[int, nn.Parameter]) -> None:

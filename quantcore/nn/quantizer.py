@@ -19,11 +19,12 @@ from quantcore.errors import CalibrationError, ConfigError
 from quantcore.nn.algorithms import Applied, apply_algorithms
 from quantcore.nn.attention import attention_watched, keys_behind_rope
 from quantcore.nn.calibration import calibrate
-from quantcore.nn.graph import trace
+from quantcore.nn.graph import layers_left, trace
 from quantcore.nn.layers import find_quantizers, quantize_layer, quantized_layers
 from quantcore.nn.log import log
 from quantcore.nn.selection import select_layers
 from quantcore.solvers.shared import shared_global_scales
+from quantcore.values import shown
 
 
 class ModelQuantizer:
@@ -35,6 +36,12 @@ class ModelQuantizer:
     """
 
     def __init__(self, config: Config) -> None:
+        if not isinstance(config, Config):
+            raise ConfigError(
+                f"ModelQuantizer takes a Config; {shown(config)} was given.",
+                code="invalid_config",
+                hint="Give Config(global_quant_config=QuantizationConfig(weight=...)).",
+            )
         self.config = config
 
     def quantize_model(self, model: nn.Module, dataloader: Iterable[Any] | None = None) -> nn.Module:
@@ -49,7 +56,7 @@ class ModelQuantizer:
         if isinstance(model, PreTrainedModel):
             split_experts(model, projection_names(model))
         if self.config.quant_mode is QuantizationMode.fx_graph_mode:
-            model, dataloader = _traced(model, dataloader)
+            model, dataloader = _traced(model, dataloader, self.config)
         selection = select_layers(model, self.config)
         for warning in selection.warnings:
             log.warning(warning)
@@ -129,8 +136,11 @@ def _rotates(config: Config, which: str) -> bool:
     return any(getattr(one, which) for one in config.algo_config if isinstance(one, RotationConfig))
 
 
-def _traced(model: nn.Module, dataloader: Iterable[Any] | None) -> tuple[nn.Module, Iterable[Any]]:
-    """The graph of ``model``, and all batches: the first is needed twice."""
+def _traced(model: nn.Module, dataloader: Iterable[Any] | None, config: Config) -> tuple[nn.Module, Iterable[Any]]:
+    """The graph of ``model``, and all batches: the first is needed twice.
+
+    Raises ConfigError for a layer that ``config`` quantizes and that the graph holds in another form.
+    """
     batches = iter(dataloader or ())
     first = next(batches, None)
     if first is None:
@@ -139,4 +149,15 @@ def _traced(model: nn.Module, dataloader: Iterable[Any] | None) -> tuple[nn.Modu
             code="no_calibration_data",
             hint="Give quantize_model a dataloader with at least one batch, or take eager mode.",
         )
-    return trace(model, first), chain([first], batches)
+    graph = trace(model, first)
+    for name, kind in layers_left(graph, model):
+        chosen, why = config.choose(name, kind)
+        if chosen is not None and chosen.weight is not None:
+            raise ConfigError(
+                f"In the graph of the model the weight of {name} ({kind}) is used in an operation that cannot be"
+                f" quantized ({why}).",
+                code="unsupported_layer",
+                hint="Take eager mode, or exclude the layer.",
+                field="/quant_mode",
+            )
+    return graph, chain([first], batches)

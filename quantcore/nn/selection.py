@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from quantcore.checkpoint.experts import find_routers
 from quantcore.config import Config, QSchemeType
 from quantcore.errors import ConfigError, ModelError
+from quantcore.kv_cache import check_kv_cache, holds_keys_or_values
 from quantcore.layer import LayerPlan, check_super_blocks
 from quantcore.layouts import canonical
 from quantcore.nn.layers import kind_of, num_groups
@@ -40,9 +42,10 @@ def select_layers(model: nn.Module, config: Config) -> Selection:
     chosen: dict[str, LayerPlan] = {}
     kept: dict[str, str] = {}
     routers = _find_routers(layers)
+    cached = set(_cached_names(model))
     for name, module in layers.items():
         kind = str(kind_of(module))
-        layer_config, why = config.choose(name, kind)
+        layer_config, why = config.choose(name, kind, in_cache=name in cached)
         if name in routers and name not in config.layer_quant_config:
             kept[name] = "router"
         elif layer_config is None:
@@ -52,6 +55,8 @@ def select_layers(model: nn.Module, config: Config) -> Selection:
         else:
             shape = canonical(module.get_parameter("weight"), kind, num_groups(module)).shape
             chosen[name] = LayerPlan(name, None, tuple(shape), layer_config, kind, why)
+    model_config = model.config.to_dict() if isinstance(model, PreTrainedModel) else {}
+    check_kv_cache(config, list(chosen.values()), layers, model_config)
     shared = dict(_shared_otherwise(model, chosen))
     for name in shared:
         del chosen[name]
@@ -71,6 +76,14 @@ def select_layers(model: nn.Module, config: Config) -> Selection:
     check_groups(weighted)
     check_super_blocks(weighted)
     return Selection(modules, kept, tuple(_warnings(config, layers, shared)))
+
+
+def _cached_names(model: nn.Module) -> Iterator[str]:
+    """The layers whose outputs are keys and values. Those of a vision or audio tower lie in no cache."""
+    tensors = {name for name, _ in model.named_parameters()}
+    decoder = model.get_decoder() if isinstance(model, PreTrainedModel) else model  # type: ignore[no-untyped-call]
+    inside = set((decoder or model).modules())
+    return (name for name, module in model.named_modules() if module in inside and holds_keys_or_values(name, tensors))
 
 
 def _find_routers(layers: dict[str, nn.Module]) -> set[str]:
@@ -94,7 +107,7 @@ def _shared_otherwise(model: nn.Module, chosen: dict[str, LayerPlan]) -> Iterato
 
 
 def _warnings(config: Config, layers: dict[str, nn.Module], shared: dict[str, str]) -> Iterator[str]:
-    yield from (f"The pattern '{pattern}' matches no layer." for pattern in config.unmatched_patterns(layers))
+    yield from config.warn_of_unmatched({name: str(kind_of(module)) for name, module in layers.items()})
     for name, partner in shared.items():
         yield (
             f"{name} shares its weight with {partner}, which is not quantized in the same way: it stays as it is. "

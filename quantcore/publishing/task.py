@@ -10,8 +10,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quantcore.checkpoint.artifact import sha256
-from quantcore.errors import ConfigError, ProofError
+from quantcore.errors import ProofError
 from quantcore.publishing.target import Target
+from quantcore.values import config_error
 
 MANIFEST = "MANIFEST.json"
 
@@ -81,7 +82,7 @@ def read_publish_task(text: str) -> PublishTask:
     try:
         return PublishTask.model_validate_json(text)
     except ValidationError as error:
-        raise ConfigError(f"This is not a valid publication: {error}.", code="invalid_task") from error
+        raise config_error(error, "The publication", code="invalid_task") from error
 
 
 def _corrupt(what: str) -> ProofError:

@@ -44,7 +44,7 @@ class Hidden:
         beside = self.arguments.of(index, window)
         with products_on(state.device):
             output = block(state, *beside.positional, **beside.named)
-        self.num_returned = len(output) if isinstance(output, tuple) else 0
+        self.num_returned = len(output) if isinstance(output, (tuple, list)) else 0
         result: torch.Tensor = output[0] if self.num_returned else output
         return result
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from quantcore.blocks.names import FROM_FILE_TO_FILE
 from quantcore.errors import ModelError, short
 from quantcore.runtime.arguments import Arguments
 from quantcore.runtime.products import products_on
@@ -69,8 +70,7 @@ def no_chain(what: str) -> ModelError:
     return ModelError(
         f"This model cannot be run decoder block by decoder block: {what}.",
         code="unsupported_architecture",
-        hint="Bitfoundry streams models that are a plain chain of decoder blocks. Schemes that need no data work from"
-        " file to file: --file2file_quantization.",
+        hint=f"Bitfoundry streams models that are a plain chain of decoder blocks. {FROM_FILE_TO_FILE}",
     )
 
 

@@ -20,7 +20,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from quantcore.blocks.experts import experts_split, is_fused
-from quantcore.blocks.names import check_not_rearranged, check_shares_nothing, place_tensors, projection_names
+from quantcore.blocks.names import (
+    FROM_FILE_TO_FILE,
+    check_not_rearranged,
+    check_shares_nothing,
+    place_tensors,
+    projection_names,
+)
 from quantcore.blocks.skeleton import build_skeleton, find_block_list, float32_names, set_parameter
 from quantcore.errors import ModelError
 from quantcore.runtime.arguments import Arguments
@@ -126,7 +132,7 @@ class StreamedModel:
                 f"The decoder blocks of this model take hidden states of shape {list(state.shape)} for"
                 f" {len(window_T)} tokens; [1, {len(window_T)}, ...] is supported.",
                 code="unsupported_architecture",
-                hint="Schemes that need no data work from file to file: --file2file_quantization.",
+                hint=FROM_FILE_TO_FILE,
             )
         hidden.states.append(state)
         hidden.arguments.add(arguments)

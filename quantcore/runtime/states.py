@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import torch
 
+from quantcore.blocks.names import FROM_FILE_TO_FILE
 from quantcore.errors import ModelError
 from quantcore.memory import STATES_SHARE
 from quantcore.runtime.devices import free_memory_bytes
@@ -98,7 +99,7 @@ class States(MutableSequence[torch.Tensor]):
             raise ModelError(
                 f"A decoder block returned hidden states of shape {list(state.shape)} for {list(self._like.shape)}.",
                 code="unsupported_architecture",
-                hint="Schemes that need no data work from file to file: --file2file_quantization.",
+                hint=FROM_FILE_TO_FILE,
             )
         dtype = torch.promote_types(state.dtype, self._like.dtype)
         if dtype != self._like.dtype:

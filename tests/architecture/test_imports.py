@@ -53,6 +53,7 @@ ALLOWED = {
 # Inside the engine, from the bottom up: a module imports from its own level or below.
 LEVELS = (
     ("errors", "formats", "registry", "events", "timing", "workload"),
+    ("values",),
     ("algorithms",),
     ("spec",),
     ("config",),
@@ -60,6 +61,7 @@ LEVELS = (
     ("qtensor", "affine", "hadamard", "stats", "layouts", "slices", "double_quant"),
     ("super_blocks", "onnx_nodes"),
     ("observers", "solvers", "transforms", "blocks", "layer", "task"),
+    ("kv_cache",),
     ("plan", "memory", "shapes", "capacity", "calibration", "checkpoint", "runtime"),
     ("rotate", "streams", "publishing"),
     ("blockwise",),

@@ -29,7 +29,7 @@ EXTRA = {
         weight=QuantizationSpec(dtype="int8", qscheme="per_channel"),
         input_tensors=QuantizationSpec(dtype="int8", symmetric=False),
     ),
-    "kv_cache_fp8": presets.resolve("fp8", kv_cache="fp8").kv_cache_quant_config["*k_proj"],
+    "kv_cache_fp8": presets.resolve("fp8", kv_cache="fp8").choose("k_proj", "Linear")[0],
     "int2": QuantizationConfig(weight=QuantizationSpec(dtype="int2", qscheme="per_group", group_size=32)),
     "int3": QuantizationConfig(weight=QuantizationSpec(dtype="int3", qscheme="per_group", group_size=32)),
     "uint2": QuantizationConfig(

@@ -5,10 +5,10 @@ import re
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from quantcore.affine import fake_quantize, fake_quantize_activation, find_params
 from quantcore.config import Dtype, QSchemeType, QuantizationConfig, QuantizationSpec, ScaleType
+from quantcore.errors import ConfigError
 from quantcore.grouping import activation_grouping, weight_grouping
 from quantcore.observers import observer_for
 from quantcore.qtensor import quantize_weight
@@ -41,7 +41,7 @@ def build(dtype, scheme, symmetric, is_dynamic, scale_type):
 def made(combination):
     try:
         return build(*combination)
-    except ValidationError:
+    except ConfigError:
         return None
 
 
@@ -71,9 +71,9 @@ def test_exactly_the_sensible_combinations_are_legal():
 def test_every_refusal_names_a_field_and_what_is_wrong():
     for combination in COMBINATIONS:
         if made(combination) is None:
-            with pytest.raises(ValidationError) as caught:
+            with pytest.raises(ConfigError) as caught:
                 build(*combination)
-            message = caught.value.errors()[0]["msg"]
+            message = caught.value.message
             assert len(message) > 30 and any(re.search(rf"\b{field}\b", message) for field in (*FIELDS, "signed")), (
                 message
             )
@@ -112,7 +112,7 @@ def test_activations_of_every_legal_combination(dtype):
         weight = QuantizationSpec(dtype="int8")
         try:
             QuantizationConfig(weight=weight, input_tensors=spec)
-        except ValidationError as refused:
+        except ConfigError as refused:
             assert "input_tensors" in str(refused), combination
             continue
         if spec.qscheme is QSchemeType.per_group and 48 % spec.group_size:

@@ -54,7 +54,7 @@ def test_the_linear_layers_of_the_text_model_are_planned_and_nothing_else(name, 
     found = outline(name, CLASSES[name], *DEPTHS[depths])
     config = replace(presets.resolve("int8_weight_only"), exclude=("*.experts.*",) if name in ODD_EXPERTS else ())
     if has_encoder(found) or name in SEVERAL_LISTS:
-        with pytest.raises(ModelError, match="an encoder beside its decoder|several lists|these are none") as caught:
+        with pytest.raises(ModelError, match=r"an encoder beside its decoder|several lists|these are none") as caught:
             find_blocks(found.tensors, found.config)
         assert caught.value.code == "unsupported_architecture"
         return

@@ -22,7 +22,8 @@ from quantcore import (
 )
 from quantcore.config import CalibrationConfig
 from quantcore.export import EXPORTERS
-from quantcore.pipeline import quantize, read_windows
+from quantcore.flags import parser, task_of
+from quantcore.pipeline import quantize, read_windows, run
 from quantcore.plan import resolve
 from quantcore.presets import resolve as preset
 from quantcore.reading import read_model
@@ -147,20 +148,38 @@ def test_a_stored_config_is_the_models(model_dir, tmp_path):
     assert written == given
 
 
-def test_key_and_value_scales_are_merged_in_the_files_and_in_memory(model_dir, tmp_path):
-    config = CONFIGS["fp8 with kv cache"]
-    model = in_memory(float_model(model_dir), config, [torch.arange(64).view(2, 32)])
-    layer = model.model.layers[0].self_attn
-    scales = {float(part.output_quantizer.scale) for part in (layer.k_proj, layer.v_proj)}
-    assert len(scales) == 2
-    options = ExporterConfig(json_export_config=JsonExporterConfig(kv_cache_group=["*k_proj", "*v_proj"]))
-    ModelExporter(config=options, export_dir=tmp_path / "out").export_safetensors_model(model, config)
-    stored = load_file(tmp_path / "out" / "model.safetensors")
-    for part in ("k_proj", "v_proj"):
-        assert float(getattr(layer, part).output_quantizer.scale) == max(scales)
-        assert float(stored[f"model.layers.0.self_attn.{part}.output_scale"]) == max(scales)
-    others = {float(model.model.layers[i].self_attn.v_proj.output_quantizer.scale) for i in range(3)}
-    assert len(others) > 1
+def test_the_command_and_the_documents_python_write_the_same_bytes(model_dir, tmp_path, proof_in_this_process):
+    """``--kv_cache_dtype fp8`` and ``kv_cache_group`` of ModelExporter: the weights, and config.json about them."""
+    flags = ["--model_dir", str(model_dir), "--output_dir", str(tmp_path / "command"), "--quant_scheme", "w_fp8_a_fp8",
+             "--kv_cache_dtype", "fp8", "--num_calib_data", "3", "--seq_len", "32", "--skip_evaluation"]  # fmt: skip
+    task = task_of(parser().parse_args(flags))
+    run(task, lambda event: None)
+    patterns = ["*k_proj", "*v_proj"]
+    config = replace(
+        preset("fp8"),
+        kv_cache_quant_config=dict.fromkeys(patterns, KV),
+        layer_quant_config=dict.fromkeys(patterns, KV),
+    )
+    model = in_memory(float_model(model_dir), config, [window[None] for window in read_windows(task).calibration_NT])
+    options = ExporterConfig(json_export_config=JsonExporterConfig(kv_cache_group=patterns))
+    ModelExporter(options, tmp_path / "python").export_safetensors_model(model, config)
+    command, python = (tmp_path / name for name in ("command", "python"))
+    assert (command / "model.safetensors").read_bytes() == (python / "model.safetensors").read_bytes()
+    said = [json.loads((folder / "config.json").read_text())["quantization_config"] for folder in (command, python)]
+    assert unordered(said[0]) == unordered(said[1])
+    assert said[0]["export"]["kv_cache_group"] == patterns
+    attention = model.model.layers[0].self_attn
+    assert attention.k_proj.output_quantizer.scale != attention.v_proj.output_quantizer.scale
+
+
+def test_a_kv_cache_group_that_names_nothing_is_refused(model_dir, tmp_path):
+    model = in_memory(float_model(model_dir), CONFIGS["int8_dynamic"])
+    options = ExporterConfig(json_export_config=JsonExporterConfig(kv_cache_group=["*key"]))
+    with pytest.raises(ConfigError, match=r"'\*key', which names no quantized layer"):
+        ModelExporter(options, tmp_path / "out").export_safetensors_model(model, CONFIGS["int8_dynamic"])
+    options.json_export_config.kv_cache_group = "*k_proj"
+    with pytest.raises(ConfigError, match=r"it must be a valid list; '\*k_proj' was given"):
+        ModelExporter(options, tmp_path / "out").export_safetensors_model(model, CONFIGS["int8_dynamic"])
 
 
 def test_tensors_that_modules_share_are_stored_once(tmp_path):

@@ -160,3 +160,47 @@ def test_a_weight_format_without_the_format_that_it_is_about_is_refused(tmp_path
     assert caught.value.code == "invalid_export"
     with pytest.raises(ConfigError, match="real_quantized"):
         task(tmp_path, "--export_weight_format", "fake")
+
+
+@pytest.mark.parametrize(
+    ("flags", "field"),
+    [
+        (("--seq_len", "4"), "/seq_len"),
+        (("--seed", "-1"), "/seed"),
+        (("--dataset_config", "en"), "/"),
+        (("--quant_scheme", "w4a16", "--group_size", "0"), "/"),
+        (("--eval_seq_len", "3"), "/evaluation/seq_len"),
+    ],
+)
+def test_a_value_that_cannot_be_is_an_error_in_plain_words(tmp_path, flags, field):
+    with pytest.raises(ConfigError, match=f"not valid at {field}") as caught:
+        task(tmp_path, *flags)
+    assert "[type=" not in str(caught.value)
+
+
+OVERRIDDEN = {
+    "a pattern twice": (
+        ["--layer_quant_scheme", "*.o_proj", "w4a16", "--layer_quant_scheme", "*.o_proj", "int8"],
+        "o_proj",
+    ),
+    "a mode without its format": (["--custom_mode", "fp8", "--model_export", "compressed_tensors"], "custom_mode fp8"),
+}
+
+
+@pytest.mark.parametrize("case", OVERRIDDEN)
+def test_no_flag_overrides_another_one_silently(tmp_path, case):
+    flags, text = OVERRIDDEN[case]
+    with pytest.raises(ConfigError, match=text):
+        task(tmp_path, *flags)
+
+
+def test_no_flag_is_overridden_by_the_config_file(tmp_path):
+    path = tmp_path / "config.json"
+    config = {"global_quant_config": {"weight": {"dtype": "int8"}}}
+    path.write_text(json.dumps({**config, "layer_quant_config": {"*.o_proj": {"weight": {"dtype": "int4"}}}}))
+    with pytest.raises(ConfigError, match=r"'\*.o_proj' of --layer_quant_scheme has another scheme already"):
+        task(tmp_path, "--quant_scheme", str(path), "--layer_quant_scheme", "*.o_proj", "w4a16")
+    presets_file = tmp_path / "presets.json"
+    presets_file.write_text(json.dumps({"ours": {"config": {**config, "algo_config": [{"name": "gptq"}]}}}))
+    with pytest.raises(ConfigError, match="the preset ours says more"):
+        task(tmp_path, "--preset_file", str(presets_file), "--layer_quant_scheme", "*.o_proj", "ours")

@@ -5,7 +5,6 @@ from dataclasses import FrozenInstanceError, replace
 
 import jsonschema
 import pytest
-from pydantic import ValidationError
 
 from quantcore import presets
 from quantcore.algorithms import NAMES, SmoothQuantConfig, config_of
@@ -209,7 +208,7 @@ def test_values_are_frozen_and_usable_as_keys():
 def test_replace_checks_again():
     config = presets.PRESETS["fp8"].config
     assert replace(config, exclude=["lm_head", "*.o_proj"]).exclude == ("lm_head", "*.o_proj")
-    with pytest.raises(ValidationError, match="whole number above 0"):
+    with pytest.raises(ConfigError, match="whole number above 0"):
         replace(config.global_quant_config.weight, qscheme="per_group")
 
 
@@ -239,9 +238,11 @@ def test_mx_with_an_element_is_that_element_in_blocks_of_32():
 class TestChoosing:
     """exclude, then names, then the type, then the global config."""
 
-    GLOBAL, NAMED, TYPED, CACHE = (
-        QuantizationConfig(weight=QuantizationSpec(dtype=dtype)) for dtype in ("int8", "int4", "int2", "fp8_e4m3")
+    GLOBAL, NAMED, TYPED = (
+        QuantizationConfig(weight=QuantizationSpec(dtype=dtype)) for dtype in ("int8", "int4", "int2")
     )
+    FP8 = QuantizationSpec(dtype="fp8_e4m3")
+    CACHE = QuantizationConfig(output_tensors=FP8)
 
     def config(self, **fields):
         return Config(global_quant_config=self.GLOBAL, **fields)
@@ -249,15 +250,40 @@ class TestChoosing:
     def test_the_order(self):
         config = self.config(
             exclude=["lm_head"],
-            kv_cache_quant_config={"*k_proj": self.CACHE},
             layer_quant_config={"*_proj": self.NAMED, "*q_proj": self.GLOBAL, "lm_head": self.NAMED},
             layer_type_quant_config={"nn.Conv2d": self.TYPED},
         )
         assert config.choose("lm_head", "Linear") == (None, "excluded by 'lm_head'")
-        assert config.choose("a.k_proj", "Linear") == (self.CACHE, "kv_cache_quant_config '*k_proj'")
         assert config.choose("a.q_proj", "Linear") == (self.NAMED, "layer_quant_config '*_proj'")
         assert config.choose("a.conv", "Conv2d") == (self.TYPED, "layer_type_quant_config 'Conv2d'")
         assert config.choose("a.fc", "Linear") == (self.GLOBAL, "global_quant_config")
+
+    def test_a_kv_cache_adds_outputs_to_keys_and_values_alone(self):
+        config = self.config(kv_cache_quant_config={"*k_proj": self.CACHE, "*v_proj": self.CACHE})
+        with_outputs = replace(self.GLOBAL, output_tensors=self.FP8)
+        assert config.choose("a.k_proj", "Linear") == (with_outputs, "kv_cache_quant_config '*k_proj'")
+        for name in ("a.qkv_proj", "a.kv_proj", "a.o_v_proj"):
+            assert config.choose(name, "Linear") == (self.GLOBAL, "global_quant_config")
+        assert config.choose("a.k_proj", "Linear", in_cache=False)[0] == self.GLOBAL
+        assert config.unmatched_patterns(["a.qkv_proj"]) == ["*k_proj", "*v_proj"]
+
+    def test_a_kv_cache_leaves_layers_the_weights_that_were_asked_for_by_name(self):
+        config = self.config(
+            kv_cache_quant_config={"*k_proj": self.CACHE}, layer_quant_config={"*.0.k_proj": self.NAMED}
+        )
+        combined = replace(self.NAMED, output_tensors=self.FP8)
+        why = "kv_cache_quant_config '*k_proj' with layer_quant_config '*.0.k_proj'"
+        assert config.choose("a.0.k_proj", "Linear") == (combined, why)
+        assert config.choose("a.1.k_proj", "Linear")[0] == replace(self.GLOBAL, output_tensors=self.FP8)
+
+    def test_a_kv_cache_may_say_weights_and_inputs_too_as_in_the_documents(self):
+        whole = replace(self.TYPED, output_tensors=self.FP8)
+        config = self.config(kv_cache_quant_config={"*k_proj": whole}, layer_type_quant_config={"Linear": self.NAMED})
+        assert config.choose("a.k_proj", "Linear") == (whole, "kv_cache_quant_config '*k_proj'")
+
+    def test_a_kv_cache_without_outputs_is_refused(self):
+        with pytest.raises(ConfigError, match="'\\*k_proj' has no output_tensors"):
+            self.config(kv_cache_quant_config={"*k_proj": self.GLOBAL})
 
     def test_an_embedding_waits_to_be_asked_for(self):
         assert self.config().choose("embed", "Embedding")[0] is None
@@ -317,5 +343,5 @@ def test_a_chain_is_transforms_and_then_one_solver():
     chain = parse_config({**base, "algo_config": [{"name": name} for name in names]}).algo_config
     assert [algorithm.name for algorithm in chain] == names
     assert [config_of(name).name for name in (*NAMES, "smooth")] == [*NAMES, "smooth"]
-    with pytest.raises(ValidationError, match="gptq rounds the weights, so it comes last: smooth, awq, gptq"):
+    with pytest.raises(ConfigError, match="gptq rounds the weights, so it comes last: smooth, awq, gptq"):
         replace(parse_config(base), algo_config=(SmoothQuantConfig(), config_of("gptq"), config_of("awq")))

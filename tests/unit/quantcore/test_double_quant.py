@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from quantcore.config import QuantizationSpec
 from quantcore.double_quant import NestedScales, dynamic_map
+from quantcore.errors import ConfigError
 from quantcore.export import EXPORTERS
 from quantcore.layer import LayerPlan
 from quantcore.presets import PRESETS
@@ -90,7 +90,7 @@ def test_what_the_second_quantization_costs():
 
 @pytest.mark.parametrize("spec", [{"dtype": "int4"}, {"qscheme": "per_channel", "group_size": None}])
 def test_other_specs_have_no_such_scales(spec):
-    with pytest.raises(ValidationError, match="double_quant goes with weights of nf4 and fp4_bnb"):
+    with pytest.raises(ConfigError, match="double_quant goes with weights of nf4 and fp4_bnb"):
         QuantizationSpec(
             **{"dtype": "nf4", "qscheme": "per_group", "group_size": 64, "scale_type": "double_quant", **spec}
         )

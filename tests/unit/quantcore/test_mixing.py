@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from quantcore import presets
 from quantcore.config import parse_config
@@ -122,7 +121,7 @@ def test_names_become_configs_and_stay_in_a_task() -> None:
     nothing = parse_config({"global_quant_config": {}})
     task = Task(model_dir="/m", output_dir="/o", config=nothing, mix=asked)
     assert Task.model_validate_json(task.model_dump_json()) == task
-    with pytest.raises(ValidationError, match="every scheme but keep"):
+    with pytest.raises(ConfigError, match="every scheme but keep"):
         Task(
             model_dir="/m",
             output_dir="/o",

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from quantcore import (
     CalibrationError,
     Config,
+    ConfigError,
     ModelError,
     ModelQuantizer,
     QuantizationConfig,
@@ -196,3 +197,63 @@ def test_refusals_teach():
     for nothing in (None, []):
         with pytest.raises(CalibrationError, match="traces the model with the first batch"):
             quantize(Net(), QuantizationConfig(weight=INT8), GRAPH, nothing)
+
+
+class Bags(nn.Module):
+    """Embeddings of every kind, in the ways that they can be called."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.mean = nn.EmbeddingBag(20, 8)
+        self.max = nn.EmbeddingBag(20, 8, mode="max", padding_idx=0)
+        self.sum = nn.EmbeddingBag(20, 8, mode="sum")
+        self.offsets = nn.EmbeddingBag(20, 8, mode="sum", include_last_offset=True)
+        self.plain = nn.Embedding(20, 8, padding_idx=1)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, ids, weights, offsets):
+        bags = self.mean(ids) + self.max(ids) + self.sum(ids, per_sample_weights=weights) + self.plain(ids).mean(1)
+        return self.head(bags), self.offsets(ids.flatten(), offsets)
+
+
+BAG = (torch.tensor([[3, 1, 0], [5, 5, 0]]), torch.tensor([[0.5, 1, 2], [1, 3, 0.1]]), torch.tensor([0, 2, 2, 6]))
+
+
+def test_embeddings_of_every_kind_have_the_numbers_of_eager_mode():
+    weights = QuantizationConfig(weight=QuantizationSpec(dtype="int4", qscheme="per_channel"))
+    typed = {"EmbeddingBag": weights, "Embedding": weights}
+    models = [
+        ModelQuantizer(
+            Config(global_quant_config=weights, layer_type_quant_config=typed, quant_mode=mode, strict=True)
+        ).quantize_model(Bags(), [BAG])
+        for mode in (QuantizationMode.eager_mode, GRAPH)
+    ]
+    names = [{name: layer.plan.kind for name, layer in quantized_layers(model)} for model in models]
+    assert names[0] == names[1] and sorted(names[1].values()) == ["Embedding", *["EmbeddingBag"] * 4, "Linear"]
+    other = (torch.tensor([[7, 0, 2], [4, 1, 19], [1, 1, 1]]), torch.rand(3, 3), torch.tensor([0, 1, 5, 9]))
+    for batch in (BAG, other):
+        for graph, eager, unquantized in zip(models[1](*batch), models[0](*batch), Bags()(*batch), strict=True):
+            assert torch.equal(graph, eager) and not torch.equal(eager, unquantized)
+
+
+class Bare(nn.Module):
+    """One layer that is called, and one whose weight alone is used, in an operation that is no layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.called = nn.Linear(4, 4)
+        self.bare = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.matmul(self.called(x), self.bare.weight.T)
+
+
+def test_a_layer_that_the_graph_has_in_another_form_is_refused():
+    """Eager mode quantizes its weight; a graph that left it in float would be something else."""
+    with pytest.raises(ConfigError, match=r"the weight of bare \(Linear\) is used in an operation") as caught:
+        quantize(Bare(), QuantizationConfig(weight=INT8), GRAPH, [torch.randn(2, 4)])
+    assert caught.value.code == "unsupported_layer"
+    config = Config(global_quant_config=QuantizationConfig(weight=INT8), exclude=["bare"], quant_mode=GRAPH)
+    graph = ModelQuantizer(config).quantize_model(Bare(), [torch.randn(2, 4)])
+    assert [name for name, _ in quantized_layers(graph)] == ["called"]

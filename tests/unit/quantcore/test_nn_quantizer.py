@@ -161,6 +161,19 @@ def test_a_pattern_that_matches_nothing_is_a_warning(capsys):
     assert "The pattern 'lm_head' matches no layer." in said and "The pattern '*.q_proj' matches no layer." in said
 
 
+def test_a_class_that_matches_nothing_is_a_warning_and_with_strict_an_error(capsys):
+    typed = {"Conv2d": QuantizationConfig(weight=QuantizationSpec(dtype="int8"))}
+    config = Config(
+        global_quant_config=QuantizationConfig(), layer_type_quant_config={**typed, "Linear": typed["Conv2d"]}
+    )
+    ModelQuantizer(config).quantize_model(nn.Sequential(nn.Linear(4, 4)))
+    assert "The class 'Conv2d' of layer_type_quant_config matches no layer." in "".join(capsys.readouterr())
+    model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(ConfigError, match=r"The class 'Conv2d' .* matches no layer") as caught:
+        ModelQuantizer(dataclasses.replace(config, strict=True)).quantize_model(model)
+    assert caught.value.code == "unmatched_names" and type(model[0]) is nn.Linear
+
+
 def nan_in(model, name):
     with torch.no_grad():
         model.get_submodule(name).weight[3, 3] = torch.nan

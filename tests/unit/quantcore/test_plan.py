@@ -92,7 +92,22 @@ def test_patterns_choose_and_useless_ones_are_said():
         "layer_quant_config '*.k_proj' has no weight spec",
         "shares its weight with the embedding",
     }
-    assert result.warnings == ("The pattern '*.nothing' matches no linear layer.",)
+    assert result.warnings == ("The pattern '*.nothing' matches no layer.",)
+
+
+def test_a_class_that_matches_nothing_is_a_warning_and_with_strict_an_error():
+    unmatched = {
+        "exclude": ("lm_head", "*.nothing"),
+        "layer_type_quant_config": {"Conv1D": presets.PRESETS["fp8"].layer_config},
+    }
+    said = (
+        "The pattern '*.nothing' matches no layer.", "The class 'Conv1D' of layer_type_quant_config matches no layer.",
+    )  # fmt: skip
+    assert plan("fp8", **unmatched).warnings == said
+    with pytest.raises(ConfigError) as caught:
+        plan("fp8", **unmatched, strict=True)
+    assert caught.value.code == "unmatched_names" and caught.value.message == " ".join(said)
+    assert plan("fp8", strict=True).warnings == ()
 
 
 def test_a_group_size_that_does_not_divide_names_the_layers_and_the_sizes_that_fit():

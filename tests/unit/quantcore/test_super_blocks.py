@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from quantcore.affine import QParams, find_params, minimum_of, quantize
 from quantcore.config import QuantizationSpec
+from quantcore.errors import ConfigError
 from quantcore.grouping import weight_grouping
 from quantcore.presets import PRESETS
 from quantcore.qtensor import quantize_weight
@@ -79,5 +79,5 @@ def test_other_specs_keep_their_parameters():
 ])  # fmt: skip
 def test_only_what_the_k_types_store_is_a_spec(change):
     given = SPECS["gguf_q4_k"].to_dict() | change
-    with pytest.raises(ValidationError, match=r"scale_type (uint6 goes with uint4 and uint5|int8)"):
+    with pytest.raises(ConfigError, match=r"scale_type (uint6 goes with uint4 and uint5|int8)"):
         QuantizationSpec(**given)

@@ -1,0 +1,175 @@
+"""What all configs share: strict fields, null for "the default", and errors in plain sentences. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic_core import ArgsKwargs
+
+from quantcore.errors import ConfigError
+
+STRICT = ConfigDict(extra="forbid")
+_MAX_SHOWN = 80  # characters of a wrong value in a message
+
+T = TypeVar("T")
+
+
+class Checked(type):
+    """Metaclass of ``Value``: a call of the class with wrong arguments raises ConfigError, never pydantic's error.
+
+    Values by position become fields in the order of the class. It sees direct calls alone: pydantic does not call the
+    classes of nested data, so that an error there keeps its whole path.
+    """
+
+    def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
+        by_position: dict[str, Any] = {}
+        if args:
+            by_position = _by_position(cls, args, kwargs)
+        try:
+            made: T = type.__call__(cls, **by_position, **kwargs)
+        except ValidationError as error:
+            raise config_error(error, cls.__name__, fields=_names(cls)) from error
+        return made
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Value(metaclass=Checked):
+    """A frozen config that checks itself: JSON out, and null for "the default" as in the JSON of other tools."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON, without the fields that are null."""
+        data: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json", exclude_none=True)
+        return data
+
+
+class Settings(BaseModel):
+    """A frozen model of settings whose constructor raises ConfigError, as that of ``Value`` does."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    if not TYPE_CHECKING:  # type checkers know the fields better than this signature
+
+        def __init__(self, *args: Any, **fields: Any) -> None:
+            if args:
+                _by_position(type(self), args, fields)
+            try:
+                super().__init__(**fields)
+            except ValidationError as error:
+                name = type(self).__name__
+                raise config_error(error, name, fields=type(self).model_fields) from error
+
+        __init__.__pydantic_base_init__ = True  # nested data does not come through here, so errors keep their path
+
+
+def given_fields(values: Any) -> Any:
+    """The fields that were given, as a dict: from the constructor or from JSON, nulls left out."""
+    if isinstance(values, ArgsKwargs):
+        values = dict(values.kwargs or {})
+    return {k: v for k, v in values.items() if v is not None} if isinstance(values, dict) else values
+
+
+def config_error(
+    error: ValidationError, what: str, *, code: str = "invalid_config", hint: str = "", prefix: str = "",
+    fields: Any = (),
+) -> ConfigError:  # fmt: skip
+    """The first problem that pydantic found as a ConfigError; ``field`` is its JSON pointer below ``prefix``.
+
+    ``what`` is the name of what was given, ``fields`` are the names that it can have, if they are known.
+    """
+    problems = error.errors(include_url=False)
+    first = next((one for one in problems if one["type"] in _UNKNOWN_FIELD), problems[0])  # a typo explains the others
+    pointer = prefix + "".join(f"/{part}" for part in first["loc"])
+    names = list(fields) if len(first["loc"]) == 1 and first["type"] in _UNKNOWN_FIELD else []
+    hints = [hint] if hint else []
+    if names:
+        near = difflib.get_close_matches(str(first["loc"][-1]), names, n=1)
+        hints.insert(0, (f"Did you mean '{near[0]}'? " if near else "") + f"Its fields: {', '.join(names)}.")
+    if len(problems) > 1:
+        hints.append(f"There are {len(problems)} problems in all.")
+    return ConfigError(
+        f"{what} is not valid at {pointer or '/'}: {sentence_of(first)}.",
+        code=code,
+        hint=" ".join(hints),
+        field=pointer,
+        allowed=names or _expected(first),
+    )
+
+
+_UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")
+_MISSING = ("missing", "missing_keyword_only_argument", "missing_argument", "missing_positional_only_argument")
+
+
+def sentence_of(problem: Mapping[str, Any]) -> str:
+    """One of pydantic's problems in plain words, without a full stop: what is allowed, and what was given."""
+    kind, text = problem["type"], str(problem["msg"])
+    if kind in _UNKNOWN_FIELD:
+        return "there is no such field"
+    if kind in _MISSING:
+        return "this field is required"
+    if kind == "unexpected_positional_argument":
+        return "fields are given by name"
+    if kind in ("value_error", "assertion_error"):
+        return text.partition(", ")[2] or text
+    if kind in ("union_tag_not_found", "missing_discriminator"):
+        return "it needs a `name`"
+    expected = _expected(problem)
+    rule = f"it can be {', '.join(expected)}" if expected else _rule(text)
+    if "input" not in problem or kind == "json_invalid":
+        return rule
+    return f"{rule}; {shown(problem['input'])} was given"
+
+
+def shown(value: object) -> str:
+    """A value as a message can show it: short, with its class where it is no plain JSON value."""
+    text = repr(str(value)) if isinstance(value, str) else repr(value)
+    if not isinstance(value, str | int | float | bool | list | tuple | dict | type(None)):
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def _rule(text: str) -> str:
+    text = re.sub(r"^Input should be ", "it must be ", text)
+    return text[:1].lower() + text[1:].rstrip(".")
+
+
+def _expected(problem: Mapping[str, Any]) -> list[str]:
+    """The allowed words of a problem with an enumeration."""
+    context = problem.get("ctx") or {}
+    if problem["type"] in ("enum", "literal_error"):
+        return re.findall(r"'([^']*)'", str(context.get("expected"))) or [str(context.get("expected"))]
+    if problem["type"] == "union_tag_invalid":
+        return re.findall(r"'([^']*)'", str(context.get("expected_tags")))
+    return []
+
+
+def _names(cls: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls) if field.init]
+
+
+def _by_position(cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that ``args`` are. Raises ConfigError for more of them than have a position, or given twice."""
+    if not dataclasses.is_dataclass(cls):
+        known, order = list(cls.model_fields), []
+    else:
+        known, order = _names(cls), [one.name for one in dataclasses.fields(cls) if one.init and not one.kw_only]
+    twice = [name for name in order[: len(args)] if name in kwargs]
+    if len(args) <= len(order) and not twice:
+        return dict(zip(order, args, strict=False))
+    if twice:
+        message = f"{cls.__name__} was given '{twice[0]}' twice, by position and by name."
+    elif order:
+        message = (
+            f"{cls.__name__} takes {len(order)} value(s) by position ({', '.join(order)}), and {len(args)} were given."
+        )
+    else:
+        message = f"{cls.__name__} takes its fields by name, and {len(args)} value(s) were given by position."
+    raise ConfigError(
+        message, code="invalid_config", hint=f"Give fields by name: {', '.join(known)}.", allowed=known,
+        field=f"/{twice[0]}" if twice else "",
+    )  # fmt: skip
