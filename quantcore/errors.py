@@ -95,6 +95,11 @@ class RankError(QuantError):
     """One of the processes that share a job is gone."""
 
 
+def reason_of(error: Exception) -> str:
+    """What a foreign error says, or its class where it says nothing; 300 characters at most."""
+    return str(error)[:300] or type(error).__name__
+
+
 @contextmanager
 def at_block(index: int | None) -> Iterator[None]:
     """Errors inside are told to be of decoder block ``index``."""
