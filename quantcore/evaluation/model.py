@@ -24,7 +24,6 @@ from quantcore.plan import find_blocks
 from quantcore.reading import Model
 from quantcore.runtime.devices import default_device
 from quantcore.runtime.hidden import Hidden
-from quantcore.runtime.products import products_on
 from quantcore.runtime.ranks import ALONE, Ranks, computing_together
 from quantcore.runtime.relay import Outside
 from quantcore.runtime.single import StreamedModel
@@ -80,11 +79,7 @@ class EvaluatedModel:
             with computing_together():
                 yield load_model(self.given, self.ranks).model
             return
-        with (
-            self.streamed.whole() as model,
-            quantized_activations(self._modules(self.layers), self.activations),
-            products_on(self.streamed.device),  # also in pieces, so that no weight is held in float32 as a whole
-        ):
+        with self.streamed.whole() as model, quantized_activations(self._modules(self.layers), self.activations):
             yield model
 
     @contextmanager
