@@ -1,7 +1,6 @@
 """Reading and writing safetensors: what we write, the safetensors library reads, and the other way round."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -167,7 +166,7 @@ def test_a_missing_folder_is_said_plainly(tmp_path):
 def test_files_that_may_not_be_read_are_named(what):
     """For root every file is readable: it becomes another user for this, in a process of its own."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own folders are closed to others
-        os.chmod(folder, 0o755)
+        Path(folder).chmod(0o755)
         model = Path(folder) / "model"
         model.mkdir()
         files = {"config.json": "{}", "model.safetensors": "", "tokenizer.json": "{}", "optimizer.pt": ""}
