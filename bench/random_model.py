@@ -19,18 +19,18 @@ TINY_LLAMA = (2048, 5632)
 Widths = tuple[int, int]
 
 
-def write_random_model(folder: Path, *, num_blocks: int, widths: Widths = TINY_LLAMA) -> int:
+def write_random_model(folder: Path, *, num_blocks: int, widths: Widths = TINY_LLAMA, vocab_size: int = VOCAB) -> int:
     """Write a bfloat16 Llama with a small vocabulary; the weights' size in bytes."""
     from tests.factories import tiny_tokenizer
 
     folder.mkdir(parents=True)
     LlamaConfig(
         hidden_size=widths[0], intermediate_size=widths[1], num_hidden_layers=num_blocks, num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS, vocab_size=VOCAB, max_position_embeddings=2048, tie_word_embeddings=True,
+        num_key_value_heads=KV_HEADS, vocab_size=vocab_size, max_position_embeddings=2048, tie_word_embeddings=True,
         bos_token_id=0, eos_token_id=0, dtype="bfloat16", architectures=["LlamaForCausalLM"],
     ).save_pretrained(folder)  # fmt: skip
     tiny_tokenizer().save_pretrained(folder)
-    layouts = {name: TensorLayout("BF16", shape) for name, shape in _shapes(num_blocks, widths).items()}
+    layouts = {name: TensorLayout("BF16", shape) for name, shape in _shapes(num_blocks, widths, vocab_size).items()}
     sink = Sink(folder, layouts)
     generator = torch.Generator().manual_seed(0)
     for name, layout in layouts.items():
@@ -50,7 +50,7 @@ def block_bytes(widths: Widths) -> int:
     return 2 * sum(math.prod(shape) for name, shape in _shapes(1, widths).items() if name.startswith("model.layers."))
 
 
-def _shapes(num_blocks: int, widths: Widths) -> dict[str, tuple[int, ...]]:
+def _shapes(num_blocks: int, widths: Widths, vocab_size: int = VOCAB) -> dict[str, tuple[int, ...]]:
     hidden, inner = widths
     head_dim = hidden // HEADS
     block = {
@@ -64,7 +64,10 @@ def _shapes(num_blocks: int, widths: Widths) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
     }
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, hidden), "model.norm.weight": (hidden,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
     for index in range(num_blocks):
         shapes |= {f"model.layers.{index}.{name}.weight": shape for name, shape in block.items()}
     return shapes

@@ -2,8 +2,9 @@
 
 Rows are kept as they come, and those of the same day are not measured again: it can be stopped and go on.
 
-Each row is one fresh process on a random Llama whose blocks are all of one size: what grows is the number of blocks.
-The engine's peak should not. llm-compressor stands beside it where it is installed (by ``make bench-engines``).
+Each row is one job, with all of its processes, on a random Llama whose blocks are all of one size: what grows is the
+number of blocks. The peak should not. llm-compressor stands beside it where it is installed (by ``make
+bench-engines``).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from bench.process_tree import watch
 from bench.random_model import VOCAB, block_bytes, write_random_model
 from quantcore import presets
 from quantcore.algorithms import config_of
@@ -43,8 +45,8 @@ TOKENS = {"num_samples": 4, "seq_len": 128}
 
 @dataclass(frozen=True)
 class Row:
-    """One process. ``peak_bytes``: its largest resident size, or its child's that proves; ``planned_bytes``: what the
-    plan said of it."""
+    """One job. ``peak_bytes``: the most that all of its processes held at one moment; ``processes_bytes``: the most
+    that each of them ever held; ``planned_bytes``: what the plan said of the job."""
 
     program: str
     model_bytes: int
@@ -53,6 +55,7 @@ class Row:
     planned_bytes: int | None
     wall_s: float
     cpu_s: float
+    processes_bytes: tuple[int, ...] = ()
 
 
 def main() -> None:
@@ -130,20 +133,22 @@ def peer_command(program: str, folder: Path) -> tuple[list[str], Path]:
 
 
 def measured(program: str, model_bytes: int, num_blocks: int, command: list[str], report: Path) -> Row:
-    """Run it. The peak is that of the process and of those that it waited for: the largest of them."""
+    """Run it, and watch it with all that it starts."""
     started = time.monotonic()
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"}, stderr=subprocess.PIPE
-    )
-    assert process.stderr is not None
-    said = process.stderr.read().decode()
-    _, status, usage = os.wait4(process.pid, 0)
-    if status != 0:
-        raise SystemExit(f"{program} ended with status {os.waitstatus_to_exitcode(status)}\n{said}")
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"}, stderr=log
+        )
+        peak = watch(process)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        log.seek(0)
+        if process.returncode != 0:
+            raise SystemExit(f"{program} ended with status {process.returncode}\n{log.read().decode()}")
     planned = json.loads(report.read_text())["summary"]["planned_peak_memory_bytes"] if report.is_file() else None
     return Row(
-        program, model_bytes, num_blocks, usage.ru_maxrss * 1024, planned, round(time.monotonic() - started, 1),
-        round(usage.ru_utime + usage.ru_stime, 1),
+        program, model_bytes, num_blocks, peak.total_bytes, planned, round(time.monotonic() - started, 1),
+        round(usage.ru_utime + usage.ru_stime, 1), tuple(peak.by_pid.values()),
     )  # fmt: skip
 
 

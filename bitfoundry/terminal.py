@@ -286,6 +286,7 @@ def summary_rows(summary: Mapping[str, Any]) -> dict[str, str]:
         "worst layer": f"{_short_lines(worst['name'])}\nrelative error {worst['relative_error']:.4f}",
         "seconds": f"{summary['total_s']:.0f}",
         "peak memory": megabytes(summary["peak_memory_bytes"]),
+        **{f"task {task}": f"failed: {reason}" for task, reason in summary.get("failed_tasks", {}).items()},
     }
 
 

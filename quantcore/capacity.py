@@ -65,7 +65,9 @@ class Candidate:
 class Capacity:
     """The answer. ``candidates``: every executor; ``chosen`` is the first that fits, or the one that needs least.
 
-    ``host`` is of one node and ``disk`` of all, by part; ``seconds`` by part, one after the other.
+    ``verify``: what the process that verifies the result and the one that waits for it hold, on one device or on the
+    CPU. ``host`` is of one node, in the phase that takes most, and ``disk`` of all, by part; ``seconds`` by part, one
+    after the other.
     """
 
     plan: Plan
@@ -76,6 +78,7 @@ class Capacity:
     num_layers: int
     candidates: tuple[Candidate, ...]
     chosen: Candidate
+    verify: Parts
     host: Parts
     disk: Parts
     seconds: dict[str, float]
@@ -97,6 +100,7 @@ class Capacity:
             "size_before_bytes": self.size_before_bytes,
             "size_after_bytes": self.size_after_bytes,
             "bytes_per_rank": {"total": self.chosen.num_bytes, **self.chosen.parts},
+            "verify_bytes": {"total": sum(self.verify.values()), **self.verify},
             "host_bytes_per_node": {"total": sum(self.host.values()), **self.host},
             "disk_bytes": {"total": sum(self.disk.values()), **self.disk},
             "seconds": {"total": round(sum(self.seconds.values())), **{k: round(v) for k, v in self.seconds.items()}},
@@ -143,7 +147,8 @@ def capacity(
     if footprint.num_schemes:
         disk["measured_states"] = (1 + sum(counts)) * footprint.gradients
     host = _host(footprint, hardware, chosen)
-    faults, advice = _verdict(plan, footprint, hardware, chosen, host, disk)
+    verify = _verify(footprint, hardware, chosen)
+    faults, advice = _verdict(plan, footprint, hardware, chosen, verify, host, disk)
     return Capacity(
         plan=plan,
         hardware=hardware,
@@ -153,6 +158,7 @@ def capacity(
         num_layers=sum(1 if layer.block is None else counts[layer.block] for layer in plan.layers),
         candidates=candidates,
         chosen=chosen,
+        verify=verify,
         host=host,
         disk=disk,
         seconds=_seconds(plan, work, before, after, hardware, chosen),
@@ -241,14 +247,26 @@ def _states_on_disk(footprint: Footprint, hardware: Hardware, chosen: Candidate)
     return footprint.states if is_running and not _states_fit(footprint, hardware) else 0
 
 
+def _verify(footprint: Footprint, hardware: Hardware, chosen: Candidate) -> Parts:
+    """Of the process that verifies, and of the one that waits: on the CPU, or on the device that both use."""
+    parts = footprint.verifying(runs_model=chosen.executor != FILE_TO_FILE)
+    if not hardware.num_devices:
+        return parts
+    if chosen.executor == FILE_TO_FILE:
+        return {}  # files are compared on the host
+    return {**parts, "waiting_process": DEVICE_RUNTIME_BYTES, "runtime": DEVICE_RUNTIME_BYTES}
+
+
 def _host(footprint: Footprint, hardware: Hardware, chosen: Candidate) -> Parts:
-    """Of all processes of a node."""
+    """Of all processes of a node, in the phase that takes most."""
     parts = footprint.host() if hardware.num_devices else chosen.parts
-    return {name: hardware.ranks_a_node * size for name, size in parts.items()}
+    quantize = {name: hardware.ranks_a_node * size for name, size in parts.items()}
+    runs_here = chosen.executor != FILE_TO_FILE and not hardware.num_devices
+    return max(quantize, footprint.verifying(runs_model=runs_here), key=lambda parts: sum(parts.values()))
 
 
 def _verdict(
-    plan: Plan, footprint: Footprint, hardware: Hardware, chosen: Candidate, host: Parts, disk: Parts
+    plan: Plan, footprint: Footprint, hardware: Hardware, chosen: Candidate, verify: Parts, host: Parts, disk: Parts
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What does not fit, and what would make it fit."""
     faults: list[str] = []
@@ -257,6 +275,10 @@ def _verdict(
         faults.append(f"A device has {_gb(hardware.device_bytes)}, and {_gb(chosen.num_bytes / USABLE)} are needed.")
         advice += _smaller(plan, footprint, hardware)
         advice.append(f"Devices of {_gb(chosen.num_bytes / USABLE)} or more.")
+    if hardware.num_devices and sum(verify.values()) > USABLE * hardware.device_bytes:
+        size = _gb(sum(verify.values()) / USABLE)
+        faults.append(f"A device has {_gb(hardware.device_bytes)}, and to verify the result {size} are needed.")
+        advice.append(f"Devices of {size} or more.")
     if hardware.host_bytes and sum(host.values()) > hardware.host_bytes:
         faults.append(f"A host has {_gb(hardware.host_bytes)}, and {_gb(sum(host.values()))} are needed.")
         advice.append(f"A host with {_gb(sum(host.values()))}, or fewer processes on each.")

@@ -33,7 +33,8 @@ from quantcore.task import Task, read_task
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 1 a known failure (explained), 2 wrong usage, 130 interrupted."""
+    """Exit status: 0 done, 1 a known failure (explained) or a task of an evaluation that failed, 2 wrong usage,
+    130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, _stop)
     commands: dict[str, Callable[[list[str]], int]] = {
@@ -82,7 +83,11 @@ def _run(arguments: list[str]) -> int:
         return 2
     if _rank() is not None:
         end_with_parent()  # joining the others does so too, but that is seconds away
-    return _reporting(lambda emit: _pipeline(read_task(Path(arguments[0])), emit), print_json_lines())
+
+    def work(emit: Emit) -> None:  # a task of the evaluation that failed is in the report, and the job has its result
+        _pipeline(read_task(Path(arguments[0])), emit)
+
+    return _reporting(work, print_json_lines())
 
 
 def _verify(arguments: list[str]) -> int:
@@ -92,13 +97,14 @@ def _verify(arguments: list[str]) -> int:
         return 2
 
     def verify(emit: Emit) -> None:
-        from quantcore.evaluation.proof import proof_line, prove_all
+        from quantcore.evaluation.proof import peak_line, proof_line, prove_all
         from quantcore.runtime.devices import limit_threads
 
         limit_threads()
         folder, scratch = map(Path, arguments)
         for proof in prove_all(read_task(scratch / "task.json"), folder, scratch, emit):
             print(proof_line(proof), flush=True)
+        print(peak_line(), flush=True)
 
     return _reporting(verify, print_json_lines())
 
@@ -151,7 +157,7 @@ def _evaluate(arguments: list[str]) -> int:
             return evaluate(*given, vllm_python=options.vllm, ranks=ranks)
 
     if not _is_first_rank():
-        return _reporting(work, print_json_lines(sys.stderr))
+        return _reporting(_saying_nothing(work), print_json_lines(sys.stderr))
     from quantcore.console import show_evaluation
 
     return _shown(work, _print_json if options.json else show_evaluation)
@@ -345,10 +351,26 @@ def _shown(work: Callable[[Emit], dict[str, Any]], show: Callable[[dict[str, Any
         with progress_display() as emit:
             done = work(emit)
         show(done)
-        return 0
+        return _status_of(done)
     except QuantError as error:
         explain(error)
         return 1
+
+
+def _status_of(done: object) -> int:
+    """1 if tasks of the evaluation failed, which a report and the result of ``evaluate`` name; else 0."""
+    if not isinstance(done, dict):
+        return 0
+    return 1 if done.get("failed_tasks") or done.get("summary", {}).get("failed_tasks") else 0
+
+
+def _saying_nothing(work: Callable[[Emit], object]) -> Callable[[Emit], None]:
+    """``work`` of a rank whose result is the first one's, and with it the exit status."""
+
+    def alone(emit: Emit) -> None:
+        work(emit)
+
+    return alone
 
 
 def _pipeline(task: Task, emit: Emit) -> dict[str, Any]:
@@ -364,8 +386,7 @@ def _pipeline(task: Task, emit: Emit) -> dict[str, Any]:
 def _reporting(work: Callable[[Emit], object], emit: Emit) -> int:
     """Run ``work``; a QuantError becomes the last event and status 1. Of ranks that miss another, the first says so."""
     try:
-        work(emit)
-        return 0
+        return _status_of(work(emit))
     except QuantError as error:
         if isinstance(error, RankError) and not _is_first_rank():
             return 1

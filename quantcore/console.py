@@ -58,6 +58,7 @@ def show_report(report: dict[str, Any], output_dir: str) -> None:
         table.add_row(f"[bold]{name}[/]", text)
     out = Console()
     out.print(table)
+    show_failed_tasks(summary["failed_tasks"])
     for export in summary["exports"].values():
         out.print(export["load"].replace("'.'", f"'{output_dir}'"), highlight=False, soft_wrap=True)
 
@@ -80,10 +81,17 @@ def show_evaluation(result: dict[str, Any]) -> None:
             table.add_row(name.replace("_", " "), "", with_error(quality["divergence"][name]))
     out = Console()
     out.print(table)
+    show_failed_tasks(result["failed_tasks"])
     out.print(f"{quality['num_tokens']} tokens in {quality['num_windows']} windows, ± one standard error", style="dim")
     if "served_by" in result:
         programs = ", ".join(f"{name} {version}" for name, version in result["served_by"].items())
         out.print(f"the tasks ran in {programs}", style="dim")
+
+
+def show_failed_tasks(failed: dict[str, str]) -> None:
+    """The tasks that were asked for and have no result."""
+    for task, reason in failed.items():
+        _console.print(f"[bold red]error[/] The task {task} failed: {reason}", highlight=False, soft_wrap=True)
 
 
 def show_speed(found: dict[str, Any]) -> None:

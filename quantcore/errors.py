@@ -108,11 +108,13 @@ def at_block(index: int | None) -> Iterator[None]:
         raise
 
 
-def short(error: BaseException) -> str:
-    """One line of an error of other code: its class, and the beginning of its message."""
+def reason_of(error: BaseException) -> str:
+    """One line of what an error of other code says; with its class where that is no sentence (``KeyError: 'x'``)."""
     text = " ".join(str(error).split())
-    shown = f": {text[:MAX_SHOWN]}{'...' * (len(text) > MAX_SHOWN)}" if text else ""
-    return type(error).__name__ + shown
+    shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+    if " " in text:
+        return shown
+    return f"{type(error).__name__}: {shown}" if text else type(error).__name__
 
 
 def unknown_value(what: str, given: object, allowed: Iterable[object], *, code: str, field: str = "") -> ConfigError:

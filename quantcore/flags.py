@@ -39,12 +39,17 @@ def task_of(options: argparse.Namespace) -> Task:
         config=config_of_flags(options),
         calibration=calibration_of(options),
         export=exports_of(options),
-        evaluation=EvaluationConfig(num_windows=0) if options.skip_evaluation else evaluation_of(options),
+        evaluation=_without_windows(options) if options.skip_evaluation else evaluation_of(options),
         gate=options.gate,
         max_shard_size=options.max_shard_size,
         file2file=options.file2file_quantization,
         shard_blocks=options.shard_blocks,
     )
+
+
+def _without_windows(options: argparse.Namespace) -> EvaluationConfig:
+    """Nothing is measured. Tasks that are named all the same are kept, so that the Task refuses them."""
+    return EvaluationConfig(num_windows=0, tasks=evaluation_of(options).tasks)
 
 
 def calibration_of(options: argparse.Namespace) -> CalibrationConfig:

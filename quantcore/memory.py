@@ -1,7 +1,8 @@
-"""Where the engine's memory goes, from shapes alone: the same estimate for a plan, for hardware and for a report.
+"""Where a job's memory goes, from shapes alone: the same estimate for a plan, for hardware and for a report.
 
-A job has moments, and what one holds the next has given back. Its peak is its costliest moment; a model's depth is in
-none of them.
+A job has two phases: one process (or one for each rank) quantizes, then a fresh process verifies while the first one
+waits. A process has moments, and what one holds the next has given back: its peak is its costliest moment. A model's
+depth is in none of them, except where a whole model generates text (see ``Footprint.allows_whole``).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from quantcore.calibration.chunks import count_sums
 from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
 from quantcore.config import CalibrationConfig, Config
 from quantcore.layer import LayerPlan
-from quantcore.workload import SOLVED_ROWS
+from quantcore.task import Evaluation
+from quantcore.workload import LOGIT_ROWS, NUM_PROBES, PIECE_BYTES, PROBE_POSITIONS, SOLVED_ROWS
 
 RUNTIME_BYTES = 450 << 20
 """Python, torch and Transformers before any weight: measured by bench/__main__.py."""
@@ -30,6 +32,22 @@ WINDOW_COPIES_BACK = 16
 """The same of a window that goes back through a block: all that its way forward left."""
 STATES_SHARE = 0.25
 """Of the free memory: what the hidden states of all windows may take; else they wait on disk."""
+PRODUCT_PIECES = 3
+"""Of such a piece, while a product is computed with it: the piece, as the library packs it, and what comes out."""
+DISTANCE_PIECES = 16
+"""The same while the logits of two models are compared: ``divergence.distance`` holds 9, and the allocator keeps most
+of what was freed before."""
+GENERATION_BYTES = 160 << 20
+"""What Transformers imports and holds to generate text beside the model, with what loading it left in the allocator."""
+WHOLE_BYTES = 1 << 30
+"""A model of this size or less may be in memory as a whole to generate text; so may one that takes no more than the
+rest of its job."""
+TASK_RUNTIME_BYTES = 350 << 20
+"""lm-evaluation-harness and what it imports, beside the runtime."""
+TASK_TOKENS = 256
+"""Of each document of a task: an assumption, for nobody knows them before they are read."""
+TASK_LOGIT_COPIES = 3
+"""Of the logits of a batch of documents in float32."""
 DEVICE_RUNTIME_BYTES = 1_500_000_000
 """An accelerator's context and the work space of its libraries."""
 
@@ -51,7 +69,10 @@ class Footprint:
     besides while it is solved; ``solved``: the layers of one input while they are solved together; ``window``: the
     widest input of one window, in float32; ``states``: the hidden states of all windows in front of a block;
     ``num_schemes`` are measured before, for a mix, which takes ``gradients``: those by the hidden states of all windows
-    behind a block.
+    behind a block. The rest is for the measuring of the result: ``held_out``, the hidden states of all of its windows;
+    ``logits``, those of ``LOGIT_ROWS`` positions; ``probes``, those that are compared one by one; ``measures``: whether
+    the original stands beside the result; ``generates``: whether both continue texts; ``task_logits``: those of a batch
+    of documents, 0 without tasks.
     """
 
     whole: int
@@ -68,11 +89,18 @@ class Footprint:
     states: int
     num_schemes: int = 0
     gradients: int = 0
+    held_out: int = 0
+    logits: int = 0
+    probes: int = 0
+    measures: bool = False
+    generates: bool = False
+    task_logits: int = 0
 
     @classmethod
     def of(
         cls, config: Config, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader], prefix: str,
-        num_blocks: int, calibration: CalibrationConfig, *, needs_calibration: bool, num_schemes: int = 0,
+        num_blocks: int, calibration: CalibrationConfig, evaluation: Evaluation, *, needs_calibration: bool,
+        num_schemes: int = 0,
     ) -> Footprint:  # fmt: skip
         blocks = by_block(prefix, {name: tensor.num_bytes for name, tensor in tensors.items()})
         num_tokens = calibration.num_samples * calibration.seq_len
@@ -80,6 +108,10 @@ class Footprint:
         element = DTYPE_BYTES[tensors[f"{layers[0].name}.weight"].dtype]
         [(hidden, _)] = Counter(layer.in_features for layer in layers).most_common(1)  # most read the hidden states
         grams, gram, factors = _grams(config, layers)
+        widest = max(layer.in_features for layer in layers)
+        beside = element * _values_beside(layers, tensors)
+        measures = evaluation.num_windows > 0
+        vocab_size = _vocab_size(tensors, prefix)
         return cls(
             whole=sum(blocks.values()),
             outside=blocks[-1],
@@ -91,31 +123,49 @@ class Footprint:
             num_windows=calibration.num_samples,
             factors=factors,
             solved=_solved(config, layers, element) if grams else 0,
-            window=4 * calibration.seq_len * max(layer.in_features for layer in layers) * learns,
-            states=(1 + config.compares) * num_tokens * hidden * element * needs_calibration,
+            window=4 * widest * max(calibration.seq_len * learns, evaluation.seq_len),
+            states=((1 + config.compares) * hidden * element + beside) * num_tokens * needs_calibration,
             num_schemes=num_schemes,
             gradients=num_tokens * hidden * element,
+            held_out=max(evaluation.num_windows, NUM_PROBES) * evaluation.seq_len * (hidden * element + beside),
+            logits=min(LOGIT_ROWS, evaluation.seq_len) * vocab_size * element,
+            probes=4 * NUM_PROBES * PROBE_POSITIONS * vocab_size,
+            measures=measures,
+            generates=measures and evaluation.num_prompts > 0,
+            task_logits=4 * evaluation.batch_size * TASK_TOKENS * vocab_size * bool(evaluation.tasks),
         )
 
     def file_to_file(self) -> Parts:
         """One weight, or a tensor that is copied."""
+        return {"runtime": RUNTIME_BYTES, **_larger(*self._weight_by_weight())}
+
+    def _weight_by_weight(self) -> tuple[Parts, ...]:
         rounding = {"one_weight": self.weight // 2, "one_weight_in_float32": FLOAT_COPIES * self.weight}
-        copying = {"one_tensor": self.tensor}
-        return {"runtime": RUNTIME_BYTES, **_larger(rounding, copying)}
+        return rounding, {"one_tensor": self.tensor}
 
     def streamed(self, *, num_ranks: int = 1, num_shards: int = 1) -> Parts:
         """On each of ``num_ranks`` that share the windows, with a block in ``num_shards`` slices, and one layer whole,
-        twice (FSDP2 gathers it, then lays it out).
+        twice (FSDP2 gathers it, then lays it out). Where ``allows_whole``, one window goes through the whole model
+        before the first block.
 
         Ranks put together what all have learned of an input where it is solved: one holds its own and what comes of the
         inputs that it solves. These are counted as the widest, and its share of them all.
         """
+        products = {"products": PRODUCT_PIECES * PIECE_BYTES}
+        comparing = {"whole_model": self.whole, "embedding_and_head": self.outside, "one_block": self.block} | products
+        moments = (*self._moments(num_ranks, num_shards), *[comparing] * self.allows_whole(runs_model=True))
+        held_out = self.held_out // num_ranks + self.held_out  # its share, and what all ranks have in the end
+        states = {"activations": self.states // num_ranks, "held_out_states": held_out}
+        return {"runtime": RUNTIME_BYTES, **_larger(*moments), **states}
+
+    def _moments(self, num_ranks: int = 1, num_shards: int = 1) -> tuple[Parts, ...]:
+        """Of a rank that quantizes, without those with a whole model."""
         block = self.block if num_shards == 1 else self.block // num_shards + 2 * self.weight // 2
         rounding = FLOAT_COPIES * self.weight
         learning = count_sums(self.num_windows, num_ranks) * self.grams
         solved = min(self.grams, self.gram + self.grams // num_ranks)
         moments: tuple[Parts, ...] = (
-            {"embedding_and_head": self.outside},
+            {"embedding_and_head": self.outside, "logits": 4 * self.probes, "products": PRODUCT_PIECES * PIECE_BYTES},
             {"one_block": block, "statistics": learning, "one_window": WINDOW_COPIES * self.window},
             {"one_block": block, "statistics": solved + self.factors, "one_weight_in_float32": rounding},
             {"one_block": block, "statistics": solved + self.factors, "layers_of_one_input": self.solved},
@@ -124,7 +174,50 @@ class Footprint:
             moments += ({"one_block": block, "statistics": self.grams + solved},)
         if self.num_schemes:
             moments += (self._measuring(),)
-        return {"runtime": RUNTIME_BYTES, **_larger(*moments), "activations": self.states // num_ranks}
+        return moments
+
+    def verifying(self, *, runs_model: bool) -> Parts:
+        """Of the fresh process that verifies, and of the one that waits for it. It holds one weight or one block, then
+        the embedding and the head of both models; a whole model only where ``allows_whole``."""
+        waiting = {"waiting_process": RUNTIME_BYTES + self.held_out * self.measures}
+        moments = self._bounded(runs_model=runs_model)
+        if runs_model and self.allows_whole(runs_model=runs_model):
+            moments += self._whole()
+        held_out = {"held_out_states": (1 + self.measures) * self.held_out} if runs_model else {}
+        return {**waiting, "runtime": RUNTIME_BYTES, **_larger(*moments), **held_out}
+
+    def allows_whole(self, *, runs_model: bool) -> bool:
+        """Whether the model may be in memory as a whole: if tasks are to run on it, if it is small, or if the job needs
+        as much anyway."""
+        needed = max(map(_size, (*self._moments(), *self._bounded(runs_model=runs_model))))
+        return runs_model and (self.task_logits > 0 or self.whole <= max(WHOLE_BYTES, needed))
+
+    def _bounded(self, *, runs_model: bool) -> tuple[Parts, ...]:
+        """The moments of the process that verifies, without those with a whole model."""
+        moments = self._weight_by_weight()
+        if not runs_model:
+            return moments
+        window = {"one_window": WINDOW_COPIES * self.window}
+        products = {"products": PRODUCT_PIECES * PIECE_BYTES}
+        running = {"one_block": self.block, "one_weight_in_float32": FLOAT_COPIES * self.weight}
+        num_models = 1 + self.measures
+        logits = num_models * (2 * self.logits + self.probes) + self.measures * DISTANCE_PIECES * PIECE_BYTES
+        return (
+            *moments,
+            running | window,
+            {"embeddings_and_heads": num_models * self.outside, "logits": logits} | products,
+        )
+
+    def _whole(self) -> tuple[Parts, ...]:
+        """The moments in which the original, then the result, generates text or does tasks."""
+        whole = {"whole_model": self.whole, "one_weight_in_float32": FLOAT_COPIES * self.weight}
+        samples = {"products": PRODUCT_PIECES * PIECE_BYTES, "generation": GENERATION_BYTES}
+        tasks = {
+            "products": 4 * self.tensor,  # the largest matrix in float32 twice: the harness runs Transformers' own code
+            "task_runtime": TASK_RUNTIME_BYTES,
+            "task_logits": TASK_LOGIT_COPIES * self.task_logits,
+        }
+        return (*[whole | samples] * self.generates, *[whole | tasks] * bool(self.task_logits))
 
     def _measuring(self) -> Parts:
         """Of one rank, for all: what each scheme changes in a block, and one window that goes through it and back."""
@@ -155,7 +248,25 @@ def by_block(prefix: str, sizes: Mapping[str, int]) -> Counter[int]:
 
 
 def _larger(*moments: Parts) -> Parts:
-    return max(moments, key=lambda parts: sum(parts.values()))
+    return max(moments, key=_size)
+
+
+def _size(parts: Parts) -> int:
+    return sum(parts.values())
+
+
+def _vocab_size(tensors: Mapping[str, TensorHeader], prefix: str) -> int:
+    """The rows of the largest matrix around the blocks, which is the embedding or the head."""
+    return max((one.shape[0] for name, one in tensors.items() if not name.startswith(prefix) and len(one.shape) == 2),
+               default=0)  # fmt: skip
+
+
+def _values_beside(layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader]) -> int:
+    """How many values a model gives to its blocks for each token beside the hidden states, as far as names tell: the
+    per-layer inputs of Gemma 3n and 4, and the keys and values that two kinds of their blocks leave for later ones."""
+    per_layer = [one.shape[1] for name, one in tensors.items() if name.endswith("embed_tokens_per_layer.weight")]
+    keys = [layer.out_features for layer in layers if layer.name.endswith(".k_proj")]
+    return sum(per_layer) + 4 * max(keys, default=0) * bool(per_layer)
 
 
 def _grams(config: Config, layers: Sequence[LayerPlan]) -> tuple[int, int, int]:

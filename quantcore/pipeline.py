@@ -35,16 +35,16 @@ from quantcore.evaluation.model import open_model
 from quantcore.evaluation.originals import Originals
 from quantcore.evaluation.proof import may_be_whole, prove_in_fresh_process
 from quantcore.evaluation.provenance import model_identity, provenance
-from quantcore.evaluation.report import build_report, write_report
+from quantcore.evaluation.report import Peaks, build_report, write_report
 from quantcore.evaluation.text import EvaluationText, evaluation_text, has_own_text, overlap
-from quantcore.events import Completed, Emit, PhaseStarted, Progress, Warned, silence
+from quantcore.events import Completed, Emit, Event, PhaseStarted, Progress, Warned, silence
 from quantcore.file_to_file import round_files
 from quantcore.layer import LayerPlan
 from quantcore.mixing.command import with_mix
 from quantcore.plan import FILE_TO_FILE, Plan, resolve
 from quantcore.reading import Model, read_model
 from quantcore.rotate import untie
-from quantcore.runtime.devices import default_device, held_memory_bytes, peak_memory_bytes
+from quantcore.runtime.devices import default_device, held_memory_bytes, peak_memory_bytes, release_freed_memory
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.ranks import ALONE, Ranks
 from quantcore.runtime.sharded import check_all_finite, sharing_ranks
@@ -54,9 +54,9 @@ from quantcore.savepoint import SavePoint, Stream
 from quantcore.streams import RunningBlock, Streams
 from quantcore.task import Task
 from quantcore.timing import Eta
+from quantcore.workload import NUM_PROBES
 from quantcore.writing import ResultWriter, write_side_files
 
-NUM_PROBES = 2
 EDGE_PROBE_LEN = 32  # tokens with which edges are proven
 
 
@@ -68,6 +68,7 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
     started = time.monotonic()
     if not ranks.is_first:
         emit = silence
+    emit, said = noting_warnings(emit)
     emit(PhaseStarted("resolve"))
     harness.check(task.evaluation)
     task = ranks.share(fetch(task, emit) if ranks.is_first else task)
@@ -80,7 +81,7 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
     task, mixed = with_mix(task, model, savepoint, emit)
     plan = resolve(
         task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export,
-        file2file=task.file2file, shard_blocks=task.shard_blocks, warnings=headers.warnings,
+        evaluation=task.evaluation, file2file=task.file2file, shard_blocks=task.shard_blocks, warnings=headers.warnings,
         num_schemes=len(mixed["uniform"]) if mixed else 0,
     )  # fmt: skip
     for message in plan.warnings:
@@ -103,11 +104,13 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
         emit(PhaseStarted("export"))
         write_side_files(task, headers, plan, folder)
         emit(PhaseStarted("verify"))
-        proofs = prove_in_fresh_process(task, folder, outcome.expected, emit)
-        results = judge_result(task, headers, plan, folder, outcome, proofs)
+        release_freed_memory(of_device=True)
+        proved = prove_in_fresh_process(task, folder, outcome.expected, emit)
+        results = judge_result(task, headers, plan, folder, outcome, proved.proofs)
         report = build_report(
-            task, plan, outcome, proofs, results, mixed=mixed,
-            quantize_s=quantized_s, total_s=time.monotonic() - started, peaks_bytes=peaks_bytes,
+            task, plan, outcome, proved.proofs, results, said, mixed=mixed,
+            quantize_s=quantized_s, total_s=time.monotonic() - started,
+            peaks_bytes=Peaks(peaks_bytes, (held_memory_bytes() or peaks_bytes[0]) + proved.peak_memory_bytes),
         )  # fmt: skip
         write_json(folder / "plan.json", plan.to_dict())
         write_report(task, folder, report)
@@ -115,6 +118,18 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
         tell_gates(task, results, emit)
     emit(Completed(report["summary"]))
     return report
+
+
+def noting_warnings(emit: Emit) -> tuple[Emit, list[Warned]]:
+    """``emit``, and the warnings that go through it from now on: each of them belongs into the report."""
+    said: list[Warned] = []
+
+    def noting(event: Event) -> None:
+        if isinstance(event, Warned):
+            said.append(event)
+        emit(event)
+
+    return noting, said
 
 
 def quantize(
@@ -132,7 +147,7 @@ def quantize(
     assert windows is not None
     text = ranks.share(evaluation_text(task, windows.held_out_NT))
     device = default_device()
-    sharing = sharing_ranks(task.shard_blocks, plan.memory_bytes, ranks, device)
+    sharing = sharing_ranks(task.shard_blocks, plan.memory_of_rank(), ranks, device)
     model = StreamedModel(
         headers.config, source.read, set(headers.tensors), plan.block_prefix, plan.num_blocks,
         TORCH_DTYPES[headers.main_dtype], device, None if sharing is None else Slices(sharing, source.read_rows),
@@ -208,7 +223,7 @@ def open_streams(
         return Streams(None)
     span = Span(len(calibration_NT), ranks)
     mine = span.windows
-    states = states_kept(len(mine), plan.memory_bytes["activations"] // ranks.size, model.device, folder)
+    states = states_kept(len(mine), plan.memory_of_rank()["activations"] // ranks.size, model.device, folder)
     calibration = algorithms.turned(model.embed(calibration_NT[mine.start : mine.stop], states))
     probe = model.embed(calibration_NT[:1, :EDGE_PROBE_LEN]) if algorithms.needs_probe else None
     return Streams(

@@ -22,6 +22,7 @@ from quantcore.export import EXPORTERS, Container, adapted, check_exports, holds
 from quantcore.kv_cache import check_kv_cache, check_whole_cache, holds_keys_or_values
 from quantcore.layer import LayerPlan, check_super_blocks
 from quantcore.memory import Footprint
+from quantcore.task import Evaluation
 
 STREAMED_TYPES = ("Linear", "Conv1D")
 FLOAT_DTYPES = ("F32", "F16", "BF16")
@@ -45,8 +46,8 @@ class Plan:
     ``added`` are tensors that the result has and the checkpoint has not: the output projection of a model that shares
     it with the embedding, once a rotation parts the two. ``layouts`` holds, for each export, every tensor that will be
     written, in order: sizes are exact. ``executor``: FILE_TO_FILE takes weight after weight and runs nothing, STREAMED
-    takes text through block after block. ``peak_memory_bytes`` is an estimate with its parts beside it. All sizes are
-    bytes.
+    takes text through block after block. ``peak_memory_bytes`` is an estimate of what all processes hold together, with
+    its parts beside it. All sizes are bytes.
     """
 
     model_type: str
@@ -71,12 +72,27 @@ class Plan:
         return {**model_config, "tie_word_embeddings": False} if self.added else dict(model_config)
 
     @property
+    def memory_by_phase(self) -> dict[str, dict[str, int]]:
+        """What all processes of the job hold when they hold most, by part, in the phases "quantize" (if one process
+        does it alone) and "verify"."""
+        return {"quantize": self.memory_of_rank(), "verify": self.footprint.verifying(runs_model=self.runs_model)}
+
+    @property
+    def runs_model(self) -> bool:
+        return self.executor != FILE_TO_FILE
+
+    @property
+    def allows_whole(self) -> bool:
+        """Whether the model may be in memory as a whole while the result is verified."""
+        return self.footprint.allows_whole(runs_model=self.runs_model)
+
+    @property
     def memory_bytes(self) -> dict[str, int]:
-        """What a process holds when it holds most, by part, if it does the job alone."""
-        return self.memory_of_rank()
+        """The same of the phase that takes most."""
+        return max(self.memory_by_phase.values(), key=lambda parts: sum(parts.values()))
 
     def memory_of_rank(self, num_ranks: int = 1, num_shards: int = 1) -> dict[str, int]:
-        """What each of several processes holds; ``num_shards`` as in ``Footprint.streamed``."""
+        """What each of several processes that quantize holds; ``num_shards`` as in ``Footprint.streamed``."""
         if self.executor == FILE_TO_FILE:
             return self.footprint.file_to_file()
         return self.footprint.streamed(num_ranks=num_ranks, num_shards=num_shards)
@@ -109,6 +125,7 @@ class Plan:
             "executor": self.executor,
             "peak_memory_bytes": self.peak_memory_bytes,
             "memory_bytes": self.memory_bytes,
+            "memory_by_phase": self.memory_by_phase,
             "warnings": list(self.warnings),
         }
 
@@ -119,14 +136,15 @@ def resolve(
     tensors: Mapping[str, TensorHeader],
     *,
     calibration: CalibrationConfig | None = None,
+    evaluation: Evaluation | None = None,
     exports: Sequence[str] = ("quark",),
     file2file: bool = False,
     shard_blocks: bool | None = None,
     num_schemes: int = 0,
     warnings: tuple[str, ...] = (),
 ) -> Plan:
-    """Decide every layer; ``file2file`` and ``shard_blocks`` are a task's, ``warnings`` are what is to be said anyway.
-    ``num_schemes``: how many are measured before, for a mix.
+    """Decide every layer; ``evaluation``, ``file2file`` and ``shard_blocks`` are a task's, ``warnings`` are what is to
+    be said anyway. ``num_schemes``: how many are measured before, for a mix.
 
     Raises ConfigError or ModelError that names the layers and what would fit.
     """
@@ -177,7 +195,7 @@ def resolve(
         layouts=layouts,
         executor=FILE_TO_FILE if file2file else STREAMED,
         footprint=Footprint.of(
-            config, layers, tensors, prefix, num_blocks, calibration,
+            config, layers, tensors, prefix, num_blocks, calibration, evaluation or Evaluation(),
             needs_calibration=needs_calibration, num_schemes=num_schemes,
         ),
         warnings=warnings,

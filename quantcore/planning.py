@@ -79,12 +79,13 @@ def show(found: Capacity) -> None:
     where = "each device" if hardware.num_devices else "each process"
     tables = [
         _table(f"memory of {where}", found.chosen.parts),
-        _table("host, each node", found.host) if hardware.num_devices else None,
+        _table("to verify the result", found.verify),
+        _table("host, each node", found.host),
         _table("disk", found.disk),
         _table("time", found.seconds, _time),
         _executors(found),
     ]
-    console.print(Group(*(table for table in tables if table is not None)))
+    console.print(Group(*tables))
     console.print(f"[dim]time assumes {found.speeds.title}, {found.speeds.read / GB:g} GB/s read,"
                   f" {found.speeds.hashing / GB:g} GB/s hashed, {found.speeds.exchange / GB:g} GB/s between ranks;"
                   " all of it is in --json[/]", highlight=False, soft_wrap=True)  # fmt: skip

@@ -191,7 +191,14 @@ class Task(Settings):
 
 
 def check_tasks(evaluation: Evaluation, *, file2file: bool) -> None:
-    """Raises ConfigError ``unsupported_config`` for tasks of a model that is not run."""
+    """Raises ConfigError ``unsupported_config`` for tasks of a model that is not run, or not measured."""
+    if evaluation.tasks and evaluation.num_windows == 0:
+        raise ConfigError(
+            "Tasks are run beside the perplexity, and with num_windows 0 (--skip_evaluation) nothing is measured.",
+            code="unsupported_config",
+            hint="Leave one of them out: give num_windows of 1 or more, or no tasks.",
+            field="/evaluation/tasks",
+        )
     if file2file and evaluation.tasks:
         raise ConfigError(
             "file2file runs no model, which evaluation.tasks need.",

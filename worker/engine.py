@@ -167,10 +167,11 @@ class Engine(Child):
 
 
 def engine_environment(settings: Settings, *, with_hub: bool = False) -> dict[str, str]:
-    """The environment of an engine: an allow-list of ours, and the number of threads it may use."""
+    """The environment of an engine: an allow-list of ours, and the number of threads that each of its processes may
+    use: together those of the settings."""
     names = KEPT_VARIABLES + HUB_VARIABLES if with_hub else KEPT_VARIABLES
     kept = {name: value for name, value in os.environ.items() if name in names or name.startswith(KEPT_PREFIXES)}
-    threads = str(settings.engine_threads)
+    threads = str(max(1, settings.engine_threads // settings.engine_ranks))
     # The Hub's library would log signed addresses of files when a download stumbles.
     quiet = {"HF_HUB_VERBOSITY": "error", "HF_HUB_DISABLE_TELEMETRY": "1"}
     # Threads that wait give their core away: beside other work on the machine a job takes half the time so, alone 7 %

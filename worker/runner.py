@@ -177,7 +177,7 @@ class Run:
         """The token that the job names, else the service's own. Raises ModelError ``hub_token_not_found``."""
         name = self.lease.model.get("hub_token")
         if name is None:
-            return os.environ.get("HF_TOKEN")
+            return os.environ.get("HF_TOKEN") or None  # an empty one is none
         sealed = self.lease.sealed_hub_token
         token = hub_tokens.unseal(self._settings.vault, sealed, self.lease.project_id, name)
         self._redactor.hide(token)

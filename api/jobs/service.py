@@ -84,6 +84,7 @@ def make_plan(
         def plan_of(config: Config) -> Plan:
             return plan.resolve(
                 config, headers.config, headers.tensors, calibration=text, exports=request.export,
+                evaluation=request.evaluation if isinstance(request, JobCreate) else None,
                 file2file=request.file2file, shard_blocks=request.shard_blocks, warnings=headers.warnings,
                 num_schemes=len(mix.schemes) if mix else 0,
             )  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ MAX_INDEX_BYTES = 32 << 20  # a mixture of experts has tens of thousands of tens
 MAX_HEADER_BYTES = 16 << 20
 MAX_TENSORS = 200_000
 MAX_DIMENSIONS = 8
+MODEL_FILES = (".json", ".safetensors", ".gguf", ".jinja", ".model", ".txt")
+"""How the names of files end that a model may need, tokenizer and chat template included."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,28 @@ class ModelHeaders:
             if "F" in tensor.dtype:
                 sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.num_bytes
         return max(sizes, key=lambda dtype: sizes[dtype])
+
+
+def check_readable(path: Path) -> None:
+    """Raises ModelError ``model_not_readable`` if this process may not read the folder, or one of the model's files in
+    it; ``path`` may also be one file. What is not there is somebody else's to say."""
+    try:
+        needed = [path, *(one for one in path.iterdir() if one.suffix in MODEL_FILES)] if path.is_dir() else [path]
+        refused = next((one for one in needed if one.exists() and not _may_read(one)), None)
+    except PermissionError as error:
+        refused = Path(error.filename or path)
+    if refused is not None:
+        uid = os.geteuid() if hasattr(os, "geteuid") else ""
+        raise ModelError(
+            f"This process (user {uid}) may not read {refused}.",
+            code="model_not_readable",
+            hint=f"Give everybody, or that user, the right to read: chmod -R a+rX '{path}', as the files' owner.",
+        )
+
+
+def _may_read(path: Path) -> bool:
+    mode = os.R_OK | (os.X_OK if path.is_dir() else 0)
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
 
 
 def read_local(model_dir: Path | str) -> ModelHeaders:

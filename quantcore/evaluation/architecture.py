@@ -25,11 +25,12 @@ from quantcore.blocks.names import FROM_FILE_TO_FILE
 from quantcore.blocks.skeleton import clean_config
 from quantcore.blocks.twin import build_twin, twin_config
 from quantcore.checkpoint.source import TORCH_DTYPES
-from quantcore.errors import ModelError, QuantError, short
+from quantcore.errors import ModelError, QuantError, reason_of
 from quantcore.evaluation.model import EvaluatedModel, open_model
 from quantcore.evaluation.originals import Originals
 from quantcore.events import Emit, Warned
 from quantcore.reading import Model, read_model
+from quantcore.runtime.devices import release_freed_memory
 from quantcore.runtime.products import products_on
 from quantcore.runtime.relay import no_chain
 from quantcore.runtime.single import StreamedModel
@@ -61,6 +62,7 @@ def prove_window(model: Model, known: Originals, emit: Emit) -> None:
     """The same for one window of the model itself, all of which Transformers loads. Raises as ``prove_twin``."""
     config, dtype = model.headers.config, TORCH_DTYPES[model.headers.main_dtype]
     found = known.value({"window": WINDOW_LEN}, lambda: _compare_whole(model, dtype))
+    release_freed_memory()
     if "reason" in found:
         _not_proven(config, f"Transformers could not load or run it ({found['reason']})", emit)
         return
@@ -158,11 +160,11 @@ def _compare_twin_of(config: dict[str, Any], seed: int) -> dict[str, Any]:
             ) from error
         if error.code == "unsupported_architecture":
             raise
-        return {"reason": short(error)}
+        return {"reason": reason_of(error)}
     except (QuantError, torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:  # the code of any model, on numbers that nobody tried
-        return {"reason": short(error)}
+        return {"reason": reason_of(error)}
 
 
 def _compare_whole(model: Model, dtype: torch.dtype) -> dict[str, Any]:
@@ -176,7 +178,7 @@ def _compare_whole(model: Model, dtype: torch.dtype) -> dict[str, Any]:
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:
-        return {"reason": short(error)}
+        return {"reason": reason_of(error)}
     whole.train(False).to(streamed.streamed.device)
     windows_NT = _windows(whole, 1)
     if not _gives_numbers(whole, windows_NT):

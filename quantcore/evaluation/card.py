@@ -27,6 +27,7 @@ def model_card(report: dict[str, Any], source: Path) -> str:
         f"# {escape(name)}, quantized",
         _intro(report, name),
         _numbers(report),
+        _warnings(report),
         _loading(report),
         _scheme(report),
         "`report.html` shows every layer and every check, `report.json` says the same to programs. `reproduce.sh` makes"
@@ -112,6 +113,7 @@ def _numbers(report: dict[str, Any]) -> str:
         for metric, pair in found.items():
             before, after = (pair[which] for which in ("original", "quantized"))
             rows.append((code(f"{task} {metric}"), with_error(before), with_error(after)))
+    rows += [(code(task), "failed", "failed") for task in summary["failed_tasks"]]
     divergence = quality["divergence"]
     return (
         "## Measured\n\n" + _table(rows) + f"\n\nOn {quality['num_tokens']} held-out tokens"
@@ -119,6 +121,11 @@ def _numbers(report: dict[str, Any]) -> str:
         f" predictions: mean KL divergence {with_error(divergence['kl_mean'])} nats a token, 99th percentile"
         f" {divergence['kl_p99']:.4g}; the same first choice for {with_error(divergence['top1_agreement'])} of all."
     )
+
+
+def _warnings(report: dict[str, Any]) -> str:
+    lines = [f"- {escape(' '.join(warning.split()))}" for warning in report["warnings"]]
+    return "## Warnings\n\n" + "\n".join(lines) if lines else ""
 
 
 def _loading(report: dict[str, Any]) -> str:

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from quantcore.calibration.text import token_windows
 from quantcore.calibration.tokenizer import load_tokenizer
 from quantcore.checkpoint import hub
 from quantcore.config import CalibrationConfig
-from quantcore.errors import ConfigError, ModelError
+from quantcore.errors import ConfigError, ModelError, RankError, reason_of
 from quantcore.evaluation import harness
 from quantcore.evaluation.architecture import prove_twin
 from quantcore.evaluation.divergence import measure, summarize
@@ -56,15 +57,25 @@ def evaluate(
     if ranks.is_first:
         result["quality"] = _quality(model, before, text, emit)
     runs_tasks = evaluation.tasks and not vllm_python
-    if before is None:
-        return result | ({"harness": harness.evaluate(evaluation, tokenizer, model)} if runs_tasks else {})
-    original, known = before
-    if evaluation.num_prompts:
+    if before is not None and evaluation.num_prompts:
         prompts_NT = text.ids_NT[: evaluation.num_prompts, :PROMPT_LEN]
-        result["samples"] = compare_samples(tokenizer, prompts_NT, original, model, known)
-    if runs_tasks:
-        result["harness"] = harness.compare(evaluation, tokenizer, original, model, known)
-    return result
+        result["samples"] = compare_samples(tokenizer, prompts_NT, before[0], model, before[1])
+    return result | (_run_tasks(evaluation, tokenizer, model, before) if runs_tasks else {"failed_tasks": {}})
+
+
+def _run_tasks(
+    evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase, model: EvaluatedModel,
+    before: tuple[EvaluatedModel, Originals] | None,
+) -> dict[str, Any]:  # fmt: skip
+    """``harness``, and ``failed_tasks`` with the reason where the harness breaks: what was measured before stays."""
+    try:
+        if before is None:
+            return {"harness": harness.evaluate(evaluation, tokenizer, model), "failed_tasks": {}}
+        return {"harness": harness.compare(evaluation, tokenizer, before[0], model, before[1]), "failed_tasks": {}}
+    except RankError:
+        raise
+    except Exception as error:  # foreign code, and data from elsewhere
+        return {"harness": {}, "failed_tasks": dict.fromkeys(evaluation.tasks, reason_of(error))}
 
 
 def _check(evaluation: EvaluationConfig, vllm_python: str | None, ranks: Ranks) -> None:

@@ -16,10 +16,11 @@ from torch.nn import functional
 
 from quantcore.evaluation.perplexity import (
     Logits,
-    chunks,
     exponential,
     mean_and_stderr,
     perplexities,
+    pieces_of,
+    rows_at_a_time,
     token_losses,
 )
 from quantcore.evaluation.text import EvaluationText
@@ -38,19 +39,25 @@ def measure(
     logits: Logits, states: Sequence[torch.Tensor], text: EvaluationText,
     original: tuple[Logits, Sequence[torch.Tensor]] | None = None,
 ) -> Measured:  # fmt: skip
-    """Window by window: ``states`` are the last hidden states [1, T, H], ``original`` the same of the float model."""
+    """Window by window, some rows of each at a time: ``states`` are the last hidden states [1, T, H], ``original`` the
+    same of the float model."""
     losses, original_losses, distances = [], [], []
     with torch.inference_mode():
-        for window, ids in enumerate(text.ids_NT):
-            logits_TV = logits(states[window])[0]
-            losses.append(token_losses(logits_TV, ids))
-            if original is not None:
-                original_TV = original[0](original[1][window])[0]
-                original_losses.append(token_losses(original_TV, ids))
-                distances.append(distance(original_TV[:-1], logits_TV[:-1]))
+        for window, ids_T in enumerate(text.ids_NT):
+            for rows in rows_at_a_time(len(ids_T) - 1):
+                targets_T = ids_T[1:][rows]
+                logits_TV = logits(states[window][:, rows])[0]
+                losses.append(token_losses(logits_TV, targets_T))
+                if original is not None:
+                    original_TV = original[0](original[1][window][:, rows])[0]
+                    original_losses.append(token_losses(original_TV, targets_T))
+                    distances.append(distance(original_TV, logits_TV))
+    shape = (len(text.ids_NT), -1)
     if original is None:
-        return Measured(torch.stack(losses))
-    return Measured(torch.stack(losses), torch.stack(original_losses), torch.stack(distances))
+        return Measured(torch.cat(losses).view(shape))
+    return Measured(
+        torch.cat(losses).view(shape), torch.cat(original_losses).view(shape), torch.cat(distances).view(*shape, 4)
+    )
 
 
 def distance(original_TV: torch.Tensor, logits_TV: torch.Tensor) -> torch.Tensor:
@@ -58,7 +65,7 @@ def distance(original_TV: torch.Tensor, logits_TV: torch.Tensor) -> torch.Tensor
     squared differences of the logits, and that of the original's logits; both less their mean over the vocabulary,
     which no probability depends on."""
     pieces = []
-    for rows in chunks(len(original_TV)):
+    for rows in pieces_of(original_TV):
         ours, theirs = original_TV[rows].float(), logits_TV[rows].float()
         log_p, log_q = functional.log_softmax(ours, -1), functional.log_softmax(theirs, -1)
         kl_T = (log_p.exp() * (log_p - log_q)).sum(-1).clamp(min=0)

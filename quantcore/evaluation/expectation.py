@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quantcore.evaluation.text import EvaluationText
-
-PROBE_POSITIONS = 16  # the last positions of a window whose logits are compared
+from quantcore.workload import PROBE_POSITIONS
 
 
 @dataclass

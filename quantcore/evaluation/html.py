@@ -37,7 +37,7 @@ def page(report: dict[str, Any]) -> str:
         _overview(report),
         _gates(report["summary"]),
         _quality(report["quality"]),
-        _harness(report["harness"]),
+        _harness(report["harness"], report["summary"]["failed_tasks"]),
         _mix(report["mix"]),
         _layers(report["layers"]),
         _samples(report["samples"]),
@@ -68,6 +68,7 @@ def _overview(report: dict[str, Any]) -> str:
         ("Worst layer", f"{worst['name']}: relative error {worst['relative_error']:.4f}, {worst['sqnr_db']:.1f} dB"),
         ("Time", f"{summary['total_s']:.1f} s, of which {summary['quantize_s']:.1f} s quantizing"),
         ("Peak memory", _memory(summary)),
+        *((f"Peak memory, {phase}", _memory(one)) for phase, one in summary["memory_by_phase"].items()),
         *((f"Peak memory, process {one['rank']}", _memory(one)) for one in summary.get("ranks", ())),
     ]
     exports = [(f"Files: {name}", f"{one['bytes'] / 1e6:.1f} MB") for name, one in summary["exports"].items()]
@@ -116,15 +117,19 @@ def _quality(quality: dict[str, Any] | None) -> str:
     )
 
 
-def _harness(harness: dict[str, Any] | None) -> str:
+def _harness(harness: dict[str, Any] | None, failed_tasks: dict[str, str]) -> str:
+    failed = [
+        f'<p><b class="fail">{escape(task)} failed</b>: {escape(reason)}</p>' for task, reason in failed_tasks.items()
+    ]
     if not harness:
-        return ""
+        return "<h2>lm-evaluation-harness</h2>" * bool(failed) + "".join(failed)
     rows = [
         (escape(task), escape(metric), with_error(pair["original"]), with_error(pair["quantized"]))
         for task, found in harness.items()
         for metric, pair in found.items()
     ]
-    return "<h2>lm-evaluation-harness</h2>" + _table("", ("task", "metric", "original", "quantized"), rows)
+    table = _table("", ("task", "metric", "original", "quantized"), rows)
+    return "<h2>lm-evaluation-harness</h2>" + table + "".join(failed)
 
 
 def _mix(mix: dict[str, Any] | None) -> str:

@@ -11,27 +11,37 @@ from torch.nn import functional
 
 from quantcore.errors import NumericsError
 from quantcore.evaluation.text import EvaluationText
+from quantcore.workload import LOGIT_ROWS, PIECE_BYTES
 
-CHUNK = 128  # rows of logits that are in float32 at one time
 LARGEST_EXPONENT = 700.0  # exp of more is no number in float64
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
 """From the last block's output [1, T, H] to logits [1, T, V]."""
 
 
-def token_losses(logits_TV: torch.Tensor, ids_T: torch.Tensor) -> torch.Tensor:
-    """-log p(ids[t + 1] | ids[: t + 1]) of every token but the first, natural log: [T - 1], float32 on the CPU."""
-    targets = ids_T[1:].to(logits_TV.device)
+def token_losses(logits_TV: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
+    """-log p of the token that follows each row of logits, natural log: [T], float32 on the CPU."""
+    targets_T = targets_T.to(logits_TV.device)
     pieces = [
-        functional.cross_entropy(logits_TV[:-1][rows].float(), targets[rows], reduction="none")
-        for rows in chunks(len(targets))
+        functional.cross_entropy(logits_TV[rows].float(), targets_T[rows], reduction="none")
+        for rows in pieces_of(logits_TV)
     ]
     return torch.cat(pieces).cpu()
 
 
-def chunks(num_rows: int) -> list[slice]:
-    """So many rows at a time are in float32."""
-    return [slice(start, min(start + CHUNK, num_rows)) for start in range(0, num_rows, CHUNK)]
+def rows_at_a_time(num_rows: int) -> list[slice]:
+    """So many rows of a window become logits at a time."""
+    return _slices(num_rows, LOGIT_ROWS)
+
+
+def pieces_of(logits_TV: torch.Tensor) -> list[slice]:
+    """So many rows of logits are in float32 at a time."""
+    num_rows, vocab_size = logits_TV.shape
+    return _slices(num_rows, max(1, PIECE_BYTES // (4 * vocab_size)))
+
+
+def _slices(num_rows: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
 
 
 def mean_and_stderr(values_NT: torch.Tensor, counts_NT: torch.Tensor) -> tuple[float, float | None]:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from quantcore.checkpoint.experts import unstack_experts
 from quantcore.checkpoint.headers import ModelHeaders, read_tensor_headers
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.checkpoint.source import TORCH_DTYPES, Source, TensorSource
-from quantcore.errors import NumericsError, ProofError
+from quantcore.errors import NumericsError, ProofError, reason_of
 from quantcore.evaluation import harness
 from quantcore.evaluation.clipping import Clipping
 from quantcore.evaluation.divergence import measure, summarize
@@ -32,20 +32,27 @@ from quantcore.evaluation.expectation import Expectation, digest, probe_logits
 from quantcore.evaluation.model import EvaluatedModel, open_model
 from quantcore.evaluation.originals import Originals
 from quantcore.evaluation.samples import PROMPT_LEN, compare_samples
+from quantcore.evaluation.text import EvaluationText
 from quantcore.events import Emit, Progress, Warned, parse
 from quantcore.export import EXPORTERS, Container, Decoder, tensor_name
 from quantcore.layer import LayerPlan
-from quantcore.memory import RUNTIME_BYTES
 from quantcore.plan import FILE_TO_FILE, Plan, export_dir, resolve
 from quantcore.qtensor import QLayer, is_finite
 from quantcore.reading import Model, read_model
-from quantcore.runtime.devices import default_device, free_memory_bytes, held_memory_bytes, release_freed_memory
+from quantcore.runtime.devices import (
+    default_device,
+    free_memory_bytes,
+    held_memory_bytes,
+    peak_memory_bytes,
+    release_freed_memory,
+)
 from quantcore.runtime.single import StreamedModel
 from quantcore.spec import ScaleType
 from quantcore.task import Task
 from quantcore.timing import Eta
 
 FREE_PARTS = 8
+"""A whole model may take one of so many parts of what is free on an accelerator: other jobs may run there as well."""
 LOGIT_TOLERANCE = 1e-3
 """Largest |difference| of a logit over the largest |logit|: same weights and kernels give 0, float32 noise less."""
 
@@ -58,7 +65,8 @@ class Proof:
     that was read back runs once, from the plan's main export: files whose tensors are all equal are the same model. So
     the rest is None for the others, and from file to file: ``max_logit_difference`` (relative), ``clipping`` (the
     largest share of a static activation that was cut off, and of which), and if an evaluation was wanted ``quality``
-    (see ``divergence.summarize``), ``samples`` and ``harness`` (by task; see ``harness``).
+    (see ``divergence.summarize``), ``samples`` and ``harness`` (by task; see ``harness``). ``failed_tasks``: why a
+    task has no result.
     """
 
     export: str
@@ -69,6 +77,7 @@ class Proof:
     quality: dict[str, Any] | None = None
     samples: list[dict[str, Any]] | None = None
     harness: dict[str, Any] | None = None
+    failed_tasks: dict[str, str] = field(default_factory=dict)
 
     @property
     def perplexity(self) -> float | None:
@@ -83,6 +92,14 @@ class Proof:
         }
 
 
+@dataclass(frozen=True)
+class Proved:
+    """What the fresh process said: the proof of each export, and the most memory that it held."""
+
+    proofs: dict[str, Proof]
+    peak_memory_bytes: int
+
+
 def prove_all(task: Task, folder: Path, scratch: Path, emit: Emit) -> Iterator[Proof]:
     """The fresh process: plan again from the float model's headers, then prove every export in turn.
 
@@ -91,8 +108,8 @@ def prove_all(task: Task, folder: Path, scratch: Path, emit: Emit) -> Iterator[P
     original = read_model(task.model_folder)
     headers = original.headers
     plan = resolve(
-        task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export,
-        file2file=task.file2file,
+        task.config, headers.config, headers.tensors, calibration=task.calibration, evaluation=task.evaluation,
+        exports=task.export, file2file=task.file2file,
     )  # fmt: skip
     expected = Expectation.load(scratch)
     for export in plan.exports:
@@ -132,34 +149,62 @@ def run_model(
         with open_model(original).head() as original_logits:
             measured = measure(logits, hidden.states, text, (original_logits, states))
     proof, known = replace(proof, quality=summarize(measured, text)), Originals(expected.model)
+    del hidden, states
+    release_freed_memory()
+    return run_whole(task, plan, original, model, text, known, proof, emit)
+
+
+def run_whole(
+    task: Task, plan: Plan, original: Model, model: EvaluatedModel, text: EvaluationText, known: Originals,
+    proof: Proof, emit: Emit,
+) -> Proof:  # fmt: skip
+    """``proof`` with what needs a model as a whole: samples and tasks. What fails or is left out is said."""
     evaluation, tokenizer = task.evaluation, load_tokenizer(task.model_folder)
     if evaluation.num_prompts and may_be_whole(plan):
         with told_if_it_fails("samples_failed", "Both models were to continue some texts", emit):
             prompts_NT = text.ids_NT[: evaluation.num_prompts, :PROMPT_LEN]
             samples = compare_samples(tokenizer, prompts_NT, open_model(original), model, known)
             proof = replace(proof, samples=samples)
+    elif evaluation.num_prompts:
+        emit(Warned("samples_left_out", without_samples(plan)))
     if evaluation.tasks:
-        with told_if_it_fails("tasks_failed", "Tasks were to be run", emit):
+        with told_if_it_fails("tasks_failed", "Tasks were to be run", emit) as failure:
             proof = replace(proof, harness=harness.compare(evaluation, tokenizer, open_model(original), model, known))
+        if failure:
+            proof = replace(proof, harness={}, failed_tasks=dict.fromkeys(evaluation.tasks, failure[0]))
     return proof
 
 
 @contextmanager
-def told_if_it_fails(code: str, what: str, emit: Emit) -> Iterator[None]:
-    """Foreign code runs here, for a result that is proven already: its failure is said, and costs no artifact."""
+def told_if_it_fails(code: str, what: str, emit: Emit) -> Iterator[list[str]]:
+    """Foreign code runs here, for a result that is proven already: its failure is said, and costs no artifact. The
+    list then holds the reason."""
+    reasons: list[str] = []
     try:
-        yield
+        yield reasons
     except Exception as error:
-        emit(Warned(code, f"{what}, and that failed: {str(error)[:300] or type(error).__name__}."))
+        reasons.append(reason_of(error))
+        emit(Warned(code, f"{what}, and that failed: {reasons[0]}."))
 
 
 def may_be_whole(plan: Plan) -> bool:
-    """Whether the model may be in memory as a whole: that is no more than the plan promised, or little of what is free.
+    """Whether the model may be in memory as a whole: if the plan counts on it and the memory is there; on an
+    accelerator, whose memory no plan of the host counts, if that is little of what is free."""
+    device = default_device()
+    if device.type != "cpu":
+        return plan.size_before_bytes <= free_memory_bytes(device) // FREE_PARTS
+    return plan.allows_whole and plan.size_before_bytes <= free_memory_bytes(device)
 
-    A small part only: the worker counted on the plan when it took other jobs beside this one.
-    """
-    free = free_memory_bytes(default_device()) // FREE_PARTS
-    return plan.size_before_bytes <= max(plan.peak_memory_bytes - RUNTIME_BYTES, free)
+
+def without_samples(plan: Plan) -> str:
+    """Why there are none."""
+    size = f"{plan.size_before_bytes / 1e9:.1f} GB"
+    if plan.allows_whole:
+        return f"No texts were continued: that takes the whole model, {size}, and less memory than that is free."
+    return (
+        f"No texts were continued: that takes the whole model, {size}, and this job was planned to hold less."
+        " `bitfoundry evaluate` continues them on a machine with more memory."
+    )
 
 
 def progress(emit: Emit, num_blocks: int) -> Callable[[int], None]:
@@ -277,13 +322,14 @@ def as_floats(activations: Activations) -> list[list[float]]:
     return [[] if part is None else part.flatten().tolist() for part in parts]
 
 
-def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit: Emit) -> dict[str, Proof]:
+def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit: Emit) -> Proved:
     """Run ``python -m quantcore verify`` on ``folder`` and relay its events. Raises ProofError with what it said."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".proof-") as scratch:
         expected.save(Path(scratch))
         (Path(scratch) / "task.json").write_text(task.model_dump_json(), "utf-8")
         command = [sys.executable, "-m", "quantcore", "verify", str(folder), scratch]
         proofs: dict[str, Proof] = {}
+        peak = 0
         failure: dict[str, Any] = {}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
@@ -294,6 +340,8 @@ def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit
                         proofs[data["export"]] = Proof(**{key: data[key] for key in data if key != "kind"})
                     elif data["kind"] == "failed":
                         failure = data
+                    elif data["kind"] == "peak_memory":
+                        peak = data["bytes"]
                     else:
                         emit(parse(data))
             except BaseException:
@@ -306,9 +354,14 @@ def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit
                 hint=failure.get("hint", "See the log above."),
                 retryable=not failure,
             )
-    return proofs
+    return Proved(proofs, peak)
 
 
 def proof_line(proof: Proof) -> str:
     """The JSON line in which the fresh process reports one export."""
     return json.dumps({"kind": "proof", **asdict(proof)})
+
+
+def peak_line() -> str:
+    """The JSON line in which the fresh process says, at its end, how much memory it held at most."""
+    return json.dumps({"kind": "peak_memory", "bytes": peak_memory_bytes()})

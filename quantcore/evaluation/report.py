@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,21 @@ from quantcore.evaluation.html import page
 from quantcore.evaluation.judging import Outcome
 from quantcore.evaluation.proof import Proof
 from quantcore.evaluation.reproduce import script
+from quantcore.events import Warned
 from quantcore.export import EXPORTERS
 from quantcore.plan import Plan
-from quantcore.runtime.devices import peak_memory_bytes
 from quantcore.task import Task
 
 SCHEMA_VERSION = 2
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The most memory that was held: by the process of each rank while it quantized; by the process that verifies and
+    the one that waits for it together."""
+
+    of_ranks: Sequence[int]
+    verify: int
 
 
 def build_report(
@@ -31,16 +41,17 @@ def build_report(
     outcome: Outcome,
     proofs: dict[str, Proof],
     gates: list[GateResult],
+    said: Sequence[Warned],
     *,
     mixed: dict[str, Any] | None = None,
     quantize_s: float,
     total_s: float,
-    peaks_bytes: Sequence[int],
+    peaks_bytes: Peaks,
 ) -> dict[str, Any]:
     """The whole report as JSON data; ``summary`` is what a table shows. Times in seconds, sizes in bytes.
 
-    ``mixed``: what the config was chosen from, if it was (see ``mixing.command.choose``). ``peaks_bytes``: the most
-    memory that each process of the job held until all weights were written.
+    ``said``: every warning of this run; an earlier run that it goes on from left its own in ``outcome``. ``mixed``:
+    what the config was chosen from, if it was (see ``mixing.command.choose``).
     """
     main = proofs[plan.main_export]
     return {
@@ -54,9 +65,8 @@ def build_report(
             "quantize_s": round(quantize_s, 2),
             "total_s": round(total_s, 2),
             "executor": plan.executor,
-            "peak_memory_bytes": peak_memory_bytes(),
-            "planned_peak_memory_bytes": plan.peak_memory_bytes,
-            **_memory_by_rank(plan, outcome.num_shards, peaks_bytes),
+            **_memory(plan, outcome.num_shards, peaks_bytes),
+            "failed_tasks": main.failed_tasks,
             "gate": task.gate,
             "gates": [row.to_dict() for row in gates],
             "exports": {name: _export(plan, name) for name in plan.exports},
@@ -73,7 +83,7 @@ def build_report(
         "layers": [layer.to_dict() for layer in outcome.layers],
         "edges": outcome.edges,
         "kept": [{"name": entry.name, "reason": entry.reason} for entry in plan.kept],
-        "warnings": [*plan.warnings, *(warning.message for warning in outcome.warnings)],
+        "warnings": list(dict.fromkeys([*plan.warnings, *(one.message for one in (*outcome.warnings, *said))])),
         "provenance": {name: value for name, value in outcome.provenance.items() if name != "environment"},
         "environment": outcome.provenance["environment"],
     }
@@ -119,16 +129,22 @@ def _mix_in_short(chosen: dict[str, Any]) -> dict[str, Any]:
     return {"mix": {"layers": chosen["layers"], "bits": chosen["bits"], "loss": chosen["loss"], "kl_mean": kl_mean}}
 
 
-def _memory_by_rank(plan: Plan, num_shards: int, peaks_bytes: Sequence[int]) -> dict[str, Any]:
-    """Of several processes, what each held beside what was planned for it."""
-    if len(peaks_bytes) == 1:
-        return {}
-    planned = sum(plan.memory_of_rank(len(peaks_bytes), num_shards).values())
-    rows = [
-        {"rank": rank, "peak_memory_bytes": peak, "planned_peak_memory_bytes": planned}
-        for rank, peak in enumerate(peaks_bytes)
-    ]
-    return {"ranks": rows}
+def _memory(plan: Plan, num_shards: int, peaks_bytes: Peaks) -> dict[str, Any]:
+    """The most memory that all processes held together, in each phase and in all, beside what was planned; of several
+    processes also that of each."""
+    ranks = peaks_bytes.of_ranks
+    planned = sum(plan.memory_of_rank(len(ranks), num_shards).values())
+    phases = {
+        "quantize": _beside(sum(ranks), planned * len(ranks)),
+        "verify": _beside(peaks_bytes.verify, sum(plan.memory_by_phase["verify"].values())),
+    }
+    rows = [{"rank": rank, **_beside(peak, planned)} for rank, peak in enumerate(ranks)]
+    most = {name: max(one[name] for one in phases.values()) for name in _beside(0, 0)}
+    return most | {"memory_by_phase": phases} | ({"ranks": rows} if len(rows) > 1 else {})
+
+
+def _beside(peak: int, planned: int) -> dict[str, int]:
+    return {"peak_memory_bytes": peak, "planned_peak_memory_bytes": planned}
 
 
 def _model(task: Task) -> dict[str, str]:

@@ -25,7 +25,7 @@ from quantcore.calibration.ranges import Activations
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.config import Config
 from quantcore.evaluation.model import EvaluatedModel
-from quantcore.evaluation.perplexity import chunks
+from quantcore.evaluation.perplexity import rows_at_a_time
 from quantcore.events import Emit, Progress
 from quantcore.layer import LayerPlan
 from quantcore.layouts import canonical
@@ -248,7 +248,7 @@ def _in_all(schemes: Sequence[Mapping[str, Changed]], model: StreamedModel) -> d
 def _log_p_of_drawn(logits_TV: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """The sum over the tokens of log p(y), y drawn from p; part of the graph."""
     drawn = []
-    for rows in chunks(len(logits_TV)):
+    for rows in rows_at_a_time(len(logits_TV)):
         log_p = functional.log_softmax(logits_TV[rows].float(), -1)
         y = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator).to(log_p.device)
         drawn.append(log_p.gather(-1, y).sum())

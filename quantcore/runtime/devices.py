@@ -28,8 +28,13 @@ def limit_threads() -> int:
     return threads
 
 
-def release_freed_memory() -> None:
-    """Give freed host memory back to the system. glibc keeps it otherwise, and memory grows with the model's depth."""
+def release_freed_memory(*, of_device: bool = False) -> None:
+    """Give freed host memory back to the system. glibc keeps it otherwise, and memory grows with the model's depth.
+
+    ``of_device``: also what torch keeps of an accelerator's memory for itself; another process may need it.
+    """
+    if of_device and torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):  # glibc only
         libc.malloc_trim(0)

@@ -13,13 +13,15 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from quantcore.workload import PIECE_BYTES
+
 PRODUCTS = frozenset({
     functional.linear, functional.scaled_dot_product_attention, torch.addmm, torch.baddbmm, torch.bmm, torch.matmul,
     torch.mm, torch.Tensor.__matmul__, torch.Tensor.bmm, torch.Tensor.matmul, torch.Tensor.mm,
 })  # fmt: skip
 NARROW = (torch.bfloat16, torch.float16)
-PIECE = 1 << 23
-"""Values of a weight that are widened at a time: 32 MB."""
+PIECE = PIECE_BYTES // 4
+"""Values of a weight that are widened at a time."""
 
 
 def products_on(device: torch.device) -> AbstractContextManager[object]:

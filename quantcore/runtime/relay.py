@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from quantcore.blocks.names import FROM_FILE_TO_FILE
-from quantcore.errors import ModelError, short
+from quantcore.errors import ModelError, reason_of
 from quantcore.runtime.arguments import Arguments
 from quantcore.runtime.products import products_on
 
@@ -56,7 +56,7 @@ class Relay:
             else:
                 return self.reached()
         told = next((one for one in failures if isinstance(one, ModelError)), None)
-        raise told or no_chain(f"its code fails around them ({short(failures[0])})") from failures[0]
+        raise told or no_chain(f"its code fails around them ({reason_of(failures[0])})") from failures[0]
 
     def reached(self) -> torch.Tensor:
         """What the first block was given. Raises ModelError if it was not called."""

@@ -3,6 +3,7 @@ copied exists, that what is started starts, and that nothing runs with more righ
 
 import json
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,15 @@ from typing import Any
 import pytest
 import yaml
 
+from api.settings import Settings
+from bitfoundry.postgres import Postgres, find_binaries
+from worker.engine import engine_environment
+
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = ("migrate", "api", "worker-cuda", "worker-rocm")
+WORKERS = ("worker-cuda", "worker-rocm", "worker-cpu")
+OURS = ("migrate", "api", *WORKERS)
 DOCKERFILES = ("Dockerfile.cuda", "Dockerfile.rocm")
 SERVICE_KEYS = {
     "build",
@@ -24,6 +30,7 @@ SERVICE_KEYS = {
     "depends_on",
     "deploy",
     "devices",
+    "env_file",
     "environment",
     "group_add",
     "healthcheck",
@@ -89,14 +96,14 @@ def test_references_lead_somewhere() -> None:
 def test_every_server_has_a_health_check_and_time_to_stop() -> None:
     for name, service in SERVICES.items():
         if name == "migrate":
-            assert service["restart"] == "no"
+            assert re.fullmatch(r"on-failure:\d+", service["restart"]), "it ends when it is done, and tries again"
             continue
         check = service["healthcheck"]
         assert check["test"][0] in {"CMD", "CMD-SHELL"}, name
         assert all(DURATION.fullmatch(check[key]) for key in ("interval", "timeout")), name
         assert DURATION.fullmatch(service["stop_grace_period"]), name
         assert service["restart"] == "unless-stopped", name
-    for worker in ("worker-cuda", "worker-rocm"):
+    for worker in WORKERS:
         assert SERVICES[worker]["stop_grace_period"] == "180s"
 
 
@@ -110,7 +117,7 @@ def test_no_container_has_more_rights_than_it_needs() -> None:
         assert not service.get("cap_add") or name == "postgres"
         assert not any("docker.sock" in text for text in all_texts(service)), name
     models = [volume for name in OURS for volume in SERVICES[name].get("volumes", []) if "/models" in volume]
-    assert len(models) == 3
+    assert len(models) == 1 + len(WORKERS)
     assert all(volume.endswith(":ro") for volume in models)
 
 
@@ -125,11 +132,13 @@ def test_databases_are_reachable_from_inside_alone() -> None:
 def test_there_is_no_default_secret() -> None:
     text = (ROOT / "docker-compose.yml").read_text()
     uses = re.findall(r"\$\{([A-Z_]*(?:PASSWORD|SECRET|KEY|TOKEN)[A-Z_]*)(.*?)\}", text)
-    assert {name for name, _ in uses} == {"POSTGRES_PASSWORD", "VALKEY_PASSWORD", "BITFOUNDRY_SECRET_KEY"}
-    assert all(rest.startswith(":?set ") for _, rest in uses), "a secret must be demanded, with a clear message"
+    needed = {"POSTGRES_PASSWORD", "VALKEY_PASSWORD", "BITFOUNDRY_SECRET_KEY"}
+    assert {name for name, _ in uses} == needed | {"HF_TOKEN"}
+    for name, rest in uses:
+        assert rest.startswith(":?set ") if name in needed else rest == ":-", "demanded with a clear message, or none"
     for name, service in SERVICES.items():
         for key, value in service.get("environment", {}).items():
-            if re.search("PASSWORD|AUTH|_URL", key):
+            if re.search("PASSWORD|AUTH|_URL$", key):
                 assert NEEDED.search(value), (name, key)
 
 
@@ -231,7 +240,7 @@ def test_the_commands_start_here(command: list[str], monkeypatch: pytest.MonkeyP
 
 
 def test_the_workers_health_check_asks_the_database(postgres_url: str) -> None:
-    (check,) = {tuple(SERVICES[name]["healthcheck"]["test"]) for name in ("worker-cuda", "worker-rocm")}
+    (check,) = {tuple(SERVICES[name]["healthcheck"]["test"]) for name in WORKERS}
     assert check[:3] == ("CMD", "python", "-c")
 
     def run(url: str) -> int:
@@ -255,6 +264,86 @@ def test_the_apis_health_check_asks_whether_it_is_ready() -> None:
     assert SERVICES["api"]["ports"][0].endswith(":8000")
 
 
+def test_the_databases_health_check_waits_for_the_real_server(tmp_path: Path) -> None:
+    """The image's entrypoint first starts a temporary server on a socket alone, to make the database, and ends it.
+
+    Such a server is run here: by its socket it says that it is ready, and the health check must not ask that.
+    """
+    word, program, *arguments = SERVICES["postgres"]["healthcheck"]["test"]
+    assert (word, program) == ("CMD", "pg_isready")
+    isready = find_binaries() / program
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    server = Postgres(tmp_path)
+    server.start()
+    try:
+        sockets = server.url.partition("?host=")[2]
+        given = {"PATH": "/usr/bin:/bin", "PGPORT": port, "LC_ALL": "C"}  # nothing listens on this port, as on 5432
+        by_socket = subprocess.run([isready, "--host", sockets, "--port", "5432"], env=given, capture_output=True)
+        assert by_socket.returncode == 0, "the temporary server answers there"
+        assert subprocess.run([isready, *arguments], env=given, capture_output=True).returncode == 2
+    finally:
+        server.stop()
+
+
+def test_migrations_fail_while_the_database_is_away_so_that_they_are_tried_again(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``restart: on-failure`` needs a status other than 0, and one of 0 when the database answers."""
+    program, *arguments = SERVICES["migrate"]["command"]
+    monkeypatch.setenv("DATABASE_URL", postgres_url.partition("?")[0] + "?host=/nowhere")
+    assert run_python("-m", program, *arguments).returncode == 1
+    monkeypatch.setenv("DATABASE_URL", postgres_url)
+    assert run_python("-m", program, *arguments).returncode == 0
+
+
+def test_what_a_service_may_be_told_reaches_it() -> None:
+    for name in ("api", *WORKERS):
+        given = SERVICES[name]["environment"]
+        for variable in ("BITFOUNDRY_PUBLISH_URLS", "HF_TOKEN", "OTEL_EXPORTER_OTLP_ENDPOINT"):
+            assert given[variable] == f"${{{variable}:-}}", (name, variable)
+        assert given["BITFOUNDRY_ENGINE_RANKS"] == "${BITFOUNDRY_ENGINE_RANKS:-1}"
+    for name in WORKERS:
+        assert SERVICES[name]["env_file"] == [{"path": "worker.env", "required": False}]
+    settings = Settings(  # what is left out of .env is empty here
+        database_url="x",
+        broker_url="x",
+        data_dir="/data",
+        publish_urls="",
+        engine_ranks="1",  # type: ignore[arg-type]
+    )
+    assert settings.publish_urls == () and settings.engine_ranks == 1
+
+
+def test_a_worker_may_have_as_many_threads_as_a_large_machine_gives_its_ranks() -> None:
+    cores, ranks = 256, 8
+    for name in WORKERS:
+        settings = Settings(
+            database_url="x",
+            broker_url="x",
+            data_dir="/data",
+            engine_threads=cores,
+            engine_ranks=ranks,  # type: ignore[arg-type]
+        )
+        each = int(engine_environment(settings)["OMP_NUM_THREADS"])
+        assert ranks * each == cores < SERVICES[name]["pids_limit"] / 8
+
+
+def test_workers_have_what_jobs_may_ask_for() -> None:
+    """Tasks need lm-evaluation-harness, traces OpenTelemetry."""
+    for dockerfile in DOCKERFILES:
+        installed = re.findall(r"'\.\[([a-z,]+)\]'", (ROOT / dockerfile).read_text())
+        assert {"service", "engine", "eval", "tracing"} in [set(names.split(",")) for names in installed]
+        assert all("tracing" in names for names in installed)
+
+
+def test_the_worker_of_a_cpu_asks_for_no_gpu() -> None:
+    worker = SERVICES["worker-cpu"]
+    assert worker["profiles"] == ["cpu"] and not {"deploy", "devices", "group_add"} & worker.keys()
+    text = (ROOT / "Dockerfile.cuda").read_text()
+    stage = text[text.index("FROM base AS worker-cpu") :].partition("\nFROM ")[0]
+    assert "NVIDIA" not in stage and 'CMD ["python", "-m", "worker"]' in stage
+
+
 def test_the_engines_health_checks_are_their_own_tools() -> None:
-    assert SERVICES["postgres"]["healthcheck"]["test"][1] == "pg_isready"
     assert SERVICES["redis"]["healthcheck"]["test"][1].startswith("valkey-cli ping")

@@ -78,6 +78,7 @@ def test_the_ci_job(stack: LocalStack, environment: dict[str, str], tmp_path: Pa
     workflow = yaml.safe_load((EXAMPLES / "ci" / "quantize.yml").read_text())
     [job] = workflow["jobs"].values()
     script = job["steps"][-1]["run"]
+    assert job["steps"][-2]["run"] == "pip install .", "no package index has it"
     assert {"MODEL", "CONFIG"} <= job["env"].keys()
     given = {"MODEL": str(stack.home / "model"), "CONFIG": "int8_dynamic", "GITHUB_STEP_SUMMARY": str(tmp_path / "s")}
     said = run(ROOT / script, environment=environment | given)

@@ -343,12 +343,14 @@ def read_pids() -> Callable[[Path], list[list[int]]]:
     return read
 
 
-def prove_here(task: Any, folder: Path, expected: Any, emit: Any) -> dict[str, Any]:
-    from quantcore.evaluation.proof import prove_all
+def prove_here(task: Any, folder: Path, expected: Any, emit: Any) -> Any:
+    from quantcore.evaluation.proof import Proved, prove_all
+    from quantcore.runtime.devices import peak_memory_bytes
 
     with tempfile.TemporaryDirectory() as scratch:
         expected.save(Path(scratch))
-        return {found.export: found for found in prove_all(task, folder, Path(scratch), emit)}
+        proofs = {found.export: found for found in prove_all(task, folder, Path(scratch), emit)}
+    return Proved(proofs, peak_memory_bytes())
 
 
 @contextmanager

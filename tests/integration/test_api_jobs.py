@@ -176,6 +176,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
         "unsupported_config",
         "#/evaluation/tasks",
     ),
+    "tasks of a model that is not measured": (
+        {"evaluation": {"num_windows": 0, "tasks": ["piqa"]}},
+        "unsupported_config",
+        "#/evaluation/tasks",
+    ),
     "slices of what is not run": ({"file2file": True, "shard_blocks": True}, "unsupported_config", "#/shard_blocks"),
     "tasks in a folder of the machine": (
         {"evaluation": {"include_path": "/etc"}},

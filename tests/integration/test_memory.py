@@ -1,11 +1,13 @@
 """What a plan says of memory against what a process took: a real one, since a peak is never given back."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
+from bench.process_tree import watch
 from bench.random_model import write_random_model
 from quantcore import presets
 from quantcore.algorithms import config_of
@@ -42,6 +44,40 @@ def test_the_plan_is_near_what_is_taken(tmp_path, case):
         [sys.executable, "-m", "quantcore", "run", str(tmp_path / "task.json")], capture_output=True, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    summary = json.loads((tmp_path / "out" / "report.json").read_text())["summary"]
-    planned, taken = (summary[name] - RUNTIME_BYTES for name in ("planned_peak_memory_bytes", "peak_memory_bytes"))
+    phases = json.loads((tmp_path / "out" / "report.json").read_text())["summary"]["memory_by_phase"]
+    names = ("planned_peak_memory_bytes", "peak_memory_bytes")
+    planned, taken = (phases["quantize"][name] - RUNTIME_BYTES for name in names)
     assert planned > 100e6 and planned / FACTOR < taken < planned * FACTOR, (planned, taken)
+    planned, taken = (phases["verify"][name] - 2 * RUNTIME_BYTES for name in names)
+    assert planned / FACTOR < taken + SLACK_BYTES and taken < planned * FACTOR, (planned, taken)
+
+
+SLACK_BYTES = 160 << 20
+"""By how much two processes hold less than ``RUNTIME_BYTES`` each, at most."""
+
+
+@pytest.mark.slow
+def test_the_plan_and_the_report_cover_every_process(tmp_path):
+    """With a vocabulary of 49,152, whose logits were what took most; the kernel's own count of each process decides."""
+    write_random_model(tmp_path / "model", num_blocks=2, widths=(512, 1024), vocab_size=49152)
+    command = [sys.executable, "-m", "quantcore", "--model_dir", str(tmp_path / "model"), "--quant_scheme", "w4a16"]
+    sizes = ["--num_calib_data", "4", "--seq_len", "128", "--num_eval_data", "2", "--eval_seq_len", "512"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, "--output_dir", str(tmp_path / "out"), *sizes], stdout=log, stderr=log,
+            env={**os.environ, "BITFOUNDRY_ORIGINALS_DIR": ""},
+        )  # fmt: skip
+        peaks = watch(process).by_pid
+        assert process.wait() == 0, (tmp_path / "log").read_text()
+    quantize, verify = peaks.pop(process.pid), max(peaks.values())
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    summary, planned = report["summary"], json.loads((tmp_path / "out" / "plan.json").read_text())["memory_by_phase"]
+    assert len(report["samples"]) > 0, "the whole model was in memory, too"
+    waiting = planned["verify"]["waiting_process"]
+    assert quantize <= sum(planned["quantize"].values()) <= FACTOR * quantize
+    assert verify <= sum(planned["verify"].values()) - waiting <= FACTOR * verify
+    told = {name: one["peak_memory_bytes"] for name, one in summary["memory_by_phase"].items()}
+    assert told["quantize"] == pytest.approx(quantize, rel=0.05)
+    assert verify + 0.5 * quantize < told["verify"] < 1.05 * (verify + quantize)
+    assert summary["peak_memory_bytes"] == max(told.values())
+    assert summary["planned_peak_memory_bytes"] == max(sum(parts.values()) for parts in planned.values())

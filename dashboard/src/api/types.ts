@@ -69,6 +69,8 @@ export interface Summary {
   total_s: number;
   peak_memory_bytes: number;
   planned_peak_memory_bytes: number;
+  /** Tasks of lm-evaluation-harness that have no result, each with the reason. */
+  failed_tasks?: Record<string, string>;
   exports: Record<string, ExportSummary>;
 }
 

@@ -108,7 +108,7 @@ def test_what_cannot_be_built_is_said(monkeypatch, tmp_path):
     architecture._compare_twin.cache_clear()
     [warning] = told
     assert isinstance(warning, Warned) and warning.code == "architecture_not_proven"
-    assert "'llama'" in warning.message and "ZeroDivisionError" in warning.message
+    assert "'llama'" in warning.message and "division by zero" in warning.message
 
 
 def test_how_many_values_a_block_returns_is_found_out():

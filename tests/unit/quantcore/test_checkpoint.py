@@ -2,6 +2,10 @@
 
 import json
 import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -156,3 +160,36 @@ def test_a_missing_folder_is_said_plainly(tmp_path):
     with pytest.raises(ModelError, match="no model folder") as caught:
         read_local(tmp_path / "nowhere")
     assert caught.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize("what", ["the folder", "a shard", "the tokenizer"])
+def test_files_that_may_not_be_read_are_named(what):
+    """For root every file is readable: it becomes another user for this, in a process of its own."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own folders are closed to others
+        Path(folder).chmod(0o755)
+        model = Path(folder) / "model"
+        model.mkdir()
+        files = {"config.json": "{}", "model.safetensors": "", "tokenizer.json": "{}", "optimizer.pt": ""}
+        for name, text in files.items():
+            (model / name).write_text(text)
+        (model / "optimizer.pt").chmod(0o000)  # nobody needs it
+        tokenizer = model / "tokenizer.json"
+        refused = {"the folder": model, "a shard": model / "model.safetensors", "the tokenizer": tokenizer}
+        refused[what].chmod(0o000)
+        try:
+            code = (
+                "import os, sys\n"
+                "from pathlib import Path\n"
+                "from quantcore.checkpoint.headers import check_readable\n"
+                "from quantcore.errors import ModelError\n"
+                "if os.geteuid() == 0:\n"
+                "    os.setgroups([]), os.setegid(10001), os.seteuid(10001)\n"
+                "try:\n"
+                "    check_readable(Path(sys.argv[1]))\n"
+                "except ModelError as error:\n"
+                "    print(error.code, error.message)\n"
+            )
+            ran = subprocess.run([sys.executable, "-c", code, str(model)], capture_output=True, text=True, check=True)
+        finally:
+            refused[what].chmod(0o755)
+    assert ran.stdout.startswith("model_not_readable This process") and str(refused[what]) in ran.stdout

@@ -214,9 +214,9 @@ def test_every_expert_is_planned_and_routers_are_kept():
     }
     assert result.warnings == ()
     num_tokens = CalibrationConfig().num_samples * CalibrationConfig().seq_len
-    assert result.memory_bytes["activations"] == 0
+    assert result.memory_of_rank()["activations"] == 0
     learning = plan("w4a16", mixtral(), MIXTRAL, group_size=32, algo_config=(config_of("gptq"),))
-    assert learning.memory_bytes["activations"] == num_tokens * 64 * 2  # the hidden size; experts are narrower
+    assert learning.memory_of_rank()["activations"] == num_tokens * 64 * 2  # the hidden size; experts are narrower
 
 
 def test_a_router_is_planned_only_if_it_is_named_exactly():

@@ -165,6 +165,11 @@ def test_the_environment_is_an_allow_list(tmp_path: Path, monkeypatch: pytest.Mo
     assert (given["OMP_NUM_THREADS"], given["OMP_WAIT_POLICY"]) == ("3", "PASSIVE")
     assert given["PATH"]
     assert engine_argv(settings) == [sys.executable, "-m", "quantcore", "run"]
+    for ranks, threads in ((1, "3"), (2, "1"), (4, "1")):  # ranks share them, and none has less than one
+        shared = engine_environment(settings.model_copy(update={"engine_ranks": ranks}))
+        assert (shared["OMP_NUM_THREADS"], shared["MKL_NUM_THREADS"]) == (threads, threads)
+    many = settings.model_copy(update={"engine_threads": 128, "engine_ranks": 8})
+    assert engine_environment(many)["OMP_NUM_THREADS"] == "16"
     several = engine_argv(settings.model_copy(update={"engine_ranks": 4}))
     assert several[:3] == [sys.executable, "-m", "torch.distributed.run"]
     assert several[several.index("--nproc-per-node") + 1] == "4" and several[-3:] == ["-m", "quantcore", "run"]

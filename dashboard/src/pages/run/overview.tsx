@@ -57,6 +57,9 @@ function Result({ job: { id, publication }, summary }: { job: Job; summary: Summ
             "Peak memory",
             `${formatBytes(summary.peak_memory_bytes)} (planned ${formatBytes(summary.planned_peak_memory_bytes)})`,
           ],
+          ...Object.entries(summary.failed_tasks ?? {}).map(
+            ([task, reason]) => [`Task ${task}`, `failed: ${reason}`] as [string, string],
+          ),
         ]}
       />
     </section>
