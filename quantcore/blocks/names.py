@@ -10,7 +10,7 @@ whose experts are split (``quantcore.blocks.experts``).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -29,16 +29,10 @@ def place_tensors(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, st
     Tensors that the model has no place for are left out, as Transformers ignores them: masks, RoPE tables, blocks for
     multi-token prediction, and tensors whose values would have to be rearranged.
     """
-    transforms = get_model_conversion_mapping(model)
-    renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
-    converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
     state = model.state_dict()
     fused = {name for name, module in model.named_modules() if is_fused(module)}
     placed: dict[str, str] = {}
-    for name in sorted(stored, key=dot_natural_key):
-        renamed, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
-        if renamed not in state and name in state:
-            renamed, pattern = name, None
+    for name, renamed, pattern in _renamed(model, stored):
         if pattern is None and renamed in state:
             placed[name] = renamed
         elif expert := _EXPERT.match(name if pattern else renamed):
@@ -48,10 +42,36 @@ def place_tensors(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, st
     return placed
 
 
+def place_modules(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, str]:
+    """The module of ``model`` (its experts split) that the weight of each layer goes to, by the layer's stored name.
+
+    ``stored`` are names of layers. A layer whose weight becomes a part of a larger one goes to the module of that one;
+    a layer that the model has no place for is left out.
+    """
+    weights = {f"{name}.weight": name for name in stored}
+    places = place_tensors(model, weights)
+    state = model.state_dict()
+    places = {name: renamed for name, renamed, _ in _renamed(model, weights) if renamed in state} | places
+    return {weights[name]: place.rpartition(".")[0] for name, place in places.items()}
+
+
 def stores_single_experts(model: PreTrainedModel) -> bool:
     """Whether checkpoints of this kind of model hold every expert's matrices by themselves; else they hold stacks."""
     sources = (source for transform in get_model_conversion_mapping(model) for source in transform.source_patterns)
     return any(_PER_EXPERT.search(source) for source in sources)
+
+
+def _renamed(model: PreTrainedModel, stored: Iterable[str]) -> Iterator[tuple[str, str, str | None]]:
+    """Each stored name, the parameter that it belongs to, and the pattern of a converter that changes its values."""
+    transforms = get_model_conversion_mapping(model)
+    renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
+    converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
+    state = model.state_dict()
+    for name in sorted(stored, key=dot_natural_key):
+        renamed, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        if renamed not in state and name in state:
+            renamed, pattern = name, None
+        yield name, renamed, pattern
 
 
 def projection_names(model: PreTrainedModel) -> ProjectionNames:

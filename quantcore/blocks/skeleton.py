@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
@@ -36,11 +37,18 @@ def clean_config(raw: dict[str, Any]) -> PretrainedConfig:
             hint="Models that bring their own code are not run. Update Transformers if the type is new; or give"
             " --file2file_quantization, with a scheme that needs no data.",
         )
-    kept = {
-        key: value for key, value in raw.items() if key not in UNTRUSTED_KEYS and not key.startswith(UNTRUSTED_PREFIXES)
-    }
-    config: PretrainedConfig = CONFIG_MAPPING[model_type].from_dict(PretrainedConfig._decode_special_floats(kept))
+    kept = PretrainedConfig._decode_special_floats(without_untrusted(raw))
+    config: PretrainedConfig = CONFIG_MAPPING[model_type].from_dict(kept)
     return config
+
+
+def without_untrusted(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """``raw``, and the configs inside it, without the keys that can make loading run foreign code."""
+    return {
+        key: without_untrusted(value) if isinstance(value, dict) else value
+        for key, value in raw.items()
+        if key not in UNTRUSTED_KEYS and not str(key).startswith(UNTRUSTED_PREFIXES)
+    }
 
 
 def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrainedModel:
@@ -59,6 +67,36 @@ def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrained
         ) from error
     model.config.use_cache = False
     model.train(False).requires_grad_(False)
+    return model
+
+
+def declared_class(raw_config: Mapping[str, Any]) -> type[Any]:
+    """The Transformers class that config.json names first in ``architectures``; else AutoModelForCausalLM."""
+    names = raw_config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else ""
+    found = getattr(transformers, name, None) if isinstance(name, str) else None
+    is_model = isinstance(found, type) and issubclass(found, PreTrainedModel)
+    return found if is_model else AutoModelForCausalLM
+
+
+def build_declared(raw_config: dict[str, Any]) -> PreTrainedModel:
+    """The model that ``from_pretrained`` of ``declared_class`` would fill, its parameters without memory.
+
+    Raises ModelError ``unsupported_architecture`` for one that Transformers does not know or cannot build.
+    """
+    from accelerate import init_empty_weights
+
+    config, kind = clean_config(raw_config), declared_class(raw_config)
+    try:
+        with init_empty_weights(), no_init_weights():
+            build = kind.from_config if kind is AutoModelForCausalLM else kind._from_config
+            model: PreTrainedModel = build(config)
+    except Exception as error:  # the model's own code runs, and may need packages that are not installed
+        raise ModelError(
+            f"Transformers cannot build this '{config.model_type}' model: {error}.",
+            code="unsupported_architecture",
+            hint="Check config.json.",
+        ) from error
     return model
 
 

@@ -12,7 +12,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from quantcore.checkpoint.source import TORCH_DTYPES, Source, TensorSource
 from quantcore.errors import NumericsError, ProofError
 from quantcore.evaluation import harness
 from quantcore.evaluation.clipping import Clipping
+from quantcore.evaluation.consumer import check_export, needed_bytes
 from quantcore.evaluation.divergence import measure, summarize
 from quantcore.evaluation.expectation import Expectation, digest, probe_logits
 from quantcore.evaluation.model import EvaluatedModel, open_model
@@ -54,7 +56,8 @@ LOGIT_TOLERANCE = 1e-3
 class Proof:
     """What was seen of one export.
 
-    Every tensor of every export is compared; ``odd_numbers`` says which layers hold numbers that none should. The model
+    Every tensor of every export is compared; ``odd_numbers`` says which layers hold numbers that none should, and
+    ``consumer_check`` what a program of others makes of the files (see ``consumer.check_export``). The model
     that was read back runs once, from the plan's main export: files whose tensors are all equal are the same model. So
     the rest is None for the others, and from file to file: ``max_logit_difference`` (relative), ``clipping`` (the
     largest share of a static activation that was cut off, and of which), and if an evaluation was wanted ``quality``
@@ -64,6 +67,7 @@ class Proof:
     export: str
     num_tensors_equal: int
     odd_numbers: tuple[str, ...] = ()
+    consumer_check: dict[str, Any] = field(default_factory=dict)
     max_logit_difference: float | None = None
     clipping: tuple[str, float] | None = None
     quality: dict[str, Any] | None = None
@@ -80,6 +84,7 @@ class Proof:
             "num_tensors_equal": self.num_tensors_equal,
             "max_logit_difference": self.max_logit_difference,
             "perplexity": self.perplexity,
+            "consumer_check": self.consumer_check,
         }
 
 
@@ -100,7 +105,7 @@ def prove_all(task: Task, folder: Path, scratch: Path, emit: Emit) -> Iterator[P
         proof = Proof(export, written.check(expected), tuple(written.odd_numbers))
         if export == plan.main_export and plan.executor != FILE_TO_FILE:
             proof = run_model(task, plan, original, written, expected, proof, emit)
-        yield proof
+        yield replace(proof, consumer_check=check_elsewhere(plan, folder, export, original, written, emit))
 
 
 def run_model(
@@ -108,12 +113,8 @@ def run_model(
 ) -> Proof:
     """``proof`` with what the model in the files computes. ProofError if its logits are not the expected ones."""
     headers, text = original.headers, expected.held_out
-    streamed = StreamedModel(
-        plan.result_config(headers.config), written.read_float, {*headers.tensors, *plan.added}, plan.block_prefix,
-        plan.num_blocks,
-        TORCH_DTYPES[headers.main_dtype], default_device(),
-    )  # fmt: skip
-    model, clipping = EvaluatedModel(streamed, plan.layers, written.activations), Clipping()
+    model, clipping = open_written(plan, headers, written, TORCH_DTYPES[headers.main_dtype]), Clipping()
+    streamed = model.streamed
     hidden = streamed.embed(text.ids_NT)
     model.run(hidden, progress(emit, plan.num_blocks), clipping)
     with model.head() as logits:
@@ -144,6 +145,17 @@ def run_model(
     return proof
 
 
+def open_written(
+    plan: Plan, headers: ModelHeaders, written: WrittenCheckpoint, dtype: torch.dtype
+) -> EvaluatedModel:
+    """The quantized model as the files hold it, which computes in ``dtype``; ``headers`` are the float model's."""
+    streamed = StreamedModel(
+        plan.result_config(headers.config), written.read_float, {*headers.tensors, *plan.added}, plan.block_prefix,
+        plan.num_blocks, dtype, default_device(),
+    )  # fmt: skip
+    return EvaluatedModel(streamed, plan.layers, written.activations)
+
+
 @contextmanager
 def told_if_it_fails(code: str, what: str, emit: Emit) -> Iterator[None]:
     """Foreign code runs here, for a result that is proven already: its failure is said, and costs no artifact."""
@@ -154,12 +166,28 @@ def told_if_it_fails(code: str, what: str, emit: Emit) -> Iterator[None]:
 
 
 def may_be_whole(plan: Plan) -> bool:
-    """Whether the model may be in memory as a whole: that is no more than the plan promised, or little of what is free.
+    """Whether the model may be in memory as a whole."""
+    return plan.size_before_bytes <= most_bytes(plan)
+
+
+def most_bytes(plan: Plan) -> int:
+    """What may be held beside the program itself: no more than the plan promised, or little of what is free.
 
     A small part only: the worker counted on the plan when it took other jobs beside this one.
     """
-    free = free_memory_bytes(default_device()) // FREE_PARTS
-    return plan.size_before_bytes <= max(plan.peak_memory_bytes - RUNTIME_BYTES, free)
+    return max(plan.peak_memory_bytes - RUNTIME_BYTES, free_memory_bytes(default_device()) // FREE_PARTS)
+
+
+def check_elsewhere(
+    plan: Plan, folder: Path, export: str, original: Model, written: WrittenCheckpoint, emit: Emit
+) -> dict[str, Any]:
+    """``check_export`` of an export that fits into memory as a whole; else the reason why it is not checked."""
+    needed, most = needed_bytes(original.headers.tensors, plan.layouts[export]), most_bytes(plan)
+    if needed > most:
+        return {"not_checked": f"Transformers would hold {needed} bytes of this model, and {most} may be taken here."}
+    target = export_dir(folder, plan, export)
+    ours = partial(open_written, plan, original.headers, written)
+    return check_export(export, plan.layers, target, original, ours, emit)
 
 
 def progress(emit: Emit, num_blocks: int) -> Callable[[int], None]:
