@@ -145,9 +145,7 @@ def run_model(
     return proof
 
 
-def open_written(
-    plan: Plan, headers: ModelHeaders, written: WrittenCheckpoint, dtype: torch.dtype
-) -> EvaluatedModel:
+def open_written(plan: Plan, headers: ModelHeaders, written: WrittenCheckpoint, dtype: torch.dtype) -> EvaluatedModel:
     """The quantized model as the files hold it, which computes in ``dtype``; ``headers`` are the float model's."""
     streamed = StreamedModel(
         plan.result_config(headers.config), written.read_float, {*headers.tensors, *plan.added}, plan.block_prefix,

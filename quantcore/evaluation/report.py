@@ -18,7 +18,7 @@ from quantcore.evaluation.html import page
 from quantcore.evaluation.judging import Outcome
 from quantcore.evaluation.proof import Proof
 from quantcore.evaluation.reproduce import script
-from quantcore.export import EXPORTERS
+from quantcore.export.loading import load_lines
 from quantcore.plan import Plan
 from quantcore.runtime.devices import peak_memory_bytes
 from quantcore.task import Task
@@ -60,7 +60,7 @@ def build_report(
             **_memory_by_rank(plan, outcome.num_shards, peaks_bytes),
             "gate": task.gate,
             "gates": [row.to_dict() for row in gates],
-            "exports": {name: _export(plan, name) for name in plan.exports},
+            "exports": {name: _export(plan, name, proofs[name]) for name in plan.exports},
         },
         "model": _model(task) | {"model_type": plan.model_type},
         "config": task.config.to_dict(),
@@ -139,10 +139,10 @@ def _model(task: Task) -> dict[str, str]:
     return {"path": str(task.model_folder)}
 
 
-def _export(plan: Plan, name: str) -> dict[str, Any]:
+def _export(plan: Plan, name: str, proof: Proof) -> dict[str, Any]:
     path = "." if len(plan.exports) == 1 else name
     return {
         "path": path,
         "bytes": sum(layout.num_bytes for layout in plan.layouts[name].values()),
-        "load": EXPORTERS.get(name).load_hint(path),
+        "load": load_lines(name, plan.layers, path, proof.consumer_check),
     }
