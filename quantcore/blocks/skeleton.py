@@ -75,8 +75,9 @@ def declared_class(raw_config: Mapping[str, Any]) -> type[Any]:
     names = raw_config.get("architectures")
     name = names[0] if isinstance(names, list) and names else ""
     found = getattr(transformers, name, None) if isinstance(name, str) else None
-    is_model = isinstance(found, type) and issubclass(found, PreTrainedModel)
-    return found if is_model else AutoModelForCausalLM
+    if isinstance(found, type) and issubclass(found, PreTrainedModel):
+        return found
+    return AutoModelForCausalLM
 
 
 def build_declared(raw_config: dict[str, Any]) -> PreTrainedModel:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
+from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 
@@ -161,23 +162,34 @@ def _read_elsewhere(
 ) -> tuple[torch.Tensor, list[str]]:
     """Logits [T, V] by Transformers, and the tensors that it missed, though it does not in the ``original``."""
     with _quiet(), torch.inference_mode():
-        model, missing = _load(folder, dtype=dtype)
+        model, missing = _load(folder, original, dtype=dtype)
         declared = declared_class(original.headers.config)
         if isinstance(declared, type) and issubclass(declared, PreTrainedModel) and not isinstance(model, declared):
             raise ValueError(f"it takes the model for {type(model).__name__}, which is {declared.__name__}")
         if missing:
-            missing -= _load(original.folder, device_map="meta")[1]
+            missing -= _missing_before(original)
         if missing:
             return torch.empty(0), sorted(missing)
         for module in model.modules():
-            module.quantization_enabled = False  # compressed-tensors: what its modules do to inputs and outputs
+            vars(module)["quantization_enabled"] = False  # compressed-tensors: rounding of inputs and outputs
         return model(ids_NT, use_cache=False).logits[0].float(), []
 
 
-def _load(folder: Path, **options: Any) -> tuple[PreTrainedModel, set[str]]:
-    """The model in ``folder``, and the names of its tensors that the files do not fill."""
+def _missing_before(original: Model) -> set[str]:
+    """The tensors that Transformers does not find in the float model either."""
+    try:
+        return _load(original.folder, original, device_map="meta")[1]
+    except Exception:  # then nothing is known of it
+        return set()
+
+
+def _load(folder: Path, original: Model, **options: Any) -> tuple[PreTrainedModel, set[str]]:
+    """The model in ``folder``, and the names of its tensors that the files do not fill.
+
+    With a GGUF file goes the config of ``original``: Transformers takes too little from the file itself.
+    """
     with tempfile.TemporaryDirectory() as scratch:
-        gguf_file, kind = find_gguf(folder), declared_class({})
+        gguf_file = find_gguf(folder)
         for path in folder.iterdir():
             if path.suffix in (".safetensors", ".gguf") or path.name.endswith(".safetensors.index.json"):
                 (Path(scratch) / path.name).symlink_to(path.resolve())
@@ -187,7 +199,8 @@ def _load(folder: Path, **options: Any) -> tuple[PreTrainedModel, set[str]]:
             (Path(scratch) / "config.json").write_text(json.dumps(without_untrusted(raw) | said), "utf-8")
             kind = declared_class(raw)
         else:
-            options |= {"gguf_file": gguf_file.name}
+            kind = declared_class(original.headers.config)
+            options |= {"gguf_file": gguf_file.name, "config": clean_config(original.headers.config)}
         model, found = kind.from_pretrained(
             scratch, local_files_only=True, trust_remote_code=False, output_loading_info=True, **options
         )
@@ -231,11 +244,11 @@ def _quiet() -> Iterator[None]:
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        logging.set_verbosity(logging.CRITICAL)
-        logging.disable_progress_bar()
+        logging.set_verbosity(CRITICAL)
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
             logging.set_verbosity(verbosity)
             if bars:
-                logging.enable_progress_bar()
+                logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.quantizers.quantizers_utils import should_convert_module
 
@@ -174,11 +175,20 @@ def test_what_is_not_checked_says_why(tmp_path, monkeypatch):
     monkeypatch.setitem(consumer.PACKAGES, "bitsandbytes", "no-such-package")
     assert check("3", "nf4", "bitsandbytes") == "no-such-package is not installed."
     assert [event for event in events if type(event).__name__ == "Warned"] == []
-    monkeypatch.setattr(consumer, "_load", lambda folder, **options: 1 / 0)
+    monkeypatch.setattr(consumer, "_load", lambda folder, original, **options: 1 / 0)
     assert "does not load these files: division by zero" in check("4", "w4a16_sym", "compressed_tensors")
     assert [event.code for event in events if type(event).__name__ == "Warned"] == ["consumer_check"]
     monkeypatch.setattr(proof, "most_bytes", lambda plan: 1000)
     assert "and 1000 may be taken here" in check("5", "w4a16_sym", "compressed_tensors")
+
+
+def test_a_tensor_that_the_float_model_lacks_is_no_fault_of_the_files(tmp_path):
+    model_dir = tiny_model(tmp_path / "model")
+    tensors = load_file(model_dir / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, model_dir / "model.safetensors", metadata={"format": "pt"})
+    report = quantized(model_dir, tmp_path, presets.resolve("w4a16_sym"), "compressed_tensors")
+    assert "logits were not compared" in report["proof"]["compressed_tensors"]["consumer_check"]["not_checked"]
 
 
 def test_code_that_config_json_names_is_not_run(tmp_path, monkeypatch):
