@@ -39,6 +39,8 @@ def progress_display() -> Iterator[events.Emit]:
 
 def show_report(report: dict[str, Any], output_dir: str) -> None:
     """The summary as a table, and the lines that load the result."""
+    from quantcore.evaluation.card import consumer_line
+
     summary = report["summary"]
     table = Table(show_header=False, box=None)
     worst = summary["worst_layer"]
@@ -54,8 +56,9 @@ def show_report(report: dict[str, Any], output_dir: str) -> None:
         change = 100 * (summary["perplexity_ratio"] - 1)
         text = f"{summary['perplexity_before']:.3f} -> {summary['perplexity_after']:.3f} ({change:+.2f} %)"
         rows.insert(1, ("perplexity", text))
+    rows += [(f"check, {name}", consumer_line(one["consumer_check"])) for name, one in report["proof"].items()]
     for name, text in rows:
-        table.add_row(f"[bold]{name}[/]", text)
+        table.add_row(f"[bold]{name}[/]", Text(text))
     out = Console()
     out.print(table)
     show_failed_tasks(summary["failed_tasks"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from quantcore.blocks.module_names import with_module_names
 from quantcore.checkpoint.artifact import building, copy_side_files, seal, write_json
 from quantcore.checkpoint.sink import Sink
 from quantcore.dequantizing import open_source, read_layer
@@ -34,7 +35,8 @@ def convert(model_dir: Path, output_dir: Path, export: str, emit: Emit) -> dict[
     with building(output_dir) as folder:
         emit(PhaseStarted("export"))
         digests = _write(model, quantized, export, folder, emit)
-        said = config_json(export, model.headers.config, quantized.config, layers, quantized.config.exclude)
+        named, kept = with_module_names(model.headers.config, layers, quantized.config.exclude)
+        said = config_json(export, model.headers.config, quantized.config, named, kept)
         write_json(folder / "config.json", said)
         copy_side_files(model_dir, folder)
         emit(PhaseStarted("verify"))

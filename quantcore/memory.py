@@ -72,7 +72,7 @@ class Footprint:
     behind a block. The rest is for the measuring of the result: ``held_out``, the hidden states of all of its windows;
     ``logits``, those of ``LOGIT_ROWS`` positions; ``probes``, those that are compared one by one; ``measures``: whether
     the original stands beside the result; ``generates``: whether both continue texts; ``task_logits``: those of a batch
-    of documents, 0 without tasks.
+    of documents, 0 without tasks; ``checked``: the model in float32 beside its export, as another program reads it.
     """
 
     whole: int
@@ -95,6 +95,7 @@ class Footprint:
     measures: bool = False
     generates: bool = False
     task_logits: int = 0
+    checked: int = 0
 
     @classmethod
     def of(
@@ -132,6 +133,7 @@ class Footprint:
             probes=4 * NUM_PROBES * PROBE_POSITIONS * vocab_size,
             measures=measures,
             generates=measures and evaluation.num_prompts > 0,
+            checked=4 * sum(math.prod(tensor.shape) for tensor in tensors.values()) + sum(blocks.values()),
             task_logits=4 * evaluation.batch_size * TASK_TOKENS * vocab_size * bool(evaluation.tasks),
         )
 
@@ -183,6 +185,8 @@ class Footprint:
         moments = self._bounded(runs_model=runs_model)
         if runs_model and self.allows_whole(runs_model=runs_model):
             moments += self._whole()
+        if self.allows_check(runs_model=runs_model):
+            moments += ({"whole_model_in_float32": self.checked, "products": PRODUCT_PIECES * PIECE_BYTES},)
         held_out = {"held_out_states": (1 + self.measures) * self.held_out} if runs_model else {}
         return {**waiting, "runtime": RUNTIME_BYTES, **_larger(*moments), **held_out}
 
@@ -191,6 +195,11 @@ class Footprint:
         as much anyway."""
         needed = max(map(_size, (*self._moments(), *self._bounded(runs_model=runs_model))))
         return runs_model and (self.task_logits > 0 or self.whole <= max(WHOLE_BYTES, needed))
+
+    def allows_check(self, *, runs_model: bool) -> bool:
+        """Whether another program may read the export as a whole: by the same rule."""
+        needed = max(map(_size, (*self._moments() * runs_model, *self._bounded(runs_model=runs_model))))
+        return self.checked <= max(WHOLE_BYTES, needed)
 
     def _bounded(self, *, runs_model: bool) -> tuple[Parts, ...]:
         """The moments of the process that verifies, without those with a whole model."""

@@ -87,6 +87,11 @@ class Plan:
         return self.footprint.allows_whole(runs_model=self.runs_model)
 
     @property
+    def allows_check(self) -> bool:
+        """Whether another program may read the export as a whole while it is verified."""
+        return self.footprint.allows_check(runs_model=self.runs_model)
+
+    @property
     def memory_bytes(self) -> dict[str, int]:
         """The same of the phase that takes most."""
         return max(self.memory_by_phase.values(), key=lambda parts: sum(parts.values()))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quantcore.blocks.module_names import with_module_names
 from quantcore.blockwise import Prepared, Solved
 from quantcore.calibration.ranges import Activations
 from quantcore.checkpoint.artifact import LICENSES, copy_side_files, write_json
@@ -266,12 +267,13 @@ def warn_of_one_file(export: str, task: Task) -> tuple[str, ...]:
 
 def write_side_files(task: Task, headers: ModelHeaders, plan: Plan, folder: Path) -> None:
     """config.json with the format's quantization_config, and what travels with the model unchanged."""
-    kept = tuple(entry.name for entry in plan.kept if entry.is_layer)
+    model_config = plan.result_config(headers.config)
+    kept_layers = [entry.name for entry in plan.kept if entry.is_layer]
+    layers, kept = with_module_names(model_config, plan.layers, kept_layers)
     for export in plan.exports:
         target, exporter = export_dir(folder, plan, export), EXPORTERS.get(export)
         if isinstance(exporter, Container) and exporter.holds_tokenizer:
             copy_side_files(task.model_folder, target, LICENSES)
             continue
-        model_config = plan.result_config(headers.config)
-        write_json(target / "config.json", config_json(export, model_config, task.config, plan.layers, kept))
+        write_json(target / "config.json", config_json(export, model_config, task.config, layers, kept))
         copy_side_files(task.model_folder, target)

@@ -94,6 +94,19 @@ def _renamed(
         yield name, renamed, pattern
 
 
+def place_modules(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, str]:
+    """The module of ``model`` (its experts split) that the weight of each layer goes to, by the layer's stored name.
+
+    ``stored`` are names of layers. A layer whose weight becomes a part of a larger one goes to the module of that one;
+    a layer that the model has no place for is left out.
+    """
+    weights = {f"{name}.weight": name for name in stored}
+    places = place_tensors(model, weights)
+    state = model.state_dict()
+    places = {name: renamed for name, renamed, _ in _renamed(model, weights, state) if renamed in state} | places
+    return {weights[name]: place.rpartition(".")[0] for name, place in places.items()}
+
+
 def stores_single_experts(model: PreTrainedModel) -> bool:
     """Whether checkpoints of this kind of model hold every expert's matrices by themselves; else they hold stacks."""
     sources = (source for transform in get_model_conversion_mapping(model) for source in transform.source_patterns)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from quantcore.errors import ModelError
+from quantcore.errors import ModelError, reason_of
 
 UNTRUSTED_KEYS = ("auto_map", "trust_remote_code", "quantization_config")
 UNTRUSTED_PREFIXES = (
@@ -38,11 +38,18 @@ def clean_config(raw: dict[str, Any]) -> PretrainedConfig:
             hint="Models that bring their own code are not run. Update Transformers if the type is new; or give"
             " --file2file_quantization, with a scheme that needs no data.",
         )
-    kept = {
-        key: value for key, value in raw.items() if key not in UNTRUSTED_KEYS and not key.startswith(UNTRUSTED_PREFIXES)
-    }
-    config: PretrainedConfig = CONFIG_MAPPING[model_type].from_dict(PretrainedConfig._decode_special_floats(kept))
+    kept = PretrainedConfig._decode_special_floats(without_untrusted(raw))
+    config: PretrainedConfig = CONFIG_MAPPING[model_type].from_dict(kept)
     return config
+
+
+def without_untrusted(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """``raw``, and the configs inside it, without the keys that can make loading run foreign code."""
+    return {
+        key: without_untrusted(value) if isinstance(value, dict) else value
+        for key, value in raw.items()
+        if key not in UNTRUSTED_KEYS and not str(key).startswith(UNTRUSTED_PREFIXES)
+    }
 
 
 def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrainedModel:
@@ -62,7 +69,7 @@ def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrained
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
     except (ValueError, TypeError, ZeroDivisionError, RuntimeError) as error:
         raise ModelError(
-            f"Transformers cannot build this '{config.model_type}' model: {_in_short(error)}",
+            f"Transformers cannot build this '{config.model_type}' model: {reason_of(error)}",
             code="unsupported_architecture",
             hint="Check config.json; decoder-only language models are supported.",
         ) from error
@@ -71,9 +78,35 @@ def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrained
     return model
 
 
-def _in_short(error: Exception) -> str:
-    """The first line of what ``error`` says, and not much of that: Transformers lists all of its classes in some."""
-    return textwrap.shorten((str(error).strip() or type(error).__name__).splitlines()[0], 300, placeholder=" ...")
+def declared_class(raw_config: Mapping[str, Any]) -> type[Any]:
+    """The Transformers class that config.json names first in ``architectures``; else AutoModelForCausalLM."""
+    names = raw_config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else ""
+    found = getattr(transformers, name, None) if isinstance(name, str) else None
+    if isinstance(found, type) and issubclass(found, PreTrainedModel):
+        return found
+    return AutoModelForCausalLM
+
+
+def build_declared(raw_config: dict[str, Any]) -> PreTrainedModel:
+    """The model that ``from_pretrained`` of ``declared_class`` would fill, its parameters without memory.
+
+    Raises ModelError ``unsupported_architecture`` for one that Transformers does not know or cannot build.
+    """
+    from accelerate import init_empty_weights
+
+    config, kind = clean_config(raw_config), declared_class(raw_config)
+    try:
+        with init_empty_weights(), no_init_weights():
+            build = kind.from_config if kind is AutoModelForCausalLM else kind._from_config
+            model: PreTrainedModel = build(config)
+    except Exception as error:  # the model's own code runs, and may need packages that are not installed
+        raise ModelError(
+            f"Transformers cannot build this '{config.model_type}' model: {reason_of(error)}",
+            code="unsupported_architecture",
+            hint="Check config.json.",
+        ) from error
+    return model
 
 
 def find_block_list(

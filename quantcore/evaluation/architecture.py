@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging
 
 from quantcore.blocks.names import FROM_FILE_TO_FILE
 from quantcore.blocks.skeleton import clean_config
 from quantcore.blocks.twin import build_twin, twin_config
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.errors import ModelError, QuantError, reason_of
+from quantcore.evaluation.consumer import quiet
 from quantcore.evaluation.model import EvaluatedModel, open_model
 from quantcore.evaluation.originals import Originals
 from quantcore.events import Emit, Warned
@@ -148,7 +148,7 @@ def _compare_twin_of(config: dict[str, Any], seed: int) -> dict[str, Any]:
         windows_NT = _windows(twin, NUM_WINDOWS)
         if not _gives_numbers(twin, windows_NT):
             return {"reason": NOT_FINITE}
-        with tempfile.TemporaryDirectory(prefix="bitfoundry-twin-") as folder, _no_progress_bars():
+        with tempfile.TemporaryDirectory(prefix="bitfoundry-twin-") as folder, quiet():
             twin.save_pretrained(folder)
             return {"differences": differences(twin, open_model(read_model(Path(folder))), windows_NT)}
     except ModelError as error:
@@ -170,7 +170,7 @@ def _compare_twin_of(config: dict[str, Any], seed: int) -> dict[str, Any]:
 def _compare_whole(model: Model, dtype: torch.dtype) -> dict[str, Any]:
     streamed = open_model(model)
     try:
-        with _no_progress_bars():
+        with quiet():
             whole = AutoModelForCausalLM.from_pretrained(
                 model.folder, config=clean_config(model.headers.config), dtype=dtype, use_safetensors=True,
                 local_files_only=True,
@@ -190,17 +190,6 @@ def _gives_numbers(model: PreTrainedModel, windows_NT: torch.Tensor) -> bool:
     with torch.no_grad():
         logits = model(input_ids=windows_NT[:1].to(model.device), use_cache=False).logits
     return bool(logits.isfinite().all())
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    was_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if was_enabled:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _windows(model: PreTrainedModel, count: int) -> torch.Tensor:

@@ -136,12 +136,23 @@ def _loading(report: dict[str, Any]) -> str:
     return "## Loading\n\n" + "\n\n".join(parts)
 
 
+def consumer_line(check: dict[str, Any]) -> str:
+    """What another program made of an export, in a sentence."""
+    if "not_checked" in check:
+        return f"not read by another program: {check['not_checked']}"
+    return f"{check['consumer']} reads the files; its logits differ by {check['logit_difference']:.1e} of their norm."
+
+
 def _scheme(report: dict[str, Any]) -> str:
     missed = [row for row in report["summary"]["gates"] if row["status"] in ("warn", "fail")]
     lines = [f"- {row['gate']} {code(row['name'])}: {row['status']}. {escape(row['detail'])}" for row in missed]
+    checks = [
+        f"- {code(name)}: {escape(consumer_line(proof['consumer_check']))}" for name, proof in report["proof"].items()
+    ]
+    told = "\n".join(lines) or "Every gate was passed."
     if report["summary"]["gate"] == "off":
-        return "## Checks\n\nThe gates were off: the result was held against no limit."
-    return "## Checks\n\n" + ("\n".join(lines) or "Every gate was passed.")
+        told = "The gates were off: the result was held against no limit."
+    return f"## Checks\n\n{told}\n\n" + "\n".join(checks)
 
 
 def _licence(known: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from quantcore.evaluation.card import budget, with_error
+from quantcore.evaluation.card import budget, consumer_line, with_error
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1b1f24;--paper:#fff;--faint:#57606a;--line:#d0d7de;--mark:#0b5fb0;--pass:#116329;
@@ -72,7 +72,10 @@ def _overview(report: dict[str, Any]) -> str:
         *((f"Peak memory, process {one['rank']}", _memory(one)) for one in summary.get("ranks", ())),
     ]
     exports = [(f"Files: {name}", f"{one['bytes'] / 1e6:.1f} MB") for name, one in summary["exports"].items()]
-    return _table("", ("", ""), [(f"<b>{escape(name)}</b>", escape(text)) for name, text in (*rows, *exports)])
+    proofs = report["proof"].items()
+    checks = [(f"Read by others: {name}", consumer_line(proof["consumer_check"])) for name, proof in proofs]
+    shown = (*rows, *exports, *checks)
+    return _table("", ("", ""), [(f"<b>{escape(name)}</b>", escape(text)) for name, text in shown])
 
 
 def _memory(one: dict[str, Any]) -> str:

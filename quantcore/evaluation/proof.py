@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from quantcore.checkpoint.source import TORCH_DTYPES, Source, TensorSource
 from quantcore.errors import NumericsError, ProofError, reason_of
 from quantcore.evaluation import harness
 from quantcore.evaluation.clipping import Clipping
+from quantcore.evaluation.consumer import check_export, needed_bytes
 from quantcore.evaluation.divergence import measure, summarize
 from quantcore.evaluation.expectation import Expectation, digest, probe_logits
 from quantcore.evaluation.model import EvaluatedModel, open_model
@@ -61,7 +63,8 @@ LOGIT_TOLERANCE = 1e-3
 class Proof:
     """What was seen of one export.
 
-    Every tensor of every export is compared; ``odd_numbers`` says which layers hold numbers that none should. The model
+    Every tensor of every export is compared; ``odd_numbers`` says which layers hold numbers that none should, and
+    ``consumer_check`` what a program of others makes of the files (see ``consumer.check_export``). The model
     that was read back runs once, from the plan's main export: files whose tensors are all equal are the same model. So
     the rest is None for the others, and from file to file: ``max_logit_difference`` (relative), ``clipping`` (the
     largest share of a static activation that was cut off, and of which), and if an evaluation was wanted ``quality``
@@ -72,6 +75,7 @@ class Proof:
     export: str
     num_tensors_equal: int
     odd_numbers: tuple[str, ...] = ()
+    consumer_check: dict[str, Any] = field(default_factory=dict)
     max_logit_difference: float | None = None
     clipping: tuple[str, float] | None = None
     quality: dict[str, Any] | None = None
@@ -89,6 +93,7 @@ class Proof:
             "num_tensors_equal": self.num_tensors_equal,
             "max_logit_difference": self.max_logit_difference,
             "perplexity": self.perplexity,
+            "consumer_check": self.consumer_check,
         }
 
 
@@ -117,7 +122,7 @@ def prove_all(task: Task, folder: Path, scratch: Path, emit: Emit) -> Iterator[P
         proof = Proof(export, written.check(expected), tuple(written.odd_numbers))
         if export == plan.main_export and plan.executor != FILE_TO_FILE:
             proof = run_model(task, plan, original, written, expected, proof, emit)
-        yield proof
+        yield replace(proof, consumer_check=check_elsewhere(plan, folder, export, original, written, emit))
 
 
 def run_model(
@@ -125,12 +130,8 @@ def run_model(
 ) -> Proof:
     """``proof`` with what the model in the files computes. ProofError if its logits are not the expected ones."""
     headers, text = original.headers, expected.held_out
-    streamed = StreamedModel(
-        plan.result_config(headers.config), written.read_float, {*headers.tensors, *plan.added}, plan.block_prefix,
-        plan.num_blocks,
-        TORCH_DTYPES[headers.main_dtype], default_device(),
-    )  # fmt: skip
-    model, clipping = EvaluatedModel(streamed, plan.layers, written.activations), Clipping()
+    model, clipping = open_written(plan, headers, written, TORCH_DTYPES[headers.main_dtype]), Clipping()
+    streamed = model.streamed
     hidden = streamed.embed(text.ids_NT)
     model.run(hidden, progress(emit, plan.num_blocks), clipping)
     with model.head() as logits:
@@ -175,6 +176,15 @@ def run_whole(
     return proof
 
 
+def open_written(plan: Plan, headers: ModelHeaders, written: WrittenCheckpoint, dtype: torch.dtype) -> EvaluatedModel:
+    """The quantized model as the files hold it, which computes in ``dtype``; ``headers`` are the float model's."""
+    streamed = StreamedModel(
+        plan.result_config(headers.config), written.read_float, {*headers.tensors, *plan.added}, plan.block_prefix,
+        plan.num_blocks, dtype, default_device(),
+    )  # fmt: skip
+    return EvaluatedModel(streamed, plan.layers, written.activations)
+
+
 @contextmanager
 def told_if_it_fails(code: str, what: str, emit: Emit) -> Iterator[list[str]]:
     """Foreign code runs here, for a result that is proven already: its failure is said, and costs no artifact. The
@@ -205,6 +215,19 @@ def without_samples(plan: Plan) -> str:
         f"No texts were continued: that takes the whole model, {size}, and this job was planned to hold less."
         " `bitfoundry evaluate` continues them on a machine with more memory."
     )
+
+
+def check_elsewhere(
+    plan: Plan, folder: Path, export: str, original: Model, written: WrittenCheckpoint, emit: Emit
+) -> dict[str, Any]:
+    """``check_export`` of an export that fits into memory as a whole; else the reason why it is not checked."""
+    needed, free = needed_bytes(original.headers.tensors, plan.layouts[export]), free_memory_bytes(default_device())
+    if not plan.allows_check or needed > free:
+        why = f"{free / 1e9:.1f} GB are free" if plan.allows_check else "this job was planned to hold less"
+        return {"not_checked": f"Transformers would hold {needed / 1e9:.1f} GB of this model, and {why}."}
+    target = export_dir(folder, plan, export)
+    ours = partial(open_written, plan, original.headers, written)
+    return check_export(export, plan.layers, target, original, ours, emit)
 
 
 def progress(emit: Emit, num_blocks: int) -> Callable[[int], None]:

@@ -19,7 +19,7 @@ from quantcore.evaluation.judging import Outcome
 from quantcore.evaluation.proof import Proof
 from quantcore.evaluation.reproduce import script
 from quantcore.events import Warned
-from quantcore.export import EXPORTERS
+from quantcore.export.loading import load_lines
 from quantcore.plan import Plan
 from quantcore.task import Task
 
@@ -69,7 +69,7 @@ def build_report(
             "failed_tasks": main.failed_tasks,
             "gate": task.gate,
             "gates": [row.to_dict() for row in gates],
-            "exports": {name: _export(plan, name) for name in plan.exports},
+            "exports": {name: _export(plan, name, proofs[name]) for name in plan.exports},
         },
         "model": _model(task) | {"model_type": plan.model_type},
         "config": task.config.to_dict(),
@@ -154,10 +154,10 @@ def _model(task: Task) -> dict[str, str]:
     return {"path": str(task.model_folder)}
 
 
-def _export(plan: Plan, name: str) -> dict[str, Any]:
+def _export(plan: Plan, name: str, proof: Proof) -> dict[str, Any]:
     path = "." if len(plan.exports) == 1 else name
     return {
         "path": path,
         "bytes": sum(layout.num_bytes for layout in plan.layouts[name].values()),
-        "load": EXPORTERS.get(name).load_hint(path),
+        "load": load_lines(name, plan.layers, path, proof.consumer_check),
     }

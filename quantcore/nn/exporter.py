@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
+from quantcore.blocks.module_names import with_module_names
 from quantcore.blocks.names import stores_single_experts
 from quantcore.blocks.rotation import turns_input
 from quantcore.checkpoint.artifact import building, write_json
@@ -128,7 +129,8 @@ class ModelExporter:
             else:
                 _write_plain(model, stored, folder)
             stored_plans = tuple(replace(layer.plan, name=name) for name, layer in stored.layers.items())
-            said = config_json(export, _model_config(model), quant_config, stored_plans, stored.kept)
+            named, kept = with_module_names(_model_config(model), stored_plans, stored.kept)
+            said = config_json(export, _model_config(model), quant_config, named, kept)
             write_json(folder / "config.json", said)
             for part in (getattr(model, "generation_config", None), tokenizer):
                 if part is not None:

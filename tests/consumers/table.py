@@ -1,8 +1,8 @@
 """A pytest plugin: what programs that we did not write computed from our files, as the table in docs/consumers.md.
 
 A test calls the fixture ``agrees``; the run writes the page at its end. Rows of tests that did not run stay as they
-were (consumers.json, beside the page), each with the day on which it was seen. A comparison that fails takes its row
-away.
+were (quantcore/export/consumers.json, from which a report takes what loads its result), each with the day on which it
+was seen. A comparison that fails takes its row away.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from quantcore.config import Config
+from quantcore.export.loading import TABLE, kinds_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 ENVIRONMENTS = Path(__file__).parents[2] / ".venv-consumers"
@@ -41,11 +44,15 @@ models, whose perplexity says nothing but that both compute the same.
 
 @pytest.fixture
 def agrees(record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """``agrees(consumer, export, scheme, theirs, ours, tolerance, model)``: assert it, and keep the row."""
+    """``agrees(consumer, export, scheme, theirs, ours, tolerance, model, config)``: assert it, and keep the row.
+
+    ``config``: of a scheme that is no preset.
+    """
 
     def compare(
-        consumer: str, export: str, scheme: str, theirs: float, ours: float, tolerance: float, model: str = "SmolLM2"
-    ) -> None:
+        consumer: str, export: str, scheme: str, theirs: float, ours: float, tolerance: float, model: str = "SmolLM2",
+        config: Config | None = None,
+    ) -> None:  # fmt: skip
         environment, packages = CONSUMERS[consumer]
         difference = theirs / ours - 1
         row = {
@@ -53,7 +60,7 @@ def agrees(record_property: Callable[[str, object], None]) -> Callable[..., None
             "versions": [f"{name} {version_in(environment, name)}" for name in packages],
             "theirs": theirs, "ours": ours, "difference": difference, "tolerance": tolerance,
             "agrees": abs(difference) <= tolerance, "seen": datetime.now(UTC).date().isoformat(),
-        }  # fmt: skip
+        } | ({} if config is None else {"layers": sorted(kinds_of(config))})  # fmt: skip
         record_property("consumer_row", row)
         assert row["agrees"], f"{consumer} computes a perplexity of {theirs:.4f} from {export} {scheme}, we {ours:.4f}"
 
@@ -78,7 +85,7 @@ class Rows:
 
     def pytest_sessionfinish(self) -> None:
         if self.found:
-            write(DOCS, self.found)
+            write(self.found)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -86,16 +93,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Rows(), "consumer_rows")
 
 
-def write(folder: Path, found: list[dict[str, Any]]) -> None:
+def write(found: list[dict[str, Any]]) -> None:
     """Put ``found`` into the table, in the place of older rows of the same things."""
-    file = folder / "consumers.json"
-    rows = {key_of(row): row for row in (json.loads(file.read_text("utf-8")) if file.exists() else [])}
+    rows = {key_of(row): row for row in json.loads(TABLE.read_text("utf-8"))}
     for row in found:
         rows.pop(key_of(row), None)
     rows |= {key_of(row): row for row in found if row["agrees"]}
     ordered = [rows[key] for key in sorted(rows)]
-    file.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")
-    (folder / "consumers.md").write_text("\n".join([INTRODUCTION, *_table(ordered)]) + "\n", "utf-8")
+    TABLE.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")
+    (DOCS / "consumers.md").write_text("\n".join([INTRODUCTION, *_table(ordered)]) + "\n", "utf-8")
 
 
 def key_of(row: dict[str, Any]) -> tuple[str, ...]:

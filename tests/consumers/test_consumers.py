@@ -150,7 +150,8 @@ def test_gptqmodel_reads_every_width_of_gptq(smollm2, name, tmp_path, agrees):
     assert found["layers"] == {"TorchLinear": summary["num_layers_quantized"]}
     # Two bits, rounded to nearest, leave no model: both numbers are noise of the same size.
     tolerance = 0.5 if name == "int2" else TOLERANCE
-    agrees("GPTQModel", export, name, found["perplexity"], summary["perplexity_after"], tolerance)
+    ours = summary["perplexity_after"]
+    agrees("GPTQModel", export, name, found["perplexity"], ours, tolerance, config=config)
 
 
 def test_transformers_reads_awq(smollm2, tmp_path, agrees):

@@ -20,6 +20,7 @@ from quantcore import (
     QuantizationConfig,
     QuantizationSpec,
 )
+from quantcore.blocks.module_names import with_module_names
 from quantcore.config import CalibrationConfig
 from quantcore.export import EXPORTERS
 from quantcore.flags import parser, task_of
@@ -79,8 +80,8 @@ def written_both_ways(model_dir, config, folder, exports):
     for export in exports:
         ModelExporter(export_dir=folder / export).export_safetensors_model(model, config, custom_mode=export)
         streamed = task.output_dir / export if len(exports) > 1 else task.output_dir
-        kept = tuple(entry.name for entry in plan.kept)
-        expected = EXPORTERS.get(export).quantization_config(config, plan.layers, kept)
+        named = with_module_names(headers.config, plan.layers, [entry.name for entry in plan.kept])
+        expected = EXPORTERS.get(export).quantization_config(config, *named)
         stored = json.loads((folder / export / "config.json").read_text())["quantization_config"]
         assert unordered(stored) == unordered(json.loads(json.dumps(expected)))
         yield load_file(streamed / "model.safetensors"), load_file(folder / export / "model.safetensors")

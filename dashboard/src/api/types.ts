@@ -116,7 +116,15 @@ export interface Quality {
 
 export interface Report {
   summary: Summary;
-  proof?: Record<string, { num_tensors_equal: number; max_logit_difference: number | null; perplexity: number | null }>;
+  proof?: Record<
+    string,
+    {
+      num_tensors_equal: number;
+      max_logit_difference: number | null;
+      perplexity: number | null;
+      consumer_check?: { consumer?: string; logit_difference?: number; not_checked?: string };
+    }
+  >;
   quality?: Quality | null;
   samples?: { prompt: string; original: string; quantized: string }[] | null;
   kept?: { name: string; reason: string }[];

@@ -85,6 +85,7 @@ function Proof({ report }: { report: Report }) {
               <th className="number">Tensors equal</th>
               <th className="number">Largest difference of logits</th>
               <th className="number">Perplexity</th>
+              <th>Read by another program</th>
             </tr>
           </thead>
           <tbody>
@@ -94,6 +95,7 @@ function Proof({ report }: { report: Report }) {
                 <td className="number">{proof.num_tensors_equal}</td>
                 <td className="number">{formatNumber(proof.max_logit_difference, 3)}</td>
                 <td className="number">{formatNumber(proof.perplexity, 5)}</td>
+                <td>{proof.consumer_check?.consumer ?? proof.consumer_check?.not_checked ?? "–"}</td>
               </tr>
             ))}
           </tbody>

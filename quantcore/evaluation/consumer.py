@@ -1,0 +1,254 @@
+"""A program that we did not write reads an export and computes the same from it: Transformers, with what it needs.
+
+Transformers loads the files, and its logits of one short window of tokens are held against those of our own engine.
+Neither rounds inputs: programs round them differently at ties, and Transformers leaves those of fused experts as they
+are. So what is compared is all that the files say of the weights: names, codes, scales, layouts.
+
+No code of the model's folder runs. Transformers sees the tensors, and a config.json without the keys that name code.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from importlib.metadata import PackageNotFoundError, version
+from io import StringIO
+from logging import CRITICAL
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from quantcore.blocks.skeleton import clean_config, declared_class, without_untrusted
+from quantcore.checkpoint.experts import EXPERT
+from quantcore.checkpoint.gguf_header import find_gguf
+from quantcore.checkpoint.layout import TensorHeader, TensorLayout
+from quantcore.config import Dtype, QuantizationSpec, ScaleType
+from quantcore.errors import ModelError, ProofError
+from quantcore.evaluation.model import EvaluatedModel
+from quantcore.events import Emit, Warned
+from quantcore.export.exporter import is_plain
+from quantcore.layer import LayerPlan
+from quantcore.reading import Model
+from quantcore.runtime.devices import release_freed_memory
+
+WINDOW_LEN = 32  # tokens
+PACKAGES = {
+    "compressed_tensors": "compressed-tensors", "bitsandbytes": "bitsandbytes", "gguf": "gguf", "fp8": None,
+    "fake_quantized": None,
+}  # fmt: skip
+"""The formats that Transformers reads on a CPU, and the package that each needs beside it."""
+
+EXACT = 1e-3
+"""Allowed difference in float32. Measured: 0 for every scheme in 12 architectures, as both round nothing."""
+IN_BFLOAT16 = 0.3
+"""Allowed where weights are rounded to bfloat16 (see ``_dtype``): 0.02 was measured, and a router that is rounded may
+choose another expert for a token. Tensors left at random give 0.5 and more."""
+ROUNDS_INPUTS = 0.3
+"""Allowed for LLM.int8(), which rounds inputs whatever it is told."""
+
+
+def unread(export: str, layers: tuple[LayerPlan, ...]) -> str | None:
+    """Why Transformers 5.23 does not read such an export on a CPU, as far as that is known; None if it does."""
+    if export not in PACKAGES:
+        return f"No program that reads {export} files runs in the proof."
+    if export == "fp8" and any(layer.weight.block_size is None for layer in layers):
+        return "Without a GPU Transformers reads fp8 files with weights in blocks alone."
+    if export != "compressed_tensors":
+        return None
+    if any(not layer.weight.symmetric and layer.weight.format.bits < 8 for layer in layers):
+        return "Transformers does not read packed zero points of compressed-tensors."
+    odd = [layer for layer in layers if EXPERT.match(f"{layer.name}.weight") and not _is_read_as_expert(layer.weight)]
+    if odd:
+        return f"Transformers does not decode experts that are {odd[0].scheme} in compressed-tensors."
+    return None
+
+
+def _is_read_as_expert(weight: QuantizationSpec) -> bool:
+    """See ``CompressedTensorsDequantize`` in transformers/integrations/compressed_tensors.py."""
+    is_mxfp4 = weight.dtype is Dtype.fp4 and weight.scale_type is ScaleType.e8m0
+    return is_mxfp4 or (is_plain(weight) and weight.dtype in (Dtype.fp8_e4m3, Dtype.int4) and weight.block_size is None)
+
+
+def needed_bytes(tensors: Mapping[str, TensorHeader], layout: Mapping[str, TensorLayout]) -> int:
+    """What ``check_export`` holds: the model in float32 beside the tensors of the export."""
+    num_values = sum(math.prod(tensor.shape) for tensor in tensors.values())
+    return 4 * num_values + sum(tensor.num_bytes for tensor in layout.values())
+
+
+def check_export(
+    export: str, layers: tuple[LayerPlan, ...], folder: Path, original: Model,
+    ours: Callable[[torch.dtype], EvaluatedModel], emit: Emit,
+) -> dict[str, Any]:  # fmt: skip
+    """What Transformers makes of the ``export`` in ``folder``, whose ``layers`` were planned for ``original``.
+
+    ``ours`` gives the model that our engine reads from the same files and computes in a dtype. Of the result
+    ``consumer`` names the program with its versions, and ``logit_difference`` is the norm of all differences over that
+    of all logits; or ``not_checked`` says why there is none. Raises ProofError for files that are read without an error
+    as another model: with tensors left at random, or with other logits.
+    """
+    if reason := unread(export, layers):
+        return {"not_checked": reason}
+    config = original.headers.config
+    try:
+        program = _program(PACKAGES[export])
+        ids_NT = _window(config)
+    except PackageNotFoundError as error:
+        return {"not_checked": f"{error.name} is not installed."}
+    except ModelError as error:
+        return {"not_checked": error.message}
+    dtype = _dtype(export, layers)
+    try:
+        theirs_TV, missing = _read_elsewhere(export, folder, original, dtype, ids_NT)
+    except Exception as error:  # of a program that is not ours, of whatever kind
+        said = f"{program} does not load these files: {str(error).strip()[:300] or type(error).__name__}"
+        if export != "gguf":  # which is for llama.cpp; Transformers knows few of its architectures
+            emit(Warned("consumer_check", said))
+        return {"not_checked": said}
+    if missing:
+        raise ProofError(
+            f"{program} finds no values for {len(missing)} tensor(s) of the model in the {export} files, first"
+            f" '{missing[0]}', and leaves them at random.",
+            code="consumer_reads_otherwise",
+            hint="Take another format (fake_quantized is read as an ordinary model), and please report this.",
+        )
+    release_freed_memory()
+    try:
+        model = ours(dtype)
+        ours_TV = _logits(model if _rounds_inputs(export, layers) else EvaluatedModel(model.streamed), ids_NT)
+    except ModelError as error:
+        return {"not_checked": f"{program} loads the files; their logits were not compared: {error.message}"}
+    difference, allowed = ((theirs_TV - ours_TV).norm() / ours_TV.norm()).item(), _allowed(export, layers, dtype)
+    if not difference <= allowed:
+        raise ProofError(
+            f"{program} computes other logits from the {export} files: relative difference {difference:.2e}, allowed is"
+            f" {allowed:.0e}.",
+            code="consumer_reads_otherwise",
+            hint="Take another format (fake_quantized is read as an ordinary model), and please report this.",
+        )
+    return {"consumer": program, "logit_difference": difference}
+
+
+def _program(package: str | None) -> str:
+    """What reads the files, with versions. Raises PackageNotFoundError."""
+    beside = "" if package is None else f" with {package} {version(package)}"
+    return f"Transformers {version('transformers')}{beside}"
+
+
+def _window(config: Mapping[str, Any]) -> torch.Tensor:
+    """Token ids [1, T] that stand for text alone. Raises ModelError for a model that Transformers does not know."""
+    text_config = clean_config(dict(config)).get_text_config()
+    special = {value for key, value in _items(config) if key.endswith(("token_id", "token_index"))}
+    usual = [token for token in range(min(text_config.vocab_size, 4 * WINDOW_LEN)) if token not in special]
+    return torch.tensor([usual[::-3][:WINDOW_LEN]])
+
+
+def _items(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _items(value)
+        elif not isinstance(value, list):
+            yield key, value
+
+
+def _read_elsewhere(
+    export: str, folder: Path, original: Model, dtype: torch.dtype, ids_NT: torch.Tensor
+) -> tuple[torch.Tensor, list[str]]:
+    """Logits [T, V] by Transformers, and the tensors that it missed, though it does not in the ``original``."""
+    with quiet(), torch.inference_mode():
+        model, missing = _load(folder, original, dtype=dtype)
+        declared = declared_class(original.headers.config)
+        if isinstance(declared, type) and issubclass(declared, PreTrainedModel) and not isinstance(model, declared):
+            raise ValueError(f"it takes the model for {type(model).__name__}, which is {declared.__name__}")
+        if missing:
+            missing -= _missing_before(original)
+        if missing:
+            return torch.empty(0), sorted(missing)
+        for module in model.modules():
+            vars(module)["quantization_enabled"] = False  # compressed-tensors: rounding of inputs and outputs
+        return model(ids_NT, use_cache=False).logits[0].float(), []
+
+
+def _missing_before(original: Model) -> set[str]:
+    """The tensors that Transformers does not find in the float model either."""
+    try:
+        return _load(original.folder, original, device_map="meta")[1]
+    except Exception:  # then nothing is known of it
+        return set()
+
+
+def _load(folder: Path, original: Model, **options: Any) -> tuple[PreTrainedModel, set[str]]:
+    """The model in ``folder``, and the names of its tensors that the files do not fill.
+
+    With a GGUF file goes the config of ``original``: Transformers takes too little from the file itself.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        gguf_file = find_gguf(folder)
+        for path in folder.iterdir():
+            if path.suffix in (".safetensors", ".gguf") or path.name.endswith(".safetensors.index.json"):
+                (Path(scratch) / path.name).symlink_to(path.resolve())
+        if gguf_file is None:
+            raw = json.loads((folder / "config.json").read_text("utf-8"))
+            said = {"quantization_config": raw["quantization_config"]} if "quantization_config" in raw else {}
+            (Path(scratch) / "config.json").write_text(json.dumps(without_untrusted(raw) | said), "utf-8")
+            kind = declared_class(raw)
+        else:
+            kind = declared_class(original.headers.config)
+            options |= {"gguf_file": gguf_file.name, "config": clean_config(original.headers.config)}
+        model, found = kind.from_pretrained(
+            scratch, local_files_only=True, trust_remote_code=False, output_loading_info=True, **options
+        )
+        return model, set(found["missing_keys"])
+
+
+def _logits(model: EvaluatedModel, ids_NT: torch.Tensor) -> torch.Tensor:
+    """Logits [T, V] by our engine, one block in memory at a time."""
+    hidden = model.streamed.embed(ids_NT)
+    model.run(hidden, lambda done: None)
+    with model.head() as logits:
+        return logits(hidden.states[0])[0].float().cpu()
+
+
+def _rounds_inputs(export: str, layers: tuple[LayerPlan, ...]) -> bool:
+    """Whether the program rounds inputs whatever it is told: LLM.int8()."""
+    return export == "bitsandbytes" and any(layer.input_tensors is not None for layer in layers)
+
+
+def _dtype(export: str, layers: tuple[LayerPlan, ...]) -> torch.dtype:
+    """What both compute in. compressed-tensors decodes blocks with scales of their own to bfloat16, and packed experts
+    to the dtype of their scales; bitsandbytes computes in what its config says, fp8 is decoded to bfloat16."""
+    is_rounded = export == "compressed_tensors" and not all(map(_is_decoded_exactly, layers))
+    return torch.bfloat16 if is_rounded or export in ("bitsandbytes", "fp8") else torch.float32
+
+
+def _is_decoded_exactly(layer: LayerPlan) -> bool:
+    is_packed_expert = layer.weight.dtype is Dtype.int4 and EXPERT.match(f"{layer.name}.weight") is not None
+    return is_plain(layer.weight) and not is_packed_expert
+
+
+def _allowed(export: str, layers: tuple[LayerPlan, ...], dtype: torch.dtype) -> float:
+    if _rounds_inputs(export, layers):
+        return ROUNDS_INPUTS
+    return EXACT if dtype is torch.float32 else IN_BFLOAT16
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """While this lasts, Transformers prints nothing: stdout is for events, and our errors say what is missing."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.set_verbosity(CRITICAL)
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            logging.set_verbosity(verbosity)
+            if bars:
+                logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,0 +1,81 @@
+"""The lines of Python that load an artifact, in a program that was seen to read such files.
+
+What was seen stands in ``consumers.json``, which the tests in tests/consumers fill, scheme by scheme. A scheme or a mix
+of schemes that is not there gets no line of another program, only ours.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from quantcore import presets
+from quantcore.config import Config
+from quantcore.errors import ConfigError
+from quantcore.export.exporter import EXPORTERS
+from quantcore.layer import LayerPlan
+
+TABLE = Path(__file__).with_name("consumers.json")
+Kinds = frozenset[str]
+
+VLLM = "from vllm import LLM\nllm = LLM('{path}')"
+TRANSFORMERS = "from transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained('{path}')"
+AMD_QUARK = (
+    "from quark.torch import import_model_from_safetensors\nmodel = import_model_from_safetensors(None, '{path}')"
+)
+OURS = "import quantcore\nmodel, config = quantcore.load('{path}')"
+MAIN = {
+    "quark": "vLLM (CPU)", "compressed_tensors": "Transformers + compressed-tensors", "fp8": "vLLM (CPU)",
+    "gptq": "GPTQModel", "gptq_v2": "GPTQModel", "awq": "vLLM (CPU)", "bitsandbytes": "Transformers + bitsandbytes",
+    "gguf": "llama.cpp",
+}  # fmt: skip
+"""The program of each format's ``load_hint``. The others, onnx and fake_quantized, are an ordinary graph and model."""
+OTHERS = {"vLLM (CPU)": VLLM, "AMD Quark": AMD_QUARK, "Transformers + GPTQModel": TRANSFORMERS}
+
+
+def load_lines(export: str, layers: Iterable[LayerPlan], path: str, checked: dict[str, Any]) -> str:
+    """The lines that load the ``export`` of ``layers`` at ``path``; ``checked``: see ``consumer.check_export``."""
+    hint = EXPORTERS.get(export).load_hint(path)
+    seen = _seen_by(export, frozenset(map(_kind, layers)))
+    if export not in MAIN or MAIN[export] in seen:
+        return hint
+    if "consumer" in checked and export != "gguf":
+        return TRANSFORMERS.format(path=path)
+    return next((OTHERS[name].format(path=path) for name in OTHERS if name in seen), OURS.format(path=path))
+
+
+def kinds_of(config: Config) -> Kinds:
+    """What tells the layers of ``config`` apart for a program that loads them; the size of groups does not."""
+    configs = [config.global_quant_config, *config.layer_quant_config.values(), *config.kv_cache_quant_config.values()]
+    return frozenset(_kind(LayerPlan("layer", 0, (4096, 4096), one)) for one in configs if one.weight is not None)
+
+
+def _kind(layer: LayerPlan) -> str:
+    return re.sub(r"per_group \d+", "per_group", layer.scheme)
+
+
+def _seen_by(export: str, kinds: Kinds) -> set[str]:
+    return {program for program, one, known in _rows() if one == export and known == kinds}
+
+
+@cache
+def _rows() -> list[tuple[str, str, Kinds]]:
+    """(program, format, kinds of layers) of every row whose scheme is known."""
+    rows = json.loads(TABLE.read_text("utf-8"))
+    found = [(row["consumer"], row["format"], _kinds_of_row(row)) for row in rows if row["agrees"]]
+    return [(program, export, kinds) for program, export, kinds in found if kinds]
+
+
+def _kinds_of_row(row: dict[str, Any]) -> Kinds:
+    """The ``layers`` of the row; or those of the preset that its scheme is called like."""
+    if "layers" in row:
+        return frozenset(row["layers"])
+    name, _, cache_name = row["scheme"].partition(", ")
+    try:
+        return kinds_of(presets.resolve(name, kv_cache="fp8" if cache_name == "fp8 KV cache" else None))
+    except ConfigError:
+        return frozenset()

@@ -1,0 +1,53 @@
+"""The printed lines promise only what a test saw."""
+
+import json
+
+import pytest
+
+from quantcore import presets
+from quantcore.export import EXPORTERS
+from quantcore.export.loading import TABLE, kinds_of, load_lines
+from quantcore.layer import LayerPlan
+
+SEEN = {"consumer": "Transformers 5.23.0 with compressed-tensors 0.20.0", "logit_difference": 0.0}
+UNSEEN = {"not_checked": "It was not."}
+
+
+def layers_of(*names):
+    """One layer of each preset."""
+    return [LayerPlan(name, 0, (4096, 4096), presets.resolve(name).global_quant_config) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("export", "schemes", "checked", "program"),
+    [
+        ("quark", ["w4a16"], UNSEEN, "vllm"),
+        ("quark", ["int8_dynamic"], UNSEEN, "vllm"),
+        ("quark", ["fp8"], UNSEEN, "quark.torch"),
+        ("quark", ["int8_weight_only"], UNSEEN, "quantcore"),
+        ("quark", ["w4a16", "int8_dynamic"], UNSEEN, "quantcore"),
+        ("compressed_tensors", ["w4a16_sym"], UNSEEN, "transformers"),
+        ("compressed_tensors", ["w4a16"], UNSEEN, "vllm"),
+        ("compressed_tensors", ["int8_static", "w4a16_sym"], SEEN, "transformers"),
+        ("compressed_tensors", ["int8_static", "w4a16_sym"], UNSEEN, "quantcore"),
+        ("gptq", ["int4_wo_128", "int8_weight_only"], UNSEEN, "gptqmodel"),
+        ("awq", ["w4a16"], UNSEEN, "vllm"),
+        ("fp8", ["fp8"], UNSEEN, "quantcore"),
+        ("gguf", ["gguf_q4_k"], UNSEEN, "llama_cpp"),
+        ("onnx", ["int8_static"], UNSEEN, "onnxruntime"),
+        ("fake_quantized", ["int8_weight_only", "w4a16"], UNSEEN, "transformers"),
+    ],
+)
+def test_a_line_names_a_program_that_was_seen_to_load_it(export, schemes, checked, program):
+    lines = load_lines(export, layers_of(*schemes), "./out", checked)
+    assert lines.split()[1] == program and "'./out" in lines
+
+
+def test_the_size_of_groups_makes_no_other_scheme():
+    assert kinds_of(presets.resolve("w4a16", group_size=32)) == kinds_of(presets.resolve("w4a16", group_size=128))
+    assert kinds_of(presets.resolve("fp8")) != kinds_of(presets.resolve("fp8", kv_cache="fp8"))
+
+
+def test_the_table_is_of_formats_that_there_are():
+    rows = json.loads(TABLE.read_text())
+    assert {row["format"] for row in rows} <= set(EXPORTERS) and all(row["agrees"] for row in rows)
