@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quantcore.checkpoint.blocks import find_blocks
+from quantcore.checkpoint.blocks import DEPTHS, KINDS, find_blocks
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.checkpoint.layers import is_linear
 from quantcore.checkpoint.layout import TensorHeader
@@ -201,8 +201,16 @@ def _names_blocks(config: Config) -> bool:
 
 
 def _of_depth(model_config: Mapping[str, Any], num_blocks: int) -> dict[str, Any]:
-    names = {"num_hidden_layers", "n_layer"} & model_config.keys()
-    return {**model_config, **dict.fromkeys(names, num_blocks)}
+    """``model_config`` with another number of blocks, also in the configs inside it."""
+    changed: dict[str, Any] = {}
+    for key, value in model_config.items():
+        if isinstance(value, Mapping):
+            changed[key] = _of_depth(value, num_blocks)
+        elif key in KINDS and isinstance(value, list):
+            changed[key] = value[:num_blocks]
+        else:
+            changed[key] = num_blocks if key in DEPTHS and isinstance(value, int) else value
+    return changed
 
 
 def _in_all(plan: Plan, counts: Sequence[int], sizes: Mapping[str, int]) -> int:

@@ -26,6 +26,8 @@ from quantcore.checkpoint.layout import TensorHeader
 
 TASKS = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ")
 DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth", "encoder_layers", "decoder_layers")
+NUMS_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+MAX_EXPERTS = 16
 
 OVERRIDES: dict[str, dict[str, Any]] = {
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 4},
@@ -88,7 +90,11 @@ def outline(class_name: str, model_type: str, depth: int = 6, tower_depth: int =
 
 
 def shrink(config: PretrainedConfig, depth: int, tower_depth: int) -> None:
-    """Lower the number of blocks, of towers for pictures and sound too, and cut the lists with an entry for each."""
+    """Lower the number of blocks, of towers for pictures and sound too, and cut the lists with an entry for each; and
+    the number of experts."""
+    for field in NUMS_EXPERTS:
+        if isinstance(before := vars(config).get(field), int) and before > MAX_EXPERTS:
+            setattr(config, field, MAX_EXPERTS)
     is_tower = any(
         part in config.model_type for part in ("vision", "audio", "speech", "clip", "siglip", "vit", "encoder")
     )
@@ -116,4 +122,7 @@ def _places(model: PreTrainedModel, stored: list[str]) -> dict[str, str]:
     renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
     converters = [one for one in transforms if isinstance(one, WeightConverter)]
     state = model.state_dict()
-    return {name: rename_source_key(name, renamings, converters, model.base_model_prefix, state)[0] for name in stored}
+    places = {
+        name: rename_source_key(name, renamings, converters, model.base_model_prefix, state)[0] for name in stored
+    }
+    return {name: name if place not in state and name in state else place for name, place in places.items()}

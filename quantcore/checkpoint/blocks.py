@@ -99,7 +99,7 @@ def said_of_the_rest(tensors: Mapping[str, TensorHeader], prefix: str) -> tuple[
     lists = block_lists(tensors)
     chosen = next(one for one in lists if one.prefix == prefix)
     rest = [one for one in lists if one is not chosen and one.num_bytes >= SMALL_SHARE * chosen.num_bytes]
-    said = f"Only the language model {chosen} is quantized. Other parts stay as they are: {_names(rest)}."
+    said = f"Only the language model, '{prefix}*', is quantized. Other parts stay as they are: {_names(rest)}."
     return (said,) if rest else ()
 
 

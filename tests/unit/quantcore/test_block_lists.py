@@ -101,7 +101,7 @@ def test_a_plan_says_which_parts_it_leaves_alone():
     plan = resolve(presets.resolve("int8_weight_only"), {**config, "model_type": "llava"}, tensors, file2file=True)
     assert len(plan.layers) == 6 and plan.block_prefix == prefix
     [warning] = plan.warnings
-    assert "Only the language model 'language_model.model.layers.*' (6 blocks" in warning
+    assert "Only the language model, 'language_model.model.layers.*', is quantized." in warning
     assert "stay as they are: 'vision_tower.vision_model.encoder.layers.*' (24 blocks" in warning
     assert {entry.reason for entry in plan.kept if entry.name.startswith("vision")} == {"outside the decoder blocks"}
 

@@ -40,6 +40,20 @@ def on(devices, nodes=1, host="1.5TB", disk="4TB"):
     return parse_hardware(devices, nodes, host, disk)
 
 
+def test_a_language_model_inside_a_larger_one_is_planned_by_one_block_of_each_kind():
+    """Its config is inside config.json; a tower stays as it is, whole."""
+    depth = {"num_hidden_layers": 6, "hidden_size": 64, "layer_types": ["full_attention"] * 6}
+    tensors = {
+        **{f"language_model.layers.{i}.fc.weight": TensorHeader("BF16", (64, 64), "", 0, 8192) for i in range(6)},
+        **{f"vision_tower.layers.{i}.fc.weight": TensorHeader("BF16", (32, 64), "", 0, 4096) for i in range(9)},
+    }
+    found = plan_for(
+        Hardware(), presets.resolve("int8_weight_only"), {"model_type": "llava", "text_config": depth}, tensors
+    )
+    assert (found.num_layers, found.plan.num_blocks, found.size_before_bytes) == (6, 1, 6 * 8192 + 9 * 4096)
+    assert any("'vision_tower.layers.*' (9 blocks" in warning for warning in found.plan.warnings)
+
+
 GOLDEN = {
     # model, hardware, scheme: executor, whether it fits, GB a rank, GB on disk
     (LLAMA, "8x80GB", 1, "gptq"): ("streamed", True, 73.5, 1105.4),
