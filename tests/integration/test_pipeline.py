@@ -318,8 +318,9 @@ def test_the_plan_of_the_report_is_the_plan(artifacts, model_dir):
     headers = read_local(model_dir)
     config = presets.resolve("w4a16", group_size=32)
     plan = resolve(
-        config, headers.config, headers.tensors, calibration=CalibrationConfig(num_samples=4, seq_len=64), exports=BOTH
-    )
+        config, headers.config, headers.tensors, calibration=CalibrationConfig(num_samples=4, seq_len=64), exports=BOTH,
+        evaluation=EvaluationConfig(num_windows=3, seq_len=64),
+    )  # fmt: skip
     assert json.loads((folder / "plan.json").read_text()) == json.loads(json.dumps(plan.to_dict()))
     assert report["summary"]["size_after_bytes"] == plan.size_after_bytes
 
