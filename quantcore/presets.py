@@ -131,6 +131,7 @@ _TABLE = (
          "w_mx_fp8_a_mx_fp8"),
     _row("mxfp8_e5m2", "MXFP8 (e5m2) weights and activations", _mx("fp8_e5m2"), _mx("fp8_e5m2", dynamic=True)),
     _row("mxint8", "MXINT8 weights and activations", _mx("int8"), _mx("int8", dynamic=True)),
+    _row("mxint8_weight_only", "MXINT8 weights, activations untouched", _mx("int8")),
     _row("nvfp4", "NVFP4 weights and activations: fp4 in groups of 16 with e4m3 scales under one float32 scale",
          _nvfp4(), _nvfp4(dynamic=True), "fp4_block16_scale_e4m3"),
     _row("nvfp4_weight_only", "NVFP4 weights, activations untouched", _nvfp4()),

@@ -5,6 +5,7 @@ Weights as in ``quark_weights``; static inputs and outputs (the KV cache: k_proj
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from quantcore.export.exporter import (
     refuse_inputs,
     stored_scale_dtype,
 )
-from quantcore.export.quark_weights import family_of, weight_shape
+from quantcore.export.quark_weights import family_of, is_mxint8, weight_shape
 from quantcore.export.stored import StoredFiles, StoredLayer, not_held
 from quantcore.formats import IntFormat
 from quantcore.layer import LayerPlan
@@ -107,13 +108,15 @@ class QuarkExporter:
     def quantization_config(
         self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
     ) -> dict[str, Any]:
-        cache = {name: _layer_dict(layer) for name, layer in config.kv_cache_quant_config.items()}
+        usual = _usual_forms(layers)
+        of_all = usual.get(config.global_quant_config, config.global_quant_config)
+        cache = {name: _layer_dict(usual.get(layer, layer)) for name, layer in config.kv_cache_quant_config.items()}
         return {
             "quant_method": "quark",
             "version": QUARK_VERSION,
             "quant_mode": "eager_mode",
-            "global_quant_config": _layer_dict(config.global_quant_config),
-            "layer_quant_config": self._layer_overrides(config, layers) | cache,
+            "global_quant_config": _layer_dict(of_all),
+            "layer_quant_config": self._layer_overrides(of_all, usual, layers) | cache,
             "layer_type_quant_config": {},
             "kv_cache_quant_config": cache,
             "kv_cache_post_rope": False,
@@ -143,6 +146,9 @@ class QuarkExporter:
                 raise not_held(f"{name} has a weight_scale, but quantization_config leaves it out")
             if chosen.weight.dtype in WORD_DTYPES and how.get("pack_method", "reorder") != "reorder":
                 raise not_held("its 4-bit codes are packed in order (pack_method order)")
+            is_word = is_plain(chosen.weight) and chosen.weight.dtype in WORD_DTYPES
+            if is_word and chosen.weight.qscheme is QSchemeType.per_channel:
+                raise not_held(f"the 4-bit codes of {name} are packed along its inputs (qscheme per_channel)")
             shape = weight_shape(chosen.weight, files.shape(f"{name}.weight"))
             found[name] = StoredLayer(shape, _with_scales(chosen, name, files))
         return found
@@ -151,13 +157,35 @@ class QuarkExporter:
         return f"from vllm import LLM\nllm = LLM('{path}', quantization='quark')"
 
     @staticmethod
-    def _layer_overrides(config: Config, layers: tuple[LayerPlan, ...]) -> dict[str, Any]:
+    def _layer_overrides(
+        of_all: QuantizationConfig, usual: Mapping[QuantizationConfig, QuantizationConfig],
+        layers: tuple[LayerPlan, ...],
+    ) -> dict[str, Any]:  # fmt: skip
         """Full names, not patterns: readers disagree about globs, none about an exact name."""
-        return {
-            layer.name: _layer_dict(layer.config)
-            for layer in layers
-            if layer.config != config.global_quant_config and not layer.chosen_by.startswith("kv_cache_quant_config")
-        }
+        in_cache = {layer.name for layer in layers if layer.chosen_by.startswith("kv_cache_quant_config")}
+        forms = {layer.name: _stored_form(layer) for layer in layers}
+        expected = {layer.name: usual[layer.config] if layer.name in in_cache else of_all for layer in layers}
+        return {name: _layer_dict(form) for name, form in forms.items() if form != expected[name]}
+
+
+def _stored_form(layer: LayerPlan) -> QuantizationConfig:
+    """The config of ``layer`` as the file says it: 4-bit weights with one scale a row are groups of the row's width.
+
+    AMD Quark 0.13 writes group_size -1, but cannot load it, and vLLM 0.32 refuses it.
+    """
+    weight = layer.config.weight
+    if weight is None or not is_plain(weight) or weight.dtype not in WORD_DTYPES:
+        return layer.config
+    whole = replace(weight, qscheme=QSchemeType.per_group, group_size=layer.group_size, ch_axis=None)
+    return replace(layer.config, weight=whole)
+
+
+def _usual_forms(layers: tuple[LayerPlan, ...]) -> dict[QuantizationConfig, QuantizationConfig]:
+    """Config of layers -> the form in which most layers with that config are stored."""
+    forms: dict[QuantizationConfig, Counter[QuantizationConfig]] = {}
+    for layer in layers:
+        forms.setdefault(layer.config, Counter())[_stored_form(layer)] += 1
+    return {config: counts.most_common(1)[0][0] for config, counts in forms.items()}
 
 
 def _with_scales(config: QuantizationConfig, name: str, files: StoredFiles) -> QuantizationConfig:
@@ -180,8 +208,8 @@ def _static_activations(layer: LayerPlan) -> dict[str, QuantizationSpec]:
 
 
 def _refuse_words(layer: LayerPlan) -> str | None:
-    if layer.weight.qscheme is not QSchemeType.per_group or layer.weight.group_size == -1:
-        return "4-bit weights need qscheme per_group with a group_size above 0"
+    if layer.weight.qscheme not in (QSchemeType.per_group, QSchemeType.per_channel):
+        return "4-bit weights can be per_group or per_channel"
     if layer.input_tensors is not None:
         return "4-bit weights go with unquantized inputs"
     if layer.out_features % 8:
@@ -192,6 +220,8 @@ def _refuse_words(layer: LayerPlan) -> str | None:
 def _refuse_blocks(layer: LayerPlan) -> str | None:
     weight, inputs = layer.weight, layer.input_tensors
     is_mx = weight.scale_type is ScaleType.e8m0
+    if is_mxint8(weight):
+        return _refuse_mxint8(weight, inputs)
     size, dtypes = (32, MX_DTYPES) if is_mx else (16, (Dtype.fp4,))
     if weight.dtype not in dtypes or weight.group_size != size:
         return f"{weight.scale_type.value} scales go with {', '.join(dtypes)} in groups of {size}"
@@ -202,6 +232,14 @@ def _refuse_blocks(layer: LayerPlan) -> str | None:
         return None if same and inputs.is_dynamic else "inputs in blocks are dynamic and of the weight's kind"
     static_fp8 = inputs.dtype is Dtype.fp8_e4m3 and inputs.is_static and inputs.qscheme is QSchemeType.per_tensor
     return None if is_mx and static_fp8 else "inputs are blocks as well, or static fp8_e4m3 per_tensor over MX weights"
+
+
+def _refuse_mxint8(weight: QuantizationSpec, inputs: QuantizationSpec | None) -> str | None:
+    if weight.dtype is not Dtype.int8 or weight.group_size != 32:
+        return "integers with e8m0 scales are int8 in groups of 32 (MXINT8)"
+    if inputs is not None:
+        return "AMD Quark, the one program that reads MXINT8 weights, reads no quantized inputs beside them"
+    return None
 
 
 def _refuse_stages(layer: LayerPlan) -> str | None:
@@ -246,6 +284,13 @@ def _spec_dict(spec: QuantizationSpec | None, *, is_input: bool) -> Any:
     return _stage_dict(spec, is_input=is_input)
 
 
+def _observer_name(spec: QuantizationSpec) -> str | None:
+    """The observer that AMD Quark's importer accepts for such a tensor."""
+    if is_mxint8(spec):
+        return "PerGroupMinMaxObserver"
+    return "PerBlockMXObserver" if spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3) else spec.observer_cls
+
+
 def _stage_dict(spec: QuantizationSpec, *, is_input: bool) -> dict[str, Any]:
     """All keys of Quark 0.13. Groups run along axis -1; per_channel inputs are per token."""
     channel_axis = 1 if is_input else 0
@@ -253,13 +298,13 @@ def _stage_dict(spec: QuantizationSpec, *, is_input: bool) -> dict[str, Any]:
     in_blocks = spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3)
     return {
         "dtype": spec.dtype.value,
-        "observer_cls": "PerBlockMXObserver" if in_blocks else spec.observer_cls,
+        "observer_cls": _observer_name(spec),
         "is_dynamic": spec.is_dynamic,
         "qscheme": spec.qscheme.value,
         "ch_axis": {QSchemeType.per_channel: channel_axis, QSchemeType.per_group: -1}.get(spec.qscheme),
         "group_size": spec.group_size,
         "block_size": None,
-        "symmetric": None if in_blocks else spec.symmetric,
+        "symmetric": None if in_blocks and not is_mxint8(spec) else spec.symmetric,
         "round_method": spec.round_method.value,
         "scale_type": "float" if is_mx else spec.scale_type.value,
         "scale_format": "e8m0" if is_mx else None,

@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 FORMATS = ("quark", "compressed_tensors")
-BLOCKS = ("mxfp4", "mxfp4_weight_only", "mxfp6_e2m3", "mxfp6_e3m2", "nvfp4", "int4_fp8")
+BLOCKS = ("mxfp4", "mxfp4_weight_only", "mxfp6_e2m3", "mxfp6_e3m2", "mxint8_weight_only", "nvfp4", "int4_fp8")
+WHOLE_ROWS = ("int4_wo_per_channel", "uint4_wo_per_channel")
 TOLERANCE = 0.04
 """Consumers multiply in other orders and round scales otherwise: gaps of 1 to 3 % on a few hundred tokens are noise."""
 
@@ -93,8 +94,11 @@ GPTQ = {
 def block_exports(tmp_path_factory):
     """Schemes of blocks and stages, and a KV cache: a tiny float32 model, on which Quark's own kernels run on a CPU."""
     folder = tmp_path_factory.mktemp("blocks")
-    configs = {preset: presets.resolve(preset) for preset in BLOCKS} | {"kv": presets.resolve("fp8", kv_cache="fp8")}
-    return export_all(tiny_model(folder / "model", dtype=torch.float32), configs, ("quark",), folder)
+    configs = {preset: presets.resolve(preset) for preset in (*BLOCKS, *WHOLE_ROWS)}
+    configs["kv"] = presets.resolve("fp8", kv_cache="fp8")
+    return export_all(
+        tiny_model(folder / "model", dtype=torch.float32, max_position_embeddings=512), configs, ("quark",), folder
+    )
 
 
 def run_in(environment, script, *arguments):
@@ -139,6 +143,14 @@ def test_the_same_codes_in_every_format_are_the_same_model_in_vllm(smollm2, pres
         assert "Paris" in result["texts"][0]
         agrees("vLLM (CPU)", name, preset, result["perplexity"], summary["perplexity_after"], TOLERANCE)
     assert len({result["perplexity"] for result in found.values()}) == 1, found
+
+
+@pytest.mark.parametrize("name", WHOLE_ROWS)
+def test_vllm_reads_one_scale_a_row(block_exports, name, agrees):
+    results, windows = block_exports
+    folder, summary = results[name]
+    found = check("vllm", "check_vllm.py", folder, windows)
+    agrees("vLLM (CPU)", "quark", name, found["perplexity"], summary["perplexity_after"], TOLERANCE, "tiny llama")
 
 
 @pytest.mark.parametrize("name", list(GPTQ))
@@ -228,7 +240,7 @@ def test_amd_quark_reads_the_quark_format_and_agrees(exports, preset, agrees):
     agrees("AMD Quark", "quark", preset, found["perplexity"], summary["perplexity_after"], TOLERANCE)
 
 
-@pytest.mark.parametrize("name", [*BLOCKS, "kv"])
+@pytest.mark.parametrize("name", [*BLOCKS, *WHOLE_ROWS, "kv"])
 def test_amd_quark_computes_the_same_from_blocks_stages_and_caches(block_exports, name, agrees):
     results, windows = block_exports
     folder, summary = results[name]
