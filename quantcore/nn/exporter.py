@@ -20,7 +20,6 @@ from quantcore.checkpoint.artifact import building, write_json
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.checkpoint.sink import Sink
-from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.config import Config
 from quantcore.errors import ConfigError, ModelError, unknown_value
 from quantcore.export import (
@@ -36,13 +35,13 @@ from quantcore.export import (
 from quantcore.layer import LayerPlan
 from quantcore.nn.attention import HeadRotation
 from quantcore.nn.codes import encode_layer, learned_params
+from quantcore.nn.gguf import DTYPE_NAMES, export_gguf
 from quantcore.nn.layers import QuantizedLayer, quantized_layers
 from quantcore.nn.names import Stored, find_stored
 from quantcore.nn.onnx import export_onnx
 from quantcore.onnx_nodes import OPSET
 
 WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
-DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 @dataclass
@@ -105,7 +104,7 @@ class ModelExporter:
             raise ConfigError(
                 f"This writes safetensors files, and {export} is a file of its own.",
                 code="incompatible_export",
-                hint=f"The engine writes it from a model folder: bitfoundry quantize --model_export {export}.",
+                hint=f"Call export_{export}_model instead.",
                 field="/custom_mode",
             )
         plans = [layer.plan for layer in layers.values()]
@@ -141,6 +140,34 @@ class ModelExporter:
                 model, input_args, folder / "model.onnx",
                 opset_version=opset_version, input_names=input_names, output_names=output_names,
             )  # fmt: skip
+
+    def export_gguf_model(
+        self, model: nn.Module, tokenizer_path: str | Path, model_type: str | None = None
+    ) -> None:  # fmt: skip
+        """Write ``model.gguf`` for llama.cpp: weights, shapes and the tokenizer of the folder ``tokenizer_path``.
+
+        The model takes the float16 scales and minimums of the file, so that it computes what the file holds; the gguf
+        presets have them from the start. ``model_type``, if given, must be that of the model's config. Raises
+        ConfigError for a model that is not frozen or that GGUF cannot hold, ModelError for a tokenizer that does not
+        fit.
+        """
+        layers = _frozen_layers(model)
+        if not isinstance(model, PreTrainedModel):
+            raise ConfigError(
+                f"GGUF describes language models of Transformers, and {type(model).__name__} is none.",
+                code="incompatible_export",
+                hint="Export ONNX: export_onnx_model.",
+            )
+        if model_type not in (None, model.config.model_type):
+            raise unknown_value(
+                "model_type", model_type, (model.config.model_type,), code="invalid_config", field="/model_type"
+            )
+        plans = [layer.plan for layer in layers.values()]
+        _check_online(model)
+        _check_weights(plans)
+        check_exports(plans, ("gguf",))
+        with building(self.export_dir) as folder:
+            export_gguf(find_stored(model), _model_config(model), Path(tokenizer_path), folder)
 
 
 def merge_output_scales(layers: dict[str, QuantizedLayer], config: JsonExporterConfig) -> None:
@@ -188,6 +215,17 @@ def _frozen_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
 
 def _check_running(model: nn.Module, config: Config) -> None:
     """Refuse what the model does while it runs and no file can say."""
+    _check_online(model)
+    if config.softmax_quant_spec is not None:
+        raise ConfigError(
+            "No format stores quantized attention, so the files would compute something else than the model.",
+            code="incompatible_export",
+            hint="Quantize without softmax_quant_spec: the weights are the same.",
+            field="/softmax_quant_spec",
+        )
+
+
+def _check_online(model: nn.Module) -> None:
     online = (
         ("r3", "queries and keys", lambda part: isinstance(part, HeadRotation)),
         ("r4", "the input of an MLP's last layer", turns_input),
@@ -200,13 +238,6 @@ def _check_running(model: nn.Module, config: Config) -> None:
                 hint=f"Only the model in memory and its ONNX export run it. For files quantize without {rotation}.",
                 field="/algo_config",
             )
-    if config.softmax_quant_spec is not None:
-        raise ConfigError(
-            "No format stores quantized attention, so the files would compute something else than the model.",
-            code="incompatible_export",
-            hint="Quantize without softmax_quant_spec: the weights are the same.",
-            field="/softmax_quant_spec",
-        )
 
 
 def _check_plans(plans: list[LayerPlan], config: Config) -> None:
@@ -218,6 +249,10 @@ def _check_plans(plans: list[LayerPlan], config: Config) -> None:
             hint="Give the config that ModelQuantizer was given.",
             field="/quant_config",
         )
+    _check_weights(plans)
+
+
+def _check_weights(plans: list[LayerPlan]) -> None:
     unheld = [plan.name for plan in plans if plan.config.weight is None]
     if unheld:
         raise ConfigError(

@@ -97,7 +97,10 @@ def block_exports(tmp_path_factory):
     configs = {preset: presets.resolve(preset) for preset in (*BLOCKS, *WHOLE_ROWS)}
     configs["kv"] = presets.resolve("fp8", kv_cache="fp8")
     return export_all(
-        tiny_model(folder / "model", dtype=torch.float32, max_position_embeddings=512), configs, ("quark",), folder
+        tiny_model(folder / "model", dtype=torch.float32, max_position_embeddings=512, head_dim=32),
+        configs,
+        ("quark",),
+        folder,
     )
 
 
