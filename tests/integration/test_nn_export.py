@@ -256,7 +256,7 @@ UINT4_PER_GROUP_32 = Config(  # as AMD Quark's documents have it: what its expor
 @pytest.mark.parametrize("config", [UINT4_PER_GROUP_32, preset("gguf_q8_0"), preset("int4_wo_32")])
 def test_a_gguf_file_holds_what_the_model_computes(model_type, config, tmp_path, caplog):
     """Transformers reads the weights of the model from the file, to the last bit."""
-    options = MIXTURES.get(model_type, {})
+    options = {**MIXTURES.get(model_type, {}), "norm_topk_prob": True}
     model_dir = tiny_model(tmp_path / "model", model_type=model_type, tie_word_embeddings=False, **options)
     before, model = (in_memory(float_model(model_dir, torch.float32), config) for _ in range(2))
     ModelExporter(tmp_path / "out").export_gguf_model(model, tokenizer_path=model_dir, model_type=model_type)
