@@ -308,7 +308,11 @@ def _check_possible(config: Config) -> None:
             " Only a model in memory can run r3 and r4: ModelQuantizer does them.",
         ),
         "quant_mode": ("fx_graph_mode" * (config.quant_mode is QuantizationMode.fx_graph_mode), "Take eager_mode."),
-        "softmax_quant_spec": ("softmax" * (config.softmax_quant_spec is not None), "Use ModelQuantizer, in memory."),
+        "softmax_quant_spec": (
+            "softmax" * (config.softmax_quant_spec is not None),
+            "The attention probabilities are quantized where the whole model is in memory: ModelQuantizer does it, and"
+            " ModelExporter writes them in the quark format (presets.with_attention).",
+        ),
         "layer_type_quant_config": (", ".join(types), f"Here it can name {' and '.join(STREAMED_TYPES)}."),
     }
     for field, (given, hint) in faults.items():

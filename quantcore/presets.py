@@ -198,6 +198,25 @@ def with_kv_cache(config: Config, scheme: str, layers: tuple[str, ...] = KV_CACH
     return replace(config, kv_cache_quant_config=dict.fromkeys(layers, layer))
 
 
+ATTENTION_SPECS = {"fp8": FP8}
+
+
+def with_attention(config: Config, scheme: str, layers: tuple[str, ...] = ("*q_proj",)) -> Config:
+    """``config`` with fp8 attention: the outputs of the query projections and the attention probabilities, with one
+    calibrated scale each. vLLM reads the scales where the KV cache is fp8 as well (``with_kv_cache``)."""
+    if scheme not in ATTENTION_SPECS:
+        raise unknown_value(
+            "attention", scheme, ATTENTION_SPECS, code="unknown_attention_scheme", field="/config/attention"
+        )
+    spec = ATTENTION_SPECS[scheme]
+    queries = replace(config.global_quant_config, output_tensors=spec)
+    return replace(
+        config,
+        softmax_quant_spec=spec,
+        layer_quant_config=dict.fromkeys(layers, queries) | config.layer_quant_config,
+    )
+
+
 def read_presets(path: Path) -> dict[str, Preset]:
     """PRESETS and those of a JSON file: ``{"name": {"title": "...", "config": {...}}}``. Raises ConfigError.
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 QUARK_VERSION = "0.13"
 WORD_DTYPES = (Dtype.int4, Dtype.uint4)
+QUERIES = "q_proj"
 MX_DTYPES = (Dtype.fp4, Dtype.fp6_e3m2, Dtype.fp6_e2m3, Dtype.fp8_e4m3, Dtype.fp8_e5m2)
 
 
@@ -110,13 +111,14 @@ class QuarkExporter:
     ) -> dict[str, Any]:
         usual = _usual_forms(layers)
         of_all = usual.get(config.global_quant_config, config.global_quant_config)
+        queries = {} if config.softmax_quant_spec is None else _queries(layers)
         cache = {name: _layer_dict(usual.get(layer, layer)) for name, layer in config.kv_cache_quant_config.items()}
         return {
             "quant_method": "quark",
             "version": QUARK_VERSION,
             "quant_mode": "eager_mode",
             "global_quant_config": _layer_dict(of_all),
-            "layer_quant_config": self._layer_overrides(of_all, usual, layers) | cache,
+            "layer_quant_config": self._layer_overrides(of_all, usual, layers, queries) | queries | cache,
             "layer_type_quant_config": {},
             "kv_cache_quant_config": cache,
             "kv_cache_post_rope": False,
@@ -137,6 +139,8 @@ class QuarkExporter:
 
     def find_layers(self, said: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
         config, how = read_quark_config(said), said.get("export") or {}
+        if config.softmax_quant_spec is not None:
+            raise not_held("its attention probabilities are quantized (softmax_quant_spec)")
         if how.get("weight_format", "real_quantized") != "real_quantized":
             raise not_held("its weights are rounded floats (fake_quantized), not codes")
         found = {}
@@ -159,13 +163,22 @@ class QuarkExporter:
     @staticmethod
     def _layer_overrides(
         of_all: QuantizationConfig, usual: Mapping[QuantizationConfig, QuantizationConfig],
-        layers: tuple[LayerPlan, ...],
+        layers: tuple[LayerPlan, ...], queries: Mapping[str, Any],
     ) -> dict[str, Any]:  # fmt: skip
         """Full names, not patterns: readers disagree about globs, none about an exact name."""
         in_cache = {layer.name for layer in layers if layer.chosen_by.startswith("kv_cache_quant_config")}
-        forms = {layer.name: _stored_form(layer) for layer in layers}
+        forms = {layer.name: _stored_form(layer) for layer in layers if not (queries and layer.name.endswith(QUERIES))}
         expected = {layer.name: usual[layer.config] if layer.name in in_cache else of_all for layer in layers}
         return {name: _layer_dict(form) for name, form in forms.items() if form != expected[name]}
+
+
+def _queries(layers: tuple[LayerPlan, ...]) -> dict[str, Any]:
+    """The layers that give the queries of fp8 attention, by the one pattern under which vLLM 0.32 knows them.
+
+    Nothing where they are not alike: then each goes by its name.
+    """
+    forms = {_stored_form(layer) for layer in layers if layer.name.endswith(QUERIES)}
+    return {f"*{QUERIES}": _layer_dict(forms.pop())} if len(forms) == 1 else {}
 
 
 def _stored_form(layer: LayerPlan) -> QuantizationConfig:

@@ -20,7 +20,7 @@ from quantcore.checkpoint.artifact import building, write_json
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.checkpoint.sink import Sink
-from quantcore.config import Config
+from quantcore.config import Config, Dtype, QSchemeType
 from quantcore.errors import ConfigError, ModelError, unknown_value
 from quantcore.export import (
     EXPORTERS,
@@ -33,7 +33,7 @@ from quantcore.export import (
     layouts_of,
 )
 from quantcore.layer import LayerPlan
-from quantcore.nn.attention import HeadRotation
+from quantcore.nn.attention import QUERIES, HeadRotation, attention_modules
 from quantcore.nn.codes import encode_layer, learned_params
 from quantcore.nn.gguf import DTYPE_NAMES, export_gguf
 from quantcore.nn.layers import QuantizedLayer, quantized_layers
@@ -108,14 +108,15 @@ class ModelExporter:
                 field="/custom_mode",
             )
         plans = [layer.plan for layer in layers.values()]
-        _check_running(model, quant_config)
+        _check_running(model)
+        probabilities = attention_scales(model, layers, quant_config, export)
         _check_plans(plans, quant_config)
         check_exports(plans, (export,))
         merge_output_scales(layers, self.config.json_export_config)
         with building(self.export_dir) as folder:
             stored = find_stored(model)
             if holds_codes(export):
-                _write(stored, exporter, folder)
+                _write(stored, exporter, folder, probabilities)
             else:
                 _write_plain(model, stored, folder)
             stored_plans = tuple(replace(layer.plan, name=name) for name, layer in stored.layers.items())
@@ -163,7 +164,8 @@ class ModelExporter:
                 "model_type", model_type, (model.config.model_type,), code="invalid_config", field="/model_type"
             )
         plans = [layer.plan for layer in layers.values()]
-        _check_online(model)
+        _check_running(model)
+        _refuse_attention(model)
         _check_weights(plans)
         check_exports(plans, ("gguf",))
         with building(self.export_dir) as folder:
@@ -213,19 +215,42 @@ def _frozen_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
     return layers
 
 
-def _check_running(model: nn.Module, config: Config) -> None:
-    """Refuse what the model does while it runs and no file can say."""
-    _check_online(model)
-    if config.softmax_quant_spec is not None:
+def attention_scales(
+    model: nn.Module, layers: dict[str, QuantizedLayer], config: Config, export: str
+) -> dict[int, torch.Tensor]:
+    """The scales of attention probabilities, by the id of the layer that gives the same attention its queries.
+
+    Raises ConfigError for quantized attention that the files cannot say: formats other than ``quark``, probabilities
+    without one static fp8 scale, or queries that are not quantized as they leave q_proj.
+    """
+    spec = config.softmax_quant_spec
+    if spec is None:
+        return {}
+    plain = spec.dtype is Dtype.fp8_e4m3 and spec.is_static and spec.qscheme is QSchemeType.per_tensor
+    if export != "quark" or not plain:
         raise ConfigError(
-            "No format stores quantized attention, so the files would compute something else than the model.",
+            f"The {export} format cannot say softmax_quant_spec: AMD Quark's can, for one static fp8_e4m3 scale.",
             code="incompatible_export",
-            hint="Quantize without softmax_quant_spec: the weights are the same.",
+            hint="Export with custom_mode quark, or quantize without softmax_quant_spec: the weights are the same.",
             field="/softmax_quant_spec",
         )
+    found = {}
+    for name, attention in attention_modules(model, "softmax_quant_spec").items():
+        queries = layers.get(f"{name}.{QUERIES}")
+        if queries is None or learned_params(queries.output_quantizer) is None:
+            raise ConfigError(
+                f"Files hold the scale of q_proj's output, and the queries of {name} are quantized further inside.",
+                code="incompatible_export",
+                hint='Give q_proj the same spec: layer_quant_config {"*q_proj": ... output_tensors ...}, as'
+                " presets.with_attention does.",
+                field="/layer_quant_config",
+            )
+        found[id(queries)] = attention.get_submodule("softmax_quantizer").get_buffer("scale")
+    return found
 
 
-def _check_online(model: nn.Module) -> None:
+def _check_running(model: nn.Module) -> None:
+    """Refuse what the model does while it runs and no file can say."""
     online = (
         ("r3", "queries and keys", lambda part: isinstance(part, HeadRotation)),
         ("r4", "the input of an MLP's last layer", turns_input),
@@ -238,6 +263,16 @@ def _check_online(model: nn.Module) -> None:
                 hint=f"Only the model in memory and its ONNX export run it. For files quantize without {rotation}.",
                 field="/algo_config",
             )
+
+
+def _refuse_attention(model: nn.Module) -> None:
+    if any("softmax_quantizer" in module._modules for module in model.modules()):
+        raise ConfigError(
+            "GGUF cannot say that attention is quantized, so the file would compute something else than the model.",
+            code="incompatible_export",
+            hint="Quantize without softmax_quant_spec: the weights are the same.",
+            field="/softmax_quant_spec",
+        )
 
 
 def _check_plans(plans: list[LayerPlan], config: Config) -> None:
@@ -263,9 +298,14 @@ def _check_weights(plans: list[LayerPlan]) -> None:
         )
 
 
-def _write(stored: Stored, exporter: Exporter, folder: Path) -> None:
-    """All weights, one layer at a time."""
-    floats = stored.floats.items()
+def _write(stored: Stored, exporter: Exporter, folder: Path, probabilities: dict[int, torch.Tensor]) -> None:
+    """All weights, one layer at a time; ``probabilities``: see ``attention_scales``."""
+    scales = {
+        f"{name.removesuffix(QUERIES)}prob_output_scale": probabilities[id(layer)].reshape(())
+        for name, layer in stored.layers.items()
+        if id(layer) in probabilities
+    }
+    floats = (stored.floats | scales).items()
     layouts = {name: TensorLayout(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in floats}
     plans = {name: replace(layer.plan, name=name) for name, layer in stored.layers.items()}
     dtypes = {name: DTYPE_NAMES[layer.canonical_weight().dtype] for name, layer in stored.layers.items()}

@@ -70,7 +70,8 @@ class ModelQuantizer:
         rest = {plan: module for plan, module in modules.items() if plan not in applied.weights}
         with ExitStack() as stack:
             if softmax is not None or keys is not None:
-                stack.enter_context(attention_watched(model, softmax, keys))
+                outputs = [plan.name for plan in modules if plan.config.output_tensors is not None]
+                stack.enter_context(attention_watched(model, softmax, keys, outputs))
             inside = [spec for spec in (softmax, *(keys or {}).values()) if spec is not None]
             learns = any(map(learns_from_data, inside))
             learned = applied.activations | calibrate(model, rest, dataloader, others_learn=learns)

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bitfoundry import demo_model
-from quantcore import pipeline, presets
+from quantcore import ModelExporter, ModelQuantizer, pipeline, presets
 from quantcore.config import CalibrationConfig, Config, parse_config
 from quantcore.evaluation.expectation import Expectation
 from quantcore.task import EvaluationConfig, Task
@@ -232,6 +233,30 @@ def test_vllm_takes_the_scales_of_the_kv_cache_from_both_formats(smollm2, tmp_pa
             TOLERANCE,
         )  # fmt: skip
     assert found["quark"]["perplexity"] == found["compressed_tensors"]["perplexity"]
+
+
+def test_vllm_and_amd_quark_read_fp8_attention(tmp_path, agrees):
+    """Written from memory. vLLM 0.32 loads both scales; its attention on a CPU uses neither."""
+    folder = tiny_model(tmp_path / "model", dtype=torch.float32, max_position_embeddings=512, head_dim=32)
+    config = presets.with_attention(presets.resolve("int8_dynamic", kv_cache="fp8"), "fp8")
+    windows_NT = torch.randint(0, 512, (2, 64), generator=torch.Generator().manual_seed(0))
+    quantizer = ModelQuantizer(config)
+    model = quantizer.freeze(
+        quantizer.quantize_model(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), [windows_NT])
+    )
+    ModelExporter(tmp_path / "out").export_safetensors_model(
+        model, config, tokenizer=AutoTokenizer.from_pretrained(folder)
+    )
+    (tmp_path / "windows.json").write_text(json.dumps(windows_NT.tolist()))
+    with torch.no_grad():
+        logits = model(windows_NT).logits[:, :-1].flatten(0, 1)
+    ours = torch.nn.functional.cross_entropy(logits, windows_NT[:, 1:].flatten()).exp().item()
+    found = check("peers", "check_quark.py", tmp_path / "out", tmp_path / "windows.json", "eager")
+    agrees("AMD Quark", "quark", "int8_dynamic, fp8 attention", found["perplexity"], ours, 1e-4, "tiny llama")
+    found = check("vllm", "check_vllm.py", tmp_path / "out", tmp_path / "windows.json", "fp8")
+    attentions = [layer.self_attn for layer in model.model.layers]
+    expected = [[float(one.q_proj.output_quantizer.scale), float(one.softmax_quantizer.scale)] for one in attentions]
+    torch.testing.assert_close(torch.tensor(found["attention_scales"]), torch.tensor(expected), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("preset", ["fp8", "int8_dynamic", "w4a16", "act_order"])

@@ -14,6 +14,7 @@ from quantcore import (
     ConfigError,
     ExporterConfig,
     JsonExporterConfig,
+    ModelError,
     ModelExporter,
     ModelQuantizer,
     ProofError,
@@ -25,6 +26,7 @@ from quantcore.export import EXPORTERS
 from quantcore.pipeline import quantize, read_windows
 from quantcore.plan import resolve
 from quantcore.presets import resolve as preset
+from quantcore.presets import with_attention
 from quantcore.reading import read_model
 from quantcore.runtime.ranks import ALONE
 from quantcore.savepoint import SavePoint
@@ -281,3 +283,39 @@ def test_what_gguf_cannot_hold_is_refused(model_dir, tmp_path):
     with pytest.raises(ConfigError, match="language models of Transformers"):
         exporter.export_gguf_model(in_memory(net(), INT8), model_dir)
     assert not (tmp_path / "out").exists()
+
+
+FP8_ATTENTION = with_attention(preset("fp8", kv_cache="fp8"), "fp8")
+BATCHES = [torch.randint(0, 512, (2, 24), generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
+
+
+def test_fp8_attention_goes_into_files_of_the_quark_format(model_dir, tmp_path):
+    model = in_memory(float_model(model_dir), FP8_ATTENTION, BATCHES)
+    attention = model.model.layers[1].self_attn
+    assert "query_quantizer" not in attention._modules, "queries are quantized as they leave q_proj, and once"
+    ModelExporter(tmp_path / "out").export_safetensors_model(model, FP8_ATTENTION)
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    prefix = "model.layers.1.self_attn."
+    assert stored[f"{prefix}prob_output_scale"] == attention.softmax_quantizer.scale
+    assert stored[f"{prefix}q_proj.output_scale"].float() == attention.q_proj.output_quantizer.scale
+    said = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert set(said["layer_quant_config"]) == {"*q_proj", "*k_proj", "*v_proj"}  # vLLM 0.32 knows no other name
+    assert said["softmax_quant_spec"]["dtype"] == said["layer_quant_config"]["*q_proj"]["output_tensors"]["dtype"]
+    assert said["export"]["kv_cache_group"] == ["*k_proj", "*v_proj"]
+    with pytest.raises(ModelError, match="attention probabilities are quantized"):
+        read_model(tmp_path / "out")
+
+
+@pytest.mark.parametrize("export", ["compressed_tensors", "fp8"])
+def test_other_formats_cannot_say_fp8_attention(export, model_dir, tmp_path):
+    model = in_memory(float_model(model_dir), FP8_ATTENTION, BATCHES)
+    with pytest.raises(ConfigError, match=f"The {export} format cannot say softmax_quant_spec"):
+        ModelExporter(tmp_path / "out").export_safetensors_model(model, FP8_ATTENTION, custom_mode=export)
+
+
+def test_queries_that_are_quantized_inside_the_attention_go_into_no_file(model_dir, tmp_path):
+    config = replace(FP8_ATTENTION, layer_quant_config={})
+    model = in_memory(float_model(model_dir), config, BATCHES)
+    with pytest.raises(ConfigError, match="quantized further inside") as caught:
+        ModelExporter(tmp_path / "out").export_safetensors_model(model, config)
+    assert "presets.with_attention" in caught.value.hint
