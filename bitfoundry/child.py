@@ -6,7 +6,6 @@ parent leaves nothing behind. Start children from the main thread.
 
 import ctypes
 import os
-import pwd
 import signal
 import subprocess
 import sys
@@ -31,6 +30,8 @@ class Owner:
     @classmethod
     def named(cls, *names: str) -> "Owner":
         """The first of these accounts that exists; StackError when none does."""
+        import pwd  # not on Windows
+
         for name in names:
             try:
                 entry = pwd.getpwnam(name)
@@ -45,6 +46,8 @@ class Owner:
     @classmethod
     def of_uid(cls, uid: int) -> "Owner":
         """The account with this uid; StackError when it has no passwd entry (initdb and postgres demand one)."""
+        import pwd
+
         try:
             entry = pwd.getpwuid(uid)
         except KeyError:

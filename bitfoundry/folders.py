@@ -1,6 +1,5 @@
 """Where the local stack keeps its data and its sockets: private folders (0700) and nothing else."""
 
-import fcntl
 import hashlib
 import os
 import stat
@@ -30,6 +29,11 @@ def cache_dir() -> Path:
 
 def private_dir(path: Path, owner: Owner | None = None) -> Path:
     """Make `path` a folder with mode 0700 that belongs to `owner` (or us); StackError when it is not ours to use."""
+    if not hasattr(os, "geteuid"):
+        raise StackError(
+            "the local service does not run on Windows",
+            hint="run it in WSL or in containers; `bitfoundry quantize` works here, and so does the client",
+        )
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = os.lstat(path)
     wanted = owner.uid if owner else os.geteuid()
@@ -79,6 +83,8 @@ class Lock:
 
     def acquire(self) -> None:
         """Take the lock; StackError naming the holder's pid when another process has it."""
+        import fcntl  # not on Windows, where the commands that need no service run all the same
+
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

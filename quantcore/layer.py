@@ -11,6 +11,8 @@ from quantcore.errors import ConfigError
 from quantcore.grouping import weight_grouping
 from quantcore.spec import SUPER_BLOCK
 
+GROUP_SIZES = (16, 32, 64, 96, 128, 192, 256, 512)
+
 
 @dataclass(frozen=True)
 class LayerPlan:
@@ -83,6 +85,27 @@ class LayerPlan:
             "scheme": self.scheme,
             "chosen_by": self.chosen_by,
         }
+
+
+def check_groups(layers: Sequence[LayerPlan]) -> None:
+    """A group size must divide the axis along which groups run; say which do not and what would fit."""
+    rows = [(layer, length, size) for layer in layers for length, size in layer.groups]
+    bad = [(layer, length, size) for layer, length, size in rows if length % size]
+    if not bad:
+        return
+    fitting = [size for size in GROUP_SIZES if not any(length % size for _, length, _ in rows)]
+    widths = "; ".join(
+        f"{width} inputs: {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+        for width in sorted({length for _, length, _ in bad})
+        if (names := [layer.name for layer, length, _ in bad if length == width])
+    )
+    raise ConfigError(
+        f"group_size {bad[0][2]} does not divide the rows of {len(bad)} layer(s): {widths}.",
+        code="group_size_not_dividing",
+        hint=f"Sizes that fit every grouped layer: {', '.join(map(str, fitting)) or 'none'}, or -1 for the whole row.",
+        field="/global_quant_config/weight/group_size",
+        allowed=(*fitting, -1),
+    )
 
 
 def check_super_blocks(layers: Sequence[LayerPlan]) -> None:

@@ -20,13 +20,12 @@ from quantcore.config import CalibrationConfig, Config, QuantizationMode
 from quantcore.errors import ConfigError, ModelError
 from quantcore.export import EXPORTERS, Container, adapted, check_exports, holds_codes, layouts_of
 from quantcore.kv_cache import check_kv_cache, check_whole_cache, holds_keys_or_values
-from quantcore.layer import LayerPlan, check_super_blocks
+from quantcore.layer import LayerPlan, check_groups, check_super_blocks
 from quantcore.memory import Footprint
 from quantcore.task import Evaluation
 
 STREAMED_TYPES = ("Linear", "Conv1D")
 FLOAT_DTYPES = ("F32", "F16", "BF16")
-GROUP_SIZES = (16, 32, 64, 96, 128, 192, 256, 512)
 FILE_TO_FILE, STREAMED = "file_to_file", "streamed"
 
 
@@ -330,7 +329,11 @@ def _check_possible(config: Config) -> None:
             " Only a model in memory can run r3 and r4: ModelQuantizer does them.",
         ),
         "quant_mode": ("fx_graph_mode" * (config.quant_mode is QuantizationMode.fx_graph_mode), "Take eager_mode."),
-        "softmax_quant_spec": ("softmax" * (config.softmax_quant_spec is not None), "Use ModelQuantizer, in memory."),
+        "softmax_quant_spec": (
+            "softmax" * (config.softmax_quant_spec is not None),
+            "The attention probabilities are quantized where the whole model is in memory: ModelQuantizer does it, and"
+            " ModelExporter writes them in the quark format (presets.with_attention).",
+        ),
         "layer_type_quant_config": (", ".join(types), f"Here it can name {' and '.join(STREAMED_TYPES)}."),
     }
     for field, (given, hint) in faults.items():
@@ -382,27 +385,6 @@ def _own_head(
             hint="Leave rotation out, or take only r2.",
         )
     return {"lm_head.weight": found[0]}
-
-
-def check_groups(layers: Sequence[LayerPlan]) -> None:
-    """A group size must divide the axis along which groups run; say which do not and what would fit."""
-    rows = [(layer, length, size) for layer in layers for length, size in layer.groups]
-    bad = [(layer, length, size) for layer, length, size in rows if length % size]
-    if not bad:
-        return
-    fitting = [size for size in GROUP_SIZES if not any(length % size for _, length, _ in rows)]
-    widths = "; ".join(
-        f"{width} inputs: {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-        for width in sorted({length for _, length, _ in bad})
-        if (names := [layer.name for layer, length, _ in bad if length == width])
-    )
-    raise ConfigError(
-        f"group_size {bad[0][2]} does not divide the rows of {len(bad)} layer(s): {widths}.",
-        code="group_size_not_dividing",
-        hint=f"Sizes that fit every grouped layer: {', '.join(map(str, fitting)) or 'none'}, or -1 for the whole row.",
-        field="/global_quant_config/weight/group_size",
-        allowed=(*fitting, -1),
-    )
 
 
 def _check_calibration(calibration: CalibrationConfig, model_config: Mapping[str, Any]) -> None:

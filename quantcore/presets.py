@@ -131,6 +131,7 @@ _TABLE = (
          "w_mx_fp8_a_mx_fp8"),
     _row("mxfp8_e5m2", "MXFP8 (e5m2) weights and activations", _mx("fp8_e5m2"), _mx("fp8_e5m2", dynamic=True)),
     _row("mxint8", "MXINT8 weights and activations", _mx("int8"), _mx("int8", dynamic=True)),
+    _row("mxint8_weight_only", "MXINT8 weights, activations untouched", _mx("int8")),
     _row("nvfp4", "NVFP4 weights and activations: fp4 in groups of 16 with e4m3 scales under one float32 scale",
          _nvfp4(), _nvfp4(dynamic=True), "fp4_block16_scale_e4m3"),
     _row("nvfp4_weight_only", "NVFP4 weights, activations untouched", _nvfp4()),
@@ -205,6 +206,25 @@ def with_kv_cache(config: Config, scheme: str, layers: tuple[str, ...] = KV_CACH
         )
     layer = QuantizationConfig(output_tensors=KV_CACHE_SPECS[scheme])
     return replace(config, kv_cache_quant_config=dict.fromkeys(layers, layer))
+
+
+ATTENTION_SPECS = {"fp8": FP8}
+
+
+def with_attention(config: Config, scheme: str, layers: tuple[str, ...] = ("*q_proj",)) -> Config:
+    """``config`` with fp8 attention: the outputs of the query projections and the attention probabilities, with one
+    calibrated scale each. vLLM reads the scales where the KV cache is fp8 as well (``with_kv_cache``)."""
+    if scheme not in ATTENTION_SPECS:
+        raise unknown_value(
+            "attention", scheme, ATTENTION_SPECS, code="unknown_attention_scheme", field="/config/attention"
+        )
+    spec = ATTENTION_SPECS[scheme]
+    queries = replace(config.global_quant_config, output_tensors=spec)
+    return replace(
+        config,
+        softmax_quant_spec=spec,
+        layer_quant_config=dict.fromkeys(layers, queries) | config.layer_quant_config,
+    )
 
 
 def read_presets(path: Path) -> dict[str, Preset]:

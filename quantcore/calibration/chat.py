@@ -7,7 +7,6 @@ engine's process or another child.
 
 from __future__ import annotations
 
-import resource
 import signal
 import threading
 from collections.abc import Iterator
@@ -69,8 +68,10 @@ def _bounded() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or not statm.exists():
         yield
         return
+    import resource
+
     before = resource.getrlimit(resource.RLIMIT_AS)
-    most = int(statm.read_text().split()[0]) * resource.getpagesize() + MAX_MEMORY_BYTES
+    most = int(statm.read_text("ascii").split()[0]) * resource.getpagesize() + MAX_MEMORY_BYTES
     if before[0] == resource.RLIM_INFINITY or before[0] > most:
         resource.setrlimit(resource.RLIMIT_AS, (most, before[1]))
     handler = signal.signal(signal.SIGALRM, _time_is_up)

@@ -12,7 +12,6 @@ import argparse
 import hashlib
 import json
 import math
-import resource
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -172,6 +171,8 @@ def _plain(messages: list[dict[str, Any]]) -> str:
 
 
 def _limit_self() -> None:
+    import resource  # the service runs on POSIX systems alone; the rest of this module runs anywhere
+
     for kind, most in ((resource.RLIMIT_AS, MAX_MEMORY_BYTES), (resource.RLIMIT_CPU, MAX_CPU_S)):
         soft, hard = resource.getrlimit(kind)
         given = [limit for limit in (soft, hard, most) if limit != resource.RLIM_INFINITY]

@@ -40,13 +40,26 @@ def share_ranges(watched: Mapping[LayerPlan, Watched]) -> tuple[dict[LayerPlan, 
             shared |= dict.fromkeys(few, together)
     for layer, observers in shared.items():
         if num_tokens(layer, observers) == 0:
-            raise CalibrationError(
-                f"No token of the calibration text reached {layer.name}.",
-                code="layer_saw_no_token",
-                hint="Give more calibration text, quantize its input dynamically, or exclude the layer.",
-                field="/calibration/num_samples",
-            )
+            raise _unseen(layer)
     return shared, [_warning(moe, counts, _SHARED) for moe, counts in poor.items()]
+
+
+def _unseen(layer: LayerPlan) -> CalibrationError:
+    """The error for a static activation of which calibration saw nothing."""
+    if EXPERT.match(layer.name):
+        return CalibrationError(
+            f"No token of the calibration text reached {layer.name}, nor an expert beside it.",
+            code="layer_saw_no_token",
+            hint="Give more calibration text, quantize its input dynamically, or exclude the layer.",
+            field="/calibration/num_samples",
+        )
+    return CalibrationError(
+        f"The model never called {layer.name} while it ran the calibration text, so its input has no range.",
+        code="layer_never_called",
+        hint="Exclude it. Some models read a weight without calling its layer (Mamba's dt_proj), and then more text "
+        "changes nothing.",
+        field="/config/exclude",
+    )
 
 
 def num_tokens(layer: LayerPlan, watched: Watched) -> int:
@@ -75,6 +88,14 @@ def too_few_tokens(seen: Mapping[LayerPlan, int]) -> list[Warned]:
             continue
         if match := EXPERT.match(layer.name):
             poor.setdefault(match["moe"], {})[int(match["index"])] = count
+        elif count == 0:
+            warnings.append(
+                Warned(
+                    "layer_never_called",
+                    f"The model never called {layer.name} while it ran the calibration text: {_ALONE} Some models read"
+                    " a layer's weight without calling the layer; exclude it to keep it in float.",
+                )
+            )
         else:
             warnings.append(
                 Warned(

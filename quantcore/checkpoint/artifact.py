@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain, count
@@ -49,6 +50,8 @@ def building(output_dir: Path, resume_dir: Path | None = None) -> Iterator[Path]
     is_done = False
     try:
         yield partial
+        if sys.platform == "win32" and output_dir.exists():
+            output_dir.rmdir()  # it is empty, and Windows puts no folder in the place of another
         partial.replace(output_dir)
         sync(output_dir.parent)
         is_done = True
@@ -122,7 +125,15 @@ def sha256(path: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """What ``path``, a file or a folder, holds now is on the disk when this returns."""
+    """What ``path``, a file or a folder, holds now is on the disk when this returns.
+
+    Windows syncs files alone, and those that may be written.
+    """
+    if sys.platform == "win32":
+        if path.is_file() and os.access(path, os.W_OK):
+            with path.open("r+b") as file:
+                os.fsync(file.fileno())
+        return
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

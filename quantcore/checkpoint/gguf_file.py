@@ -19,7 +19,7 @@ from quantcore.checkpoint.gguf_metadata import add_model, add_tokenizer, rope_te
 from quantcore.checkpoint.gguf_names import FILE_NAME, Place, Places, stored_part
 from quantcore.checkpoint.gguf_tokenizer import describe_tokenizer
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader, TensorLayout
-from quantcore.checkpoint.sink import OpenFiles, write_at
+from quantcore.checkpoint.sink import OpenFiles, open_for_writing, write_at
 from quantcore.checkpoint.source import TORCH_DTYPES, Source, interleaved
 from quantcore.errors import ModelError
 
@@ -101,7 +101,7 @@ class GgufSink(OpenFiles):
         start = path.stat().st_size
         start += -start % ALIGNMENT
         self._offsets = {name: start + offset for name, offset in self._offsets.items()}
-        handle = os.open(path, os.O_RDWR)
+        handle = open_for_writing(path, creates=False)
         os.ftruncate(handle, start + end)
         return handle
 

@@ -12,7 +12,7 @@ import torch
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.checkpoint.onnx_graph import Traced, trace
 from quantcore.checkpoint.onnx_names import DATA_NAME, DTYPES, FILE_NAME
-from quantcore.checkpoint.sink import OpenFiles, write_at
+from quantcore.checkpoint.sink import OpenFiles, open_for_writing, write_at
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.layer import LayerPlan
 from quantcore.onnx_nodes import check_installed
@@ -41,7 +41,7 @@ class OnnxSink(OpenFiles):
         for name, layout in layouts.items():
             self._offsets[name] = end
             end += layout.num_bytes + -layout.num_bytes % ALIGNMENT
-        self._handles = [os.open(folder / DATA_NAME, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)]
+        self._handles = [open_for_writing(folder / DATA_NAME, creates=True)]
         os.ftruncate(self._handles[0], end)
         try:
             self._save_graph(trace(model_config, layouts, layers), folder)

@@ -18,6 +18,8 @@ from quantcore.checkpoint.layout import Stack, TensorHeader, TensorLayout
 from quantcore.checkpoint.source import TORCH_DTYPES
 
 MAX_SHARD_BYTES = 5_000_000_000
+MAX_WRITE_BYTES = 1 << 30
+"""Of one call: macOS takes no more than 2 GiB."""
 
 
 class TensorSink(Protocol):
@@ -83,8 +85,7 @@ class Sink(OpenFiles):
         self._files = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
         if len(shards) == 1:
             self._files = ["model.safetensors"]
-        flags = os.O_RDWR | (os.O_CREAT | os.O_TRUNC if creates else 0)
-        self._handles = [os.open(folder / name, flags, 0o644) for name in self._files]
+        self._handles = [open_for_writing(folder / name, creates=creates) for name in self._files]
         for index, names in enumerate(shards):
             self._write_header(index, names)
         if creates and len(shards) > 1:
@@ -129,7 +130,7 @@ class Sink(OpenFiles):
         header = json.dumps(entries, separators=(",", ":")).encode()
         header += b" " * (-len(header) % 8)
         if self._creates:
-            os.pwrite(self._handles[index], len(header).to_bytes(8, "little") + header, 0)
+            _write_bytes(self._handles[index], len(header).to_bytes(8, "little") + header, 0)
             os.ftruncate(self._handles[index], 8 + len(header) + end)
         for name in names:
             self._places[name] = (index, self._places[name][1] + 8 + len(header))
@@ -151,12 +152,26 @@ class Sink(OpenFiles):
         (self.folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", "utf-8")
 
 
+def open_for_writing(path: Path, *, creates: bool) -> int:
+    """A handle for ``write_at``."""
+    binary = getattr(os, "O_BINARY", 0)  # Windows would write every newline byte as two
+    return os.open(path, os.O_RDWR | binary | (os.O_CREAT | os.O_TRUNC if creates else 0), 0o644)
+
+
+def _write_bytes(handle: int, data: bytes | memoryview, offset: int) -> int:
+    """``os.pwrite``, also on Windows, where it does not exist."""
+    if hasattr(os, "pwrite"):
+        return os.pwrite(handle, data, offset)
+    os.lseek(handle, offset, os.SEEK_SET)
+    return os.write(handle, data)
+
+
 def write_at(handle: int, tensor: torch.Tensor, offset: int) -> None:
     """The bytes of ``tensor`` (any device) at ``offset`` of an open file."""
     data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
     done = 0
     while done < len(data):
-        done += os.pwrite(handle, data[done:], offset + done)
+        done += _write_bytes(handle, data[done : done + MAX_WRITE_BYTES], offset + done)
 
 
 def _split(layouts: Mapping[str, TensorLayout], max_shard_bytes: int) -> list[list[str]]:

@@ -79,10 +79,11 @@ class Source:
         buffer = torch.empty(count, dtype=torch.uint8)
         view = buffer.numpy().data
         with (self._folder / header.file).open("rb", buffering=0) as file:
+            file.seek(header.begin + begin)
             done = 0
             while done < count:
-                more = os.preadv(file.fileno(), [view[done:]], header.begin + begin + done)
-                if more == 0:
+                more = file.readinto(view[done:])
+                if not more:
                     raise ModelError(f"{header.file} ends inside '{name}'.", code="corrupt_weights")
                 done += more
         return buffer

@@ -26,7 +26,7 @@ CLIPPED_WARN, CLIPPED_FAIL = 0.001, 0.01
 DEGENERATE_SHARE = 0.25  # of the prompts that the original continues well
 OVERLAP_SHARE = 0.01
 SIZE_SHARE = 0.01
-FALLBACKS = ("layer_saw_few_tokens", "expert_saw_few_tokens", "solver", "edge_rejected")
+FALLBACKS = ("layer_saw_few_tokens", "layer_never_called", "expert_saw_few_tokens", "solver", "edge_rejected")
 """Codes of the warnings that say that a layer got less than was asked for."""
 
 
@@ -91,6 +91,9 @@ def calibration_coverage(seen: Evidence) -> Iterator[GateResult]:
         return
     poor = [warning.message for warning in seen.warnings if warning.code == "layer_saw_few_tokens"]
     yield _row("G2", "calibration_coverage", len(poor), 0, " | ".join(poor) or "every layer saw enough tokens")
+    never = [warning.message for warning in seen.warnings if warning.code == "layer_never_called"]
+    if never:
+        yield _row("G2", "layers_never_called", len(never), 0, " | ".join(never), worst="warn")
     counts = {layer.name: layer.num_tokens or 0 for layer in seen.layers if EXPERT.match(layer.name)}
     if counts:
         most = max((layer.num_tokens or 0 for layer in seen.layers), default=0)

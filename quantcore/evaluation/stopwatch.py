@@ -6,7 +6,6 @@ How long the program takes to load a model, to read prompts and to write after t
 from __future__ import annotations
 
 import contextlib
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -144,6 +143,8 @@ def _peak_memory_bytes() -> int:
     with contextlib.suppress(OSError):
         status = Path("/proc/self/status").read_text("ascii").splitlines()
         return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+    import resource
+
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

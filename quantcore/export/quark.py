@@ -31,7 +31,7 @@ from quantcore.export.exporter import (
     refuse_inputs,
     stored_scale_dtype,
 )
-from quantcore.export.quark_weights import family_of, weight_shape
+from quantcore.export.quark_weights import family_of, is_mxint8, weight_shape
 from quantcore.export.stored import StoredFiles, StoredLayer, not_held
 from quantcore.formats import IntFormat
 from quantcore.kv_cache import is_of_cache
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 QUARK_VERSION = "0.13"
 WORD_DTYPES = (Dtype.int4, Dtype.uint4)
+QUERIES = "q_proj"
 MX_DTYPES = (Dtype.fp4, Dtype.fp6_e3m2, Dtype.fp6_e2m3, Dtype.fp8_e4m3, Dtype.fp8_e5m2)
 
 
@@ -54,8 +55,9 @@ class QuarkExporter:
         weight = layer.weight
         if reason := refuse_everywhere(layer):
             return reason
-        if layer.config.output_tensors is not None and not is_cached(layer.name):
-            return f"its consumers know quantized outputs of {' and '.join(CACHED_LAYERS)} alone (the KV cache)"
+        if layer.config.output_tensors is not None and not (is_cached(layer.name) or layer.name.endswith(QUERIES)):
+            known = ", ".join((*CACHED_LAYERS, QUERIES))
+            return f"its consumers know quantized outputs of {known} alone (the KV cache and fp8 attention)"
         if weight.over is not None:
             return _refuse_stages(layer)
         if not is_plain(weight):
@@ -113,14 +115,16 @@ class QuarkExporter:
     def quantization_config(
         self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
     ) -> dict[str, Any]:
+        of_all = _usual_form(config.global_quant_config, layers)
         usual = _usual_of_cache(config, layers)
-        cache = {pattern: _layer_dict(layer) for pattern, layer in usual.items()}
+        queries = {} if config.softmax_quant_spec is None else _queries(layers)
+        cache = {pattern: _layer_dict(one) for pattern, one in usual.items()}
         return {
             "quant_method": "quark",
             "version": QUARK_VERSION,
             "quant_mode": "eager_mode",
-            "global_quant_config": _layer_dict(config.global_quant_config),
-            "layer_quant_config": self._layer_overrides(config, layers, usual) | cache,
+            "global_quant_config": _layer_dict(of_all),
+            "layer_quant_config": self._layer_overrides(config, layers, of_all, usual, queries) | queries | cache,
             "layer_type_quant_config": {},
             "kv_cache_quant_config": cache,
             "kv_cache_post_rope": False,
@@ -141,6 +145,8 @@ class QuarkExporter:
 
     def find_layers(self, said: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
         config, how = read_quark_config(said), said.get("export") or {}
+        if config.softmax_quant_spec is not None:
+            raise not_held("its attention probabilities are quantized (softmax_quant_spec)")
         if how.get("weight_format", "real_quantized") != "real_quantized":
             raise not_held("its weights are rounded floats (fake_quantized), not codes")
         found = {}
@@ -151,6 +157,9 @@ class QuarkExporter:
                 raise not_held(f"{name} has a weight_scale, but quantization_config leaves it out")
             if chosen.weight.dtype in WORD_DTYPES and how.get("pack_method", "reorder") != "reorder":
                 raise not_held("its 4-bit codes are packed in order (pack_method order)")
+            is_word = is_plain(chosen.weight) and chosen.weight.dtype in WORD_DTYPES
+            if is_word and chosen.weight.qscheme is QSchemeType.per_channel:
+                raise not_held(f"the 4-bit codes of {name} are packed along its inputs (qscheme per_channel)")
             shape = weight_shape(chosen.weight, files.shape(f"{name}.weight"))
             found[name] = StoredLayer(shape, _with_scales(chosen, name, files))
         return found
@@ -160,15 +169,40 @@ class QuarkExporter:
 
     @staticmethod
     def _layer_overrides(
-        config: Config, layers: tuple[LayerPlan, ...], usual: Mapping[str, QuantizationConfig]
-    ) -> dict[str, Any]:
+        config: Config, layers: tuple[LayerPlan, ...], of_all: QuantizationConfig,
+        usual: Mapping[str, QuantizationConfig], queries: Mapping[str, Any],
+    ) -> dict[str, Any]:  # fmt: skip
         """Full names, not patterns: readers disagree about globs, none about an exact name."""
         of_cache = {layer.name: usual[pattern] for layer in layers if (pattern := _cache_pattern(config, layer))}
-        return {
-            layer.name: _layer_dict(layer.config)
-            for layer in layers
-            if layer.config != of_cache.get(layer.name, config.global_quant_config)
-        }
+        forms = {layer.name: _stored_form(layer) for layer in layers if not (queries and layer.name.endswith(QUERIES))}
+        return {name: _layer_dict(form) for name, form in forms.items() if form != of_cache.get(name, of_all)}
+
+
+def _queries(layers: tuple[LayerPlan, ...]) -> dict[str, Any]:
+    """The layers that give the queries of fp8 attention, by the one pattern under which vLLM 0.32 knows them.
+
+    Nothing where they are not alike: then each goes by its name.
+    """
+    forms = {_stored_form(layer) for layer in layers if layer.name.endswith(QUERIES)}
+    return {f"*{QUERIES}": _layer_dict(forms.pop())} if len(forms) == 1 else {}
+
+
+def _stored_form(layer: LayerPlan) -> QuantizationConfig:
+    """The config of ``layer`` as the file says it: 4-bit weights with one scale a row are groups of the row's width.
+
+    AMD Quark 0.13 writes group_size -1, but cannot load it, and vLLM 0.32 refuses it.
+    """
+    weight = layer.config.weight
+    if weight is None or not is_plain(weight) or weight.dtype not in WORD_DTYPES:
+        return layer.config
+    whole = replace(weight, qscheme=QSchemeType.per_group, group_size=layer.group_size, ch_axis=None)
+    return replace(layer.config, weight=whole)
+
+
+def _usual_form(config: QuantizationConfig, layers: tuple[LayerPlan, ...]) -> QuantizationConfig:
+    """The form in which most layers with this config are stored."""
+    forms = Counter(_stored_form(layer) for layer in layers if layer.config == config)
+    return forms.most_common(1)[0][0] if forms else config
 
 
 def _usual_of_cache(config: Config, layers: tuple[LayerPlan, ...]) -> dict[str, QuantizationConfig]:
@@ -176,7 +210,7 @@ def _usual_of_cache(config: Config, layers: tuple[LayerPlan, ...]) -> dict[str, 
     found: dict[str, Counter[QuantizationConfig]] = {}
     for layer in layers:
         if pattern := _cache_pattern(config, layer):
-            found.setdefault(pattern, Counter())[layer.config] += 1
+            found.setdefault(pattern, Counter())[_stored_form(layer)] += 1
     order = [*config.kv_cache_quant_config, *found]
     return {pattern: found[pattern].most_common(1)[0][0] for pattern in order if pattern in found}
 
@@ -209,8 +243,8 @@ def _static_activations(layer: LayerPlan) -> dict[str, QuantizationSpec]:
 
 
 def _refuse_words(layer: LayerPlan) -> str | None:
-    if layer.weight.qscheme is not QSchemeType.per_group or layer.weight.group_size == -1:
-        return "4-bit weights need qscheme per_group with a group_size above 0"
+    if layer.weight.qscheme not in (QSchemeType.per_group, QSchemeType.per_channel):
+        return "4-bit weights can be per_group or per_channel"
     if layer.input_tensors is not None:
         return "4-bit weights go with unquantized inputs"
     if layer.out_features % 8:
@@ -221,6 +255,8 @@ def _refuse_words(layer: LayerPlan) -> str | None:
 def _refuse_blocks(layer: LayerPlan) -> str | None:
     weight, inputs = layer.weight, layer.input_tensors
     is_mx = weight.scale_type is ScaleType.e8m0
+    if is_mxint8(weight):
+        return _refuse_mxint8(weight, inputs)
     size, dtypes = (32, MX_DTYPES) if is_mx else (16, (Dtype.fp4,))
     if weight.dtype not in dtypes or weight.group_size != size:
         return f"{weight.scale_type.value} scales go with {', '.join(dtypes)} in groups of {size}"
@@ -231,6 +267,14 @@ def _refuse_blocks(layer: LayerPlan) -> str | None:
         return None if same and inputs.is_dynamic else "inputs in blocks are dynamic and of the weight's kind"
     static_fp8 = inputs.dtype is Dtype.fp8_e4m3 and inputs.is_static and inputs.qscheme is QSchemeType.per_tensor
     return None if is_mx and static_fp8 else "inputs are blocks as well, or static fp8_e4m3 per_tensor over MX weights"
+
+
+def _refuse_mxint8(weight: QuantizationSpec, inputs: QuantizationSpec | None) -> str | None:
+    if weight.dtype is not Dtype.int8 or weight.group_size != 32:
+        return "integers with e8m0 scales are int8 in groups of 32 (MXINT8)"
+    if inputs is not None:
+        return "AMD Quark, the one program that reads MXINT8 weights, reads no quantized inputs beside them"
+    return None
 
 
 def _refuse_stages(layer: LayerPlan) -> str | None:
@@ -275,6 +319,13 @@ def _spec_dict(spec: QuantizationSpec | None, *, is_input: bool) -> Any:
     return _stage_dict(spec, is_input=is_input)
 
 
+def _observer_name(spec: QuantizationSpec) -> str | None:
+    """The observer that AMD Quark's importer accepts for such a tensor."""
+    if is_mxint8(spec):
+        return "PerGroupMinMaxObserver"
+    return "PerBlockMXObserver" if spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3) else spec.observer_cls
+
+
 def _stage_dict(spec: QuantizationSpec, *, is_input: bool) -> dict[str, Any]:
     """All keys of Quark 0.13. Groups run along axis -1; per_channel inputs are per token."""
     channel_axis = 1 if is_input else 0
@@ -282,13 +333,13 @@ def _stage_dict(spec: QuantizationSpec, *, is_input: bool) -> dict[str, Any]:
     in_blocks = spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3)
     return {
         "dtype": spec.dtype.value,
-        "observer_cls": "PerBlockMXObserver" if in_blocks else spec.observer_cls,
+        "observer_cls": _observer_name(spec),
         "is_dynamic": spec.is_dynamic,
         "qscheme": spec.qscheme.value,
         "ch_axis": {QSchemeType.per_channel: channel_axis, QSchemeType.per_group: -1}.get(spec.qscheme),
         "group_size": spec.group_size,
         "block_size": None,
-        "symmetric": None if in_blocks else spec.symmetric,
+        "symmetric": None if in_blocks and not is_mxint8(spec) else spec.symmetric,
         "round_method": spec.round_method.value,
         "scale_type": "float" if is_mx else spec.scale_type.value,
         "scale_format": "e8m0" if is_mx else None,

@@ -1,4 +1,4 @@
-"""How AMD Quark lays out the weight of one layer: four families, by what the spec says.
+"""How AMD Quark lays out the weight of one layer: five families, by what the spec says.
 
 bytes    int8, fp8            weight [out, in]; weight_scale [] or [out]; ints also weight_zero_point
 words    int4, uint4 groups   weight int32 [in, out / 8], eight codes along the output in AWQ order;
@@ -6,6 +6,10 @@ words    int4, uint4 groups   weight int32 [in, out / 8], eight codes along the 
 blocks   fp4, fp6, fp8 with e8m0 scales in groups of 32 (OCP MX); fp4 in groups of 16 with e4m3 scales (NVFP4)
                               weight uint8 [out, in * bits / 8] (fp8: [out, in]); weight_scale [out, in / group]:
                               the byte of e8m0, or fp8; NVFP4 also weight_scale_2 [], the scale of the scales
+int blocks  int8 with e8m0 scales in groups of 32 (MXINT8)
+                              weight int8 [in, out]; weight_scale uint8 [in / 32, out], the byte of e8m0;
+                              weight_zero_point int8 [in / 32, out], zeros. Quark writes no MXINT8; its importer reads
+                              this as 8-bit groups whose scales are powers of two.
 stages   int4 over fp8        weight int32 [out, in / 8]; weight_scale [] of the fp8 stage;
                               weight_scale_2 [out], weight_zero_point_2 [out / 8] of the int4 stage
 """
@@ -35,15 +39,23 @@ def family_of(layer: LayerPlan) -> Family:
     spec = layer.weight
     if spec.over is not None:
         return Stages()
+    if is_mxint8(spec):
+        return IntBlocks()
     if spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3):
         return Blocks()
     return Words() if spec.format.bits == 4 else Bytes()
+
+
+def is_mxint8(spec: QuantizationSpec) -> bool:
+    return spec.scale_type is ScaleType.e8m0 and isinstance(spec.format, IntFormat)
 
 
 def weight_shape(spec: QuantizationSpec, stored: tuple[int, ...]) -> tuple[int, ...]:
     """[out, in] of a weight whose tensor ``weight`` has the shape ``stored``: the inverse of ``layout``."""
     if spec.over is not None:
         return stored[0], stored[1] * 8
+    if is_mxint8(spec):
+        return stored[1], stored[0]
     if spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3):
         return stored[0], stored[1] * 8 // spec.format.bits
     return (stored[1] * 8, stored[0]) if spec.format.bits == 4 else stored
@@ -148,6 +160,32 @@ class Blocks:
         if "weight_scale_2" in tensors:
             return QTensor(codes, QParams(scale.float(), global_scale=tensors["weight_scale_2"]), layer.weight)
         return QTensor(codes, QParams(decode_e8m0(scale)), layer.weight)
+
+
+class IntBlocks:
+    def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
+        scales = tuple(reversed(layer.num_scales))
+        return {
+            "weight": TensorLayout("I8", (layer.in_features, layer.out_features)),
+            "weight_scale": TensorLayout("U8", scales),
+            "weight_zero_point": TensorLayout("I8", scales),
+        }
+
+    def encode(self, layer: LayerPlan, weight: QTensor) -> Tensors:
+        import torch
+
+        from quantcore.formats.floats import encode_e8m0
+
+        scale = encode_e8m0(weight.params.scale).T
+        zeros = torch.zeros(scale.shape, dtype=torch.int8)
+        return {"weight": weight.codes.T, "weight_scale": scale, "weight_zero_point": zeros}
+
+    def decode(self, layer: LayerPlan, tensors: Tensors) -> QTensor:
+        from quantcore.affine import QParams
+        from quantcore.formats.floats import decode_e8m0
+        from quantcore.qtensor import QTensor
+
+        return QTensor(tensors["weight"].T, QParams(decode_e8m0(tensors["weight_scale"]).T), layer.weight)
 
 
 class Stages:

@@ -1,8 +1,9 @@
 """What is done inside the attention of a model in memory, behind Transformers' ``AttentionInterface``.
 
-fp8 attention (``Config.softmax_quant_spec``): queries and attention probabilities through quantize and dequantize. The
-function registered here runs the model's own eager attention, so that what a model does besides (soft caps, sinks)
-stays, and sends what its softmax gives through a quantizer.
+fp8 attention (``Config.softmax_quant_spec``): queries and attention probabilities through quantize and dequantize.
+Where the config gives the output of q_proj a spec, queries are quantized there and not again here: so AMD Quark has it,
+and only so files can say it. The function registered here runs the model's own eager attention, so that what a model
+does besides (soft caps, sinks) stays, and sends what its softmax gives through a quantizer.
 
 R3 (QuaRot, Ashkboos et al. 2024): queries and keys of every head are turned by one orthogonal matrix, behind RoPE.
 Their products stay, and what stands out in one channel of the keys is spread over all of a head. A spec for the output
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -40,8 +41,8 @@ from quantcore.spec import QuantizationSpec
 
 EAGER, SDPA = "quantcore", "quantcore_sdpa"
 SOFTMAX = (torch.softmax, torch.Tensor.softmax, nn.functional.softmax)
-KEYS = "k_proj"
-"""What models with pluggable attention call the layer whose output is the keys."""
+KEYS, QUERIES = "k_proj", "q_proj"
+"""What models with pluggable attention call the layers whose outputs are the keys and the queries."""
 
 _IDENTITY = nn.Identity()
 
@@ -120,11 +121,13 @@ def _part(module: nn.Module, name: str) -> nn.Module:
 
 @contextmanager
 def attention_watched(
-    model: nn.Module, softmax: QuantizationSpec | None, keys: dict[str, QuantizationSpec] | None = None
-) -> Iterator[dict[str, nn.Module]]:
+    model: nn.Module, softmax: QuantizationSpec | None, keys: dict[str, QuantizationSpec] | None = None,
+    quantized: Collection[str] = (),
+) -> Iterator[dict[str, nn.Module]]:  # fmt: skip
     """While this lasts, the attention modules of ``model`` learn the ranges that are needed; afterwards they quantize.
 
-    ``softmax`` is the spec of queries and probabilities. With ``keys`` R3 is at work, and the keys of the modules that
+    ``softmax`` is the spec of queries and probabilities; queries from a layer that is named in ``quantized`` stay as
+    they are. With ``keys`` R3 is at work, and the keys of the modules that
     it names are quantized. Yields the modules by name. If anything fails inside, the model is as it was.
 
     Raises ConfigError for a model without pluggable attention, CalibrationError for one that saw nothing.
@@ -132,7 +135,8 @@ def attention_watched(
     modules = attention_modules(model, "softmax_quant_spec" if keys is None else "rotation r3")
     assert isinstance(model, PreTrainedModel)
     before = model.config._attn_implementation
-    parts = {name: _parts(softmax, keys is not None, (keys or {}).get(name)) for name in modules}
+    queries = {name: None if f"{name}.{QUERIES}" in quantized else softmax for name in modules}
+    parts = {name: _parts(softmax, queries[name], keys is not None, (keys or {}).get(name)) for name in modules}
     _add(modules, parts)
     model.set_attn_implementation(SDPA if before == "sdpa" and softmax is None else EAGER)
     try:
@@ -192,9 +196,11 @@ def _names_in(function: Callable[..., Any]) -> tuple[str, ...]:
     return () if code is None else code.co_names
 
 
-def _parts(softmax: QuantizationSpec | None, turned: bool, keys: QuantizationSpec | None) -> dict[str, nn.Module]:
+def _parts(
+    softmax: QuantizationSpec | None, queries: QuantizationSpec | None, turned: bool, keys: QuantizationSpec | None
+) -> dict[str, nn.Module]:
     """What an attention module gets, by name; quantizers with ranges to learn are still ``_Watching``."""
-    specs = {"query_quantizer": softmax, "key_quantizer": keys, "softmax_quantizer": softmax}
+    specs = {"query_quantizer": queries, "key_quantizer": keys, "softmax_quantizer": softmax}
     parts: dict[str, nn.Module] = {"head_rotation": HeadRotation()} if turned else {}
     for name, spec in specs.items():
         if spec is not None:

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic.dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
@@ -21,8 +22,7 @@ from quantcore.checkpoint.artifact import building, write_json
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.checkpoint.sink import Sink
-from quantcore.checkpoint.source import TORCH_DTYPES
-from quantcore.config import Config
+from quantcore.config import Config, Dtype, QSchemeType
 from quantcore.errors import ConfigError, ModelError, unknown_value
 from quantcore.export import (
     EXPORTERS,
@@ -36,8 +36,9 @@ from quantcore.export import (
 )
 from quantcore.kv_cache import is_of_cache
 from quantcore.layer import LayerPlan
-from quantcore.nn.attention import HeadRotation
+from quantcore.nn.attention import QUERIES, HeadRotation, attention_modules
 from quantcore.nn.codes import encode_layer, learned_params
+from quantcore.nn.gguf import DTYPE_NAMES, export_gguf
 from quantcore.nn.layers import QuantizedLayer, quantized_layers
 from quantcore.nn.names import Stored, find_stored
 from quantcore.nn.onnx import export_onnx
@@ -45,7 +46,6 @@ from quantcore.onnx_nodes import OPSET
 from quantcore.values import STRICT, Checked, shown
 
 WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
-DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 @dataclass(kw_only=True, config=STRICT)
@@ -114,18 +114,19 @@ class ModelExporter:
             raise ConfigError(
                 f"This writes safetensors files, and {export} is a file of its own.",
                 code="incompatible_export",
-                hint=f"The engine writes it from a model folder: bitfoundry quantize --model_export {export}.",
+                hint=f"Call export_{export}_model instead.",
                 field="/custom_mode",
             )
         plans = [layer.plan for layer in layers.values()]
-        _check_running(model, quant_config)
+        _check_running(model)
+        probabilities = attention_scales(model, layers, quant_config, export)
         _check_plans(plans, quant_config)
         check_exports(plans, (export,))
         _check_cache_group(layers, options)
         with building(self.export_dir) as folder:
             stored = find_stored(model)
             if holds_codes(export):
-                _write(stored, exporter, folder)
+                _write(stored, exporter, folder, probabilities)
             else:
                 _write_plain(model, stored, folder)
             stored_plans = tuple(replace(layer.plan, name=name) for name, layer in stored.layers.items())
@@ -151,6 +152,35 @@ class ModelExporter:
                 model, input_args, folder / "model.onnx",
                 opset_version=opset_version, input_names=input_names, output_names=output_names,
             )  # fmt: skip
+
+    def export_gguf_model(
+        self, model: nn.Module, tokenizer_path: str | Path, model_type: str | None = None
+    ) -> None:  # fmt: skip
+        """Write ``model.gguf`` for llama.cpp: weights, shapes and the tokenizer of the folder ``tokenizer_path``.
+
+        The model takes the float16 scales and minimums of the file, so that it computes what the file holds; the gguf
+        presets have them from the start. ``model_type``, if given, must be that of the model's config. Raises
+        ConfigError for a model that is not frozen or that GGUF cannot hold, ModelError for a tokenizer that does not
+        fit.
+        """
+        layers = _frozen_layers(model)
+        if not isinstance(model, PreTrainedModel):
+            raise ConfigError(
+                f"GGUF describes language models of Transformers, and {type(model).__name__} is none.",
+                code="incompatible_export",
+                hint="Export ONNX: export_onnx_model.",
+            )
+        if model_type not in (None, model.config.model_type):
+            raise unknown_value(
+                "model_type", model_type, (model.config.model_type,), code="invalid_config", field="/model_type"
+            )
+        plans = [layer.plan for layer in layers.values()]
+        _check_running(model)
+        _refuse_attention(model)
+        _check_weights(plans)
+        check_exports(plans, ("gguf",))
+        with building(self.export_dir) as folder:
+            export_gguf(find_stored(model), _model_config(model), Path(tokenizer_path), folder)
 
 
 def _check_cache_group(layers: dict[str, QuantizedLayer], config: JsonExporterConfig) -> None:
@@ -194,7 +224,41 @@ def _frozen_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
     return layers
 
 
-def _check_running(model: nn.Module, config: Config) -> None:
+def attention_scales(
+    model: nn.Module, layers: dict[str, QuantizedLayer], config: Config, export: str
+) -> dict[int, torch.Tensor]:
+    """The scales of attention probabilities, by the id of the layer that gives the same attention its queries.
+
+    Raises ConfigError for quantized attention that the files cannot say: formats other than ``quark``, probabilities
+    without one static fp8 scale, or queries that are not quantized as they leave q_proj.
+    """
+    spec = config.softmax_quant_spec
+    if spec is None:
+        return {}
+    plain = spec.dtype is Dtype.fp8_e4m3 and spec.is_static and spec.qscheme is QSchemeType.per_tensor
+    if export != "quark" or not plain:
+        raise ConfigError(
+            f"The {export} format cannot say softmax_quant_spec: AMD Quark's can, for one static fp8_e4m3 scale.",
+            code="incompatible_export",
+            hint="Export with custom_mode quark, or quantize without softmax_quant_spec: the weights are the same.",
+            field="/softmax_quant_spec",
+        )
+    found = {}
+    for name, attention in attention_modules(model, "softmax_quant_spec").items():
+        queries = layers.get(f"{name}.{QUERIES}")
+        if queries is None or learned_params(queries.output_quantizer) is None:
+            raise ConfigError(
+                f"Files hold the scale of q_proj's output, and the queries of {name} are quantized further inside.",
+                code="incompatible_export",
+                hint='Give q_proj the same spec: layer_quant_config {"*q_proj": ... output_tensors ...}, as'
+                " presets.with_attention does.",
+                field="/layer_quant_config",
+            )
+        found[id(queries)] = attention.get_submodule("softmax_quantizer").get_buffer("scale")
+    return found
+
+
+def _check_running(model: nn.Module) -> None:
     """Refuse what the model does while it runs and no file can say."""
     online = (
         ("r3", "queries and keys", lambda part: isinstance(part, HeadRotation)),
@@ -208,9 +272,12 @@ def _check_running(model: nn.Module, config: Config) -> None:
                 hint=f"Only the model in memory and its ONNX export run it. For files quantize without {rotation}.",
                 field="/algo_config",
             )
-    if config.softmax_quant_spec is not None:
+
+
+def _refuse_attention(model: nn.Module) -> None:
+    if any("softmax_quantizer" in module._modules for module in model.modules()):
         raise ConfigError(
-            "No format stores quantized attention, so the files would compute something else than the model.",
+            "GGUF cannot say that attention is quantized, so the file would compute something else than the model.",
             code="incompatible_export",
             hint="Quantize without softmax_quant_spec: the weights are the same.",
             field="/softmax_quant_spec",
@@ -228,6 +295,10 @@ def _check_plans(plans: list[LayerPlan], config: Config) -> None:
             hint="Give the config that ModelQuantizer was given.",
             field="/quant_config",
         )
+    _check_weights(plans)
+
+
+def _check_weights(plans: list[LayerPlan]) -> None:
     unheld = [plan.name for plan in plans if plan.config.weight is None]
     if unheld:
         raise ConfigError(
@@ -238,9 +309,14 @@ def _check_plans(plans: list[LayerPlan], config: Config) -> None:
         )
 
 
-def _write(stored: Stored, exporter: Exporter, folder: Path) -> None:
-    """All weights, one layer at a time."""
-    floats = stored.floats.items()
+def _write(stored: Stored, exporter: Exporter, folder: Path, probabilities: dict[int, torch.Tensor]) -> None:
+    """All weights, one layer at a time; ``probabilities``: see ``attention_scales``."""
+    scales = {
+        f"{name.removesuffix(QUERIES)}prob_output_scale": probabilities[id(layer)].reshape(())
+        for name, layer in stored.layers.items()
+        if id(layer) in probabilities
+    }
+    floats = (stored.floats | scales).items()
     layouts = {name: TensorLayout(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in floats}
     plans = {name: replace(layer.plan, name=name) for name, layer in stored.layers.items()}
     dtypes = {name: DTYPE_NAMES[layer.canonical_weight().dtype] for name, layer in stored.layers.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -87,16 +87,17 @@ OPERATIONS = {
 }
 
 
-def trace(model: nn.Module, batch: Any) -> fx.GraphModule:
+def trace(model: nn.Module, batch: Any, unchanged: Collection[int] = ()) -> fx.GraphModule:
     """The graph of ``model`` in evaluation mode, as a module that is called like it. ``model`` itself stays as it is.
 
     ``batch`` is an example of what it is called with; the sizes of its tensors may change from call to call as far as
-    the model allows. The weights are shared with ``model`` until they are frozen. Raises ModelError ``not_traceable``.
+    the model allows. The weights are shared with ``model`` until they are frozen; no batch norm is folded into those at
+    the addresses ``unchanged``. Raises ModelError ``not_traceable``.
     """
     exported = export_program(model, batch).module()
     model_graph = fx.GraphModule(exported, exported.graph)  # without its ban on train()
     _make_modules(model_graph, model)
-    _fold_batch_norms(model_graph)
+    _fold_batch_norms(model_graph, unchanged)
     model_graph.graph.eliminate_dead_code()
     model_graph.delete_all_unused_submodules()
     model_graph.recompile()
@@ -153,6 +154,7 @@ def _make_modules(model: fx.GraphModule, original: nn.Module) -> None:
     """Replace the operations that are layers, and whose weights are parameters, by calls of modules."""
     made: dict[str, str] = {}  # operation and its constants -> name of the module
     shared: dict[int, nn.Parameter] = {}
+    constants = _constants(model)
     for node in list(model.graph.nodes):
         operation = OPERATIONS.get(node.target) if node.op == "call_function" else None
         if operation is None:
@@ -176,6 +178,8 @@ def _make_modules(model: fx.GraphModule, original: nn.Module) -> None:
             layer = operation.made(_get(model, weight.target), options)
             _give(layer, "weight", _get(model, weight.target), shared)
             _give(layer, "bias", None if bias is None else _get(model, bias.target), shared)
+            for name, value in constants.get(made[key], {}).items():
+                layer.register_buffer(name, value, persistent=False)
             model.add_submodule(made[key], layer)
         with model.graph.inserting_before(node):
             call = model.graph.call_module(made[key], (source, *others))
@@ -201,6 +205,16 @@ def layers_left(graph: fx.GraphModule, original: nn.Module) -> Iterator[tuple[st
         kind = kind_of(module)
         if kind is not None and module.get_parameter("weight").data_ptr() in bare:
             yield name, kind
+
+
+def _constants(model: fx.GraphModule) -> dict[str, dict[str, torch.Tensor]]:
+    """Tensors that a module's hooks bring into the graph (a rotation's signs), by the names of module and tensor."""
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for node in model.graph.nodes:
+        if node.op == "get_attr" and not isinstance(value := _get(model, node.target), nn.Parameter):
+            owner, _, name = str(node.target).rpartition(".")
+            found.setdefault(owner, {})[name] = value
+    return found
 
 
 def _give(layer: nn.Module, name: str, value: torch.Tensor | None, shared: dict[int, nn.Parameter]) -> None:
@@ -233,8 +247,10 @@ def _name_of(node: fx.Node, original: nn.Module, target: str, taken: set[str]) -
     return next(name for i in range(len(taken) + 1) if (name := f"{target}_layer{i or ''}") not in taken)
 
 
-def _fold_batch_norms(model: fx.GraphModule) -> None:
+def _fold_batch_norms(model: fx.GraphModule, unchanged: Collection[int]) -> None:
     """Put each batch norm that follows a layer, and nothing else does, into the layer's weight and bias.
+
+    Layers whose weights lie at the addresses ``unchanged`` keep theirs.
 
     y = (W x + b - mean) / sqrt(var + eps) * gamma + beta, channel by channel; computed in float64.
     """
@@ -250,7 +266,7 @@ def _fold_batch_norms(model: fx.GraphModule) -> None:
         layer = model.get_submodule(source.target)
         weight = layer.get_parameter("weight")
         is_per_channel = source.meta["val"].ndim == weight.ndim and not isinstance(layer, nn.Embedding)
-        if not is_per_channel or owners[id(weight)] > 1:
+        if not is_per_channel or owners[id(weight)] > 1 or weight.data_ptr() in unchanged:
             continue
         parts = [norm[name] for name in ("weight", "bias", "running_mean", "running_var")]
         _fold(layer, norm["eps"], *(None if part is None else _get(model, part.target).double() for part in parts))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from itertools import chain
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 from transformers import PreTrainedModel
 
 from quantcore.algorithms import RotationConfig
@@ -16,6 +17,7 @@ from quantcore.blocks.names import projection_names
 from quantcore.calibration.ranges import Activations
 from quantcore.config import Config, QuantizationMode, learns_from_data
 from quantcore.errors import CalibrationError, ConfigError
+from quantcore.layer import LayerPlan
 from quantcore.nn.algorithms import Applied, apply_algorithms
 from quantcore.nn.attention import attention_watched, keys_behind_rope
 from quantcore.nn.calibration import calibrate
@@ -48,6 +50,7 @@ class ModelQuantizer:
         """Replace the layers of ``model`` in place by ones that compute with quantized numbers; the same model.
 
         In graph mode it is a new model, of the graph that the first batch gives (see ``graph``), and ``model`` stays.
+        Algorithms then work on the decoder blocks of a copy, and the copy is what is traced.
         ``dataloader`` gives what ``model`` is called with: tensors, dicts or tuples. It is read once, and only if a
         spec is static or a graph is traced. Raises ConfigError, ModelError, CalibrationError or NumericsError, each
         with what to do.
@@ -55,8 +58,9 @@ class ModelQuantizer:
         self._refuse(model)
         if isinstance(model, PreTrainedModel):
             split_experts(model, projection_names(model))
+        applied = Applied({}, {})
         if self.config.quant_mode is QuantizationMode.fx_graph_mode:
-            model, dataloader = _traced(model, dataloader, self.config)
+            model, dataloader, applied = _traced(model, dataloader, self.config)
         selection = select_layers(model, self.config)
         for warning in selection.warnings:
             log.warning(warning)
@@ -66,15 +70,15 @@ class ModelQuantizer:
         softmax = self.config.softmax_quant_spec
         if keys == {} and softmax is None:
             log.warning("Rotation r3 changes nothing but the time: no output of a k_proj is quantized.")
-        applied = Applied({}, {})
-        if self.config.algo_config:
+        if self.config.algo_config and self.config.quant_mode is QuantizationMode.eager_mode:
             batches = list(dataloader or ())
             dataloader = batches
             applied = apply_algorithms(model, self.config, modules, batches)
         rest = {plan: module for plan, module in modules.items() if plan not in applied.weights}
         with ExitStack() as stack:
             if softmax is not None or keys is not None:
-                stack.enter_context(attention_watched(model, softmax, keys))
+                outputs = [plan.name for plan in modules if plan.config.output_tensors is not None]
+                stack.enter_context(attention_watched(model, softmax, keys, outputs))
             inside = [spec for spec in (softmax, *(keys or {}).values()) if spec is not None]
             learns = any(map(learns_from_data, inside))
             learned = applied.activations | calibrate(model, rest, dataloader, others_learn=learns)
@@ -123,11 +127,11 @@ class ModelQuantizer:
                 hint="Leave it out, or take eager mode.",
                 field="/softmax_quant_spec",
             )
-        if self.config.algo_config and self.config.quant_mode is QuantizationMode.fx_graph_mode:
+        if _rotates(self.config, "r3") and self.config.quant_mode is QuantizationMode.fx_graph_mode:
             raise ConfigError(
-                "algo_config works on decoder blocks, which a graph has no more.",
+                "Rotation r3 works on attention modules, and a graph has none.",
                 code="invalid_config",
-                hint="Leave it out, or take eager mode.",
+                hint="Leave out r3, or use eager mode.",
                 field="/algo_config",
             )
 
@@ -136,8 +140,10 @@ def _rotates(config: Config, which: str) -> bool:
     return any(getattr(one, which) for one in config.algo_config if isinstance(one, RotationConfig))
 
 
-def _traced(model: nn.Module, dataloader: Iterable[Any] | None, config: Config) -> tuple[nn.Module, Iterable[Any]]:
-    """The graph of ``model``, and all batches: the first is needed twice.
+def _traced(
+    model: nn.Module, dataloader: Iterable[Any] | None, config: Config
+) -> tuple[nn.Module, Iterable[Any], Applied]:
+    """The graph of ``model``, all batches (the first is needed twice), and what the algorithms chose for its layers.
 
     Raises ConfigError for a layer that ``config`` quantizes and that the graph holds in another form.
     """
@@ -149,7 +155,20 @@ def _traced(model: nn.Module, dataloader: Iterable[Any] | None, config: Config) 
             code="no_calibration_data",
             hint="Give quantize_model a dataloader with at least one batch, or take eager mode.",
         )
-    graph = trace(model, first)
+    if not config.algo_config:
+        graph = trace(model, first)
+        _check_layers_left(graph, model, config)
+        return graph, chain([first], batches), Applied({}, {})
+    model, every = copy.deepcopy(model), [first, *batches]
+    modules = select_layers(model, config).modules
+    applied = apply_algorithms(model, config, modules, every)
+    solved = {modules[plan].get_parameter("weight").data_ptr(): plan for plan in applied.weights}
+    graph = trace(model, first, unchanged=solved.keys())
+    _check_layers_left(graph, model, config)
+    return graph, every, _in_graph(applied, solved, select_layers(graph, config).modules)
+
+
+def _check_layers_left(graph: fx.GraphModule, model: nn.Module, config: Config) -> None:
     for name, kind in layers_left(graph, model):
         chosen, why = config.choose(name, kind)
         if chosen is not None and chosen.weight is not None:
@@ -160,4 +179,27 @@ def _traced(model: nn.Module, dataloader: Iterable[Any] | None, config: Config) 
                 hint="Take eager mode, or exclude the layer.",
                 field="/quant_mode",
             )
-    return graph, chain([first], batches)
+
+
+def _in_graph(applied: Applied, solved: Mapping[int, LayerPlan], modules: Mapping[LayerPlan, nn.Module]) -> Applied:
+    """``applied`` for the layers of a graph, which share the weights of the model that it was traced from.
+
+    ``solved``: the address of a weight -> the layer that the algorithms rounded. Raises ConfigError for a layer that
+    has another config in the graph: its weight was rounded for this one.
+    """
+    found = Applied({}, {})
+    for plan, module in modules.items():
+        before = solved.get(module.get_parameter("weight").data_ptr())
+        if before is None:
+            continue
+        if plan.config != before.config:
+            raise ConfigError(
+                f"{before.name} is called {plan.name} in the graph, and the config says something else for that name.",
+                code="invalid_config",
+                hint="Use patterns that match both names in the same way, or eager mode.",
+                field="/layer_quant_config",
+            )
+        found.weights[plan] = applied.weights[before]
+        if before in applied.activations:
+            found.activations[plan] = applied.activations[before]
+    return found

@@ -12,10 +12,9 @@ from quantcore.checkpoint.experts import find_routers
 from quantcore.config import Config, QSchemeType
 from quantcore.errors import ConfigError, ModelError
 from quantcore.kv_cache import check_kv_cache, holds_keys_or_values
-from quantcore.layer import LayerPlan, check_super_blocks
+from quantcore.layer import LayerPlan, check_groups, check_super_blocks
 from quantcore.layouts import canonical
 from quantcore.nn.layers import kind_of, num_groups
-from quantcore.plan import check_groups
 from quantcore.qtensor import check_finite
 
 INDEXED = ("Embedding", "EmbeddingBag")

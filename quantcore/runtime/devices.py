@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import resource
 import sys
 from pathlib import Path
 
@@ -23,9 +22,14 @@ def default_device() -> torch.device:
 
 def limit_threads() -> int:
     """Use ``OMP_NUM_THREADS`` threads, or all cores this process may run on; the number used."""
-    threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+    threads = int(os.environ.get("OMP_NUM_THREADS") or _num_cores())
     torch.set_num_threads(threads)
     return threads
+
+
+def _num_cores() -> int:
+    """The cores that this process may run on; all cores where the system does not say (macOS, Windows)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def release_freed_memory(*, of_device: bool = False) -> None:
@@ -35,6 +39,8 @@ def release_freed_memory(*, of_device: bool = False) -> None:
     """
     if of_device and torch.accelerator.is_available():
         torch.accelerator.empty_cache()
+    if sys.platform == "win32":
+        return
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):  # glibc only
         libc.malloc_trim(0)
@@ -46,6 +52,10 @@ def free_memory_bytes(device: torch.device) -> int:
         return torch.accelerator.get_memory_info(device)[0]
     available = re.findall(r"^MemAvailable:\s*(\d+) kB$", _text(MEMORY), re.MULTILINE)
     free = [int(kilobytes) * 1024 for kilobytes in available]
+    if sys.platform != "linux":
+        import psutil
+
+        free.append(psutil.virtual_memory().available)
     limit, used = (_text(CGROUP / name).strip() for name in ("memory.max", "memory.current"))
     if limit.isdigit() and used.isdigit():  # "max" is no limit
         free.append(int(limit) - int(used))
@@ -70,7 +80,16 @@ def held_memory_bytes() -> int | None:
 def _peak_resident_bytes() -> int:
     """From Linux's own count: what ``getrusage`` says also holds what the parent had before it started us."""
     found = _status_bytes("VmHWM")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if found is None else found
+    if found is not None:
+        return found
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    unit_bytes = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
 
 
 def _status_bytes(name: str) -> int | None:
@@ -81,6 +100,6 @@ def _status_bytes(name: str) -> int | None:
 def _text(file: Path) -> str:
     """What the system says in ``file``; nothing if it has no such file."""
     try:
-        return file.read_text()
+        return file.read_text("utf-8")
     except OSError:
         return ""

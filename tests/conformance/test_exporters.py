@@ -51,7 +51,9 @@ EXTRA = {
 CONFIGS = {**{name: preset.layer_config for name, preset in presets.PRESETS.items()}, **EXTRA}
 PLAIN = {"int8_dynamic", "fp8", "w4a16", "w4a16_sym", "kv_cache_fp8"}
 MUST_TAKE = {
-    "quark": PLAIN | {"mxfp4", "mxfp6_e3m2", "mxfp8", "mxfp4_fp8", "nvfp4", "int4_fp8"},
+    "quark": PLAIN
+    | {"mxfp4", "mxfp6_e3m2", "mxfp8", "mxfp4_fp8", "nvfp4", "int4_fp8", "mxint8_weight_only"}
+    | {"uint4_whole_row", "int4_per_channel", "int4_wo_per_channel"},
     "compressed_tensors": PLAIN
     | {"nvfp4", "nvfp4_weight_only", "mxfp4", "mxfp4_weight_only", "mxfp6_e2m3", "mxfp8", "mxfp8_weight_only"}
     | {"fp8_block", "fp8_block_weight_only", "fp8_dynamic", "fp8_weight_only", "int2", "int3", "uint2", "uint8"}

@@ -1,7 +1,7 @@
 """Runs in the peers' environment, with AMD Quark: read a checkpoint with Quark's import and measure token windows.
 
-usage: check_quark.py MODEL_DIR WINDOWS.json -> one line ``RESULT {json}``: perplexity, and the sum of |weight| that
-Quark's own dequantization gives for every layer.
+usage: check_quark.py MODEL_DIR WINDOWS.json [ATTENTION] -> one line ``RESULT {json}``: perplexity, and the sum of
+|weight| that Quark's own dequantization gives for every layer.
 """
 
 import json
@@ -19,7 +19,8 @@ def main() -> None:
     from quark.torch import import_model_from_safetensors
 
     model_dir, windows = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
-    model = import_model_from_safetensors(None, model_dir, device="cpu", attn_implementation="sdpa").eval()
+    attention = sys.argv[3] if len(sys.argv) > 3 else "sdpa"
+    model = import_model_from_safetensors(None, model_dir, device="cpu", attn_implementation=attention).eval()
     losses, sums = [], {}
     with torch.no_grad():
         for window in windows:

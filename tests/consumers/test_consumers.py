@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bitfoundry import demo_model
-from quantcore import pipeline, presets
+from quantcore import ModelExporter, ModelQuantizer, pipeline, presets
 from quantcore.config import CalibrationConfig, Config, parse_config
 from quantcore.evaluation.expectation import Expectation
 from quantcore.task import EvaluationConfig, Task
@@ -25,7 +26,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 FORMATS = ("quark", "compressed_tensors")
-BLOCKS = ("mxfp4", "mxfp4_weight_only", "mxfp6_e2m3", "mxfp6_e3m2", "nvfp4", "int4_fp8")
+BLOCKS = ("mxfp4", "mxfp4_weight_only", "mxfp6_e2m3", "mxfp6_e3m2", "mxint8_weight_only", "nvfp4", "int4_fp8")
+WHOLE_ROWS = ("int4_wo_per_channel", "uint4_wo_per_channel")
 TOLERANCE = 0.04
 """Consumers multiply in other orders and round scales otherwise: gaps of 1 to 3 % on a few hundred tokens are noise."""
 
@@ -93,8 +95,14 @@ GPTQ = {
 def block_exports(tmp_path_factory):
     """Schemes of blocks and stages, and a KV cache: a tiny float32 model, on which Quark's own kernels run on a CPU."""
     folder = tmp_path_factory.mktemp("blocks")
-    configs = {preset: presets.resolve(preset) for preset in BLOCKS} | {"kv": presets.resolve("fp8", kv_cache="fp8")}
-    return export_all(tiny_model(folder / "model", dtype=torch.float32), configs, ("quark",), folder)
+    configs = {preset: presets.resolve(preset) for preset in (*BLOCKS, *WHOLE_ROWS)}
+    configs["kv"] = presets.resolve("fp8", kv_cache="fp8")
+    return export_all(
+        tiny_model(folder / "model", dtype=torch.float32, max_position_embeddings=512, head_dim=32),
+        configs,
+        ("quark",),
+        folder,
+    )
 
 
 def run_in(environment, script, *arguments):
@@ -139,6 +147,14 @@ def test_the_same_codes_in_every_format_are_the_same_model_in_vllm(smollm2, pres
         assert "Paris" in result["texts"][0]
         agrees("vLLM (CPU)", name, preset, result["perplexity"], summary["perplexity_after"], TOLERANCE)
     assert len({result["perplexity"] for result in found.values()}) == 1, found
+
+
+@pytest.mark.parametrize("name", WHOLE_ROWS)
+def test_vllm_reads_one_scale_a_row(block_exports, name, agrees):
+    results, windows = block_exports
+    folder, summary = results[name]
+    found = check("vllm", "check_vllm.py", folder, windows)
+    agrees("vLLM (CPU)", "quark", name, found["perplexity"], summary["perplexity_after"], TOLERANCE, "tiny llama")
 
 
 @pytest.mark.parametrize("name", list(GPTQ))
@@ -220,6 +236,30 @@ def test_vllm_takes_the_scales_of_the_kv_cache_from_both_formats(smollm2, tmp_pa
     assert found["quark"]["perplexity"] == found["compressed_tensors"]["perplexity"]
 
 
+def test_vllm_and_amd_quark_read_fp8_attention(tmp_path, agrees):
+    """Written from memory. vLLM 0.32 loads both scales; its attention on a CPU uses neither."""
+    folder = tiny_model(tmp_path / "model", dtype=torch.float32, max_position_embeddings=512, head_dim=32)
+    config = presets.with_attention(presets.resolve("int8_dynamic", kv_cache="fp8"), "fp8")
+    windows_NT = torch.randint(0, 512, (2, 64), generator=torch.Generator().manual_seed(0))
+    quantizer = ModelQuantizer(config)
+    model = quantizer.freeze(
+        quantizer.quantize_model(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), [windows_NT])
+    )
+    ModelExporter(tmp_path / "out").export_safetensors_model(
+        model, config, tokenizer=AutoTokenizer.from_pretrained(folder)
+    )
+    (tmp_path / "windows.json").write_text(json.dumps(windows_NT.tolist()))
+    with torch.no_grad():
+        logits = model(windows_NT).logits[:, :-1].flatten(0, 1)
+    ours = torch.nn.functional.cross_entropy(logits, windows_NT[:, 1:].flatten()).exp().item()
+    found = check("peers", "check_quark.py", tmp_path / "out", tmp_path / "windows.json", "eager")
+    agrees("AMD Quark", "quark", "int8_dynamic, fp8 attention", found["perplexity"], ours, 1e-4, "tiny llama")
+    found = check("vllm", "check_vllm.py", tmp_path / "out", tmp_path / "windows.json", "fp8")
+    attentions = [layer.self_attn for layer in model.model.layers]
+    expected = [[float(one.q_proj.output_quantizer.scale), float(one.softmax_quantizer.scale)] for one in attentions]
+    torch.testing.assert_close(torch.tensor(found["attention_scales"]), torch.tensor(expected), rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("preset", ["fp8", "int8_dynamic", "w4a16", "act_order"])
 def test_amd_quark_reads_the_quark_format_and_agrees(exports, preset, agrees):
     results, windows = exports
@@ -229,7 +269,7 @@ def test_amd_quark_reads_the_quark_format_and_agrees(exports, preset, agrees):
     agrees("AMD Quark", "quark", preset, found["perplexity"], summary["perplexity_after"], TOLERANCE)
 
 
-@pytest.mark.parametrize("name", [*BLOCKS, "kv"])
+@pytest.mark.parametrize("name", [*BLOCKS, *WHOLE_ROWS, "kv"])
 def test_amd_quark_computes_the_same_from_blocks_stages_and_caches(block_exports, name, agrees):
     results, windows = block_exports
     folder, summary = results[name]

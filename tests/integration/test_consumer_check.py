@@ -178,8 +178,8 @@ def test_what_is_not_checked_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(consumer, "_load", lambda folder, original, **options: 1 / 0)
     assert "does not load these files: division by zero" in check("4", "w4a16_sym", "compressed_tensors")
     assert [event.code for event in events if type(event).__name__ == "Warned"] == ["consumer_check"]
-    monkeypatch.setattr(proof, "most_bytes", lambda plan: 1000)
-    assert "and 1000 may be taken here" in check("5", "w4a16_sym", "compressed_tensors")
+    monkeypatch.setattr(proof, "free_memory_bytes", lambda device: 1000)
+    assert "and 0.0 GB are free" in check("5", "w4a16_sym", "compressed_tensors")
 
 
 def test_a_tensor_that_the_float_model_lacks_is_no_fault_of_the_files(tmp_path):

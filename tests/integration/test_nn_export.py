@@ -7,13 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from quantcore import (
     Config,
     ConfigError,
     ExporterConfig,
     JsonExporterConfig,
+    ModelError,
     ModelExporter,
     ModelQuantizer,
     ProofError,
@@ -27,11 +28,12 @@ from quantcore.flags import parser, task_of
 from quantcore.pipeline import quantize, read_windows, run
 from quantcore.plan import resolve
 from quantcore.presets import resolve as preset
+from quantcore.presets import with_attention
 from quantcore.reading import read_model
 from quantcore.runtime.ranks import ALONE
 from quantcore.savepoint import SavePoint
 from quantcore.task import EvaluationConfig, Task
-from tests.factories import tiny_model, tiny_tokenizer
+from tests.factories import MIXTURES, tiny_model, tiny_tokenizer
 from tests.params import with_rare
 
 FP8 = QuantizationSpec(dtype="fp8_e4m3")
@@ -257,8 +259,83 @@ def test_codes_are_found_again_from_a_weight_of_two_bytes(dtype, round_method, m
     assert torch.equal(encode_layer(layer).weight.codes, round_to_nearest(weight, layer.plan.weight).codes)
 
 
-def test_a_format_of_one_file_is_left_to_the_engine(tmp_path):
-    with pytest.raises(ConfigError, match="bitfoundry quantize --model_export gguf"):
+def test_a_format_of_one_file_has_its_own_method(tmp_path):
+    with pytest.raises(ConfigError, match="Call export_gguf_model"):
         ModelExporter(export_dir=tmp_path / "out").export_safetensors_model(
             in_memory(net(), INT8), INT8, custom_mode="gguf"
         )
+
+
+UINT4_PER_GROUP_32 = Config(  # as AMD Quark's documents have it: what its export_gguf takes
+    global_quant_config=QuantizationConfig(
+        weight=QuantizationSpec(dtype="uint4", qscheme="per_group", group_size=32, ch_axis=1, symmetric=False)
+    ),
+    exclude=("lm_head",),
+)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("config", [UINT4_PER_GROUP_32, preset("gguf_q8_0"), preset("int4_wo_32")])
+def test_a_gguf_file_holds_what_the_model_computes(model_type, config, tmp_path, caplog):
+    """Transformers reads the weights of the model from the file, to the last bit."""
+    options = {**MIXTURES.get(model_type, {}), "norm_topk_prob": True}
+    model_dir = tiny_model(tmp_path / "model", model_type=model_type, tie_word_embeddings=False, **options)
+    before, model = (in_memory(float_model(model_dir, torch.float32), config) for _ in range(2))
+    ModelExporter(tmp_path / "out").export_gguf_model(model, tokenizer_path=model_dir, model_type=model_type)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.gguf"]
+    read = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", gguf_file="model.gguf", config=AutoConfig.from_pretrained(model_dir), dtype=torch.float32
+    )
+    ids = torch.arange(24)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(read(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
+        same = torch.equal(model(ids).logits, before(ids).logits)
+    assert same == ("float16 scales" not in caplog.text) == (config == preset("gguf_q8_0"))
+
+
+def test_what_gguf_cannot_hold_is_refused(model_dir, tmp_path):
+    exporter = ModelExporter(tmp_path / "out")
+    with pytest.raises(ConfigError, match="groups of 32"):
+        exporter.export_gguf_model(in_memory(float_model(model_dir), preset("w4a16")), model_dir)
+    model = in_memory(float_model(model_dir), preset("gguf_q4_1"))
+    with pytest.raises(ConfigError, match="model_type"):
+        exporter.export_gguf_model(model, model_dir, "opt")
+    with pytest.raises(ConfigError, match="language models of Transformers"):
+        exporter.export_gguf_model(in_memory(net(), INT8), model_dir)
+    assert not (tmp_path / "out").exists()
+
+
+FP8_ATTENTION = with_attention(preset("fp8", kv_cache="fp8"), "fp8")
+BATCHES = [torch.randint(0, 512, (2, 24), generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
+
+
+def test_fp8_attention_goes_into_files_of_the_quark_format(model_dir, tmp_path):
+    model = in_memory(float_model(model_dir), FP8_ATTENTION, BATCHES)
+    attention = model.model.layers[1].self_attn
+    assert "query_quantizer" not in attention._modules, "queries are quantized as they leave q_proj, and once"
+    ModelExporter(tmp_path / "out").export_safetensors_model(model, FP8_ATTENTION)
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    prefix = "model.layers.1.self_attn."
+    assert stored[f"{prefix}prob_output_scale"] == attention.softmax_quantizer.scale
+    assert stored[f"{prefix}q_proj.output_scale"].float() == attention.q_proj.output_quantizer.scale
+    said = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert set(said["layer_quant_config"]) == {"*q_proj", "*k_proj", "*v_proj"}  # vLLM 0.32 knows no other name
+    assert said["softmax_quant_spec"]["dtype"] == said["layer_quant_config"]["*q_proj"]["output_tensors"]["dtype"]
+    assert said["export"]["kv_cache_group"] == ["*k_proj", "*v_proj"]
+    with pytest.raises(ModelError, match="attention probabilities are quantized"):
+        read_model(tmp_path / "out")
+
+
+@pytest.mark.parametrize("export", ["compressed_tensors", "fp8"])
+def test_other_formats_cannot_say_fp8_attention(export, model_dir, tmp_path):
+    model = in_memory(float_model(model_dir), FP8_ATTENTION, BATCHES)
+    with pytest.raises(ConfigError, match=f"The {export} format cannot say softmax_quant_spec"):
+        ModelExporter(tmp_path / "out").export_safetensors_model(model, FP8_ATTENTION, custom_mode=export)
+
+
+def test_queries_that_are_quantized_inside_the_attention_go_into_no_file(model_dir, tmp_path):
+    config = replace(FP8_ATTENTION, layer_quant_config={})
+    model = in_memory(float_model(model_dir), config, BATCHES)
+    with pytest.raises(ConfigError, match="quantized further inside") as caught:
+        ModelExporter(tmp_path / "out").export_safetensors_model(model, config)
+    assert "presets.with_attention" in caught.value.hint

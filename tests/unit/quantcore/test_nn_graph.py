@@ -1,5 +1,7 @@
 """FX graph mode: the same function as a graph, batch norms folded, and the same numbers as eager mode."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -7,14 +9,19 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quantcore import (
+    AWQConfig,
     CalibrationError,
     Config,
     ConfigError,
+    GPTQConfig,
     ModelError,
     ModelQuantizer,
     QuantizationConfig,
     QuantizationMode,
     QuantizationSpec,
+    RotationConfig,
+    RTNConfig,
+    SmoothQuantConfig,
 )
 from quantcore.nn.graph import trace
 from quantcore.nn.layers import quantized_layers
@@ -197,6 +204,72 @@ def test_refusals_teach():
     for nothing in (None, []):
         with pytest.raises(CalibrationError, match="traces the model with the first batch"):
             quantize(Net(), QuantizationConfig(weight=INT8), GRAPH, nothing)
+
+
+UINT4 = QuantizationSpec(dtype="uint4", qscheme="per_group", group_size=16, symmetric=False)
+ALGORITHMS = {
+    "smooth": (SmoothQuantConfig(alpha=0.5),),
+    "awq, gptq": (AWQConfig(), GPTQConfig()),
+    "rotation": (RotationConfig(r1=True, r4=True),),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("inputs", [None, QuantizationSpec(dtype="int8", symmetric=False)], ids=["weights", "static"])
+def test_algorithms_give_the_numbers_of_eager_mode(name, inputs):
+    """They work on decoder blocks, so on a copy of the model before it is traced."""
+    batches = [torch.randint(0, 512, (2, 24), generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    config = Config(
+        global_quant_config=QuantizationConfig(weight=UINT4, input_tensors=inputs), algo_config=ALGORITHMS[name]
+    )
+    model = language_model("llama", tie_word_embeddings=False)
+    with torch.no_grad():
+        before = model(batches[0]).logits
+        graph = ModelQuantizer(replace(config, quant_mode=GRAPH)).quantize_model(model, batches)
+        assert torch.equal(model(batches[0]).logits, before)
+        eager = ModelQuantizer(config).quantize_model(model, batches)
+        assert torch.equal(graph(batches[0]).logits, eager(batches[0]).logits)
+        plain = ModelQuantizer(replace(config, algo_config=())).quantize_model(
+            language_model("llama", tie_word_embeddings=False), batches
+        )
+        assert not torch.equal(graph(batches[0]).logits, plain(batches[0]).logits)
+        assert torch.equal(ModelQuantizer.freeze(graph)(batches[0]).logits, eager(batches[0]).logits)
+
+
+class Normed(nn.Module):
+    """Decoder blocks of a convolution and a batch norm, and one of both behind them."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Conv1d(16, 16, 1), nn.BatchNorm1d(16)) for _ in range(2))
+        self.last = nn.Conv1d(16, 16, 1)
+        self.norm = nn.BatchNorm1d(16)
+        for norm in (self.norm, *(layer[1] for layer in self.layers)):
+            nn.init.normal_(norm.weight)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(self.last(x))
+
+
+def test_no_norm_is_folded_into_a_weight_that_an_algorithm_rounded():
+    model, x = Normed().train(False), torch.randn(3, 16, 16)
+    config = Config(global_quant_config=QuantizationConfig(weight=INT8), algo_config=RTNConfig(range_search=False))
+    graph = ModelQuantizer(replace(config, quant_mode=GRAPH)).quantize_model(model, [x])
+    assert str(graph.graph).count("aten.batch_norm") == 2
+    eager = ModelQuantizer(config).quantize_model(model, [x])
+    for index in range(2):
+        assert torch.equal(graph.get_submodule(f"layers.{index}.0").weight, eager.layers[index][0].weight)
+
+
+def test_rotation_inside_attention_is_refused_in_a_graph():
+    config = Config(
+        global_quant_config=QuantizationConfig(weight=UINT4), algo_config=RotationConfig(r3=True), quant_mode=GRAPH
+    )
+    with pytest.raises(ConfigError, match=r"r3 works on attention modules.*eager mode"):
+        ModelQuantizer(config).quantize_model(language_model("llama"), [torch.arange(8)[None]])
 
 
 class Bags(nn.Module):

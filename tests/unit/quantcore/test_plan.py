@@ -129,7 +129,7 @@ def test_the_sizes_that_fit_do_fit(group_size):
 
 REFUSED = {
     "nothing_to_quantize": {"exclude": ("*",)},
-    "incompatible_export": {"preset": "w4a16", "group_size": -1},
+    "incompatible_export": {"preset": "w4a16", "exports": ("fp8",)},
     "unknown_export_format": {"exports": ("ggml",)},
     "invalid_export": {"exports": ("quark", "quark")},
     "seq_len_too_long": {"calibration": CalibrationConfig(seq_len=16384)},
@@ -151,8 +151,8 @@ def test_a_rotation_that_no_file_holds_says_who_runs_it():
 
 def test_an_impossible_export_says_which_format_can():
     with pytest.raises(ConfigError) as caught:
-        plan("w4a16", group_size=-1)
-    assert caught.value.allowed == ("awq", "compressed_tensors", "gptq_v2", "fake_quantized")
+        plan("w4a16", group_size=-1, exports=("gptq",))
+    assert caught.value.allowed == ("awq", "compressed_tensors", "gptq_v2", "quark", "fake_quantized")
 
 
 def test_what_a_format_says_once_must_be_the_same_in_all_layers():

@@ -1,0 +1,103 @@
+"""A GGUF file from a frozen model in memory (``ModelExporter.export_gguf_model``)."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantcore.affine import QParams, as_stored, minimum_of, zero_point_of
+from quantcore.checkpoint.layout import TensorHeader
+from quantcore.checkpoint.source import TORCH_DTYPES
+from quantcore.errors import ConfigError
+from quantcore.export import EXPORTERS, Container, encoded, layouts_of
+from quantcore.layer import LayerPlan
+from quantcore.layouts import stored as as_module_keeps
+from quantcore.nn.codes import encode_layer
+from quantcore.nn.layers import QuantizedLayer, num_groups
+from quantcore.nn.log import log
+from quantcore.nn.names import Stored
+from quantcore.nn.tensor_quantizer import TensorQuantizer
+from quantcore.qtensor import QTensor
+
+DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+def export_gguf(stored: Stored, model_config: dict[str, Any], tokenizer_dir: Path, folder: Path) -> None:
+    """Write model.gguf into ``folder``; ``model_config`` is config.json.
+
+    Layers take the number types that GGUF has first (see ``fit_to_file``). Raises ConfigError for an architecture or a
+    tensor that GGUF has no place for, ModelError for a tokenizer that does not fit.
+    """
+    exporter = EXPORTERS.get("gguf")
+    assert isinstance(exporter, Container)
+    fit_to_file(stored.layers)
+    plans = {name: replace(layer.plan, name=name) for name, layer in stored.layers.items()}
+    dtypes = {name: DTYPE_NAMES[layer.canonical_weight().dtype] for name, layer in stored.layers.items()}
+    layouts = {}
+    for name, tensor in stored.floats.items():
+        header = TensorHeader(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), "", 0, tensor.nbytes)
+        if (layout := exporter.float_layout(name, header, model_config)) is not None:
+            layouts[name] = layout
+    for name, plan in plans.items():
+        layouts |= layouts_of(exporter, plan, dtypes[name])
+    exporter.check(model_config, layouts)
+    with closing(exporter.sink(folder, layouts, tuple(plans.values()), model_config, tokenizer_dir)) as sink:
+        for message in sink.warnings:
+            log.warning(message)
+        for name, tensor in stored.floats.items():
+            sink.write(name, tensor)
+        for name, layer in stored.layers.items():
+            for part, tensor in encoded(exporter, plans[name], encode_layer(layer), dtypes[name]).items():
+                sink.write(part, tensor.to(sink.dtype_of(part)))
+        sink.finish()
+
+
+def fit_to_file(layers: dict[str, QuantizedLayer]) -> None:
+    """Give ``layers`` the float16 scales and minimums of a GGUF file, in place: what is exported is what runs here.
+
+    Codes stay. Nothing changes where the specs say float16 and float32 zero points already, as the gguf presets do.
+    """
+    exporter = EXPORTERS.get("gguf")
+    assert isinstance(exporter, Container)
+    moved = 0
+    for layer in layers.values():
+        (plan,), _ = exporter.adapt((layer.plan,))
+        if plan.config != layer.plan.config:
+            _refit(layer, plan)
+            moved += 1
+    if moved:
+        log.warning(f"GGUF stores float16 scales and minimums: {moved} layer(s) have them now, in the model as well.")
+
+
+def _refit(layer: QuantizedLayer, plan: LayerPlan) -> None:
+    """The codes of ``layer`` under the scales of ``plan``. Raises ConfigError for a scale that float16 cannot hold."""
+    before = encode_layer(layer).weight
+    spec, dtype = plan.weight, layer.canonical_weight().dtype
+    if spec.dtype is not before.spec.dtype:
+        raise ConfigError(
+            f"The rows of {plan.name} are no multiple of 256, so that GGUF cannot hold its {layer.plan.scheme}.",
+            code="incompatible_export",
+            hint="Quantize it with another preset, as gguf_q5_0 or gguf_q8_0.",
+            field="/quant_config",
+        )
+    scale = as_stored(before.params.scale, spec, dtype)
+    zero_point, minimum = None, torch.zeros(())
+    if before.params.zero_point is not None:
+        minimum = minimum_of(before.params.zero_point, before.params.scale, before.spec).half()
+        zero_point = zero_point_of(minimum, scale, spec)
+    if not (torch.isfinite(scale).all() and torch.isfinite(minimum).all()):
+        raise ConfigError(
+            f"A scale or a minimum of {plan.name} is beyond float16, and GGUF stores float16.",
+            code="incompatible_export",
+            hint="Leave the layer in float (exclude), or export another format.",
+            field="/quant_config",
+        )
+    params = QParams(scale, zero_point)
+    weight = QTensor(before.codes, params, spec).dequantize().to(dtype)
+    layer.weight_quantizer = TensorQuantizer(spec, params, is_weight=True)
+    layer._parameters["weight"].data = as_module_keeps(weight, plan.kind, num_groups(layer))  # type: ignore[union-attr]
+    layer.plan = plan

@@ -1,0 +1,66 @@
+"""The engine alone on Windows and macOS, as far as a Linux can tell (see ``tests.other_systems``)."""
+
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import quantcore
+from tests.factories import tiny_model
+from tests.other_systems import folder_for
+
+ROOT = Path(__file__).parents[2]
+SYSTEMS = ("win32", "darwin")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("model") / "model")
+
+
+def run(system, folder, *arguments):
+    """A Python process that takes itself for one on ``system``: its output."""
+    path = os.pathsep.join(map(str, (folder_for(system, folder), ROOT)))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, env=environment, cwd=folder
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_module_of_the_engine_can_be_imported(system, tmp_path):
+    modules = [
+        one.name for one in pkgutil.walk_packages(quantcore.__path__, "quantcore.") if "__main__" not in one.name
+    ]
+    code = f"""
+import importlib
+for name in {modules}:
+    importlib.import_module(name)
+import bitfoundry.cli, bitfoundry.client
+from quantcore.runtime import devices
+assert devices.sys.platform == {system!r}
+del devices.os.environ["OMP_NUM_THREADS"]
+assert devices.limit_threads() > 0 and 0 < devices.free_memory_bytes(devices.torch.device("cpu")) < 1 << 50
+"""
+    run(system, tmp_path, "-c", code)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("export", ["quark", "gguf"])
+def test_a_model_is_quantized_and_proven(system, export, model, tmp_path):
+    (tmp_path / "out").mkdir()  # a folder that exists and is empty may be given
+    scheme = {"quark": "fp8", "gguf": "gguf_q8_0"}[export]
+    run(
+        system, tmp_path, "-m", "bitfoundry", "quantize", "--model_dir", model, "--output_dir", "out", "--quant_scheme",
+        scheme, "--model_export", export, "--num_calib_data", "4", "--seq_len", "64",
+    )  # fmt: skip
+    report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+    assert report["summary"]["perplexity_after"] > 1
+    peak = report["summary"]["peak_memory_bytes"]
+    assert 2e8 < peak < 2e10, "macOS tells the peak in bytes, Linux in kB"
