@@ -27,7 +27,10 @@ _NOT_TEXT = re.compile(
 
 @dataclass(frozen=True)
 class BlockList:
-    """A numbered list of modules: ``model.layers.`` with ``indices`` 0 to 29; ``sides`` are those of its matrices."""
+    """A numbered list of modules: ``model.layers.`` with ``indices`` 0 to 29; ``sides`` are those of its tensors.
+
+    Of quantized models only norms may show the width: codes are packed.
+    """
 
     prefix: str
     indices: frozenset[int]
@@ -86,12 +89,13 @@ def block_lists(tensors: Mapping[str, TensorHeader]) -> list[BlockList]:
         BlockList(
             prefix,
             frozenset(index for index, _ in part),
-            frozenset(side for _, tensor in part if len(tensor.shape) > 1 for side in tensor.shape),
+            frozenset(side for _, tensor in part for side in tensor.shape),
             sum(tensor.num_bytes for _, tensor in part),
         )
         for prefix, part in parts.items()
+        if any(len(tensor.shape) > 1 for _, tensor in part)
     ]
-    return sorted((one for one in lists if one.sides), key=lambda one: (-one.num_bytes, one.prefix))
+    return sorted(lists, key=lambda one: (-one.num_bytes, one.prefix))
 
 
 def said_of_the_rest(tensors: Mapping[str, TensorHeader], prefix: str) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import signal
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlavaConfig, LlavaForConditionalGeneration
 
 from quantcore import file_to_file, presets, savepoint, writing
 from quantcore.checkpoint.artifact import sha256
@@ -109,6 +110,30 @@ def test_an_architecture_that_transformers_does_not_know(tmp_path):
     zeros = {name for name in written if name.endswith("weight_zero_point")}
     assert zeros == {f"{layer['name']}.weight_zero_point" for layer in report["layers"]}
     assert written["net.stages.0.ffn.up_proj.weight_zero_point"].any()
+
+
+def test_the_language_model_of_one_that_sees(tmp_path, capfd):
+    """LLaVA: the tower has more blocks and the same width. Its weights stay, and that is said wherever one looks."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    vision = {"model_type": "clip_vision_model", **sizes, "num_hidden_layers": 4, "image_size": 28, "patch_size": 14}
+    text = {"model_type": "llama", **sizes, "num_hidden_layers": 3, "vocab_size": 512}
+    model = LlavaForConditionalGeneration(LlavaConfig(text_config=text, vision_config=vision)).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "model")
+    out = tmp_path / "out"
+    flags = ["--model_dir", str(tmp_path / "model"), "--output_dir", str(out), "--file2file_quantization"]
+    assert main([*flags, "--quant_scheme", "int8_weight_only"]) == 0
+    linears = {
+        name for name, module in model.model.language_model.named_modules() if isinstance(module, torch.nn.Linear)
+    }
+    plan, report = (json.loads((out / name).read_text()) for name in ("plan.json", "report.json"))
+    assert {layer["name"] for layer in plan["layers"]} == {f"language_model.model.{name}" for name in linears}
+    said = "Only the language model, 'language_model.model.layers.*', is quantized."
+    assert [said in text for text in (*plan["warnings"], *report["warnings"])] == [True, True]
+    assert said in " ".join(capfd.readouterr().err.split())
+    before, after = load_file(tmp_path / "model" / "model.safetensors"), load_file(out / "model.safetensors")
+    tower = {name for name in before if name.startswith("vision_tower.")}
+    assert tower and all(torch.equal(before[name], after[name]) for name in tower)
 
 
 LEARNING = {
