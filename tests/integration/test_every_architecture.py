@@ -1,0 +1,57 @@
+"""Every causal language model that the installed Transformers can build, as a twin: ours against its own forward pass.
+
+A class is read right, to 1e-5, or it is refused, or its default config gives no model. What is in no list must be
+right: a new release of Transformers shows at once what is new.
+"""
+
+import json
+
+import pytest
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from quantcore.blocks.twin import twin_config
+from quantcore.errors import ModelError
+from quantcore.evaluation import architecture
+
+CLASSES = sorted(name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name in CONFIG_MAPPING)
+REFUSED = {
+    "bailing_hybrid", "cpmant", "emu3", "gemma3n_text", "hrm_text", "inkling2_text", "jetmoe", "kimi_linear",
+    "longcat_flash", "mllama", "olmo_hybrid", "prophetnet", "rwkv", "xlm", "xlnet", "zamba", "zamba2",
+}  # fmt: skip
+MISREAD = {"zaya"}  # its blocks hand each other more than hidden states
+NO_TWIN = {
+    "blt", "cohere_compass_text", "dbrx", "deepseek_v2", "dots1", "dots3_note", "dots3_note_text", "falcon_h1",
+    "gemma3n", "gemma4_assistant", "gemma4_unified_assistant", "glm4_moe", "hunyuan_v1_dense", "hunyuan_v1_moe",
+    "hy_v4", "lfm2_moe", "ministral", "musicgen", "musicgen_melody", "nemotron", "qwen4_exp", "qwen4_exp_text",
+    "reformer", "xmod",
+}  # fmt: skip
+"""Default configs without a number that the model needs, with numbers that do not fit together, or of no decoder."""
+
+
+def verdict_on(model_type):
+    """The largest difference of the class's default config, or why there is none."""
+    try:
+        config = json.loads(CONFIG_MAPPING[model_type]().to_json_string(use_diff=False))
+        found = architecture._compare_twin(json.dumps(twin_config(config)))
+    except ModelError as error:
+        return error.code
+    except Exception as error:  # a default config that its own class refuses
+        return f"no config: {error}"
+    return max(found["differences"]) if "differences" in found else f"no twin: {found['reason']}"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("model_type", CLASSES)
+def test_it_is_read_as_transformers_reads_it_or_refused(model_type):
+    verdict = verdict_on(model_type)
+    architecture._compare_twin.cache_clear()
+    if model_type in REFUSED:
+        assert verdict == "unsupported_architecture"
+    elif model_type in MISREAD:
+        assert verdict > 1e-3  # which the job's own check refuses as architecture_misread
+    elif model_type in NO_TWIN:
+        assert str(verdict).startswith("no ")
+    else:
+        assert isinstance(verdict, float) and verdict < 1e-5, verdict
