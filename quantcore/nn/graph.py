@@ -104,9 +104,11 @@ def trace(model: nn.Module, batch: Any, unchanged: Collection[int] = ()) -> fx.G
     return model_graph
 
 
-def export_program(model: nn.Module, batch: Any) -> torch.export.ExportedProgram:
-    """What torch.export makes of ``model`` in evaluation mode; see ``trace``."""
-    arguments = tree_map(_doubled, as_arguments(batch, next(model.parameters()).device))
+def export_program(
+    model: nn.Module, batch: Any, cast: Callable[[Any], Any] = lambda value: value
+) -> torch.export.ExportedProgram:
+    """What torch.export makes of ``model`` in evaluation mode; see ``trace``. ``cast`` is applied to each input."""
+    arguments = tree_map(lambda value: cast(_doubled(value)), as_arguments(batch, next(model.parameters()).device))
     named = inspect.signature(model.forward).bind(*arguments[0], **arguments[1]).arguments
     with evaluating(model), _without_cache(model), torch.no_grad():
         try:

@@ -34,7 +34,9 @@ def export_onnx(
 ) -> None:  # fmt: skip
     """Write the frozen ``model`` to ``path``. ``batch`` is an example of what it is called with: see ``graph.trace``.
 
-    Raises ConfigError for a spec without an ONNX node, or if the packages for ONNX are not there.
+    ONNX Runtime computes in float32 and float16. A model in bfloat16 or float64 becomes a graph in float32, its inputs
+    and outputs as well. Raises ConfigError for a spec without an ONNX node, for a model that computes in bfloat16
+    whatever its weights are, or if the packages for ONNX are not there.
     """
     check_installed()
     if opset_version < OPSET:
@@ -48,16 +50,52 @@ def export_onnx(
         _check_layer(name, layer)
     for name, module in model.named_modules():
         _check_attention(name, module)
-    with _traced_as_nodes(model), warnings.catch_warnings():
+    with _traced_as_nodes(model), _in_float32(model), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's, about torch
-        program = export_program(model, batch)
+        program = export_program(model, batch, _as_float32)
         exported = torch.onnx.export(
             program, dynamo=True, opset_version=opset_version, verbose=False,
             input_names=list(input_names) or None, output_names=list(output_names) or None,
         )  # fmt: skip
-    assert exported is not None
-    _narrow(exported.model)
-    exported.save(path)
+        assert exported is not None
+        _narrow(exported.model)
+        _check_dtypes(exported.model)
+        exported.save(path)  # here: its tensors are the model's until they are written
+
+
+NOT_COMPUTED = (torch.bfloat16, torch.float64)
+"""Number types for which ONNX Runtime has kernels of few operations."""
+
+
+def _as_float32(value: Any) -> Any:
+    return value.float() if isinstance(value, torch.Tensor) and value.dtype in NOT_COMPUTED else value
+
+
+@contextmanager
+def _in_float32(model: nn.Module) -> Iterator[None]:
+    """``model`` with its weights of NOT_COMPUTED in float32, for a while; then it has its own ones back."""
+    own = [(tensor, tensor.data) for tensor in (*model.parameters(), *model.buffers()) if tensor.dtype in NOT_COMPUTED]
+    try:
+        for tensor, data in own:
+            tensor.data = data.float()
+        yield
+    finally:
+        for tensor, data in own:
+            tensor.data = data
+
+
+def _check_dtypes(model: Any) -> None:
+    """Refuse a graph that does more in bfloat16 than round to it."""
+    import onnx_ir
+
+    for node in model.graph.all_nodes():
+        values = [value for value in (*node.inputs, *node.outputs) if value is not None]
+        if node.op_type != "Cast" and any(value.dtype is onnx_ir.DataType.BFLOAT16 for value in values):
+            raise ConfigError(
+                f"The model computes in bfloat16 ({node.op_type}) whatever its weights are; ONNX Runtime does not.",
+                code="incompatible_export",
+                hint="Load the model in float32, and take casts to bfloat16 out of its code.",
+            )
 
 
 @contextmanager

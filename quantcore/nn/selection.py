@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -80,7 +81,7 @@ def select_layers(model: nn.Module, config: Config) -> Selection:
 def _cached_names(model: nn.Module) -> Iterator[str]:
     """The layers whose outputs are keys and values. Those of a vision or audio tower lie in no cache."""
     tensors = {name for name, _ in model.named_parameters()}
-    decoder = model.get_decoder() if isinstance(model, PreTrainedModel) else model  # type: ignore[no-untyped-call]
+    decoder: Any = model.get_decoder() if isinstance(model, PreTrainedModel) else None  # type: ignore[no-untyped-call]
     inside = set((decoder or model).modules())
     return (name for name, module in model.named_modules() if module in inside and holds_keys_or_values(name, tensors))
 

@@ -243,3 +243,80 @@ def test_other_refusals_teach(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else name)
     with pytest.raises(ConfigError, match=r"needs the package.s. onnxscript\. pip install"):
         exporter.export_onnx_model(model, x)
+
+
+def small_language_model():
+    config = AutoConfig.for_model("llama", **{**SHAPE, "num_hidden_layers": 1})
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+# name -> (model, a batch)
+MODELS = {
+    "linears": (
+        lambda: nn.Sequential(nn.Linear(64, 48), nn.LayerNorm(48), nn.GELU(), nn.Linear(48, 32)),
+        torch.randn(ROWS),
+    ),
+    "convolutions": (convolutions, torch.randn(IMAGES)),
+    "a language model": (small_language_model, torch.arange(14).view(2, 7)),
+}
+WIDE = {  # noise of two-byte floats moves some static inputs to the next code
+    "int8": (QuantizationConfig(weight=INT8), 0.01),
+    "int8 static": (QuantizationConfig(weight=INT8, input_tensors=spec("int8")), 0.05),
+    "fp8": (QuantizationConfig(weight=spec("fp8_e4m3"), input_tensors=spec("fp8_e4m3")), 0.05),
+}
+
+
+DTYPES = [
+    (dtype, kind, scheme)
+    for dtype in (torch.bfloat16, torch.float16, torch.float64)
+    for kind in MODELS
+    for scheme in WIDE
+]
+USUAL = [
+    (torch.bfloat16, "linears", "int8 static"), (torch.bfloat16, "convolutions", "int8"),
+    (torch.bfloat16, "a language model", "int8"), (torch.float16, "linears", "int8"), (torch.float64, "linears", "fp8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "kind", "scheme"), with_rare(DTYPES, [case for case in DTYPES if case not in USUAL]))
+def test_onnx_runtime_loads_and_computes_models_of_every_dtype(dtype, kind, scheme, tmp_path):
+    """It has kernels for float32 and float16: bfloat16 and float64 become float32. The model in memory stays."""
+    torch.manual_seed(0)
+    make, batch = MODELS[kind]
+    config, tolerance = WIDE[scheme]
+    batch = batch.to(dtype) if batch.is_floating_point() else batch
+    model = frozen(make().to(dtype).eval(), Config(global_quant_config=config), batch)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    ModelExporter(tmp_path / "out").export_onnx_model(model, batch[:1])
+    session = onnxruntime.InferenceSession(
+        tmp_path / "out" / "model.onnx", session_options(optimized=False),
+        providers=["CPUExecutionProvider"],
+    )  # fmt: skip
+    expected_dtype = torch.float16 if dtype is torch.float16 else torch.float32
+    given = batch.to(expected_dtype) if batch.is_floating_point() else batch
+    found = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: given.numpy()})[0])
+    assert found.dtype is expected_dtype
+    assert model.state_dict().keys() == state.keys()
+    assert all(torch.equal(tensor, state[name]) and tensor.dtype == state[name].dtype
+               for name, tensor in model.state_dict().items())  # fmt: skip
+    with torch.no_grad():
+        output = model.float()(batch.float() if batch.is_floating_point() else batch)
+    expected = getattr(output, "logits", output)
+    assert (found.float() - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+class ComputesInBfloat16(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.tanh(self.layer(x).to(torch.bfloat16) * 2).float()
+
+
+def test_a_model_that_computes_in_bfloat16_on_its_own_is_refused(tmp_path):
+    x = torch.randn(2, 8)
+    model = frozen(ComputesInBfloat16(), Config(global_quant_config=QuantizationConfig(weight=INT8)), x)
+    with pytest.raises(ConfigError, match="computes in bfloat16") as caught:
+        ModelExporter(tmp_path / "out").export_onnx_model(model, x)
+    assert caught.value.code == "incompatible_export" and not (tmp_path / "out").exists()
