@@ -37,7 +37,7 @@ PRODUCT_PIECES = 3
 DISTANCE_PIECES = 16
 """The same while the logits of two models are compared: ``divergence.distance`` holds 9, and the allocator keeps most
 of what was freed before."""
-GENERATION_BYTES = 160 << 20
+GENERATION_BYTES = 256 << 20
 """What Transformers imports and holds to generate text beside the model, with what loading it left in the allocator."""
 WHOLE_BYTES = 1 << 30
 """A model of this size or less may be in memory as a whole to generate text; so may one that takes no more than the
