@@ -18,7 +18,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from quantcore.errors import ConfigError, unknown_value
-from quantcore.evaluation.elsewhere import run_elsewhere
+from quantcore.evaluation.elsewhere import kv_cache_dtype, run_elsewhere
 from quantcore.evaluation.model import EvaluatedModel
 from quantcore.evaluation.originals import Originals
 from quantcore.runtime.devices import limit_threads
@@ -100,6 +100,7 @@ def _in_vllm(evaluation: EvaluationConfig, path: Path, python: str) -> tuple[Res
         "num_fewshot": evaluation.num_fewshot,
         "include_path": None if evaluation.include_path is None else str(evaluation.include_path),
         "num_threads": limit_threads(),
+        "kv_cache_dtype": kv_cache_dtype(path),
     }
     found = run_elsewhere(SERVED_TASKS, task, python=python, program="vllm")
     return {task: _metrics(rows) for task, rows in found["results"].items()}, found["versions"]

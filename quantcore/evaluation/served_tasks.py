@@ -28,7 +28,12 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
     found: Any = simple_evaluate(
         model="vllm",
-        model_args={"pretrained": task["model"], "dtype": "auto", "enforce_eager": True},
+        model_args={
+            "pretrained": task["model"],
+            "dtype": "auto",
+            "enforce_eager": True,
+            "kv_cache_dtype": task["kv_cache_dtype"],
+        },
         tasks=task["tasks"],
         limit=task["limit"],
         num_fewshot=task["num_fewshot"],

@@ -10,7 +10,7 @@ from typing import Any
 
 from quantcore.errors import ConfigError
 from quantcore.evaluation.command import find_model
-from quantcore.evaluation.elsewhere import run_elsewhere
+from quantcore.evaluation.elsewhere import kv_cache_dtype, run_elsewhere
 from quantcore.events import Emit, PhaseStarted, Progress
 from quantcore.runtime.devices import limit_threads
 
@@ -77,5 +77,6 @@ def summarize(seen: dict[str, Any], load: Load) -> dict[str, Any]:
 
 def _measured(path: Path, runtime: str, python: str, load: Load) -> dict[str, Any]:
     """What ``stopwatch`` saw."""
-    task = {"model": str(path), "runtime": runtime, "num_threads": limit_threads(), **asdict(load)}
+    told = {"model": str(path), "runtime": runtime, "num_threads": limit_threads()}
+    task = {**told, "kv_cache_dtype": kv_cache_dtype(path), **asdict(load)}
     return run_elsewhere(STOPWATCH, task, python=python, program=runtime)

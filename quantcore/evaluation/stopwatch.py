@@ -68,8 +68,9 @@ class Vllm:
 
         length = task["prompt_len"] + task["num_new"]
         self._llm = LLM(
-            task["model"], max_model_len=length, max_num_seqs=task["batch_size"], enable_prefix_caching=False, seed=0
-        )
+            task["model"], max_model_len=length, max_num_seqs=task["batch_size"], enable_prefix_caching=False, seed=0,
+            kv_cache_dtype=task["kv_cache_dtype"],
+        )  # fmt: skip
         self.vocab_size = self._llm.llm_engine.model_config.get_vocab_size()
         self._params = SamplingParams
 

@@ -1,12 +1,13 @@
 """Runs in the peers' environment, with AMD Quark: read a checkpoint with Quark's import and measure token windows.
 
-usage: check_quark.py MODEL_DIR WINDOWS.json [ATTENTION] -> one line ``RESULT {json}``: perplexity, and the sum of
-|weight| that Quark's own dequantization gives for every layer.
+usage: check_quark.py MODEL_DIR WINDOWS.json [ATTENTION] -> one line ``RESULT {json}``: perplexity, and the
+layers that Quark found quantized.
 """
 
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -17,7 +18,10 @@ import torch
 
 def main() -> None:
     from quark.torch import import_model_from_safetensors
+    from quark.torch.export import utils
 
+    # Quark 0.13 asks for CUDA when it builds the quantizer of attention probabilities, whatever the device is.
+    utils.get_real_quantizer = partial(utils.get_real_quantizer, device=torch.device("cpu"))
     model_dir, windows = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
     attention = sys.argv[3] if len(sys.argv) > 3 else "sdpa"
     model = import_model_from_safetensors(None, model_dir, device="cpu", attn_implementation=attention).eval()

@@ -42,7 +42,8 @@ def main() -> None:
     result = {"texts": texts, "perplexity": math.exp(loss / count), "method": str(method)}
     if kv_cache_dtype != "auto":
         worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
-        attentions = [layer.self_attn.attn for layer in worker.model_runner.model.model.layers]
+        model = worker.model_runner.model.model
+        attentions = [layer.self_attn.attn for layer in getattr(model, "decoder", model).layers]
         result["kv_scales"] = [[float(attention._k_scale), float(attention._v_scale)] for attention in attentions]
         result["attention_scales"] = [[float(one._q_scale), float(one._prob_scale)] for one in attentions]
     print("RESULT " + json.dumps(result))

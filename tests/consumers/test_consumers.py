@@ -236,6 +236,31 @@ def test_vllm_takes_the_scales_of_the_kv_cache_from_both_formats(smollm2, tmp_pa
     assert found["quark"]["perplexity"] == found["compressed_tensors"]["perplexity"]
 
 
+OPT_125M = {
+    "model_type": "opt", "hidden_size": 768, "ffn_dim": 3072, "word_embed_proj_dim": 768, "num_attention_heads": 12,
+    "num_hidden_layers": 12, "max_position_embeddings": 2048,
+}  # fmt: skip
+
+
+def test_vllm_runs_opt_with_an_fp8_kv_cache(tmp_path, agrees):
+    """From compressed_tensors. The names of the quark format are vLLM's fault: it renames k_proj to qkv_proj first, and
+    then has no place for qkv_proj.output_scale. Once that is mended, docs/exports.md is to say so."""
+    config = {"kv": presets.resolve("int8_dynamic", kv_cache="fp8")}
+    results, windows = export_all(tiny_model(tmp_path / "model", **OPT_125M), config, FORMATS, tmp_path)
+    folder, summary = results["kv"]
+    found = check("vllm", "check_vllm.py", folder / "compressed_tensors", windows, "fp8")
+    agrees(
+        "vLLM (CPU)", "compressed_tensors", "int8_dynamic, fp8 KV cache", found["perplexity"],
+        summary["perplexity_after"], TOLERANCE, "opt-125m's shape",
+    )  # fmt: skip
+    stored = load_file(folder / "compressed_tensors" / "model.safetensors")
+    names = [f"model.decoder.layers.{i}.self_attn.{part}_scale" for i in range(12) for part in "kv"]
+    expected = torch.stack([stored[name].float().reshape(()) for name in names]).view(12, 2)
+    torch.testing.assert_close(torch.tensor(found["kv_scales"]), expected, rtol=1e-6, atol=0)
+    result, printed = run_in("vllm", "check_vllm.py", folder / "quark", windows, "fp8")
+    assert result is None and "'QKVParallelLinear' object has no attribute 'data'" in printed
+
+
 def test_vllm_and_amd_quark_read_fp8_attention(tmp_path, agrees):
     """Written from memory. vLLM 0.32 loads both scales; its attention on a CPU uses neither."""
     folder = tiny_model(tmp_path / "model", dtype=torch.float32, max_position_embeddings=512, head_dim=32)

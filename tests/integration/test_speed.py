@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from quantcore import cli
+from quantcore import cli, presets
 from quantcore.errors import ConfigError, ModelError
+from quantcore.evaluation.elsewhere import kv_cache_dtype
 from quantcore.evaluation.speed import Load, speed, summarize
 from quantcore.evaluation.stopwatch import _prompt
 from quantcore.events import silence
+from quantcore.export import EXPORTERS
+from quantcore.layer import LayerPlan
 from tests.factories import tiny_model
 
 
@@ -34,6 +37,19 @@ def test_medians_of_the_repetitions() -> None:
     found = summarize(seen, Load(prompt_len=100, num_new=11, batch_size=3, repeats=3))
     assert found["prompt_tokens_per_s"] == 3 * 100 / 0.5
     assert found["new_tokens_per_s"] == 3 * 10 / 1.0
+
+
+@pytest.mark.parametrize("kv_cache", [None, "fp8"])
+@pytest.mark.parametrize("export", ["quark", "compressed_tensors", "fp8"])
+def test_vllm_is_told_of_the_scales_of_a_kv_cache(tmp_path: Path, kv_cache: str | None, export: str) -> None:
+    """It takes no notice of them otherwise."""
+    config = presets.resolve("fp8", kv_cache=kv_cache)
+    chosen, why = config.choose("model.layers.0.self_attn.k_proj", "Linear")
+    layer = LayerPlan("model.layers.0.self_attn.k_proj", 0, (64, 64), chosen, chosen_by=why)
+    said = EXPORTERS.get(export).quantization_config(config, (layer,), ())
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": said}), "utf-8")
+    assert kv_cache_dtype(tmp_path) == (kv_cache or "auto")
+    assert kv_cache_dtype(tmp_path / "model.gguf") == "auto"
 
 
 def test_prompts_share_no_start() -> None:

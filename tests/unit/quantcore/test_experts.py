@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from quantcore import presets
 from quantcore.blocks.experts import ProjectionNames, SplitExperts, experts_split, is_fused, split_experts
 from quantcore.blocks.names import projection_names
-from quantcore.calibration.experts import MIN_TOKENS, share_ranges
+from quantcore.calibration.experts import MIN_TOKENS, share_ranges, too_few_tokens
 from quantcore.calibration.ranges import collect_ranges
 from quantcore.checkpoint.experts import find_routers
 from quantcore.checkpoint.headers import read_local
@@ -243,6 +243,20 @@ def watch_experts(tokens_by_expert, configs=None):
 
 def input_ranges(watched):
     return [tuple(x.item() for x in observers.inputs.range()) for observers in watched.values()]
+
+
+def test_a_layer_that_is_never_called_is_said_to_be_so():
+    """Mamba reads dt_proj's weight and never calls the layer: more calibration text changes nothing."""
+    layer = LayerPlan("backbone.layers.0.mixer.dt_proj", 0, (8, 8), presets.PRESETS["int8_static"].layer_config)
+    with collect_ranges({layer: torch.nn.Linear(8, 8)}) as watched:
+        pass
+    with pytest.raises(CalibrationError, match=r"never called backbone\.layers\.0\.mixer\.dt_proj") as caught:
+        share_ranges(watched)
+    assert caught.value.code == "layer_never_called" and caught.value.hint.startswith("Exclude it")
+    assert [(one.code, "exclude it" in one.message) for one in too_few_tokens({layer: 0})] == [
+        ("layer_never_called", True)
+    ]
+    assert [one.code for one in too_few_tokens({layer: 3})] == ["layer_saw_few_tokens"]
 
 
 def test_experts_that_few_tokens_reached_take_the_range_of_all():
