@@ -37,7 +37,7 @@ BY_POSITION = [
     (QuantizationConfig, (FP8, INT8, FP8, INT8), ("input_tensors", "output_tensors", "weight", "bias")),
     (
         Config,
-        (BOTH, {"Linear": BOTH}, {"*.a": BOTH}, {"*.k_proj": BOTH}),
+        (BOTH, {"Linear": BOTH}, {"*.a": BOTH}, {"*.k_proj": QuantizationConfig(output_tensors=FP8)}),
         ("global_quant_config", "layer_type_quant_config", "layer_quant_config", "kv_cache_quant_config"),
     ),
     (ExporterConfig, (JsonExporterConfig(kv_cache_group=["*a"]), None), ("json_export_config", "onnx_export_config")),
