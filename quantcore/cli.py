@@ -12,7 +12,6 @@ uploaded data file holds), ``publish`` (an artifact on its way out; the task is 
 from __future__ import annotations
 
 import argparse
-import errno
 import json
 import os
 import signal
@@ -26,6 +25,7 @@ from quantcore import presets
 from quantcore.config import json_schema
 from quantcore.errors import QuantError, RankError
 from quantcore.events import Completed, Emit, Failed, print_json_lines
+from quantcore.explaining import explained
 from quantcore.export import EXPORTERS, formats_for
 from quantcore.flags import add_evaluation, add_mix, add_speed, evaluation_of, mix_of, parser, task_of
 from quantcore.runtime.parent import end_with_parent
@@ -348,8 +348,8 @@ def _shown(work: Callable[[Emit], dict[str, Any]], show: Callable[[dict[str, Any
     from quantcore.console import explain, progress_display
 
     try:
-        with progress_display() as emit:
-            done = work(emit)
+        with progress_display() as emit, explained(emit) as noting:
+            done = work(noting)
         show(done)
         return _status_of(done)
     except QuantError as error:
@@ -386,15 +386,10 @@ def _pipeline(task: Task, emit: Emit) -> dict[str, Any]:
 def _reporting(work: Callable[[Emit], object], emit: Emit) -> int:
     """Run ``work``; a QuantError becomes the last event and status 1. Of ranks that miss another, the first says so."""
     try:
-        return _status_of(work(emit))
+        with explained(emit) as noting:
+            return _status_of(work(noting))
     except QuantError as error:
         if isinstance(error, RankError) and not _is_first_rank():
             return 1
         emit(Failed(error.code, error.message, error.hint, error.retryable, _rank(), error.block))
-        return 1
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        hint = "Free space where the result is written."
-        emit(Failed("disk_full", "The disk is full: the result does not fit.", hint, True, _rank()))
         return 1

@@ -52,7 +52,7 @@ ALLOWED = {
 
 # Inside the engine, from the bottom up: a module imports from its own level or below.
 LEVELS = (
-    ("errors", "formats", "registry", "events", "timing", "workload"),
+    ("errors", "formats", "registry", "events", "explaining", "timing", "workload"),
     ("values",),
     ("algorithms",),
     ("spec",),

@@ -1,0 +1,59 @@
+"""Errors that nobody expected, as errors that say what was being done: a user never meets a traceback."""
+
+from __future__ import annotations
+
+import errno
+import os
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from quantcore.errors import QuantError, reason_of
+from quantcore.events import Emit, Event, PhaseStarted
+
+TRACEBACK = "BITFOUNDRY_TRACEBACK"
+"""With this variable set, the traceback of an unexpected error goes to standard error as well."""
+
+
+@contextmanager
+def explained(emit: Emit) -> Iterator[Emit]:
+    """``emit``, which notes the phase of the work. Any error inside that is no QuantError becomes one."""
+    phase = "start"
+
+    def noting(event: Event) -> None:
+        nonlocal phase
+        if isinstance(event, PhaseStarted):
+            phase = event.phase
+        emit(event)
+
+    try:
+        yield noting
+    except QuantError:
+        raise
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            traceback.print_exc()
+        raise _known(error, phase) from error
+
+
+def _known(error: Exception, phase: str) -> QuantError:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return QuantError(
+            "The disk is full: the result does not fit.",
+            code="disk_full",
+            hint="Free space where the result is written.",
+            retryable=True,
+        )
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's; torch may not be loaded
+        return QuantError(
+            f"The memory ran out in the phase '{phase}': {reason_of(error)}",
+            code="out_of_memory",
+            hint="Take a machine or device with more memory; `bitfoundry plan` says how much a job needs.",
+            retryable=True,
+        )
+    return QuantError(
+        f"An unexpected error in the phase '{phase}': {type(error).__name__}: {reason_of(error)}",
+        code="unexpected_error",
+        hint=f"This is a fault of Bitfoundry: please report it, with the traceback that {TRACEBACK}=1 shows.",
+        retryable=isinstance(error, OSError),
+    )
