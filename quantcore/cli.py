@@ -99,10 +99,11 @@ def _verify(arguments: list[str]) -> int:
     def verify(emit: Emit) -> None:
         from quantcore.evaluation.proof import peak_line, proof_line, prove_all
         from quantcore.runtime.devices import limit_threads
+        from quantcore.twin_export import export_twin
 
         limit_threads()
         folder, scratch = map(Path, arguments)
-        for proof in prove_all(read_task(scratch / "task.json"), folder, scratch, emit):
+        for proof in prove_all(read_task(scratch / "task.json"), folder, scratch, emit, export_twin):
             print(proof_line(proof), flush=True)
         print(peak_line(), flush=True)
 

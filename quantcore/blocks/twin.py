@@ -68,16 +68,16 @@ def twin_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _small(key, value, scale) for key, value in config.items() if key != "quantization_config"}
 
 
-def build_twin(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
-    """A model of ``twin_config`` in float32 on the CPU, in evaluation mode. The global random state stays as it is.
+def build_twin(config: dict[str, Any], seed: int = 0, kind: type[Any] = AutoModelForCausalLM) -> PreTrainedModel:
+    """A model of ``twin_config`` in float32 on the CPU, in evaluation mode; ``kind`` is its class or an auto class.
 
+    The global random state stays as it is.
     Raises whatever Transformers raises for a config whose numbers do not fit together once they are small.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            clean_config(config), dtype=torch.float32
-        )
+        build = kind._from_config if issubclass(kind, PreTrainedModel) else kind.from_config
+        model: PreTrainedModel = build(clean_config(config), dtype=torch.float32)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.is_floating_point():

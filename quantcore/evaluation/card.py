@@ -140,7 +140,8 @@ def consumer_line(check: dict[str, Any]) -> str:
     """What another program made of an export, in a sentence."""
     if "not_checked" in check:
         return f"not read by another program: {check['not_checked']}"
-    return f"{check['consumer']} reads the files; its logits differ by {check['logit_difference']:.1e} of their norm."
+    what = "the files of a small twin, exported in the same way" if check.get("of_twin") else "the files"
+    return f"{check['consumer']} reads {what}; its logits differ by {check['logit_difference']:.1e} of their norm."
 
 
 def _scheme(report: dict[str, Any]) -> str:

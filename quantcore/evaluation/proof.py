@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -25,10 +25,10 @@ from quantcore.checkpoint.experts import unstack_experts
 from quantcore.checkpoint.headers import ModelHeaders, read_tensor_headers
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.checkpoint.source import TORCH_DTYPES, Source, TensorSource
-from quantcore.errors import NumericsError, ProofError, reason_of
+from quantcore.errors import NumericsError, ProofError, QuantError, reason_of
 from quantcore.evaluation import harness
 from quantcore.evaluation.clipping import Clipping
-from quantcore.evaluation.consumer import check_export, needed_bytes
+from quantcore.evaluation.consumer import check_export, needed_bytes, unread
 from quantcore.evaluation.divergence import measure, summarize
 from quantcore.evaluation.expectation import Expectation, digest, probe_logits
 from quantcore.evaluation.model import EvaluatedModel, open_model
@@ -105,10 +105,29 @@ class Proved:
     peak_memory_bytes: int
 
 
-def prove_all(task: Task, folder: Path, scratch: Path, emit: Emit) -> Iterator[Proof]:
+class Twin(Protocol):
+    """A small twin of a model in a folder: see ``twin_export.ExportedTwin``."""
+
+    @property
+    def model(self) -> Model: ...
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def folder(self) -> Path: ...
+
+
+ExportTwin = Callable[[Task, str, Model, Path], Twin]
+
+
+def prove_all(
+    task: Task, folder: Path, scratch: Path, emit: Emit, export_twin: ExportTwin | None = None
+) -> Iterator[Proof]:
     """The fresh process: plan again from the float model's headers, then prove every export in turn.
 
-    Raises ProofError that names what differs.
+    ``export_twin`` exports a twin of a model that another program cannot hold. Raises ProofError that names what
+    differs.
     """
     original = read_model(task.model_folder)
     headers = original.headers
@@ -122,7 +141,14 @@ def prove_all(task: Task, folder: Path, scratch: Path, emit: Emit) -> Iterator[P
         proof = Proof(export, written.check(expected), tuple(written.odd_numbers))
         if export == plan.main_export and plan.executor != FILE_TO_FILE:
             proof = run_model(task, plan, original, written, expected, proof, emit)
-        yield replace(proof, consumer_check=check_elsewhere(plan, folder, export, original, written, emit))
+        too_large = why_not_held(plan, export, headers)
+        if too_large is None:
+            found = check_elsewhere(plan, export_dir(folder, plan, export), export, original, written, emit)
+        elif export_twin is None:
+            found = {"not_checked": too_large}
+        else:
+            found = check_twin(task, export, plan, original, export_twin, too_large, emit)
+        yield replace(proof, consumer_check=found)
 
 
 def run_model(
@@ -217,17 +243,39 @@ def without_samples(plan: Plan) -> str:
     )
 
 
+def why_not_held(plan: Plan, export: str, headers: ModelHeaders) -> str | None:
+    """Why another program may not hold this export as a whole; None if it may."""
+    needed, free = needed_bytes(headers.tensors, plan.layouts[export]), free_memory_bytes(default_device())
+    if plan.allows_check and needed <= free:
+        return None
+    why = f"{free / 1e9:.1f} GB are free" if plan.allows_check else "this job was planned to hold less"
+    return f"Transformers would hold {needed / 1e9:.1f} GB of this model, and {why}."
+
+
 def check_elsewhere(
-    plan: Plan, folder: Path, export: str, original: Model, written: WrittenCheckpoint, emit: Emit
+    plan: Plan, target: Path, export: str, original: Model, written: WrittenCheckpoint, emit: Emit
 ) -> dict[str, Any]:
-    """``check_export`` of an export that fits into memory as a whole; else the reason why it is not checked."""
-    needed, free = needed_bytes(original.headers.tensors, plan.layouts[export]), free_memory_bytes(default_device())
-    if not plan.allows_check or needed > free:
-        why = f"{free / 1e9:.1f} GB are free" if plan.allows_check else "this job was planned to hold less"
-        return {"not_checked": f"Transformers would hold {needed / 1e9:.1f} GB of this model, and {why}."}
-    target = export_dir(folder, plan, export)
+    """``check_export`` of the files in ``target``."""
     ours = partial(open_written, plan, original.headers, written)
     return check_export(export, plan.layers, target, original, ours, emit)
+
+
+def check_twin(
+    task: Task, export: str, plan: Plan, original: Model, export_twin: ExportTwin, too_large: str, emit: Emit
+) -> dict[str, Any]:
+    """``check_export`` of a twin that was exported in the same way; ``of_twin`` says so."""
+    if reason := unread(export, plan.layers):
+        return {"not_checked": reason}
+    with tempfile.TemporaryDirectory(prefix="bitfoundry-twin-") as scratch:
+        try:
+            twin = export_twin(task, export, original, Path(scratch))
+        except QuantError as error:
+            return {"not_checked": f"{too_large} Nor was a small twin of it checked: {error.message}"}
+        written = WrittenCheckpoint(twin.plan, twin.folder, export, twin.model.headers)
+        found = check_elsewhere(twin.plan, twin.folder, export, twin.model, written, emit)
+    if "not_checked" in found:
+        return {"not_checked": f"{too_large} Nor was a small twin of it checked: {found['not_checked']}"}
+    return found | {"of_twin": True}
 
 
 def progress(emit: Emit, num_blocks: int) -> Callable[[int], None]:

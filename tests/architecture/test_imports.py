@@ -71,7 +71,7 @@ LEVELS = (
     ("evaluation", "nn", "savepoint"),
     ("writing", "convert", "mixing"),
     ("file_to_file",),
-    ("pipeline",),
+    ("pipeline", "twin_export"),
     ("console", "flags", "planning", "cli", "__main__"),
 )
 # The one look upwards: a plan asks the exporters what they can write and how large that is; they do not know plans.

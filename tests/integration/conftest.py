@@ -346,10 +346,11 @@ def read_pids() -> Callable[[Path], list[list[int]]]:
 def prove_here(task: Any, folder: Path, expected: Any, emit: Any) -> Any:
     from quantcore.evaluation.proof import Proved, prove_all
     from quantcore.runtime.devices import peak_memory_bytes
+    from quantcore.twin_export import export_twin
 
     with tempfile.TemporaryDirectory() as scratch:
         expected.save(Path(scratch))
-        proofs = {found.export: found for found in prove_all(task, folder, Path(scratch), emit)}
+        proofs = {found.export: found for found in prove_all(task, folder, Path(scratch), emit, export_twin)}
     return Proved(proofs, peak_memory_bytes())
 
 

@@ -9,10 +9,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from quantcore import pipeline, presets
+from quantcore import pipeline, presets, twin_export
 from quantcore.config import CalibrationConfig
 from quantcore.errors import ProofError
 from quantcore.evaluation import consumer, proof
+from quantcore.export import config_json
+from quantcore.plan import Plan
 from quantcore.task import EvaluationConfig, Task
 from tests.factories import MIXTURES, SHAPE, tiny_model
 
@@ -208,3 +210,41 @@ def test_report_and_card_say_who_read_the_files(tmp_path):
     for file in ("report.html", "README.md"):
         text = (tmp_path / "out" / file).read_text().replace("\\", "")
         assert "reads the files; its logits differ by" in text and "not read by another program" in text
+
+
+@pytest.fixture
+def too_large(monkeypatch):
+    monkeypatch.setattr(Plan, "allows_check", False)
+
+
+@pytest.mark.parametrize("preset", ["w4a16_sym", "int8", "fp8_dynamic"])
+@pytest.mark.parametrize("model_type", ["gpt_neox", "gemma3"])
+def test_of_a_model_that_does_not_fit_a_twin_is_read(model_type, preset, tmp_path, too_large):
+    model_dir = model_of(tmp_path / "model", model_type)
+    report = quantized(model_dir, tmp_path, presets.resolve(preset), "compressed_tensors", file2file=preset != "int8")
+    check = report["proof"]["compressed_tensors"]["consumer_check"]
+    assert check["of_twin"] and check["logit_difference"] <= 1e-6, check
+
+
+def test_a_name_that_the_twin_s_files_lack_fails_the_job(tmp_path, too_large, monkeypatch):
+    whole = config_json
+
+    def without_kept(export, model_config, config, layers, kept):
+        return whole(export, model_config, config, layers, ())
+
+    monkeypatch.setattr("quantcore.writing.config_json", without_kept)
+    with pytest.raises(ProofError, match="finds no values for"):
+        model_dir = model_of(tmp_path / "model", "gpt_neox")
+        quantized(model_dir, tmp_path, presets.resolve("w4a16_sym"), "compressed_tensors")
+
+
+def test_why_no_twin_is_read_is_said(tmp_path, too_large, monkeypatch):
+    model_dir = tiny_model(tmp_path / "model")
+
+    def reason(folder, export):
+        report = quantized(model_dir, tmp_path / folder, presets.resolve("w4a16_sym"), export)
+        return report["proof"][export]["consumer_check"]["not_checked"]
+
+    assert reason("1", "quark") == "No program that reads quark files runs in the proof."
+    monkeypatch.setattr(twin_export, "build_twin", lambda config, kind: 1 / 0)
+    assert "hold less. Nor was a small twin of it checked: no small twin" in reason("2", "compressed_tensors")
