@@ -16,12 +16,28 @@ os.environ.setdefault("QUARK_DISABLE_COMPILE", "1")
 import torch
 
 
+def mend_attention() -> None:
+    """Let Quark 0.13 load its own fp8 attention.
+
+    Its importer asks for CUDA whatever the device is, and renames ``prob_output_scale`` to a name that it then misses:
+    it cannot load what it writes itself. All else is Quark's own code.
+    """
+    from quark.torch.export import api, utils
+
+    utils.get_real_quantizer = partial(utils.get_real_quantizer, device=torch.device("cpu"))
+    rename = api._fix_loaded_weights_key_mismatch
+
+    def rename_others(weights, **options):
+        kept = {name: weights.pop(name) for name in list(weights) if name.endswith("prob_output_scale")}
+        return rename(weights, **options) | kept
+
+    api._fix_loaded_weights_key_mismatch = rename_others
+
+
 def main() -> None:
     from quark.torch import import_model_from_safetensors
-    from quark.torch.export import utils
 
-    # Quark 0.13 asks for CUDA when it builds the quantizer of attention probabilities, whatever the device is.
-    utils.get_real_quantizer = partial(utils.get_real_quantizer, device=torch.device("cpu"))
+    mend_attention()
     model_dir, windows = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
     attention = sys.argv[3] if len(sys.argv) > 3 else "sdpa"
     model = import_model_from_safetensors(None, model_dir, device="cpu", attn_implementation=attention).eval()

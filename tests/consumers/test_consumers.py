@@ -261,28 +261,43 @@ def test_vllm_runs_opt_with_an_fp8_kv_cache(tmp_path, agrees):
     assert result is None and "'QKVParallelLinear' object has no attribute 'data'" in printed
 
 
-def test_vllm_and_amd_quark_read_fp8_attention(tmp_path, agrees):
-    """Written from memory. vLLM 0.32 loads both scales; its attention on a CPU uses neither."""
-    folder = tiny_model(tmp_path / "model", dtype=torch.float32, max_position_embeddings=512, head_dim=32)
-    config = presets.with_attention(presets.resolve("int8_dynamic", kv_cache="fp8"), "fp8")
+@pytest.fixture(scope="session")
+def fp8_attention(tmp_path_factory):
+    """name of a preset -> (folder, model) written from memory, with windows of token ids beside the folders."""
+    root = tmp_path_factory.mktemp("attention")
+    folder = tiny_model(root / "model", dtype=torch.float32, max_position_embeddings=512, head_dim=32)
     windows_NT = torch.randint(0, 512, (2, 64), generator=torch.Generator().manual_seed(0))
-    quantizer = ModelQuantizer(config)
-    model = quantizer.freeze(
-        quantizer.quantize_model(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), [windows_NT])
-    )
-    ModelExporter(tmp_path / "out").export_safetensors_model(
-        model, config, tokenizer=AutoTokenizer.from_pretrained(folder)
-    )
-    (tmp_path / "windows.json").write_text(json.dumps(windows_NT.tolist()))
+    (root / "windows.json").write_text(json.dumps(windows_NT.tolist()))
+    found = {}
+    for name in ("fp8", "int8_dynamic"):
+        config = presets.with_attention(presets.resolve(name, kv_cache="fp8"), "fp8")
+        quantizer, model = ModelQuantizer(config), AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model = quantizer.freeze(quantizer.quantize_model(model, [windows_NT]))
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        ModelExporter(root / name).export_safetensors_model(model, config, tokenizer=tokenizer)
+        found[name] = root / name, model
+    return found
+
+
+def test_amd_quark_computes_the_same_with_fp8_attention(fp8_attention, agrees):
+    folder, model = fp8_attention["fp8"]
+    windows = folder.parent / "windows.json"
+    windows_NT = torch.tensor(json.loads(windows.read_text()))
     with torch.no_grad():
         logits = model(windows_NT).logits[:, :-1].flatten(0, 1)
     ours = torch.nn.functional.cross_entropy(logits, windows_NT[:, 1:].flatten()).exp().item()
-    found = check("peers", "check_quark.py", tmp_path / "out", tmp_path / "windows.json", "eager")
-    agrees("AMD Quark", "quark", "int8_dynamic, fp8 attention", found["perplexity"], ours, 1e-4, "tiny llama")
-    found = check("vllm", "check_vllm.py", tmp_path / "out", tmp_path / "windows.json", "fp8")
+    found = check("peers", "check_quark.py", folder, windows, "eager")
+    agrees("AMD Quark", "quark", "fp8, fp8 attention", found["perplexity"], ours, 1e-5, "tiny llama")
+
+
+def test_vllm_loads_the_scales_of_fp8_attention(fp8_attention):
+    """It keeps them in bfloat16, its dtype here. Its attention on a CPU uses neither of them."""
+    folder, model = fp8_attention["int8_dynamic"]
+    found = check("vllm", "check_vllm.py", folder, folder.parent / "windows.json", "fp8")
     attentions = [layer.self_attn for layer in model.model.layers]
     expected = [[float(one.q_proj.output_quantizer.scale), float(one.softmax_quantizer.scale)] for one in attentions]
-    torch.testing.assert_close(torch.tensor(found["attention_scales"]), torch.tensor(expected), rtol=1e-6, atol=0)
+    kept = torch.tensor(expected).bfloat16().float()
+    torch.testing.assert_close(torch.tensor(found["attention_scales"]), kept, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("preset", ["fp8", "int8_dynamic", "w4a16", "act_order"])
