@@ -136,7 +136,8 @@ def capacity(
     footprint = plan.footprint
     before = _in_all(plan, counts, {name: one.num_bytes for name, one in tensors.items()})
     after = _in_all(plan, counts, {name: one.num_bytes for name, one in plan.layouts[plan.main_export].items()})
-    footprint = replace(footprint, whole=before)
+    num_parameters = _in_all(plan, counts, {name: math.prod(one.shape) for name, one in tensors.items()})
+    footprint = replace(footprint, whole=before, num_values=num_parameters)
     candidates = _candidates(plan, footprint, hardware, takes_slices=config.runs_alone is None)
     able = [one for one in candidates if one.executor != RESIDENT_FSDP]  # that one runs models, it does not learn
     chosen = next((one for one in able if one.fits), min(able, key=lambda one: one.num_bytes))
@@ -152,7 +153,7 @@ def capacity(
     return Capacity(
         plan=plan,
         hardware=hardware,
-        num_parameters=_in_all(plan, counts, {name: math.prod(one.shape) for name, one in tensors.items()}),
+        num_parameters=num_parameters,
         size_before_bytes=before,
         size_after_bytes=after,
         num_layers=sum(1 if layer.block is None else counts[layer.block] for layer in plan.layers),

@@ -72,7 +72,8 @@ class Footprint:
     behind a block. The rest is for the measuring of the result: ``held_out``, the hidden states of all of its windows;
     ``logits``, those of ``LOGIT_ROWS`` positions; ``probes``, those that are compared one by one; ``measures``: whether
     the original stands beside the result; ``generates``: whether both continue texts; ``task_logits``: those of a batch
-    of documents, 0 without tasks; ``checked``: the model in float32 beside its export, as another program reads it.
+    of documents, 0 without tasks; ``num_values``: those of all tensors. ``is_read``: whether another program reads
+    an export.
     """
 
     whole: int
@@ -95,13 +96,14 @@ class Footprint:
     measures: bool = False
     generates: bool = False
     task_logits: int = 0
-    checked: int = 0
+    num_values: int = 0
+    is_read: bool = False
 
     @classmethod
     def of(
         cls, config: Config, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader], prefix: str,
         num_blocks: int, calibration: CalibrationConfig, evaluation: Evaluation, *, needs_calibration: bool,
-        num_schemes: int = 0,
+        num_schemes: int = 0, is_read: bool = False,
     ) -> Footprint:  # fmt: skip
         blocks = by_block(prefix, {name: tensor.num_bytes for name, tensor in tensors.items()})
         num_tokens = calibration.num_samples * calibration.seq_len
@@ -133,7 +135,8 @@ class Footprint:
             probes=4 * NUM_PROBES * PROBE_POSITIONS * vocab_size,
             measures=measures,
             generates=measures and evaluation.num_prompts > 0,
-            checked=4 * sum(math.prod(tensor.shape) for tensor in tensors.values()) + sum(blocks.values()),
+            is_read=is_read,
+            num_values=sum(math.prod(tensor.shape) for tensor in tensors.values()),
             task_logits=4 * evaluation.batch_size * TASK_TOKENS * vocab_size * bool(evaluation.tasks),
         )
 
@@ -147,18 +150,28 @@ class Footprint:
 
     def streamed(self, *, num_ranks: int = 1, num_shards: int = 1) -> Parts:
         """On each of ``num_ranks`` that share the windows, with a block in ``num_shards`` slices, and one layer whole,
-        twice (FSDP2 gathers it, then lays it out). Where ``allows_whole``, one window goes through the whole model
-        before the first block.
+        twice (FSDP2 gathers it, then lays it out). Where ``allows_comparison``, one window goes through the whole
+        model before the first block.
 
         Ranks put together what all have learned of an input where it is solved: one holds its own and what comes of the
         inputs that it solves. These are counted as the widest, and its share of them all.
         """
-        products = {"products": PRODUCT_PIECES * PIECE_BYTES}
-        comparing = {"whole_model": self.whole, "embedding_and_head": self.outside, "one_block": self.block} | products
-        moments = (*self._moments(num_ranks, num_shards), *[comparing] * self.allows_whole(runs_model=True))
+        moments = self._moments(num_ranks, num_shards)
+        if self.allows_comparison(num_ranks):
+            moments += (self._comparing(),)
         held_out = self.held_out // num_ranks + self.held_out  # its share, and what all ranks have in the end
         states = {"activations": self.states // num_ranks, "held_out_states": held_out}
         return {"runtime": RUNTIME_BYTES, **_larger(*moments), **states}
+
+    def allows_comparison(self, num_ranks: int = 1) -> bool:
+        """Whether one window may go through the whole model before the first block: if that is small, or takes no more
+        than each of ``num_ranks`` needs anyway."""
+        needed = max(map(_size, self._moments(num_ranks, num_shards=num_ranks)))
+        return _size(self._comparing()) <= max(WHOLE_BYTES, needed)
+
+    def _comparing(self) -> Parts:
+        products = {"products": PRODUCT_PIECES * PIECE_BYTES}
+        return {"whole_model": self.whole, "embedding_and_head": self.outside, "one_block": self.block} | products
 
     def _moments(self, num_ranks: int = 1, num_shards: int = 1) -> tuple[Parts, ...]:
         """Of a rank that quantizes, without those with a whole model."""
@@ -186,7 +199,7 @@ class Footprint:
         if runs_model and self.allows_whole(runs_model=runs_model):
             moments += self._whole()
         if self.allows_check(runs_model=runs_model):
-            moments += ({"whole_model_in_float32": self.checked, "products": PRODUCT_PIECES * PIECE_BYTES},)
+            moments += (self._checking(),)
         held_out = {"held_out_states": (1 + self.measures) * self.held_out} if runs_model else {}
         return {**waiting, "runtime": RUNTIME_BYTES, **_larger(*moments), **held_out}
 
@@ -197,9 +210,14 @@ class Footprint:
         return runs_model and (self.task_logits > 0 or self.whole <= max(WHOLE_BYTES, needed))
 
     def allows_check(self, *, runs_model: bool) -> bool:
-        """Whether another program may read the export as a whole: by the same rule."""
-        needed = max(map(_size, (*self._moments() * runs_model, *self._bounded(runs_model=runs_model))))
-        return self.checked <= max(WHOLE_BYTES, needed)
+        """Whether another program may read the export as a whole: if that is small, or no more than verifying takes."""
+        limit = max(WHOLE_BYTES, *map(_size, self._bounded(runs_model=runs_model)))
+        return self.is_read and _size(self._checking()) <= limit
+
+    def _checking(self) -> Parts:
+        """Another program reads the export: the model in float32, and the files."""
+        products = {"products": PRODUCT_PIECES * PIECE_BYTES}
+        return {"whole_model_in_float32": 4 * self.num_values, "export": self.whole} | products
 
     def _bounded(self, *, runs_model: bool) -> tuple[Parts, ...]:
         """The moments of the process that verifies, without those with a whole model."""

@@ -86,7 +86,7 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
     )  # fmt: skip
     for message in plan.warnings:
         emit(Warned("plan", message))
-    if ranks.is_first and may_compare_window(model, plan):
+    if ranks.is_first and may_compare_window(model, plan, ranks):
         prove_window(model, Originals(model_identity(task)), emit)
     saved = savepoint.load()
     with ExitStack() as stack:
@@ -208,10 +208,10 @@ def quantize(
     return Outcome(writer.expected, writer.done, writer.warnings, writer.edges, source_of, seen, num_shards)
 
 
-def may_compare_window(model: Model, plan: Plan) -> bool:
+def may_compare_window(model: Model, plan: Plan, ranks: Ranks) -> bool:
     """Whether Transformers may load the model whole, and knows how to read its files."""
     reads_floats = model.quantized is None and find_gguf(model.folder) is None
-    return plan.executor != FILE_TO_FILE and reads_floats and may_be_whole(plan)
+    return plan.runs_model and reads_floats and may_be_whole(plan, plan.footprint.allows_comparison(ranks.size))
 
 
 def open_streams(

@@ -18,7 +18,15 @@ from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear, is_matr
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
 from quantcore.config import CalibrationConfig, Config, QuantizationMode
 from quantcore.errors import ConfigError, ModelError
-from quantcore.export import EXPORTERS, Container, adapted, check_exports, holds_codes, layouts_of
+from quantcore.export import (
+    EXPORTERS,
+    TRANSFORMERS_PACKAGES,
+    Container,
+    adapted,
+    check_exports,
+    holds_codes,
+    layouts_of,
+)
 from quantcore.kv_cache import check_kv_cache, check_whole_cache, holds_keys_or_values
 from quantcore.layer import LayerPlan, check_groups, check_super_blocks
 from quantcore.memory import Footprint
@@ -201,6 +209,7 @@ def resolve(
         footprint=Footprint.of(
             config, layers, tensors, prefix, num_blocks, calibration, evaluation or Evaluation(),
             needs_calibration=needs_calibration, num_schemes=num_schemes,
+            is_read=not TRANSFORMERS_PACKAGES.keys().isdisjoint(exports),
         ),
         warnings=warnings,
     )  # fmt: skip

@@ -33,17 +33,13 @@ from quantcore.config import Dtype, QuantizationSpec, ScaleType
 from quantcore.errors import ModelError, ProofError
 from quantcore.evaluation.model import EvaluatedModel
 from quantcore.events import Emit, Warned
+from quantcore.export import TRANSFORMERS_PACKAGES
 from quantcore.export.exporter import is_plain
 from quantcore.layer import LayerPlan
 from quantcore.reading import Model
 from quantcore.runtime.devices import release_freed_memory
 
 WINDOW_LEN = 32  # tokens
-PACKAGES = {
-    "compressed_tensors": "compressed-tensors", "bitsandbytes": "bitsandbytes", "gguf": "gguf", "fp8": None,
-    "fake_quantized": None,
-}  # fmt: skip
-"""The formats that Transformers reads on a CPU, and the package that each needs beside it."""
 
 EXACT = 1e-3
 """Allowed difference in float32. Measured: 0 for every scheme in 12 architectures, as both round nothing."""
@@ -56,7 +52,7 @@ ROUNDS_INPUTS = 0.3
 
 def unread(export: str, layers: tuple[LayerPlan, ...]) -> str | None:
     """Why Transformers 5.23 does not read such an export on a CPU, as far as that is known; None if it does."""
-    if export not in PACKAGES:
+    if export not in TRANSFORMERS_PACKAGES:
         return f"No program that reads {export} files runs in the proof."
     if export == "fp8" and any(layer.weight.block_size is None for layer in layers):
         return "Without a GPU Transformers reads fp8 files with weights in blocks alone."
@@ -97,7 +93,7 @@ def check_export(
         return {"not_checked": reason}
     config = original.headers.config
     try:
-        program = _program(PACKAGES[export])
+        program = _program(TRANSFORMERS_PACKAGES[export])
         ids_NT = _window(config)
     except PackageNotFoundError as error:
         return {"not_checked": f"{error.name} is not installed."}

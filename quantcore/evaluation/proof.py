@@ -187,7 +187,7 @@ def run_whole(
 ) -> Proof:  # fmt: skip
     """``proof`` with what needs a model as a whole: samples and tasks. What fails or is left out is said."""
     evaluation, tokenizer = task.evaluation, load_tokenizer(task.model_folder)
-    if evaluation.num_prompts and may_be_whole(plan):
+    if evaluation.num_prompts and may_be_whole(plan, plan.allows_whole):
         with told_if_it_fails("samples_failed", "Both models were to continue some texts", emit):
             prompts_NT = text.ids_NT[: evaluation.num_prompts, :PROMPT_LEN]
             samples = compare_samples(tokenizer, prompts_NT, open_model(original), model, known)
@@ -223,13 +223,13 @@ def told_if_it_fails(code: str, what: str, emit: Emit) -> Iterator[list[str]]:
         emit(Warned(code, f"{what}, and that failed: {reasons[0]}."))
 
 
-def may_be_whole(plan: Plan) -> bool:
+def may_be_whole(plan: Plan, is_planned: bool) -> bool:
     """Whether the model may be in memory as a whole: if the plan counts on it and the memory is there; on an
     accelerator, whose memory no plan of the host counts, if that is little of what is free."""
     device = default_device()
     if device.type != "cpu":
         return plan.size_before_bytes <= free_memory_bytes(device) // FREE_PARTS
-    return plan.allows_whole and plan.size_before_bytes <= free_memory_bytes(device)
+    return is_planned and plan.size_before_bytes <= free_memory_bytes(device)
 
 
 def without_samples(plan: Plan) -> str:

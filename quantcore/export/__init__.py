@@ -21,11 +21,16 @@ from quantcore.export.exporter import (
 from quantcore.layer import LayerPlan
 
 __all__ = [
-    "EXPORTERS", "Container", "Decoder", "Exporter", "Uniform", "adapted", "check_exports", "config_json", "encoded",
-    "formats_for", "holds_codes", "layouts_of", "tensor_name",
+    "EXPORTERS", "TRANSFORMERS_PACKAGES", "Container", "Decoder", "Exporter", "Uniform", "adapted", "check_exports",
+    "config_json", "encoded", "formats_for", "holds_codes", "layouts_of", "tensor_name",
 ]  # fmt: skip
 
 USUAL_SHAPE = (4096, 4096)
+TRANSFORMERS_PACKAGES = {
+    "compressed_tensors": "compressed-tensors", "bitsandbytes": "bitsandbytes", "gguf": "gguf", "fp8": None,
+    "fake_quantized": None,
+}  # fmt: skip
+"""The formats that Transformers reads on a CPU, and the package that each needs beside it."""
 
 
 def formats_for(config: Config) -> list[str]:

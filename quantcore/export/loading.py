@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from quantcore import presets
-from quantcore.config import Config
+from quantcore.config import CACHED_LAYERS, Config
 from quantcore.errors import ConfigError
 from quantcore.export.exporter import EXPORTERS
 from quantcore.layer import LayerPlan
@@ -50,8 +50,11 @@ def load_lines(export: str, layers: Iterable[LayerPlan], path: str, checked: dic
 
 def kinds_of(config: Config) -> Kinds:
     """What tells the layers of ``config`` apart for a program that loads them; the size of groups does not."""
-    configs = [config.global_quant_config, *config.layer_quant_config.values(), *config.kv_cache_quant_config.values()]
-    return frozenset(_kind(LayerPlan("layer", 0, (4096, 4096), one)) for one in configs if one.weight is not None)
+    cached = [config.choose(name, "Linear")[0] for name in CACHED_LAYERS if config.kv_cache_quant_config]
+    configs = [config.global_quant_config, *config.layer_quant_config.values(), *cached]
+    return frozenset(
+        _kind(LayerPlan("layer", 0, (4096, 4096), one)) for one in configs if one is not None and one.weight is not None
+    )
 
 
 def _kind(layer: LayerPlan) -> str:

@@ -12,6 +12,7 @@ from sqlalchemy import text
 from api.store import leases
 from api.store.engine import Sessions
 from api.store.events import NewEvent
+from tests.integration.conftest import write_safetensors
 
 MakeModel = Callable[..., Path]
 
@@ -510,6 +511,8 @@ def test_a_preset_with_a_kv_cache_a_quark_config_and_the_schema(client: TestClie
     schema = client.get("/v1/config-schema").json()
     jsonschema.Draft202012Validator.check_schema(schema)
     model = make_model()
+    names = [f"model.layers.{block}.self_attn.{part}_proj.weight" for block in range(2) for part in "qkv"]
+    write_safetensors(model / "model.safetensors", {name: [64, 64] for name in names})
     unknown = client.post("/v1/plans", json=body(model, config={"preset": "fp8", "kv_cache": "fp9"}))
     assert (unknown.status_code, unknown.json()["code"]) == (422, "unknown_kv_cache_scheme")
     assert unknown.json()["errors"][0]["pointer"] == "#/config/kv_cache"

@@ -41,7 +41,7 @@ PLANS: dict[str, tuple[dict[str, Any], int, str]] = {
     "unknown scheme": ({"config": {"preset": "int9"}}, 422, "unknown_preset"),
     "3 bits by a name that does not exist": (weight(dtype="bits3"), 422, "invalid_config"),
     "group size 0": (weight(**GROUPS, group_size=0), 422, "invalid_config"),
-    "group size -1": (weight(**GROUPS, group_size=-1), 422, "incompatible_export"),
+    "group size -1": (weight(**GROUPS, group_size=-1) | {"export": ["fp8"]}, 422, "incompatible_export"),
     "group size that does not divide": (weight(**GROUPS, group_size=48), 422, "group_size_not_dividing"),
     "groups without a size": (weight(**GROUPS), 422, "invalid_config"),
     "an axis that weights have not": (

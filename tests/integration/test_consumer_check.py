@@ -174,7 +174,7 @@ def test_what_is_not_checked_says_why(tmp_path, monkeypatch):
 
     assert check("1", "w4a16_sym", "quark") == "No program that reads quark files runs in the proof."
     assert "packed zero points" in check("2", "w4a16", "compressed_tensors")
-    monkeypatch.setitem(consumer.PACKAGES, "bitsandbytes", "no-such-package")
+    monkeypatch.setitem(consumer.TRANSFORMERS_PACKAGES, "bitsandbytes", "no-such-package")
     assert check("3", "nf4", "bitsandbytes") == "no-such-package is not installed."
     assert [event for event in events if type(event).__name__ == "Warned"] == []
     monkeypatch.setattr(consumer, "_load", lambda folder, original, **options: 1 / 0)

@@ -135,7 +135,7 @@ def test_a_rank_that_dies_in_a_layer_ends_the_job(tmp_path, monkeypatch):
 
     def work(rank):
         if rank == 1:
-            monkeypatch.setattr(Hidden, "idle", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+            monkeypatch.setattr(Hidden, "run_idle", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         return main(["run", str(file)])
 
     assert forked(work, 2, tmp_path) == [1, -signal.SIGKILL]

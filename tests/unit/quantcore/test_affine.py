@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from quantcore.affine import dequantize, fake_quantize, fake_quantize_activation, find_params, min_max, quantize
 from quantcore.config import QuantizationSpec
+from quantcore.errors import ConfigError
 from quantcore.grouping import Grouping, weight_grouping
 from quantcore.presets import PRESETS
 from quantcore.qtensor import quantize_weight
@@ -286,5 +287,5 @@ class TestActivations:
             torch.testing.assert_close(values[rest], (token[rest] / scale).round() * scale, rtol=1e-5, atol=1e-6)
 
     def test_an_outlier_threshold_goes_with_dynamic_tokens_only(self):
-        with pytest.raises(ValueError, match="outlier_threshold goes with dynamic activations per_channel"):
+        with pytest.raises(ConfigError, match="outlier_threshold goes with dynamic activations per_channel"):
             QuantizationSpec(dtype="int8", outlier_threshold=6.0)

@@ -21,7 +21,7 @@ from quantcore.algorithms import (
 )
 from quantcore.blocks.rotation import turns_input
 from quantcore.config import Config, QuantizationConfig
-from quantcore.errors import CalibrationError, ConfigError, ModelError
+from quantcore.errors import CalibrationError, ModelError
 from quantcore.nn.layers import QuantizedLayer
 from quantcore.spec import QuantizationSpec
 from tests.factories import MIXTURES, SHAPE, correlate
@@ -173,11 +173,3 @@ def test_a_model_without_blocks():
 def test_algorithms_want_data():
     with pytest.raises(CalibrationError, match="gave no batch"):
         ModelQuantizer(config(AWQConfig())).quantize_model(tiny(), [])
-
-
-def test_a_graph_has_no_blocks():
-    graph = Config(
-        global_quant_config=QuantizationConfig(weight=INT16), algo_config=AWQConfig(), quant_mode="fx_graph_mode"
-    )
-    with pytest.raises(ConfigError, match="algo_config works on decoder blocks"):
-        ModelQuantizer(graph).quantize_model(tiny(), batches())

@@ -10,7 +10,8 @@ from quantcore.quark_config import read_quark_config
 
 QUARK = EXPORTERS.get("quark")
 SHAPES = {
-    "mlp.up_proj": (192, 64), "mlp.down_proj": (64, 192), "self_attn.k_proj": (64, 64), "self_attn.q_proj": (64, 64),
+    "mlp.up_proj": (192, 64), "mlp.down_proj": (64, 192), "self_attn.k_proj": (64, 64), "self_attn.v_proj": (64, 64),
+    "self_attn.q_proj": (64, 64),
 }  # fmt: skip
 
 
