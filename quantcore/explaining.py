@@ -51,8 +51,9 @@ def _known(error: Exception, phase: str) -> QuantError:
             hint="Take a machine or device with more memory; `bitfoundry plan` says how much a job needs.",
             retryable=True,
         )
+    kind, reason = type(error).__name__, reason_of(error)
     return QuantError(
-        f"An unexpected error in the phase '{phase}': {type(error).__name__}: {reason_of(error)}",
+        f"An unexpected error in the phase '{phase}': {reason if reason.startswith(kind) else f'{kind}: {reason}'}",
         code="unexpected_error",
         hint=f"This is a fault of Bitfoundry: please report it, with the traceback that {TRACEBACK}=1 shows.",
         retryable=isinstance(error, OSError),
