@@ -83,10 +83,8 @@ def _run(arguments: list[str]) -> int:
         return 2
     if _rank() is not None:
         end_with_parent()  # joining the others does so too, but that is seconds away
-
-    def work(emit: Emit) -> None:  # a task of the evaluation that failed is in the report, and the job has its result
-        _pipeline(read_task(Path(arguments[0])), emit)
-
+    # A task of the evaluation that failed is in the report, and the job has its result: that is no failure here.
+    work = _saying_nothing(lambda emit: _pipeline(read_task(Path(arguments[0])), emit))
     return _reporting(work, print_json_lines())
 
 
@@ -366,7 +364,7 @@ def _status_of(done: object) -> int:
 
 
 def _saying_nothing(work: Callable[[Emit], object]) -> Callable[[Emit], None]:
-    """``work`` of a rank whose result is the first one's, and with it the exit status."""
+    """``work`` without its result, which then does not decide the exit status."""
 
     def alone(emit: Emit) -> None:
         work(emit)

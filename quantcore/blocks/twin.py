@@ -43,7 +43,7 @@ _RANKS = ("head_dim", "headdim", "_rank", "d_head", "head_size", "rotary_dim", "
 
 @dataclass(frozen=True)
 class _Scale:
-    """What becomes of a config's number of heads and of the width of a head, as factors; other widths take both."""
+    """Factors by which a config's number of heads and the width of a head shrink; other widths shrink by both."""
 
     heads: Fraction
     head_dim: Fraction
@@ -107,7 +107,7 @@ def _small(key: str, value: Any, scale: _Scale) -> Any:
 
 
 def _kind(key: str) -> str | None:
-    """What the number under ``key`` counts, as far as twins care."""
+    """The kind of number that a config has under ``key``; None for one that a twin keeps."""
     if any(word in key for word in _TOKEN_IDS):
         return "token"
     if "vocab_size" in key:

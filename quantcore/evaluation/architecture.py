@@ -59,7 +59,7 @@ def prove_twin(model: Model, emit: Emit) -> None:
 
 
 def prove_window(model: Model, known: Originals, emit: Emit) -> None:
-    """The same for one window of the model itself, all of which Transformers loads. Raises as ``prove_twin``."""
+    """Compare one window of the model itself, which Transformers loads as a whole. Raises as ``prove_twin``."""
     config, dtype = model.headers.config, TORCH_DTYPES[model.headers.main_dtype]
     found = known.value({"window": WINDOW_LEN}, lambda: _compare_whole(model, dtype))
     release_freed_memory()
@@ -89,7 +89,7 @@ def differences(whole: PreTrainedModel, model: EvaluatedModel, windows_NT: torch
         with model.head() as head, products_on(streamed.device):
             for window, one in enumerate(expected):
                 found[window].append(_difference(head(one.inputs[-1]), one.logits))
-    return [max(window, key=_nan_last) for window in found]
+    return [_worst(window) for window in found]
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,9 @@ def _difference(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got.float() - expected).norm() / expected.norm())
 
 
-def _nan_last(value: float) -> float:
-    return value if value == value else float("inf")
+def _worst(found: Sequence[float]) -> float:
+    """The largest difference; one that is not a number counts as larger than any."""
+    return max(found, key=lambda value: value if value == value else float("inf"))
 
 
 @cache  # many jobs of one process, such as a test's, are about models of one config
@@ -137,7 +138,7 @@ def _compare_twin(config: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for seed in range(MAX_TRIES):
         found = _compare_twin_of(json.loads(config), seed)
-        if "reason" in found or max(found["differences"], key=_nan_last) <= MAX_DIFFERENCE[torch.float32]:
+        if "reason" in found or _worst(found["differences"]) <= MAX_DIFFERENCE[torch.float32]:
             break
     return found
 
@@ -200,7 +201,7 @@ def _windows(model: PreTrainedModel, count: int) -> torch.Tensor:
 
 
 def _check(config: dict[str, Any], found: Sequence[float], dtype: torch.dtype) -> None:
-    worst = max(found, key=_nan_last)
+    worst = _worst(found)
     if worst <= MAX_DIFFERENCE[dtype]:
         return
     raise ModelError(
