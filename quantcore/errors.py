@@ -117,6 +117,11 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {shown}" if text else type(error).__name__
 
 
+def is_failure(error: BaseException) -> bool:
+    """Whether other code failed, rather than being told to stop: an Exception, or a panic of a library in Rust."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 def unknown_value(what: str, given: object, allowed: Iterable[object], *, code: str, field: str = "") -> ConfigError:
     """The error for a name that is not in a list: says the nearest one and lists them all."""
     names = [str(value) for value in allowed]

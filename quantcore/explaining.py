@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from quantcore.errors import QuantError, reason_of
+from quantcore.errors import QuantError, is_failure, reason_of
 from quantcore.events import Emit, Event, PhaseStarted
 
 TRACEBACK = "BITFOUNDRY_TRACEBACK"
@@ -30,13 +30,15 @@ def explained(emit: Emit) -> Iterator[Emit]:
         yield noting
     except QuantError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         if os.environ.get(TRACEBACK):
             traceback.print_exc()
         raise _known(error, phase) from error
 
 
-def _known(error: Exception, phase: str) -> QuantError:
+def _known(error: BaseException, phase: str) -> QuantError:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return QuantError(
             "The disk is full: the result does not fit.",
@@ -56,5 +58,5 @@ def _known(error: Exception, phase: str) -> QuantError:
         f"An unexpected error in the phase '{phase}': {reason if reason.startswith(kind) else f'{kind}: {reason}'}",
         code="unexpected_error",
         hint=f"This is a fault of Bitfoundry: please report it, with the traceback that {TRACEBACK}=1 shows.",
-        retryable=isinstance(error, OSError),
+        retryable=isinstance(error, OSError) and error.errno is not None,  # libraries raise OSError for bad files, too
     )

@@ -20,7 +20,7 @@ from quantcore.calibration.chat import chat_renderer
 from quantcore.calibration.ranges import quantized_activations
 from quantcore.calibration.sums import Span
 from quantcore.calibration.text import TokenWindows, token_windows
-from quantcore.calibration.tokenizer import load_tokenizer
+from quantcore.calibration.tokenizer import load_tokenizer, tokenize_with
 from quantcore.checkpoint.artifact import building, seal, write_json
 from quantcore.checkpoint.gguf_header import find_gguf
 from quantcore.checkpoint.hub import fetch
@@ -291,7 +291,7 @@ def read_windows(task: Task) -> TokenWindows:
     tokenizer = load_tokenizer(task.model_folder)
     return token_windows(
         task.calibration,
-        lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
+        tokenize_with(tokenizer),
         num_held_out=0 if has_own_text(task) else max(task.evaluation.num_windows, NUM_PROBES),
         held_out_len=task.evaluation.seq_len,
         separator=tokenizer.eos_token_id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from api.store import leases
@@ -93,9 +94,18 @@ def crash(status: int, tail: str) -> Failure:
         f"The engine {how} and did not say why.",
         hint="The kernel does that when memory runs out: see peak_memory_bytes of the plan." if killed else "",
         retryable=True,
-        detail=tail,
+        detail="\n".join(_without_frames(tail.splitlines())),
         max_failures=MAX_CRASHES,
     )
+
+
+def _without_frames(lines: Iterable[str]) -> Iterator[str]:
+    """``lines`` without Python's tracebacks: what is left of one is its last line, which names the error."""
+    in_frames = False
+    for line in lines:
+        in_frames = line.startswith("Traceback (") or (in_frames and line[:1].isspace())
+        if not in_frames:
+            yield line
 
 
 def _number(value: Any) -> int | None:

@@ -58,7 +58,7 @@ class Member:
             on_order=lambda order: None,  # orders are the leader's
             on_lost=lambda: self.stop(Stop.LEASE_LOST),
         )
-        self._redactor = Redactor.of_environment()
+        self._redactor = Redactor.of_worker(settings)
         self._log = JobLog(self._held, self._redactor, prefix=f"node {lease.node_rank}: ")
         self._lock = threading.Lock()
         self._engine: Engine | None = None

@@ -56,7 +56,7 @@ class Publish:
             on_order=lambda order: None,  # nobody can give one
             on_lost=lambda: self.stop(Stop.LEASE_LOST),
         )
-        self._redactor = Redactor.of_environment()
+        self._redactor = Redactor.of_worker(settings)
         self._log = JobLog(self._held, self._redactor, write=publication_leases.write_log)
         self._lock = threading.Lock()
         self._child: Child | None = None

@@ -1,11 +1,16 @@
-"""Secrets are taken out of what an engine says before it is stored: engines read models that strangers made."""
+"""Secrets and the server's folders are taken out of what an engine says before it is stored: engines read models that
+strangers made, and users read what engines say."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
+
+from api.settings import Settings
 
 MASK = "***"
 MIN_SECRET_LENGTH = 8  # a shorter value would blot out half of every log
@@ -26,18 +31,26 @@ _PATTERNS = (
 )
 
 
-class Redactor:
-    """Masks ``secrets`` wherever they stand, and whatever looks like a key."""
+PROGRAMS = {str(Path(__file__).parents[1]): "<bitfoundry>", sys.prefix: "<python>", sys.base_prefix: "<python>"}
 
-    def __init__(self, secrets: Iterable[str] = ()) -> None:
+
+class Redactor:
+    """Masks ``secrets`` wherever they stand, and whatever looks like a key. Gives ``folders`` (paths) their names."""
+
+    def __init__(self, secrets: Iterable[str] = (), folders: Mapping[str, str] | None = None) -> None:
         self._secrets: list[str] = []
+        # The longest first: one may contain another. A path ends where no further letter of its last name follows.
+        longest_first = sorted((folders or {}).items(), key=lambda folder: -len(folder[0]))
+        self._folders = [(re.compile(rf"{re.escape(path)}(?![\w.-])"), name) for path, name in longest_first]
         for secret in secrets:
             self.hide(secret)
 
     @classmethod
-    def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Redactor:
-        """Masks what variables hold whose names say that it is secret."""
-        return cls(value for name, value in environment.items() if _SECRET_NAME.search(name))
+    def of_worker(cls, settings: Settings, environment: Mapping[str, str] = os.environ) -> Redactor:
+        """Masks what variables hold whose names say that it is secret; names the folders of the programs and of the
+        service's data."""
+        secrets = (value for name, value in environment.items() if _SECRET_NAME.search(name))
+        return cls(secrets, {**PROGRAMS, str(settings.data_dir): "<data>"})
 
     def hide(self, secret: str) -> None:
         """Mask this one, too, from now on."""
@@ -48,7 +61,7 @@ class Redactor:
     def clean(self, text: str) -> str:
         for secret in self._secrets:
             text = text.replace(secret, MASK)
-        for pattern, mask in _PATTERNS:
+        for pattern, mask in (*_PATTERNS, *self._folders):
             text = pattern.sub(mask, text)
         return text
 

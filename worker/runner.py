@@ -64,7 +64,7 @@ class Run:
             on_lost=lambda: self.stop(Stop.LEASE_LOST),
         )
         self._gang = Gang(lease, self._held, settings)
-        self._redactor = Redactor.of_environment()
+        self._redactor = Redactor.of_worker(settings)
         self._hub_token: str | None = None
         self._log = JobLog(self._held, self._redactor)
         self._lock = threading.Lock()

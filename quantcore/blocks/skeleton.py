@@ -17,6 +17,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from quantcore.errors import ModelError, reason_of
 
 UNTRUSTED_KEYS = ("auto_map", "trust_remote_code", "quantization_config")
+OUTPUT_KEYS = ("return_dict", "torchscript", "use_cache")
+"""These say in what form a model returns its results, and nothing about the results."""
 UNTRUSTED_PREFIXES = (
     "attn_implementation",
     "_attn_implementation",
@@ -28,7 +30,8 @@ UNTRUSTED_PREFIXES = (
 def clean_config(raw: dict[str, Any]) -> PretrainedConfig:
     """The Transformers config of config.json, without the keys that can make loading run foreign code.
 
-    Raises ModelError ``unsupported_architecture`` for a model type that this Transformers does not know.
+    Raises ModelError ``unsupported_architecture`` for a model type that this Transformers does not know, and
+    ``config_implausible`` for values that it refuses.
     """
     model_type = str(raw.get("model_type"))
     if model_type not in CONFIG_MAPPING:
@@ -38,8 +41,16 @@ def clean_config(raw: dict[str, Any]) -> PretrainedConfig:
             hint="Models that bring their own code are not run. Update Transformers if the type is new; or give"
             " --file2file_quantization, with a scheme that needs no data.",
         )
-    kept = PretrainedConfig._decode_special_floats(without_untrusted(raw))
-    config: PretrainedConfig = CONFIG_MAPPING[model_type].from_dict(kept)
+    kept = {key: value for key, value in without_untrusted(raw).items() if key not in OUTPUT_KEYS}
+    try:
+        config: PretrainedConfig = CONFIG_MAPPING[model_type].from_dict(PretrainedConfig._decode_special_floats(kept))
+        config.to_dict()  # fails where a config inside is none
+    except Exception as error:  # each class has checks of its own
+        raise ModelError(
+            f"Transformers refuses the values in config.json: {reason_of(error)}",
+            code="config_implausible",
+            hint="Correct config.json, or take the one that the model was published with.",
+        ) from error
     return config
 
 
@@ -67,7 +78,7 @@ def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrained
     try:
         with init_empty_weights(include_buffers=False), no_init_weights():
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
-    except (ValueError, TypeError, ZeroDivisionError, RuntimeError) as error:
+    except Exception as error:  # the model's own code runs, with the values of config.json
         raise ModelError(
             f"Transformers cannot build this '{config.model_type}' model: {reason_of(error)}",
             code="unsupported_architecture",

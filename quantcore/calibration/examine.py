@@ -110,17 +110,17 @@ def count_tokens(file: Path, column: str | None, model_dir: Path, seq_len: int) 
     windows of ``seq_len`` are cut; ``num_beyond`` is what a reader that cuts each row short would lose.
     """
     from quantcore.calibration.chat import chat_renderer
-    from quantcore.calibration.tokenizer import load_tokenizer
+    from quantcore.calibration.tokenizer import load_tokenizer, tokenize_with
 
     tokenizer = load_tokenizer(model_dir)
-    render = chat_renderer(tokenizer)
+    render, tokenize = chat_renderer(tokenizer), tokenize_with(tokenizer)
     lengths, chosen = array("q"), ""
     rows = files.read_rows(file)
     for row in islice(rows, MAX_TOKEN_ROWS):
         chosen = chosen or choose_column(list(row.values), column, row.place)
         text = text_of(row, chosen, render)
         if text:
-            lengths.append(len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]))
+            lengths.append(len(tokenize(text)))
     if not lengths:
         raise CalibrationError("None of the rows has text.", code="empty_dataset")
     return {

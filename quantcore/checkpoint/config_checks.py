@@ -25,6 +25,9 @@ OTHER_HEADS = ("head_dim", "kv_lora_rank", "d_kv", "qk_nope_head_dim")
 def check_config(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> None:
     """Raises ModelError ``config_implausible`` that names the field. What a config does not say is not checked, nor
     what is a list with one value a layer."""
+    for field in ("text_config", "quantization_config"):
+        if not isinstance(config.get(field) or {}, dict):
+            raise _implausible(f"{field} is {str(config[field])[:40]}; it must be an object")
     for part in (config, config.get("text_config")):
         if isinstance(part, dict):
             _check_numbers(part)

@@ -135,6 +135,7 @@ def read_json(path: Path, missing_code: str, *, max_bytes: int = MAX_CONFIG_BYTE
         if path.stat().st_size > max_bytes:
             raise ModelError(f"{path.name} is larger than {max_bytes >> 20} MiB.", code="config_implausible")
         data = json.loads(path.read_text("utf-8"), parse_constant=_refuse_constant)
+        json.dumps(data, ensure_ascii=False).encode()  # fails for half a surrogate pair, which no file can hold
     except FileNotFoundError as error:
         raise ModelError(
             f"{path.name} is missing in {path.parent}.", code=missing_code, hint="Give the whole model folder."

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from quantcore.calibration.text import token_windows
-from quantcore.calibration.tokenizer import load_tokenizer
+from quantcore.calibration.tokenizer import load_tokenizer, tokenize_with
 from quantcore.checkpoint import hub
 from quantcore.config import CalibrationConfig
 from quantcore.errors import ConfigError, ModelError, RankError, reason_of
@@ -131,7 +131,7 @@ def _text(path: Path, evaluation: EvaluationConfig) -> EvaluationText:
         return read_text(evaluation, tokenizer)
     windows = token_windows(
         CalibrationConfig(num_samples=1, seq_len=8),
-        lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
+        tokenize_with(tokenizer),
         num_held_out=evaluation.num_windows,
         held_out_len=evaluation.seq_len,
         separator=tokenizer.eos_token_id,

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from quantcore.calibration.chat import chat_renderer
 from quantcore.calibration.documents import read_documents
-from quantcore.calibration.tokenizer import load_tokenizer
+from quantcore.calibration.tokenizer import load_tokenizer, tokenize_with
 from quantcore.errors import CalibrationError
 from quantcore.task import EvaluationConfig, Task
 
@@ -97,13 +97,13 @@ def read_text(evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase) 
     the other, each ended like a text. Raises CalibrationError with what the source can give."""
     text = evaluation.text
     assert text is not None
-    separator = tokenizer.eos_token_id
+    tokenize, separator = tokenize_with(tokenizer), tokenizer.eos_token_id
     stride = evaluation.stride or evaluation.seq_len
     wanted = evaluation.seq_len + stride * (evaluation.num_windows - 1)
     stream = array("q")
     for document in read_documents(text, chat_renderer(tokenizer)):
         if document:
-            stream.extend(tokenizer(document, add_special_tokens=False, verbose=False)["input_ids"])
+            stream.extend(tokenize(document))
             stream.extend(() if separator is None else (separator,))
         if len(stream) >= wanted:
             break

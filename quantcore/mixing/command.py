@@ -14,7 +14,7 @@ import torch
 from quantcore import plan
 from quantcore.calibration.chat import chat_renderer
 from quantcore.calibration.text import token_windows
-from quantcore.calibration.tokenizer import load_tokenizer
+from quantcore.calibration.tokenizer import load_tokenizer, tokenize_with
 from quantcore.config import CalibrationConfig, Config, parse_config
 from quantcore.errors import ConfigError
 from quantcore.evaluation.architecture import prove_twin
@@ -126,7 +126,7 @@ def _texts(path: Path, calibration: CalibrationConfig) -> tuple[torch.Tensor, Ev
     tokenizer = load_tokenizer(path)
     windows = token_windows(
         calibration,
-        lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
+        tokenize_with(tokenizer),
         num_held_out=NUM_HELD_OUT,
         held_out_len=calibration.seq_len,
         separator=tokenizer.eos_token_id,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from worker import journal
-from worker.journal import Journal
+from worker.journal import Journal, crash
 from worker.redaction import Redactor
 
 
@@ -70,3 +70,9 @@ def test_last_words(clock: list[float]) -> None:
     silent = Journal(FakeLease(), Redactor())  # type: ignore[arg-type]
     silent.note({"kind": "failed"})
     assert silent.failure is not None and silent.failure.code == "engine_failed"
+
+
+def test_a_crash_shows_no_traceback() -> None:
+    traceback = ["Traceback (most recent call last):", '  File "x.py", line 3, in f', "    f()", "OSError: no"]
+    printed = "\n".join(["loading", *traceback, "bye"])
+    assert crash(1, printed).detail == "loading\nOSError: no\nbye"

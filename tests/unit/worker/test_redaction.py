@@ -1,7 +1,11 @@
 """What must never be stored."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
+from api.settings import Settings
 from worker.redaction import MASK, Redactor
 
 KEY = "bf_0123456789ab_" + "x" * 43
@@ -27,14 +31,14 @@ def test_secrets_are_masked_and_the_rest_is_kept(given: str, kept: str) -> None:
     assert Redactor(["own-secret-value", "own-secret-value-and-more"]).clean(given) == kept
 
 
-def test_only_what_is_named_a_secret_is_taken_from_the_environment() -> None:
+def test_only_what_is_named_a_secret_is_taken_from_the_environment(tmp_path: Path) -> None:
     environment = {
         "HF_TOKEN": "tok-12345678",
         "DB_PASSWORD": "pass-word-1",
         "PATH": "/usr/bin-long",
         "A_TOKEN": "1234567",
     }
-    redactor = Redactor.of_environment(environment)
+    redactor = Redactor.of_worker(_settings(tmp_path), environment)
     given = " ".join(environment.values())
     assert redactor.clean(given) == f"{MASK} {MASK} /usr/bin-long 1234567"
 
@@ -42,3 +46,19 @@ def test_only_what_is_named_a_secret_is_taken_from_the_environment() -> None:
 def test_every_string_of_an_event_is_cleaned() -> None:
     data = {"a": ["hf_abcdefABCDEF", {"hf_abcdefABCDEF": 1}], "n": 3, "none": None, "flag": True}
     assert Redactor().clean_all(data) == {"a": [MASK, {MASK: 1}], "n": 3, "none": None, "flag": True}
+
+
+def test_folders_of_the_server_have_names(tmp_path: Path) -> None:
+    redactor = Redactor.of_worker(_settings(tmp_path), {})
+    for given, kept in {
+        f"{tmp_path}/work/job_1/output": "<data>/work/job_1/output",
+        f"cannot read '{tmp_path}'.": "cannot read '<data>'.",
+        f'File "{sys.prefix}/lib/x.py"': 'File "<python>/lib/x.py"',
+        f"{tmp_path}-other and {tmp_path}2": f"{tmp_path}-other and {tmp_path}2",
+        "/srv/models/llama": "/srv/models/llama",
+    }.items():
+        assert redactor.clean_all({"message": given}) == {"message": kept}
+
+
+def _settings(data_dir: Path) -> Settings:
+    return Settings(database_url="postgresql://", broker_url="redis://", data_dir=data_dir)
