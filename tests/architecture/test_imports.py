@@ -31,6 +31,7 @@ ALLOWED = {
         "quantcore.reading",
         "quantcore.registry",
         "quantcore.errors",
+        "quantcore.opening",
         "quantcore.events",
         "quantcore.checkpoint.headers",
         "quantcore.checkpoint.hub",
@@ -52,7 +53,7 @@ ALLOWED = {
 
 # Inside the engine, from the bottom up: a module imports from its own level or below.
 LEVELS = (
-    ("errors", "formats", "registry", "events", "explaining", "timing", "workload"),
+    ("errors", "opening", "formats", "registry", "events", "explaining", "timing", "workload"),
     ("values",),
     ("algorithms",),
     ("spec",),
