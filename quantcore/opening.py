@@ -12,8 +12,8 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from quantcore.errors import ModelError
 
@@ -45,7 +45,7 @@ def resolved(path: Path | str) -> Path:
     return real
 
 
-def open_file(path: Path, *, root: Path | None = None, max_bytes: int | None = None) -> BinaryIO:
+def open_file(path: Path, *, root: Path | None = None, max_bytes: int | None = None) -> BufferedReader:
     """The file ``path`` of the folder ``root`` (unless given, the one that it is in), to be read.
 
     A link is followed as long as it stays in the folder, or leads from a snapshot in the Hub's cache to that cache's
@@ -69,7 +69,7 @@ def open_file(path: Path, *, root: Path | None = None, max_bytes: int | None = N
     return file
 
 
-def open_named(path: Path, *, max_bytes: int | None = None) -> BinaryIO:
+def open_named(path: Path, *, max_bytes: int | None = None) -> BufferedReader:
     """As ``open_file``, for a file that a person or the service names by itself: the name may be a link to anywhere."""
     return _open(resolved(path), path, max_bytes)
 
@@ -80,7 +80,7 @@ def read_bytes(path: Path, max_bytes: int = MAX_SIDE_FILE_BYTES) -> bytes:
         return file.read()
 
 
-def path_for_libraries(file: BinaryIO, path: Path) -> str:
+def path_for_libraries(file: BufferedReader, path: Path) -> str:
     """A path under which a library of others finds the open ``file``, as long as it is open: on Linux itself, whatever
     lies at ``path`` by then."""
     opened = f"/proc/{os.getpid()}/fd/{file.fileno()}"
@@ -128,7 +128,7 @@ def unchanging(model: Path, known: Mapping[str, Stamp] | None = None) -> Iterato
         _seen = before
 
 
-def _open(real: Path, named: Path, max_bytes: int | None) -> BinaryIO:
+def _open(real: Path, named: Path, max_bytes: int | None) -> BufferedReader:
     """Open ``real``, which no link leads to any more; errors call it as it was ``named``."""
     said = os.environ.get(VARIABLE)
     if said is not None and not any(real.is_relative_to(one) for one in json.loads(said)):

@@ -7,11 +7,12 @@ import logging
 import os
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from api import json_log, tracing
 from api.settings import Settings
-from api.store import datasets, gangs, hub_tokens, leases
+from api.store import datasets, gangs, hub_tokens, jobs, leases
 from api.store.engine import Sessions
 from api.store.leases import Failure, Lease, LeaseLost, Order
 from quantcore.config import is_dataset_id
@@ -164,7 +165,12 @@ class Run:
         if "id" in model:
             return {"model_id": model["id"], "revision": model["sha"]}
         # Looked up again: a link may lead elsewhere by now than when the job was submitted.
-        return {"model_dir": str(self._settings.find_input(model["path"], field="/model/path"))}
+        found = self._settings.find_input(model["path"], field="/model/path", is_own=self._is_own)
+        return {"model_dir": str(found)}
+
+    def _is_own(self, folder: Path) -> bool:
+        with self._sessions.begin() as session:
+            return jobs.owns_artifact(session, self.lease.project_id, folder)
 
     @property
     def _needs_hub(self) -> bool:

@@ -48,12 +48,13 @@ def tokenizer_files(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def opened_weights(folder: Path) -> Iterator[Path]:
-    """A folder with the files of weights under their names, and a copy of their index: no config, nothing else."""
+    """A folder with the files of weights under their names, and a copy of their index; no config of theirs."""
     with tempfile.TemporaryDirectory(prefix="bitfoundry-weights-") as scratch, ExitStack() as stack:
         for name in side_files(folder, ("*.safetensors", "*.gguf")):
             lend(folder / name, Path(scratch), stack)
         for name in side_files(folder, (f"*{INDEX}",)):
             (Path(scratch) / name).write_bytes(read_bytes(folder / name))
+        (Path(scratch) / "generation_config.json").write_text("{}")  # Transformers wants one; nothing is generated
         yield Path(scratch)
 
 
