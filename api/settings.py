@@ -103,6 +103,7 @@ class Settings(BaseSettings):
     # Of jobs that several workers do together: where the others find this one, how long it waits for them.
     node_address: str = Field(default_factory=socket.gethostname, min_length=1)
     gather_s: PositiveFloat = 60
+    confine_engine: bool = True  # an engine reaches its job's files and no others, as far as the kernel can see to it
     engine_command: str = "{python} {launcher} -m quantcore run"
 
     @property

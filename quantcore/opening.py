@@ -57,7 +57,7 @@ def open_file(path: Path, *, root: Path | None = None, max_bytes: int | None = N
         real = Path(os.path.realpath(path))
     except (OSError, ValueError) as error:
         raise _not_a_path(path) from error
-    if not any(real.is_relative_to(one) for one in (folder, *_blobs_beside(folder))):
+    if not any(real.is_relative_to(one) for one in (folder, *folders_beside(folder))):
         raise _unsafe(path, "is a link that leaves its folder", "Put the file itself in its place.")
     file = _open(real, path, max_bytes)
     if real == folder / path.name and os.fstat(file.fileno()).st_nlink > 1:
@@ -103,6 +103,12 @@ class Seen:
     def holds(self, path: Path) -> bool:
         return path.parent == self.folder or path.parent.resolve() == self.folder
 
+    def take(self, stamps: Mapping[str, Stamp]) -> None:
+        """What another process saw. Raises as ``note``."""
+        for name, stamp in stamps.items():
+            if self.stamps.setdefault(name, tuple(stamp)) != tuple(stamp):
+                raise _changed(self.folder / name, "is not the file that it was when the job began")
+
     def check(self) -> None:
         """Look at all of them once more. Raises ModelError ``model_changed``."""
         for name in sorted(self.stamps):
@@ -126,6 +132,11 @@ def unchanging(model: Path, known: Mapping[str, Stamp] | None = None) -> Iterato
         yield _seen
     finally:
         _seen = before
+
+
+def seen_so_far() -> dict[str, Stamp]:
+    """The stamps of the innermost ``unchanging``, for another process."""
+    return {} if _seen is None else dict(_seen.stamps)
 
 
 def _open(real: Path, named: Path, max_bytes: int | None) -> BufferedReader:
@@ -185,7 +196,7 @@ def _walk(real: Path) -> int:
     return descriptor
 
 
-def _blobs_beside(folder: Path) -> tuple[Path, ...]:
+def folders_beside(folder: Path) -> tuple[Path, ...]:
     """Where links of a snapshot in the Hub's cache lead: <cache>/models--x--y/snapshots/<sha>/file ->
     ../../blobs/<hash>, which may be a link to <cache>/blobs."""
     for snapshots in folder.parents:

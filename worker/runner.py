@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from huggingface_hub import get_token
 
 from api import json_log, tracing
 from api.settings import Settings
@@ -183,7 +184,7 @@ class Run:
         """The token that the job names, else the service's own. Raises ModelError ``hub_token_not_found``."""
         name = self.lease.model.get("hub_token")
         if name is None:
-            return os.environ.get("HF_TOKEN") or None  # an empty one is none
+            return get_token()  # HF_TOKEN, or what `hf auth login` has left: the engine cannot read that itself
         sealed = self.lease.sealed_hub_token
         token = hub_tokens.unseal(self._settings.vault, sealed, self.lease.project_id, name)
         self._redactor.hide(token)
