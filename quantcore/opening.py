@@ -125,11 +125,15 @@ _seen: Seen | None = None
 @contextmanager
 def unchanging(model: Path, known: Mapping[str, Stamp] | None = None) -> Iterator[Seen]:
     """While this lasts, the files of the folder (or of the one file) ``model`` stay what they were when they were first
-    opened, or what is ``known`` of them: else ``open_file`` raises ModelError ``model_changed``."""
+    opened, or what is ``known`` of them: else ``open_file`` raises ModelError ``model_changed``, as whatever fails
+    because of that does at the end."""
     global _seen
     before, _seen = _seen, Seen(model if model.is_dir() else model.parent, known or {})
     try:
         yield _seen
+    except Exception:
+        _seen.check()
+        raise
     finally:
         _seen = before
 
