@@ -48,6 +48,7 @@ ALLOWED = {
     "bitfoundry": set(),
     "bitfoundry.local": {"api.store.migrate", "api.store.vault", "api.security"},
     "bitfoundry.cli": {"quantcore.cli"},
+    "bitfoundry.doctor": {"quantcore.runtime.landlock"},
     "bitfoundry.publish_commands": {"quantcore.cli"},
 }
 
