@@ -106,7 +106,8 @@ def reach_of(settings: Settings, folder: Path, task: Mapping[str, Any], *, with_
         "HF_TOKEN_PATH": os.devnull,  # the token comes by its standard input
         **{name: str(scratch / kind) for name, kind in CACHES.items()},
     }
-    return Reach((*given, *written), tuple(listed), tuple(read), (*written, *devices), variables)
+    files = tuple(path.resolve() for path in (*given, *written))
+    return Reach(files, tuple(listed), tuple(read), (*written, *devices), variables)
 
 
 def _model_files(task: Mapping[str, Any]) -> Iterator[Path]:

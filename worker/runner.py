@@ -184,7 +184,10 @@ class Run:
         """The token that the job names, else the service's own. Raises ModelError ``hub_token_not_found``."""
         name = self.lease.model.get("hub_token")
         if name is None:
-            return get_token()  # HF_TOKEN, or what `hf auth login` has left: the engine cannot read that itself
+            token = get_token()  # HF_TOKEN, or what `hf auth login` has left: the engine cannot read that itself
+            if token is not None:
+                self._redactor.hide(token)
+            return token
         sealed = self.lease.sealed_hub_token
         token = hub_tokens.unseal(self._settings.vault, sealed, self.lease.project_id, name)
         self._redactor.hide(token)
