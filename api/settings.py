@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
@@ -17,7 +19,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from api.store.vault import Vault
 from quantcore.errors import ModelError, PublishError
-from quantcore.publishing.target import check_url, is_below, real_url
+from quantcore.opening import resolved
+from quantcore.publishing.target import check_url, is_below, is_url, real_url
 
 
 def _split_folders(value: Any) -> Any:
@@ -47,6 +50,15 @@ def host_memory_bytes() -> int:
     except OSError:
         return total
     return min(total, int(limit)) if limit.isdigit() else total  # "max" is no limit
+
+
+@contextmanager
+def _pointing_at(field: str) -> Iterator[None]:
+    try:
+        yield
+    except ModelError as error:
+        error.field = field
+        raise
 
 
 class Settings(BaseSettings):
@@ -91,6 +103,7 @@ class Settings(BaseSettings):
     # Of jobs that several workers do together: where the others find this one, how long it waits for them.
     node_address: str = Field(default_factory=socket.gethostname, min_length=1)
     gather_s: PositiveFloat = 60
+    confine_engine: bool = True  # an engine reaches its job's files and no others, as far as the kernel can see to it
     engine_command: str = "{python} {launcher} -m quantcore run"
 
     @property
@@ -118,9 +131,10 @@ class Settings(BaseSettings):
 
     def find_output(self, url: str) -> str:
         """The URL of a folder that artifacts may be published to: below one of ``publish_urls``, links of a folder on
-        this machine followed first. Raises PublishError ``target_not_allowed``."""
-        real = real_url(url)
-        if not is_below(real, self.publish_urls):
+        this machine followed first. Raises PublishError ``target_not_allowed``, ModelError ``path_not_allowed``."""
+        with _pointing_at("/publish/to"):
+            real = real_url(url)
+        if not is_below(real, self.publish_urls) or not is_url(real):  # what a link leads to may have another name
             raise PublishError(
                 f"This service does not publish to '{url}'.",
                 code="target_not_allowed",
@@ -130,13 +144,23 @@ class Settings(BaseSettings):
             )
         return real
 
-    def find_input(self, path: str, *, field: str) -> Path:
-        """The real path of a file or folder that a job may read: below one of ``model_roots``, links followed first.
+    def find_input(self, path: str, *, field: str, is_own: Callable[[Path], bool] | None = None) -> Path:
+        """The real path of a file or folder that a job may read: below one of ``model_roots``, links followed first,
+        and not in the data folder, unless a root lies in there itself.
 
+        ``is_own`` tells of the folder of an artifact whether it is the project's, whose jobs may read it then, too.
         Raises ModelError ``path_not_allowed`` that names ``field``, the JSON pointer of who asked.
         """
-        real = Path(path).resolve()
-        if not Path(path).is_absolute() or not any(real.is_relative_to(root) for root in self.model_roots):
+        with _pointing_at(field):
+            real = resolved(path)
+        roots = self.model_roots
+        if real.is_relative_to(self.data_dir):
+            roots = tuple(root for root in roots if root != self.data_dir and root.is_relative_to(self.data_dir))
+        allowed = any(real.is_relative_to(root) for root in roots)
+        if not allowed and is_own is not None and real.is_relative_to(self.artifacts_dir):
+            job_and_hash = real.relative_to(self.artifacts_dir).parts[:2]
+            allowed = is_own(self.artifacts_dir.joinpath(*job_and_hash))
+        if not allowed or not Path(path).is_absolute():
             raise ModelError(
                 f"The path '{path}' is not in a folder that this service may read from.",
                 code="path_not_allowed",

@@ -44,6 +44,7 @@ def look(home: Path, connect: Callable[[], Client]) -> Iterator[Finding]:
     yield Finding(name="python", status="ok", detail=platform.python_version())
     yield from _torch()
     yield _disk(home)
+    yield _landlock()
     try:
         client = connect()
     except BitfoundryError as error:
@@ -86,6 +87,16 @@ def _disk(home: Path) -> Finding:
         hint = "artifacts and models need room: delete jobs, or give another folder (--home, BITFOUNDRY_HOME)"
         return Finding(name="disk", status="warning", detail=detail, hint=hint)
     return Finding(name="disk", status="ok", detail=detail)
+
+
+def _landlock() -> Finding:
+    """Whether this kernel can hold engines to the files of their job."""
+    from quantcore.runtime.landlock import abi  # here: the client works without the engine
+
+    if number := abi():
+        return Finding(name="landlock", status="ok", detail=f"ABI {number}: engines reach the files of their job alone")
+    hint = "Linux 5.19 or later with it in /sys/kernel/security/lsm; docs/running.md says what holds without"
+    return Finding(name="landlock", status="warning", detail="this kernel has none", hint=hint)
 
 
 def _service(client: Client) -> Iterator[Finding]:

@@ -61,7 +61,8 @@ class LocalStack:
         self.url = ""
         self.api_key = ""
         self._port = port
-        self._model_roots = [*model_roots] or [Path.home(), Path.cwd(), cache_dir(), self.home]
+        usual = [root.resolve() for root in (Path.home(), Path.cwd(), cache_dir())]
+        self._model_roots = [*model_roots] or [root for root in usual if not root.is_relative_to(self.home)]
         self._say = say
         self._engines: list[Postgres | Valkey] = []
         self._children: dict[str, subprocess.Popen[bytes]] = {}

@@ -28,6 +28,7 @@ from quantcore.events import Completed, Emit, Failed, print_json_lines
 from quantcore.explaining import explained
 from quantcore.export import EXPORTERS, formats_for
 from quantcore.flags import add_evaluation, add_mix, add_speed, evaluation_of, mix_of, parser, task_of
+from quantcore.opening import unchanging
 from quantcore.runtime.parent import end_with_parent
 from quantcore.task import Task, read_task
 
@@ -95,14 +96,17 @@ def _verify(arguments: list[str]) -> int:
         return 2
 
     def verify(emit: Emit) -> None:
-        from quantcore.evaluation.proof import peak_line, proof_line, prove_all
+        from quantcore.evaluation.proof import STAMPS, peak_line, proof_line, prove_all
         from quantcore.runtime.devices import limit_threads
         from quantcore.twin_export import export_twin
 
         limit_threads()
         folder, scratch = map(Path, arguments)
-        for proof in prove_all(read_task(scratch / "task.json"), folder, scratch, emit, export_twin):
-            print(proof_line(proof), flush=True)
+        task = read_task(scratch / "task.json")
+        with unchanging(task.model_folder, json.loads((scratch / STAMPS).read_text("utf-8"))) as seen:
+            for proof in prove_all(task, folder, scratch, emit, export_twin):
+                seen.check()
+                print(proof_line(proof), flush=True)
         print(peak_line(), flush=True)
 
     return _reporting(verify, print_json_lines())

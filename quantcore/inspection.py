@@ -19,6 +19,7 @@ from quantcore.checkpoint.layout import TensorHeader
 from quantcore.config import CalibrationConfig, Config
 from quantcore.errors import ModelError, QuantError
 from quantcore.export import formats_for, holds_codes
+from quantcore.opening import open_file
 from quantcore.plan import resolve
 from quantcore.reading import read_model
 
@@ -110,11 +111,11 @@ def inspect(folder: Path, *, is_whole: bool = True) -> Inspection:
 
 def read_license(folder: Path) -> str | None:
     """The licence that the model's card names in its front matter (``license: apache-2.0``), None without one."""
-    card = folder / "README.md"
-    if not card.is_file():
+    try:
+        with open_file(folder / "README.md") as file:
+            text = file.read(hub.MAX_CARD_BYTES).decode("utf-8", "replace")
+    except FileNotFoundError:
         return None
-    with card.open("rb") as file:
-        text = file.read(hub.MAX_CARD_BYTES).decode("utf-8", "replace")
     front, end, _ = text.removeprefix("---\n").partition("\n---")
     found = _LICENSE.search(front) if text.startswith("---\n") and end else None
     return found[1] if found else None

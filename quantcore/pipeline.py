@@ -41,6 +41,7 @@ from quantcore.events import Completed, Emit, Event, PhaseStarted, Progress, War
 from quantcore.file_to_file import round_files
 from quantcore.layer import LayerPlan
 from quantcore.mixing.command import with_mix
+from quantcore.opening import Seen, unchanging
 from quantcore.plan import FILE_TO_FILE, Plan, resolve
 from quantcore.reading import Model, read_model
 from quantcore.rotate import untie
@@ -72,7 +73,14 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
     emit(PhaseStarted("resolve"))
     harness.check(task.evaluation)
     task = ranks.share(fetch(task, emit) if ranks.is_first else task)
+    with unchanging(task.model_folder) as seen:
+        return _run(task, emit, ranks, started, said, seen)
+
+
+def _run(task: Task, emit: Emit, ranks: Ranks, started: float, said: list[Warned], seen: Seen) -> dict[str, Any]:
+    """``run`` of a model that is here, whose files are ``seen`` to stay what they are."""
     model = read_model(task.model_folder)
+    seen.take(ranks.share(seen.stamps if ranks.is_first else {}))
     headers = model.headers
     emit(PhaseStarted("plan"))
     if ranks.is_first and not task.file2file:
@@ -105,6 +113,7 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
         write_side_files(task, headers, plan, folder)
         emit(PhaseStarted("verify"))
         release_freed_memory(of_device=True)
+        seen.check()
         proved = prove_in_fresh_process(task, folder, outcome.expected, emit)
         results = judge_result(task, headers, plan, folder, outcome, proved.proofs)
         report = build_report(
@@ -114,6 +123,7 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
         )  # fmt: skip
         write_json(folder / "plan.json", plan.to_dict())
         write_report(task, folder, report)
+        seen.check()
         seal(folder)
         tell_gates(task, results, emit)
     emit(Completed(report["summary"]))

@@ -19,7 +19,7 @@ from quantcore.checkpoint.blocks import find_blocks
 from quantcore.checkpoint.experts import unstack_experts, unstack_mxfp4
 from quantcore.checkpoint.gguf_header import find_gguf
 from quantcore.checkpoint.gguf_model import read_gguf
-from quantcore.checkpoint.headers import ModelHeaders, check_readable, read_folder
+from quantcore.checkpoint.headers import ModelHeaders, check_files, read_folder
 from quantcore.checkpoint.layers import is_head, is_linear
 from quantcore.checkpoint.layout import DTYPE_BYTES, GGUF_BLOCKS, TensorHeader, TensorLayout
 from quantcore.config import Config, QuantizationConfig
@@ -102,8 +102,8 @@ class Model:
 def read_model(path: Path | str) -> Model:
     """The model in the folder or GGUF file ``path``. Raises ModelError that names what is wrong, or not known."""
     folder = Path(path)
-    check_readable(folder)
     gguf_file = find_gguf(folder)
+    check_files(folder if gguf_file is None else gguf_file)
     if gguf_file is None:
         config, tensors = read_folder(folder)
         said = config.get("quantization_config")

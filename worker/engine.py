@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from api.settings import Settings
+from worker import confinement
 from worker.launcher import Node, engine_argv
 
 KEEPER = Path(__file__).with_name("keeper.py")
@@ -158,10 +159,16 @@ class Engine(Child):
     ) -> None:
         """As ``Child``. ``hub_token`` becomes the first line of its standard input: no environment and no file ever
         holds it. ``traceparent``: the span that its own belong below. ``node``: which one of several it is."""
+        argv = [*engine_argv(settings, node), str(task_file)]
+        environment = engine_environment(settings, with_hub=with_hub)
+        if settings.confine_engine:
+            task = json.loads(task_file.read_text())
+            reach = confinement.reach_of(settings, task_file.parent, task, with_hub=with_hub)
+            argv, environment = reach.command(argv), environment | reach.environment()
         super().__init__(
             settings,
-            [*engine_argv(settings, node), str(task_file)],
-            engine_environment(settings, with_hub=with_hub) | ({"TRACEPARENT": traceparent} if traceparent else {}),
+            argv,
+            environment | ({"TRACEPARENT": traceparent} if traceparent else {}),
             said=None if hub_token is None else f"{hub_token}\n",
         )
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+from huggingface_hub import get_token
 
 from api import json_log, tracing
 from api.settings import Settings
-from api.store import datasets, gangs, hub_tokens, leases
+from api.store import datasets, gangs, hub_tokens, jobs, leases
 from api.store.engine import Sessions
 from api.store.leases import Failure, Lease, LeaseLost, Order
 from quantcore.config import is_dataset_id
@@ -164,7 +166,12 @@ class Run:
         if "id" in model:
             return {"model_id": model["id"], "revision": model["sha"]}
         # Looked up again: a link may lead elsewhere by now than when the job was submitted.
-        return {"model_dir": str(self._settings.find_input(model["path"], field="/model/path"))}
+        found = self._settings.find_input(model["path"], field="/model/path", is_own=self._is_own)
+        return {"model_dir": str(found)}
+
+    def _is_own(self, folder: Path) -> bool:
+        with self._sessions.begin() as session:
+            return jobs.owns_artifact(session, self.lease.project_id, folder)
 
     @property
     def _needs_hub(self) -> bool:
@@ -177,7 +184,10 @@ class Run:
         """The token that the job names, else the service's own. Raises ModelError ``hub_token_not_found``."""
         name = self.lease.model.get("hub_token")
         if name is None:
-            return os.environ.get("HF_TOKEN") or None  # an empty one is none
+            token = get_token()  # HF_TOKEN, or what `hf auth login` has left: the engine cannot read that itself
+            if token is not None:
+                self._redactor.hide(token)
+            return token
         sealed = self.lease.sealed_hub_token
         token = hub_tokens.unseal(self._settings.vault, sealed, self.lease.project_id, name)
         self._redactor.hide(token)

@@ -27,7 +27,7 @@ from api.store.outbox import Send
 from api.store.states import FINAL, HELD
 from api.store.tables import Job
 from api.store.upkeep import Upkeep
-from worker import workspace
+from worker import confinement, workspace
 from worker.devices import find_devices
 from worker.engine import Stop
 from worker.member import Member
@@ -52,6 +52,7 @@ class Supervisor:
         ]
 
     def start(self) -> None:
+        confinement.tell(self._settings)
         remove_stale_attempts(self._sessions, self._settings)
         self._upkeep.start()
         for slot in self._slots:

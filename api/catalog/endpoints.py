@@ -94,9 +94,9 @@ class InspectionOut(BaseModel):
 
 
 @router.get("/models/inspect", responses=may(422))
-def inspect_model(model: Annotated[ModelRef, Query()], _: Reader, context: ContextDep) -> InspectionOut:
+def inspect_model(model: Annotated[ModelRef, Query()], caller: Reader, context: ContextDep) -> InspectionOut:
     """What a model is and what the usual presets would make of it: from its headers, no weight is read."""
-    reference, found = models.inspect(model, context.settings)
+    reference, found = models.inspect(model, context, caller)
     return InspectionOut.model_validate({"model": reference, **found.to_dict()})
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from api.deps import Context
 from api.jobs.schemas import ModelRef
-from api.settings import Settings
-from api.store import hub_tokens
+from api.store import hub_tokens, jobs
 from api.store.audit import Caller
 from quantcore import inspection
 from quantcore.checkpoint import hub
@@ -47,11 +47,11 @@ def read_headers(model: ModelRef, context: Context, caller: Caller) -> tuple[dic
             )  # fmt: skip
         return {"id": model.id, "revision": model.revision, "sha": sha} | named, headers
     assert model.path is not None  # ModelRef has one of the two
-    folder = context.settings.find_input(model.path, field="/model/path")
+    folder = _find(model.path, "/model/path", context, caller)
     return {"path": str(folder)}, read_model(folder).headers
 
 
-def inspect(model: ModelRef, settings: Settings) -> tuple[dict[str, Any], Inspection]:
+def inspect(model: ModelRef, context: Context, caller: Caller) -> tuple[dict[str, Any], Inspection]:
     """(the reference as ``read_headers`` gives it, what the model is). Raises ModelError whose ``field`` names the
     parameter."""
     if model.id is not None:
@@ -60,8 +60,18 @@ def inspect(model: ModelRef, settings: Settings) -> tuple[dict[str, Any], Inspec
         return {"id": model.id, "revision": model.revision, "sha": sha}, found
     assert model.path is not None
     with _pointing_at("/path", "/path"):
-        folder = settings.find_input(model.path, field="/path")
+        folder = _find(model.path, "/path", context, caller)
         return {"path": str(folder)}, inspection.inspect(folder)
+
+
+def _find(path: str, field: str, context: Context, caller: Caller) -> Path:
+    """``find_input`` for a model, which may be an artifact of the caller's project."""
+
+    def is_own(folder: Path) -> bool:
+        with context.sessions.begin() as session:
+            return jobs.owns_artifact(session, caller.project_id, folder)
+
+    return context.settings.find_input(path, field=field, is_own=is_own)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import delete as sql_delete
@@ -51,6 +52,12 @@ def find_artifacts(session: Session, jobs: Sequence[Job]) -> dict[str, Artifact]
     ids = [job.artifact_id for job in jobs if job.artifact_id]
     found = session.scalars(select(Artifact).where(Artifact.id.in_(ids))) if ids else ()
     return {artifact.job_id: artifact for artifact in found}
+
+
+def owns_artifact(session: Session, project_id: str, folder: Path) -> bool:
+    """Whether the folder is that of an artifact of the project."""
+    of_project = select(Artifact.id).join(Job, Job.id == Artifact.job_id).where(Job.project_id == project_id)
+    return session.scalar(of_project.where(Artifact.path == str(folder))) is not None
 
 
 def lock(session: Session, job_id: str) -> Job | None:

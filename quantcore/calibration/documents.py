@@ -15,6 +15,7 @@ from quantcore.calibration.columns import choose_column, no_column
 from quantcore.calibration.files import MAX_ROW_BYTES, Row
 from quantcore.config import BUILTIN, CalibrationConfig
 from quantcore.errors import CalibrationError
+from quantcore.opening import resolved
 
 Render = Callable[[list[dict[str, Any]]], str]
 """The messages of a chat -> the text that the model would see."""
@@ -95,7 +96,7 @@ def _file(calibration: CalibrationConfig) -> Path | None:
     source, path = calibration.source, Path(calibration.source)
     if source == BUILTIN or calibration.revision is not None:
         return None
-    if path.is_file():
+    if resolved(path).is_file():
         return path
     if path.is_absolute() or source.startswith(".") or source.count("/") > 1 or not hub_dataset.is_hub_name(source):
         raise CalibrationError(

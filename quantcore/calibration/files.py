@@ -10,6 +10,7 @@ import csv
 import gzip
 import io
 import json
+import os
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from quantcore.errors import CalibrationError
+from quantcore.opening import open_named
 
 MAX_ROW_BYTES = 16 << 20
 MAX_UNPACKED_BYTES = 8 << 30
@@ -74,11 +76,11 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 @contextmanager
 def _open(path: Path) -> Iterator[BinaryIO]:
-    with path.open("rb") as stream:
+    with open_named(path) as stream:
         if not is_packed(path.name):
             yield stream
             return
-        with io.BufferedReader(_Unpacked(stream, path.stat().st_size), _PIECE_BYTES) as unpacked:
+        with io.BufferedReader(_Unpacked(stream, os.fstat(stream.fileno()).st_size), _PIECE_BYTES) as unpacked:
             yield unpacked
 
 

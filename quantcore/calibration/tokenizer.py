@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from quantcore.checkpoint.gguf_header import find_gguf
-from quantcore.errors import ModelError, is_failure, reason_of
+from quantcore.checkpoint.libraries import lend, tokenizer_files
+from quantcore.errors import ModelError, QuantError, is_failure, reason_of
 
 
 def load_tokenizer(model_dir: Path) -> PreTrainedTokenizerBase:
     """The tokenizer in the folder or GGUF file ``model_dir``; tokenizer.json beside a GGUF file goes before the file's.
 
-    Raises ModelError ``no_tokenizer``.
+    Raises ModelError ``no_tokenizer``, else as ``opening.open_file``.
     """
     gguf_file, inside = find_gguf(model_dir), {}
     if gguf_file is not None:
         model_dir = gguf_file.parent
         inside = {} if (model_dir / "tokenizer.json").exists() else {"gguf_file": gguf_file.name}
+    scratch = model_dir
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            str(model_dir), local_files_only=True, trust_remote_code=False, **inside
-        )
+        with ExitStack() as stack:
+            scratch = stack.enter_context(tokenizer_files(model_dir))
+            if gguf_file is not None and inside:
+                lend(gguf_file, scratch, stack)
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                str(scratch), local_files_only=True, trust_remote_code=False, **inside
+            )
+        tokenizer.name_or_path = str(model_dir)
+    except QuantError:
+        raise
     except BaseException as error:  # the libraries raise anything for a bad file, and some of them panic
         if not is_failure(error):
             raise
         raise ModelError(
-            f"The model's tokenizer cannot be loaded: {reason_of(error).replace(str(model_dir), 'the folder')}",
+            f"The model's tokenizer cannot be loaded: {reason_of(error).replace(str(scratch), 'the folder')}",
             code="no_tokenizer",
             hint="Put the model's tokenizer files (tokenizer.json, tokenizer_config.json) beside its weights. A"
             " tokenizer that needs code of its own is not run.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any
 
 from quantcore.checkpoint.gguf_header import find_gguf
 from quantcore.errors import ConfigError, GateError
+from quantcore.opening import MAX_SIDE_FILE_BYTES, open_file, read_bytes
 
 MANIFEST = "MANIFEST.json"
 LICENSES = ("LICENSE*",)
@@ -71,17 +73,24 @@ def rejected_dir(output_dir: Path) -> Path:
     return next(path for name in names if not (path := output_dir.with_name(name)).exists())
 
 
+def side_files(folder: Path, patterns: tuple[str, ...] = SIDE_FILES) -> list[str]:
+    """The names of all that ``patterns`` fit in ``folder`` but folders; what a link leads to is not asked here."""
+    found = [path for path in folder.iterdir() if path.is_symlink() or not path.is_dir()]
+    return sorted(path.name for path in found if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in patterns))
+
+
 def copy_side_files(model_dir: Path, folder: Path, patterns: tuple[str, ...] = SIDE_FILES) -> list[str]:
     """Copy tokenizer, chat template, generation config and licence, or what else ``patterns`` say; the names copied.
 
-    The tokenizer of a GGUF file without one beside it is unpacked.
+    The tokenizer of a GGUF file without one beside it is unpacked. Raises ModelError as ``opening.open_file``.
     """
     gguf_file = find_gguf(model_dir)
     if gguf_file is not None:
         model_dir = gguf_file.parent
-    names = sorted({path.name for pattern in patterns for path in model_dir.glob(pattern) if path.is_file()})
+    names = side_files(model_dir, patterns)
     for name in names:
-        shutil.copyfile(model_dir / name, folder / name)
+        with open_file(model_dir / name, max_bytes=MAX_SIDE_FILE_BYTES) as source, (folder / name).open("wb") as copy:
+            shutil.copyfileobj(source, copy)
     if gguf_file is not None and patterns == SIDE_FILES and "tokenizer.json" not in names:
         from quantcore.calibration.tokenizer import load_tokenizer
 
@@ -93,12 +102,11 @@ def differing_side_files(model_dir: Path, folder: Path) -> list[str]:
     """The files of ``copy_side_files`` that are in ``folder`` not what they are in ``model_dir``."""
     if find_gguf(model_dir) is not None:
         return []  # unpacked, not copied
-    found = {path for pattern in SIDE_FILES for path in model_dir.glob(pattern) if path.is_file()}
-    return sorted(
-        path.name
-        for path in found
-        if not (folder / path.name).is_file() or (folder / path.name).read_bytes() != path.read_bytes()
-    )
+    return [
+        name
+        for name in side_files(model_dir)
+        if not (folder / name).is_file() or read_bytes(folder / name) != read_bytes(model_dir / name)
+    ]
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -120,7 +128,7 @@ def seal(folder: Path) -> str:
 
 
 def sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -10,6 +10,7 @@ tensor's name, sides (the innermost first), type and offset from where the data 
 from __future__ import annotations
 
 import math
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO
 
 from quantcore.checkpoint.layout import DTYPE_BYTES, GGUF_BLOCKS, TensorHeader
 from quantcore.errors import ModelError
+from quantcore.opening import open_file
 
 MAX_HEADER_BYTES = 128 << 20  # 256 thousand tokens with their merges and scores are some 20 MB
 MAX_FIELDS = 10_000
@@ -49,7 +51,7 @@ class GgufHeader:
     def read_floats(self, name: str) -> list[float]:
         """The values of a small float32 tensor."""
         header = self.tensors[name]
-        with self.path.open("rb") as file:
+        with open_file(self.path) as file:
             file.seek(header.begin)
             return list(struct.unpack(f"<{header.num_bytes // 4}f", file.read(header.num_bytes)))
 
@@ -57,7 +59,8 @@ class GgufHeader:
 def find_gguf(path: Path) -> Path | None:
     """The GGUF file that ``path`` is, or that is all there is of a model in the folder ``path``; None for others."""
     if path.suffix == ".gguf" and path.is_file():
-        return path
+        real = path.resolve()  # a person may name a link to anywhere; one in the Hub's cache leads to a hash
+        return real if path.is_symlink() and real.suffix == ".gguf" else path
     if not path.is_dir() or (path / "config.json").exists():
         return None
     files = sorted(path.glob("*.gguf"))
@@ -66,10 +69,9 @@ def find_gguf(path: Path) -> Path | None:
 
 def read_gguf_header(path: Path) -> GgufHeader:
     """Raises ModelError ``invalid_gguf`` for a damaged file, ``unsupported_quantization`` for a type not known here."""
-    size = path.stat().st_size
     try:
-        with path.open("rb") as file:
-            return _Reader(file, path, size).header()
+        with open_file(path) as file:
+            return _Reader(file, path, os.fstat(file.fileno()).st_size).header()
     except (ValueError, RecursionError) as error:
         raise _invalid(path, str(error)) from error
 

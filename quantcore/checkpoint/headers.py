@@ -10,23 +10,27 @@ from __future__ import annotations
 import json
 import math
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quantcore.checkpoint.artifact import SIDE_FILES, side_files
 from quantcore.checkpoint.config_checks import check_config
 from quantcore.checkpoint.experts import unstack_experts
 from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
 from quantcore.checkpoint.onnx_names import is_ours, read_onnx_headers
 from quantcore.errors import ModelError
+from quantcore.opening import MAX_SIDE_FILE_BYTES, open_file
 
 MAX_CONFIG_BYTES = 4 << 20
 MAX_INDEX_BYTES = 32 << 20  # a mixture of experts has tens of thousands of tensors, some 100 bytes each
 MAX_HEADER_BYTES = 16 << 20
 MAX_TENSORS = 200_000
 MAX_DIMENSIONS = 8
-MODEL_FILES = (".json", ".safetensors", ".gguf", ".jinja", ".model", ".txt")
-"""How the names of files end that a model may need, tokenizer and chat template included."""
+MODEL_FILES = ("*.json", "*.safetensors", "*.gguf", "*.jinja", "*.model", "*.txt")
+"""The names of files that a model may need, tokenizer and chat template included."""
+WEIGHTS = (".safetensors", ".gguf")
 
 
 @dataclass(frozen=True)
@@ -54,26 +58,27 @@ class ModelHeaders:
         return max(sizes, key=lambda dtype: sizes[dtype])
 
 
-def check_readable(path: Path) -> None:
-    """Raises ModelError ``model_not_readable`` if this process may not read the folder, or one of the model's files in
-    it; ``path`` may also be one file. What is not there is somebody else's to say."""
+def check_files(path: Path) -> None:
+    """Open every file of the model once, so that a fault of one is told before hours of work; ``path`` may also be one
+    file. What is not there is somebody else's to say.
+
+    Raises ModelError: ``model_not_readable`` for what this process may not read, else as ``opening.open_file``.
+    """
+    refused = path
     try:
-        needed = [path, *(one for one in path.iterdir() if one.suffix in MODEL_FILES)] if path.is_dir() else [path]
-        refused = next((one for one in needed if one.exists() and not _may_read(one)), None)
+        is_folder = path.is_dir()
+        for name in side_files(path, (*SIDE_FILES, *MODEL_FILES)) if is_folder else [path.name]:
+            refused = path / name if is_folder else path
+            is_large = not is_folder or name.endswith(WEIGHTS)
+            with suppress(FileNotFoundError):
+                open_file(refused, max_bytes=None if is_large else MAX_SIDE_FILE_BYTES).close()
     except PermissionError as error:
-        refused = Path(error.filename or path)
-    if refused is not None:
         uid = os.geteuid() if hasattr(os, "geteuid") else ""
         raise ModelError(
             f"This process (user {uid}) may not read {refused}.",
             code="model_not_readable",
             hint=f"Give everybody, or that user, the right to read: chmod -R a+rX '{path}', as the files' owner.",
-        )
-
-
-def _may_read(path: Path) -> bool:
-    mode = os.R_OK | (os.X_OK if path.is_dir() else 0)
-    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
+        ) from error
 
 
 def read_local(model_dir: Path | str) -> ModelHeaders:
@@ -131,10 +136,10 @@ def read_tensor_headers(folder: Path) -> dict[str, TensorHeader]:
 def read_json(path: Path, missing_code: str, *, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """A JSON object of bounded size; ModelError for anything else."""
     try:
-        check_plain_file(path)
-        if path.stat().st_size > max_bytes:
-            raise ModelError(f"{path.name} is larger than {max_bytes >> 20} MiB.", code="config_implausible")
-        data = json.loads(path.read_text("utf-8"), parse_constant=_refuse_constant)
+        with open_file(path) as file:
+            if os.fstat(file.fileno()).st_size > max_bytes:
+                raise ModelError(f"{path.name} is larger than {max_bytes >> 20} MiB.", code="config_implausible")
+            data = json.loads(file.read().decode("utf-8"), parse_constant=_refuse_constant)
         json.dumps(data, ensure_ascii=False).encode()  # fails for half a surrogate pair, which no file can hold
     except FileNotFoundError as error:
         raise ModelError(
@@ -147,19 +152,12 @@ def read_json(path: Path, missing_code: str, *, max_bytes: int = MAX_CONFIG_BYTE
     return data
 
 
-def check_plain_file(path: Path) -> None:
-    """A pipe or a device would be waited for. Raises ModelError ``unsafe_path``; what is not there is no fault here."""
-    if path.exists() and not path.is_file():
-        raise ModelError(f"{path.name} is not a plain file.", code="unsafe_path", hint="Give the whole model folder.")
-
-
 def read_safetensors_header(path: Path) -> dict[str, TensorHeader]:
     """Every tensor of one safetensors file, checked against the file's size."""
     corrupt = {"code": "corrupt_weights", "hint": "The file is damaged or was not downloaded whole: fetch it again."}
     try:
-        check_plain_file(path)
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > size - 8:
                 raise ModelError(f"{path.name} is shorter than its own header says.", **corrupt)  # type: ignore[arg-type]
@@ -223,7 +221,7 @@ def _weight_files(folder: Path) -> list[str]:
     else:
         names = sorted(path.name for path in folder.glob("*.safetensors"))
     for name in names:
-        _check_inside(folder, name)
+        _check_name(name)
     if not names:
         others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern))
         if others:
@@ -236,31 +234,12 @@ def _weight_files(folder: Path) -> list[str]:
     return names
 
 
-def _check_inside(folder: Path, name: str) -> None:
-    """A shard must be a plain file name, and a link may not leave the model (the Hub's cache is made of links)."""
+def _check_name(name: str) -> None:
+    """A shard must be a plain file name."""
     if Path(name).name != name or name in ("", ".", "..") or "\\" in name or "\0" in name:
         raise ModelError(f"The index names '{name}', which is not a plain file name.", code="unsafe_path")
     if not name.endswith(".safetensors"):
         raise ModelError(f"The index names '{name}', which is not a safetensors file.", code="unsafe_weights_format")
-    path = folder / name
-    if not path.is_symlink() and path.is_file() and path.stat().st_nlink > 1:
-        raise ModelError(
-            f"'{name}' is a hard link: the file has another name elsewhere.",
-            code="unsafe_path",
-            hint="Copy the file (cp --reflink=auto) so that it is the model's own.",
-        )
-    if path.is_symlink():
-        target = path.resolve()
-        if not any(target.is_relative_to(root) for root in _link_targets(folder.resolve())):
-            raise ModelError(f"'{name}' is a link that leaves the model's folder.", code="unsafe_path")
-
-
-def _link_targets(folder: Path) -> tuple[Path, ...]:
-    """Where a link in ``folder`` may lead: into it; from a snapshot in the Hub's cache also to that cache's blobs."""
-    snapshots = folder.parent  # <cache>/models--x--y/snapshots/<sha>/file -> ../../blobs/<hash> (-> <cache>/blobs/..)
-    if snapshots.name != "snapshots" or not snapshots.parent.name.startswith("models--"):
-        return (folder,)
-    return folder, snapshots.parent / "blobs", snapshots.parent.parent / "blobs"
 
 
 def _check_index(folder: Path, tensors: dict[str, TensorHeader]) -> None:

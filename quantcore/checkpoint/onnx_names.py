@@ -7,16 +7,19 @@ for its format from 2 GB on. Tensors go by the names of the checkpoint.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
 from quantcore.errors import ModelError
+from quantcore.opening import open_file
 
 FILE_NAME = "model.onnx"
 DATA_NAME = "model.onnx.data"
 QUANT_METHOD = "onnx"
+MAX_GRAPH_BYTES = 2 << 30  # more than that is no graph for its format
 PARTS = (
     "weight_codes", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point", "output_scale",
     "output_zero_point",
@@ -52,8 +55,10 @@ def read_onnx_headers(folder: Path) -> dict[str, TensorHeader]:
     known = {number: dtype for dtype, number in DTYPES.items()}
     corrupt = {"code": "invalid_onnx", "hint": "The files are damaged or do not belong together."}
     try:
-        graph = onnx.load(folder / FILE_NAME, load_external_data=False).graph
-        size = (folder / DATA_NAME).stat().st_size
+        with open_file(folder / FILE_NAME, max_bytes=MAX_GRAPH_BYTES) as file:
+            graph = onnx.load(file, load_external_data=False).graph
+        with open_file(folder / DATA_NAME) as file:
+            size = os.fstat(file.fileno()).st_size
     except (OSError, DecodeError) as error:
         raise ModelError(f"{FILE_NAME} cannot be read: {error}.", **corrupt) from error  # type: ignore[arg-type]
     headers = {}

@@ -11,6 +11,7 @@ import torch
 
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader
 from quantcore.errors import ModelError
+from quantcore.opening import open_file
 
 TORCH_DTYPES = {
     **dict.fromkeys(GGUF_BLOCKS, torch.uint8),  # before U8, which is what uint8 is called outside GGUF files
@@ -69,7 +70,7 @@ class Source:
         """Tell the system that these tensors will be read soon: it fetches them from the disk while others compute."""
         found = [self.tensors[name] for name in names if name in self.tensors]
         for file_name in {header.file for header in found} if hasattr(os, "posix_fadvise") else ():
-            with (self._folder / file_name).open("rb", buffering=0) as file:
+            with open_file(self._folder / file_name) as file:
                 for header in found:
                     if header.file == file_name:
                         os.posix_fadvise(file.fileno(), header.begin, header.num_bytes, os.POSIX_FADV_WILLNEED)
@@ -78,7 +79,7 @@ class Source:
         header = self.tensors[name]
         buffer = torch.empty(count, dtype=torch.uint8)
         view = buffer.numpy().data
-        with (self._folder / header.file).open("rb", buffering=0) as file:
+        with open_file(self._folder / header.file) as file:
             file.seek(header.begin + begin)
             done = 0
             while done < count:

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from quantcore.blocks.names import FROM_FILE_TO_FILE
 from quantcore.blocks.skeleton import clean_config
 from quantcore.blocks.twin import build_twin, twin_config
+from quantcore.checkpoint.libraries import opened_weights
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.errors import ModelError, QuantError, reason_of
 from quantcore.evaluation.consumer import quiet
@@ -171,9 +172,9 @@ def _compare_twin_of(config: dict[str, Any], seed: int) -> dict[str, Any]:
 def _compare_whole(model: Model, dtype: torch.dtype) -> dict[str, Any]:
     streamed = open_model(model)
     try:
-        with quiet():
+        with quiet(), opened_weights(model.folder) as folder:
             whole = AutoModelForCausalLM.from_pretrained(
-                model.folder, config=clean_config(model.headers.config), dtype=dtype, use_safetensors=True,
+                folder, config=clean_config(model.headers.config), dtype=dtype, use_safetensors=True,
                 local_files_only=True,
             )  # fmt: skip
     except (torch.OutOfMemoryError, MemoryError):

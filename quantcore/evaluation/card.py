@@ -10,6 +10,7 @@ from huggingface_hub import ModelCardData, metadata_load
 
 from quantcore.checkpoint.gguf_header import find_gguf
 from quantcore.checkpoint.hub import MAX_FETCHED_CARD_BYTES
+from quantcore.opening import open_file, path_for_libraries
 
 KEPT_FIELDS = tuple("license license_name license_link language pipeline_tag library_name datasets tags".split())
 """Of the source's front matter: what stays true of the quantized model. Its scores (model-index) do not."""
@@ -43,9 +44,8 @@ def source_metadata(source: Path) -> dict[str, Any]:
     folder = source.parent if find_gguf(source) is not None and source.is_file() else source
     card = folder / "README.md"
     try:
-        if not card.is_file() or card.stat().st_size > MAX_FETCHED_CARD_BYTES:
-            return {}
-        found = metadata_load(card)
+        with open_file(card, max_bytes=MAX_FETCHED_CARD_BYTES) as file:
+            found = metadata_load(path_for_libraries(file, card))
     except Exception:  # a stranger's YAML: whatever is wrong with it, the card is not worth a job
         return {}
     return found if isinstance(found, dict) else {}

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -28,7 +27,9 @@ from transformers.utils import logging
 from quantcore.blocks.skeleton import clean_config, declared_class, without_untrusted
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.checkpoint.gguf_header import find_gguf
+from quantcore.checkpoint.headers import read_json
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout
+from quantcore.checkpoint.libraries import opened_weights
 from quantcore.config import Dtype, QuantizationSpec, ScaleType
 from quantcore.errors import ModelError, ProofError
 from quantcore.evaluation.model import EvaluatedModel
@@ -184,15 +185,12 @@ def _load(folder: Path, original: Model, **options: Any) -> tuple[PreTrainedMode
 
     With a GGUF file goes the config of ``original``: Transformers takes too little from the file itself.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        gguf_file = find_gguf(folder)
-        for path in folder.iterdir():
-            if path.suffix in (".safetensors", ".gguf") or path.name.endswith(".safetensors.index.json"):
-                (Path(scratch) / path.name).symlink_to(path.resolve())
+    gguf_file = find_gguf(folder)
+    with opened_weights(folder) as scratch:
         if gguf_file is None:
-            raw = json.loads((folder / "config.json").read_text("utf-8"))
+            raw = read_json(folder / "config.json", "no_config")
             said = {"quantization_config": raw["quantization_config"]} if "quantization_config" in raw else {}
-            (Path(scratch) / "config.json").write_text(json.dumps(without_untrusted(raw) | said), "utf-8")
+            (scratch / "config.json").write_text(json.dumps(without_untrusted(raw) | said), "utf-8")
             kind = declared_class(raw)
         else:
             kind = declared_class(original.headers.config)

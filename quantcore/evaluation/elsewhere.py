@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from quantcore.checkpoint.headers import read_json
 from quantcore.errors import ConfigError, ModelError
 
 OUTSIDE = Path(__file__).with_name("outside.py")
@@ -19,7 +20,7 @@ NUM_LINES = 15  # of what a program said before it died
 def kv_cache_dtype(model: str | Path) -> str:
     """What vLLM is to be told of the KV cache of ``model``: it uses the scales in the files only for ``fp8``."""
     file = Path(model) / "config.json"
-    config = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    config = read_json(file, "no_config") if file.is_file() else {}
     said = config.get("quantization_config") or {}
     has_scales = said.get("kv_cache_scheme") or (said.get("export") or {}).get("kv_cache_group")
     return "fp8" if has_scales else "auto"

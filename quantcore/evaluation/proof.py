@@ -25,7 +25,7 @@ from quantcore.checkpoint.experts import unstack_experts
 from quantcore.checkpoint.headers import ModelHeaders, read_tensor_headers
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.checkpoint.source import TORCH_DTYPES, Source, TensorSource
-from quantcore.errors import NumericsError, ProofError, QuantError, reason_of
+from quantcore.errors import ModelError, NumericsError, ProofError, QuantError, reason_of
 from quantcore.evaluation import harness
 from quantcore.evaluation.clipping import Clipping
 from quantcore.evaluation.consumer import check_export, needed_bytes, unread
@@ -38,6 +38,7 @@ from quantcore.evaluation.text import EvaluationText
 from quantcore.events import Emit, Progress, Warned, parse
 from quantcore.export import EXPORTERS, Container, Decoder, tensor_name
 from quantcore.layer import LayerPlan
+from quantcore.opening import seen_so_far
 from quantcore.plan import FILE_TO_FILE, Plan, export_dir, resolve
 from quantcore.qtensor import QLayer, is_finite
 from quantcore.reading import Model, read_model
@@ -53,6 +54,7 @@ from quantcore.spec import ScaleType
 from quantcore.task import Task
 from quantcore.timing import Eta
 
+STAMPS = "stamps.json"
 FREE_PARTS = 8
 """A whole model may take one of so many parts of what is free on an accelerator: other jobs may run there as well."""
 LOGIT_TOLERANCE = 1e-3
@@ -394,10 +396,12 @@ def as_floats(activations: Activations) -> list[list[float]]:
 
 
 def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit: Emit) -> Proved:
-    """Run ``python -m quantcore verify`` on ``folder`` and relay its events. Raises ProofError with what it said."""
+    """Run ``python -m quantcore verify`` on ``folder`` and relay its events. Raises ProofError with what it said, and
+    ModelError ``model_changed`` (see ``opening.unchanging``)."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".proof-") as scratch:
         expected.save(Path(scratch))
         (Path(scratch) / "task.json").write_text(task.model_dump_json(), "utf-8")
+        (Path(scratch) / STAMPS).write_text(json.dumps(seen_so_far()), "utf-8")
         command = [sys.executable, "-m", "quantcore", "verify", str(folder), scratch]
         proofs: dict[str, Proof] = {}
         peak = 0
@@ -419,7 +423,8 @@ def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit
                 process.kill()
                 raise
         if process.returncode != 0 or failure:
-            raise ProofError(
+            kind = ModelError if failure.get("code") == "model_changed" else ProofError
+            raise kind(
                 failure.get("message", f"The proof process ended with status {process.returncode}."),
                 code=failure.get("code", "proof_crashed"),
                 hint=failure.get("hint", "See the log above."),

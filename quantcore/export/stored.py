@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from quantcore.checkpoint.layout import Stack, TensorHeader
 from quantcore.config import QuantizationConfig, QuantizationSpec, ScaleType
 from quantcore.errors import ModelError
+from quantcore.opening import open_file
 
 READ_BY_IMPORTERS = re.compile(r"\.quant_state\.bitsandbytes__|\.g_idx$|\.weight_shape$")
 """Names of the small tensors whose bytes say how layers are quantized (see ``StoredFiles.read_bytes``)."""
@@ -53,7 +54,7 @@ class StoredFiles:
         """The bytes of a small tensor."""
         self.shape(name)
         header = self.tensors[name]
-        with (self.folder / header.file).open("rb") as file:
+        with open_file(self.folder / header.file) as file:
             file.seek(header.begin)
             return file.read(header.num_bytes)
 

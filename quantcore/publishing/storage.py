@@ -11,6 +11,7 @@ from typing import Any
 
 from quantcore.errors import ProofError, PublishError
 from quantcore.events import Emit, PhaseStarted, Published
+from quantcore.opening import open_file
 from quantcore.publishing.explain import storage_explained
 from quantcore.publishing.progress import ByteProgress
 from quantcore.publishing.task import MANIFEST, ManifestFile, PublishTask, digest, listed
@@ -76,7 +77,7 @@ def _copy(files: Any, folder: str, file: ManifestFile, task: PublishTask, progre
     target = f"{folder}/{file.path}"
     files.makedirs(target.rpartition("/")[0], exist_ok=True)
     hashed = hashlib.sha256()
-    with (task.folder / file.path).open("rb") as source, files.open(target, "wb") as out:
+    with open_file(task.folder / file.path, root=task.folder) as source, files.open(target, "wb") as out:
         while part := source.read(CHUNK_BYTES):
             out.write(part)
             hashed.update(part)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Annotated
 from urllib.parse import unquote, urlsplit
 
@@ -10,8 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from quantcore.checkpoint.hub import is_model_id
+from quantcore.opening import resolved
 
 MAIN = "main"
+RESERVED = frozenset({".git", ".cache"})
+MAX_NAME_BYTES = 255  # of a file or folder, on the usual disks
 BRANCH = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
 
 
@@ -44,8 +47,10 @@ class Target(BaseModel):
             return self
         if not is_model_id(self.repo_id or ""):
             raise PydanticCustomError("invalid_repo_id", "`repo_id` must look like org/name")
-        if self.path_in_repo and not _is_plain(self.path_in_repo):
-            raise _invalid("`path_in_repo` must be a relative path without '..', as in quantized/int4")
+        if self.path_in_repo and not (_is_plain(self.path_in_repo) and _is_free(self.path_in_repo)):
+            raise _invalid("`path_in_repo` must be a relative path without '..', .git and .cache, as in quantized/int4")
+        if not _is_branch(self.revision):
+            raise _invalid("`revision` must be a name that git takes for a branch, as in main or int4")
         if self.create_pr and self.revision != MAIN:
             raise _invalid("`create_pr` opens a pull request against main: leave `revision` out")
         if self.commit_message is not None and not self.commit_message.isprintable():
@@ -79,10 +84,20 @@ def check_url(text: str) -> None:
         raise _invalid("`to` must be a plain URL of a folder, as s3://bucket/models/name or file:///srv/models/name")
 
 
+def is_url(text: str) -> bool:
+    """Whether ``check_url`` lets it through."""
+    try:
+        check_url(text)
+    except PydanticCustomError:
+        return False
+    return True
+
+
 def real_url(url: str) -> str:
-    """Of a folder on this machine the URL of its real path, links followed; any other as it is."""
+    """Of a folder on this machine the URL of its real path, links followed; any other as it is. Raises as
+    ``opening.resolved``."""
     scheme, _, path = url.rstrip("/").partition("://")
-    return f"file://{Path(path).resolve()}" if scheme == "file" else url.rstrip("/")
+    return f"file://{resolved(path)}" if scheme == "file" else url.rstrip("/")
 
 
 def is_below(url: str, prefixes: tuple[str, ...]) -> bool:
@@ -94,8 +109,20 @@ def _is_plain(path: str) -> bool:
     pure = PurePosixPath(path)
     return (
         bool(path) and str(pure) == path and not pure.is_absolute() and path.isprintable()
-        and not {"..", "."} & set(pure.parts) and "\\" not in path and pure.parts[0] != ".git"
+        and not {"..", "."} & set(pure.parts) and "\\" not in path
+        and all(len(part.encode()) <= MAX_NAME_BYTES for part in pure.parts)
     )  # fmt: skip
+
+
+def _is_free(path: str) -> bool:
+    """Whether the Hub takes files below ``path``: it keeps some folders for itself."""
+    return not RESERVED & {part.lower() for part in path.split("/")}
+
+
+def _is_branch(name: str) -> bool:
+    """What git-check-ref-format(1) forbids, as far as ``BRANCH`` lets it through."""
+    parts = name.split("/")
+    return ".." not in name and all(part and part[0] != "." and not part.endswith((".lock", ".")) for part in parts)
 
 
 def _invalid(what: str) -> PydanticCustomError:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quantcore.checkpoint.artifact import sha256
 from quantcore.errors import ProofError
+from quantcore.opening import read_bytes
 from quantcore.publishing.target import Target
 from quantcore.values import config_error
 
@@ -49,7 +50,7 @@ class PublishTask(BaseModel):
         path = self.folder / MANIFEST
         if not path.is_file():
             return (json.dumps(made, indent=2, ensure_ascii=False) + "\n").encode()
-        data = path.read_bytes()
+        data = read_bytes(path)
         if listed(data) != {file.path: (file.size, file.sha256) for file in self.files}:
             raise _corrupt(f"{MANIFEST} does not list the files that were proven")
         return data

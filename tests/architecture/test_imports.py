@@ -31,6 +31,7 @@ ALLOWED = {
         "quantcore.reading",
         "quantcore.registry",
         "quantcore.errors",
+        "quantcore.opening",
         "quantcore.events",
         "quantcore.checkpoint.headers",
         "quantcore.checkpoint.hub",
@@ -47,12 +48,13 @@ ALLOWED = {
     "bitfoundry": set(),
     "bitfoundry.local": {"api.store.migrate", "api.store.vault", "api.security"},
     "bitfoundry.cli": {"quantcore.cli"},
+    "bitfoundry.doctor": {"quantcore.runtime.landlock"},
     "bitfoundry.publish_commands": {"quantcore.cli"},
 }
 
 # Inside the engine, from the bottom up: a module imports from its own level or below.
 LEVELS = (
-    ("errors", "formats", "registry", "events", "explaining", "timing", "workload"),
+    ("errors", "opening", "formats", "registry", "events", "explaining", "timing", "workload"),
     ("values",),
     ("algorithms",),
     ("spec",),

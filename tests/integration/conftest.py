@@ -39,6 +39,12 @@ from worker.supervisor import Supervisor
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60
 """How long a test waits for what shall happen: a busy machine is no failure."""
+REAL_ENGINE: dict[str, Any] = {
+    "engine_command": "{python} {launcher} -m quantcore run",
+    "confine_engine": True,
+    "lease_s": 15,
+}
+"""Settings for the real engine, which needs more than a stub's time between two heartbeats."""
 STUB_ENGINE = Path(__file__).with_name("stub_engine.py")
 TABLES = (
     "outbox, event, log_line, attempt, seat, publication, artifact, job, sweep, worker, idempotency_key, upload_part, "
@@ -77,6 +83,7 @@ def settings(postgres_url: str, broker_url: str, tmp_path: Path) -> Settings:
         retry_base_s=0.1,
         engine_threads=1,
         engine_command=f"{sys.executable} -S {STUB_ENGINE}",
+        confine_engine=False,  # the stub leaves notes for the tests wherever it is told to
         secret_key=base64.b64encode(b"a key of 32 bytes, for the tests").decode(),
     )
 

@@ -26,7 +26,7 @@ from api.store.engine import Sessions
 from api.store.tables import Job
 from tests.factories import tiny_model
 from tests.hub_server import HubServer
-from tests.integration.conftest import PATIENCE_S, WorkerProcess
+from tests.integration.conftest import PATIENCE_S, REAL_ENGINE, WorkerProcess
 
 ROWS = [{"id": number, "text": f"this is row number {number} " * 3} for number in range(200)]
 CONTENT = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
@@ -398,7 +398,7 @@ def test_a_dataset_that_goes_while_a_job_comes(
 def test_the_real_engine_reads_it(
     client: TestClient, settings: Settings, start_worker: Callable[..., WorkerProcess], wait_for: Callable[..., Job]
 ) -> None:
-    real = settings.model_copy(update={"engine_command": "{python} -m quantcore run", "lease_s": 15})
+    real = settings.model_copy(update=REAL_ENGINE)
     model = tiny_model(settings.model_roots[0] / "tiny")
     content = gzip.compress(b"n,body\n" + b'1,"some words, and more"\n' * 5000)
     dataset = made(upload(client, name="a.csv.gz", content=content, column="body"))

@@ -18,7 +18,7 @@ from api.settings import Settings
 from api.store.tables import Job
 from tests.factories import tiny_model
 from tests.hub_server import TOKEN, HubServer
-from tests.integration.conftest import WorkerProcess
+from tests.integration.conftest import REAL_ENGINE, WorkerProcess
 
 LIMIT_S = 120.0
 FEW = {"num_samples": 2, "seq_len": 32}
@@ -50,7 +50,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     """The real engine, which needs more than a stub's time between two heartbeats."""
-    return settings.model_copy(update={"engine_command": "{python} -m quantcore run", "lease_s": 15})
+    return settings.model_copy(update=REAL_ENGINE)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from api.security import create_key
 from api.store import migrate
 from api.store.engine import Sessions
 from bitfoundry import cli, doctor
+from quantcore.runtime import landlock
 from tests.integration.conftest import Server, WorkerProcess
 
 
@@ -51,10 +52,12 @@ def test_what_is_well_and_what_is_not(
     start_worker()
     wait_for(submit(make_model()), "succeeded")
     status, found = look()
-    names = ["python", "torch", "devices", "disk", "service", "clock", "database", "broker", "schema", "key", "workers"]
+    here = ["python", "torch", "devices", "disk", "landlock"]
+    names = [*here, "service", "clock", "database", "broker", "schema", "key", "workers"]
     assert (status, list(found)) == (0, names)
     assert {finding["status"] for finding in found.values()} <= {"ok", "warning"}
     assert found["devices"]["detail"] == "one"
+    assert found["landlock"]["status"] == ("ok" if landlock.abi() else "warning")
     status, found = look(key=create_key(sessions, "r", ["jobs:read"]))
     assert (status, found["key"]["detail"]) == (0, "r: jobs:read")
     status, found = look(key="bf_nonsense")
@@ -64,6 +67,12 @@ def test_what_is_well_and_what_is_not(
     assert (status, found["schema"]["detail"]) == (1, "older") and "alembic" in found["schema"]["hint"]
     status, found = look(url="http://127.0.0.1:1")
     assert (status, found["service"]["status"]) == (1, "failed") and "database" not in found
+
+
+def test_a_kernel_without_landlock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(landlock, "abi", lambda: 0)
+    finding = doctor._landlock()
+    assert (finding.status, finding.detail) == ("warning", "this kernel has none") and "5.19" in finding.hint
 
 
 def test_torch_is_asked_in_a_process_that_may_die(monkeypatch: pytest.MonkeyPatch) -> None:

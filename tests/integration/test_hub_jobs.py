@@ -18,7 +18,7 @@ from api.store.tables import Job
 from quantcore import presets
 from tests.factories import tiny_model
 from tests.hub_server import TOKEN, HubServer
-from tests.integration.conftest import WorkerProcess
+from tests.integration.conftest import REAL_ENGINE, WorkerProcess
 from tests.integration.test_reading import quantize
 
 CALIBRATION = {"source": "builtin", "num_samples": 2, "seq_len": 32}
@@ -28,7 +28,7 @@ LIMIT_S = 120.0
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     """The real engine, which needs more than a stub's time between two heartbeats."""
-    return settings.model_copy(update={"engine_command": "{python} -m quantcore run", "lease_s": 15})
+    return settings.model_copy(update=REAL_ENGINE)
 
 
 def body(model_id: str = "org/tiny", **model: str) -> dict[str, Any]:

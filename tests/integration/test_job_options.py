@@ -15,7 +15,7 @@ from api.store.tables import Job
 from quantcore.cli import main
 from tests.factories import tiny_model
 from tests.hub_server import HubServer
-from tests.integration.conftest import WorkerProcess
+from tests.integration.conftest import REAL_ENGINE, WorkerProcess
 
 LIMIT_S = 120.0
 FEW = {"num_samples": 2, "seq_len": 32}
@@ -47,7 +47,7 @@ def settings(settings: Settings, tmp_path: Path) -> Settings:
 @pytest.fixture
 def with_engine(settings: Settings) -> Settings:
     """The real engine, which needs more than a stub's time between two heartbeats."""
-    return settings.model_copy(update={"engine_command": "{python} -m quantcore run", "lease_s": 15})
+    return settings.model_copy(update=REAL_ENGINE)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from quantcore.mixing import command
 from quantcore.mixing.schemes import resolve
 from quantcore.task import MixConfig
 from tests.factories import tiny_model
-from tests.integration.conftest import ROOT, Server, WorkerProcess
+from tests.integration.conftest import REAL_ENGINE, ROOT, Server, WorkerProcess
 from tests.integration.forks import events_of, forked, task_file
 from tests.integration.test_resume import killed
 from tests.params import with_rare
@@ -196,7 +196,7 @@ def test_the_page_of_mixed_precision_in_the_service(
     server: Server, model: Path, settings: Settings, start_worker: StartWorker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A real job by the page's words."""
-    start_worker(settings.model_copy(update={"engine_command": "{python} -m quantcore run", "lease_s": 15}))
+    start_worker(settings.model_copy(update=REAL_ENGINE))
     page = (ROOT / "docs" / "mixed-precision.md").read_text().partition("\n## In the service\n")[2]
     [code], [command] = (re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL) for language in ("python", "sh"))
     names: dict[str, Any] = {"URL": server.url, "KEY": server.key, "MODEL": str(model)}

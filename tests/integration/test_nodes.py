@@ -39,7 +39,12 @@ ASKED: dict[str, Any] = {
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    more = {"engine_command": "{python} {launcher} -m quantcore run", "node_address": "127.0.0.1", "gather_s": 120}
+    more = {
+        "engine_command": "{python} {launcher} -m quantcore run",
+        "confine_engine": True,
+        "node_address": "127.0.0.1",
+        "gather_s": 120,
+    }
     return settings.model_copy(update=more | {"lease_s": 20, "heartbeat_s": 1, "stop_grace_s": 10})
 
 

@@ -20,7 +20,7 @@ from bitfoundry import cli
 from quantcore.checkpoint.hub_pull import pull
 from tests.factories import tiny_model
 from tests.hub_server import TOKEN, HubServer
-from tests.integration.conftest import Server, WorkerProcess, is_alive, wait_gone
+from tests.integration.conftest import REAL_ENGINE, Server, WorkerProcess, is_alive, wait_gone
 from tests.params import with_rare
 
 LIMIT_S = 60.0
@@ -395,7 +395,7 @@ def test_the_commands(
 
 @pytest.fixture
 def real_engine(settings: Settings) -> Settings:
-    return settings.model_copy(update={"engine_command": "{python} -m quantcore run", "lease_s": 15})
+    return settings.model_copy(update=REAL_ENGINE)
 
 
 @pytest.mark.slow

@@ -180,12 +180,12 @@ def test_files_that_may_not_be_read_are_named(what):
             code = (
                 "import os, sys\n"
                 "from pathlib import Path\n"
-                "from quantcore.checkpoint.headers import check_readable\n"
+                "from quantcore.checkpoint.headers import check_files\n"
                 "from quantcore.errors import ModelError\n"
                 "if os.geteuid() == 0:\n"
                 "    os.setgroups([]), os.setegid(10001), os.seteuid(10001)\n"
                 "try:\n"
-                "    check_readable(Path(sys.argv[1]))\n"
+                "    check_files(Path(sys.argv[1]))\n"
                 "except ModelError as error:\n"
                 "    print(error.code, error.message)\n"
             )

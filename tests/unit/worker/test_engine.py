@@ -21,6 +21,7 @@ def make(tmp_path: Path, program: str, **options: float) -> Engine:
         data_dir=tmp_path,
         engine_command=f"{{python}} -S {script}",
         engine_threads=3,
+        confine_engine=False,
         **options,
     )  # type: ignore[arg-type]
     engine = Engine(settings, tmp_path / "task.json")

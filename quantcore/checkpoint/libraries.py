@@ -1,0 +1,74 @@
+"""What libraries of others see of a model's folder: copies and open files in a folder of ours, never the folder itself.
+
+They open whatever they like by whatever a config says. Here they find plain files that were checked, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from quantcore.checkpoint.artifact import SIDE_FILES, side_files
+from quantcore.errors import ModelError
+from quantcore.opening import MAX_SIDE_FILE_BYTES, open_file, path_for_libraries, read_bytes
+
+TOKENIZER_FILES = (*SIDE_FILES, "*.json", "*.txt", "*.tiktoken", "*.spm", "*.codes")
+"""All that a tokenizer's class may ask for: every one has names of its own."""
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+INDEX = ".safetensors.index.json"
+MAX_FILES = 200
+
+
+@contextmanager
+def tokenizer_files(folder: Path) -> Iterator[Path]:
+    """A copy of the tokenizer and what belongs to it, without the paths that its config may name.
+
+    Raises ModelError as ``opening.open_file``; ``file_too_large`` for all of them together.
+    """
+    names = [name for name in side_files(folder, TOKENIZER_FILES) if not name.endswith(INDEX)]
+    total = 0
+    with tempfile.TemporaryDirectory(prefix="bitfoundry-tokenizer-") as scratch:
+        for name in names:
+            data = read_bytes(folder / name)
+            total += len(data)
+            if total > MAX_SIDE_FILE_BYTES or len(names) > MAX_FILES:
+                raise ModelError(
+                    f"Beside the weights there are {len(names)} files, or more than {MAX_SIDE_FILE_BYTES >> 20} MiB.",
+                    code="file_too_large",
+                    hint="Keep in the model's folder what belongs to the model.",
+                )
+            (Path(scratch) / name).write_bytes(_without_paths(data) if name == TOKENIZER_CONFIG else data)
+        yield Path(scratch)
+
+
+@contextmanager
+def opened_weights(folder: Path) -> Iterator[Path]:
+    """A folder with the files of weights under their names, and a copy of their index; no config of theirs."""
+    with tempfile.TemporaryDirectory(prefix="bitfoundry-weights-") as scratch, ExitStack() as stack:
+        for name in side_files(folder, ("*.safetensors", "*.gguf")):
+            lend(folder / name, Path(scratch), stack)
+        for name in side_files(folder, (f"*{INDEX}",)):
+            (Path(scratch) / name).write_bytes(read_bytes(folder / name))
+        (Path(scratch) / "generation_config.json").write_text("{}")  # Transformers wants one; nothing is generated
+        yield Path(scratch)
+
+
+def lend(file: Path, scratch: Path, stack: ExitStack) -> None:
+    """``file`` under its name in ``scratch``, open as long as ``stack``."""
+    (scratch / file.name).symlink_to(path_for_libraries(stack.enter_context(open_file(file)), file))
+
+
+def _without_paths(tokenizer_config: bytes) -> bytes:
+    """The config without what names files: the library finds them by their own names."""
+    try:
+        config: Any = json.loads(tokenizer_config)
+    except (ValueError, RecursionError):
+        return tokenizer_config  # the library says what is wrong with it
+    if not isinstance(config, dict):
+        return tokenizer_config
+    return json.dumps({key: value for key, value in config.items() if not key.endswith("_file")}).encode()

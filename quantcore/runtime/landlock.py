@@ -1,0 +1,91 @@
+"""Runs a command that reaches only the files that it is told of: Landlock, Linux 5.19 and later. No torch.
+
+    python -I -S landlock.py '{"list": [...], "read": [...], "write": [...]}' COMMAND [ARGUMENT ...]
+
+The command and all that it starts may list folders, read (and run) and write what lies at and below these paths, and
+nothing else of any file system, whatever their user may; nor can they look into processes that are not theirs
+(/proc/<pid>/environ, ptrace). What is not there is passed over. Only the standard library: it is run by its path. See
+landlock(7).
+"""
+
+import ctypes
+import json
+import os
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # of all architectures
+PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
+KEPT_CAPABILITIES = frozenset({0, 1, 2, 3, 4, 5, 14, 23, 24})
+"""Of root: files and processes of others, locked memory, priorities, limits. Not to look into other processes."""
+LEAST_ABI = 2  # the first one forbids renames from folder to folder, which artifacts are made by
+
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+TRUNCATE, IOCTL_DEV = 1 << 14, 1 << 15
+LIST = READ_DIR
+READ = EXECUTE | READ_FILE | READ_DIR
+OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
+NUM_RIGHTS = {2: 14, 3: 15, 4: 15, 5: 16}
+"""How many rights an ABI knows; later ones know no more of files."""
+
+
+class _Ruleset(ctypes.Structure):
+    _fields_ = (("handled_access_fs", ctypes.c_uint64),)
+
+
+class _Below(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
+
+
+def abi() -> int:
+    """The version that this kernel offers, 0 where it has none that is of use."""
+    if sys.platform != "linux":
+        return 0
+    found = ctypes.CDLL(None).syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
+    return int(found) if found >= LEAST_ABI else 0
+
+
+def confine(rules: Mapping[str, Sequence[str]]) -> None:
+    """Bind this thread and all that it starts. Raises OSError; then nothing was bound."""
+    every = (1 << NUM_RIGHTS[min(abi(), max(NUM_RIGHTS))]) - 1
+    rights = {"list": LIST, "read": READ, "write": every}
+    ruleset = _call(CREATE_RULESET, ctypes.byref(_Ruleset(every)), ctypes.c_size_t(ctypes.sizeof(_Ruleset)), 0)
+    for kind, paths in rules.items():
+        for path in paths:
+            _allow(ruleset, path, rights[kind] & every)
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    for capability in set(range(64)) - KEPT_CAPABILITIES:
+        prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # refused to all but root, who alone has them
+    if prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "no_new_privs")
+    _call(RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    try:
+        at = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:  # not there, or not ours to see: then there is nothing to allow
+        return
+    try:
+        if not stat.S_ISDIR(os.fstat(at).st_mode):
+            rights &= OF_FILES
+        if rights:
+            _call(ADD_RULE, ruleset, 1, ctypes.byref(_Below(rights, at)), 0)
+    finally:
+        os.close(at)
+
+
+def _call(number: int, *arguments: object) -> int:
+    found = ctypes.CDLL(None, use_errno=True).syscall(number, *arguments)
+    if found < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"Landlock (system call {number}): {os.strerror(error)}")
+    return int(found)
+
+
+if __name__ == "__main__":
+    confine(json.loads(sys.argv[1]))
+    os.execvp(sys.argv[2], sys.argv[2:])

@@ -1,0 +1,106 @@
+"""Every place that opens a file by its path is known, with the reason why it need not go through ``quantcore.opening``.
+
+Models, data files and artifacts are opened there alone: a stranger may have made them.
+"""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+from tests.architecture.test_imports import MODULES, tree_of
+
+OPENERS = frozenset({
+    "open", "read_text", "read_bytes", "from_pretrained", "copy2", "copyfile", "copytree", "load_file", "safe_open",
+    "load_dataset", "metadata_load", "fdopen", "run_path",
+})  # fmt: skip
+NOT_FILES = {("vault", "open"), ("found", "open"), ("parcel", "open"), ("files", "read_bytes")}
+"""Objects of ours whose methods are called so: seals, parcels between ranks, tensors by name."""
+OURS = {("", "read_bytes"), ("", "read_text")}
+"""Functions of ours: the guard's own, and one of texts."""
+
+GUARD = "quantcore.opening"
+ALLOWED = {
+    "the guard itself": {GUARD: 5},
+    "libraries read a checked copy or an open file": {
+        "quantcore.calibration.tokenizer": 1,
+        "quantcore.evaluation.consumer": 1,
+        "quantcore.evaluation.architecture": 1,
+        "quantcore.evaluation.card": 1,
+    },
+    "the artifact that is being written": {
+        "quantcore.checkpoint.artifact": 3,
+        "quantcore.checkpoint.sink": 1,
+        "quantcore.evaluation.judging": 1,
+        "quantcore.savepoint": 5,
+        "quantcore.evaluation.expectation": 2,
+    },
+    "a file of the engine's own": {
+        "quantcore.export.loading": 1,
+        "quantcore.evaluation.originals": 2,
+        "quantcore.evaluation.outside": 1,
+        "quantcore.runtime.landlock": 1,
+        "quantcore.task": 1,
+        "quantcore.cli": 1,
+    },
+    "what was just downloaded, or is checked on its way": {
+        "quantcore.checkpoint.hub": 3,
+        "quantcore.checkpoint.hub_pull": 1,
+        "quantcore.calibration.hub_dataset": 1,
+    },
+    "a file of settings that a person names": {
+        "quantcore.algorithms": 1,
+        "quantcore.flags": 1,
+        "quantcore.presets": 1,
+        "quantcore.evaluation.compare": 1,
+    },
+    "a program that a person starts on a model of theirs": {
+        "quantcore.checkpoint.gguf": 2,
+        "quantcore.evaluation.stopwatch": 2,
+    },
+    "what the kernel says": {"quantcore.runtime.devices": 1, "quantcore.calibration.chat": 1, "worker.devices": 3},
+    "the service's own folder": {
+        "api.store.manifest": 2,
+        "api.store.vault": 3,
+        "api.datasets.storage": 3,
+        "api.datasets.uploads": 1,
+        "api.dashboard": 1,
+        "worker.workspace": 1,
+        "worker.member": 1,
+        "worker.engine": 1,
+    },
+    "where an artifact goes": {"quantcore.publishing.storage": 1},
+    "the operator's settings": {"api.settings": 1, "api.tracing": 1},
+}
+
+
+def opened_in(module: str) -> list[str]:
+    """Calls that open a file by its path, as text."""
+    found = []
+    for node in ast.walk(tree_of(MODULES[module])):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
+        name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+        owner = ast.unparse(called.value) if isinstance(called, ast.Attribute) else ""
+        if name in OPENERS and (owner, name) not in NOT_FILES | OURS:
+            found.append(ast.unparse(node))
+    return found
+
+
+def test_every_place_that_opens_a_path_is_known() -> None:
+    known = Counter({module: number for places in ALLOWED.values() for module, number in places.items()})
+    for module in MODULES:
+        if module.split(".")[0] in ("quantcore", "api", "worker"):
+            calls = opened_in(module)
+            assert len(calls) == known[module], (
+                f"{module} opens {len(calls)} file(s) by path, known are {known[module]}: open what belongs to a model,"
+                f" a dataset or an artifact with quantcore.opening, and give what else there is a reason: {calls}"
+            )
+    assert not known.keys() - MODULES.keys()
+
+
+def test_the_walk_sees_what_it_should(tmp_path: Path) -> None:
+    """The test above can fail."""
+    assert any("os.open" in call for call in opened_in(GUARD))
+    assert opened_in("quantcore.calibration.tokenizer")
+    assert not opened_in("quantcore.checkpoint.source") and not opened_in("quantcore.checkpoint.headers")

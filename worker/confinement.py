@@ -1,0 +1,170 @@
+"""What an engine reaches of the file system: its job's files, the programs that it is made of, and nothing else.
+
+Engines read models that strangers made. Where the kernel has Landlock it holds them to these rules, whatever becomes of
+the engine itself; elsewhere the engine holds itself to those that are about the job's files (``quantcore.opening``),
+which no link in a model gets around, but code that somebody smuggled into it would.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import quantcore
+from api.settings import Settings
+from quantcore.checkpoint.artifact import side_files
+from quantcore.opening import VARIABLE, folders_beside
+from quantcore.runtime import landlock
+
+logger = logging.getLogger(__name__)
+
+PROGRAM = landlock.__file__
+SYSTEM = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/opt", "/nix/store", "/gnu/store", "/proc", "/sys",
+    # Addresses of name servers, and the drivers' daemons; not all of /run, where containers have their secrets.
+    "/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager", "/run/nvidia-persistenced",
+    "/run/nvidia-topologyd", "/run/opengl-driver",
+)  # fmt: skip
+DEVICES = (
+    "null", "zero", "full", "random", "urandom", "tty", "shm", "pts", "nvidia*", "kfd", "dri", "dxg", "infiniband",
+    "accel",
+)  # fmt: skip
+CACHES = {
+    "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "CUDA_CACHE_PATH": "cuda",
+    "MIOPEN_USER_DB_PATH": "miopen", "MIOPEN_CUSTOM_CACHE_DIR": "miopen",
+}  # fmt: skip
+"""Compiled kernels are code: each attempt has its own, so that no job's engine runs what another's has left."""
+ORIGINALS = "BITFOUNDRY_ORIGINALS_DIR"
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Real paths. ``listed`` folders show the names in them; ``files`` are the job's own among all those."""
+
+    files: tuple[Path, ...]
+    listed: tuple[Path, ...]
+    read: tuple[Path, ...]
+    written: tuple[Path, ...]
+    variables: Mapping[str, str]
+
+    def command(self, argv: Iterable[str]) -> list[str]:
+        """``argv``, confined where the kernel can do that."""
+        if not landlock.abi():
+            return list(argv)
+        rules = {"list": self.listed, "read": self.read, "write": self.written}
+        told = json.dumps({kind: [str(path) for path in paths] for kind, paths in rules.items()})
+        return [sys.executable, "-I", "-S", PROGRAM, told, *argv]
+
+    def environment(self) -> dict[str, str]:
+        return {**self.variables, VARIABLE: json.dumps([str(path) for path in self.files])}
+
+
+def describe(settings: Settings) -> str | None:
+    """Which protection engines have here; None where the kernel gives none."""
+    if not settings.confine_engine:
+        return "switched off (BITFOUNDRY_CONFINE_ENGINE)"
+    return f"Landlock, ABI {landlock.abi()}" if landlock.abi() else None
+
+
+def tell(settings: Settings) -> None:
+    """Say it in the log, once."""
+    found = describe(settings)
+    if found is None:
+        logger.warning(
+            "this kernel has no Landlock: engines check what they open, and are not held to it; see docs/running.md"
+        )
+    else:
+        logger.info("engines are confined: %s", found)
+
+
+def reach_of(settings: Settings, folder: Path, task: Mapping[str, Any], *, with_hub: bool) -> Reach:
+    """For the engine of an attempt whose ``folder`` holds its ``task``. Makes the folders that it needs."""
+    scratch, originals = folder / "tmp", _originals()
+    written = [folder, *_hub_caches()] if with_hub else [folder]
+    written += [originals] if originals is not None else []
+    for path in (scratch, *written):
+        with suppress(OSError):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    given = [*_model_files(task), *_texts(task)]
+    hidden = [settings.data_dir, *([settings.secret_key_file] if settings.secret_key_file else [])]
+    listed: list[Path] = []
+    read: list[Path] = []
+    for path in [*given, *map(Path, SYSTEM), *_programs(settings)]:
+        for shown, is_whole in _around(path, [one for one in hidden if path not in given or one.is_relative_to(path)]):
+            (read if is_whole else listed).append(shown)
+    devices = [path for name in DEVICES for path in sorted(Path("/dev").glob(name))]
+    variables = {
+        "TMPDIR": str(scratch),
+        ORIGINALS: "" if originals is None else str(originals),
+        "HF_TOKEN_PATH": os.devnull,  # the token comes by its standard input
+        **{name: str(scratch / kind) for name, kind in CACHES.items()},
+    }
+    files = tuple(path.resolve() for path in (*given, *written))
+    return Reach(files, tuple(listed), tuple(read), (*written, *devices), variables)
+
+
+def _model_files(task: Mapping[str, Any]) -> Iterator[Path]:
+    """The model's folder, with the blobs that a snapshot links to; of a GGUF file what belongs to it beside it."""
+    if task.get("model_dir") is None:
+        return
+    model = Path(task["model_dir"])
+    yield model
+    yield from folders_beside(model)
+    if model.is_file():
+        yield from (model.parent / name for name in side_files(model.parent))
+
+
+def _texts(task: Mapping[str, Any]) -> Iterator[Path]:
+    for part in ("calibration", "evaluation"):
+        said = task.get(part) or {}
+        yield from (Path(said[name]) for name in ("source", "include_path") if str(said.get(name)).startswith("/"))
+
+
+def _programs(settings: Settings) -> Iterator[Path]:
+    """Python, the packages, and what the command of the engine names."""
+    yield from map(Path, (sys.prefix, sys.base_prefix, sys.exec_prefix))
+    yield Path(quantcore.__file__).parents[1]
+    yield from (Path(entry) for entry in sys.path if entry and Path(entry) != Path.cwd())
+    for variable in ("LD_LIBRARY_PATH", "SSL_CERT_FILE"):
+        yield from (Path(entry) for entry in os.environ.get(variable, "").split(os.pathsep) if entry)
+    yield from (Path(part) for part in settings.engine_command.split() if part.startswith("/"))
+
+
+def _hub_caches() -> list[Path]:
+    """What huggingface_hub and datasets keep; not the folder above, where a token may lie."""
+    home = Path(os.environ.get("HF_HOME") or Path(_cache(), "huggingface")).expanduser()
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    return [hub, home / "xet", home / "datasets", home / "modules"]
+
+
+def _originals() -> Path | None:
+    """Where engines keep what they know of originals (see ``quantcore.evaluation.originals``)."""
+    said = os.environ.get(ORIGINALS)
+    if said is not None:
+        return Path(said) if said else None
+    return _cache() / "bitfoundry" / "originals"
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+
+
+def _around(path: Path, hidden: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
+    """(path, True) for all of ``path`` but what is ``hidden``, (path, False) for folders that hold something hidden."""
+    real = path.resolve()
+    if real == Path("/") or any(real.is_relative_to(one) for one in hidden):
+        return
+    if not any(one.is_relative_to(real) for one in hidden):
+        yield real, True
+        return
+    yield real, False
+    with suppress(OSError):
+        for child in sorted(real.iterdir()):
+            yield from _around(child, hidden)
