@@ -90,6 +90,7 @@ def up(
     def say(message: str) -> None:
         terminal.err.print(f"· {message}")
 
+    signal.signal(signal.SIGINT, _interrupt)  # a script's shell lets what it runs with & ignore it
     stack = LocalStack(find_home(home), port, model_roots=models or (), say=say)
     with stack:
         dashboard.build_if_missing(stack.logs / "dashboard.log", say)
