@@ -18,6 +18,7 @@ from typer.exceptions import Abort, TyperException
 from bitfoundry import (
     __version__,
     account_commands,
+    backup_commands,
     dataset_commands,
     job_commands,
     publish_commands,
@@ -362,7 +363,7 @@ def download(
 
 for name, command in job_commands.COMMANDS.items():
     app.command(name)(command)
-for command in publish_commands.COMMANDS:
+for command in (*publish_commands.COMMANDS, *backup_commands.COMMANDS):
     app.command()(command)
 for name, command in job_commands.SWEEP_COMMANDS.items():
     sweep.command(name)(command)

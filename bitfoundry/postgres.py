@@ -87,7 +87,7 @@ class Postgres:
         try:
             owner = self._owner()
             binaries = _reachable(find_binaries(), owner)
-            self._end_orphans()
+            self.end_orphans()
             if not (self.data / "PG_VERSION").exists():
                 self._create(binaries, owner)
             self._sockets = socket_dir(self.home, "pg", owner)
@@ -104,7 +104,7 @@ class Postgres:
 
     def start_again(self) -> None:
         """Start a server that has ended, on the same socket. Returns at once; StackError if an orphan does not end."""
-        self._end_orphans()
+        self.end_orphans()
         self._spawn()
 
     def stop(self) -> None:
@@ -188,7 +188,7 @@ class Postgres:
                 time.sleep(0.05)
         return False
 
-    def _end_orphans(self) -> None:
+    def end_orphans(self) -> None:
         """We hold the lock: a server still running on this data lost its parent. Its stale pid file goes with it.
 
         The pid file alone proves nothing: its number may belong to a zombie or to a stranger by now, and PostgreSQL
