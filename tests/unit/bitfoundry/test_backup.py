@@ -120,7 +120,7 @@ def test_a_running_stack_there_and_back(home: Path, tmp_path: Path, monkeypatch:
         assert client.wait(job.id, timeout_s=120).state == "succeeded"
         before = {each.path: each.sha256 for each in client.artifacts(job.id)}
         process = run("backup", file, "--home", home)
-        out, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
         assert b"secret.key" in err
     process = run("restore", file, "--home", there)
