@@ -70,6 +70,7 @@ def restore(source: Path, home: Path, say: Say) -> None:
     try:
         private_dir(fresh)
         with Lock(fresh / "stack.lock"):
+            Postgres(fresh).end_orphans()
             _clear(fresh)  # what a restore that was killed has left
             say("unpacking and checking files")
             manifest = _unpack(source, fresh)
