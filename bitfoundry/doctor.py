@@ -101,7 +101,7 @@ def _service(client: Client) -> Iterator[Finding]:
     yield _part(said, "broker", "ok", "warning", "jobs start later without: start Valkey, or mend BROKER_URL")
     if said.get("disk"):
         hint = "no job and no file is taken in: delete jobs or other files on the disk of the service's data folder"
-        yield _part(said, "disk", "ok", "failed", hint, name="service's disk")
+        yield _part(said, "disk", "ok", "failed", hint, name="room")
     if said.get("schema"):
         yield _part(said, "schema", "current", "failed", "run `alembic upgrade head` with the service's DATABASE_URL")
     try:

@@ -51,7 +51,8 @@ def test_what_is_well_and_what_is_not(
     start_worker()
     wait_for(submit(make_model()), "succeeded")
     status, found = look()
-    names = ["python", "torch", "devices", "disk", "service", "clock", "database", "broker", "schema", "key", "workers"]
+    names = ["python", "torch", "devices", "disk", "service", "clock"]
+    names += ["database", "broker", "room", "schema", "key", "workers"]
     assert (status, list(found)) == (0, names)
     assert {finding["status"] for finding in found.values()} <= {"ok", "warning"}
     assert found["devices"]["detail"] == "one"
