@@ -19,6 +19,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
+from api.disk import DISK_FULL, DISK_READ_ONLY
 from api.store.projects import QuotaExceeded
 from api.store.states import FINAL, WrongState
 from quantcore.errors import ProofError, QuantError
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 5
 QUOTA_RETRY_AFTER_S = 60
+ROOM_RETRY_AFTER_S = 60
 CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large"} | {
     415: "unsupported_media_type"
 }
@@ -91,6 +93,11 @@ WHEN = {
         "Too many requests (`rate_limited`), or a quota of the project is used up (`quota_exceeded`)",
         "rate_limited",
         "The project has sent more than 60000 requests within a minute.",
+    ),
+    507: (
+        "The disk has no room beside what the database needs (`disk_full`), or is read-only (`disk_read_only`)",
+        "disk_full",
+        "The service has no room for this on its disk.",
     ),
 }
 
@@ -173,16 +180,28 @@ def install(app: FastAPI) -> None:
         return _answer(request, _unavailable("database_unavailable", "The database cannot be reached."))
 
     @app.exception_handler(OSError)
-    def disk_full(request: Request, error: OSError) -> JSONResponse:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    def disk_fault(request: Request, error: OSError) -> JSONResponse:
+        if error.errno not in _DISK_FAULTS:
             raise error
-        logger.error("the disk is full")
-        hint = "Tell the operator; nothing of this request was kept."
-        return _answer(request, Problem(507, "disk_full", "The service has no room for this on its disk.", hint=hint))
+        logger.error("the disk: %s", error.strerror)
+        return _answer(request, no_room(_DISK_FAULTS[error.errno]))
 
     @app.exception_handler(Exception)
     def bug(request: Request, error: Exception) -> JSONResponse:
         return _answer(request, Problem(500, "internal_error", "Something went wrong on our side.", hint=_REPORT))
+
+
+_DISK_FAULTS = {errno.ENOSPC: DISK_FULL, errno.EDQUOT: DISK_FULL, errno.EROFS: DISK_READ_ONLY}
+_NO_ROOM = {
+    DISK_FULL: "The service has no room for this on its disk.",
+    DISK_READ_ONLY: "The service's disk is read-only.",
+}
+
+
+def no_room(code: str) -> Problem:
+    """507: nothing can be stored now."""
+    hint = "Nothing of this request was kept. Delete jobs that are not needed, or tell the operator; then try again."
+    return Problem(507, code, _NO_ROOM[code], hint=hint, headers={"Retry-After": str(ROOM_RETRY_AFTER_S)})
 
 
 _REPORT = "Tell the operator the request_id: the server's log has the details."

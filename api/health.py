@@ -8,6 +8,7 @@ from fastapi import APIRouter, Response
 from kombu.exceptions import OperationalError
 from sqlalchemy.exc import SQLAlchemyError
 
+from api import disk
 from api.deps import Context, ContextDep
 from api.store import migrate
 
@@ -23,12 +24,14 @@ def live() -> dict[str, str]:
 @router.get("/ready")
 def ready(context: ContextDep, response: Response) -> dict[str, Any]:
     """A real round trip to the database (503 if it fails, or if its schema is older than this code). Without the broker
-    all works, only slower: ``degraded``."""
+    all works, only slower, and without room on the disk nothing new is taken in: ``degraded``."""
     schema, broker = _ask_database(context), _ask_broker(context)
+    fault = disk.look(context.settings).fault()
     failed = schema in (None, "older")
-    status = "failed" if failed else "ok" if broker == "ok" else "degraded"
+    status = "failed" if failed else "ok" if broker == "ok" and fault is None else "degraded"
     response.status_code = 503 if failed else 200
-    return {"status": status, "database": "ok" if schema else "unreachable", "broker": broker, "schema": schema}
+    found = {"database": "ok" if schema else "unreachable", "broker": broker, "schema": schema}
+    return {"status": status, **found, "disk": fault or "ok"}
 
 
 def _ask_database(context: Context) -> str | None:

@@ -12,7 +12,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from api.deps import SessionsDep
+from api import disk
+from api.deps import ContextDep
+from api.disk import Disk
 from api.security import Operator
 from api.store import measures
 from api.store.measures import Measures
@@ -23,8 +25,9 @@ router = APIRouter(tags=["metrics"])
 class _Snapshot:
     """One scrape's numbers as Prometheus' families."""
 
-    def __init__(self, found: Measures) -> None:
+    def __init__(self, found: Measures, disk: Disk) -> None:
         self._found = found
+        self._disk = disk
 
     def collect(self) -> Iterator[Metric]:
         found = self._found
@@ -39,6 +42,8 @@ class _Snapshot:
         yield _plain("bitfoundry_outbox_lag_seconds", "For how long the oldest of them has waited.", found.outbox_age_s)
         yield _plain("bitfoundry_webhook_deliveries_pending", "Webhook messages to be sent.", found.deliveries)
         yield _plain("bitfoundry_webhook_lag_seconds", "For how long the oldest has waited.", found.delivery_age_s)
+        yield _plain("bitfoundry_disk_free_bytes", "Free on the data folder's disk.", self._disk.free_bytes)
+        yield _plain("bitfoundry_disk_reserved_bytes", "Of it, kept for the database.", self._disk.reserved_bytes)
         memory = GaugeMetricFamily(
             "bitfoundry_gpu_memory_bytes", "Of the live workers' GPUs.", labels=["worker", "gpu", "name", "what"]
         )
@@ -54,12 +59,12 @@ class _Snapshot:
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-def metrics(caller: Operator, sessions: SessionsDep) -> Response:
-    """Jobs by state, waits, leases, outbox, webhooks, workers, phases."""
-    with sessions.begin() as session:
+def metrics(caller: Operator, context: ContextDep) -> Response:
+    """Jobs by state, waits, leases, outbox, webhooks, disk, workers, phases."""
+    with context.sessions.begin() as session:
         found = measures.measure(session)
     registry = CollectorRegistry()
-    registry.register(_Snapshot(found))
+    registry.register(_Snapshot(found, disk.look(context.settings)))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 

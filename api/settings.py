@@ -14,7 +14,16 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, PositiveFloat, PositiveInt, SecretStr
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from api.store.vault import Vault
@@ -79,6 +88,8 @@ class Settings(BaseSettings):
     retry_base_s: PositiveFloat = 30
 
     max_dataset_bytes: PositiveInt = 1 << 30
+    # Of the data folder's disk, kept for the database: no job and no file is taken in below it. None: see ``api.disk``.
+    reserved_disk_bytes: NonNegativeInt | None = None
     # Seals tokens and secrets of webhooks: 32 bytes in base64, here or in a file of mode 0600.
     secret_key: SecretStr | None = None
     secret_key_file: Path | None = None

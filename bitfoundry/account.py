@@ -47,7 +47,8 @@ class HubToken(Answer):
 
 
 class Worker(Answer):
-    """A worker: `ready`, `draining` (takes no jobs) or `silent` (no heartbeat came); `jobs` are those in hand."""
+    """A worker: `ready`, `draining` (takes no jobs), `blocked` (takes none now, `blocked_reason` says why) or `silent`
+    (no heartbeat came); `jobs` are those in hand."""
 
     id: str
     host: str
@@ -58,6 +59,7 @@ class Worker(Answer):
     started_at: str
     beat_at: str
     drain_requested_at: str | None = None
+    blocked_reason: str | None = None
     jobs: list[dict[str, Any]]
 
 

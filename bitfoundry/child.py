@@ -16,6 +16,7 @@ from pathlib import Path
 from bitfoundry.errors import StackError
 
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
+TAIL_BYTES = 64 * 1024
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: nothing may be imported after fork
 
 
@@ -118,7 +119,9 @@ def finish(process: subprocess.Popen[bytes], steps: Sequence[tuple[signal.Signal
 def tail(log: Path, lines: int = 8) -> str:
     """The last lines of a log, for an error message; empty when there is none."""
     try:
-        text = log.read_text(errors="replace")
+        with log.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
+            text = stream.read().decode(errors="replace")
     except OSError:
         return ""
     return "\n".join(text.splitlines()[-lines:])

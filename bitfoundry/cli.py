@@ -18,6 +18,7 @@ from typer.exceptions import Abort, TyperException
 from bitfoundry import (
     __version__,
     account_commands,
+    backup_commands,
     dataset_commands,
     job_commands,
     publish_commands,
@@ -90,6 +91,7 @@ def up(
     def say(message: str) -> None:
         terminal.err.print(f"· {message}")
 
+    signal.signal(signal.SIGINT, _interrupt)  # a script's shell lets what it runs with & ignore it
     stack = LocalStack(find_home(home), port, model_roots=models or (), say=say)
     with stack:
         dashboard.build_if_missing(stack.logs / "dashboard.log", say)
@@ -361,7 +363,7 @@ def download(
 
 for name, command in job_commands.COMMANDS.items():
     app.command(name)(command)
-for command in publish_commands.COMMANDS:
+for command in (*publish_commands.COMMANDS, *backup_commands.COMMANDS):
     app.command()(command)
 for name, command in job_commands.SWEEP_COMMANDS.items():
     sweep.command(name)(command)

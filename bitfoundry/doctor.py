@@ -110,6 +110,9 @@ def _service(client: Client) -> Iterator[Finding]:
     said = answer.json()
     yield _part(said, "database", "ok", "failed", "start PostgreSQL, or mend DATABASE_URL; see the API's log")
     yield _part(said, "broker", "ok", "warning", "jobs start later without: start Valkey, or mend BROKER_URL")
+    if said.get("disk"):
+        hint = "no job and no file is taken in: delete jobs or other files on the disk of the service's data folder"
+        yield _part(said, "disk", "ok", "failed", hint, name="room")
     if said.get("schema"):
         yield _part(said, "schema", "current", "failed", "run `alembic upgrade head` with the service's DATABASE_URL")
     try:
@@ -132,8 +135,10 @@ def _clock(answer: httpx2.Response) -> Finding:
     return Finding(name="clock", status="ok", detail="as the service's")
 
 
-def _part(said: dict[str, str], name: str, good: str, otherwise: Literal["warning", "failed"], hint: str) -> Finding:
-    detail = said.get(name, "unknown")
+def _part(
+    said: dict[str, str], part: str, good: str, otherwise: Literal["warning", "failed"], hint: str, *, name: str = ""
+) -> Finding:
+    name, detail = name or part, said.get(part, "unknown")
     if detail == good:
         return Finding(name=name, status="ok", detail=detail)
     return Finding(name=name, status=otherwise, detail=detail, hint=hint)
@@ -145,7 +150,12 @@ def _workers(client: Client, scopes: list[str]) -> Finding:
     workers = client.account.workers()
     ready = [worker for worker in workers if worker.state == "ready"]
     devices = sum(len(worker.devices) for worker in ready)
-    detail = f"{len(ready)} ready with {devices} GPU(s), {len(workers) - len(ready)} draining"
+    blocked = [worker for worker in workers if worker.state == "blocked"]
+    draining = len(workers) - len(ready) - len(blocked)
+    detail = f"{len(ready)} ready with {devices} GPU(s), {draining} draining, {len(blocked)} blocked"
+    if not ready and blocked:
+        hint = f"{blocked[0].blocked_reason}; they go on by themselves when that is over"
+        return Finding(name="workers", status="failed", detail=detail, hint=hint)
     if not ready:
         return Finding(name="workers", status="failed", detail=detail, hint="start one: python -m worker")
     return Finding(name="workers", status="ok", detail=detail)

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +24,7 @@ from bitfoundry.connection import Connection
 from bitfoundry.errors import StackError
 from bitfoundry.folders import Lock, cache_dir, default_home, private_dir
 from bitfoundry.postgres import Postgres
+from bitfoundry.tending import Say, Tended
 from bitfoundry.valkey import Valkey
 
 __all__ = ["LocalStack", "Postgres", "Valkey"]
@@ -32,13 +33,42 @@ DEFAULT_PORT = 8765
 READY_LIMIT_S = 90.0
 API_STOP_S = 15.0
 WORKER_STOP_S = 60.0  # the worker gives an engine 30 s to end before it kills it
-MAX_RESTARTS = 5
-COMMANDS = {
-    "api": ["-m", "api", "serve"],
-    "worker": ["-m", "worker"],
-}
 
-Say = Callable[[str], None]
+
+class Program:
+    """The API or the worker: this Python, in `home`, where no folder can pass for one of our packages."""
+
+    def __init__(self, name: str, args: Sequence[str], home: Path, environment: Mapping[str, str]) -> None:
+        self.name = f"the {name}"
+        self.log = home / "logs" / f"{name}.log"
+        self._command = [sys.executable, "-m", *args]
+        self._home = home
+        self._environment = environment
+        self.start_again()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """None while it runs, else the status it ended with."""
+        return self._process.poll()
+
+    def start_again(self) -> None:
+        self._process = spawn(self._command, log=self.log, cwd=self._home, env=self._environment)
+
+    def drain(self) -> None:
+        """Tell it to end in order."""
+        if self.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def wait(self, limit_s: float) -> None:
+        """Until it has ended, or the time is up."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(limit_s)
+
+    def kill(self) -> None:
+        finish(self._process, [])
 
 
 class LocalStack:
@@ -65,9 +95,8 @@ class LocalStack:
         self._model_roots = [*model_roots] or [root for root in usual if not root.is_relative_to(self.home)]
         self._say = say
         self._engines: list[Postgres | Valkey] = []
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._environment: dict[str, str] = {}
-        self._num_restarts = 0
+        self._programs: dict[str, Program] = {}
+        self._tended: list[Tended] = []
         self._lock = Lock(self.home / "stack.lock")
 
     @property
@@ -89,44 +118,40 @@ class LocalStack:
             self.url = f"http://127.0.0.1:{self._port}"
             database_url, broker_url = self._start_engines()
             self._migrate(database_url)
-            self._environment = self._settings(database_url, broker_url)
-            for name in COMMANDS:
-                self._spawn(name)
+            environment = self._settings(database_url, broker_url)
+            api = ["api", "serve", "--port", str(self._port)]
+            self._programs["api"] = Program("api", api, self.home, environment)
+            self._programs["worker"] = Program("worker", ["worker"], self.home, environment)
             self._say("waiting for the API")
             self._await_ready()
             self.api_key = self._find_or_make_key(database_url)
+            self._tended = [Tended(part, self._say) for part in (*self._engines, *self._programs.values())]
         except BaseException:
             self.stop()
             raise
 
     def tend(self) -> None:
-        """Start again what has ended by itself (a worker killed, say). StackError when that happens over and over."""
-        for name, process in list(self._children.items()):
-            if (status := process.poll()) is None:
-                continue
-            self._num_restarts += 1
-            if self._num_restarts > MAX_RESTARTS:
-                raise StackError(
-                    f"the {name} keeps ending (status {status}):\n{tail(self._log(name))}",
-                    hint=f"see {self._log(name)}",
-                )
-            self._say(f"the {name} ended (status {status}): starting it again")
-            self._spawn(name)
+        """Start again what has ended by itself; to be called every second or so. Returns at once, and never gives up:
+        a part that keeps ending is started ever more rarely."""
+        for tended in self._tended:
+            tended.look()
+        for engine in self._engines:
+            if isinstance(engine, Postgres) and engine.poll() is None:
+                engine.ballast.make()
 
     def stop(self) -> None:
         """End everything in order: API and worker drain side by side, then the engines. A second Ctrl-C hurries it."""
+        self._tended.clear()
         try:
-            for process in self._children.values():
-                if process.poll() is None:
-                    process.send_signal(signal.SIGTERM)
+            for program in self._programs.values():
+                program.drain()
             limits = {"api": API_STOP_S, "worker": WORKER_STOP_S}
-            for name, process in self._children.items():
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(limits[name])
+            for name, program in self._programs.items():
+                program.wait(limits[name])
         finally:
-            for process in self._children.values():
-                finish(process, [])
-            self._children.clear()
+            for program in self._programs.values():
+                program.kill()
+            self._programs.clear()
             while self._engines:
                 self._engines.pop().stop()
             self._lock.release()
@@ -175,31 +200,21 @@ class LocalStack:
             vault.write_new_key(path)
         return path
 
-    def _spawn(self, name: str) -> None:
-        """Start the API or the worker. They run in `home`, where no folder can pass for one of our packages."""
-        command = [sys.executable, *COMMANDS[name]]
-        if name == "api":
-            command += ["--port", str(self._port)]
-        self._children[name] = spawn(command, log=self._log(name), cwd=self.home, env=self._environment)
-
-    def _log(self, name: str) -> Path:
-        return self.logs / f"{name}.log"
-
     def _await_ready(self) -> None:
         limit = time.monotonic() + READY_LIMIT_S
         with httpx2.Client(base_url=self.url, trust_env=False, timeout=5.0) as session:
             while time.monotonic() < limit:
-                for name, process in self._children.items():
-                    if process.poll() is not None:
+                for program in self._programs.values():
+                    if (status := program.poll()) is not None:
                         raise StackError(
-                            f"the {name} ended at once (status {process.returncode}):\n{tail(self._log(name))}",
-                            hint=f"see {self._log(name)}",
+                            f"{program.name} ended at once (status {status}):\n{tail(program.log)}",
+                            hint=f"see {program.log}",
                         )
                 with suppress(httpx2.TransportError):
                     if session.get("/healthz/ready").status_code == 200:
                         return
                 time.sleep(0.1)
-        raise StackError(f"the API was not ready after {READY_LIMIT_S:.0f} s", hint=f"see {self._log('api')}")
+        raise StackError(f"the API was not ready after {READY_LIMIT_S:.0f} s", hint=f"see {self.logs / 'api.log'}")
 
     def _find_or_make_key(self, database_url: str) -> str:
         """The key of an earlier run if it may still do everything, else a new one."""

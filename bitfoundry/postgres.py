@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import psycopg
 
+from bitfoundry.ballast import Ballast
 from bitfoundry.child import Owner, finish, spawn, tail
 from bitfoundry.errors import StackError
 from bitfoundry.folders import Lock, private_dir, socket_dir
@@ -24,7 +25,8 @@ from bitfoundry.folders import Lock, private_dir, socket_dir
 DATABASE = "bitfoundry"
 SUPERUSER = "postgres"
 START_LIMIT_S = 60.0
-ORPHAN_LIMIT_S = 30.0
+ORPHAN_LIMIT_S = 20.0
+KILL_LIMIT_S = 10.0
 SHARED_BINARIES = Path("/var/lib/bitfoundry")  # root only: where another account can reach a copy of the binaries
 
 
@@ -49,12 +51,16 @@ def find_binaries() -> Path:
 class Postgres:
     """One PostgreSQL server whose data lives in `home`/postgres. `durable=False` trades crash safety for speed."""
 
+    name = "PostgreSQL"
+
     def __init__(self, home: Path, *, durable: bool = True) -> None:
         self.home = Path(home).resolve()
         self.data = self.home / "postgres"
         self.log = self.home / "logs" / "postgres.log"
+        self.ballast = Ballast(self.home / "postgres.ballast")
         self._durable = durable
         self._process: subprocess.Popen[bytes] | None = None
+        self._command: list[str | Path] = []
         self._sockets: Path | None = None
         self._lock = Lock(self.home / "postgres.lock")
 
@@ -81,17 +87,25 @@ class Postgres:
         try:
             owner = self._owner()
             binaries = _reachable(find_binaries(), owner)
-            self._end_orphans()
+            self.end_orphans()
             if not (self.data / "PG_VERSION").exists():
                 self._create(binaries, owner)
             self._sockets = socket_dir(self.home, "pg", owner)
-            for stale in self._sockets.iterdir():
-                stale.unlink()  # a killed server's socket and its lock, which may name a pid that lives again
-            self._run(binaries, owner, self._sockets)
+            self._command = self._make_command(binaries, owner, self._sockets)
+            self._run(self._sockets)
         except BaseException:
             self.stop()
             raise
         return self.url
+
+    def poll(self) -> int | None:
+        """None while the server runs, else the status it ended with."""
+        return self._process.poll() if self._process is not None else 0
+
+    def start_again(self) -> None:
+        """Start a server that has ended, on the same socket. Returns at once; StackError if an orphan does not end."""
+        self.end_orphans()
+        self._spawn()
 
     def stop(self) -> None:
         """End the server in order (open transactions are rolled back); harmless when it does not run."""
@@ -124,7 +138,7 @@ class Postgres:
             self.data.rmdir()  # only ever an empty folder: it held no PG_VERSION
         fresh.rename(self.data)
 
-    def _run(self, binaries: Path, owner: Owner | None, sockets: Path) -> None:
+    def _make_command(self, binaries: Path, owner: Owner | None, sockets: Path) -> list[str | Path]:
         options = {
             "listen_addresses": "",
             "unix_socket_directories": str(sockets),
@@ -137,13 +151,25 @@ class Postgres:
         command: list[str | Path] = [binaries / "postgres", "-D", _seen_from_inside(self.data, owner)]
         for name, value in options.items():
             command += ["-c", f"{name}={value}"]
+        return command
+
+    def _spawn(self) -> None:
+        owner = self._owner()
+        assert self._sockets is not None  # `start` has made it
+        for stale in self._sockets.iterdir():
+            stale.unlink()  # a killed server's socket and its lock, which may name a pid that lives again
+        self.ballast.drop_if_needed()
+        self._process = spawn(
+            self._command, log=self.log, cwd=self.data, env=_environment(), owner=owner, death_signal=signal.SIGINT
+        )
+
+    def _run(self, sockets: Path) -> None:
+        """Start the server and wait until it takes connections."""
         limit = time.monotonic() + START_LIMIT_S
         while True:
-            self._process = spawn(
-                command, log=self.log, cwd=self.data, env=_environment(), owner=owner, death_signal=signal.SIGINT
-            )
+            self._spawn()
             if self._answers(sockets, limit):
-                break
+                return
             # A server killed a moment ago may still have children that hold its shared memory: try again.
             if time.monotonic() > limit or "shared memory block" not in tail(self.log):
                 raise StackError(f"PostgreSQL did not start:\n{tail(self.log)}", hint=f"see {self.log}")
@@ -162,19 +188,21 @@ class Postgres:
                 time.sleep(0.05)
         return False
 
-    def _end_orphans(self) -> None:
+    def end_orphans(self) -> None:
         """We hold the lock: a server still running on this data lost its parent. Its stale pid file goes with it.
 
         The pid file alone proves nothing: its number may belong to a zombie or to a stranger by now, and PostgreSQL
         would refuse to start because of it.
         """
-        limit = time.monotonic() + ORPHAN_LIMIT_S
+        started = time.monotonic()
         while servers := _servers_in(self.data):
-            if time.monotonic() > limit:
+            waited_s = time.monotonic() - started
+            if waited_s > ORPHAN_LIMIT_S + KILL_LIMIT_S:
                 raise StackError(f"a PostgreSQL left by an earlier run does not end (pid {servers[0].pid})")
             for process in servers:
                 with suppress(psutil.NoSuchProcess):
-                    process.send_signal(signal.SIGINT)
+                    # Killed they lose nothing that was committed: the next start replays the log.
+                    process.send_signal(signal.SIGINT if waited_s < ORPHAN_LIMIT_S else signal.SIGKILL)
             psutil.wait_procs(servers, timeout=0.5)
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 

@@ -44,6 +44,8 @@ def find_binary() -> Path:
 class Valkey:
     """One Valkey server without persistence; its log lies in `home`/logs."""
 
+    name = "Valkey"
+
     def __init__(self, home: Path) -> None:
         self.home = Path(home).resolve()
         self.log = self.home / "logs" / "valkey.log"
@@ -86,18 +88,30 @@ class Valkey:
             self._sockets = None
         self._lock.release()
 
+    def poll(self) -> int | None:
+        """None while the server runs, else the status it ended with."""
+        return self._process.poll() if self._process is not None else 0
+
+    def start_again(self) -> None:
+        """Start a server that has ended, on the same socket. Returns at once."""
+        self._end_orphan()
+        self._spawn()
+
     def flush(self) -> None:
         """Forget every message; for tests."""
         with self._session() as session:
             session.flushall()
 
-    def _run(self) -> None:
+    def _spawn(self) -> None:
         command: list[str | Path] = [find_binary(), "--port", "0", "--unixsocket", self._socket]
         command += ["--unixsocketperm", "700", "--save", "", "--appendonly", "no", "--daemonize", "no"]
         self._process = spawn(command, log=self.log, cwd=self.home, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"})
+
+    def _run(self) -> None:
+        self._spawn()
         limit = time.monotonic() + START_LIMIT_S
         with self._session() as session:
-            while self._process.poll() is None and time.monotonic() < limit:
+            while self.poll() is None and time.monotonic() < limit:
                 try:
                     session.ping()
                     return

@@ -59,6 +59,7 @@ class Stop(Enum):
     NODE_LOST = "node_lost"
     DRAINED = "drained"
     LEASE_LOST = "lease_lost"
+    NO_ROOM = "no_room"
 
 
 class Child:

@@ -11,7 +11,7 @@ from typing import Any
 
 from huggingface_hub import get_token
 
-from api import json_log, tracing
+from api import disk, json_log, tracing
 from api.settings import Settings
 from api.store import datasets, gangs, hub_tokens, jobs, leases
 from api.store.engine import Sessions
@@ -25,11 +25,19 @@ from worker.journal import Journal, crash
 from worker.launcher import Node
 from worker.lease import HeldLease
 from worker.redaction import Redactor
+from worker.room_watch import RoomWatch
 from worker.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
-DISK_FULL = Failure("disk_full", "The worker's disk is full.", retryable=True)
+DISK_FULL = Failure(
+    disk.DISK_FULL,
+    "The disk has no room for what this job writes.",
+    "It is tried again when there is room: delete jobs that are not needed, or give the service a larger disk.",
+    retryable=True,
+)
+READ_ONLY = Failure(disk.DISK_READ_ONLY, "The worker's disk is read-only.", retryable=True)
+_DISK_FAULTS = {errno.ENOSPC: DISK_FULL, errno.EDQUOT: DISK_FULL, errno.EROFS: READ_ONLY}
 WORKER_ERROR = Failure(
     "worker_error", "Something went wrong in the worker.", "See its log.", retryable=True, max_failures=2
 )
@@ -114,8 +122,8 @@ class Run:
             raise
         except Exception as error:
             logger.exception("%s: the attempt broke", self.lease.job_id)
-            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-            self._fail(DISK_FULL if full else WORKER_ERROR)
+            number = error.errno if isinstance(error, OSError) else None
+            self._fail(_DISK_FAULTS.get(number or 0, WORKER_ERROR))
 
     def _prepare(self) -> None:
         self._workspace.create()
@@ -214,10 +222,11 @@ class Run:
         self._log.follow(engine.log_lines())
         phases = tracing.Phases()
         try:
-            for line in engine.lines():
-                if line["kind"] == "phase_started":
-                    phases.enter(str(line.get("phase")))
-                journal.note(line)
+            with RoomWatch(self._settings, lambda: engine.kill(Stop.NO_ROOM)):
+                for line in engine.lines():
+                    if line["kind"] == "phase_started":
+                        phases.enter(str(line.get("phase")))
+                    journal.note(line)
             journal.close()
         except BaseException:
             engine.kill(Stop.LEASE_LOST)  # it must not work on for nobody
@@ -238,6 +247,8 @@ class Run:
             self._release(may_go_on=engine.stopped_by is not Stop.CANCELLED)
         elif engine.stopped_by is Stop.TIME_IS_UP:
             self._fail(OUT_OF_TIME)
+        elif engine.stopped_by is Stop.NO_ROOM:
+            self._fail(DISK_FULL)
         elif engine.stopped_by is Stop.LEASE_LOST:
             raise LeaseLost
         else:

@@ -20,6 +20,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from api import disk
 from api.settings import Settings
 from api.store import gangs, leases, publication_leases, workers
 from api.store.engine import Sessions, connect, dispose
@@ -43,9 +44,10 @@ class Supervisor:
     def __init__(self, settings: Settings, send: Send) -> None:
         self._settings = settings
         self._sessions = connect(settings.database_url.get_secret_value(), pool_size=3 * (settings.slots + 1) + 2)
-        self._upkeep = Upkeep(self._sessions, send, interval_s=settings.poll_s, also=self._say_where_we_are)
+        self._upkeep = Upkeep(self._sessions, send, interval_s=settings.poll_s, also=self._do_round)
         self._id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._draining = False
+        self._blocked_reason: str | None = None
         self._slots = [
             *(Slot(self._sessions, settings, f"{self._id}:{number}", take_job) for number in range(settings.slots)),
             Slot(self._sessions, settings, f"{self._id}:publisher", take_publication),
@@ -53,7 +55,6 @@ class Supervisor:
 
     def start(self) -> None:
         confinement.tell(self._settings)
-        remove_stale_attempts(self._sessions, self._settings)
         self._upkeep.start()
         for slot in self._slots:
             slot.start()
@@ -76,11 +77,21 @@ class Supervisor:
         self._upkeep.stop()
         dispose(self._sessions)
 
-    def _say_where_we_are(self, session: Session) -> int:
-        """A task of the upkeep: clients are told what their jobs wait for, and that may be a worker."""
+    def _do_round(self, session: Session) -> int:
+        """A task of the upkeep."""
+        self._say_where_we_are(session)
+        remove_stale_attempts(session, self._settings)
+        return 0
+
+    def _say_where_we_are(self, session: Session) -> None:
+        """Clients are told what their jobs wait for, and that may be a worker."""
         if self._draining:
             workers.leave(session, self._id)
         else:
+            blocked_reason = disk.look(self._settings).explain()
+            if blocked_reason != self._blocked_reason:
+                logger.warning("jobs are taken again" if blocked_reason is None else f"no jobs: {blocked_reason}")
+                self._blocked_reason = blocked_reason
             cordoned = workers.beat(
                 session,
                 worker_id=self._id,
@@ -89,10 +100,10 @@ class Supervisor:
                 memory_bytes=self._settings.memory_bytes,
                 devices=find_devices(),  # anew: what is used of their memory
                 live_s=max(self._settings.lease_s, 3 * self._settings.poll_s),
+                blocked_reason=blocked_reason,
             )
             for slot in self._slots:
                 slot.cordon(cordoned)
-        return 0
 
 
 class Work(Protocol):
@@ -107,7 +118,10 @@ Take = Callable[[Sessions, Settings, str], Work | None]
 
 
 def take_job(sessions: Sessions, settings: Settings, worker: str) -> Work | None:
-    """Take a seat of a job that waits for this worker, else claim a job, if there is one."""
+    """Take a seat of a job that waits for this worker, else claim a job, if there is one. None without room on the
+    disk."""
+    if disk.look(settings).fault():
+        return None
     claimed_at = time.monotonic()
     with sessions.begin() as session:
         how: dict[str, Any] = {
@@ -207,21 +221,22 @@ class Slot(threading.Thread):
                 self._current = None
 
 
-def remove_stale_attempts(sessions: Sessions, settings: Settings) -> None:
-    """Delete the folders of attempts that nobody holds any more: their worker was killed."""
+def remove_stale_attempts(session: Session, settings: Settings) -> None:
+    """Delete the folders of attempts that nobody holds any more: their worker was killed.
+
+    What a job that has not ended needs to go on from stays where it is: another worker may take it in this moment.
+    """
     attempts = workspace.list_attempts(settings)  # listed before the question: a folder made later is not touched
-    try:
-        with sessions.begin() as session:
-            held = {
-                (row.id, row.fence) for row in session.execute(select(Job.id, Job.fence).where(Job.state.in_(HELD)))
-            }
-            unfinished = set(session.scalars(select(Job.id).where(Job.state.not_in(FINAL))))
-    except SQLAlchemyError as error:
-        logger.warning("stale folders were not looked for, the database is away (%s)", type(error).__name__)
+    between = workspace.list_between_attempts(settings)
+    ids = {job_id for job_id, _ in attempts.values()} | set(between.values())
+    if not ids:
         return
-    for folder, (job_id, fence) in attempts.items():
-        if (job_id, fence) not in held:
-            workspace.remove_attempt(folder, may_go_on=job_id in unfinished)
-    for folder, job_id in workspace.list_between_attempts(settings).items():
+    found = {row.id: row for row in session.execute(select(Job.id, Job.fence, Job.state).where(Job.id.in_(ids)))}
+    unfinished = {job_id for job_id, row in found.items() if row.state not in FINAL}
+    held = {(job_id, row.fence) for job_id, row in found.items() if row.state in HELD}
+    for folder, attempt in attempts.items():
+        if attempt not in held:
+            workspace.remove_attempt(folder, may_go_on=attempt[0] in unfinished)
+    for folder, job_id in between.items():
         if job_id not in unfinished:
             shutil.rmtree(folder, ignore_errors=True)

@@ -107,10 +107,20 @@ def list_between_attempts(settings: Settings) -> dict[Path, str]:
 
 
 def remove_attempt(folder: Path, *, may_go_on: bool) -> None:
-    """As ``Workspace.remove``, for one whose worker was killed."""
-    if may_go_on:
-        _keep(folder / RESUME, folder.with_name(f"{folder.name.rpartition('.')[0]}.{RESUME}"))
-    shutil.rmtree(folder, ignore_errors=True)
+    """As ``Workspace.remove``, for one whose worker was killed. What the engine needs to go on stays in the folder:
+    the next attempt looks for it there, perhaps in this moment."""
+    if not may_go_on:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    with suppress(OSError):  # gone, or not empty because of what stays
+        for path in folder.iterdir():
+            if path.name == RESUME:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def _keep(resume_dir: Path, between: Path) -> None:

@@ -12,6 +12,7 @@ from api.datasets.schemas import Column, DatasetOut, DatasetPage, DatasetStatist
 from api.deps import ContextDep, SessionsDep
 from api.errors import may
 from api.jobs.schemas import REVISION, Text
+from api.room import ROOM
 from api.security import Reader, Writer
 from api.store import datasets
 from quantcore.config import DATASET_ID
@@ -23,7 +24,7 @@ router = APIRouter(prefix="/datasets", tags=["datasets"], route_class=bounded_ro
 DatasetId = Annotated[str, Path(pattern=DATASET_ID)]
 
 
-@router.post("", status_code=201, responses=may(413, 422))
+@router.post("", status_code=201, responses=may(413, 422, 507), dependencies=[ROOM])
 def upload(
     caller: Writer,
     context: ContextDep,

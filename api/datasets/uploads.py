@@ -27,6 +27,7 @@ from api.datasets.service import no_such_upload
 from api.datasets.storage import Received
 from api.deps import Context, ContextDep, SessionsDep
 from api.errors import Problem, may
+from api.room import ROOM
 from api.security import Reader, Writer
 from api.store import datasets, uploads
 from api.store.audit import Caller
@@ -42,7 +43,7 @@ Number = Annotated[int, Path(ge=1, le=MAX_PARTS)]
 RAW_BODY = {"requestBody": {"required": True, "content": {"application/octet-stream": {"schema": {"type": "string"}}}}}
 
 
-@router.post("", status_code=201, responses=may(422))
+@router.post("", status_code=201, responses=may(422, 507), dependencies=[ROOM])
 def create(body: UploadCreate, caller: Writer, sessions: SessionsDep, response: Response) -> UploadOut:
     """Begin an upload. Then PUT its parts, in any order, and complete it."""
     format = service.read_format(body.filename)
@@ -72,7 +73,9 @@ async def _receive(
         yield await storage.write_stream(path, request.stream())
 
 
-@parts_router.put("/{upload_id}/parts/{number}", responses=may(404, 409, 413, 422), openapi_extra=RAW_BODY)
+@parts_router.put(
+    "/{upload_id}/parts/{number}", responses=may(404, 409, 413, 422, 507), dependencies=[ROOM], openapi_extra=RAW_BODY
+)
 def put_part(
     upload_id: UploadId,
     number: Number,
@@ -101,7 +104,7 @@ def put_part(
     return PartOut.of(row)
 
 
-@router.post("/{upload_id}/complete", status_code=201, responses=may(404, 409, 422))
+@router.post("/{upload_id}/complete", status_code=201, responses=may(404, 409, 422, 507), dependencies=[ROOM])
 def complete(
     upload_id: UploadId, body: UploadComplete, caller: Writer, context: ContextDep, response: Response
 ) -> DatasetOut:

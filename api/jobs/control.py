@@ -9,6 +9,7 @@ from api.errors import may
 from api.jobs import view
 from api.jobs.endpoints import JobId, no_such_job
 from api.jobs.schemas import JobOut
+from api.room import ROOM
 from api.security import Writer
 from api.store import audit, control, jobs
 from api.store.audit import Caller
@@ -37,7 +38,7 @@ def resume(job_id: JobId, caller: Writer, context: ContextDep, response: Respons
     return _act("resume", job_id, caller, context, response)
 
 
-@router.post("/retry", status_code=202)
+@router.post("/retry", status_code=202, responses=may(507), dependencies=[ROOM])
 def retry(job_id: JobId, caller: Writer, context: ContextDep, response: Response) -> JobOut:
     """Queue a failed or cancelled job again, with all its tries and all its time."""
     return _act("retry", job_id, caller, context, response)

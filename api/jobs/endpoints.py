@@ -26,6 +26,7 @@ from api.jobs.schemas import (
     JobQuery,
     SummaryOut,
 )
+from api.room import ROOM, check_room
 from api.security import Reader, Writer
 from api.store import audit, jobs, listing
 from api.store.audit import Caller
@@ -45,7 +46,7 @@ PLANNED: Responses = {200: {"description": "With `dry_run`: the plan, as `POST /
 UNCHANGED: Responses = {304: {"description": "Nothing has changed since `If-None-Match`"}}
 
 
-@router.post("", status_code=202, response_model=JobOut, responses=PLANNED | may(410, 422))
+@router.post("", status_code=202, response_model=JobOut, responses=PLANNED | may(410, 422, 507))
 def submit(
     body: JobCreate,
     caller: Writer,
@@ -57,6 +58,7 @@ def submit(
     """Plan the job, and queue it if the plan stands: 202 means that it is safely in the database."""
     if dry_run:
         return JSONResponse(service.make_job(body, context, caller).to_dict())
+    check_room(context)
     return _answer_made(submission.submit(body, caller, context, idempotency_key), context, response)
 
 
@@ -139,7 +141,7 @@ def delete(job_id: JobId, caller: Writer, context: ContextDep) -> None:
     shutil.rmtree(context.settings.artifacts_dir / job_id, ignore_errors=True)
 
 
-@router.post("/{job_id}/clone", status_code=202, responses=may(404, 410, 422))
+@router.post("/{job_id}/clone", status_code=202, responses=may(404, 410, 422, 507), dependencies=[ROOM])
 def clone(
     job_id: JobId,
     caller: Writer,

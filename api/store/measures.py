@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, SQLColumnExpression, func, select, text
+from sqlalchemy import ColumnElement, Select, SQLColumnExpression, case, func, literal_column, select, text
 from sqlalchemy.orm import Session
 
 from api.store import webhooks
@@ -48,9 +48,14 @@ def measure(session: Session) -> Measures:
     counts |= {row.state: row.number for row in session.execute(_counted(Job.state))}
     pending = WebhookDelivery.state == webhooks.PENDING
     draining = Worker.drain_requested_at.is_not(None)
-    workers = {"ready": 0, "draining": 0}
-    for row in session.execute(_counted(draining).where(Worker.live_until > func.clock_timestamp())):
-        workers["draining" if row.state else "ready"] = row.number
+    blocked = Worker.blocked_reason.is_not(None)
+    names: list[ColumnElement[str]] = [
+        literal_column(f"'{name}'") for name in ("draining", "blocked", "ready")
+    ]  # no parameters: it is grouped by
+    state = case((draining, names[0]), (blocked, names[1]), else_=names[2])
+    workers = {"ready": 0, "draining": 0, "blocked": 0}
+    for row in session.execute(_counted(state).where(Worker.live_until > func.clock_timestamp())):
+        workers[row.state] = row.number
     due = Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp()
     left = func.min(func.extract("epoch", Job.lease_expires_at - func.clock_timestamp()))
     lease_left_s = session.scalar(select(left).where(Job.state.in_(HELD)))

@@ -363,6 +363,8 @@ class Worker(Base):
     started_at: Mapped[datetime] = mapped_column(server_default=NOW)
     beat_at: Mapped[datetime] = mapped_column(server_default=NOW)
     live_until: Mapped[datetime]
+    blocked_reason: Mapped[str | None]
+    """Why it can take no jobs now, though nobody has drained it."""
     drain_requested_at: Mapped[datetime | None]
 
 

@@ -36,7 +36,7 @@ class Waiting:
 
 
 def explain(session: Session, jobs: Sequence[Job]) -> dict[str, Waiting]:
-    """Job id -> why it waits, for those of ``jobs`` that do. Four queries at most, however many jobs."""
+    """Job id -> why it waits, for those of ``jobs`` that do. Five queries at most, however many jobs."""
     waiting = [job for job in jobs if job.state in CLAIMABLE]
     return _find_queue(session).explain(waiting) if waiting else {}
 
@@ -51,6 +51,8 @@ class _Queue:
     full_projects: dict[str, int]
     """Those that run as many jobs as they may -> how many."""
     ready: Sequence[Ready]
+    blocked_reason: str | None
+    """Why there is none ``ready`` where some are there."""
     expected: int
     read_at: float = field(default_factory=time.monotonic)
 
@@ -80,7 +82,7 @@ class _Queue:
         if position is None:
             return f"the next try is at {_second(job.run_at)}"
         if not self.ready:
-            return "no live worker"
+            return f"no worker can take jobs: {self.blocked_reason}" if self.blocked_reason else "no live worker"
         able = gathering.able(self.ready, job)
         if not able:
             return f"no live worker with {(job.needs_memory_bytes or 0) / 2**30:.1f} GiB"
@@ -118,12 +120,14 @@ def _find_queue(session: Session) -> _Queue:
 
 def _read_queue(session: Session) -> _Queue:
     found = session.execute(_due()).one()
+    ready = workers.find_ready(session)
     return _Queue(
         priorities=found.priorities or (),
         times=found.times or (),
         ids=found.ids or (),
         full_projects=found.full_projects or {},
-        ready=workers.find_ready(session),
+        ready=ready,
+        blocked_reason=None if ready else workers.find_blocked_reason(session),
         expected=gathering.count_expected(session) if found.any_together else 0,
     )
 

@@ -30,16 +30,15 @@ def beat(
     memory_bytes: int,
     devices: list[dict[str, Any]],
     live_s: float,
+    blocked_reason: str | None = None,
 ) -> bool:
-    """This worker lives, and will for ``live_s`` seconds more. Returns whether it shall take no jobs (``drain``)."""
+    """This worker lives, and will for ``live_s`` seconds more; ``blocked_reason``: why it takes no jobs. Returns
+    whether it shall take none (``drain``)."""
     now = func.clock_timestamp()
     live_until = now + timedelta(seconds=live_s)
-    row = insert(Worker).values(
-        id=worker_id, host=host, num_slots=num_slots, memory_bytes=memory_bytes, devices=devices, live_until=live_until
-    )
-    kept = row.on_conflict_do_update(
-        index_elements=[Worker.id], set_={"live_until": live_until, "beat_at": now, "devices": devices}
-    )
+    state = {"live_until": live_until, "devices": devices, "blocked_reason": blocked_reason}
+    row = insert(Worker).values(id=worker_id, host=host, num_slots=num_slots, memory_bytes=memory_bytes, **state)
+    kept = row.on_conflict_do_update(index_elements=[Worker.id], set_=state | {"beat_at": now})
     return bool(session.scalar(kept.returning(Worker.drain_requested_at.is_not(None))))
 
 
@@ -84,8 +83,14 @@ def count_slots() -> ColumnElement[int]:
 
 
 def find_ready(session: Session) -> Sequence[Ready]:
-    """The workers that live and are not drained."""
+    """The workers that live, and are neither drained nor blocked."""
     return [Ready(*row) for row in session.execute(_ready())]
+
+
+def find_blocked_reason(session: Session) -> str | None:
+    """Why a live worker that is not drained takes no jobs; None if no such worker is blocked."""
+    blocked = select(func.min(Worker.blocked_reason)).where(*_is_there())
+    return session.scalar(blocked)
 
 
 @cache
@@ -127,4 +132,8 @@ def is_silent(session: Session, worker: Worker) -> bool:
 
 
 def _is_ready() -> tuple[ColumnElement[bool], ...]:
+    return *_is_there(), Worker.blocked_reason.is_(None)
+
+
+def _is_there() -> tuple[ColumnElement[bool], ...]:
     return Worker.live_until > func.clock_timestamp(), Worker.drain_requested_at.is_(None)

@@ -12,6 +12,7 @@ from api.errors import Problem, may
 from api.idempotent import IdempotencyKey, make_once, request_of
 from api.jobs import submission, view
 from api.jobs.endpoints import POLL_AFTER_S, UNCHANGED, IfNoneMatch
+from api.room import ROOM
 from api.security import Reader, Writer
 from api.store import audit, sweeps
 from api.store.audit import Caller
@@ -27,7 +28,7 @@ router = APIRouter(prefix="/sweeps", tags=["sweeps"], route_class=StrictJsonRout
 SweepId = Annotated[str, Path(pattern="^swp_[0-9a-f]{32}$")]
 
 
-@router.post("", status_code=202, responses=may(422))
+@router.post("", status_code=202, responses=may(422, 507), dependencies=[ROOM])
 def submit(
     body: SweepCreate, caller: Writer, context: ContextDep, response: Response, idempotency_key: IdempotencyKey = None
 ) -> SweepOut:

@@ -34,8 +34,8 @@ class HeldJobOut(BaseModel):
 
 
 class WorkerOut(BaseModel):
-    """A worker. ``state`` draining: it takes no jobs, and gives back those that it has; silent: no heartbeat came in
-    time, so it counts no more until it comes back."""
+    """A worker. ``state`` draining: it takes no jobs, and gives back those that it has; blocked: it takes no jobs as
+    long as `blocked_reason` holds; silent: no heartbeat came in time, so it counts no more until it comes back."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -50,6 +50,7 @@ class WorkerOut(BaseModel):
                     "started_at": "2026-11-22T08:00:00Z",
                     "beat_at": "2026-11-22T09:30:00Z",
                     "drain_requested_at": None,
+                    "blocked_reason": None,
                     "jobs": [],
                 }
             ]
@@ -58,13 +59,14 @@ class WorkerOut(BaseModel):
 
     id: str
     host: str
-    state: Literal["ready", "draining", "silent"]
+    state: Literal["ready", "draining", "blocked", "silent"]
     num_slots: int
     memory_bytes: int
     devices: list[dict[str, Any]]
     started_at: datetime
     beat_at: datetime
     drain_requested_at: datetime | None
+    blocked_reason: str | None
     jobs: list[HeldJobOut]
 
 
@@ -123,12 +125,15 @@ def _show(session: Session, worker: Worker) -> WorkerOut:
     return WorkerOut(
         **columns,
         drain_requested_at=worker.drain_requested_at,
+        blocked_reason=worker.blocked_reason,
         state=_state(session, worker),
         jobs=[HeldJobOut.of(job) for job in workers.find_jobs(session, worker.id)],
     )
 
 
-def _state(session: Session, worker: Worker) -> Literal["ready", "draining", "silent"]:
+def _state(session: Session, worker: Worker) -> Literal["ready", "draining", "blocked", "silent"]:
     if workers.is_silent(session, worker):
         return "silent"
-    return "draining" if worker.drain_requested_at else "ready"
+    if worker.drain_requested_at:
+        return "draining"
+    return "blocked" if worker.blocked_reason else "ready"

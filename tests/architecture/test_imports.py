@@ -43,7 +43,7 @@ ALLOWED = {
         "quantcore.runtime.parent",
     },
     "api.store": {"quantcore.errors", "quantcore.events", "quantcore.config"},
-    "worker": {"api.store", "api.settings", "api.json_log", "api.tracing", "quantcore"},
+    "worker": {"api.store", "api.disk", "api.settings", "api.json_log", "api.tracing", "quantcore"},
     "migrations": {"api.store"},
     "bitfoundry": set(),
     "bitfoundry.local": {"api.store.migrate", "api.store.vault", "api.security"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -158,9 +157,7 @@ def test_a_run_goes_on_live_when_the_service_comes_back(signed_in: Page, stack: 
     job = client.submit(stack.home / "deep", config="fp8", calibration=CALIBRATION, name="through a break")
     page.goto(f"/ui/jobs/{job.id}")
     expect(page.locator("main .state").first).to_contain_text("Running", timeout=JOB_LIMIT_MS)
-    api = stack._children["api"]
-    api.send_signal(signal.SIGKILL)
-    api.wait()
+    stack._programs["api"].kill()
     expect(page.get_by_text("The service does not answer.")).to_be_visible(timeout=30_000)
     expect(page.get_by_text("The stream of events was cut")).to_be_visible()
     stack.tend()

@@ -113,7 +113,7 @@ def test_a_job_survives_its_worker(stack: LocalStack, client: Client) -> None:
     job = client.submit(stack.home / "model", config="int8_dynamic", calibration=CALIBRATION)
     wait_until(stack, client, job, lambda job: job.state == "running" and bool(engines()))
     orphans = engines()
-    os.kill(stack._children["worker"].pid, signal.SIGKILL)
+    os.kill(stack._programs["worker"].pid, signal.SIGKILL)
     psutil.wait_procs(orphans, timeout=20)
     alive = [each for each in orphans if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
     assert alive == []  # the engine did not outlive its worker

@@ -53,7 +53,7 @@ def test_what_is_well_and_what_is_not(
     wait_for(submit(make_model()), "succeeded")
     status, found = look()
     here = ["python", "torch", "devices", "disk", "landlock"]
-    names = [*here, "service", "clock", "database", "broker", "schema", "key", "workers"]
+    names = [*here, "service", "clock", "database", "broker", "room", "schema", "key", "workers"]
     assert (status, list(found)) == (0, names)
     assert {finding["status"] for finding in found.values()} <= {"ok", "warning"}
     assert found["devices"]["detail"] == "one"

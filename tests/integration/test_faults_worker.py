@@ -106,7 +106,7 @@ def test_a_worker_without_room_on_its_disk(
 ) -> None:  # fmt: skip
     """In the checkpoint's folder (the task file does not fit) the attempt fails in a way that may pass."""
     prefix = on_a_small_disk(settings.data_dir, size="64k", filler_bytes=65_536)
-    worker = start_worker(prefix=prefix)
+    worker = start_worker(settings.model_copy(update={"reserved_disk_bytes": 0}), prefix=prefix)
     job = wait_for(submit(make_model()), "failed")
     assert job.error is not None
     assert (job.error["code"], job.error["retryable"]) == ("disk_full", True)

@@ -12,6 +12,8 @@ interface Device {
   memory_bytes?: number;
 }
 
+const STATES = { ready: "✓ Ready", draining: "‖ Draining", blocked: "! Blocked", silent: "? Silent" };
+
 export default function Workers() {
   const query = useQuery("workers", (signal) => get<List<Worker>>("/v1/workers", {}, signal), { everyMs: 4000 });
   const [draining, setDraining] = useState<Worker | null>(null);
@@ -57,8 +59,9 @@ export default function Workers() {
                   </td>
                   <td>
                     <span className={`state ${worker.state === "ready" ? "good" : "warn"}`}>
-                      {worker.state === "ready" ? "✓ Ready" : "‖ Draining"}
+                      {STATES[worker.state]}
                     </span>
+                    {worker.blocked_reason && <div className="sub">{worker.blocked_reason}</div>}
                   </td>
                   <td>
                     {worker.devices.length === 0 && "CPU"}
@@ -84,7 +87,7 @@ export default function Workers() {
                     <Time at={worker.started_at} />
                   </td>
                   <td>
-                    {worker.state === "ready" ? (
+                    {worker.drain_requested_at === null ? (
                       <button className="small" onClick={() => setDraining(worker)}>
                         Drain
                       </button>

@@ -20,6 +20,7 @@ from bitfoundry.client import Client
 from bitfoundry.connection import Connection
 from bitfoundry.errors import ApiError
 from bitfoundry.local import LocalStack
+from tests.integration.conftest import write_safetensors
 
 
 def _hear_interrupts() -> None:
@@ -28,18 +29,26 @@ def _hear_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def _ignore_interrupts() -> None:
+    """As a script's shell arranges for what it runs with &."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+Up = Callable[..., subprocess.Popen[str]]
+
+
 @pytest.fixture
-def up(home: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+def up(home: Path) -> Iterator[Up]:
     """Start `bitfoundry up` and wait until it says that it is ready."""
     started: list[subprocess.Popen[str]] = []
 
-    def start() -> subprocess.Popen[str]:
+    def start(prepare: Callable[[], None] = _hear_interrupts) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "bitfoundry", "up", "--home", str(home), "--port", "0", "--json"]
         environment = {name: value for name, value in os.environ.items() if name not in {"DATABASE_URL", "BROKER_URL"}}
         environment["PYTHONFAULTHANDLER"] = "1"
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-            preexec_fn=_hear_interrupts,
+            preexec_fn=prepare,
         )  # fmt: skip
         started.append(process)
         assert process.stdout is not None
@@ -86,6 +95,35 @@ def client_of(home: Path) -> Client:
     return Client(connection.url, connection.api_key)
 
 
+def wait_until(reached: Callable[[], object], limit_s: float = 60.0) -> None:
+    limit = time.monotonic() + limit_s
+    while not reached():
+        assert time.monotonic() < limit
+        time.sleep(0.2)
+
+
+def is_ready(client: Client, part: str) -> bool:
+    try:
+        return bool(client.readiness().json().get(part) == "ok")
+    except ApiError:
+        return False
+
+
+def new_child(process: subprocess.Popen[str], program: str, before: int) -> bool:
+    children = psutil.Process(process.pid).children()
+    return any(each.name() == program and each.pid != before for each in children)
+
+
+def make_model(home: Path) -> Path:
+    """Enough of one to be planned; its job fails."""
+    folder = home / "model"
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "max_position_embeddings": 1024}
+    (folder / "config.json").write_text(json.dumps(config))
+    write_safetensors(folder / "model.safetensors", {"model.layers.0.self_attn.q_proj.weight": [64, 64]})
+    return folder
+
+
 def connections(process: psutil.Process) -> list[Any]:
     """Over the network; none of a process that has ended meanwhile, as backends of PostgreSQL do."""
     with suppress(psutil.NoSuchProcess):
@@ -93,7 +131,7 @@ def connections(process: psutil.Process) -> list[Any]:
     return []
 
 
-def test_up_serves_keeps_its_data_and_leaves_nothing(home: Path, up: Callable[[], subprocess.Popen[str]]) -> None:
+def test_up_serves_keeps_its_data_and_leaves_nothing(home: Path, up: Up) -> None:
     first = up()
     processes = family(first)
     names = {process.name() for process in processes}
@@ -123,9 +161,7 @@ def test_up_serves_keeps_its_data_and_leaves_nothing(home: Path, up: Callable[[]
     assert status_of(second) == 0
 
 
-def test_a_killed_up_takes_everything_with_it_and_starts_again(
-    home: Path, up: Callable[[], subprocess.Popen[str]]
-) -> None:
+def test_a_killed_up_takes_everything_with_it_and_starts_again(home: Path, up: Up) -> None:
     first = up()
     processes = family(first)
     assert len(processes) >= 4
@@ -137,7 +173,7 @@ def test_a_killed_up_takes_everything_with_it_and_starts_again(
         assert client.presets()
 
 
-def test_a_killed_worker_comes_back(home: Path, up: Callable[[], subprocess.Popen[str]]) -> None:
+def test_a_killed_worker_comes_back(home: Path, up: Up) -> None:
     process = up()
 
     def is_worker(each: psutil.Process) -> bool:
@@ -151,14 +187,40 @@ def test_a_killed_worker_comes_back(home: Path, up: Callable[[], subprocess.Pope
 
     (before,) = workers()
     before.kill()
-    limit = time.monotonic() + 60
-    while not (now := [each for each in workers() if each.pid != before.pid]):
-        assert time.monotonic() < limit
-        time.sleep(0.2)
-    assert len(now) == 1
+    wait_until(lambda: [each for each in workers() if each.pid != before.pid])
+    assert len(workers()) == 1
 
 
-def test_a_second_up_on_the_same_home_is_refused(home: Path, up: Callable[[], subprocess.Popen[str]]) -> None:
+@pytest.mark.parametrize(("program", "part"), [("postgres", "database"), ("valkey-server", "broker")])
+def test_a_killed_engine_comes_back(program: str, part: str, home: Path, up: Up) -> None:
+    """With its data, and where the API and the worker look for it: they are not started again."""
+    process = up()
+    with client_of(home) as client:
+        name = client.submit(make_model(home), config="fp8", name="before").name
+    below = psutil.Process(process.pid).children()
+    (engine,) = [each for each in below if each.name() == program]
+    engine.kill()
+    psutil.wait_procs([engine], timeout=20)
+
+    with client_of(home) as client:
+        wait_until(lambda: is_ready(client, part) and new_child(process, program, engine.pid))
+        assert [job.name for job in client.list()] == [name]
+    others = {each.pid for each in below} - {engine.pid}
+    assert others <= {each.pid for each in psutil.Process(process.pid).children()}
+    process.terminate()
+    assert status_of(process) == 0
+    assert process.stderr is not None
+    said = process.stderr.read()
+    assert said.count("ended (status -9): starting it again") == 1, said
+
+
+def test_an_up_that_a_script_runs_in_the_background_hears_interrupts(home: Path, up: Up) -> None:
+    process = up(_ignore_interrupts)
+    process.send_signal(signal.SIGINT)
+    assert status_of(process) == 0
+
+
+def test_a_second_up_on_the_same_home_is_refused(home: Path, up: Up) -> None:
     up()
     command = [sys.executable, "-m", "bitfoundry", "up", "--home", str(home), "--port", "0"]
     second = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -1,0 +1,39 @@
+"""While an engine writes, somebody looks at the disk: what is reserved for the database is not the engine's to use."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from api import disk
+from api.settings import Settings
+
+LOOK_S = 0.5
+
+
+class RoomWatch:
+    """``with RoomWatch(settings, on_fault)``: ``on_fault`` is called once, from a thread, when the room is used up."""
+
+    def __init__(self, settings: Settings, on_fault: Callable[[], None]) -> None:
+        self._settings = settings
+        self._on_fault = on_fault
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="room-watch", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._done.wait(LOOK_S):
+            if disk.measure(self._settings).fault():
+                self._on_fault()
+                return
