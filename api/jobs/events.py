@@ -82,9 +82,10 @@ def stream_of(told: AsyncIterator[str]) -> StreamingResponse:
 
 @router.get("/stream", response_class=StreamingResponse, responses=streaming("Events", STREAM_EXAMPLE))
 async def stream_events(
-    job_id: JobId, context: ContextDep, start: Annotated[int | None, Depends(find_start)]
+    job_id: JobId, caller: Reader, context: ContextDep, start: Annotated[int | None, Depends(find_start)]
 ) -> Response:
     """The story as server-sent events: what was since ``Last-Event-ID`` (or ``after``), then what comes."""
     if start is None:
         return Response(status_code=204)
-    return stream_of(stream.tell_story(context.feed, context.sessions, job_id, start))
+    assert caller.shown is not None
+    return stream_of(stream.tell_story(context.feed, context.sessions, job_id, start, caller.shown))

@@ -59,12 +59,14 @@ def find_start(
 
 @router.get("/stream", response_class=StreamingResponse, responses=streaming("Lines", STREAM_EXAMPLE))
 async def stream_lines(
-    job_id: JobId, context: ContextDep, start: Annotated[int | None, Depends(find_start)], level: Level = "debug"
-) -> Response:
+    job_id: JobId, caller: Reader, context: ContextDep, start: Annotated[int | None, Depends(find_start)],
+    level: Level = "debug",
+) -> Response:  # fmt: skip
     """The log as server-sent events: the lines since ``Last-Event-ID`` (or ``after``), then each as it comes."""
     if start is None:
         return Response(status_code=204)
-    return stream_of(stream.tell_log(context.feed, context.sessions, job_id, start, level))
+    assert caller.shown is not None
+    return stream_of(stream.tell_log(context.feed, context.sessions, job_id, start, caller.shown, level))
 
 
 @router.get(

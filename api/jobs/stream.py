@@ -16,7 +16,9 @@ from sqlalchemy.orm import Session
 
 from api.feed import Feed
 from api.jobs.story import EventOut, LogLineOut
+from api.security import READ
 from api.store import events, jobs, logs, publications
+from api.store.audit import Shown
 from api.store.engine import Sessions, reading
 from api.store.states import FINAL
 from api.store.tables import Event, LogLine
@@ -41,21 +43,24 @@ class News:
     ended: str | None
 
 
-def tell_story(feed: Feed, sessions: Sessions, job_id: str, after: int) -> AsyncIterator[str]:
-    """The events after number ``after`` as they come, in the format of EventSource; ends after the job's end."""
-    return _tell(feed, job_id, after, "story", partial(_read, sessions, job_id))
+def tell_story(feed: Feed, sessions: Sessions, job_id: str, after: int, shown: Shown) -> AsyncIterator[str]:
+    """The events after number ``after`` as they come, in the format of EventSource; ends after the job's end, and with
+    the key that was ``shown``."""
+    return _tell(feed, job_id, after, shown, "story", partial(_read, sessions, job_id))
 
 
-def tell_log(feed: Feed, sessions: Sessions, job_id: str, after: int, level: str) -> AsyncIterator[str]:
+def tell_log(feed: Feed, sessions: Sessions, job_id: str, after: int, shown: Shown, level: str) -> AsyncIterator[str]:
     """The lines of at least ``level`` after number ``after``, in the same way."""
-    return _tell(feed, job_id, after, level, partial(_read_log, sessions, job_id, level))
+    return _tell(feed, job_id, after, shown, level, partial(_read_log, sessions, job_id, level))
 
 
-async def _tell(feed: Feed, job_id: str, after: int, what: Hashable, read: Callable[[int], News]) -> AsyncIterator[str]:
+async def _tell(
+    feed: Feed, job_id: str, after: int, shown: Shown, what: Hashable, read: Callable[[int], News]
+) -> AsyncIterator[str]:
     yield f"retry: {RETRY_MS}\n\n"
-    with feed.watch(job_id) as told:
-        while True:
-            told.clear()
+    with feed.watch(job_id, shown, READ) as watch:
+        while not watch.is_over:  # its client comes back, and hears why
+            watch.news.clear()
             try:
                 news = await feed.read(job_id, (what, after), partial(read, after))
             except SQLAlchemyError as error:  # the client comes back with the number of the last one it has
@@ -69,7 +74,7 @@ async def _tell(feed: Feed, job_id: str, after: int, what: Hashable, read: Calla
             if news.ended is not None:
                 yield f'event: end\ndata: {{"state": "{news.ended}"}}\n\n'
                 return
-            while not await _set_within(told, PING_S):
+            while not await _set_within(watch.news, PING_S):
                 yield ": nothing new\n\n"
 
 
