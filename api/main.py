@@ -40,6 +40,7 @@ from api.settings import Settings
 from api.store.engine import connect, dispose
 from api.store.upkeep import Upkeep
 from api.store.wakeups import make_celery, sender
+from api.stream_seats import StreamSeats
 from api.trace_requests import TraceRequests
 from api.webhooks.deliverer import Deliverer
 
@@ -55,7 +56,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     database_url = settings.database_url.get_secret_value()
     sessions = connect(database_url, wait_s=WAIT_S, answer_s=ANSWER_S)
     celery = make_celery(settings.broker_url.get_secret_value())
-    feed = Feed(sessions)
+    feed = Feed(sessions, StreamSeats(settings.broker_url.get_secret_value()))
     tidy = datasets.Tidying(settings, sessions)
     retention = Tidying(settings, sessions)
     rates = RateLimiter(settings.broker_url.get_secret_value())
@@ -96,7 +97,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(RequestId)  # outermost: the span has the request's id
     errors.install(app)
     app.include_router(health.router)
-    accounts = (projects.router, keys.router, hub_tokens.router, webhooks.router, audit.router)
+    accounts = (*projects.routers, keys.router, hub_tokens.router, webhooks.router, audit.router)
     guarded: dict[str, Any] = {
         "dependencies": [Depends(authenticate)],
         "responses": errors.may(401, 403, 429),
