@@ -150,7 +150,8 @@ def test_streams_of_all_processes_count_together(
             first = answer.iter_lines()  # which must be kept: its end closes the stream
             assert next(first).startswith("retry")
             with client.stream("GET", logs) as another:
-                assert next(kept := another.iter_lines()).startswith("retry")
+                kept = another.iter_lines()
+                assert next(kept).startswith("retry")
                 for asked in (client, second):
                     assert usage_of(asked)["max_streams"] == (2, 2)
                     assert refused_for(asked.get(stream), "max_streams")
