@@ -19,6 +19,7 @@ import uvicorn.config
 from fastapi import FastAPI
 
 from api import json_log, tracing
+from api.front import BoundedProtocol
 from api.main import create_app
 from api.security import SCOPES, create_key
 from api.settings import Settings
@@ -28,7 +29,7 @@ from quantcore.errors import ConfigError
 from quantcore.runtime.parent import end_with_parent
 
 SERVER: dict[str, Any] = {
-    "http": "h11",  # which bounds the headers; httptools, a little faster, takes as many bytes as a stranger sends
+    "http": BoundedProtocol,
     "timeout_keep_alive": 75,  # longer than proxies and clients keep one: else it closes as they send a request
     "access_log": False,
 }

@@ -20,7 +20,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
 from api.disk import DISK_FULL, DISK_READ_ONLY
-from api.store.projects import QuotaExceeded
+from api.store.projects import QUOTAS, QuotaExceeded
 from api.store.states import FINAL, WrongState
 from quantcore.errors import ProofError, QuantError
 
@@ -237,20 +237,15 @@ def _from_wrong_state(error: WrongState) -> Problem:
 def _from_quota(error: QuotaExceeded) -> Problem:
     """429: which quota of the project is used up. Some time has to pass, or somebody has to make room."""
     entry = {"parameter": error.quota, "detail": f"{error.used} of {error.limit} are used", "code": "quota_exceeded"}
+    needed = f", and this needs {error.more} more" if error.more > 1 else ""
     return Problem(
         429,
         "quota_exceeded",
-        f"The project has used up its quota {error.quota}: {error.used} of {error.limit}.",
-        hint=_ROOM[error.quota],
+        f"The project has used up its quota {error.quota}: {error.used} of {error.limit}{needed}.",
+        hint=f"{QUOTAS[error.quota].room} `bitfoundry usage` shows all quotas.",
         errors=[entry | {"allowed": [error.limit]}],
         headers={"Retry-After": str(QUOTA_RETRY_AFTER_S)},
     )
-
-
-_ROOM = {
-    "max_waiting": "Wait until some of the project's waiting jobs have run, or cancel some.",
-    "max_stored_bytes": "Delete jobs whose artifacts are not needed any more.",
-}
 
 
 def _from_quant_error(error: QuantError) -> Problem:

@@ -1,56 +1,81 @@
-"""Is the process up, and can it do its work? Both without a key: probes have none."""
+"""Is the process up, and can it do its work? Both without a key: probes have none.
+
+Neither takes anything that requests use: ``Readiness`` has a thread and a connection of its own, and all who ask at the
+same time get one answer.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from fastapi import APIRouter, Response
+from celery import Celery
+from fastapi import APIRouter, Request, Response
 from kombu.exceptions import OperationalError
 from sqlalchemy.exc import SQLAlchemyError
 
 from api import disk
-from api.deps import Context, ContextDep
 from api.store import migrate
+from api.store.engine import Sessions, dispose
 
 router = APIRouter(prefix="/healthz", tags=["health"])
 
 
+class Readiness:
+    """Asks the database and the broker."""
+
+    def __init__(self, sessions: Sessions, celery: Celery) -> None:
+        self._sessions = sessions
+        self._celery = celery
+        self._thread = ThreadPoolExecutor(1, "readiness")
+        self._under_way: Future[tuple[str | None, str]] | None = None
+
+    async def ask(self) -> tuple[str | None, str]:
+        """How the database's schema compares with this code's (``current``, ``older``, or ``newer``: a rolling deploy;
+        None without an answer), and whether the broker is ``ok`` or ``unreachable``."""
+        if self._under_way is None or self._under_way.done():
+            self._under_way = self._thread.submit(lambda: (self._ask_database(), self._ask_broker()))
+        return await asyncio.shield(asyncio.wrap_future(self._under_way))
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+        dispose(self._sessions)
+
+    def _ask_database(self) -> str | None:
+        try:
+            with self._sessions.begin() as session:
+                revision = migrate.current(session)
+        except SQLAlchemyError:
+            return None
+        if revision == migrate.newest():
+            return "current"
+        return "older" if revision is None or revision in migrate.revisions() else "newer"
+
+    def _ask_broker(self) -> str:
+        try:
+            with self._celery.connection_for_write() as connection:
+                connection.ensure_connection(max_retries=1, interval_start=0, timeout=2)
+        except (OperationalError, OSError):
+            return "unreachable"
+        return "ok"
+
+
 @router.get("/live")
-def live() -> dict[str, str]:
+async def live() -> dict[str, str]:
     """The process answers."""
     return {"status": "ok"}
 
 
 @router.get("/ready")
-def ready(context: ContextDep, response: Response) -> dict[str, Any]:
+async def ready(request: Request, response: Response) -> dict[str, Any]:
     """A real round trip to the database (503 if it fails, or if its schema is older than this code). Without the broker
     all works, only slower, and without room on the disk nothing new is taken in: ``degraded``."""
-    schema, broker = _ask_database(context), _ask_broker(context)
-    fault = disk.look(context.settings).fault()
+    readiness: Readiness = request.app.state.readiness
+    schema, broker = await readiness.ask()
+    fault = disk.look(request.app.state.context.settings).fault()
     failed = schema in (None, "older")
     status = "failed" if failed else "ok" if broker == "ok" and fault is None else "degraded"
     response.status_code = 503 if failed else 200
     found = {"database": "ok" if schema else "unreachable", "broker": broker, "schema": schema}
     return {"status": status, **found, "disk": fault or "ok"}
-
-
-def _ask_database(context: Context) -> str | None:
-    """How its schema compares with this code's: ``current``, ``older`` or ``newer`` (a rolling deploy); None without an
-    answer."""
-    try:
-        with context.sessions.begin() as session:
-            revision = migrate.current(session)
-    except SQLAlchemyError:
-        return None
-    if revision == migrate.newest():
-        return "current"
-    return "older" if revision is None or revision in migrate.revisions() else "newer"
-
-
-def _ask_broker(context: Context) -> str:
-    try:
-        with context.celery.connection_for_write() as connection:
-            connection.ensure_connection(max_retries=1, interval_start=0, timeout=2)
-    except (OperationalError, OSError):
-        return "unreachable"
-    return "ok"

@@ -40,23 +40,27 @@ from api.settings import Settings
 from api.store.engine import connect, dispose
 from api.store.upkeep import Upkeep
 from api.store.wakeups import make_celery, sender
+from api.stream_seats import StreamSeats
 from api.trace_requests import TraceRequests
 from api.webhooks.deliverer import Deliverer
 
 NUM_THREADS = 20  # more than there are connections: some wait for the Hub, or read files
 WAIT_S = 2.0  # for a connection or a lock: a request waits for three of these at most, then it is 503
+ANSWER_S = 5.0  # of the database, for a statement
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
     """The app with its parts; settings come from the environment unless given."""
     settings = settings or Settings()  # type: ignore[call-arg]
     _ = settings.vault  # a key that others may read is refused now, not at the first secret
-    sessions = connect(settings.database_url.get_secret_value(), wait_s=WAIT_S)
+    database_url = settings.database_url.get_secret_value()
+    sessions = connect(database_url, wait_s=WAIT_S, answer_s=ANSWER_S)
     celery = make_celery(settings.broker_url.get_secret_value())
-    feed = Feed(sessions)
+    feed = Feed(sessions, StreamSeats(settings.broker_url.get_secret_value()))
     tidy = datasets.Tidying(settings, sessions)
     retention = Tidying(settings, sessions)
     rates = RateLimiter(settings.broker_url.get_secret_value())
+    readiness = health.Readiness(connect(database_url, pool_size=1, wait_s=WAIT_S, answer_s=ANSWER_S), celery)
 
     def also(session: Session) -> int:
         return tidy.run(session) + retention.run(session)
@@ -73,6 +77,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         await deliverer.stop()
         await feed.stop()
         upkeep.stop()
+        readiness.close()
         celery.close()
         rates.close()
         dispose(sessions)
@@ -87,11 +92,12 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         responses=errors.RESPONSES,
     )
     app.state.context = Context(settings, sessions, celery, upkeep, feed, rates)
+    app.state.readiness = readiness
     app.add_middleware(TraceRequests)
     app.add_middleware(RequestId)  # outermost: the span has the request's id
     errors.install(app)
     app.include_router(health.router)
-    accounts = (projects.router, keys.router, hub_tokens.router, webhooks.router, audit.router)
+    accounts = (*projects.routers, keys.router, hub_tokens.router, webhooks.router, audit.router)
     guarded: dict[str, Any] = {
         "dependencies": [Depends(authenticate)],
         "responses": errors.may(401, 403, 429),

@@ -5,28 +5,45 @@ It wants a key with the scope ``operator``, which Prometheus sends with ``author
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from fastapi import APIRouter, Response
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from sqlalchemy.orm import Session
 
 from api import disk
 from api.deps import ContextDep
 from api.disk import Disk
+from api.feed import Feed
 from api.security import Operator
-from api.store import measures
+from api.store import measures, projects
 from api.store.measures import Measures
 
 router = APIRouter(tags=["metrics"])
 
 
+MAX_PROJECTS = 100
+"""The oldest ones have their quotas among the metrics: there may be more projects than time series are good for."""
+
+
+class Quota(NamedTuple):
+    """One quota of one project."""
+
+    project: str
+    quota: str
+    used: int
+    limit: int | None
+
+
 class _Snapshot:
     """One scrape's numbers as Prometheus' families."""
 
-    def __init__(self, found: Measures, disk: Disk) -> None:
+    def __init__(self, found: Measures, quotas: Sequence[Quota], disk: Disk) -> None:
         self._found = found
+        self._quotas = quotas
         self._disk = disk
 
     def collect(self) -> Iterator[Metric]:
@@ -51,6 +68,14 @@ class _Snapshot:
             for what, size in sizes.items():
                 memory.add_metric([*place, what], size)
         yield memory
+        used = GaugeMetricFamily("bitfoundry_quota_used", "Of a project's quota.", labels=["project", "quota"])
+        limit = GaugeMetricFamily("bitfoundry_quota_limit", "If there is one.", labels=["project", "quota"])
+        for each in self._quotas:
+            used.add_metric([each.project, each.quota], each.used)
+            if each.limit is not None:
+                limit.add_metric([each.project, each.quota], each.limit)
+        yield used
+        yield limit
         ended = "that ended within the last hour"
         numbers = {name: number for name, (number, _) in found.phase_s.items()}
         seconds = {name: total for name, (_, total) in found.phase_s.items()}
@@ -60,12 +85,24 @@ class _Snapshot:
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 def metrics(caller: Operator, context: ContextDep) -> Response:
-    """Jobs by state, waits, leases, outbox, webhooks, disk, workers, phases."""
+    """Jobs by state, waits, leases, outbox, webhooks, disk, workers, phases, quotas of projects."""
     with context.sessions.begin() as session:
         found = measures.measure(session)
+        quotas = _read_quotas(session, context.feed)
     registry = CollectorRegistry()
-    registry.register(_Snapshot(found, disk.look(context.settings)))
+    registry.register(_Snapshot(found, quotas, disk.look(context.settings)))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def _read_quotas(session: Session, feed: Feed) -> list[Quota]:
+    known = projects.find_all(session)[:MAX_PROJECTS]
+    usage = projects.measure_all(session, [project.id for project in known])
+    found = []
+    for project in known:
+        used = vars(usage[project.id]) | {"num_streams": feed.count_streams(project.id)}
+        for name, quota in projects.QUOTAS.items():
+            found.append(Quota(project.name, name, used[quota.used], projects.limit_of(project, name)))
+    return found
 
 
 def _plain(name: str, about: str, value: float) -> Metric:

@@ -48,7 +48,7 @@ class RateLimiter:
     """Counts requests; safe to use from several threads. ``broker_url``: where to count together, if it is a Redis."""
 
     def __init__(self, broker_url: str = "", now: Callable[[], float] = time.monotonic) -> None:
-        self._shared = _connect(broker_url)
+        self._shared = connect_broker(broker_url)
         self._away_until = 0.0
         self._now = now
         self._lock = threading.Lock()
@@ -93,7 +93,7 @@ class RateLimiter:
         return used, max(1, round((window + 1) * WINDOW_S - now))
 
 
-def _connect(broker_url: str) -> redis.Redis | None:
+def connect_broker(broker_url: str) -> redis.Redis | None:
     """Of Celery's kinds of brokers those that are a Redis; over a unix socket, too."""
     if broker_url.startswith("redis+socket://"):
         broker_url = "unix://" + broker_url.removeprefix("redis+socket://").replace("virtual_host=", "db=")

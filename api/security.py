@@ -16,11 +16,12 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Request
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 
-from api.deps import ContextDep
+from api.deps import Context, ContextDep
 from api.errors import Problem
 from api.store import audit, keys, projects, signins
-from api.store.audit import Caller
+from api.store.audit import Caller, Shown
 from api.store.engine import Sessions, connect, dispose, reading
 from api.store.tables import ApiKey
 
@@ -80,31 +81,54 @@ def create_key(
     return plain
 
 
-def authenticate(
+async def authenticate(
     request: Request, context: ContextDep, authorization: Annotated[str | None, Header()] = None
 ) -> Caller:
-    """Who sends this request, or 401: one answer for every reason, it helps no guesser. 429 if it is one too many."""
-    with reading(context.sessions) as session:
-        if authorization is None and SIGN_IN_COOKIE in request.cookies:
-            key = _open_sign_in(session, request)
-        else:
-            scheme, _, credentials = (authorization or "").partition(" ")
-            key, _ = open_key(session, credentials.strip() if scheme.lower() == "bearer" else "")
-        if not key.used_lately:
-            keys.note_use(session, key.id)
+    """Who sends this request, or 401: one answer for every reason, it helps no guesser. 429 if it is one too many.
+
+    Asked for once a request, by routes that take a body before they read it (``api.bounded``).
+    """
+    if not hasattr(request.state, "caller"):
+        request.state.caller = await run_in_threadpool(_find_caller, request, context)
+    caller: Caller = request.state.caller
+    return caller
+
+
+def _find_caller(request: Request, context: Context) -> Caller:
+    authorization = request.headers.get("authorization")
+    if authorization is None and SIGN_IN_COOKIE in request.cookies:
+        with reading(context.sessions) as session:
+            key, shown = _open_sign_in(session, request)
+            _note_use(session, key)
+    else:
+        scheme, _, credentials = (authorization or "").partition(" ")
+        key_id, digest = take_apart(credentials.strip() if scheme.lower() == "bearer" else "")
+        with reading(context.sessions) as session:
+            key, shown = open_key(session, key_id, digest), Shown(key_id, digest)
+            _note_use(session, key)
     _count(request, context, key)
-    return Caller(key.project_id, key.id, key.scopes, request.scope["request_id"])
+    return Caller(key.project_id, key.id, key.scopes, request.scope["request_id"], shown)
 
 
-def open_key(session: Session, plain: str) -> tuple[keys.ValidKey, bytes]:
-    """(the key, the hash of the secret that opened it). Raises Problem 401."""
+def _note_use(session: Session, key: keys.ValidKey) -> None:
+    if not key.used_lately:
+        keys.note_use(session, key.id)
+
+
+def take_apart(plain: str) -> tuple[str, bytes]:
+    """(id, hash of the secret) of what may be a key; Problem 401 for what cannot be one, without the database."""
     match = _KEY.fullmatch(plain)
-    key = keys.find_valid(session, match[1]) if match else None
-    if match and key:
-        digest = hash_secret(match[2])
-        if any(hmac.compare_digest(digest, each) for each in key.secrets_sha256):
-            return key, digest
-    raise unauthorized()
+    if match is None:
+        raise unauthorized()
+    return match[1], hash_secret(match[2])
+
+
+def open_key(session: Session, key_id: str, digest: bytes) -> keys.ValidKey:
+    """The key, if a secret of this hash opens it. Raises Problem 401."""
+    key = keys.find_valid(session, key_id)
+    if key is None or not any(hmac.compare_digest(digest, each) for each in key.secrets_sha256):
+        raise unauthorized()
+    return key
 
 
 def csrf_token(token: str) -> str:
@@ -122,11 +146,12 @@ def unauthorized() -> Problem:
     )
 
 
-def _open_sign_in(session: Session, request: Request) -> keys.ValidKey:
+def _open_sign_in(session: Session, request: Request) -> tuple[keys.ValidKey, Shown]:
     token = request.cookies[SIGN_IN_COOKIE]
     found = signins.find_valid(session, hash_secret(token))
     if found is None:
         raise unauthorized()
+    key, sign_in = found
     given = request.headers.get("x-csrf-token", "").encode()
     if request.method not in SAFE_METHODS and not hmac.compare_digest(given, csrf_token(token).encode()):
         raise Problem(
@@ -135,7 +160,7 @@ def _open_sign_in(session: Session, request: Request) -> keys.ValidKey:
             "A request with a cookie that changes something needs the sign-in's token.",
             hint="Send `csrf_token` of GET /v1/sign-in as X-CSRF-Token, or use an API key instead of the cookie.",
         )
-    return found[0]
+    return key, Shown(key.id, sign_in.secret_sha256, sign_in.token_sha256)
 
 
 def require(scope: str) -> Callable[[Caller], Awaitable[Caller]]:

@@ -10,14 +10,23 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
 
 from fastapi import HTTPException, Request, Response
-from fastapi.routing import APIRoute
+
+from api.bounded import BoundedRequest, BoundedRoute
 
 MAX_BODY_BYTES = 1 << 20
 MAX_DEPTH = 32
 
 
-class StrictJsonRoute(APIRoute):
+class _StrictRequest(BoundedRequest):
+    async def json(self) -> Any:
+        return parse(await self.body())
+
+
+class StrictJsonRoute(BoundedRoute):
     """A route that reads its body with ``parse``; 413 for a body that is too large, 415 for one of another type."""
+
+    max_bytes = MAX_BODY_BYTES
+    request_class = _StrictRequest
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -27,24 +36,9 @@ class StrictJsonRoute(APIRoute):
             has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
             if has_body and media_type != "application/json" and not media_type.endswith("+json"):
                 raise HTTPException(415, "Send the body as application/json.")
-            return await handle(_StrictRequest(request.scope, request.receive))
+            return await handle(request)
 
         return handle_strictly
-
-
-class _StrictRequest(Request):
-    async def body(self) -> bytes:
-        if not hasattr(self, "_body"):  # Starlette's own memory of a body that was read
-            parts: list[bytes] = []
-            async for part in self.stream():
-                parts.append(part)
-                if sum(map(len, parts)) > MAX_BODY_BYTES:
-                    raise HTTPException(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
-            self._body = b"".join(parts)
-        return self._body
-
-    async def json(self) -> Any:
-        return parse(await self.body())
 
 
 def parse(body: bytes) -> Any:

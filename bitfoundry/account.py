@@ -34,8 +34,22 @@ class Project(Answer):
     max_running: int | None = None
     max_stored_bytes: int | None = None
     requests_per_minute: int | None = None
+    max_datasets: int | None = None
+    max_dataset_bytes: int | None = None
+    max_uploads: int | None = None
+    max_streams: int | None = None
+    max_webhooks: int | None = None
     created_at: str
     usage: dict[str, int]
+
+
+class QuotaUse(Answer):
+    """How much of a quota the project uses, in `unit`; `limit` None sets none."""
+
+    quota: str
+    unit: str
+    used: int
+    limit: int | None = None
 
 
 class HubToken(Answer):
@@ -129,7 +143,7 @@ class Account:
         return [Project.model_validate(each) for each in self._service.send("GET", "/v1/projects").json()["data"]]
 
     def create_project(self, name: str, /, **quotas: int | None) -> Project:
-        """A new project; quotas are `max_waiting`, `max_running`, `max_stored_bytes`, `requests_per_minute`."""
+        """A new project; quotas are those that `usage` lists, and `requests_per_minute`."""
         answer = self._service.send("POST", "/v1/projects", body={"name": name, **quotas})
         return Project.model_validate_json(answer.content)
 
@@ -137,6 +151,10 @@ class Account:
         """Change the name or quotas; None takes a limit away."""
         answer = self._service.send("PATCH", _path("projects", project_id), body=changes)
         return Project.model_validate_json(answer.content)
+
+    def usage(self) -> Sequence[QuotaUse]:
+        """How much of each quota the project uses."""
+        return [QuotaUse.model_validate(each) for each in self._service.send("GET", "/v1/usage").json()["quotas"]]
 
     def workers(self) -> Sequence[Worker]:
         """The workers that live (for an operator)."""

@@ -1,14 +1,14 @@
 """The commands `keys`, `hub-tokens`, `projects`, `workers` (`GROUPS` has their sub-commands by name) and `audit`."""
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
 
 from bitfoundry import terminal
 from bitfoundry.account import Key as ApiKey
-from bitfoundry.account import Worker
+from bitfoundry.account import Project, Worker
 from bitfoundry.answers import Answer
 from bitfoundry.options import AsJson, Home, Key, Url, connect, show_deleted
 
@@ -18,7 +18,19 @@ Scope = Annotated[list[str] | None, typer.Option(help="jobs:read, jobs:write, ad
 Quota = Annotated[int | None, typer.Option(min=-1, help="-1 takes the limit away.")]
 KEY_COLUMNS = ("id", "name", "scopes", "last_used_at", "expires_at", "revoked_at")
 TOKEN_COLUMNS = ("name", "created_at", "updated_at")
-PROJECT_COLUMNS = ("id", "name", "max_waiting", "max_running", "max_stored_bytes", "requests_per_minute", "usage")
+QUOTAS = (
+    "max_waiting",
+    "max_running",
+    "max_stored_bytes",
+    "requests_per_minute",
+    "max_datasets",
+    "max_dataset_bytes",
+    "max_uploads",
+    "max_streams",
+    "max_webhooks",
+)
+PROJECT_COLUMNS = ("id", "name", "quotas", "usage")
+USAGE_COLUMNS = ("quota", "used", "limit", "unit")
 WorkerId = Annotated[str, typer.Argument(help="As `workers list` shows it.")]
 WORKER_COLUMNS = ("id", "state", "host", "devices", "beat_at", "jobs")
 AUDIT_COLUMNS = ("at", "action", "object_id", "key_id", "request_id")
@@ -100,7 +112,7 @@ def delete_hub_token(
 def list_projects(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
     """List the projects that this key may see, their quotas and what they take of them."""
     with connect(url, api_key, home) as client:
-        show_rows(client.account.projects(), PROJECT_COLUMNS, as_json)
+        _show_projects(client.account.projects(), as_json)
 
 
 def create_project(
@@ -109,15 +121,20 @@ def create_project(
     max_running: Quota = None,
     max_stored_bytes: Quota = None,
     requests_per_minute: Quota = None,
+    max_datasets: Quota = None,
+    max_dataset_bytes: Quota = None,
+    max_uploads: Quota = None,
+    max_streams: Quota = None,
+    max_webhooks: Quota = None,
     url: Url = None,
     api_key: Key = None,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a project (for an operator). `keys create --project` makes its first key."""
-    quotas = _quotas(max_waiting, max_running, max_stored_bytes, requests_per_minute)
+    quotas = _quotas(locals())
     with connect(url, api_key, home) as client:
-        show_rows([client.account.create_project(name, **quotas)], PROJECT_COLUMNS, as_json, single=True)
+        _show_projects([client.account.create_project(name, **quotas)], as_json, single=True)
 
 
 def edit_project(
@@ -127,16 +144,27 @@ def edit_project(
     max_running: Quota = None,
     max_stored_bytes: Quota = None,
     requests_per_minute: Quota = None,
+    max_datasets: Quota = None,
+    max_dataset_bytes: Quota = None,
+    max_uploads: Quota = None,
+    max_streams: Quota = None,
+    max_webhooks: Quota = None,
     url: Url = None,
     api_key: Key = None,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
     """Change a project's name or quotas (for an operator)."""
-    changes: dict[str, Any] = _quotas(max_waiting, max_running, max_stored_bytes, requests_per_minute)
+    changes: dict[str, Any] = _quotas(locals())
     changes |= {"name": name} if name else {}
     with connect(url, api_key, home) as client:
-        show_rows([client.account.edit_project(project_id, changes)], PROJECT_COLUMNS, as_json, single=True)
+        _show_projects([client.account.edit_project(project_id, changes)], as_json, single=True)
+
+
+def usage(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
+    """Show how much of each of its quotas the project uses."""
+    with connect(url, api_key, home) as client:
+        show_rows(client.account.usage(), USAGE_COLUMNS, as_json)
 
 
 def audit(
@@ -214,6 +242,16 @@ def show_rows(rows: Iterable[Answer], columns: tuple[str, ...], as_json: bool, *
         terminal.out.print(terminal.rows_table(dumped, columns) if dumped else "none", soft_wrap=True)
 
 
+def _show_projects(projects: Iterable[Project], as_json: bool, *, single: bool = False) -> None:
+    if not as_json:  # people want to see the limits that there are
+        projects = [each.model_copy(update={"quotas": _limits(each)}) for each in projects]
+    show_rows(projects, PROJECT_COLUMNS, as_json, single=single)
+
+
+def _limits(project: Project) -> dict[str, int]:
+    return {name: limit for name in QUOTAS if (limit := getattr(project, name)) is not None}
+
+
 def _show_key(key: ApiKey, as_json: bool) -> None:
     if as_json:
         terminal.print_json(key.model_dump(mode="json"))
@@ -222,8 +260,7 @@ def _show_key(key: ApiKey, as_json: bool) -> None:
     terminal.err.print(f"this is key {key.id} ({', '.join(key.scopes)}): it is not shown again", soft_wrap=True)
 
 
-def _quotas(*values: int | None) -> dict[str, int | None]:
-    """What was given of the four; -1 is no limit."""
-    names = ("max_waiting", "max_running", "max_stored_bytes", "requests_per_minute")
-    given = zip(names, values, strict=True)
-    return {name: None if value == -1 else value for name, value in given if value is not None}
+def _quotas(given: Mapping[str, Any]) -> dict[str, int | None]:
+    """What was given of the options that are quotas; -1 is no limit."""
+    found = {name: given[name] for name in QUOTAS if given[name] is not None}
+    return {name: None if value == -1 else value for name, value in found.items()}

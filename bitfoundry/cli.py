@@ -369,6 +369,7 @@ for name, command in job_commands.SWEEP_COMMANDS.items():
     sweep.command(name)(command)
 app.add_typer(sweep, name="sweep")
 app.command()(account_commands.audit)
+app.command()(account_commands.usage)
 groups = account_commands.GROUPS | {
     "datasets": ("Calibration text that the service keeps.", dataset_commands.COMMANDS),
     "webhooks": ("Addresses that are told of events.", webhook_commands.COMMANDS),

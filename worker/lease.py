@@ -60,17 +60,23 @@ class HeldLease:
         self._on_lost = on_lost
         self._done = threading.Event()
         self._lost = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"heartbeat-{lease.job_id}", daemon=True)
+        self._losing = threading.Lock()
+        self._threads = [
+            threading.Thread(target=target, name=f"{name}-{lease.job_id}", daemon=True)
+            for name, target in (("heartbeat", self._run), ("fence", self._watch))
+        ]
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._done.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def write(self, change: Callable[..., Any], **arguments: Any) -> None:
         """``change(session, lease, **arguments)`` in one transaction, tried again while the database is away.
@@ -99,20 +105,32 @@ class HeldLease:
         except Exception:
             logger.exception("%s: the heartbeat failed, ending the engine", self.lease.job_id)
         if not self._done.is_set():
-            self._lost.set()
-            self._on_lost()
+            self._lose()
+
+    def _watch(self) -> None:
+        """Ends the engine in time, whatever the heartbeat itself waits for."""
+        json_log.job_id.set(self.lease.job_id)
+        while not self._done.wait(max(0.0, self._safe_until - time.monotonic())):
+            if time.monotonic() >= self._safe_until:
+                logger.warning("%s: no heartbeat in time, ending the engine", self.lease.job_id)
+                self._lose()
+                return
+
+    def _lose(self) -> None:
+        with self._losing:
+            if not self._lost.is_set():
+                self._lost.set()
+                self._on_lost()
 
     def _beat_until_done(self) -> None:
         pause_s = self._heartbeat_s
-        while not self._done.wait(pause_s):
+        while not self._done.wait(pause_s) and not self._lost.is_set():
             sent_at = time.monotonic()
             try:
                 with self._sessions.begin() as session:
                     order = self._renew(session, self.lease, lease_s=self._lease_s)
             except SQLAlchemyError as error:
                 logger.warning("%s: no heartbeat (%s)", self.lease.job_id, type(error).__name__)
-                if time.monotonic() >= self._safe_until:
-                    raise LeaseLost from error
                 pause_s = min(self._heartbeat_s, 1.0)
                 continue
             self._safe_until = sent_at + self._safe_s

@@ -29,7 +29,7 @@ from api.deps import Context, ContextDep, SessionsDep
 from api.errors import Problem, may
 from api.room import ROOM
 from api.security import Reader, Writer
-from api.store import datasets, uploads
+from api.store import datasets, projects, uploads
 from api.store.audit import Caller
 from api.store.ids import new_id
 from api.store.tables import Upload, UploadPart
@@ -49,6 +49,7 @@ def create(body: UploadCreate, caller: Writer, sessions: SessionsDep, response: 
     format = service.read_format(body.filename)
     name = body.name or body.filename[:200]
     with sessions.begin() as session:
+        projects.check_room(session, caller.project_id, max_uploads=1, max_datasets=1)
         owner = {"project_id": caller.project_id, "submitted_by": caller.key_id}
         new = Upload(id=new_id("upl"), **owner, name=name, format=format, text_column=body.column)
         upload = uploads.add(session, new)

@@ -14,6 +14,7 @@ from api.jobs import stream
 from api.jobs.endpoints import JobId, open_job
 from api.jobs.schemas import Printable
 from api.jobs.story import EventOut, EventPage
+from api.jobs.stream import Start
 from api.security import Reader
 from api.store import events
 
@@ -56,12 +57,12 @@ def find_after(after: After = 0, last_event_id: Annotated[str | None, Header()] 
 FromWhere = Annotated[int, Depends(find_after)]
 
 
-def find_start(job_id: JobId, caller: Reader, sessions: SessionsDep, after: FromWhere) -> int | None:
-    """The event after which the stream starts, None if there is nothing to come. All errors belong here: once the
-    stream has begun its status is sent."""
-    with open_job(sessions, caller, job_id):
+def find_start(job_id: JobId, caller: Reader, context: ContextDep, after: FromWhere) -> Start | None:
+    """Where the stream starts, None if there is nothing to come. All errors belong here: once the stream has begun its
+    status is sent."""
+    with open_job(context.sessions, caller, job_id):
         pass
-    return None if stream.has_ended(sessions, job_id, after) else after
+    return stream.find_start(context.feed, context.sessions, job_id, after, caller)
 
 
 def streaming(what: str, example: str) -> dict[int | str, dict[str, Any]]:
@@ -82,7 +83,7 @@ def stream_of(told: AsyncIterator[str]) -> StreamingResponse:
 
 @router.get("/stream", response_class=StreamingResponse, responses=streaming("Events", STREAM_EXAMPLE))
 async def stream_events(
-    job_id: JobId, context: ContextDep, start: Annotated[int | None, Depends(find_start)]
+    job_id: JobId, context: ContextDep, start: Annotated[Start | None, Depends(find_start)]
 ) -> Response:
     """The story as server-sent events: what was since ``Last-Event-ID`` (or ``after``), then what comes."""
     if start is None:

@@ -14,6 +14,7 @@ from api.jobs import stream
 from api.jobs.endpoints import JobId, open_job
 from api.jobs.events import FromWhere, stream_of, streaming
 from api.jobs.story import LogLineOut, LogPage
+from api.jobs.stream import Start
 from api.security import Reader
 from api.store import logs
 from api.store.engine import Sessions
@@ -49,17 +50,17 @@ def list_lines(
 
 
 def find_start(
-    job_id: JobId, caller: Reader, sessions: SessionsDep, after: FromWhere, level: Level = "debug"
-) -> int | None:
+    job_id: JobId, caller: Reader, context: ContextDep, after: FromWhere, level: Level = "debug"
+) -> Start | None:
     """As that of the events."""
-    with open_job(sessions, caller, job_id):
+    with open_job(context.sessions, caller, job_id):
         pass
-    return None if stream.has_log_ended(sessions, job_id, after, level) else after
+    return stream.find_log_start(context.feed, context.sessions, job_id, after, caller, level)
 
 
 @router.get("/stream", response_class=StreamingResponse, responses=streaming("Lines", STREAM_EXAMPLE))
 async def stream_lines(
-    job_id: JobId, context: ContextDep, start: Annotated[int | None, Depends(find_start)], level: Level = "debug"
+    job_id: JobId, context: ContextDep, start: Annotated[Start | None, Depends(find_start)], level: Level = "debug"
 ) -> Response:
     """The log as server-sent events: the lines since ``Last-Event-ID`` (or ``after``), then each as it comes."""
     if start is None:

@@ -14,9 +14,11 @@ from typing import TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from api.feed import Feed
+from api.feed import Feed, Ticket
 from api.jobs.story import EventOut, LogLineOut
+from api.security import READ
 from api.store import events, jobs, logs, publications
+from api.store.audit import Caller
 from api.store.engine import Sessions, reading
 from api.store.states import FINAL
 from api.store.tables import Event, LogLine
@@ -41,21 +43,33 @@ class News:
     ended: str | None
 
 
-def tell_story(feed: Feed, sessions: Sessions, job_id: str, after: int) -> AsyncIterator[str]:
-    """The events after number ``after`` as they come, in the format of EventSource; ends after the job's end."""
-    return _tell(feed, job_id, after, "story", partial(_read, sessions, job_id))
+@dataclass(frozen=True)
+class Start:
+    """Where a stream begins: behind the event or line with this number."""
+
+    after: int
+    ticket: Ticket
 
 
-def tell_log(feed: Feed, sessions: Sessions, job_id: str, after: int, level: str) -> AsyncIterator[str]:
-    """The lines of at least ``level`` after number ``after``, in the same way."""
-    return _tell(feed, job_id, after, level, partial(_read_log, sessions, job_id, level))
+def tell_story(feed: Feed, sessions: Sessions, job_id: str, start: Start) -> AsyncIterator[str]:
+    """The events from ``start`` on as they come, in the format of EventSource; ends after the job's end, and with the
+    key that opened it."""
+    return _tell(feed, job_id, start, "story", partial(_read, sessions, job_id))
 
 
-async def _tell(feed: Feed, job_id: str, after: int, what: Hashable, read: Callable[[int], News]) -> AsyncIterator[str]:
+def tell_log(feed: Feed, sessions: Sessions, job_id: str, start: Start, level: str) -> AsyncIterator[str]:
+    """The lines of at least ``level`` from ``start`` on, in the same way."""
+    return _tell(feed, job_id, start, level, partial(_read_log, sessions, job_id, level))
+
+
+async def _tell(
+    feed: Feed, job_id: str, start: Start, what: Hashable, read: Callable[[int], News]
+) -> AsyncIterator[str]:
+    after = start.after
     yield f"retry: {RETRY_MS}\n\n"
-    with feed.watch(job_id) as told:
-        while True:
-            told.clear()
+    with feed.watch(job_id, start.ticket) as watch:
+        while not watch.is_over:  # its client comes back, and hears why
+            watch.news.clear()
             try:
                 news = await feed.read(job_id, (what, after), partial(read, after))
             except SQLAlchemyError as error:  # the client comes back with the number of the last one it has
@@ -69,18 +83,25 @@ async def _tell(feed: Feed, job_id: str, after: int, what: Hashable, read: Calla
             if news.ended is not None:
                 yield f'event: end\ndata: {{"state": "{news.ended}"}}\n\n'
                 return
-            while not await _set_within(told, PING_S):
+            while not await _set_within(watch.news, PING_S):
                 yield ": nothing new\n\n"
 
 
-def has_ended(sessions: Sessions, job_id: str, after: int) -> bool:
-    """Whether the job has ended and nothing came after event ``after``."""
-    return _is_over(_read(sessions, job_id, after), after)
+def find_start(feed: Feed, sessions: Sessions, job_id: str, after: int, caller: Caller) -> Start | None:
+    """None if the job has ended and nothing came after event ``after``. Raises QuotaExceeded."""
+    return _find_start(feed, sessions, _read(sessions, job_id, after), after, caller)
 
 
-def has_log_ended(sessions: Sessions, job_id: str, after: int, level: str) -> bool:
-    """Whether the job has ended and no line of at least ``level`` came after number ``after``."""
-    return _is_over(_read_log(sessions, job_id, level, after), after)
+def find_log_start(feed: Feed, sessions: Sessions, job_id: str, after: int, caller: Caller, level: str) -> Start | None:
+    """As ``find_start``, of lines of at least ``level``."""
+    return _find_start(feed, sessions, _read_log(sessions, job_id, level, after), after, caller)
+
+
+def _find_start(feed: Feed, sessions: Sessions, news: News, after: int, caller: Caller) -> Start | None:
+    if _is_over(news, after):
+        return None
+    with reading(sessions) as session:
+        return Start(after, feed.admit(session, caller, READ))
 
 
 def _is_over(news: News, after: int) -> bool:

@@ -28,12 +28,14 @@ KeyId = Annotated[str, Path(pattern="^[0-9a-f]{12}$")]
 def create(body: KeyCreate, caller: Admin, sessions: SessionsDep, response: Response) -> NewKeyOut:
     """A new key. It is in this answer and nowhere else: the service keeps only a hash."""
     project_id = body.project_id or caller.project_id
-    _check_rights(body, caller)
+    if project_id != caller.project_id:
+        security.check_scope(caller, security.OPERATOR)
     if body.expires_at is not None and body.expires_at <= datetime.now(UTC):
         entry = {"pointer": "#/expires_at", "detail": "this time is over", "code": "invalid_request"}
         raise Problem(422, "invalid_request", "`expires_at` must be in the future.", errors=[entry])
     row, plain = security.new_key(project_id, body.name, body.scopes, body.expires_at)
     with sessions.begin() as session:
+        _check_may_hold(session, caller, row)
         open_project(session, project_id)
         keys.add(session, row)
         audit.note(session, caller, "key.create", row.id, project_id=project_id, name=row.name, scopes=row.scopes)
@@ -76,7 +78,7 @@ def rotate(
     secret = security.new_secret()
     with sessions.begin() as session:
         key = _open(session, caller, key_id)
-        _check_may_hold(caller, key)
+        _check_may_hold(session, caller, key)
         if key.revoked_at is not None:
             raise Problem(409, "key_revoked", "The key was revoked.", hint="Make a new one.")
         keys.rotate(session, key, security.hash_secret(secret), body.overlap_s)
@@ -90,7 +92,8 @@ def revoke(key_id: KeyId, caller: Admin, sessions: SessionsDep) -> KeyOut:
     """The key opens nothing any more, from now on and for ever."""
     with sessions.begin() as session:
         key = _open(session, caller, key_id)
-        _check_may_hold(caller, key)
+        if security.OPERATOR in key.scopes:  # an operator's key is not for an admin to end
+            security.check_scope(caller, security.OPERATOR)
         keys.revoke(session, key)
         audit.note(session, caller, "key.revoke", key_id)
         return KeyOut.of(key)
@@ -103,13 +106,19 @@ def _open(session: Session, caller: Caller, key_id: str) -> ApiKey:
     return key
 
 
-def _check_rights(body: KeyCreate, caller: Caller) -> None:
-    """Nobody gives what he does not have: neither another project nor a scope above his own."""
-    if body.project_id not in (None, caller.project_id) or security.OPERATOR in body.scopes:
-        security.check_scope(caller, security.OPERATOR)
-
-
-def _check_may_hold(caller: Caller, key: ApiKey) -> None:
-    """Whoever rotates a key holds it afterwards: an operator's is not for an admin, neither to take nor to end."""
-    if security.OPERATOR in key.scopes:
-        security.check_scope(caller, security.OPERATOR)
+def _check_may_hold(session: Session, caller: Caller, key: ApiKey) -> None:
+    """Whoever makes or rotates a key holds it: it must have no scope that he lacks, and end no later than his own.
+    Raises Problem 403."""
+    for scope in key.scopes:
+        security.check_scope(caller, scope)
+    own = keys.find(session, caller.project_id, caller.key_id or "")
+    until = own.expires_at if own else None
+    if until is not None and (key.expires_at is None or key.expires_at > until):
+        raise Problem(
+            403,
+            "expires_too_late",
+            f"Your key ends at {until.isoformat()}: a key that you make or rotate must end no later.",
+            hint="Give that time, or an earlier one, as `expires_at`.",
+            errors=[{"pointer": "#/expires_at", "detail": "later than the end of your own key"}
+                    | {"code": "expires_too_late", "allowed": [until.isoformat()]}],
+        )  # fmt: skip

@@ -31,8 +31,8 @@ class KeyCreate(RequestBody):
     """A key of the caller's project, or with the scope ``operator`` of another one.
 
     ``jobs:read`` sees jobs, ``jobs:write`` makes and moves them, ``admin`` manages the project (keys, tokens, webhooks,
-    audit log), ``operator`` the service (projects, workers). A key gives no scope that it lacks, except that ``admin``
-    gives both of ``jobs``.
+    audit log), ``operator`` the service (projects, workers). You cannot grant a scope that you do not have, nor a
+    longer life than your own key has.
     """
 
     model_config = ConfigDict(

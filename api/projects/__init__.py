@@ -1,5 +1,7 @@
 """Projects over HTTP: who shares the service, and how much of it each may take."""
 
-from api.projects.endpoints import router
+from api.projects import endpoints, usage
 
-__all__ = ["router"]
+routers = (endpoints.router, usage.router)
+
+__all__ = ["routers"]

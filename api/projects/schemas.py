@@ -17,11 +17,12 @@ Rate = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
 
 
 class ProjectCreate(RequestBody):
-    """A project and its quotas; a quota that is null sets no limit.
+    """A project and its quotas; a quota that is null sets no limit, but for those where a default is named.
 
     ``max_waiting`` counts jobs in queued, retry_wait and paused. ``max_running``: more wait in the queue.
     ``max_stored_bytes``: artifacts; a job that runs already is kept whatever its size. ``requests_per_minute``: null is
-    what the service is set to.
+    what the service is set to. ``max_datasets`` and ``max_dataset_bytes``: uploaded files. ``max_uploads``: those that
+    are not complete; null is 100. ``max_streams``: of events and logs; null is 1000. ``max_webhooks``: null is 20.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"name": "search", "max_running": 2}]})
@@ -31,6 +32,11 @@ class ProjectCreate(RequestBody):
     max_running: Count | None = None
     max_stored_bytes: Bytes | None = None
     requests_per_minute: Rate | None = None
+    max_datasets: Count | None = None
+    max_dataset_bytes: Bytes | None = None
+    max_uploads: Count | None = None
+    max_streams: Count | None = None
+    max_webhooks: Count | None = None
 
 
 class ProjectPatch(ProjectCreate):
@@ -47,6 +53,10 @@ class UsageOut(BaseModel):
     num_waiting: int
     num_running: int
     stored_bytes: int
+    num_datasets: int
+    dataset_bytes: int
+    num_uploads: int
+    num_webhooks: int
 
 
 class ProjectOut(BaseModel):
@@ -58,6 +68,11 @@ class ProjectOut(BaseModel):
     max_running: int | None
     max_stored_bytes: int | None
     requests_per_minute: int | None
+    max_datasets: int | None
+    max_dataset_bytes: int | None
+    max_uploads: int | None
+    max_streams: int | None
+    max_webhooks: int | None
     created_at: datetime
     usage: UsageOut
 
@@ -65,6 +80,33 @@ class ProjectOut(BaseModel):
     def of(cls, project: Project, usage: Usage) -> ProjectOut:
         columns = {name: getattr(project, name) for name in cls.model_fields if name != "usage"}
         return cls(**columns, usage=UsageOut(**vars(usage)))
+
+
+class QuotaOut(BaseModel):
+    """One quota: how much of it is used, in ``unit``, and the limit that holds. Null sets none."""
+
+    quota: str
+    unit: str
+    used: int
+    limit: int | None
+
+
+class ProjectUsage(BaseModel):
+    """All quotas of the project of the key; requests are counted in the header ``RateLimit`` of every answer."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "project_id": "prj_00000000000000000000000000000000",
+                    "quotas": [{"quota": "max_waiting", "unit": "jobs", "used": 12, "limit": 500}],
+                }
+            ]
+        }
+    )
+
+    project_id: str
+    quotas: list[QuotaOut]
 
 
 class ProjectList(BaseModel):

@@ -13,6 +13,15 @@ from api.store.account_tables import AuditEntry
 
 
 @dataclass(frozen=True)
+class Shown:
+    """What a request was opened with: the hash of the key's secret, and that of the cookie if it came with one."""
+
+    key_id: str
+    secret_sha256: bytes
+    sign_in_sha256: bytes | None = None
+
+
+@dataclass(frozen=True)
 class Caller:
     """Who asks: a key of a project, in one request. ``key_id`` None is the operator on the machine itself."""
 
@@ -20,6 +29,7 @@ class Caller:
     key_id: str | None
     scopes: frozenset[str]
     request_id: str | None = None
+    shown: Shown | None = None
 
 
 @dataclass(frozen=True)

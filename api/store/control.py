@@ -53,7 +53,7 @@ def retry(session: Session, job_id: str) -> Job | None:
     job = _lock_for("retry", session, job_id)
     if job is None:
         return None
-    projects.check_room(session, job.project_id)
+    projects.check_room(session, job.project_id, max_waiting=1, max_stored_bytes=1)
     job.failure_count = job.lost_count = 0
     job.used_runtime_s = 0
     job.cancel_requested_at = job.finished_at = None

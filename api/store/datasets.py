@@ -8,6 +8,7 @@ from sqlalchemy import delete as sql_delete
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
+from api.store import projects
 from api.store.states import FINAL
 from api.store.tables import Dataset, Job
 
@@ -37,6 +38,8 @@ def page(session: Session, project_id: str, *, limit: int, after: str | None = N
 
 
 def add(session: Session, dataset: Dataset) -> None:
+    """Raises QuotaExceeded."""
+    projects.check_room(session, dataset.project_id, max_datasets=1, max_dataset_bytes=dataset.num_bytes)
     session.add(dataset)
     session.flush()
 

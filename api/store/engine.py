@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,10 @@ from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.orm import Session, sessionmaker
 
 CONNECT_TIMEOUT_S = 5
-STATEMENT_TIMEOUT_S = 10
+ANSWER_S = 10.0
+SILENT_S = 1.0
+"""How much longer than the server may take for a statement we wait for its answer; and how long, after one that did not
+come, nobody asks the server again."""
 WAIT_S = 5.0
 POOL_SIZE = 5
 """Connections of a process; who finds them all busy waits. Python runs one thread at a time: twenty that work at once
@@ -27,14 +31,17 @@ FRESH_S = 1.0
 Sessions = sessionmaker[Session]
 
 
-def connect(database_url: str, *, pool_size: int = POOL_SIZE, wait_s: float = WAIT_S) -> Sessions:
+def connect(
+    database_url: str, *, pool_size: int = POOL_SIZE, wait_s: float = WAIT_S, answer_s: float = ANSWER_S
+) -> Sessions:
     """A factory of sessions on ``postgresql+psycopg://...``. ``with sessions.begin() as session`` is one transaction.
 
-    ``wait_s`` bounds the wait for a connection of the pool, and that for a lock; ``tcp_user_timeout`` bounds what a
-    statement timeout cannot: a network that swallows packets.
+    ``wait_s`` bounds the wait for a connection of the pool, and that for a lock; ``answer_s`` what the server may take
+    for a statement. A second later we ourselves hang up: a server that is stopped, and a network that swallows packets,
+    keep no limit of their own.
     """
     limits = {
-        "statement_timeout": f"{STATEMENT_TIMEOUT_S}s",
+        "statement_timeout": f"{round(1000 * answer_s)}ms",
         "lock_timeout": f"{round(1000 * wait_s)}ms",
         "idle_in_transaction_session_timeout": f"{IDLE_S}s",
     }
@@ -45,10 +52,10 @@ def connect(database_url: str, *, pool_size: int = POOL_SIZE, wait_s: float = WA
         pool_timeout=wait_s,
         connect_args={
             "connect_timeout": CONNECT_TIMEOUT_S,
-            "tcp_user_timeout": STATEMENT_TIMEOUT_S * 1000,
             "options": " ".join(f"-c {name}={value}" for name, value in (limits | {"timezone": "UTC"}).items()),
         },
     )
+    _hang_up_on_silence(engine, answer_s + SILENT_S)
     _ask_whether_alive(engine)
     return sessionmaker(engine, expire_on_commit=False)
 
@@ -82,3 +89,46 @@ def _ask_whether_alive(engine: Engine) -> None:
                 engine.dialect.do_ping(connection)
             except psycopg.Error as error:
                 raise InvalidatePoolError from error
+
+
+def _hang_up_on_silence(engine: Engine, patience_s: float) -> None:
+    """No wait for the server is longer than ``patience_s``. While a server is silent one thread at a time tries to
+    reach it, and all others hear at once that it is away."""
+    silent_until = 0.0  # 0: it is not silent
+    trying = threading.Lock()
+
+    def note_silence() -> None:
+        nonlocal silent_until
+        silent_until = time.monotonic() + SILENT_S
+
+    class ImpatientConnection(psycopg.Connection[Any]):
+        def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+            began = time.monotonic()
+            try:
+                return super().wait(gen, interval, patience_s if timeout is None else timeout)
+            except psycopg.OperationalError:
+                if timeout is None and time.monotonic() - began >= patience_s:
+                    self.pgconn.finish()  # so that nobody waits for it again; SQLAlchemy then drops the whole pool
+                    note_silence()
+                raise
+
+    @event.listens_for(engine, "do_connect")
+    def reach(dialect: Any, record: Any, arguments: Any, named: Any) -> Any:
+        nonlocal silent_until
+        if not silent_until:
+            return _reach(arguments, named)
+        if time.monotonic() < silent_until or not trying.acquire(blocking=False):
+            raise psycopg.OperationalError("the database has not answered lately")
+        try:
+            connection = _reach(arguments, named)
+            silent_until = 0.0
+            return connection
+        finally:
+            trying.release()
+
+    def _reach(arguments: Any, named: Any) -> Any:
+        try:
+            return ImpatientConnection.connect(*arguments, **named)
+        except psycopg.errors.ConnectionTimeout:
+            note_silence()
+            raise

@@ -22,7 +22,7 @@ def submit(session: Session, **asked: Any) -> Job:
 
     Raises QuotaExceeded.
     """
-    projects.check_room(session, asked["project_id"])
+    projects.check_room(session, asked["project_id"], max_waiting=1, max_stored_bytes=1)
     job = Job(**{"id": new_id("job")} | asked)
     session.add(job)
     session.flush()

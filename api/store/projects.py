@@ -4,34 +4,70 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import Select, func, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from api.store.account_tables import Webhook
 from api.store.states import HELD, State
-from api.store.tables import Artifact, Job, Project
+from api.store.tables import Artifact, Dataset, Job, Project, Upload
 
 DEFAULT = "prj_" + "0" * 32  # made by the migration; what was there before projects belongs to it
 WAITING = frozenset({State.QUEUED, State.RETRY_WAIT, State.PAUSED})  # paused counts: else a pause would make room
 
 
-class QuotaExceeded(Exception):
-    """The project has ``used`` all of its ``limit`` of ``quota``, which is a column of ``Project``."""
+@dataclass(frozen=True)
+class Quota:
+    """A limit that a project may have, a column of ``Project``.
 
-    def __init__(self, quota: str, limit: int, used: int) -> None:
+    ``used``: what is counted against it, a field of ``Usage``. ``default``: the limit of a project that has none of its
+    own. ``room``: what to do when it is used up.
+    """
+
+    unit: str
+    used: str
+    room: str
+    default: int | None = None
+
+
+QUOTAS = {
+    "max_waiting": Quota(
+        "jobs", "num_waiting", "Wait until some of the project's waiting jobs have run, or cancel some."
+    ),
+    "max_running": Quota("jobs", "num_running", "Wait until some of the project's jobs have ended."),
+    "max_stored_bytes": Quota("bytes", "stored_bytes", "Delete jobs whose artifacts are not needed any more."),
+    "max_datasets": Quota("datasets", "num_datasets", "Delete datasets that are not needed any more."),
+    "max_dataset_bytes": Quota("bytes", "dataset_bytes", "Delete datasets that are not needed any more."),
+    "max_uploads": Quota("uploads", "num_uploads", "Complete or abandon some of the open uploads.", 100),
+    "max_streams": Quota("streams", "num_streams", "Close some of the project's event and log streams.", 1000),
+    "max_webhooks": Quota("webhooks", "num_webhooks", "Delete webhooks that are not needed any more.", 20),
+}
+
+
+class QuotaExceeded(Exception):
+    """The project has used ``used`` of its ``limit`` of ``quota``, and ``more`` is too much."""
+
+    def __init__(self, quota: str, limit: int, used: int, more: int = 1) -> None:
         super().__init__(f"{quota}: {used} of {limit}")
         self.quota = quota
         self.limit = limit
         self.used = used
+        self.more = more
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a project takes now."""
+    """What a project takes now. Streams are no rows: ``api.stream_seats`` counts them."""
 
-    num_waiting: int
-    num_running: int
-    stored_bytes: int
+    num_waiting: int = 0
+    num_running: int = 0
+    stored_bytes: int = 0
+    num_datasets: int = 0
+    dataset_bytes: int = 0
+    num_uploads: int = 0
+    num_webhooks: int = 0
 
 
 def find(session: Session, project_id: str) -> Project | None:
@@ -48,28 +84,36 @@ def find_all(session: Session) -> Sequence[Project]:
 
 
 def measure(session: Session, project_id: str) -> Usage:
-    return Usage(
-        count_jobs(session, project_id, WAITING),
-        count_jobs(session, project_id, HELD),
-        _stored_bytes(session, project_id),
-    )
+    return measure_all(session, [project_id])[project_id]
 
 
-def count_jobs(session: Session, project_id: str, states: frozenset[State]) -> int:
-    counted = select(func.count()).where(Job.project_id == project_id, Job.state.in_(states))
-    return session.scalar(counted) or 0
+def measure_all(session: Session, project_ids: Sequence[str]) -> dict[str, Usage]:
+    """What each of the projects takes now, with one query for each kind of thing."""
+    found: dict[str, dict[str, int]] = {project_id: {} for project_id in project_ids}
+    for name, (owner, wanted) in _counted().items():
+        grouped = wanted.add_columns(owner).where(owner.in_(project_ids)).group_by(owner)
+        for number, project_id in session.execute(grouped):
+            found[project_id][name] = int(number)
+    return {project_id: Usage(**counts) for project_id, counts in found.items()}
 
 
-def check_room(session: Session, project_id: str) -> None:
-    """Raises QuotaExceeded unless one more job may wait. Of two at the same time the second waits for the first."""
+def limit_of(project: Project, quota: str) -> int | None:
+    limit: int | None = getattr(project, quota)
+    return QUOTAS[quota].default if limit is None else limit
+
+
+def check_room(session: Session, project_id: str, **wanted: int) -> None:
+    """Raises QuotaExceeded unless the project may have so much more of each, as ``max_datasets=1``. Of two at the same
+    time the second waits for the first."""
     project = session.get_one(Project, project_id)
-    if project.max_waiting is None and project.max_stored_bytes is None:
+    limits = {quota: limit for quota in wanted if (limit := limit_of(project, quota)) is not None}
+    if not limits:
         return
     lock(session, project_id)
-    if project.max_waiting is not None:
-        _check("max_waiting", project.max_waiting, count_jobs(session, project_id, WAITING))
-    if project.max_stored_bytes is not None:
-        _check("max_stored_bytes", project.max_stored_bytes, _stored_bytes(session, project_id))
+    for quota, limit in limits.items():
+        used = _count(session, project_id, QUOTAS[quota].used)
+        if used + wanted[quota] > limit:
+            raise QuotaExceeded(quota, limit, used, wanted[quota])
 
 
 def may_run(session: Session, project_id: str) -> bool:
@@ -78,7 +122,7 @@ def may_run(session: Session, project_id: str) -> bool:
     if project.max_running is None:
         return True
     lock(session, project_id)
-    return count_jobs(session, project_id, HELD) < project.max_running
+    return _count(session, project_id, "num_running") < project.max_running
 
 
 def lock(session: Session, project_id: str) -> None:
@@ -86,11 +130,23 @@ def lock(session: Session, project_id: str) -> None:
     session.execute(select(Project.id).where(Project.id == project_id).with_for_update(key_share=True))
 
 
-def _check(quota: str, limit: int, used: int) -> None:
-    if used >= limit:
-        raise QuotaExceeded(quota, limit, used)
+def _count(session: Session, project_id: str, what: str) -> int:
+    owner, wanted = _counted()[what]
+    return int(session.scalar(wanted.where(owner == project_id)) or 0)
 
 
-def _stored_bytes(session: Session, project_id: str) -> int:
+@cache
+def _counted() -> dict[str, tuple[InstrumentedAttribute[str], Select[Any]]]:
+    """A field of ``Usage`` -> (whose it is, what is counted)."""
     kept = select(func.sum(Artifact.num_bytes)).join(Job, Job.id == Artifact.job_id)
-    return int(session.scalar(kept.where(Job.project_id == project_id)) or 0)
+    is_open = Upload.dataset_id.is_(None), Upload.expires_at > func.clock_timestamp()
+    number = select(func.count())
+    return {
+        "num_waiting": (Job.project_id, number.where(Job.state.in_(WAITING))),
+        "num_running": (Job.project_id, number.where(Job.state.in_(HELD))),
+        "stored_bytes": (Job.project_id, kept),
+        "num_datasets": (Dataset.project_id, number),
+        "dataset_bytes": (Dataset.project_id, select(func.sum(Dataset.num_bytes))),
+        "num_uploads": (Upload.project_id, number.where(*is_open)),
+        "num_webhooks": (Webhook.project_id, number),
+    }

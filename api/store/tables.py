@@ -61,7 +61,8 @@ FENCE = Sequence("fence_seq", metadata=Base.metadata, data_type=BigInteger)
 
 
 class Project(Base):
-    """Whose things are: every key, job and sweep belongs to one, and so all that hangs on them. None: no limit."""
+    """Whose things are: every key, job and sweep belongs to one, and so all that hangs on them. A limit that is None is
+    what ``projects.QUOTAS`` says."""
 
     __tablename__ = "project"
 
@@ -71,12 +72,22 @@ class Project(Base):
     max_running: Mapped[int | None]
     max_stored_bytes: Mapped[int | None] = mapped_column(BigInteger)
     requests_per_minute: Mapped[int | None]
+    max_datasets: Mapped[int | None]
+    max_dataset_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    max_uploads: Mapped[int | None]
+    max_streams: Mapped[int | None]
+    max_webhooks: Mapped[int | None]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
     __table_args__ = (
         CheckConstraint(
             "max_waiting >= 0 AND max_running >= 0 AND max_stored_bytes >= 0 AND requests_per_minute > 0",
             name="limits",
+        ),
+        CheckConstraint(
+            "max_datasets >= 0 AND max_uploads >= 0 AND max_streams >= 0 AND max_webhooks >= 0 "
+            "AND max_dataset_bytes >= 0",
+            name="more_limits",
         ),
     )
 
@@ -157,7 +168,7 @@ class Upload(Base):
     __tablename__ = "upload"
 
     id: Mapped[str] = mapped_column(primary_key=True)
-    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"))
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"), index=True)
     submitted_by: Mapped[str | None] = mapped_column(ForeignKey("api_key.id"))
     name: Mapped[str]
     format: Mapped[str]

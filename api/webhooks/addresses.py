@@ -89,6 +89,8 @@ def _take_apart(url: str) -> tuple[str, str, int, str]:
     scheme, host = parts.scheme.lower(), parts.hostname or ""
     if scheme not in ("https", "http"):
         raise NotAllowed("the URL must begin with https://")
+    if port == 0:
+        raise NotAllowed("the port must be between 1 and 65535")
     if parts.username is not None or parts.password is not None or parts.fragment:
         raise NotAllowed("a URL of a webhook has no user, no password and no fragment")
     if not (_HOST.fullmatch(host) or _is_plain_address(host)):

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from api.deps import Context, ContextDep, SessionsDep
 from api.errors import Problem, may
 from api.security import Admin
-from api.store import audit, webhooks
+from api.store import audit, projects, webhooks
 from api.store.account_tables import Webhook
 from api.store.audit import Caller
 from api.store.ids import new_id
@@ -29,8 +29,6 @@ from api.webhooks.schemas import (
 
 router = APIRouter(prefix="/webhooks", tags=["webhooks"], route_class=StrictJsonRoute)
 
-MAX_WEBHOOKS = 20  # of a project: each is asked about at every change of every job
-
 WebhookId = Annotated[str, Path(pattern="^whk_[0-9a-f]{32}$")]
 DeliveryId = Annotated[str, Path(pattern="^msg_[0-9a-f]{32}$")]
 Cursor = Annotated[str | None, Query(pattern="^msg_[0-9a-f]{32}$", description="`next_cursor` of the page before.")]
@@ -43,8 +41,7 @@ def create(body: WebhookCreate, caller: Admin, context: ContextDep, response: Re
     vault, secret = context.require_vault(), signing.new_secret()
     webhook = Webhook(id=new_id("whk"), project_id=caller.project_id, **body.model_dump())
     with context.sessions.begin() as session:
-        if len(webhooks.find_all(session, caller.project_id)) >= MAX_WEBHOOKS:
-            raise Problem(409, "too_many_webhooks", f"A project has at most {MAX_WEBHOOKS} webhooks.")
+        projects.check_room(session, caller.project_id, max_webhooks=1)
         webhooks.add(session, vault, webhook, secret)
         audit.note(session, caller, "webhook.create", webhook.id, **body.model_dump())
         session.refresh(webhook)

@@ -25,7 +25,7 @@ from fastapi.testclient import TestClient
 from huggingface_hub import constants
 from sqlalchemy import delete, text, update
 
-from api import rate_limit
+from api import rate_limit, stream_seats
 from api.__main__ import SERVER
 from api.main import create_app
 from api.security import create_key
@@ -59,7 +59,7 @@ def sessions(postgres_url: str) -> Iterator[Sessions]:
     with sessions.begin() as session:
         session.execute(text(f"TRUNCATE {TABLES}"))
         session.execute(delete(Project).where(Project.id != projects.DEFAULT))
-        limits = ("max_waiting", "max_running", "max_stored_bytes", "requests_per_minute")
+        limits = (*projects.QUOTAS, "requests_per_minute")
         session.execute(update(Project).values(dict.fromkeys(limits)))
     yield sessions
     dispose(sessions)
@@ -69,8 +69,9 @@ def sessions(postgres_url: str) -> Iterator[Sessions]:
 def settings(postgres_url: str, broker_url: str, tmp_path: Path) -> Settings:
     """Leases of six seconds, the stub engine, and model folders below ``tmp_path``."""
     with redis.Redis(unix_socket_path=broker_url.removeprefix("redis+socket://")) as broker:
-        for counted in broker.keys(f"{rate_limit.KEY}*"):  # requests of the test before
-            broker.delete(counted)
+        for key in (rate_limit.KEY, stream_seats.KEY):  # requests and streams of the test before
+            for counted in broker.keys(f"{key}*"):
+                broker.delete(counted)
     return Settings(
         database_url=postgres_url,
         broker_url=broker_url,

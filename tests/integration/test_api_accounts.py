@@ -232,7 +232,42 @@ def test_nobody_gives_more_than_he_has(client: TestClient, other: dict[str, str]
     ):
         assert (refused.status_code, refused.json()["code"]) == (403, "insufficient_scope")
         assert refused.json()["errors"][0]["allowed"] == [OPERATOR]
-    assert client.post("/v1/keys", json={"name": "k", "scopes": [READ, WRITE, ADMIN]}, headers=admin).status_code == 201
+    assert client.post("/v1/keys", json={"name": "k", "scopes": [ADMIN]}, headers=admin).status_code == 201
+
+
+@pytest.mark.parametrize("scope", [READ, WRITE, OPERATOR])
+def test_a_key_gives_no_scope_that_it_lacks(scope: str, client: TestClient, sessions: Sessions) -> None:
+    """Neither by making a key nor by rotating one: the new secret is in the answer."""
+    lacking = bearer(create_key(sessions, "k", scopes=[each for each in security.SCOPES if each != scope]))
+    more = client.post("/v1/keys", json={"name": "more", "scopes": [ADMIN, scope]}).json()["id"]
+    foreign = client.post("/v1/projects", json={"name": "foreign"}).json()["id"]
+    for refused in (
+        client.post("/v1/keys", json={"name": "k", "scopes": [ADMIN, scope]}, headers=lacking),
+        client.post("/v1/keys", json={"name": "k", "scopes": [scope], "project_id": foreign}, headers=lacking),
+        client.post(f"/v1/keys/{more}/rotate", headers=lacking),
+    ):
+        assert (refused.status_code, refused.json()["code"]) == (403, "insufficient_scope")
+        assert refused.json()["errors"][0]["allowed"] == [scope]
+    [still] = [each for each in client.get("/v1/keys").json()["data"] if each["id"] == more]
+    assert still["rotated_at"] is None
+    if scope != OPERATOR:  # to end is not to give
+        assert client.post(f"/v1/keys/{more}/revoke", headers=lacking).status_code == 200
+
+
+def test_a_key_gives_no_longer_life_than_its_own(client: TestClient) -> None:
+    soon, later = (datetime.now(UTC) + timedelta(hours=hours) for hours in (1, 2))
+    wanted = {"name": "k", "scopes": [ADMIN]}
+    ending = client.post("/v1/keys", json=wanted | {"expires_at": soon.isoformat()}).json()
+    headers = bearer(ending["key"])
+    lasting = client.post("/v1/keys", json=wanted).json()["id"]
+    for refused in (
+        client.post("/v1/keys", json=wanted, headers=headers),
+        client.post("/v1/keys", json=wanted | {"expires_at": later.isoformat()}, headers=headers),
+        client.post(f"/v1/keys/{lasting}/rotate", headers=headers),
+    ):
+        assert (refused.status_code, refused.json()["code"]) == (403, "expires_too_late")
+    assert client.post("/v1/keys", json=wanted | {"expires_at": soon.isoformat()}, headers=headers).status_code == 201
+    assert client.post(f"/v1/keys/{ending['id']}/rotate", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("scope", security.SCOPES)

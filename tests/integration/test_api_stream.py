@@ -13,6 +13,7 @@ from sqlalchemy import text
 
 from api import feed
 from api.jobs import stream
+from api.security import SIGN_IN_COOKIE, create_key
 from api.store import control, jobs, leases
 from api.store.engine import Sessions
 from api.store.events import NewEvent
@@ -258,3 +259,106 @@ def test_the_log_as_it_comes(server: Server, sessions: Sessions, submit: Submit)
         assert session.get(url, headers={"Last-Event-ID": "x"}).json()["code"] == "invalid_last_event_id"
         assert session.get(f"/v1/jobs/job_{'0' * 32}/logs/stream").json()["code"] == "job_not_found"
         assert session.get(f"{url}?level=loud").status_code == 422
+
+
+def sign_in(server: Server, key: str) -> dict[str, str]:
+    answer = httpx2.post(f"{server.url}/v1/sign-in", json={"api_key": key}, trust_env=False)
+    cookie = f"{SIGN_IN_COOKIE}={answer.cookies[SIGN_IN_COOKIE]}"
+    return {"Cookie": cookie, "X-CSRF-Token": answer.json()["csrf_token"]}
+
+
+UPDATE_KEY = "UPDATE api_key SET {} WHERE name = :name"
+NOW = "clock_timestamp()"
+ENDS = {  # name of the key -> what ends its streams
+    "revoked": UPDATE_KEY.format(f"revoked_at = {NOW}"),
+    "expired": UPDATE_KEY.format(f"expires_at = {NOW}"),
+    "rotated": UPDATE_KEY.format(f"previous_until = {NOW}"),
+    "scope lost": UPDATE_KEY.format("scopes = ARRAY['jobs:write']"),
+    "cookie: key revoked": UPDATE_KEY.format(f"revoked_at = {NOW}"),
+    "cookie: signed out": "",
+    "cookie: over": f"UPDATE sign_in SET expires_at = {NOW} FROM api_key "
+    "WHERE api_key.id = sign_in.api_key_id AND api_key.name = :name",
+}
+
+
+def test_streams_end_with_what_opened_them(server: Server, sessions: Sessions, submit: Submit) -> None:
+    """Of events and of the log, within five seconds; those of other keys go on."""
+    job_id, lease = start(sessions, submit)
+    opened = threading.Semaphore(0)
+    ended: dict[tuple[str, str], float] = {}
+    statuses: set[int] = set()
+
+    def listen(name: str, kind: str, headers: dict[str, str]) -> None:
+        url = f"{server.url}/v1/jobs/{job_id}/{kind}/stream"
+        with httpx2.Client(headers=headers, trust_env=False, timeout=PATIENCE_S) as client:
+            with client.stream("GET", url) as answer:
+                lines = answer.iter_lines()
+                assert next(lines) == "retry: 3000"
+                opened.release()
+                said = list(lines)
+            ended[name, kind] = time.monotonic()
+            if name == "stays":
+                assert "event: end" in said
+            else:
+                assert "event: end" not in said
+                statuses.add(client.get(url).status_code)
+
+    keys = {name: create_key(sessions, name) for name in (*ENDS, "stays")}
+    with sessions.begin() as session:  # the secret that was shown is the old one of the two, which is still valid
+        values = f"previous_sha256 = secret_sha256, secret_sha256 = '\\x00', previous_until = {NOW} + interval '1 day'"
+        session.execute(text(UPDATE_KEY.format(values)), {"name": "rotated"})
+    headers = {
+        name: sign_in(server, key) if name.startswith("cookie") else {"Authorization": f"Bearer {key}"}
+        for name, key in keys.items()
+    }
+    streams = [(name, kind) for name in keys for kind in ("events", "logs")]
+    threads = [threading.Thread(target=listen, args=[name, kind, headers[name]]) for name, kind in streams]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        assert opened.acquire(timeout=PATIENCE_S)
+    httpx2.delete(f"{server.url}/v1/sign-in", headers=headers["cookie: signed out"], trust_env=False)
+    with sessions.begin() as session:
+        for name, statement in ENDS.items():
+            if statement:
+                session.execute(text(statement), {"name": name})
+    over_at = time.monotonic()
+    for thread in threads[:-2]:
+        thread.join(10)
+    assert len(ended) == len(threads) - 2, ended.keys()
+    assert max(ended.values()) - over_at < 5
+    assert statuses == {401, 403}
+    end(sessions, lease)
+    for thread in threads[-2:]:
+        thread.join(PATIENCE_S)
+    assert len(ended) == len(threads)
+
+
+def test_many_streams_of_many_keys_are_checked_together(
+    server: Server, sessions: Sessions, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    original = feed.signins.find_open
+    monkeypatch.setattr(feed.signins, "find_open", lambda *given: asked.append(len(given[1])) or original(*given))
+    job_id, lease = start(sessions, submit)
+    keys = [create_key(sessions, f"key {number}") for number in range(10)]
+
+    def listen(key: str) -> None:
+        headers = {"Authorization": f"Bearer {key}"}
+        url = f"{server.url}/v1/jobs/{job_id}/events/stream"
+        with httpx2.stream("GET", url, headers=headers, trust_env=False, timeout=PATIENCE_S) as answer:
+            list(answer.iter_lines())
+
+    threads = [threading.Thread(target=listen, args=[key]) for key in keys * 2]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + PATIENCE_S
+    while not asked or max(asked) < 10:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    asked.clear()
+    time.sleep(2 * feed.CHECK_S)
+    assert 1 <= len(asked) <= 3
+    end(sessions, lease)
+    for thread in threads:
+        thread.join(PATIENCE_S)

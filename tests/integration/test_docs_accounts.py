@@ -13,7 +13,7 @@ import pytest
 
 from api.security import SCOPES
 from api.settings import Settings
-from api.store import webhooks
+from api.store import projects, webhooks
 from api.store.tables import Project
 from tests.integration.conftest import ROOT, Server
 from tests.integration.test_webhooks import Receiver, serve
@@ -78,7 +78,7 @@ def test_the_service_listens_as_the_page_says(settings: Settings, sessions: Any)
 
 def test_the_tables() -> None:
     quotas = re.findall(r"^\| `(\w+_\w+)` \|", ACCOUNTS, flags=re.MULTILINE)
-    assert set(quotas) == {"max_waiting", "max_running", "max_stored_bytes", "requests_per_minute"}
+    assert set(quotas) == {*projects.QUOTAS, "requests_per_minute"}
     assert set(quotas) <= {*Project.__table__.columns.keys()}
     assert re.findall(r"^\| `([a-z:]+)` \| (?:see|submit|manage)", ACCOUNTS, flags=re.MULTILINE) == list(SCOPES)
 

@@ -6,9 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx2
+import psutil
 import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
@@ -17,18 +19,23 @@ from sqlalchemy import func, select, text
 from api.main import create_app
 from api.security import create_key
 from api.settings import Settings
-from api.store import migrate
+from api.store import jobs, leases, migrate, projects
 from api.store.engine import Sessions, connect, dispose
 from api.store.tables import Attempt, Job
 from bitfoundry.local import Postgres
 from tests.integration.conftest import Server, WorkerProcess
 from tests.integration.faults import ApiProcess, Line
 from tests.integration.test_worker import outcomes
+from worker.lease import HeldLease
 
 MakeModel = Callable[..., Path]
 Submit = Callable[..., str]
 StartWorker = Callable[..., WorkerProcess]
 WaitFor = Callable[..., Job]
+JOB_COLUMNS = {
+    "project_id": projects.DEFAULT, "submitted_by": None, "name": None, "labels": {}, "model": {"path": "/nowhere"},
+    "preset": "fp8", "config": {}, "calibration": {"source": "builtin"}, "export": ["quark"],
+}  # fmt: skip
 ENDS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT, "kill -9": signal.SIGKILL}
 
 
@@ -92,6 +99,71 @@ def test_a_server_that_ends_and_comes_back(
         sessions = connect(own_postgres.url)
         assert_all_done_once(sessions, set(accepted.values()), api, key)
         dispose(sessions)
+
+
+@contextmanager
+def stopped(server: Postgres) -> Iterator[None]:
+    """With SIGSTOP for all of the server's processes: its sockets take what is sent, and nobody answers."""
+    assert server._process is not None
+    family = [psutil.Process(server._process.pid)]
+    family += family[0].children(recursive=True)
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            process.suspend()
+    try:
+        yield
+    finally:
+        for process in family:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
+
+
+@pytest.mark.slow
+def test_a_server_that_is_stopped(own_postgres: Postgres, settings: Settings, tmp_path: Path) -> None:
+    """No request hangs, more of them than there are threads hear 503, and all is well when the server goes on."""
+    own = settings.model_copy(update={"database_url": SecretStr(own_postgres.url)})
+    headers = {"Authorization": f"Bearer {create_key(own_postgres.url, 'stopped')}"}
+
+    def ask(path: str) -> tuple[int, float]:
+        began = time.monotonic()
+        answer = httpx2.get(f"{api.url}{path}", headers=headers, trust_env=False, timeout=60)
+        return answer.status_code, time.monotonic() - began
+
+    with ApiProcess(own, tmp_path / "api.log") as api, ThreadPoolExecutor(60) as threads:
+        assert {status for status, _ in threads.map(ask, ["/v1/jobs"] * 30)} == {200}
+        with stopped(own_postgres):
+            for wave in range(3):
+                asked = [threads.submit(ask, "/v1/jobs") for _ in range(50)]
+                assert ask("/healthz/live")[0] == 200 and ask("/healthz/ready")[0] == 503
+                answers = [each.result() for each in asked]
+                assert {status for status, _ in answers} == {503}, wave
+                assert max(took_s for _, took_s in answers) < 12, wave  # 8 on a machine that has nothing else to do
+            assert ask("/healthz/live")[1] < 5
+        deadline = time.monotonic() + 15
+        while ask("/v1/jobs")[0] != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert {status for status, _ in threads.map(ask, ["/v1/jobs"] * 30)} == {200}
+        assert ask("/healthz/ready")[0] == 200
+
+
+def test_a_worker_that_hears_nothing_ends_its_engine_in_time(own_postgres: Postgres, settings: Settings) -> None:
+    """The heartbeat waits for an answer for longer than the lease lasts."""
+    sessions = connect(own_postgres.url, answer_s=30)
+    with sessions.begin() as session:
+        session.execute(text("DELETE FROM job"))
+        jobs.submit(session, **JOB_COLUMNS)
+        lease = leases.claim(session, worker="w", lease_s=settings.lease_s)
+    assert lease is not None
+    lost = threading.Event()
+    began = time.monotonic()
+    with stopped(own_postgres):
+        held = HeldLease(lease, sessions, settings, claimed_at=began, on_order=print, on_lost=lost.set)
+        held.__enter__()
+        assert lost.wait(settings.lease_s)
+    assert 1 < time.monotonic() - began < settings.lease_s
+    held.__exit__(None, None, None)
+    dispose(sessions)
 
 
 def assert_all_done_once(sessions: Sessions, accepted: set[str], api: ApiProcess, key: str) -> None:

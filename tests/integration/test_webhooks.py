@@ -424,7 +424,7 @@ def test_changes(client: TestClient, receiver: Receiver, submit: Submit) -> None
     for number in range(19):
         subscribe(client, f"http://127.0.0.1:{number + 1}/")
     full = client.post("/v1/webhooks", json={"url": receiver.url, "event_types": ["job.queued"]})
-    assert (full.status_code, full.json()["code"]) == (409, "too_many_webhooks")
+    assert (full.status_code, full.json()["code"]) == (429, "quota_exceeded")
 
 
 def test_old_deliveries_are_forgotten(

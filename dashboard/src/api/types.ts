@@ -28,6 +28,7 @@ export type NewWebhook = Schemas["NewWebhookOut"];
 export type DeliveryPage = Schemas["DeliveryPage"];
 export type AuditPage = Schemas["AuditPage"];
 export type SignIn = Schemas["SignInOut"];
+export type ProjectUsage = Schemas["ProjectUsage"];
 export type List<T> = { data: T[] };
 
 // What the document leaves open (`dict` in the service), with the fields that the page shows.

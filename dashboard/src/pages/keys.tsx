@@ -134,10 +134,10 @@ function KeyState({ value }: { value: Key }) {
 
 function NewKeyDialog({ onClose, onMade }: { onClose: () => void; onMade: (key: NewKey) => void }) {
   const [name, setName] = useState("");
-  const [scopes, setScopes] = useState(["jobs:read", "jobs:write"]);
+  const session = useSession();
+  const [scopes, setScopes] = useState(["jobs:read", "jobs:write"].filter(session.can));
   const [until, setUntil] = useState("");
   const [error, setError] = useState<Error>();
-  const session = useSession();
   const submit = async (event: FormEvent) => {
     event.preventDefault();
     const expires = until ? { expires_at: new Date(until).toISOString() } : {};
@@ -156,7 +156,7 @@ function NewKeyDialog({ onClose, onMade }: { onClose: () => void; onMade: (key: 
         </Field>
         <fieldset>
           <legend>It may</legend>
-          {SCOPES.filter(([scope]) => scope !== "operator" || session.can("operator")).map(([scope, what]) => (
+          {SCOPES.filter(([scope]) => session.can(scope)).map(([scope, what]) => (
             <p key={scope}>
               <label>
                 <input type="checkbox" checked={scopes.includes(scope)} onChange={() => toggle(scope)} /> <strong>{scope}</strong> {what}

@@ -1,8 +1,9 @@
 import { get } from "../api/client";
 import { useQuery } from "../api/query";
-import type { JobSummary } from "../api/types";
+import type { JobSummary, ProjectUsage } from "../api/types";
+import { formatBytes } from "../format";
 import { useSession } from "../sign-in";
-import { Code, Facts, Failure, Loading, Time, Title } from "../ui/basics";
+import { Code, Facts, Failure, Loading, Pending, scrollable, Time, Title } from "../ui/basics";
 import { STATES, STATE_ORDER } from "../ui/states";
 
 interface Health {
@@ -42,6 +43,7 @@ export default function System() {
         <h2>Jobs of the project</h2>
         {summary.data && <Facts facts={STATE_ORDER.map((state) => [STATES[state].text, summary.data?.by_state[state] ?? 0])} />}
       </section>
+      <Quotas />
       <section className="card">
         <h2>Signed in as</h2>
         <Facts
@@ -61,5 +63,42 @@ export default function System() {
         <Code text={`curl -sS ${window.location.origin}/v1/jobs -H "Authorization: Bearer $BITFOUNDRY_API_KEY"`} label="A request with curl" />
       </section>
     </>
+  );
+}
+
+function Quotas() {
+  const query = useQuery("usage", (signal) => get<ProjectUsage>("/v1/usage", {}, signal), { everyMs: 10_000 });
+  const show = (value: number, unit: string) => (unit === "bytes" ? formatBytes(value) : value.toLocaleString());
+  return (
+    <section className="card">
+      <h2>Quotas of the project</h2>
+      <Pending query={query} />
+      {query.data && (
+        <div className="table" ref={scrollable}>
+          <table>
+            <thead>
+              <tr>
+                <th>Quota</th>
+                <th>Used</th>
+                <th>Limit</th>
+              </tr>
+            </thead>
+            <tbody>
+              {query.data.quotas.map(({ quota, unit, used, limit }) => (
+                <tr key={quota}>
+                  <td>
+                    <code>{quota}</code>
+                  </td>
+                  <td>
+                    {show(used, unit)} {unit !== "bytes" && unit} {limit !== null && used >= limit && <span className="state warn">⚠ used up</span>}
+                  </td>
+                  <td>{limit === null ? "none" : show(limit, unit)}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+    </section>
   );
 }

@@ -67,6 +67,7 @@ def test_what_is_not_public(address: str) -> None:
         "https://user:secret@hooks.example.org/",
         "https://hooks.example.org/#fragment",
         "https://hooks.example.org:99999/",
+        "https://hooks.example.org:0/",
         "https://hooks.example.org:22/",
         "https://hooks.example.org:x/",
         "https://hooks.example.org\\@127.0.0.1/",

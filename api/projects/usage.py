@@ -1,0 +1,30 @@
+"""What a project takes of its quotas: ``GET /v1/usage``."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from api.deps import ContextDep
+from api.projects.schemas import ProjectUsage, QuotaOut
+from api.security import Reader
+from api.store import projects
+from api.store.projects import QUOTAS
+from api.store.tables import Project
+
+router = APIRouter(tags=["projects"])
+
+
+@router.get("/usage")
+def usage(caller: Reader, context: ContextDep) -> ProjectUsage:
+    """How much of each quota the project of the key uses, and the limit that holds for it."""
+    with context.sessions.begin() as session:
+        project = session.get_one(Project, caller.project_id)
+        rows = vars(projects.measure(session, project.id))
+    used = rows | {"num_streams": context.feed.count_streams(project.id)}
+    return ProjectUsage(
+        project_id=project.id,
+        quotas=[
+            QuotaOut(quota=name, unit=quota.unit, used=used[quota.used], limit=projects.limit_of(project, name))
+            for name, quota in QUOTAS.items()
+        ],
+    )
