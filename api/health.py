@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -11,20 +13,24 @@ from sqlalchemy.exc import SQLAlchemyError
 from api.deps import Context, ContextDep
 from api.store import migrate
 
+_threads = ThreadPoolExecutor(2, "health")  # of its own: requests may hold all the others
+
 router = APIRouter(prefix="/healthz", tags=["health"])
 
 
 @router.get("/live")
-def live() -> dict[str, str]:
-    """The process answers."""
+async def live() -> dict[str, str]:
+    """The process answers. It waits for no thread: requests may hold them all."""
     return {"status": "ok"}
 
 
 @router.get("/ready")
-def ready(context: ContextDep, response: Response) -> dict[str, Any]:
+async def ready(context: ContextDep, response: Response) -> dict[str, Any]:
     """A real round trip to the database (503 if it fails, or if its schema is older than this code). Without the broker
     all works, only slower: ``degraded``."""
-    schema, broker = _ask_database(context), _ask_broker(context)
+    loop = asyncio.get_running_loop()
+    schema = await loop.run_in_executor(_threads, _ask_database, context)
+    broker = await loop.run_in_executor(_threads, _ask_broker, context)
     failed = schema in (None, "older")
     status = "failed" if failed else "ok" if broker == "ok" else "degraded"
     response.status_code = 503 if failed else 200
