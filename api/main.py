@@ -25,6 +25,7 @@ from api import (
     keys,
     metrics,
     projects,
+    retention,
     signin,
     sweeps,
     webhooks,
@@ -55,11 +56,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     celery = make_celery(settings.broker_url.get_secret_value())
     feed = Feed(sessions)
     tidy = datasets.Tidying(settings, sessions)
-    retention = Tidying(settings, sessions)
+    tidy_jobs = Tidying(settings, sessions)
     rates = RateLimiter(settings.broker_url.get_secret_value())
 
     def also(session: Session) -> int:
-        return tidy.run(session) + retention.run(session)
+        return tidy.run(session) + tidy_jobs.run(session)
 
     upkeep = Upkeep(sessions, sender(celery), interval_s=settings.poll_s, also=also)
 
@@ -91,7 +92,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(RequestId)  # outermost: the span has the request's id
     errors.install(app)
     app.include_router(health.router)
-    accounts = (projects.router, keys.router, hub_tokens.router, webhooks.router, audit.router)
+    accounts = (projects.router, retention.router, keys.router, hub_tokens.router, webhooks.router, audit.router)
     guarded: dict[str, Any] = {
         "dependencies": [Depends(authenticate)],
         "responses": errors.may(401, 403, 429),

@@ -21,6 +21,7 @@ from bitfoundry import (
     dataset_commands,
     job_commands,
     publish_commands,
+    retention_commands,
     terminal,
     webhook_commands,
 )
@@ -369,6 +370,7 @@ app.add_typer(sweep, name="sweep")
 app.command()(account_commands.audit)
 groups = account_commands.GROUPS | {
     "datasets": ("Calibration text that the service keeps.", dataset_commands.COMMANDS),
+    "retention": ("What the project keeps of its jobs.", retention_commands.COMMANDS),
     "webhooks": ("Addresses that are told of events.", webhook_commands.COMMANDS),
 }
 for name, (about, commands) in groups.items():

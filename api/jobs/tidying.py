@@ -1,5 +1,5 @@
-"""Jobs that nobody needs any more are forgotten, if the operator wants that, and what killed processes have left of
-deleted ones is removed."""
+"""Jobs that nobody needs any more are forgotten, as the operator and the projects want it, and what killed processes
+have left of deleted ones is removed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +15,9 @@ from sqlalchemy.orm import Session
 
 from api.settings import Settings
 from api.store import retention
+from api.store.audit import Caller
 from api.store.engine import Sessions
+from api.store.retention import Keep
 
 logger = logging.getLogger(__name__)
 
@@ -46,18 +48,34 @@ class Tidying:
                 pass
         if (days := self._settings.keep_jobs_days) is not None:
             while ids := self._purge_jobs(days):
-                for job_id in ids:
-                    shutil.rmtree(self._settings.artifacts_dir / job_id, ignore_errors=True)
+                self._remove_artifacts(ids)
                 logger.info("%d jobs that ended more than %g days ago were deleted", len(ids), days)
+        for project_id, keep in self._find_policies().items():
+            while ids := self._purge_due(project_id, keep):
+                self._remove_artifacts(ids)
+                logger.info("%d jobs of %s were deleted by its retention policy", len(ids), project_id)
         self._remove_orphans()
+
+    def _remove_artifacts(self, job_ids: Collection[str]) -> None:
+        for job_id in job_ids:
+            shutil.rmtree(self._settings.artifacts_dir / job_id, ignore_errors=True)
+
+    def _find_policies(self) -> dict[str, Keep]:
+        with self._sessions.begin() as session:
+            return retention.find_policies(session)
+
+    def _purge_due(self, project_id: str, keep: Keep) -> list[str]:
+        service = Caller(project_id, None, frozenset())
+        with self._sessions.begin() as session:
+            return [due.job_id for due in retention.purge_due(session, service, keep)]
 
     def _purge_stories(self, days: float) -> int:
         with self._sessions.begin() as session:
             return retention.purge_stories(session, keep_days=days)
 
-    def _purge_jobs(self, days: float) -> list[str]:
+    def _purge_jobs(self, days: float) -> Collection[str]:
         with self._sessions.begin() as session:
-            return list(retention.purge_jobs(session, keep_days=days))
+            return retention.purge_jobs(session, keep_days=days)
 
     def _remove_orphans(self) -> None:
         """Folders of artifacts whose job is gone: a process was killed between the row and the files.
