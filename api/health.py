@@ -11,7 +11,7 @@ from kombu.exceptions import OperationalError
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.deps import Context, ContextDep
-from api.store import migrate
+from api.store import integrity, migrate
 
 _threads = ThreadPoolExecutor(2, "health")  # of its own: requests may hold all the others
 
@@ -27,27 +27,28 @@ async def live() -> dict[str, str]:
 @router.get("/ready")
 async def ready(context: ContextDep, response: Response) -> dict[str, Any]:
     """A real round trip to the database (503 if it fails, or if its schema is older than this code). Without the broker
-    all works, only slower: ``degraded``."""
+    all works, only slower: ``degraded``. ``integrity`` counts what is wrong with stored files."""
     loop = asyncio.get_running_loop()
-    schema = await loop.run_in_executor(_threads, _ask_database, context)
+    schema, findings = await loop.run_in_executor(_threads, _ask_database, context)
     broker = await loop.run_in_executor(_threads, _ask_broker, context)
     failed = schema in (None, "older")
     status = "failed" if failed else "ok" if broker == "ok" else "degraded"
     response.status_code = 503 if failed else 200
-    return {"status": status, "database": "ok" if schema else "unreachable", "broker": broker, "schema": schema}
+    database = "ok" if schema else "unreachable"
+    return {"status": status, "database": database, "broker": broker, "schema": schema, "integrity": findings}
 
 
-def _ask_database(context: Context) -> str | None:
+def _ask_database(context: Context) -> tuple[str | None, dict[str, int] | None]:
     """How its schema compares with this code's: ``current``, ``older`` or ``newer`` (a rolling deploy); None without an
-    answer."""
+    answer. And how many findings of integrity there are, of each kind."""
     try:
         with context.sessions.begin() as session:
             revision = migrate.current(session)
+            if revision != migrate.newest() and (revision is None or revision in migrate.revisions()):
+                return "older", None
+            return "current" if revision == migrate.newest() else "newer", integrity.count(session)
     except SQLAlchemyError:
-        return None
-    if revision == migrate.newest():
-        return "current"
-    return "older" if revision is None or revision in migrate.revisions() else "newer"
+        return None, None
 
 
 def _ask_broker(context: Context) -> str:

@@ -33,6 +33,7 @@ from api import (
 )
 from api.deps import Context
 from api.feed import Feed
+from api.integrity.watch import Watch
 from api.jobs.tidying import Tidying
 from api.json_log import request_id as current_request_id
 from api.rate_limit import RateLimiter
@@ -64,13 +65,17 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     upkeep = Upkeep(sessions, sender(celery), interval_s=settings.poll_s, also=also)
 
+    watch = Watch(settings, sessions)
+
     @asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:
         to_thread.current_default_thread_limiter().total_tokens = NUM_THREADS
         upkeep.start()
         deliverer = Deliverer(sessions, settings)
         deliverer.start()
+        watch.start()
         yield
+        watch.stop()
         await deliverer.stop()
         await feed.stop()
         upkeep.stop()

@@ -39,6 +39,8 @@ class _Snapshot:
         yield _plain("bitfoundry_outbox_lag_seconds", "For how long the oldest of them has waited.", found.outbox_age_s)
         yield _plain("bitfoundry_webhook_deliveries_pending", "Webhook messages to be sent.", found.deliveries)
         yield _plain("bitfoundry_webhook_lag_seconds", "For how long the oldest has waited.", found.delivery_age_s)
+        about = "Stored files that are damaged, missing, or that no row names (`python -m api fsck` lists them)."
+        yield _labelled("bitfoundry_integrity_findings", about, "kind", found.integrity)
         memory = GaugeMetricFamily(
             "bitfoundry_gpu_memory_bytes", "Of the live workers' GPUs.", labels=["worker", "gpu", "name", "what"]
         )

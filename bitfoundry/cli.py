@@ -19,6 +19,7 @@ from bitfoundry import (
     __version__,
     account_commands,
     dataset_commands,
+    fsck,
     job_commands,
     publish_commands,
     retention_commands,
@@ -368,6 +369,7 @@ for name, command in job_commands.SWEEP_COMMANDS.items():
     sweep.command(name)(command)
 app.add_typer(sweep, name="sweep")
 app.command()(account_commands.audit)
+app.command()(fsck.fsck)
 groups = account_commands.GROUPS | {
     "datasets": ("Calibration text that the service keeps.", dataset_commands.COMMANDS),
     "retention": ("What the project keeps of its jobs.", retention_commands.COMMANDS),

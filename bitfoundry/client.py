@@ -274,8 +274,8 @@ class Client:
         return self._service.base_url
 
     def readiness(self) -> httpx2.Response:
-        """The service's own answer to whether it can work: {status, database, broker, schema}; not ready is no error
-        here."""
+        """The service's own answer to whether it can work: {status, database, broker, schema, integrity}; not ready is
+        no error here."""
         return self._service.send("GET", "/healthz/ready", fine=(503,))
 
     def presets(self) -> Sequence[dict[str, Any]]:

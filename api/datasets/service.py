@@ -159,13 +159,25 @@ def no_such_upload() -> Problem:
     )
 
 
+def find_litter(settings: Settings, sessions: Sessions) -> list[Path]:
+    """What processes that were killed have left: files that are a day old and belong to no row."""
+    old = [*storage.old_files(settings)]
+    named = {path: path.name.partition(".") for path in old if path.parent == settings.datasets_dir}
+    with sessions.begin() as session:
+        needed = {path for path, (sha256, _, format) in named.items() if datasets.has_file(session, sha256, format)}
+        known = uploads.find_known(session, [path.name for path in old if path.is_dir()])
+    return [path for path in old if path not in needed and path.name not in known]
+
+
 def remove_litter(settings: Settings, sessions: Sessions) -> None:
-    """Remove what processes that were killed have left: files that are a day old and belong to no row."""
-    for path in storage.old_files(settings):
-        if path.parent == settings.uploads_dir:
-            path.unlink(missing_ok=True)
-        else:
+    """Remove what ``find_litter`` finds."""
+    for path in find_litter(settings, sessions):
+        if path.parent == settings.datasets_dir:
             _remove_unneeded(sessions, path)
+        elif path.is_dir():
+            storage.remove_parts(settings, path.name)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _remove_unneeded(sessions: Sessions, path: Path) -> None:

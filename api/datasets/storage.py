@@ -100,10 +100,11 @@ def remove_parts(settings: Settings, upload_id: str) -> None:
 
 
 def old_files(settings: Settings) -> Iterator[Path]:
-    """Files that are a day old, in both folders: a process that was killed may have left them behind."""
+    """Files, and folders of parts, that are a day old: a process that was killed may have left them behind."""
     before = time.time() - LITTER_AGE_S
-    for folder in (settings.datasets_dir, settings.uploads_dir):
-        for path in folder.glob("*.*"):
-            with suppress(FileNotFoundError):  # another process was faster
-                if path.is_file() and path.stat().st_mtime < before:
-                    yield path
+    files = (*settings.datasets_dir.glob("*.*"), *settings.uploads_dir.glob("*.*"))
+    folders = settings.uploads_dir.glob("upl_*")
+    for path in (*filter(Path.is_file, files), *filter(Path.is_dir, folders)):
+        with suppress(FileNotFoundError):  # another process was faster
+            if path.stat().st_mtime < before:
+                yield path

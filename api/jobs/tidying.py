@@ -7,7 +7,7 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 INTERVAL_S = 3600.0
 ORPHAN_AGE_S = 24 * 3600.0
 _JOB = re.compile(r"job_[0-9a-f]{32}")
+_ARTIFACT = re.compile(r"[0-9a-f]{64}")
 
 
 class Tidying:
@@ -54,7 +55,7 @@ class Tidying:
             while ids := self._purge_due(project_id, keep):
                 self._remove_artifacts(ids)
                 logger.info("%d jobs of %s were deleted by its retention policy", len(ids), project_id)
-        self._remove_orphans()
+        remove_orphans(self._settings, self._sessions)
 
     def _remove_artifacts(self, job_ids: Collection[str]) -> None:
         for job_id in job_ids:
@@ -77,23 +78,35 @@ class Tidying:
         with self._sessions.begin() as session:
             return retention.purge_jobs(session, keep_days=days)
 
-    def _remove_orphans(self) -> None:
-        """Folders of artifacts whose job is gone: a process was killed between the row and the files.
 
-        A job's row is there before its folder, and its id never comes again: a folder without a row has no owner. A
-        day's patience is for operators who go back to an older copy of the database.
-        """
-        folders = {folder.name: folder for folder in _old_folders(self._settings.artifacts_dir)}
-        with self._sessions.begin() as session:
-            known = retention.find_known(session, folders.keys())
-        for job_id in folders.keys() - known:
-            shutil.rmtree(folders[job_id], ignore_errors=True)
-            logger.info("%s: its artifact was removed, the job is gone", job_id)
+def find_orphans(settings: Settings, sessions: Sessions) -> list[Path]:
+    """Folders of artifacts that have no row: a process was killed between the row and the files.
+
+    A job's row is there before its folder, and its id never comes again: a folder without a row has no owner. In the
+    folder of a job that has ended there may be artifacts that a lost worker brought too late. A day's patience is for
+    operators who go back to an older copy of the database.
+    """
+    folders = {folder.name: folder for folder in settings.artifacts_dir.glob("job_*") if _JOB.fullmatch(folder.name)}
+    with sessions.begin() as session:
+        jobs = retention.find_known(session, folders.keys())
+        ended = retention.find_artifacts_of_ended(session, folders.keys())
+    gone = [folder for job_id, folder in folders.items() if job_id not in jobs]
+    late = [
+        folder
+        for job_id, paths in ended.items()
+        for folder in folders[job_id].iterdir()
+        if _ARTIFACT.fullmatch(folder.name) and folder.name not in paths
+    ]
+    return [folder for folder in (*gone, *late) if _is_old(folder)]
 
 
-def _old_folders(artifacts_dir: Path) -> Iterator[Path]:
-    before = time.time() - ORPHAN_AGE_S
-    for folder in artifacts_dir.glob("job_*"):
-        with suppress(FileNotFoundError):
-            if _JOB.fullmatch(folder.name) and folder.stat().st_mtime < before:
-                yield folder
+def remove_orphans(settings: Settings, sessions: Sessions) -> None:
+    for folder in find_orphans(settings, sessions):
+        shutil.rmtree(folder, ignore_errors=True)
+        logger.info("%s was removed: no job has this artifact", folder.relative_to(settings.artifacts_dir))
+
+
+def _is_old(folder: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return folder.stat().st_mtime < time.time() - ORPHAN_AGE_S
+    return False

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, delete, exists, func, not_, or_, select
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import ColumnElement, Row, Text, any_, cast, delete, exists, func, not_, or_, select
+from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.orm import Session
 
 from api.store import audit
@@ -125,7 +125,16 @@ def purge_jobs(session: Session, *, keep_days: float) -> Collection[str]:
 
 def find_known(session: Session, job_ids: Collection[str]) -> set[str]:
     """Those of ``job_ids`` that there are."""
-    return set(session.scalars(select(Job.id).where(Job.id.in_(job_ids)))) if job_ids else set()
+    return set(session.scalars(select(Job.id).where(_among(job_ids))))
+
+
+def find_artifacts_of_ended(session: Session, job_ids: Collection[str]) -> dict[str, set[str]]:
+    """Those of ``job_ids`` that have ended, each with the names of the folders of its artifacts."""
+    wanted = select(Job.id, Artifact.manifest_sha256).outerjoin(Artifact, Artifact.job_id == Job.id)
+    found: dict[str, set[str]] = {}
+    for job_id, name in session.execute(wanted.where(_among(job_ids), Job.state.in_(FINAL))):
+        found.setdefault(job_id, set()).add(name)
+    return found
 
 
 def _purge(session: Session, caller: Caller | None, which: ColumnElement[bool], **why: Any) -> Collection[str]:
@@ -136,6 +145,11 @@ def _purge(session: Session, caller: Caller | None, which: ColumnElement[bool], 
         audit.note(session, caller or Caller(job.project_id, None, frozenset()), "job.purge", job.id, **why)
         session.execute(delete(Job).where(Job.id == job.id))
     return {job.id for job in found}
+
+
+def _among(job_ids: Collection[str]) -> ColumnElement[bool]:
+    """One parameter, however many they are."""
+    return Job.id == any_(cast([*job_ids], ARRAY(Text)))
 
 
 def _may_go() -> tuple[ColumnElement[bool], ...]:
