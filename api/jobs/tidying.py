@@ -14,17 +14,18 @@ from pathlib import Path
 from sqlalchemy.orm import Session
 
 from api.settings import Settings
-from api.store import retention
+from api.store import jobs, retention
 from api.store.audit import Caller
 from api.store.engine import Sessions
 from api.store.retention import Keep
+from api.store.states import FINAL
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 3600.0
 ORPHAN_AGE_S = 24 * 3600.0
 _JOB = re.compile(r"job_[0-9a-f]{32}")
-_ARTIFACT = re.compile(r"[0-9a-f]{64}")
+_ARTIFACT = re.compile(r"[0-9a-f]{64}(\.orphan)?")
 
 
 class Tidying:
@@ -88,9 +89,9 @@ def find_orphans(settings: Settings, sessions: Sessions) -> list[Path]:
     """
     folders = {folder.name: folder for folder in settings.artifacts_dir.glob("job_*") if _JOB.fullmatch(folder.name)}
     with sessions.begin() as session:
-        jobs = retention.find_known(session, folders.keys())
+        known = retention.find_known(session, folders.keys())
         ended = retention.find_artifacts_of_ended(session, folders.keys())
-    gone = [folder for job_id, folder in folders.items() if job_id not in jobs]
+    gone = [folder for job_id, folder in folders.items() if job_id not in known]
     late = [
         folder
         for job_id, paths in ended.items()
@@ -102,8 +103,21 @@ def find_orphans(settings: Settings, sessions: Sessions) -> list[Path]:
 
 def remove_orphans(settings: Settings, sessions: Sessions) -> None:
     for folder in find_orphans(settings, sessions):
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.parent == settings.artifacts_dir:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            _remove_late(folder, sessions)
         logger.info("%s was removed: no job has this artifact", folder.relative_to(settings.artifacts_dir))
+
+
+def _remove_late(folder: Path, sessions: Sessions) -> None:
+    """Set aside under the job's lock: else a retry might bring the same artifact and find this one half removed."""
+    aside = folder.with_suffix(".orphan")
+    with sessions.begin() as session:
+        job = jobs.lock(session, folder.parent.name)
+        if job is not None and job.state in FINAL:
+            folder.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _is_old(folder: Path) -> bool:

@@ -92,7 +92,7 @@ def find_all(session: Session) -> list[Finding]:
 
 
 def _add(session: Session, findings: Collection[Finding]) -> None:
-    for finding in findings:
+    for finding in sorted(findings, key=lambda finding: finding.path):  # two that do this at once wait for each other
         values = asdict(finding)
         wanted = insert(IntegrityFinding).values(values)
         session.execute(wanted.on_conflict_do_update(index_elements=["path"], set_=values))

@@ -30,7 +30,7 @@ MAX_TOKEN_ROWS = 20_000
 MAX_DATA_BYTES = 2 << 30  # of memory that is its own
 MAX_MAPPED_BYTES = 8 << 30  # with all files and libraries
 MAX_WRITTEN_BYTES = 2 << 30  # of a temporary file
-MIN_CPU_S = 60
+MIN_CPU_S = {"check": 60, "preview": 60, "tokens": 240}
 BYTES_PER_CPU_S = 4 << 20
 MAX_SHOWN_CHARS = 2000
 MAX_SHOWN_MEMBERS = 50
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     end_with_parent()
     if asked.parent not in (None, os.getppid()):
         return 1  # it went before the kernel was asked
-    _limit_self(asked.file)
+    _limit_self(asked.file, asked.action)
     actions: dict[str, Callable[[], dict[str, Any]]] = {
         "check": lambda: check(asked.file, asked.column),
         "preview": lambda: preview(asked.file, asked.rows),
@@ -190,7 +190,7 @@ def _plain(messages: list[dict[str, Any]]) -> str:
     return "\n".join(str(one.get("content") or "") for one in messages)
 
 
-def _limit_self(file: Path) -> None:
+def _limit_self(file: Path, action: str) -> None:
     """Bound memory, processor time and temporary files."""
     import resource  # the service runs on POSIX systems alone; the rest of this module runs anywhere
 
@@ -198,7 +198,7 @@ def _limit_self(file: Path) -> None:
         resource.RLIMIT_DATA: MAX_DATA_BYTES,
         resource.RLIMIT_AS: MAX_MAPPED_BYTES,
         resource.RLIMIT_FSIZE: MAX_WRITTEN_BYTES,
-        resource.RLIMIT_CPU: MIN_CPU_S + file.stat().st_size // BYTES_PER_CPU_S,
+        resource.RLIMIT_CPU: MIN_CPU_S[action] + file.stat().st_size // BYTES_PER_CPU_S,
     }
     for kind, most in limits.items():
         soft, hard = resource.getrlimit(kind)
