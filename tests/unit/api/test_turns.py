@@ -53,6 +53,7 @@ def test_who_leaves_the_line_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) ->
         for task in (waiting[0], waiting[2]):
             task.cancel()
         await settle()
+        assert len(taken._waiting["a"]) == 1, "those that left do not count as waiting"
         first.cancel()  # while it has its turn
         await settle()
         over.set()
