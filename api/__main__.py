@@ -1,4 +1,5 @@
 """``python -m api serve``: the API in the foreground. ``python -m api create-key NAME``: a key, made on the machine.
+``python -m api fsck``: are the stored files those that the rows name?
 
 Every route but the probes wants a key, always. Beyond this machine the API listens only once there is one: a service
 that nobody can enter has not been set up, and must not wait in the open for whoever comes first.
@@ -20,6 +21,7 @@ from fastapi import FastAPI
 
 from api import json_log, tracing
 from api.front import BoundedProtocol
+from api.integrity import fsck
 from api.main import create_app
 from api.security import SCOPES, create_key
 from api.settings import Settings
@@ -50,11 +52,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     create = commands.add_parser("create-key", help="print a new API key of the project 'default', once")
     create.add_argument("name")
     create.add_argument("--scope", action="append", choices=SCOPES, help="repeatable; all of them if none is given")
+    check = commands.add_parser("fsck", help="check all stored files against their rows and hashes")
+    check.add_argument("--repair", action="store_true", help="remove files that are a day old and that no row names")
+    check.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     settings = Settings()  # type: ignore[call-arg]
     try:
         if options.command == "create-key":
             print(create_key(settings.database_url.get_secret_value(), options.name, options.scope or SCOPES))
+        elif options.command == "fsck":
+            return fsck.run(settings, repair=options.repair, as_json=options.json)
         else:
             check_exposure(options.host, settings)
             _ = settings.vault  # as create_app does: no process is started that would refuse it

@@ -6,7 +6,7 @@ happened before the answer leaves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from celery import Celery
@@ -19,6 +19,7 @@ from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.upkeep import Upkeep
 from api.store.vault import Vault
+from api.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Context:
     upkeep: Upkeep
     feed: Feed
     rates: RateLimiter
+    turns: Turns = field(default_factory=Turns)
 
     def require_vault(self) -> Vault:
         """What seals secrets. Raises Problem 409 if the operator has set no key."""

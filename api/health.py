@@ -16,10 +16,12 @@ from kombu.exceptions import OperationalError
 from sqlalchemy.exc import SQLAlchemyError
 
 from api import disk
-from api.store import migrate
+from api.store import integrity, migrate
 from api.store.engine import Sessions, dispose
 
 router = APIRouter(prefix="/healthz", tags=["health"])
+
+Findings = dict[str, int] | None
 
 
 class Readiness:
@@ -29,11 +31,12 @@ class Readiness:
         self._sessions = sessions
         self._celery = celery
         self._thread = ThreadPoolExecutor(1, "readiness")
-        self._under_way: Future[tuple[str | None, str]] | None = None
+        self._under_way: Future[tuple[tuple[str | None, Findings], str]] | None = None
 
-    async def ask(self) -> tuple[str | None, str]:
+    async def ask(self) -> tuple[tuple[str | None, Findings], str]:
         """How the database's schema compares with this code's (``current``, ``older``, or ``newer``: a rolling deploy;
-        None without an answer), and whether the broker is ``ok`` or ``unreachable``."""
+        None without an answer), with the number of damaged files of each kind; and whether the broker is ``ok`` or
+        ``unreachable``."""
         if self._under_way is None or self._under_way.done():
             self._under_way = self._thread.submit(lambda: (self._ask_database(), self._ask_broker()))
         return await asyncio.shield(asyncio.wrap_future(self._under_way))
@@ -42,15 +45,15 @@ class Readiness:
         self._thread.shutdown(cancel_futures=True)
         dispose(self._sessions)
 
-    def _ask_database(self) -> str | None:
+    def _ask_database(self) -> tuple[str | None, Findings]:
         try:
             with self._sessions.begin() as session:
                 revision = migrate.current(session)
+                if revision != migrate.newest() and (revision is None or revision in migrate.revisions()):
+                    return "older", None
+                return "current" if revision == migrate.newest() else "newer", integrity.count(session)
         except SQLAlchemyError:
-            return None
-        if revision == migrate.newest():
-            return "current"
-        return "older" if revision is None or revision in migrate.revisions() else "newer"
+            return None, None
 
     def _ask_broker(self) -> str:
         try:
@@ -70,12 +73,13 @@ async def live() -> dict[str, str]:
 @router.get("/ready")
 async def ready(request: Request, response: Response) -> dict[str, Any]:
     """A real round trip to the database (503 if it fails, or if its schema is older than this code). Without the broker
-    all works, only slower, and without room on the disk nothing new is taken in: ``degraded``."""
+    all works, only slower, and without room on the disk nothing new is taken in: ``degraded``. ``integrity`` counts what
+    is wrong with stored files."""
     readiness: Readiness = request.app.state.readiness
-    schema, broker = await readiness.ask()
+    (schema, findings), broker = await readiness.ask()
     fault = disk.look(request.app.state.context.settings).fault()
     failed = schema in (None, "older")
     status = "failed" if failed else "ok" if broker == "ok" and fault is None else "degraded"
     response.status_code = 503 if failed else 200
     found = {"database": "ok" if schema else "unreachable", "broker": broker, "schema": schema}
-    return {"status": status, **found, "disk": fault or "ok"}
+    return {"status": status, **found, "disk": fault or "ok", "integrity": findings}

@@ -25,6 +25,7 @@ from api import (
     keys,
     metrics,
     projects,
+    retention,
     signin,
     sweeps,
     webhooks,
@@ -32,6 +33,7 @@ from api import (
 )
 from api.deps import Context
 from api.feed import Feed
+from api.integrity.watch import Watch
 from api.jobs.tidying import Tidying
 from api.json_log import request_id as current_request_id
 from api.rate_limit import RateLimiter
@@ -58,14 +60,16 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     celery = make_celery(settings.broker_url.get_secret_value())
     feed = Feed(sessions, StreamSeats(settings.broker_url.get_secret_value()))
     tidy = datasets.Tidying(settings, sessions)
-    retention = Tidying(settings, sessions)
+    tidy_jobs = Tidying(settings, sessions)
     rates = RateLimiter(settings.broker_url.get_secret_value())
     readiness = health.Readiness(connect(database_url, pool_size=1, wait_s=WAIT_S, answer_s=ANSWER_S), celery)
 
     def also(session: Session) -> int:
-        return tidy.run(session) + retention.run(session)
+        return tidy.run(session) + tidy_jobs.run(session)
 
     upkeep = Upkeep(sessions, sender(celery), interval_s=settings.poll_s, also=also)
+
+    watch = Watch(settings, sessions)
 
     @asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:
@@ -73,7 +77,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         upkeep.start()
         deliverer = Deliverer(sessions, settings)
         deliverer.start()
+        watch.start()
         yield
+        watch.stop()
         await deliverer.stop()
         await feed.stop()
         upkeep.stop()
@@ -97,7 +103,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(RequestId)  # outermost: the span has the request's id
     errors.install(app)
     app.include_router(health.router)
-    accounts = (*projects.routers, keys.router, hub_tokens.router, webhooks.router, audit.router)
+    accounts = (*projects.routers, retention.router, keys.router, hub_tokens.router, webhooks.router, audit.router)
     guarded: dict[str, Any] = {
         "dependencies": [Depends(authenticate)],
         "responses": errors.may(401, 403, 429),

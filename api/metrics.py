@@ -61,6 +61,8 @@ class _Snapshot:
         yield _plain("bitfoundry_webhook_lag_seconds", "For how long the oldest has waited.", found.delivery_age_s)
         yield _plain("bitfoundry_disk_free_bytes", "Free on the data folder's disk.", self._disk.free_bytes)
         yield _plain("bitfoundry_disk_reserved_bytes", "Of it, kept for the database.", self._disk.reserved_bytes)
+        about = "Stored files that are damaged, missing, or that no row names (`python -m api fsck` lists them)."
+        yield _labelled("bitfoundry_integrity_findings", about, "kind", found.integrity)
         memory = GaugeMetricFamily(
             "bitfoundry_gpu_memory_bytes", "Of the live workers' GPUs.", labels=["worker", "gpu", "name", "what"]
         )

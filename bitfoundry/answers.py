@@ -84,6 +84,7 @@ class Job(Answer):
     name: str | None = None
     labels: dict[str, str] = {}
     priority: int = 5
+    pinned: bool = False
     limits: dict[str, int | None] = {}
     state_times: dict[str, str] = {}
     waiting_reason: str | None = None

@@ -15,6 +15,7 @@ from bitfoundry.account import Account
 from bitfoundry.client import Client
 from bitfoundry.datasets import Datasets
 from bitfoundry.on_asyncio import AsyncTransport, Twin, asked, run, streamed
+from bitfoundry.retention import Retention
 from bitfoundry.webhooks import Webhooks
 
 
@@ -61,6 +62,15 @@ class AsyncDatasets(Twin[Datasets]):
     delete = asked(Datasets.delete)
 
 
+class AsyncRetention(Twin[Retention]):
+    """What the project keeps of its jobs."""
+
+    show = asked(Retention.show)
+    set = asked(Retention.set)
+    preview = asked(Retention.preview)
+    run = asked(Retention.run)
+
+
 class AsyncClient(Twin[Client]):
     """As `Client`, for one event loop; any number of its calls may be under way. Errors are the same."""
 
@@ -105,6 +115,7 @@ class AsyncClient(Twin[Client]):
         self.account = AsyncAccount(self._original.account)
         self.webhooks = AsyncWebhooks(self._original.webhooks)
         self.datasets = AsyncDatasets(self._original.datasets)
+        self.retention = AsyncRetention(self._original.retention)
 
     async def close(self) -> None:
         await run(self._original.close)

@@ -20,8 +20,10 @@ from bitfoundry import (
     account_commands,
     backup_commands,
     dataset_commands,
+    fsck,
     job_commands,
     publish_commands,
+    retention_commands,
     terminal,
     webhook_commands,
 )
@@ -370,8 +372,10 @@ for name, command in job_commands.SWEEP_COMMANDS.items():
 app.add_typer(sweep, name="sweep")
 app.command()(account_commands.audit)
 app.command()(account_commands.usage)
+app.command()(fsck.fsck)
 groups = account_commands.GROUPS | {
     "datasets": ("Calibration text that the service keeps.", dataset_commands.COMMANDS),
+    "retention": ("What the project keeps of its jobs.", retention_commands.COMMANDS),
     "webhooks": ("Addresses that are told of events.", webhook_commands.COMMANDS),
 }
 for name, (about, commands) in groups.items():

@@ -24,6 +24,7 @@ from bitfoundry.bodies import body_of_plan, given, model_of
 from bitfoundry.datasets import Datasets
 from bitfoundry.errors import BitfoundryError, WaitTimeout
 from bitfoundry.follow import follow
+from bitfoundry.retention import Retention
 from bitfoundry.transport import NUM_TRIES, Transport
 from bitfoundry.webhooks import Webhooks
 
@@ -62,6 +63,7 @@ class Client:
     def _attach(self, service: Transport) -> None:
         self._service = service
         self.account = Account(service)
+        self.retention = Retention(service)
         self.webhooks = Webhooks(service)
 
     def submit(
@@ -145,8 +147,8 @@ class Client:
         return Summary.model_validate_json(answer.content)
 
     def edit(self, job_id: str, changes: Mapping[str, Any], *, etag: str = "*") -> Job:
-        """Change `name`, `labels` (all of them) or `priority`. With the `etag` of an answer only if nothing has changed
-        since: ApiError `job_changed`."""
+        """Change `name`, `labels` (all of them), `priority` or `pinned`. With the `etag` of an answer only if nothing
+        has changed since: ApiError `job_changed`."""
         return self._job("PATCH", _path(job_id), body=changes, headers={"If-Match": etag})
 
     def delete(self, job_id: str) -> None:
@@ -272,8 +274,8 @@ class Client:
         return self._service.base_url
 
     def readiness(self) -> httpx2.Response:
-        """The service's own answer to whether it can work: {status, database, broker, schema}; not ready is no error
-        here."""
+        """The service's own answer to whether it can work: {status, database, broker, schema, integrity}; not ready is
+        no error here."""
         return self._service.send("GET", "/healthz/ready", fine=(503,))
 
     def presets(self) -> Sequence[dict[str, Any]]:

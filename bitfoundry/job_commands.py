@@ -187,14 +187,15 @@ def edit(
     name: Name = None,
     label: Labels = None,
     priority: Priority = None,
+    pinned: Annotated[bool | None, typer.Option("--pin/--unpin", help="Whether retention passes it over.")] = None,
     url: Url = None,
     api_key: Key = None,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change a job's name, labels (all of them) or priority."""
+    """Change a job's name, labels (all of them) or priority; pin it."""
     with connect(url, api_key, home) as client:
-        show_job(client.edit(job_id, _given(name, label, priority)), as_json)
+        show_job(client.edit(job_id, _given(name, label, priority) | given(pinned=pinned)), as_json)
 
 
 def delete(job_id: JobId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Form, Path, Query, Request, Response, UploadFile
@@ -15,6 +16,8 @@ from api.jobs.schemas import REVISION, Text
 from api.room import ROOM
 from api.security import Reader, Writer
 from api.store import datasets
+from api.store.tables import Dataset
+from api.turns import while_connected
 from quantcore.config import DATASET_ID
 
 MAX_UPLOAD_BYTES = 16 << 20
@@ -25,9 +28,10 @@ DatasetId = Annotated[str, Path(pattern=DATASET_ID)]
 
 
 @router.post("", status_code=201, responses=may(413, 422, 507), dependencies=[ROOM])
-def upload(
+async def upload(
     caller: Writer,
     context: ContextDep,
+    request: Request,
     response: Response,
     file: UploadFile,
     name: Annotated[Text | None, Form(description="What to call it. [default: the file's name]")] = None,
@@ -39,11 +43,21 @@ def upload(
     """
     filename = file.filename or ""
     format = service.read_format(filename)
-    with storage.receiving(context.settings, format) as path:
-        received = storage.write(path, storage.chunks_of(file.file))
-        dataset = service.take_in(received, name or filename[:200], format, column, caller, context)
+
+    async def take_in() -> Dataset:
+        async with context.turns.take(caller.project_id):
+            with storage.receiving(context.settings, format) as path:
+                received = await storage.write(path, _chunks_of(file))
+                return await service.take_in(received, name or filename[:200], format, column, caller, context)
+
+    dataset = await while_connected(request, take_in())
     response.headers["Location"] = f"/v1/datasets/{dataset.id}"
     return DatasetOut.of(dataset)
+
+
+async def _chunks_of(file: UploadFile) -> AsyncIterator[bytes]:
+    while chunk := await file.read(storage.CHUNK_BYTES):
+        yield chunk
 
 
 @router.get("", responses=may(422))
@@ -80,20 +94,24 @@ def delete(dataset_id: DatasetId, caller: Writer, context: ContextDep) -> None:
 
 
 @router.get("/{dataset_id}/preview", responses=may(404))
-def preview(
-    dataset_id: DatasetId, caller: Reader, context: ContextDep, rows: Annotated[int, Query(ge=1, le=100)] = 5
-) -> PreviewOut:
-    """The first rows, long values cut short."""
-    with context.sessions.begin() as session:
-        dataset = service.open_dataset(session, caller, dataset_id)
-    return PreviewOut.model_validate(service.preview(dataset, rows, context.settings))
-
-
-@router.get("/{dataset_id}/statistics", responses=may(404, 422))
-def statistics(
+async def preview(
     dataset_id: DatasetId,
     caller: Reader,
     context: ContextDep,
+    request: Request,
+    rows: Annotated[int, Query(ge=1, le=100)] = 5,
+) -> PreviewOut:
+    """The first rows, long values cut short."""
+    dataset = await service.find_dataset(context, caller, dataset_id)
+    return PreviewOut.model_validate(await while_connected(request, service.preview(dataset, rows, context)))
+
+
+@router.get("/{dataset_id}/statistics", responses=may(404, 422))
+async def statistics(
+    dataset_id: DatasetId,
+    caller: Reader,
+    context: ContextDep,
+    request: Request,
     model: Annotated[
         str | None, Query(min_length=1, max_length=4096, description="A folder, or an id on the Hub: count its tokens.")
     ] = None,
@@ -101,10 +119,9 @@ def statistics(
     seq_len: Annotated[int, Query(ge=8, le=131072)] = 512,
 ) -> DatasetStatisticsOut:
     """Rows, lengths, empty rows, duplicates; with a model also how many tokens the rows are to it."""
-    with context.sessions.begin() as session:
-        dataset = service.open_dataset(session, caller, dataset_id)
+    dataset = await service.find_dataset(context, caller, dataset_id)
     tokens = None
     if model is not None:
-        counted = service.count_tokens(dataset, model, revision, seq_len, context.settings)
-        tokens = TokensOut.model_validate(counted)
+        counting = service.count_tokens(dataset, model, revision, seq_len, context)
+        tokens = TokensOut.model_validate(await while_connected(request, counting))
     return DatasetStatisticsOut.model_validate({**dataset.statistics, "tokens": tokens})

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 
 from api.datasets import child, storage
 from api.datasets.storage import Received
@@ -40,7 +41,7 @@ def read_format(filename: str) -> str:
         raise
 
 
-def take_in(
+async def take_in(
     received: Received, name: str, format: str, column: str | None, caller: Caller, context: Context,
     upload: Upload | None = None,
 ) -> Dataset:  # fmt: skip
@@ -49,7 +50,7 @@ def take_in(
     Raises CalibrationError that says what is wrong with it; Problem. With ``upload`` an upload becomes one dataset,
     however often it is completed.
     """
-    found = child.examine(received.path, "check", column=column)
+    found = await child.examine(received.path, "check", column=column)
     dataset = Dataset(
         id=new_id("dst"),
         project_id=caller.project_id,
@@ -62,6 +63,10 @@ def take_in(
         text_column=found["column"],
         statistics=found["statistics"],
     )
+    return await run_in_threadpool(_store, dataset, received, caller, context, upload)
+
+
+def _store(dataset: Dataset, received: Received, caller: Caller, context: Context, upload: Upload | None) -> Dataset:
     with context.sessions.begin() as session:
         if upload is not None:
             locked = uploads.lock(session, caller.project_id, upload.id)
@@ -103,27 +108,41 @@ def remove(dataset_id: str, caller: Caller, context: Context) -> None:
     _remove_unneeded(context.sessions, context.settings.datasets_dir / datasets.file_name(dataset))
 
 
-def preview(dataset: Dataset, num_rows: int, settings: Settings) -> dict[str, Any]:
-    return child.examine(path_of(dataset, settings), "preview", rows=num_rows)
+async def preview(dataset: Dataset, num_rows: int, context: Context) -> dict[str, Any]:
+    async with context.turns.take(dataset.project_id):
+        return await child.examine(path_of(dataset, context.settings), "preview", rows=num_rows)
 
 
-def count_tokens(dataset: Dataset, model: str, revision: str, seq_len: int, settings: Settings) -> dict[str, Any]:
+async def count_tokens(dataset: Dataset, model: str, revision: str, seq_len: int, context: Context) -> dict[str, Any]:
     """The dataset's rows in tokens of a model: a folder, or an id on the Hub: only its tokenizer is fetched."""
+    async with context.turns.take(dataset.project_id):
+        folder = await run_in_threadpool(_find_tokenizer, model, revision, context.settings)
+        file, column = path_of(dataset, context.settings), dataset.text_column
+        return await child.examine(file, "tokens", column=column, model=str(folder), seq_len=seq_len)
+
+
+def _find_tokenizer(model: str, revision: str, settings: Settings) -> Path:
     try:
         if model.startswith("/"):
-            folder = settings.find_input(model, field="")
-        else:
-            folder = hub.download_tokenizer(model, revision)
+            return settings.find_input(model, field="")
+        return hub.download_tokenizer(model, revision)
     except QuantError as error:
         error.field = "/model"
         raise
-    return child.examine(
-        path_of(dataset, settings), "tokens", column=dataset.text_column, model=str(folder), seq_len=seq_len
-    )
 
 
 def path_of(dataset: Dataset, settings: Settings) -> Path:
     return settings.datasets_dir / datasets.file_name(dataset)
+
+
+async def find_dataset(context: Context, caller: Caller, dataset_id: str) -> Dataset:
+    """The dataset, or Problem 404."""
+
+    def find() -> Dataset:
+        with context.sessions.begin() as session:
+            return open_dataset(session, caller, dataset_id)
+
+    return await run_in_threadpool(find)
 
 
 def open_dataset(session: Session, caller: Caller, dataset_id: str) -> Dataset:
@@ -140,13 +159,25 @@ def no_such_upload() -> Problem:
     )
 
 
+def find_litter(settings: Settings, sessions: Sessions) -> list[Path]:
+    """What processes that were killed have left: files that are a day old and belong to no row."""
+    old = [*storage.old_files(settings)]
+    named = {path: path.name.partition(".") for path in old if path.parent == settings.datasets_dir}
+    with sessions.begin() as session:
+        needed = {path for path, (sha256, _, format) in named.items() if datasets.has_file(session, sha256, format)}
+        known = uploads.find_known(session, [path.name for path in old if path.is_dir()])
+    return [path for path in old if path not in needed and path.name not in known]
+
+
 def remove_litter(settings: Settings, sessions: Sessions) -> None:
-    """Remove what processes that were killed have left: files that are a day old and belong to no row."""
-    for path in storage.old_files(settings):
-        if path.parent == settings.uploads_dir:
-            path.unlink(missing_ok=True)
-        else:
+    """Remove what ``find_litter`` finds."""
+    for path in find_litter(settings, sessions):
+        if path.parent == settings.datasets_dir:
             _remove_unneeded(sessions, path)
+        elif path.is_dir():
+            storage.remove_parts(settings, path.name)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _remove_unneeded(sessions: Sessions, path: Path) -> None:

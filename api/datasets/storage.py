@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from starlette.concurrency import run_in_threadpool
 
@@ -44,21 +43,8 @@ def receiving(settings: Settings, format: str) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def write(path: Path, chunks: Iterable[bytes]) -> Received:
-    """Write the chunks and make them durable."""
-    digest = hashlib.sha256()
-    with path.open("xb") as file:
-        for chunk in chunks:
-            digest.update(chunk)
-            file.write(chunk)
-        num_bytes = file.tell()
-        file.flush()
-        os.fsync(file.fileno())
-    return Received(path, digest.hexdigest(), num_bytes)
-
-
-async def write_stream(path: Path, chunks: AsyncIterator[bytes]) -> Received:
-    """As ``write``, of a body while it comes: what has gathered is written in a thread."""
+async def write(path: Path, chunks: AsyncIterator[bytes]) -> Received:
+    """Write the chunks while they come, and make them durable; what has gathered is written in a thread."""
     digest = hashlib.sha256()
     num_bytes = 0
     with path.open("xb") as file:
@@ -80,9 +66,12 @@ async def write_stream(path: Path, chunks: AsyncIterator[bytes]) -> Received:
     return Received(path, digest.hexdigest(), num_bytes)
 
 
-def chunks_of(file: BinaryIO) -> Iterator[bytes]:
-    while chunk := file.read(CHUNK_BYTES):
-        yield chunk
+async def chunks_of(paths: Iterable[Path]) -> AsyncIterator[bytes]:
+    """The bytes of the files, one after the other. One that is gone has none."""
+    for path in paths:
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            while chunk := await run_in_threadpool(file.read, CHUNK_BYTES):
+                yield chunk
 
 
 def keep(settings: Settings, received: Received, name: str) -> Path:
@@ -111,10 +100,11 @@ def remove_parts(settings: Settings, upload_id: str) -> None:
 
 
 def old_files(settings: Settings) -> Iterator[Path]:
-    """Files that are a day old, in both folders: a process that was killed may have left them behind."""
+    """Files, and folders of parts, that are a day old: a process that was killed may have left them behind."""
     before = time.time() - LITTER_AGE_S
-    for folder in (settings.datasets_dir, settings.uploads_dir):
-        for path in folder.glob("*.*"):
-            with suppress(FileNotFoundError):  # another process was faster
-                if path.is_file() and path.stat().st_mtime < before:
-                    yield path
+    files = (*settings.datasets_dir.glob("*.*"), *settings.uploads_dir.glob("*.*"))
+    folders = settings.uploads_dir.glob("upl_*")
+    for path in (*filter(Path.is_file, files), *filter(Path.is_dir, folders)):
+        with suppress(FileNotFoundError):  # another process was faster
+            if path.stat().st_mtime < before:
+                yield path

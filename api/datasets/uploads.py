@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import suppress
-from itertools import chain
-from pathlib import Path as FilePath
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 
 from api.bounded import bounded_route
 from api.datasets import service, storage
@@ -32,8 +30,9 @@ from api.security import Reader, Writer
 from api.store import datasets, projects, uploads
 from api.store.audit import Caller
 from api.store.ids import new_id
-from api.store.tables import Upload, UploadPart
+from api.store.tables import Dataset, Upload, UploadPart
 from api.strict_json import StrictJsonRoute
+from api.turns import while_connected
 
 router = APIRouter(prefix="/uploads", tags=["datasets"], route_class=StrictJsonRoute)
 parts_router = APIRouter(prefix="/uploads", tags=["datasets"], route_class=bounded_route(PART_BYTES))
@@ -71,7 +70,7 @@ async def _receive(
 ) -> AsyncIterator[Received]:
     """The part's body in a file of its own, which is gone after the request unless it was moved."""
     with storage.receiving(context.settings, "part") as path:
-        yield await storage.write_stream(path, request.stream())
+        yield await storage.write(path, request.stream())
 
 
 @parts_router.put(
@@ -106,27 +105,44 @@ def put_part(
 
 
 @router.post("/{upload_id}/complete", status_code=201, responses=may(404, 409, 422, 507), dependencies=[ROOM])
-def complete(
-    upload_id: UploadId, body: UploadComplete, caller: Writer, context: ContextDep, response: Response
+async def complete(
+    upload_id: UploadId, body: UploadComplete, caller: Writer, context: ContextDep, request: Request, response: Response
 ) -> DatasetOut:
     """Put the parts together, look at every row, make a dataset of them. Asked again it answers with the same one."""
+    dataset = await while_connected(request, _complete(upload_id, body.sha256, caller, context))
+    response.headers["Location"] = f"/v1/datasets/{dataset.id}"
+    return DatasetOut.of(dataset)
+
+
+async def _complete(upload_id: str, sha256: str, caller: Caller, context: Context) -> Dataset:
+    async with context.turns.take(caller.project_id):
+        upload, parts, dataset = await run_in_threadpool(_find_complete, upload_id, sha256, caller, context)
+        if dataset is not None:
+            return dataset
+        paths = [storage.part_path(context.settings, upload_id, part.number, part.sha256) for part in parts]
+        with storage.receiving(context.settings, upload.format) as path:
+            received = await storage.write(path, storage.chunks_of(paths))  # of parts that have gone the hash will tell
+            if received.sha256 != sha256:
+                raise _mismatch("The whole file", sha256, received.sha256)
+            asked = (upload.name, upload.format, upload.text_column)
+            dataset = await service.take_in(received, *asked, caller, context, upload)
+        await run_in_threadpool(storage.remove_parts, context.settings, upload_id)
+        return dataset
+
+
+def _find_complete(
+    upload_id: str, sha256: str, caller: Caller, context: Context
+) -> tuple[Upload, Sequence[UploadPart], Dataset | None]:
+    """The upload, all its parts, and the dataset that it has become already. Raises Problem 404, 409."""
     with context.sessions.begin() as session:
         upload = _open(session, caller, upload_id)
         parts = uploads.parts(session, upload_id)
         dataset = datasets.find(session, caller.project_id, upload.dataset_id) if upload.dataset_id else None
-    if dataset is not None and dataset.sha256 != body.sha256:
+    if dataset is not None and dataset.sha256 != sha256:
         raise _completed(upload)
     if dataset is None:
         _check_complete(parts)
-        paths = [storage.part_path(context.settings, upload_id, part.number, part.sha256) for part in parts]
-        with storage.receiving(context.settings, upload.format) as path:
-            received = storage.write(path, chain.from_iterable(map(_read, paths)))
-            if received.sha256 != body.sha256:
-                raise _mismatch("The whole file", body.sha256, received.sha256)
-            dataset = service.take_in(received, upload.name, upload.format, upload.text_column, caller, context, upload)
-        storage.remove_parts(context.settings, upload_id)
-    response.headers["Location"] = f"/v1/datasets/{dataset.id}"
-    return DatasetOut.of(dataset)
+    return upload, parts, dataset
 
 
 @router.delete("/{upload_id}", status_code=204, responses=may(404))
@@ -149,11 +165,6 @@ def _open(session: Session, caller: Caller, upload_id: str) -> Upload:
 def _show(upload: Upload, parts: list[PartOut]) -> UploadOut:
     shown = {name: getattr(upload, name) for name in ("id", "name", "format", "dataset_id", "created_at", "expires_at")}
     return UploadOut(part_bytes=PART_BYTES, parts=parts, **shown)
-
-
-def _read(path: FilePath) -> Iterator[bytes]:
-    with suppress(FileNotFoundError), path.open("rb") as file:  # completed at the same time: the hash will tell
-        yield from storage.chunks_of(file)
 
 
 def _check_size(parts: Sequence[UploadPart], new: UploadPart, context: Context) -> None:

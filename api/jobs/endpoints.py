@@ -114,7 +114,7 @@ def get(
 def edit(
     job_id: JobId, body: JobPatch, caller: Writer, sessions: SessionsDep, response: Response, if_match: IfMatch = None
 ) -> JobOut:
-    """Change the name, the labels or the priority, in any state; of a waiting job the place in the queue follows."""
+    """Change name, labels, priority or pin, in any state; of a waiting job the place in the queue follows."""
     with sessions.begin() as session:
         job = jobs.lock_own(session, caller.project_id, job_id)
         if job is None:

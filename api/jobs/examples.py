@@ -32,6 +32,7 @@ JOB: dict[str, Any] = {
     "name": "nightly",
     "labels": {"team": "search"},
     "priority": 7,
+    "pinned": False,
     "limits": {"max_runtime_s": 7200, "max_pending_s": 3600},
     "state": "running",
     "state_times": {"queued": "2026-11-22T08:00:00Z", "running": "2026-11-22T08:00:02Z"},

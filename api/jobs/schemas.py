@@ -194,13 +194,15 @@ class JobCreate(PlanCreate):
 
 
 class JobPatch(RequestBody):
-    """What to change; what is not named stays. ``labels`` takes the place of all labels."""
+    """What to change; what is not named stays. ``labels`` takes the place of all labels. A job that is ``pinned`` is
+    deleted by nobody's retention, only by a `DELETE`."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"priority": 9, "labels": {"team": "search"}}]})
 
     name: Text | None = None
     labels: Labels = {}
     priority: Priority = 5
+    pinned: StrictBool = False
 
 
 class JobClone(RequestBody):
@@ -343,6 +345,7 @@ class JobOut(BaseModel):
     name: str | None
     labels: dict[str, str]
     priority: int
+    pinned: bool
     limits: Limits
     state: State
     state_times: dict[State, datetime]

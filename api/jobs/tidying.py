@@ -1,5 +1,5 @@
-"""Jobs that nobody needs any more are forgotten, if the operator wants that, and what killed processes have left of
-deleted ones is removed."""
+"""Jobs that nobody needs any more are forgotten, as the operator and the projects want it, and what killed processes
+have left of deleted ones is removed."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
 from sqlalchemy.orm import Session
 
 from api.settings import Settings
-from api.store import retention
+from api.store import jobs, retention
+from api.store.audit import Caller
 from api.store.engine import Sessions
+from api.store.retention import Keep
+from api.store.states import FINAL
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 3600.0
 ORPHAN_AGE_S = 24 * 3600.0
 _JOB = re.compile(r"job_[0-9a-f]{32}")
+_ARTIFACT = re.compile(r"[0-9a-f]{64}(\.orphan)?")
 
 
 class Tidying:
@@ -46,36 +50,77 @@ class Tidying:
                 pass
         if (days := self._settings.keep_jobs_days) is not None:
             while ids := self._purge_jobs(days):
-                for job_id in ids:
-                    shutil.rmtree(self._settings.artifacts_dir / job_id, ignore_errors=True)
+                self._remove_artifacts(ids)
                 logger.info("%d jobs that ended more than %g days ago were deleted", len(ids), days)
-        self._remove_orphans()
+        for project_id, keep in self._find_policies().items():
+            while ids := self._purge_due(project_id, keep):
+                self._remove_artifacts(ids)
+                logger.info("%d jobs of %s were deleted by its retention policy", len(ids), project_id)
+        remove_orphans(self._settings, self._sessions)
+
+    def _remove_artifacts(self, job_ids: Collection[str]) -> None:
+        for job_id in job_ids:
+            shutil.rmtree(self._settings.artifacts_dir / job_id, ignore_errors=True)
+
+    def _find_policies(self) -> dict[str, Keep]:
+        with self._sessions.begin() as session:
+            return retention.find_policies(session)
+
+    def _purge_due(self, project_id: str, keep: Keep) -> list[str]:
+        service = Caller(project_id, None, frozenset())
+        with self._sessions.begin() as session:
+            return [due.job_id for due in retention.purge_due(session, service, keep)]
 
     def _purge_stories(self, days: float) -> int:
         with self._sessions.begin() as session:
             return retention.purge_stories(session, keep_days=days)
 
-    def _purge_jobs(self, days: float) -> list[str]:
+    def _purge_jobs(self, days: float) -> Collection[str]:
         with self._sessions.begin() as session:
-            return list(retention.purge_jobs(session, keep_days=days))
-
-    def _remove_orphans(self) -> None:
-        """Folders of artifacts whose job is gone: a process was killed between the row and the files.
-
-        A job's row is there before its folder, and its id never comes again: a folder without a row has no owner. A
-        day's patience is for operators who go back to an older copy of the database.
-        """
-        folders = {folder.name: folder for folder in _old_folders(self._settings.artifacts_dir)}
-        with self._sessions.begin() as session:
-            known = retention.find_known(session, folders.keys())
-        for job_id in folders.keys() - known:
-            shutil.rmtree(folders[job_id], ignore_errors=True)
-            logger.info("%s: its artifact was removed, the job is gone", job_id)
+            return retention.purge_jobs(session, keep_days=days)
 
 
-def _old_folders(artifacts_dir: Path) -> Iterator[Path]:
-    before = time.time() - ORPHAN_AGE_S
-    for folder in artifacts_dir.glob("job_*"):
-        with suppress(FileNotFoundError):
-            if _JOB.fullmatch(folder.name) and folder.stat().st_mtime < before:
-                yield folder
+def find_orphans(settings: Settings, sessions: Sessions) -> list[Path]:
+    """Folders of artifacts that have no row: a process was killed between the row and the files.
+
+    A job's row is there before its folder, and its id never comes again: a folder without a row has no owner. In the
+    folder of a job that has ended there may be artifacts that a lost worker brought too late. A day's patience is for
+    operators who go back to an older copy of the database.
+    """
+    folders = {folder.name: folder for folder in settings.artifacts_dir.glob("job_*") if _JOB.fullmatch(folder.name)}
+    with sessions.begin() as session:
+        known = retention.find_known(session, folders.keys())
+        ended = retention.find_artifacts_of_ended(session, folders.keys())
+    gone = [folder for job_id, folder in folders.items() if job_id not in known]
+    late = [
+        folder
+        for job_id, paths in ended.items()
+        for folder in folders[job_id].iterdir()
+        if _ARTIFACT.fullmatch(folder.name) and folder.name not in paths
+    ]
+    return [folder for folder in (*gone, *late) if _is_old(folder)]
+
+
+def remove_orphans(settings: Settings, sessions: Sessions) -> None:
+    for folder in find_orphans(settings, sessions):
+        if folder.parent == settings.artifacts_dir:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            _remove_late(folder, sessions)
+        logger.info("%s was removed: no job has this artifact", folder.relative_to(settings.artifacts_dir))
+
+
+def _remove_late(folder: Path, sessions: Sessions) -> None:
+    """Set aside under the job's lock: else a retry might bring the same artifact and find this one half removed."""
+    aside = folder.with_suffix(".orphan")
+    with sessions.begin() as session:
+        job = jobs.lock(session, folder.parent.name)
+        if job is not None and job.state in FINAL:
+            folder.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _is_old(folder: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return folder.stat().st_mtime < time.time() - ORPHAN_AGE_S
+    return False

@@ -28,6 +28,33 @@ class AuditEntry(Base):
     __table_args__ = (Index("ix_audit_entry_list", "project_id", text("id DESC")),)
 
 
+class RetentionPolicy(Base):
+    """What a project keeps of its jobs that have ended; see ``retention.Keep``. Without a row: all of them."""
+
+    __tablename__ = "retention_policy"
+
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"), primary_key=True)
+    keep_last: Mapped[int | None]
+    keep_days: Mapped[int | None]
+
+    __table_args__ = (CheckConstraint("keep_last > 0 AND keep_days > 0", name="limits"),)
+
+
+class IntegrityFinding(Base):
+    """Something wrong with stored files: what a row names and is not there (``missing``) or has changed (``damaged``),
+    or what no row names (``orphan``)."""
+
+    __tablename__ = "integrity_finding"
+
+    path: Mapped[str] = mapped_column(primary_key=True)  # below the data folder
+    kind: Mapped[str]
+    object_id: Mapped[str | None]
+    detail: Mapped[str]
+    found_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+    __table_args__ = (CheckConstraint("kind IN ('damaged', 'missing', 'orphan')", name="kind"),)
+
+
 class HubToken(Base):
     """A project's token for the Hugging Face Hub, sealed (``vault``). Nothing ever shows it."""
 

@@ -72,7 +72,7 @@ def lock_own(session: Session, project_id: str, job_id: str) -> Job | None:
 
 
 def edit(session: Session, job: Job, changes: Mapping[str, Any]) -> None:
-    """Set what a client may change at any time (``name``, ``labels``, ``priority``) on a locked job."""
+    """Set what a client may change at any time (``name``, ``labels``, ``priority``, ``pinned``) on a locked job."""
     for name, value in changes.items():
         setattr(job, name, value)
     events.add(session, job, NewEvent("job_edited", dict(changes)))

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, SQLColumnExpression, case, func, literal_column, select, text
 from sqlalchemy.orm import Session
 
-from api.store import webhooks
+from api.store import integrity, webhooks
 from api.store import workers as worker_rows
 from api.store.account_tables import WebhookDelivery
 from api.store.states import CLAIMABLE, HELD, State
@@ -40,6 +40,7 @@ class Measures:
     workers: dict[str, int]
     beat_age_s: float
     phase_s: dict[str, tuple[int, float]]
+    integrity: dict[str, int]  # findings by kind
     devices: dict[tuple[str, str, str], dict[str, int]]  # (worker, its number there, name) -> {total, used} bytes
 
 
@@ -68,6 +69,7 @@ def measure(session: Session) -> Measures:
         deliveries=session.scalar(select(func.count()).select_from(WebhookDelivery).where(pending)) or 0,
         delivery_age_s=_age_s(session, select(_oldest(WebhookDelivery.created_at)).where(pending)),
         workers=workers,
+        integrity=integrity.count(session),
         beat_age_s=_age_s(session, select(_oldest(Worker.beat_at))),
         devices=_devices(session),
         phase_s={name: (number, float(total)) for name, number, total in session.execute(_PHASES)},

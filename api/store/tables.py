@@ -160,6 +160,7 @@ class Dataset(Base):
     text_column: Mapped[str]
     statistics: Mapped[dict[str, Any]]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    checked_at: Mapped[datetime | None]  # when its file was last hashed
 
 
 class Upload(Base):
@@ -220,6 +221,7 @@ class Job(Base):
     shard_blocks: Mapped[bool | None]  # None: where memory is short
     nodes: Mapped[int] = mapped_column(SmallInteger, server_default="1")  # workers that do it together
     priority: Mapped[int] = mapped_column(SmallInteger, server_default="5")  # 9 goes first
+    pinned: Mapped[bool] = mapped_column(server_default="false")  # retention passes it over
     max_runtime_s: Mapped[int | None]  # of all attempts together
     max_pending_s: Mapped[int | None]  # from each time that it is queued
     needs_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # the plan's estimate
@@ -357,6 +359,7 @@ class Artifact(Base):
     path: Mapped[str]
     num_bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    checked_at: Mapped[datetime | None]  # when its files were last hashed
 
     __table_args__ = (Index("uq_artifact_manifest", "job_id", "manifest_sha256", unique=True),)
 

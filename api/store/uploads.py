@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 
 from sqlalchemy import DateTime, cast, func, select
@@ -51,6 +51,11 @@ def put_part(session: Session, upload: Upload, part: UploadPart) -> UploadPart |
     session.execute(wanted.on_conflict_do_update(index_elements=["upload_id", "number"], set_=values))
     upload.expires_at = _later()  # type: ignore[assignment]
     return before
+
+
+def find_known(session: Session, upload_ids: Collection[str]) -> set[str]:
+    """Those of ``upload_ids`` that there are."""
+    return set(session.scalars(select(Upload.id).where(Upload.id.in_(upload_ids)))) if upload_ids else set()
 
 
 def delete(session: Session, upload_id: str) -> None:

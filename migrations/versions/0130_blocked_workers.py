@@ -1,14 +1,14 @@
 """Workers that can take no jobs for now say why.
 
 Revision ID: 0130
-Revises: 0110
+Revises: 0120
 """
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0130"
-down_revision = "0110"
+down_revision = "0120"
 branch_labels = None
 depends_on = None
 

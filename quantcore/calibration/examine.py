@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import json
 import math
+import os
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -22,11 +23,15 @@ from quantcore.calibration import files
 from quantcore.calibration.columns import choose_column
 from quantcore.calibration.documents import is_chat, text_of
 from quantcore.errors import CalibrationError, QuantError
+from quantcore.runtime.parent import end_with_parent
 
 MAX_ROWS = 5_000_000
 MAX_TOKEN_ROWS = 20_000
-MAX_MEMORY_BYTES = 8 << 30
-MAX_CPU_S = 300
+MAX_DATA_BYTES = 2 << 30  # of memory that is its own
+MAX_MAPPED_BYTES = 8 << 30  # with all files and libraries
+MAX_WRITTEN_BYTES = 2 << 30  # of a temporary file
+MIN_CPU_S = {"check": 60, "preview": 60, "tokens": 240}
+BYTES_PER_CPU_S = 4 << 20
 MAX_SHOWN_CHARS = 2000
 MAX_SHOWN_MEMBERS = 50
 MAX_SHOWN_DEPTH = 6
@@ -41,8 +46,12 @@ def main(arguments: Sequence[str]) -> int:
     flags.add_argument("--rows", type=int, default=5)
     flags.add_argument("--model", type=Path)
     flags.add_argument("--seq_len", type=int, default=512)
+    flags.add_argument("--parent", type=int, help="the process to end with")
     asked = flags.parse_args(arguments)
-    _limit_self()
+    end_with_parent()
+    if asked.parent not in (None, os.getppid()):
+        return 1  # it went before the kernel was asked
+    _limit_self(asked.file, asked.action)
     actions: dict[str, Callable[[], dict[str, Any]]] = {
         "check": lambda: check(asked.file, asked.column),
         "preview": lambda: preview(asked.file, asked.rows),
@@ -52,8 +61,19 @@ def main(arguments: Sequence[str]) -> int:
         print(json.dumps({"result": actions[asked.action]()}))
         return 0
     except QuantError as error:
-        print(json.dumps({"error": showable(error.to_dict())}))
-        return 1
+        return _refuse(error)
+    except MemoryError:
+        return _refuse(
+            CalibrationError(
+                "The file cannot be read: it needs too much memory.", code="unreadable_file",
+                hint="Give a smaller part of it, or less text in a row.",
+            )
+        )  # fmt: skip
+
+
+def _refuse(error: QuantError) -> int:
+    print(json.dumps({"error": showable(error.to_dict())}))
+    return 1
 
 
 def check(file: Path, column: str | None) -> dict[str, Any]:
@@ -170,10 +190,17 @@ def _plain(messages: list[dict[str, Any]]) -> str:
     return "\n".join(str(one.get("content") or "") for one in messages)
 
 
-def _limit_self() -> None:
+def _limit_self(file: Path, action: str) -> None:
+    """Bound memory, processor time and temporary files."""
     import resource  # the service runs on POSIX systems alone; the rest of this module runs anywhere
 
-    for kind, most in ((resource.RLIMIT_AS, MAX_MEMORY_BYTES), (resource.RLIMIT_CPU, MAX_CPU_S)):
+    limits = {
+        resource.RLIMIT_DATA: MAX_DATA_BYTES,
+        resource.RLIMIT_AS: MAX_MAPPED_BYTES,
+        resource.RLIMIT_FSIZE: MAX_WRITTEN_BYTES,
+        resource.RLIMIT_CPU: MIN_CPU_S[action] + file.stat().st_size // BYTES_PER_CPU_S,
+    }
+    for kind, most in limits.items():
         soft, hard = resource.getrlimit(kind)
         given = [limit for limit in (soft, hard, most) if limit != resource.RLIM_INFINITY]
         resource.setrlimit(kind, (min(given), hard))

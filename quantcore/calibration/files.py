@@ -28,6 +28,7 @@ MAX_RATIO = 100  # unpacked to packed bytes; a thousand equal lines may do bette
 RATIO_COUNTS_FROM_BYTES = 64 << 20
 TEXT_CHUNK_BYTES = 4 << 20
 _PIECE_BYTES = 1 << 16
+_BATCH_ROWS = 64  # of Parquet, in memory at a time
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def _check_size(num_bytes: int, packed_bytes: int | None = None) -> None:
         raise CalibrationError(
             f"The file unpacks to more than the {most >> 20} MiB that are let through.",
             code="archive_too_large",
-            hint=f"At most {MAX_UNPACKED_BYTES >> 30} GiB, and of a .gz {MAX_RATIO} times its own size.",
+            hint=f"At most {MAX_UNPACKED_BYTES >> 30} GiB, and {MAX_RATIO} times the size of the .gz or .parquet.",
         )
 
 
@@ -219,21 +220,38 @@ def _parquet(stream: BinaryIO) -> Iterator[Row]:
         raise CalibrationError(
             "Reading Parquet needs pyarrow.", code="pyarrow_not_installed", hint="pip install pyarrow"
         ) from error
-    number = 0
+    number = num_bytes = 0
     with tempfile.TemporaryFile() as unpacked:
         if not stream.seekable():  # Parquet is read from its end
             while piece := stream.read(_PIECE_BYTES):
                 unpacked.write(piece)
             stream = unpacked
         try:
-            file = parquet.ParquetFile(stream)
+            packed_bytes = stream.seek(0, io.SEEK_END)
+            file = parquet.ParquetFile(stream, buffer_size=1 << 20)
             _check_size(sum(file.metadata.row_group(at).total_byte_size for at in range(file.num_row_groups)))
-            for batch in file.iter_batches(batch_size=256):
+            for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
+                num_bytes += batch.nbytes  # what is said of a dictionary's size does not count how often it is used
+                _check_size(num_bytes, packed_bytes)
+                if batch.nbytes > MAX_ROW_BYTES:
+                    _check_rows([batch.slice(at, 1).nbytes for at in range(len(batch))], number)
                 for values in batch.to_pylist():
                     number += 1
                     yield _row(f"Row {number}", values)
+        except MemoryError as error:
+            raise CalibrationError(
+                f"The {_BATCH_ROWS} rows after row {number} unpack to more than fits into memory.",
+                code="archive_too_large",
+                hint="Give the file with less in a row, or as .jsonl.gz.",
+            ) from error
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise _bad_row(f"The file is not Parquet that can be read ({type(error).__name__})", "") from error
+
+
+def _check_rows(sizes: list[int], num_before: int) -> None:
+    for number, num_bytes in enumerate(sizes, start=num_before + 1):
+        if num_bytes > MAX_ROW_BYTES:
+            raise _too_large(f"Row {number}")
 
 
 def _text(stream: BinaryIO) -> Iterator[Row]:

@@ -48,7 +48,8 @@ REAL_ENGINE: dict[str, Any] = {
 STUB_ENGINE = Path(__file__).with_name("stub_engine.py")
 TABLES = (
     "outbox, event, log_line, attempt, seat, publication, artifact, job, sweep, worker, idempotency_key, upload_part, "
-    "upload, dataset, api_key, sign_in, audit_entry, hub_token, webhook, webhook_delivery"
+    "upload, dataset, api_key, sign_in, audit_entry, hub_token, webhook, webhook_delivery, retention_policy, "
+    "integrity_finding"
 )
 
 

@@ -17,6 +17,7 @@ from fastapi.testclient import TestClient
 from huggingface_hub import constants
 from sqlalchemy import text
 
+from api import turns
 from api.datasets import child, storage
 from api.datasets.tidying import Tidying
 from api.jobs import submission
@@ -198,12 +199,35 @@ def test_a_reader_that_dies_or_hangs_takes_nothing_along(
     started = time.monotonic()
     refused(upload(client), 422, "unreadable_file")
     assert time.monotonic() - started < 5 and stored(settings) == []
-    monkeypatch.setattr(child, "WAIT_S", 0.1)
-    monkeypatch.setattr(child, "_slots", threading.BoundedSemaphore(1))
-    with child._slots:
-        answer = upload(client)
+
+
+def test_a_project_with_too_much_to_read_is_told_to_wait(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, go_on = tmp_path / "reading", tmp_path / "go-on"
+    script = tmp_path / "waits"
+    lines = (f"touch {reading}", f"while [ ! -e {go_on} ]; do sleep 0.05; done", f'exec {sys.executable} "$@"')
+    script.write_text("#!/bin/sh\n" + "\n".join(lines) + "\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(child.sys, "executable", str(script))
+    monkeypatch.setattr(turns, "MAX_WAIT_S", 0.2)
+    answers: list[Any] = []
+    first = threading.Thread(target=lambda: answers.append(upload(client)))
+    first.start()
+    deadline = time.monotonic() + PATIENCE_S
+    while not reading.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    answer = upload(client)
     refused(answer, 503, "busy")
     assert answer.headers["retry-after"] == "5"
+    monkeypatch.setattr(turns, "MAX_WAITING", 0)
+    refused(upload(client), 503, "busy")
+    go_on.touch()
+    first.join()
+    monkeypatch.undo()
+    made(answers[0])
+    made(upload(client))
 
 
 def test_the_reader_has_no_secrets(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from bitfoundry.async_client import AsyncClient
 from bitfoundry.client import Client
 from bitfoundry.datasets import Datasets
 from bitfoundry.errors import ApiError, WaitTimeout
+from bitfoundry.retention import Retention
 from bitfoundry.webhooks import Webhooks
 from tests.integration.conftest import Server, WorkerProcess
 
@@ -24,7 +25,7 @@ from tests.integration.conftest import Server, WorkerProcess
 def test_it_can_do_all_that_the_other_can() -> None:
     twins: dict[type, type] = {
         Client: AsyncClient, Account: async_client.AsyncAccount, Webhooks: async_client.AsyncWebhooks,
-        Datasets: async_client.AsyncDatasets,
+        Datasets: async_client.AsyncDatasets, Retention: async_client.AsyncRetention,
     }  # fmt: skip
     for original, twin in twins.items():
         names = {name for name, member in vars(original).items() if inspect.isfunction(member) and name[0] != "_"}

@@ -61,6 +61,7 @@ def test_the_routes_are_these(document: dict[str, Any]) -> None:
         f"POST {WEBHOOK}/test", f"GET {WEBHOOK}/deliveries", f"POST {WEBHOOK}/deliveries/{{delivery_id}}/redeliver",
         "GET /v1/workers", f"GET {WORKER}", f"POST {WORKER}/drain", f"POST {WORKER}/uncordon",
         "POST /v1/sign-in", "GET /v1/sign-in", "DELETE /v1/sign-in",
+        "GET /v1/retention", "PUT /v1/retention", "POST /v1/retention/preview", "POST /v1/retention/run",
         "GET /v1/audit", "GET /v1/hub-tokens", "PUT /v1/hub-tokens/{name}", "DELETE /v1/hub-tokens/{name}",
     }  # fmt: skip
 
@@ -111,7 +112,7 @@ def test_every_body_has_an_example_that_fits(document: dict[str, Any]) -> None:
     assert bodies == jobs | {
         "PublishTo",
         "ProjectCreate", "ProjectPatch", "KeyCreate", "KeyRotate", "HubTokenPut", "WebhookCreate", "WebhookPatch",
-        "SignInCreate",
+        "SignInCreate", "PolicyIn",
     }  # fmt: skip
     for name, kind in FILES.items():
         assert set(operations(document)[name]["requestBody"]["content"]) == {kind}

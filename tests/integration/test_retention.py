@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -11,12 +12,14 @@ from sqlalchemy import func, select, text
 
 from api.jobs import tidying
 from api.jobs.tidying import Tidying
+from api.security import create_key
 from api.settings import Settings
-from api.store import control, leases
+from api.store import control, leases, projects
 from api.store.engine import Sessions
+from api.store.ids import new_id
 from api.store.leases import Lease
 from api.store.logs import NewLine
-from api.store.tables import Event, Job, LogLine
+from api.store.tables import Event, Job, LogLine, Project
 from tests.integration.conftest import WorkerProcess
 
 Submit = Callable[..., str]
@@ -154,3 +157,103 @@ def test_a_job_that_runs_keeps_its_folder(
         with pytest.raises(Exception, match="cannot"):
             control.cancel(session, job_id)
     assert (Path(path) / "MANIFEST.json").is_file()
+
+
+def policy(client: TestClient, **keep: int | None) -> None:
+    answer = client.put("/v1/retention", json=keep)
+    assert answer.status_code == 200, answer.text
+
+
+def ids(answer: Any) -> list[str]:
+    assert answer.status_code == 200, answer.text
+    return [job["id"] for job in answer.json()["data"]]
+
+
+def failed(sessions: Sessions, submit: Submit, *, days_ago: float) -> str:
+    submit()
+    lease = claim(sessions)
+    with sessions.begin() as session:
+        leases.fail(session, lease, leases.Failure("bad", "bad"), retry_base_s=1)
+        when = {"id": lease.job_id, "days": days_ago}
+        session.execute(
+            text("UPDATE job SET finished_at = finished_at - :days * interval '1 day' WHERE id = :id"), when
+        )
+    return lease.job_id
+
+
+def test_a_project_keeps_what_its_policy_says(
+    client: TestClient, sessions: Sessions, submit: Submit, settings: Settings
+) -> None:
+    other = new_id("prj")
+    with sessions.begin() as session:
+        session.add(Project(id=other, name="other"))
+    made = [ended(sessions, submit, settings, days_ago=days) for days in (50, 40, 30, 20, 1)]
+    jobs = [job_id for job_id, _ in made]
+    bad = [failed(sessions, submit, days_ago=days) for days in (45, 10)]
+    foreign, foreign_folder = ended(sessions, submit, settings, days_ago=100)
+    waiting = submit()
+    with sessions.begin() as session:
+        session.execute(text("UPDATE job SET project_id = :p WHERE id = :id"), {"p": other, "id": foreign})
+    assert client.get("/v1/retention").json()["keep_last"] is None
+    assert ids(client.post("/v1/retention/preview")) == []
+
+    def preview(**keep: int) -> list[str]:
+        return ids(client.post("/v1/retention/preview", json=keep))
+
+    assert preview(keep_days=35) == [jobs[0], bad[0], jobs[1]]
+    assert preview(keep_last=1) == [jobs[0], bad[0], *jobs[1:4]]  # a failure pushes no result out
+    assert preview(keep_last=4, keep_days=5) == [jobs[0]]  # either of the two keeps a job
+    assert client.patch(f"/v1/jobs/{jobs[0]}", json={"pinned": True}, headers={"If-Match": "*"}).json()["pinned"]
+    assert preview(keep_last=4, keep_days=5) == []  # one that is pinned is not counted
+    assert preview(keep_last=1, keep_days=25) == [bad[0], jobs[1], jobs[2]]
+    with sessions.begin() as session:  # an artifact that is on its way somewhere stays until it is there
+        session.execute(
+            text("INSERT INTO publication (id, job_id, project_id, target) VALUES ('p', :id, :project, '{}')"),
+            {"id": jobs[2], "project": projects.DEFAULT},
+        )
+    shown = client.post("/v1/retention/preview", json={"keep_last": 1, "keep_days": 25}).json()
+    assert [job["id"] for job in shown["data"]] == [bad[0], jobs[1]]
+    assert shown["num_pinned"] == 1 and shown["bytes"] == 1 and not shown["has_more"]
+    assert "ended 40.0 days ago, and 25 are kept; 2 jobs that succeeded" in shown["data"][1]["reason"]
+
+    policy(client, keep_last=1, keep_days=25)
+    assert client.get("/v1/retention").json()["keep_days"] == 25
+    Tidying(settings, sessions).tidy()
+    gone, kept = {bad[0], jobs[1]}, {jobs[0], jobs[2], jobs[3], jobs[4], bad[1], foreign, waiting}
+    assert {job_id for job_id in gone | kept if counts(sessions, job_id)[0]} == kept
+    assert [folder.exists() for _, folder in made] == [True, False, True, True, True] and foreign_folder.exists()
+    entries = {each["object_id"]: each for each in client.get("/v1/audit?action=job.purge").json()["data"]}
+    assert entries.keys() == gone and entries[bad[0]]["detail"] == {"keep_last": 1, "keep_days": 25}
+
+    policy(client, keep_last=1)
+    assert ids(client.post("/v1/retention/run")) == [jobs[3]]
+    assert not made[3][1].exists() and ids(client.post("/v1/retention/run")) == []
+    [entry] = client.get(f"/v1/audit?object_id={jobs[3]}&action=job.purge").json()["data"]
+    assert entry["key_id"] is not None
+    policy(client)
+    Tidying(settings.model_copy(update={"keep_jobs_days": 0.5}), sessions).tidy()  # the operator's days
+    left = {jobs[0], jobs[2], waiting}
+    assert {job_id for job_id in kept if counts(sessions, job_id)[0]} == left, "a pin holds against them, too"
+
+
+def test_who_may_set_a_policy_and_to_what(client: TestClient, sessions: Sessions) -> None:
+    for bad in ({"keep_last": 0}, {"keep_days": 0}, {"keep_days": "7"}, {"keep": 1}):
+        assert client.put("/v1/retention", json=bad).status_code == 422
+    writer = {"Authorization": f"Bearer {create_key(sessions, 'w', ['jobs:read', 'jobs:write'])}"}
+    for method, path in (("PUT", "/v1/retention"), ("POST", "/v1/retention/run")):
+        answer = client.request(method, path, json={} if method == "PUT" else None, headers=writer)
+        assert (answer.status_code, answer.json()["code"]) == (403, "insufficient_scope")
+    assert client.post("/v1/retention/preview", json={"keep_last": 1}, headers=writer).status_code == 200
+
+
+def test_more_than_one_answer_lists(
+    client: TestClient, sessions: Sessions, submit: Submit, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.store.retention.BATCH", 2)
+    monkeypatch.setattr("api.retention.endpoints.MAX_SHOWN", 4)
+    for _ in range(7):
+        ended(sessions, submit, settings, days_ago=40)
+    policy(client, keep_last=1)
+    assert client.post("/v1/retention/preview").json()["has_more"]
+    first, second = (client.post("/v1/retention/run").json() for _ in range(2))
+    assert [(len(page["data"]), page["has_more"]) for page in (first, second)] == [(4, True), (2, False)]

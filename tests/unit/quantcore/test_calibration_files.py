@@ -5,6 +5,7 @@ import json
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -161,3 +162,32 @@ def test_the_column_is_chosen_or_given(tmp_path: Path) -> None:
         list(read_documents(CalibrationConfig(source=str(file), column="bodi")))
     assert (caught.value.code, caught.value.allowed) == ("no_text_column", ("text", "body"))
     assert caught.value.field == "/calibration/column"
+
+
+def parquet_of(path: Path, table: Any, **options: Any) -> Path:
+    pq.write_table(table, path, compression="zstd", store_schema=False, **options)
+    return path
+
+
+def test_parquet_that_unfolds_to_much_is_stopped_while_it_does(tmp_path: Path) -> None:
+    """One text in a dictionary that many rows name: the file's own numbers count it once."""
+    dictionary = pa.array(["a " * (1 << 19)])
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 300, pa.int32()), dictionary)
+    bomb = parquet_of(tmp_path / "bomb.parquet", pa.table({"text": column}))
+    assert pq.ParquetFile(bomb).metadata.row_group(0).total_byte_size < 2 << 20 and bomb.stat().st_size < 10_000
+    with pytest.raises(CalibrationError, match="64 MiB") as caught:
+        list(read_rows(bomb))
+    assert caught.value.code == "archive_too_large"
+
+
+def test_a_row_of_parquet_has_a_limit_too(tmp_path: Path) -> None:
+    table = pa.table({"text": ["short", "a" * (files.MAX_ROW_BYTES + 1), "short"]})
+    with pytest.raises(CalibrationError, match="Row 2 is longer than 16 MiB") as caught:
+        list(read_rows(parquet_of(tmp_path / "long.parquet", table)))
+    assert caught.value.code == "row_too_large"
+
+
+def test_parquet_within_the_limits_is_read_whole(tmp_path: Path) -> None:
+    rows = [{"text": f"row {n} " * (n % 50), "tags": [{"a": n}]} for n in range(1000)]
+    path = parquet_of(tmp_path / "good.parquet", pa.Table.from_pylist(rows), row_group_size=300)
+    assert [row.values for row in read_rows(path)] == rows

@@ -1,0 +1,104 @@
+"""Looks at stored files: artifacts and datasets against their hashes, parts of uploads, and files that no row names."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from api.datasets import service, storage
+from api.jobs import tidying
+from api.settings import Settings
+from api.store import datasets, integrity, manifest
+from api.store.engine import Sessions
+from api.store.integrity import Finding, Thing
+from api.store.tables import Artifact, Dataset
+from quantcore.errors import ProofError
+
+CHUNK_BYTES = 4 << 20
+
+Pace = Callable[[int], None]
+"""Is told of every so many bytes that were read, and may wait, or raise what ends the check."""
+
+
+def check(thing: Thing, settings: Settings, pace: Pace) -> list[Finding]:
+    """What is wrong with the files of an artifact or a dataset."""
+    found = _check_artifact(thing, pace) if isinstance(thing, Artifact) else _check_dataset(thing, settings, pace)
+    return [Finding(kind, _shown(path, settings), thing.id, detail) for kind, path, detail in found]
+
+
+def survey(settings: Settings, sessions: Sessions) -> list[Finding]:
+    """Files that are a day old and belong to no row, and parts of uploads that have no file. Reads no file."""
+    orphans = [*tidying.find_orphans(settings, sessions), *service.find_litter(settings, sessions)]
+    with sessions.begin() as session:
+        parts = [*integrity.find_open_parts(session)]
+    paths = {storage.part_path(settings, part.upload_id, part.number, part.sha256): part.upload_id for part in parts}
+    missing = {path: upload_id for path, upload_id in paths.items() if not path.is_file()}
+    with sessions.begin() as session:  # one that has been put anew, or completed, since
+        current = {(part.upload_id, part.number, part.sha256) for part in integrity.find_open_parts(session)}
+    known = {storage.part_path(settings, *part) for part in current}
+    return [
+        *(Finding("orphan", _shown(path, settings), None, "no row names it") for path in orphans),
+        *(
+            Finding("missing", _shown(path, settings), missing[path], "the part of the upload is not there")
+            for path in missing.keys() & known
+        ),
+    ]
+
+
+def remove_orphans(settings: Settings, sessions: Sessions) -> None:
+    """Remove what ``survey`` finds of kind ``orphan``, as the service does by itself once an hour."""
+    tidying.remove_orphans(settings, sessions)
+    service.remove_litter(settings, sessions)
+
+
+_Problem = tuple[str, Path, str]
+
+
+def _check_artifact(artifact: Artifact, pace: Pace) -> Iterator[_Problem]:
+    folder = Path(artifact.path)
+    if not folder.is_dir():
+        yield "missing", folder, "the folder of the artifact is not there"
+        return
+    try:
+        expected = manifest.read(folder)
+    except ProofError:
+        yield "damaged", folder / manifest.MANIFEST, "the manifest is not there, or is none"
+        return
+    if expected.sha256 != artifact.manifest_sha256:
+        yield "damaged", folder / manifest.MANIFEST, f"its SHA-256 is {expected.sha256}, not the artifact's"
+        return
+    for file in expected.files.values():
+        yield from _check_file(folder / file.path, file.sha256, pace)
+    for path in folder.rglob("*"):
+        inside = path.relative_to(folder).as_posix()
+        if (path.is_symlink() or not path.is_dir()) and inside not in expected.files and inside != manifest.MANIFEST:
+            yield "damaged", path, "the manifest does not name it"
+
+
+def _check_dataset(dataset: Dataset, settings: Settings, pace: Pace) -> Iterator[_Problem]:
+    return _check_file(settings.datasets_dir / datasets.file_name(dataset), dataset.sha256, pace)
+
+
+def _check_file(path: Path, sha256: str, pace: Pace) -> Iterator[_Problem]:
+    try:
+        if path.is_symlink() or not path.is_file():
+            yield "missing", path, "the file is not there"
+        elif (found := _hash(path, pace)) != sha256:
+            yield "damaged", path, f"its SHA-256 is {found}, not {sha256}"
+    except OSError as error:
+        yield "damaged", path, f"it cannot be read: {error.strerror}"
+
+
+def _hash(path: Path, pace: Pace) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            pace(len(chunk))
+    return digest.hexdigest()
+
+
+def _shown(path: Path, settings: Settings) -> str:
+    """Below the data folder, which other machines may have elsewhere."""
+    return str(path.relative_to(settings.data_dir) if path.is_relative_to(settings.data_dir) else path)

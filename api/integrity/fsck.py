@@ -1,0 +1,62 @@
+"""``python -m api fsck``: everything that is stored is checked now, and what is wrong is said. It changes no row but
+those of its own findings; with ``--repair`` it removes files that are a day old and that no row names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from api.integrity import check
+from api.settings import Settings
+from api.store import integrity
+from api.store.engine import Sessions, connect, dispose
+from api.store.integrity import Finding, Thing
+from api.store.tables import Artifact, Dataset
+
+
+def run(settings: Settings, *, repair: bool, as_json: bool) -> int:
+    """Print what is wrong; exit status 0 if nothing is."""
+    sessions = connect(settings.database_url.get_secret_value(), pool_size=1)
+    try:
+        num_checked = 0
+        for thing in _things(sessions):
+            num_checked += 1
+            found = check.check(thing, settings, lambda num_bytes: None)
+            with sessions.begin() as session:
+                integrity.record_check(session, thing, found)
+        removed = [found for found in check.survey(settings, sessions) if found.kind == "orphan"] if repair else []
+        if removed:
+            check.remove_orphans(settings, sessions)
+        with sessions.begin() as session:
+            integrity.record_survey(session, check.survey(settings, sessions))
+        with sessions.begin() as session:
+            left = integrity.find_all(session)
+    finally:
+        dispose(sessions)
+    _print(num_checked, left, [each for each in removed if each not in left], as_json)
+    return 1 if left else 0
+
+
+def _things(sessions: Sessions) -> Iterator[Thing]:
+    for table in (Artifact, Dataset):
+        after = ""
+        while True:
+            with sessions.begin() as session:
+                found = integrity.page(session, table, after)
+            if not found:
+                break
+            yield from found
+            after = found[-1].id
+
+
+def _print(num_checked: int, left: list[Finding], removed: list[Finding], as_json: bool) -> None:
+    if as_json:
+        shown = {"findings": [asdict(each) for each in left], "removed": [each.path for each in removed]}
+        print(json.dumps({"num_checked": num_checked} | shown, indent=1))
+        return
+    for finding in left:
+        print(f"{finding.kind:8} {finding.path}: {finding.detail}")
+    for finding in removed:
+        print(f"removed  {finding.path}")
+    print(f"{num_checked} artifacts and datasets checked: {len(left)} findings, {len(removed)} files removed.")

@@ -1,0 +1,73 @@
+"""The routes of retention. The policy itself is carried out once an hour (``api.jobs.tidying``)."""
+
+from __future__ import annotations
+
+import shutil
+
+from fastapi import APIRouter
+
+from api.deps import Context, ContextDep, SessionsDep
+from api.errors import may
+from api.retention.schemas import DueList, PolicyIn, PolicyOut
+from api.security import Admin, Reader
+from api.store import audit, retention
+from api.store.retention import Due, Keep
+from api.strict_json import StrictJsonRoute
+
+MAX_SHOWN = 1000
+
+router = APIRouter(prefix="/retention", tags=["retention"], route_class=StrictJsonRoute)
+
+
+@router.get("")
+def get(caller: Reader, context: ContextDep) -> PolicyOut:
+    """What the project keeps of its jobs that have ended."""
+    with context.sessions.begin() as session:
+        return _show(retention.find_policy(session, caller.project_id), context)
+
+
+@router.put("", responses=may(422))
+def put(body: PolicyIn, caller: Admin, context: ContextDep) -> PolicyOut:
+    """Set what the project keeps. What it does not keep is deleted within the hour: look at the preview first."""
+    with context.sessions.begin() as session:
+        retention.set_policy(session, caller.project_id, body.to_keep())
+        audit.note(session, caller, "retention.set", caller.project_id, **body.model_dump())
+    return _show(body.to_keep(), context)
+
+
+@router.post("/preview", responses=may(422))
+def preview(caller: Reader, sessions: SessionsDep, body: PolicyIn | None = None) -> DueList:
+    """Which jobs would go, and why: by the policy that is set, or by the one in the body. Nothing is changed."""
+    with sessions.begin() as session:
+        keep = body.to_keep() if body else retention.find_policy(session, caller.project_id)
+        due = retention.find_due(session, caller.project_id, keep, limit=MAX_SHOWN + 1)
+        num_pinned = retention.count_pinned(session, caller.project_id)
+    return DueList.of(due[:MAX_SHOWN], keep, num_pinned, has_more=len(due) > MAX_SHOWN)
+
+
+@router.post("/run")
+def run(caller: Admin, context: ContextDep) -> DueList:
+    """Delete now what the policy does not keep, as `DELETE` of each job does; at most a thousand jobs at a time."""
+    removed: list[Due] = []
+    while len(removed) < MAX_SHOWN:
+        with context.sessions.begin() as session:
+            keep = retention.find_policy(session, caller.project_id)
+            gone = retention.purge_due(session, caller, keep)
+        for each in gone:  # after the commit: a row without its files would be a lie
+            shutil.rmtree(context.settings.artifacts_dir / each.job_id, ignore_errors=True)
+        removed += gone
+        if not gone:
+            break
+    with context.sessions.begin() as session:
+        left = retention.find_due(session, caller.project_id, keep, limit=1)
+        num_pinned = retention.count_pinned(session, caller.project_id)
+    return DueList.of(removed, keep, num_pinned, has_more=bool(left))
+
+
+def _show(keep: Keep, context: Context) -> PolicyOut:
+    return PolicyOut(
+        keep_last=keep.last,
+        keep_days=keep.days,
+        service_keep_jobs_days=context.settings.keep_jobs_days,
+        service_keep_logs_days=context.settings.keep_logs_days,
+    )
