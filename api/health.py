@@ -73,8 +73,8 @@ async def live() -> dict[str, str]:
 @router.get("/ready")
 async def ready(request: Request, response: Response) -> dict[str, Any]:
     """A real round trip to the database (503 if it fails, or if its schema is older than this code). Without the broker
-    all works, only slower, and without room on the disk nothing new is taken in: ``degraded``. ``integrity`` counts what
-    is wrong with stored files."""
+    all works, only slower, and without room on the disk nothing new is taken in: ``degraded``. ``integrity`` counts
+    what is wrong with stored files."""
     readiness: Readiness = request.app.state.readiness
     (schema, findings), broker = await readiness.ask()
     fault = disk.look(request.app.state.context.settings).fault()
