@@ -80,7 +80,8 @@ def test_the_ci_job(stack: LocalStack, environment: dict[str, str], tmp_path: Pa
     script = job["steps"][-1]["run"]
     assert job["steps"][-2]["run"] == "pip install .", "no package index has it"
     assert {"MODEL", "CONFIG"} <= job["env"].keys()
-    given = {"MODEL": str(stack.home.parent / "model"), "CONFIG": "int8_dynamic", "GITHUB_STEP_SUMMARY": str(tmp_path / "s")}
+    model = str(stack.home.parent / "model")
+    given = {"MODEL": model, "CONFIG": "int8_dynamic", "GITHUB_STEP_SUMMARY": str(tmp_path / "s")}
     said = run(ROOT / script, environment=environment | given)
     assert "succeeded" in said and "worker: the engine has ended with status 0" in said
     assert "succeeded" in (tmp_path / "s").read_text()
