@@ -33,8 +33,8 @@ def stack() -> Iterator[LocalStack]:
         patch.delenv("DATABASE_URL", raising=False)
         patch.delenv("BROKER_URL", raising=False)
         with LocalStack(Path(folder) / "home", 0, model_roots=[Path(folder)]) as stack:
-            tiny_model(stack.home / "model")
-            tiny_model(stack.home / "deep", num_hidden_layers=NUM_BLOCKS)
+            tiny_model(stack.home.parent / "model")
+            tiny_model(stack.home.parent / "deep", num_hidden_layers=NUM_BLOCKS)
             yield stack
 
 

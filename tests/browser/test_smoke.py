@@ -68,7 +68,7 @@ def test_a_job_is_planned_started_and_cancelled(signed_in: Page, stack: LocalSta
     plan = page.get_by_role("region", name="Plan")
     expect(plan.get_by_role("alert")).to_be_visible()  # there is no such model
     expect(page.get_by_role("button", name="Start the job")).to_be_disabled()
-    page.get_by_role("textbox", name="Folder").fill(str(stack.home / "model"))
+    page.get_by_role("textbox", name="Folder").fill(str(stack.home.parent / "model"))
     expect(page.get_by_text("seq_len is 512, but the model reads at most 256").first).to_be_visible()
     page.get_by_label("Tokens of a sample").fill("64")
     expect(plan.get_by_text("21 in 3 blocks")).to_be_visible()
@@ -94,7 +94,7 @@ def test_the_form_says_how_a_result_is_measured_and_where_it_goes(
 ) -> None:
     page = signed_in
     page.goto("/ui/jobs/new")
-    page.get_by_role("textbox", name="Folder").fill(str(stack.home / "model"))
+    page.get_by_role("textbox", name="Folder").fill(str(stack.home.parent / "model"))
     page.get_by_label("Tokens of a sample").fill("64")
     page.get_by_label("Name", exact=True).fill("measured")
     page.get_by_label("A missed limit").select_option(label="fails the job; the artifact is kept apart")

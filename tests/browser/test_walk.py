@@ -25,7 +25,7 @@ def finished(stack: LocalStack) -> list[Job]:
     """Three runs of one model that have succeeded."""
     with Client(stack.url, stack.api_key) as client:
         jobs = [
-            client.submit(stack.home / "model", config=preset, calibration=CALIBRATION, name=f"as {preset}")
+            client.submit(stack.home.parent / "model", config=preset, calibration=CALIBRATION, name=f"as {preset}")
             for preset in ("fp8", "w4a16", "int8_dynamic")
         ]
         return [client.wait(job.id, timeout_s=JOB_LIMIT_MS / 1000) for job in jobs]
@@ -49,7 +49,7 @@ def test_a_run_is_started_watched_and_proven(
 ) -> None:
     page = signed_in
     page.get_by_role("link", name="New job").first.click()
-    page.get_by_role("textbox", name="Folder").fill(str(stack.home / "deep"))
+    page.get_by_role("textbox", name="Folder").fill(str(stack.home.parent / "deep"))
     page.get_by_label("Samples").fill("8")
     page.get_by_label("Tokens of a sample").fill("128")
     page.get_by_label("Name", exact=True).fill("watched")
@@ -115,7 +115,7 @@ def test_runs_are_compared(signed_in: Page, finished: list[Job], check_accessibl
 def test_a_running_job_is_cancelled_in_the_list(signed_in: Page, stack: LocalStack, client: Client) -> None:
     page = signed_in
     jobs = [
-        client.submit(stack.home / "deep", config="w4a16", calibration=CALIBRATION, name=f"unwanted {n}")
+        client.submit(stack.home.parent / "deep", config="w4a16", calibration=CALIBRATION, name=f"unwanted {n}")
         for n in (1, 2)
     ]
     expect(page.get_by_role("row").filter(has_text="unwanted 1")).to_contain_text("Running", timeout=JOB_LIMIT_MS)
@@ -154,7 +154,7 @@ def test_a_dataset_is_uploaded_and_looked_into(
 
 def test_a_run_goes_on_live_when_the_service_comes_back(signed_in: Page, stack: LocalStack, client: Client) -> None:
     page = signed_in
-    job = client.submit(stack.home / "deep", config="fp8", calibration=CALIBRATION, name="through a break")
+    job = client.submit(stack.home.parent / "deep", config="fp8", calibration=CALIBRATION, name="through a break")
     page.goto(f"/ui/jobs/{job.id}")
     expect(page.locator("main .state").first).to_contain_text("Running", timeout=JOB_LIMIT_MS)
     stack._programs["api"].kill()

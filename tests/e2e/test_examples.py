@@ -27,7 +27,7 @@ def stack() -> Iterator[LocalStack]:
         patch.delenv("DATABASE_URL", raising=False)
         patch.delenv("BROKER_URL", raising=False)
         with LocalStack(Path(folder) / "home", 0, model_roots=[Path(folder)]) as stack:
-            tiny_model(stack.home / "model", max_position_embeddings=1024)
+            tiny_model(stack.home.parent / "model", max_position_embeddings=1024)
             yield stack
 
 
@@ -49,7 +49,7 @@ def run(*command: object, environment: dict[str, str]) -> str:
 
 def test_the_shell_script(stack: LocalStack, environment: dict[str, str], tmp_path: Path) -> None:
     script = EXAMPLES / "submit_and_wait.sh"
-    said = run(script, stack.home / "model", "int8_dynamic", tmp_path / "result", environment=environment)
+    said = run(script, stack.home.parent / "model", "int8_dynamic", tmp_path / "result", environment=environment)
     assert said.strip().endswith(f"is in {tmp_path / 'result'}")
     assert (tmp_path / "result" / "MANIFEST.json").is_file() and list((tmp_path / "result").rglob("config.json"))
     refused = subprocess.run([script, "/etc", "fp8", tmp_path / "no"], env=environment, capture_output=True, text=True)
@@ -57,7 +57,7 @@ def test_the_shell_script(stack: LocalStack, environment: dict[str, str], tmp_pa
 
 
 def test_the_pipeline(stack: LocalStack, environment: dict[str, str], tmp_path: Path) -> None:
-    command = (sys.executable, EXAMPLES / "pipeline.py", stack.home / "model", tmp_path / "best")
+    command = (sys.executable, EXAMPLES / "pipeline.py", stack.home.parent / "model", tmp_path / "best")
     said = run(*command, environment=environment)
     assert "is in" in said
     assert (tmp_path / "best" / "MANIFEST.json").is_file()
@@ -68,8 +68,8 @@ def test_the_schedulers_task(stack: LocalStack, environment: dict[str, str]) -> 
     assert spec and spec.loader
     task = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(task)
-    first = task.quantize(str(stack.home / "model"), "int8_dynamic", run_id="manual__1")
-    assert task.quantize(str(stack.home / "model"), "int8_dynamic", run_id="manual__1") == first
+    first = task.quantize(str(stack.home.parent / "model"), "int8_dynamic", run_id="manual__1")
+    assert task.quantize(str(stack.home.parent / "model"), "int8_dynamic", run_id="manual__1") == first
     with Client(stack.url, stack.api_key) as client:
         assert [job.id for job in client.list(text="manual__1")] == [first]
 
@@ -80,7 +80,8 @@ def test_the_ci_job(stack: LocalStack, environment: dict[str, str], tmp_path: Pa
     script = job["steps"][-1]["run"]
     assert job["steps"][-2]["run"] == "pip install .", "no package index has it"
     assert {"MODEL", "CONFIG"} <= job["env"].keys()
-    given = {"MODEL": str(stack.home / "model"), "CONFIG": "int8_dynamic", "GITHUB_STEP_SUMMARY": str(tmp_path / "s")}
+    model = str(stack.home.parent / "model")
+    given = {"MODEL": model, "CONFIG": "int8_dynamic", "GITHUB_STEP_SUMMARY": str(tmp_path / "s")}
     said = run(ROOT / script, environment=environment | given)
     assert "succeeded" in said and "worker: the engine has ended with status 0" in said
     assert "succeeded" in (tmp_path / "s").read_text()

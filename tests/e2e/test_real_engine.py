@@ -29,14 +29,14 @@ LIMIT_S = 300.0
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[LocalStack]:
-    """A stack whose leases are short, and which may read models below its home."""
+    """A stack whose leases are short, and which may read models beside its home."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="bf-test-", dir="/tmp") as folder:
         for name, value in SHORT_TIMES.items():
             patch.setenv(name, value)
         patch.delenv("DATABASE_URL", raising=False)
         patch.delenv("BROKER_URL", raising=False)
         with LocalStack(Path(folder) / "home", 0, model_roots=[Path(folder)]) as stack:
-            tiny_model(stack.home / "model")
+            tiny_model(stack.home.parent / "model")
             yield stack
 
 
@@ -67,7 +67,7 @@ def engines() -> list[psutil.Process]:
 
 
 def test_a_job_ends_in_a_proven_artifact(stack: LocalStack, client: Client, tmp_path: Path) -> None:
-    model = stack.home / "model"
+    model = stack.home.parent / "model"
     planned = client.plan(model, config="fp8", calibration=CALIBRATION, export=EXPORTS)
     assert planned["num_blocks"] == 3
     job = client.submit(model, config="fp8", calibration=CALIBRATION, export=EXPORTS, labels={"e2e": "1"})
@@ -100,7 +100,7 @@ def test_the_containers_health_check_is_satisfied(stack: LocalStack) -> None:
 
 
 def test_a_cancel_ends_the_engine(stack: LocalStack, client: Client) -> None:
-    job = client.submit(stack.home / "model", config="w4a16", calibration=CALIBRATION)
+    job = client.submit(stack.home.parent / "model", config="w4a16", calibration=CALIBRATION)
     wait_until(stack, client, job, lambda job: job.state == "running")
     client.cancel(job.id)
     assert wait_until(stack, client, job, lambda job: job.is_final).state == "cancelled"
@@ -110,7 +110,7 @@ def test_a_cancel_ends_the_engine(stack: LocalStack, client: Client) -> None:
 
 @pytest.mark.slow
 def test_a_job_survives_its_worker(stack: LocalStack, client: Client) -> None:
-    job = client.submit(stack.home / "model", config="int8_dynamic", calibration=CALIBRATION)
+    job = client.submit(stack.home.parent / "model", config="int8_dynamic", calibration=CALIBRATION)
     wait_until(stack, client, job, lambda job: job.state == "running" and bool(engines()))
     orphans = engines()
     os.kill(stack._programs["worker"].pid, signal.SIGKILL)
