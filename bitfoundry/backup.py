@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -31,6 +32,7 @@ MANIFEST = "MANIFEST.json"
 SECRET_KEY = "secret.key"
 FOLDERS = ("artifacts/job_*", "datasets/*", "uploads/upl_*")
 CHUNK_BYTES = 1 << 20
+CLEAR_LIMIT_S = 20.0
 
 
 def back_up(home: Path, target: Path, say: Say) -> None:
@@ -226,11 +228,15 @@ def _load(fresh: Path, home: Path, manifest: dict[str, Any]) -> None:
 
 
 def _clear(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != "stack.lock":
-            path.unlink()
+    """Remove all but the lock. Processes of a restore that was killed may still be ending, and write meanwhile."""
+    limit = time.monotonic() + CLEAR_LIMIT_S
+    while left := [path for path in folder.iterdir() if path.name != "stack.lock"]:
+        if time.monotonic() > limit:
+            raise StackError(f"{left[0]} cannot be removed", hint="remove it, then try again")
+        for path in left:
+            with suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        time.sleep(0.1)
 
 
 def _damaged(source: Path, why: str) -> StackError:
