@@ -62,7 +62,7 @@ ALLOWED = {
         "api.store.manifest": 2,
         "api.store.vault": 3,
         "api.datasets.storage": 3,
-        "api.datasets.uploads": 1,
+        "api.integrity.check": 1,
         "api.dashboard": 1,
         "worker.workspace": 1,
         "worker.member": 1,

@@ -71,6 +71,7 @@ def test_submit_answers_with_the_whole_job(client: TestClient, make_model: MakeM
         "summary": None,
         "artifact": None,
         "cancel_requested": False,
+        "pinned": False,
     }
     assert job["config"]["global_quant_config"]["weight"]["dtype"] == "int8"
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", job["created_at"])
