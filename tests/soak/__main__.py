@@ -44,6 +44,9 @@ def soak(seed: int, minutes: float, *, pause_s: float = 4.0) -> list[str]:
         ends = Counter(known.final for known in client.jobs.values())
         print(f"faults: {dict(counted)}\njobs: {dict(ends)}")
         print(f"requests: {client.num_sent}, of which {client.num_unavailable} found the service away")
+        print(f"checks: {client.num_checks}, of which {client.num_blind} found the database away")
+        if client.num_blind > client.num_checks / 2:
+            wrong = [*wrong, "most checks saw nothing"]
         if wrong:
             kept = folder / "kept"
             shutil.copytree(service.seen_home / "logs", kept)

@@ -40,6 +40,8 @@ class Client:
     broken: list[str] = field(default_factory=list)
     num_sent: int = 0
     num_unavailable: int = 0
+    num_checks: int = 0
+    num_blind: int = 0  # checks for which the database was away
 
     def act(self) -> None:
         """One request or a few of them."""

@@ -36,12 +36,14 @@ FROM job LEFT JOIN artifact ON artifact.id = job.artifact_id
 def check_now(client: Client) -> list[str]:
     """What is wrong at this moment. Nothing can be said while the database is away."""
     wrong = [*client.broken]
+    client.num_checks += 1
     try:
         with client.service.database() as connection:
             rows = connection.execute(JOBS).fetchall()
             attempts = {row["job_id"]: row for row in connection.execute(ATTEMPTS).fetchall()}
             events = {row["job_id"]: row for row in connection.execute(EVENTS).fetchall()}
     except psycopg.Error:
+        client.num_blind += 1
         return wrong
     for row in rows:
         known = client.jobs.get(row["id"])

@@ -138,11 +138,11 @@ class Service:
         socket = next(iter(_sockets(self.part("postgres"))), None)
         if socket is None:
             raise psycopg.OperationalError("PostgreSQL does not run")
-        options = "-c statement_timeout=5000 -c default_transaction_isolation='repeatable read'"
         with psycopg.connect(
-            host=str(socket), dbname="bitfoundry", user="postgres", connect_timeout=5, options=options,
-            row_factory=dict_row,
+            host=str(socket), dbname="bitfoundry", user="postgres", connect_timeout=5,
+            options="-c statement_timeout=5000", row_factory=dict_row,
         ) as connection:  # fmt: skip
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             yield connection
 
     def await_ready(self) -> None:
