@@ -9,6 +9,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from bitfoundry.client import Client
 from bitfoundry.local import LocalStack
+from tests.factories import tiny_model
 
 PAGES = {
     "/": "Runs",
@@ -146,3 +147,27 @@ def test_a_lost_connection_is_said_and_comes_back(signed_in: Page, context: Brow
     context.set_offline(False)
     expect(notice).to_be_hidden()
     expect(signed_in.get_by_role("heading", name="Runs")).to_be_visible()
+
+
+HOSTILE = {
+    "an element": "<img src=x onerror=\"document.title='owned'\">",
+    "a script": "\"><script>document.title='owned'</script>",
+    "one long word": "W" * 200,
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_name_is_text(signed_in: Page, client: Client, stack: LocalStack, case: str) -> None:
+    page, name = signed_in, HOSTILE[case]
+    model = stack.home.parent / name.replace("/", " ")
+    tiny_model(model)
+    job = client.submit(model, config="fp8", calibration={"num_samples": 2, "seq_len": 64}, name=name)
+    page.goto(f"/ui/jobs/{job.id}")
+    expect(page.get_by_role("heading", name=name)).to_be_visible()
+    page.get_by_role("tab", name="Config").click()
+    page.set_viewport_size({"width": 390, "height": 740})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.goto("/ui/")
+    page.get_by_role("heading", name="Runs").wait_for()
+    expect(page.get_by_text(name).first).to_be_visible()
+    assert page.title() != "owned" and page.locator("img[src=x]").count() == 0
