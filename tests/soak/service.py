@@ -70,7 +70,7 @@ class Service:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.kill()
         self._holder.kill()
-        self._holder.wait()
+        self._holder.communicate()
 
     @property
     def seen_home(self) -> Path:
@@ -100,14 +100,15 @@ class Service:
         """End it in order. Returns its exit status."""
         assert self._up is not None
         self._up.send_signal(signal.SIGTERM)
-        return self._up.wait(READY_S)
+        self._up.communicate(timeout=READY_S)
+        return self._up.returncode
 
     def kill(self) -> None:
         """End it at once. All that it has started ends with it."""
         assert self._up is not None
         below = self.processes()
         self._up.kill()
-        self._up.wait()
+        self._up.communicate()
         _, alive = psutil.wait_procs(below, timeout=40)
         if alive:
             raise AssertionError(f"these outlived `up`: {[process.cmdline() for process in alive]}")
