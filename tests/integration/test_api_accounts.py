@@ -470,9 +470,10 @@ EVERY_CHANGE = {
     ("POST", "/v1/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver"): "webhook.redeliver",
     ("DELETE", "/v1/webhooks/{webhook_id}"): "webhook.delete",
 }
-NO_CHANGE = {("POST", "/v1/plans")}
-ELSEWHERE = {  # test_publishing, test_api_signin
+NO_CHANGE = {("POST", "/v1/plans"), ("POST", "/v1/retention/preview")}
+ELSEWHERE = {  # test_publishing, test_api_signin, test_retention
     ("POST", "/v1/jobs/{job_id}/publish"), ("POST", "/v1/sign-in"), ("DELETE", "/v1/sign-in"),
+    ("PUT", "/v1/retention"), ("POST", "/v1/retention/run"),
 }  # fmt: skip
 UPLOAD = "/v1/uploads/{upload_id}"
 OF_DATASETS = {  # what makes a dataset, or ends one: below. Parts of one that is not whole yet are no change

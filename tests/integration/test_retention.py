@@ -218,6 +218,7 @@ def test_a_project_keeps_what_its_policy_says(
 
     policy(client, keep_last=1, keep_days=25)
     assert client.get("/v1/retention").json()["keep_days"] == 25
+    assert client.get("/v1/audit?action=retention.set").json()["data"][0]["detail"]["keep_days"] == 25
     Tidying(settings, sessions).tidy()
     gone, kept = {bad[0], jobs[1]}, {jobs[0], jobs[2], jobs[3], jobs[4], bad[1], foreign, waiting}
     assert {job_id for job_id in gone | kept if counts(sessions, job_id)[0]} == kept
