@@ -33,6 +33,7 @@ class AsyncAccount(Twin[Account]):
     projects = asked(Account.projects)
     create_project = asked(Account.create_project)
     edit_project = asked(Account.edit_project)
+    usage = asked(Account.usage)
     workers = asked(Account.workers)
     order_worker = asked(Account.order_worker)
     audit = streamed(Account.audit)
