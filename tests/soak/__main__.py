@@ -41,8 +41,8 @@ def soak(seed: int, minutes: float, *, pause_s: float = 4.0) -> list[str]:
             time.sleep(draw.random() * pause_s)
             wrong = wrong or check_now(client)
         wrong = wrong or come_to_rest(client) or [*check_now(client), *check_at_rest(client)]
-        ends = Counter(known.final for known in client.jobs.values())
-        print(f"faults: {dict(counted)}\njobs: {dict(ends)}")
+        ends = Counter(f"{known.mode} {known.code or known.final}" for known in client.jobs.values())
+        print(f"faults: {dict(counted)}\njobs: {dict(sorted(ends.items()))}")
         print(f"requests: {client.num_sent}, of which {client.num_unavailable} found the service away")
         print(f"checks: {client.num_checks}, of which {client.num_blind} found the database away")
         if client.num_blind > client.num_checks / 2:

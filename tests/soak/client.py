@@ -25,6 +25,7 @@ class Known:
 
     mode: str
     final: str = ""
+    code: str = ""  # of its failure
     may_move: bool = False  # it was asked to retry: what was final may change
     may_be_gone: bool = False
 

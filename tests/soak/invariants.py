@@ -64,6 +64,7 @@ def _check_job(row: dict[str, Any], known: Known | None) -> Iterator[str]:
             yield f"it was {known.final} and is {state}"
         if state in FINAL:
             known.final, known.may_move = state, known.may_move and state != "succeeded"
+            known.code = row["error"]["code"] if state == "failed" else ""
         if state == "failed" and row["error"]["code"] not in {OWN_CODES.get(known.mode), *CODES_OF_FAULTS}:
             yield f"it failed with {row['error']}"
         if state == "succeeded" and known.mode in OWN_CODES:
