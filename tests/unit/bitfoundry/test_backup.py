@@ -115,7 +115,7 @@ def test_a_running_stack_there_and_back(home: Path, tmp_path: Path, monkeypatch:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("BITFOUNDRY_ENGINE_COMMAND", f"{sys.executable} -S {STUB_ENGINE}")
     file, there = tmp_path / "a.backup", home.with_name("there")
-    with LocalStack(home, 0) as stack, Client(stack.url, stack.api_key) as client:
+    with LocalStack(home, 0, model_roots=[home.parent]) as stack, Client(stack.url, stack.api_key) as client:
         job = client.submit(make_model(home), config="int8_dynamic")
         assert client.wait(job.id, timeout_s=120).state == "succeeded"
         before = {each.path: each.sha256 for each in client.artifacts(job.id)}

@@ -44,6 +44,7 @@ def up(home: Path) -> Iterator[Up]:
 
     def start(prepare: Callable[[], None] = _hear_interrupts) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "bitfoundry", "up", "--home", str(home), "--port", "0", "--json"]
+        command += ["--models", str(home.parent)]
         environment = {name: value for name, value in os.environ.items() if name not in {"DATABASE_URL", "BROKER_URL"}}
         environment["PYTHONFAULTHANDLER"] = "1"
         process = subprocess.Popen(
@@ -115,8 +116,8 @@ def new_child(process: subprocess.Popen[str], program: str, before: int) -> bool
 
 
 def make_model(home: Path) -> Path:
-    """Enough of one to be planned; its job fails."""
-    folder = home / "model"
+    """Enough of one to be planned, beside the home; its job fails."""
+    folder = home.with_name("model")
     folder.mkdir(parents=True, exist_ok=True)
     config = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "max_position_embeddings": 1024}
     (folder / "config.json").write_text(json.dumps(config))
