@@ -56,7 +56,7 @@ def read_onnx_headers(folder: Path) -> dict[str, TensorHeader]:
     corrupt = {"code": "invalid_onnx", "hint": "The files are damaged or do not belong together."}
     try:
         with open_file(folder / FILE_NAME, max_bytes=MAX_GRAPH_BYTES) as file:
-            graph = onnx.load(file, load_external_data=False).graph
+            graph = onnx.load_model_from_string(file.read()).graph
         with open_file(folder / DATA_NAME) as file:
             size = os.fstat(file.fileno()).st_size
     except (OSError, DecodeError) as error:
