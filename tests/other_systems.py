@@ -49,12 +49,11 @@ def open_(path, flags, *rest, **options):
     handle = os.open(path, flags & ~BINARY, *rest, **options)
     if SYSTEM == "win32" and flags & (os.O_RDWR | os.O_WRONLY) and not flags & BINARY:
         raise AssertionError(f"{{path}} is opened for text")
-    writable[handle] = bool(flags & (os.O_RDWR | os.O_WRONLY))
     return handle
 
 
 def fsync(handle):
-    if SYSTEM == "win32" and not writable.get(handle, True):
+    if SYSTEM == "win32" and real_import("fcntl").fcntl(handle, 3) & 3 == os.O_RDONLY:  # 3: F_GETFL, O_ACCMODE
         raise OSError(9, "only a file that may be written can be synced")
     os.fsync(handle)
 
@@ -81,7 +80,7 @@ def usage_in_bytes(who):
     return types.SimpleNamespace(ru_maxrss=resource.getrusage(who).ru_maxrss * 1024)
 
 
-writable, BINARY = {{}}, 1 << 40
+BINARY = 1 << 40
 
 
 def replaced(name, module):
