@@ -96,16 +96,16 @@ TOOLS := build/tools/bin
 LOCK := $(TOOLS)/uv pip compile pyproject.toml -c constraints.txt --generate-hashes --python-platform linux \
   --python-version 3.12 --no-annotate --custom-compile-command "make locks" --quiet --extra service --extra tracing
 .PHONY: locks sbom soak
-locks: $(TOOLS)  ## write locks/: the hashes of what the containers install, after a change of pyproject.toml or constraints.txt
+locks: $(TOOLS)/uv  ## write locks/: the hashes of what the containers install, after a change of pyproject.toml or constraints.txt
 	@$(LOCK) > locks/service.txt
 	@$(LOCK) --extra engine --extra eval --no-emit-package torch \
 	  | awk '/^[a-z]/ {kept = !/^(cuda|nvidia|triton)/} kept || /^#/' > locks/worker.txt
 
-sbom: $(TOOLS)  ## list what the containers install, as CycloneDX, in build/
+sbom: $(TOOLS)/uv  ## list what the containers install, as CycloneDX, in build/
 	@for image in service worker; do $(TOOLS)/cyclonedx-py requirements locks/$$image.txt -o build/$$image.cdx.json; done
 	@ls build/*.cdx.json
 
-$(TOOLS):
+$(TOOLS)/uv:
 	@"$(PYTHON)" -m venv build/tools
 	@$(TOOLS)/python $(PIP) cyclonedx-bom==7.5.0 uv==0.13.9
 

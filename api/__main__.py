@@ -20,12 +20,12 @@ import uvicorn.config
 from fastapi import FastAPI
 
 from api import json_log, tracing
-from api.front import BoundedProtocol
+from api.http.front import BoundedProtocol
+from api.http.security import SCOPES, create_key
 from api.integrity import fsck
 from api.main import create_app
-from api.security import SCOPES, create_key
 from api.settings import Settings
-from api.store import keys
+from api.store.accounts import keys
 from api.store.engine import connect, dispose
 from quantcore.errors import ConfigError
 from quantcore.runtime.parent import end_with_parent

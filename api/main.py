@@ -13,37 +13,21 @@ from sqlalchemy.orm import Session
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api import (
-    audit,
-    catalog,
-    dashboard,
-    datasets,
-    errors,
-    health,
-    hub_tokens,
-    jobs,
-    keys,
-    metrics,
-    projects,
-    retention,
-    signin,
-    sweeps,
-    webhooks,
-    workers,
-)
-from api.deps import Context
-from api.feed import Feed
+from api import audit, catalog, datasets, hub_tokens, jobs, keys, projects, retention, signin, sweeps, webhooks, workers
+from api.http import dashboard, errors, health, metrics
+from api.http.deps import Context
+from api.http.feed import Feed
+from api.http.rate_limit import RateLimiter
+from api.http.security import authenticate
+from api.http.stream_seats import StreamSeats
+from api.http.trace_requests import TraceRequests
 from api.integrity.watch import Watch
 from api.jobs.tidying import Tidying
 from api.json_log import request_id as current_request_id
-from api.rate_limit import RateLimiter
-from api.security import authenticate
 from api.settings import Settings
 from api.store.engine import connect, dispose
-from api.store.upkeep import Upkeep
-from api.store.wakeups import make_celery, sender
-from api.stream_seats import StreamSeats
-from api.trace_requests import TraceRequests
+from api.store.queue.upkeep import Upkeep
+from api.store.queue.wakeups import make_celery, sender
 from api.webhooks.deliverer import Deliverer
 
 NUM_THREADS = 20  # more than there are connections: some wait for the Hub, or read files

@@ -27,9 +27,9 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from api.store.vault import Vault
+from quantcore.checkpoint.opening import resolved
 from quantcore.errors import ModelError, PublishError
-from quantcore.opening import resolved
-from quantcore.publishing.target import check_url, is_below, is_url, real_url
+from quantcore.hub.target import check_url, is_below, is_url, real_url
 
 
 def _split_folders(value: Any) -> Any:

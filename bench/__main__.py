@@ -65,9 +65,9 @@ def measure(program: str, model: str, model_bytes: int, command: list[str]) -> R
 
 
 def engine_task(folder: Path, model_dir: Path, preset: str) -> list[str]:
-    from quantcore import presets
-    from quantcore.config import CalibrationConfig
-    from quantcore.task import EvaluationConfig, Task
+    from quantcore.config import presets
+    from quantcore.config.quantization import CalibrationConfig
+    from quantcore.config.task import EvaluationConfig, Task
 
     task = Task(
         model_dir=model_dir,

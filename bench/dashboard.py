@@ -19,10 +19,11 @@ from typing import Any
 
 from playwright.sync_api import Page, expect
 
-from api.store import control, events, jobs, projects
+from api.store.accounts import projects
 from api.store.engine import connect, dispose
-from api.store.events import NewEvent
-from bitfoundry.local import LocalStack
+from api.store.queue import control, events, jobs
+from api.store.queue.events import NewEvent
+from bitfoundry.local.stack import LocalStack
 from tests.browser.chromium import open_browser
 
 RESULTS = Path(__file__).parent / "results"

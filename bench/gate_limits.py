@@ -1,4 +1,4 @@
-"""What the schemes cost on one model: the measurements behind the limits in ``quantcore/evaluation/gates.py``.
+"""What the schemes cost on one model: the measurements behind the limits in ``quantcore/proof/gates.py``.
 
 usage: python -m bench.gate_limits MODEL_DIR [PRESET ...]    one JSON line a preset
 """
@@ -10,13 +10,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from quantcore import presets
+from quantcore.config import presets
+from quantcore.config.task import EvaluationConfig, Task
 from quantcore.errors import QuantError
 from quantcore.events import silence
 from quantcore.export import formats_for
-from quantcore.pipeline import run
+from quantcore.pipeline.job import run
 from quantcore.runtime.devices import limit_threads
-from quantcore.task import EvaluationConfig, Task
 
 PRESETS = (
     "int8_weight_only int8_dynamic int8_static int8 fp8 fp8_dynamic mxfp8 gguf_q8_0 gguf_q6_k mxfp6_e3m2 gguf_q5_1"

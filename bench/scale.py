@@ -27,10 +27,10 @@ from safetensors.torch import save_file
 
 from bench.process_tree import watch
 from bench.random_model import VOCAB, block_bytes, write_random_model
-from quantcore import presets
-from quantcore.algorithms import config_of
-from quantcore.config import CalibrationConfig, parse_config
-from quantcore.task import EvaluationConfig, Task
+from quantcore.config import presets
+from quantcore.config.algorithms import config_of
+from quantcore.config.quantization import CalibrationConfig, parse_config
+from quantcore.config.task import EvaluationConfig, Task
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"

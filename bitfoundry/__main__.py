@@ -1,5 +1,5 @@
 """`python -m bitfoundry` is the command `bitfoundry`."""
 
-from bitfoundry.cli import main
+from bitfoundry.commands.main import main
 
 main()

@@ -8,8 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from bitfoundry.answers import Job
-from bitfoundry.async_client import AsyncClient
+from bitfoundry.client import AsyncClient, Job
 
 PRESETS = ("fp8", "int8_dynamic", "w4a16")
 MAX_GROWTH = 1.05

@@ -5,10 +5,10 @@ import os
 from alembic import context
 from sqlalchemy import create_engine
 
-import api.store.account_tables
-import api.store.publication_table
-import api.store.seat_table  # noqa: F401  their tables are part of the metadata
-from api.store.tables import Base
+import api.store.tables.accounts
+import api.store.tables.publications
+import api.store.tables.seats  # noqa: F401  their tables are part of the metadata
+from api.store.tables.jobs import Base
 
 config = context.config
 database_url = config.attributes.get("database_url") or os.environ.get("DATABASE_URL")

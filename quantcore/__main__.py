@@ -2,6 +2,6 @@
 
 import sys
 
-from quantcore.cli import main
+from quantcore.cli.main import main
 
 sys.exit(main())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TextIO
@@ -78,7 +79,7 @@ class Warned(Event):
 
 @dataclass(frozen=True)
 class GatesJudged(Event):
-    """The limits that the result was held against (see ``quantcore.evaluation.gates``), one row each."""
+    """The limits that the result was held against (see ``quantcore.proof.gates``), one row each."""
 
     kind: ClassVar[str] = "gates"
     gate: str
@@ -151,3 +152,19 @@ def print_json_lines(stream: TextIO | None = None) -> Emit:
         print(json.dumps(event.to_dict(), separators=(",", ":")), file=out, flush=True)
 
     return emit
+
+
+class Eta:
+    """Seconds left of ``total`` equal steps, from the mean of those done."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._start = time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._start
+
+    def after(self, done: int) -> float | None:
+        """Seconds left when ``done`` steps are done, None before the first."""
+        return round(self.elapsed_s / done * (self._total - done), 1) if done else None

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from bitfoundry.local import Postgres, Valkey
+from bitfoundry.local.stack import Postgres, Valkey
 
 pytest_plugins = ("tests.consumers.table",)
 

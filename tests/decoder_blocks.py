@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from quantcore.blocks.experts import split_experts
-from quantcore.blocks.names import projection_names
+from quantcore.model.experts import split_experts
+from quantcore.model.names import projection_names
 from tests.factories import MIXTURES, SHAPE
 
 NUM_TOKENS = 24

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
-from quantcore.blocks.edges import FoundEdges
+from quantcore.edges.edge import FoundEdges
 
 
 @dataclass(frozen=True)
 class Known:
-    """``quantcore.blocks.edges.Edge`` as values that can be compared."""
+    """``quantcore.edges.edge.Edge`` as values that can be compared."""
 
     producer: str
     consumers: frozenset[str]

@@ -7,7 +7,7 @@ from typing import Any
 from celery.signals import worker_init, worker_shutdown, worker_shutting_down
 
 from api.settings import Settings
-from api.store.wakeups import make_celery, sender
+from api.store.queue.wakeups import make_celery, sender
 from worker.supervisor import Supervisor
 
 settings = Settings()  # type: ignore[call-arg]  # from the environment

@@ -1,8 +1,8 @@
 """What an engine reaches of the file system: its job's files, the programs that it is made of, and nothing else.
 
 Engines read models that strangers made. Where the kernel has Landlock it holds them to these rules, whatever becomes of
-the engine itself; elsewhere the engine holds itself to those that are about the job's files (``quantcore.opening``),
-which no link in a model gets around, but code that somebody smuggled into it would.
+the engine itself; elsewhere the engine holds itself to those that are about the job's files
+(``quantcore.checkpoint.opening``), which no link in a model gets around, but code smuggled into it would.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import quantcore
 from api.settings import Settings
 from quantcore.checkpoint.artifact import side_files
-from quantcore.opening import VARIABLE, folders_beside
+from quantcore.checkpoint.opening import VARIABLE, folders_beside
 from quantcore.runtime import landlock
 
 logger = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ def _hub_caches() -> list[Path]:
 
 
 def _originals() -> Path | None:
-    """Where engines keep what they know of originals (see ``quantcore.evaluation.originals``)."""
+    """Where engines keep what they know of originals (see ``quantcore.evaluation.baseline_cache``)."""
     said = os.environ.get(ORIGINALS)
     if said is not None:
         return Path(said) if said else None

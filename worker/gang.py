@@ -1,4 +1,4 @@
-"""The leader's side of a job that several workers do together (``api.store.gangs``); ``worker.member`` is the other.
+"""The leader's side of a job that several workers do together; ``worker.member`` is the other.
 
 The leader is the worker that has claimed the job. It waits for the others, says where its first process is to be met,
 and finds out whose fault it was when the engine does not end well. Of a job for one worker there is nothing to do.
@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from sqlalchemy.orm import Session
 
 from api.settings import Settings
-from api.store import gangs, leases
-from api.store.events import NewEvent
-from api.store.leases import MAX_LOST, Failure, Lease
-from api.store.seat_table import Seat, SeatState
+from api.store.queue import gangs, leases
+from api.store.queue.events import NewEvent
+from api.store.queue.leases import MAX_LOST, Failure, Lease
+from api.store.tables.seats import Seat, SeatState
 from quantcore.errors import ConfigError
 from worker.journal import CRASHED
 from worker.launcher import Node

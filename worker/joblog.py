@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from api.store import leases
-from api.store.leases import LeaseLost
-from api.store.logs import NewLine
+from api.store.queue import leases
+from api.store.queue.leases import LeaseLost
+from api.store.queue.logs import NewLine
 from worker.lease import HeldLease
 from worker.redaction import Redactor
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from api.store import leases
-from api.store.events import NewEvent
-from api.store.leases import Failure
+from api.store.queue import leases
+from api.store.queue.events import NewEvent
+from api.store.queue.leases import Failure
 from worker.lease import HeldLease
 from worker.redaction import Redactor
 

@@ -18,11 +18,11 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from api import json_log
 from api.settings import Settings
-from api.store import leases
 from api.store.engine import Sessions
-from api.store.gangs import SeatLease
-from api.store.leases import Lease, LeaseLost, Order
-from api.store.publication_leases import PublicationLease
+from api.store.queue import leases
+from api.store.queue.gangs import SeatLease
+from api.store.queue.leases import Lease, LeaseLost, Order
+from api.store.queue.publication_leases import PublicationLease
 
 logger = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ import time
 
 from api import json_log
 from api.settings import Settings
-from api.store import gangs
 from api.store.engine import Sessions
-from api.store.gangs import SeatLease
-from api.store.leases import Failure, LeaseLost
-from api.store.seat_table import SeatState
+from api.store.queue import gangs
+from api.store.queue.gangs import SeatLease
+from api.store.queue.leases import Failure, LeaseLost
+from api.store.tables.seats import SeatState
 from worker.engine import Engine, Stop
 from worker.gang import LOOK_S
 from worker.joblog import JobLog

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from api.settings import Settings
-from api.store import hub_tokens, manifest, publication_leases
+from api.store import manifest
+from api.store.accounts import hub_tokens
 from api.store.engine import Sessions
-from api.store.events import NewEvent
-from api.store.leases import Failure, LeaseLost
-from api.store.publication_leases import PublicationLease
+from api.store.queue import publication_leases
+from api.store.queue.events import NewEvent
+from api.store.queue.leases import Failure, LeaseLost
+from api.store.queue.publication_leases import PublicationLease
 from quantcore.errors import QuantError
 from worker.engine import Child, Stop, engine_environment
 from worker.joblog import JobLog
@@ -107,7 +109,7 @@ class Publish:
         return token
 
     def _task(self) -> dict[str, Any]:
-        """What ``quantcore.publishing.task.PublishTask`` wants. Raises ProofError for a damaged artifact, and
+        """What ``quantcore.hub.push_task.PublishTask`` wants. Raises ProofError for a damaged artifact, and
         PublishError for a URL that the operator no longer allows."""
         folder = Path(self.lease.folder)
         found = manifest.read(folder)

@@ -13,10 +13,11 @@ from huggingface_hub import get_token
 
 from api import disk, json_log, tracing
 from api.settings import Settings
-from api.store import datasets, gangs, hub_tokens, jobs, leases
+from api.store.accounts import datasets, hub_tokens
 from api.store.engine import Sessions
-from api.store.leases import Failure, Lease, LeaseLost, Order
-from quantcore.config import is_dataset_id
+from api.store.queue import gangs, jobs, leases
+from api.store.queue.leases import Failure, Lease, LeaseLost, Order
+from quantcore.config.quantization import is_dataset_id
 from quantcore.errors import CalibrationError, QuantError
 from worker.engine import Engine, Stop
 from worker.gang import NODE_LOST, Gang, NotGathered

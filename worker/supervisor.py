@@ -22,12 +22,12 @@ from sqlalchemy.orm import Session
 
 from api import disk
 from api.settings import Settings
-from api.store import gangs, leases, publication_leases, workers
 from api.store.engine import Sessions, connect, dispose
-from api.store.outbox import Send
+from api.store.queue import gangs, leases, publication_leases, workers
+from api.store.queue.outbox import Send
+from api.store.queue.upkeep import Upkeep
 from api.store.states import FINAL, HELD
-from api.store.tables import Job
-from api.store.upkeep import Upkeep
+from api.store.tables.jobs import Job
 from worker import confinement, workspace
 from worker.devices import find_devices
 from worker.engine import Stop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.store.outbox import WAKE
+from api.store.queue.outbox import WAKE
 from worker.app import app, supervisor
 
 

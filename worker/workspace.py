@@ -11,7 +11,6 @@ it still run, loses its way to it.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from contextlib import suppress
@@ -20,9 +19,10 @@ from typing import Any
 
 from api.settings import Settings
 from api.store import manifest
-from api.store.gangs import SeatLease
-from api.store.leases import Lease
 from api.store.manifest import Manifest
+from api.store.queue.gangs import SeatLease
+from api.store.queue.leases import Lease
+from quantcore.checkpoint.artifact import sync
 from quantcore.errors import ProofError
 
 RESUME = "resume"
@@ -64,8 +64,8 @@ class Workspace:
         final.parent.mkdir(mode=0o700, exist_ok=True)
         if not _is_whole(final):
             self.output_dir.rename(final)
-        _sync(final.parent)
-        _sync(self._artifacts_dir)
+        sync(final.parent)
+        sync(self._artifacts_dir)
         return final, output
 
     def keep_rejected(self) -> Path | None:
@@ -81,7 +81,7 @@ class Workspace:
         final.parent.mkdir(mode=0o700, exist_ok=True)
         if not final.exists():
             rejected.rename(final)
-        _sync(final.parent)
+        sync(final.parent)
         return final
 
     def remove(self, *, may_go_on: bool = False) -> None:
@@ -150,13 +150,5 @@ def _is_whole(folder: Path) -> bool:
 
 def _sync_tree(folder: Path) -> None:
     for path in folder.rglob("*"):
-        _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(path)
+    sync(folder)

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.deps import SessionsDep
-from api.errors import may
+from api.http.deps import SessionsDep
+from api.http.errors import may
+from api.http.security import OPERATOR, Admin, check_scope
 from api.jobs.schemas import Printable, RequestBody
-from api.security import OPERATOR, Admin, check_scope
-from api.store import audit
-from api.store.account_tables import AuditEntry
-from api.store.audit import AuditFilter
+from api.store.accounts import audit
+from api.store.accounts.audit import AuditFilter
+from api.store.tables.accounts import AuditEntry
 
 router = APIRouter(prefix="/audit", tags=["audit"])
 

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
-from api.deps import ContextDep
-from api.errors import may
+from api.http.deps import ContextDep
+from api.http.errors import may
+from api.http.security import Reader
+from api.http.strict_json import StrictJsonRoute
 from api.jobs import models, service
 from api.jobs.schemas import ModelRef, PlanOn
-from api.security import Reader
-from api.strict_json import StrictJsonRoute
-from quantcore.config import json_schema
+from quantcore.config.quantization import json_schema
 from quantcore.export import formats_for
 
 router = APIRouter(tags=["catalog"], route_class=StrictJsonRoute)

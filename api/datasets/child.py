@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from api.errors import Problem
+from api.http.errors import Problem
 from quantcore.errors import CalibrationError, QuantError
 
 TIMEOUT_S = 330.0  # the child's own limit of processor time comes first
@@ -23,8 +23,8 @@ KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH",
 
 
 async def examine(file: Path, action: str, **options: str | int | None) -> dict[str, Any]:
-    """What ``quantcore.calibration.examine`` says of the file. Raises CalibrationError with what it found wrong,
-    Problem 422 ``unreadable_file`` for a file that its reader did not survive. Take a turn (``api.turns``) first."""
+    """What ``quantcore.data.examine`` says of the file. Raises CalibrationError with what it found wrong,
+    Problem 422 ``unreadable_file`` for a file that its reader did not survive. Take a turn first (``http.turns``)."""
     flags = [text for name, value in options.items() if value is not None for text in (f"--{name}", str(value))]
     reader = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "quantcore", "examine", str(file), action, "--parent", str(os.getpid()), *flags),

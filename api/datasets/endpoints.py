@@ -7,18 +7,18 @@ from typing import Annotated
 
 from fastapi import APIRouter, Form, Path, Query, Request, Response, UploadFile
 
-from api.bounded import bounded_route
 from api.datasets import service, storage
 from api.datasets.schemas import Column, DatasetOut, DatasetPage, DatasetStatisticsOut, PreviewOut, TokensOut
-from api.deps import ContextDep, SessionsDep
-from api.errors import may
+from api.http.bounded import bounded_route
+from api.http.deps import ContextDep, SessionsDep
+from api.http.errors import may
+from api.http.room import ROOM
+from api.http.security import Reader, Writer
+from api.http.turns import while_connected
 from api.jobs.schemas import REVISION, Text
-from api.room import ROOM
-from api.security import Reader, Writer
-from api.store import datasets
-from api.store.tables import Dataset
-from api.turns import while_connected
-from quantcore.config import DATASET_ID
+from api.store.accounts import datasets
+from api.store.tables.jobs import Dataset
+from quantcore.config.quantization import DATASET_ID
 
 MAX_UPLOAD_BYTES = 16 << 20
 

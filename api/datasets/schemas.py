@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.jobs.schemas import RequestBody, Text
-from api.store.tables import Dataset, UploadPart
+from api.store.tables.jobs import Dataset, UploadPart
 
 PART_BYTES = 64 << 20
 MAX_PARTS = 10_000

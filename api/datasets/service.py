@@ -10,18 +10,18 @@ from starlette.concurrency import run_in_threadpool
 
 from api.datasets import child, storage
 from api.datasets.storage import Received
-from api.deps import Context
-from api.errors import Problem
+from api.http.deps import Context
+from api.http.errors import Problem
 from api.settings import Settings
-from api.store import audit, datasets, uploads
-from api.store.audit import Caller
-from api.store.datasets import DatasetInUse
+from api.store.accounts import audit, datasets, uploads
+from api.store.accounts.audit import Caller
+from api.store.accounts.datasets import DatasetInUse
 from api.store.engine import Sessions
 from api.store.ids import new_id
-from api.store.tables import Dataset, Upload
-from quantcore.calibration.files import format_of, is_packed
-from quantcore.checkpoint import hub
+from api.store.tables.jobs import Dataset, Upload
+from quantcore.data.files import format_of, is_packed
 from quantcore.errors import QuantError
+from quantcore.hub import download as hub
 
 
 def read_format(filename: str) -> str:

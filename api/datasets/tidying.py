@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from api.datasets import service, storage
 from api.settings import Settings
-from api.store import uploads
+from api.store.accounts import uploads
 from api.store.engine import Sessions
 
 LITTER_INTERVAL_S = 3600.0

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
-from api.bounded import bounded_route
 from api.datasets import service, storage
 from api.datasets.schemas import (
     MAX_PARTS,
@@ -23,16 +22,17 @@ from api.datasets.schemas import (
 )
 from api.datasets.service import no_such_upload
 from api.datasets.storage import Received
-from api.deps import Context, ContextDep, SessionsDep
-from api.errors import Problem, may
-from api.room import ROOM
-from api.security import Reader, Writer
-from api.store import datasets, projects, uploads
-from api.store.audit import Caller
+from api.http.bounded import bounded_route
+from api.http.deps import Context, ContextDep, SessionsDep
+from api.http.errors import Problem, may
+from api.http.room import ROOM
+from api.http.security import Reader, Writer
+from api.http.strict_json import StrictJsonRoute
+from api.http.turns import while_connected
+from api.store.accounts import datasets, projects, uploads
+from api.store.accounts.audit import Caller
 from api.store.ids import new_id
-from api.store.tables import Dataset, Upload, UploadPart
-from api.strict_json import StrictJsonRoute
-from api.turns import while_connected
+from api.store.tables.jobs import Dataset, Upload, UploadPart
 
 router = APIRouter(prefix="/uploads", tags=["datasets"], route_class=StrictJsonRoute)
 parts_router = APIRouter(prefix="/uploads", tags=["datasets"], route_class=bounded_route(PART_BYTES))

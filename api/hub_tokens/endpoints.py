@@ -8,13 +8,13 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from api.deps import ContextDep, SessionsDep
-from api.errors import Problem, may
+from api.http.deps import ContextDep, SessionsDep
+from api.http.errors import Problem, may
+from api.http.security import Admin, Reader
+from api.http.strict_json import StrictJsonRoute
 from api.jobs.schemas import TOKEN_NAME, RequestBody
-from api.security import Admin, Reader
-from api.store import audit, hub_tokens
-from api.store.account_tables import HubToken
-from api.strict_json import StrictJsonRoute
+from api.store.accounts import audit, hub_tokens
+from api.store.tables.accounts import HubToken
 
 router = APIRouter(prefix="/hub-tokens", tags=["hub tokens"], route_class=StrictJsonRoute)
 

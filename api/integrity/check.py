@@ -9,10 +9,12 @@ from pathlib import Path
 from api.datasets import service, storage
 from api.jobs import tidying
 from api.settings import Settings
-from api.store import datasets, integrity, manifest
+from api.store import manifest
+from api.store.accounts import datasets
 from api.store.engine import Sessions
-from api.store.integrity import Finding, Thing
-from api.store.tables import Artifact, Dataset
+from api.store.queue import integrity
+from api.store.queue.integrity import Finding, Thing
+from api.store.tables.jobs import Artifact, Dataset
 from quantcore.errors import ProofError
 
 CHUNK_BYTES = 4 << 20

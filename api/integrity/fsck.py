@@ -9,10 +9,10 @@ from dataclasses import asdict
 
 from api.integrity import check
 from api.settings import Settings
-from api.store import integrity
 from api.store.engine import Sessions, connect, dispose
-from api.store.integrity import Finding, Thing
-from api.store.tables import Artifact, Dataset
+from api.store.queue import integrity
+from api.store.queue.integrity import Finding, Thing
+from api.store.tables.jobs import Artifact, Dataset
 
 
 def run(settings: Settings, *, repair: bool, as_json: bool) -> int:

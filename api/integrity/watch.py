@@ -10,8 +10,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from api.integrity import check
 from api.settings import Settings
-from api.store import integrity
 from api.store.engine import Sessions
+from api.store.queue import integrity
 
 logger = logging.getLogger(__name__)
 

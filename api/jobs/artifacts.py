@@ -5,16 +5,17 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse
 
-from api.deps import SessionsDep
-from api.errors import Problem, may
+from api.http.deps import SessionsDep
+from api.http.errors import Problem, may
+from api.http.security import Reader
 from api.jobs import service, view
 from api.jobs.endpoints import IfNoneMatch, JobId, open_job
 from api.jobs.schemas import FileList, FileOut
-from api.security import Reader
-from api.store import jobs, manifest
-from api.store.audit import Caller
+from api.store import manifest
+from api.store.accounts.audit import Caller
 from api.store.engine import Sessions
-from api.store.tables import Artifact
+from api.store.queue import jobs
+from api.store.tables.jobs import Artifact
 
 router = APIRouter(prefix="/jobs/{job_id}/artifacts", tags=["artifacts"], responses=may(404, 409))
 

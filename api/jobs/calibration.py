@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from api.deps import Context
-from api.store import datasets
-from api.store.audit import Caller
-from quantcore.calibration import hub_dataset
-from quantcore.calibration.columns import no_column
-from quantcore.calibration.files import format_of
-from quantcore.config import BUILTIN, CalibrationConfig, TextSource, is_dataset_id
+from api.http.deps import Context
+from api.store.accounts import datasets
+from api.store.accounts.audit import Caller
+from quantcore.config.quantization import BUILTIN, CalibrationConfig, TextSource, is_dataset_id
+from quantcore.config.task import Evaluation
+from quantcore.data import hub_dataset
+from quantcore.data.columns import no_column
+from quantcore.data.files import format_of
 from quantcore.errors import CalibrationError, QuantError
-from quantcore.task import Evaluation
 
 
 def locator(context: Context, caller: Caller) -> Callable[[CalibrationConfig], CalibrationConfig]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from api.deps import Context, ContextDep
-from api.errors import may
+from api.http.deps import Context, ContextDep
+from api.http.errors import may
+from api.http.room import ROOM
+from api.http.security import Writer
 from api.jobs import view
 from api.jobs.endpoints import JobId, no_such_job
 from api.jobs.schemas import JobOut
-from api.room import ROOM
-from api.security import Writer
-from api.store import audit, control, jobs
-from api.store.audit import Caller
+from api.store.accounts import audit
+from api.store.accounts.audit import Caller
+from api.store.queue import control, jobs
 
 router = APIRouter(prefix="/jobs/{job_id}", tags=["control"], responses=may(404, 409))
 

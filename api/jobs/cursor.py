@@ -8,9 +8,9 @@ import hashlib
 import json
 from datetime import datetime
 
-from api.errors import Problem
-from api.store.listing import JobFilter
-from api.store.tables import Job
+from api.http.errors import Problem
+from api.store.queue.listing import JobFilter
+from api.store.tables.jobs import Job
 
 
 def encode(last: Job, wanted: JobFilter) -> str:

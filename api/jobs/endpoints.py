@@ -11,9 +11,12 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from sqlalchemy.orm import Session
 
-from api.deps import Context, ContextDep, SessionsDep
-from api.errors import Problem, may
-from api.idempotent import IdempotencyKey, Made
+from api.http.deps import Context, ContextDep, SessionsDep
+from api.http.errors import Problem, may
+from api.http.idempotent import IdempotencyKey, Made
+from api.http.room import ROOM, check_room
+from api.http.security import Reader, Writer
+from api.http.strict_json import StrictJsonRoute
 from api.jobs import cursor as cursors
 from api.jobs import service, submission, view
 from api.jobs.schemas import (
@@ -26,13 +29,11 @@ from api.jobs.schemas import (
     JobQuery,
     SummaryOut,
 )
-from api.room import ROOM, check_room
-from api.security import Reader, Writer
-from api.store import audit, jobs, listing
-from api.store.audit import Caller
+from api.store.accounts import audit
+from api.store.accounts.audit import Caller
 from api.store.engine import Sessions, reading
-from api.store.tables import Job
-from api.strict_json import StrictJsonRoute
+from api.store.queue import jobs, listing
+from api.store.tables.jobs import Job
 
 POLL_AFTER_S = 2
 

@@ -8,15 +8,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.responses import StreamingResponse
 
-from api.deps import ContextDep, SessionsDep
-from api.errors import Problem, may
+from api.http.deps import ContextDep, SessionsDep
+from api.http.errors import Problem, may
+from api.http.security import Reader
 from api.jobs import stream
 from api.jobs.endpoints import JobId, open_job
 from api.jobs.schemas import Printable
 from api.jobs.story import EventOut, EventPage
 from api.jobs.stream import Start
-from api.security import Reader
-from api.store import events
+from api.store.queue import events
 
 router = APIRouter(prefix="/jobs/{job_id}/events", tags=["events"], responses=may(404))
 

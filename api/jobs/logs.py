@@ -8,16 +8,16 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
 
-from api.deps import ContextDep, SessionsDep
-from api.errors import Problem, may
+from api.http.deps import ContextDep, SessionsDep
+from api.http.errors import Problem, may
+from api.http.security import Reader
 from api.jobs import stream
 from api.jobs.endpoints import JobId, open_job
 from api.jobs.events import FromWhere, stream_of, streaming
 from api.jobs.story import LogLineOut, LogPage
 from api.jobs.stream import Start
-from api.security import Reader
-from api.store import logs
 from api.store.engine import Sessions
+from api.store.queue import logs
 
 router = APIRouter(prefix="/jobs/{job_id}/logs", tags=["logs"], responses=may(404))
 

@@ -7,17 +7,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from api.deps import Context
+from api.http.deps import Context
 from api.jobs.schemas import ModelRef
-from api.store import hub_tokens, jobs
-from api.store.audit import Caller
-from quantcore import inspection
-from quantcore.checkpoint import hub
+from api.store.accounts import hub_tokens
+from api.store.accounts.audit import Caller
+from api.store.queue import jobs
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.errors import ModelError
-from quantcore.export.stored import READ_BY_IMPORTERS
-from quantcore.inspection import Inspection
-from quantcore.reading import read_model
+from quantcore.export.importer import READ_BY_IMPORTERS
+from quantcore.hub import download as hub
+from quantcore.plan import inspection
+from quantcore.plan.inspection import Inspection
+from quantcore.reading.model import read_model
 
 ReadHeaders = Callable[[ModelRef], tuple[dict[str, Any], ModelHeaders]]
 

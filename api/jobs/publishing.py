@@ -8,17 +8,18 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from api.deps import Context, ContextDep
-from api.errors import Problem, may
+from api.http.deps import Context, ContextDep
+from api.http.errors import Problem, may
+from api.http.security import Writer
+from api.http.strict_json import StrictJsonRoute
 from api.jobs import service, targets, view
 from api.jobs.endpoints import POLL_AFTER_S, JobId, Responses, no_such_job, open_job
 from api.jobs.schemas import FileOut, JobOut, PublishTo
 from api.jobs.targets import Checked
-from api.security import Writer
-from api.store import audit, jobs, publications
-from api.store.audit import Caller
-from api.store.publications import CannotPublish
-from api.strict_json import StrictJsonRoute
+from api.store.accounts import audit
+from api.store.accounts.audit import Caller
+from api.store.queue import jobs, publications
+from api.store.queue.publications import CannotPublish
 from quantcore.errors import QuantError
 
 router = APIRouter(prefix="/jobs/{job_id}", tags=["publishing"], route_class=StrictJsonRoute)

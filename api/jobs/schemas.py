@@ -18,16 +18,16 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from api.jobs import examples
-from api.store.listing import JobFilter
-from api.store.publication_table import Publication, PublicationState
+from api.store.queue.listing import JobFilter
+from api.store.queue.waiting import Waiting
 from api.store.states import State
-from api.store.tables import Artifact, Job
-from api.store.waiting import Waiting
-from quantcore.checkpoint.hub import is_model_id
-from quantcore.config import DEFAULT_SHARD_SIZE, CalibrationConfig, parse_size
+from api.store.tables.jobs import Artifact, Job
+from api.store.tables.publications import Publication, PublicationState
+from quantcore.config.quantization import DEFAULT_SHARD_SIZE, CalibrationConfig, parse_size
+from quantcore.config.task import Evaluation, Gate, MixConfig, check_tasks
 from quantcore.errors import ConfigError
-from quantcore.publishing.target import Target
-from quantcore.task import Evaluation, Gate, MixConfig, check_tasks
+from quantcore.hub.download import is_model_id
+from quantcore.hub.target import Target
 
 MAX_LABELS = 16
 REVISION = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"

@@ -10,27 +10,28 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from api.deps import Context
-from api.errors import Problem
+from api.http.deps import Context
+from api.http.errors import Problem
 from api.jobs import calibration, models, targets
 from api.jobs.models import ReadHeaders
 from api.jobs.schemas import HardwareRef, JobCreate, PlanCreate, PlanOn, PresetConfig, PublishTo
 from api.jobs.targets import Checked
 from api.store import manifest
-from api.store.audit import Caller
+from api.store.accounts.audit import Caller
 from api.store.manifest import Manifest, ManifestFile
-from api.store.tables import Artifact
-from quantcore import plan, presets
-from quantcore.capacity import Capacity, capacity
+from api.store.tables.jobs import Artifact
 from quantcore.checkpoint.headers import ModelHeaders
-from quantcore.config import CalibrationConfig, Config
+from quantcore.config import presets
+from quantcore.config.presets import Preset
+from quantcore.config.quantization import CalibrationConfig, Config
+from quantcore.config.quark import read_config
+from quantcore.config.task import Evaluation, ResolvedMix, check_mix
 from quantcore.errors import ConfigError, QuantError
-from quantcore.hardware import parse_hardware
-from quantcore.mixing import schemes
-from quantcore.plan import Plan
-from quantcore.presets import Preset
-from quantcore.quark_config import read_config
-from quantcore.task import Evaluation, ResolvedMix, check_mix
+from quantcore.mixed_precision import schemes
+from quantcore.plan import resolve as plan
+from quantcore.plan.capacity import Capacity, capacity
+from quantcore.plan.hardware import parse_hardware
+from quantcore.plan.resolve import Plan
 
 _BODY_FIELDS = frozenset({*JobCreate.model_fields, *PlanOn.model_fields})
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from api.store.tables import Event, LogLine
+from api.store.tables.jobs import Event, LogLine
 
 
 class EventOut(BaseModel):

@@ -14,14 +14,14 @@ from typing import TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from api.feed import Feed, Ticket
+from api.http.feed import Feed, Ticket
+from api.http.security import READ
 from api.jobs.story import EventOut, LogLineOut
-from api.security import READ
-from api.store import events, jobs, logs, publications
-from api.store.audit import Caller
+from api.store.accounts.audit import Caller
 from api.store.engine import Sessions, reading
+from api.store.queue import events, jobs, logs, publications
 from api.store.states import FINAL
-from api.store.tables import Event, LogLine
+from api.store.tables.jobs import Event, LogLine
 
 logger = logging.getLogger(__name__)
 

@@ -10,15 +10,16 @@ from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from api import tracing
-from api.deps import Context
-from api.idempotent import Made, make_once, request_of
+from api.http.deps import Context
+from api.http.idempotent import Made, make_once, request_of
 from api.jobs import calibration, service
 from api.jobs.schemas import JobClone, JobCreate, asked_mix
 from api.jobs.service import Planned
-from api.store import audit, datasets, jobs
-from api.store.audit import Caller
-from api.store.tables import Job
-from quantcore.config import is_dataset_id
+from api.store.accounts import audit, datasets
+from api.store.accounts.audit import Caller
+from api.store.queue import jobs
+from api.store.tables.jobs import Job
+from quantcore.config.quantization import is_dataset_id
 
 
 def submit(body: JobCreate, caller: Caller, context: Context, idempotency_key: str | None) -> Made:

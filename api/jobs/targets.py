@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from api.deps import Context
+from api.http.deps import Context
 from api.jobs.schemas import PublishTo
-from api.store import hub_tokens
-from api.store.audit import Caller
+from api.store.accounts import hub_tokens
+from api.store.accounts.audit import Caller
 from quantcore.errors import PublishError, QuantError
-from quantcore.publishing import access
+from quantcore.hub import access
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from pathlib import Path
 from sqlalchemy.orm import Session
 
 from api.settings import Settings
-from api.store import jobs, retention
-from api.store.audit import Caller
+from api.store.accounts.audit import Caller
 from api.store.engine import Sessions
-from api.store.retention import Keep
+from api.store.queue import jobs, retention
+from api.store.queue.retention import Keep
 from api.store.states import FINAL
 
 logger = logging.getLogger(__name__)

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
-from api.errors import Problem
+from api.http.errors import Problem
 from api.jobs.schemas import JobOut, PublicationOut
-from api.store import jobs, keys, publications, waiting
+from api.store.accounts import keys
+from api.store.queue import jobs, publications, waiting
+from api.store.queue.waiting import Waiting
 from api.store.states import State
-from api.store.tables import Job
-from api.store.waiting import Waiting
+from api.store.tables.jobs import Job
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""API keys over HTTP: made, listed, rotated, revoked. What a key is, and how it is checked, is in ``api.security``."""
+"""API keys over HTTP: made, listed, rotated, revoked. ``api.http.security`` checks them."""
 
 from api.keys.endpoints import router
 

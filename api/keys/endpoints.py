@@ -8,16 +8,16 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Response
 from sqlalchemy.orm import Session
 
-from api import security
-from api.deps import SessionsDep
-from api.errors import Problem, may
+from api.http import security
+from api.http.deps import SessionsDep
+from api.http.errors import Problem, may
+from api.http.security import Admin
+from api.http.strict_json import StrictJsonRoute
 from api.keys.schemas import KeyCreate, KeyList, KeyOut, KeyRotate, NewKeyOut
 from api.projects.endpoints import open_project
-from api.security import Admin
-from api.store import audit, keys
-from api.store.audit import Caller
-from api.store.tables import ApiKey
-from api.strict_json import StrictJsonRoute
+from api.store.accounts import audit, keys
+from api.store.accounts.audit import Caller
+from api.store.tables.jobs import ApiKey
 
 router = APIRouter(prefix="/keys", tags=["keys"], route_class=StrictJsonRoute)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from api.jobs.schemas import RequestBody, Text
-from api.store.tables import ApiKey
+from api.store.tables.jobs import ApiKey
 
 Scope = Literal["jobs:read", "jobs:write", "admin", "operator"]
 MAX_OVERLAP_S = 7 * 24 * 3600

@@ -7,14 +7,14 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 from sqlalchemy.orm import Session
 
-from api.deps import SessionsDep
-from api.errors import Problem, may
+from api.http.deps import SessionsDep
+from api.http.errors import Problem, may
+from api.http.security import OPERATOR, Operator, Reader
+from api.http.strict_json import StrictJsonRoute
 from api.projects.schemas import ProjectCreate, ProjectList, ProjectOut, ProjectPatch
-from api.security import OPERATOR, Operator, Reader
-from api.store import audit, projects
+from api.store.accounts import audit, projects
 from api.store.ids import new_id
-from api.store.tables import Project
-from api.strict_json import StrictJsonRoute
+from api.store.tables.jobs import Project
 
 router = APIRouter(prefix="/projects", tags=["projects"], route_class=StrictJsonRoute)
 

@@ -8,8 +8,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.jobs.schemas import RequestBody, Text
-from api.store.projects import Usage
-from api.store.tables import Project
+from api.store.accounts.projects import Usage
+from api.store.tables.jobs import Project
 
 Count = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
 Bytes = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]

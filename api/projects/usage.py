@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from api.deps import ContextDep
+from api.http.deps import ContextDep
+from api.http.security import Reader
 from api.projects.schemas import ProjectUsage, QuotaOut
-from api.security import Reader
-from api.store import projects
-from api.store.projects import QUOTAS
-from api.store.tables import Project
+from api.store.accounts import projects
+from api.store.accounts.projects import QUOTAS
+from api.store.tables.jobs import Project
 
 router = APIRouter(tags=["projects"])
 

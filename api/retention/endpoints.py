@@ -6,13 +6,14 @@ import shutil
 
 from fastapi import APIRouter
 
-from api.deps import Context, ContextDep, SessionsDep
-from api.errors import may
+from api.http.deps import Context, ContextDep, SessionsDep
+from api.http.errors import may
+from api.http.security import Admin, Reader
+from api.http.strict_json import StrictJsonRoute
 from api.retention.schemas import DueList, PolicyIn, PolicyOut
-from api.security import Admin, Reader
-from api.store import audit, retention
-from api.store.retention import Due, Keep
-from api.strict_json import StrictJsonRoute
+from api.store.accounts import audit
+from api.store.queue import retention
+from api.store.queue.retention import Due, Keep
 
 MAX_SHOWN = 1000
 

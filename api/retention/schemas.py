@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.jobs.schemas import RequestBody
-from api.store.retention import Due, Keep
+from api.store.queue.retention import Due, Keep
 
 KeepLast = Annotated[int, Field(strict=True, ge=1, le=1_000_000, description="The newest so many jobs.")]
 KeepDays = Annotated[int, Field(strict=True, ge=1, le=36_500, description="Jobs that ended within so many days.")]

@@ -9,15 +9,15 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from api import security
-from api.deps import ContextDep
-from api.errors import may
+from api.http import security
+from api.http.deps import ContextDep
+from api.http.errors import may
+from api.http.security import SIGN_IN_COOKIE
+from api.http.strict_json import StrictJsonRoute
 from api.jobs.schemas import RequestBody
 from api.keys.schemas import KeyOut
-from api.security import SIGN_IN_COOKIE
-from api.store import audit, keys, signins
-from api.store.audit import Caller
-from api.strict_json import StrictJsonRoute
+from api.store.accounts import audit, keys, signins
+from api.store.accounts.audit import Caller
 
 
 class SignInRoute(StrictJsonRoute):

@@ -7,18 +7,19 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 from sqlalchemy.orm import Session
 
-from api.deps import ContextDep, SessionsDep
-from api.errors import Problem, may
-from api.idempotent import IdempotencyKey, make_once, request_of
+from api.http.deps import ContextDep, SessionsDep
+from api.http.errors import Problem, may
+from api.http.idempotent import IdempotencyKey, make_once, request_of
+from api.http.room import ROOM
+from api.http.security import Reader, Writer
+from api.http.strict_json import StrictJsonRoute
 from api.jobs import submission, view
 from api.jobs.endpoints import POLL_AFTER_S, UNCHANGED, IfNoneMatch
-from api.room import ROOM
-from api.security import Reader, Writer
-from api.store import audit, sweeps
-from api.store.audit import Caller
+from api.store.accounts import audit
+from api.store.accounts.audit import Caller
 from api.store.ids import new_id
-from api.store.tables import Sweep
-from api.strict_json import StrictJsonRoute
+from api.store.queue import sweeps
+from api.store.tables.jobs import Sweep
 from api.sweeps import matrix
 from api.sweeps.matrix import SweepJob
 from api.sweeps.schemas import SweepCreate, SweepOut

@@ -11,12 +11,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from api.deps import Context
-from api.errors import Problem, entry_of
+from api.http.deps import Context
+from api.http.errors import Problem, entry_of
 from api.jobs import calibration, models, service, targets
 from api.jobs.schemas import JobCreate
 from api.jobs.service import Planned
-from api.store.audit import Caller
+from api.store.accounts.audit import Caller
 from api.sweeps.schemas import MAX_SWEEP_JOBS, SweepCreate
 from quantcore.errors import ProofError, PublishError, QuantError
 

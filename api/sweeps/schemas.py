@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from api.jobs.schemas import JobCreate, JobOut, Printable, RequestBody, Text
 from api.store.states import State
-from api.store.tables import Sweep
+from api.store.tables.jobs import Sweep
 
 MAX_SWEEP_JOBS = 100
 MAX_AXES = 8

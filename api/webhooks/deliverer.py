@@ -18,10 +18,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from api.settings import Settings
-from api.store import webhooks
+from api.store.accounts import webhooks
+from api.store.accounts.webhooks import Message, Try
 from api.store.engine import Sessions
 from api.store.vault import CannotOpen
-from api.store.webhooks import Message, Try
 from api.webhooks import addresses, signing
 from api.webhooks.addresses import NotAllowed
 

@@ -7,14 +7,14 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 from sqlalchemy.orm import Session
 
-from api.deps import Context, ContextDep, SessionsDep
-from api.errors import Problem, may
-from api.security import Admin
-from api.store import audit, projects, webhooks
-from api.store.account_tables import Webhook
-from api.store.audit import Caller
+from api.http.deps import Context, ContextDep, SessionsDep
+from api.http.errors import Problem, may
+from api.http.security import Admin
+from api.http.strict_json import StrictJsonRoute
+from api.store.accounts import audit, projects, webhooks
+from api.store.accounts.audit import Caller
 from api.store.ids import new_id
-from api.strict_json import StrictJsonRoute
+from api.store.tables.accounts import Webhook
 from api.webhooks import addresses, signing
 from api.webhooks.schemas import (
     DeliveryOut,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.jobs.schemas import Printable, RequestBody
-from api.store.account_tables import Webhook, WebhookDelivery
+from api.store.tables.accounts import Webhook, WebhookDelivery
 
 EventType = Literal[
     "job.queued",

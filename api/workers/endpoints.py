@@ -9,11 +9,12 @@ from fastapi import APIRouter, Path
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy.orm import Session
 
-from api.deps import SessionsDep
-from api.errors import Problem, may
-from api.security import Operator
-from api.store import audit, workers
-from api.store.tables import Job, Worker
+from api.http.deps import SessionsDep
+from api.http.errors import Problem, may
+from api.http.security import Operator
+from api.store.accounts import audit
+from api.store.queue import workers
+from api.store.tables.jobs import Job, Worker
 
 router = APIRouter(prefix="/workers", tags=["workers"])
 

@@ -26,8 +26,8 @@ from bench.engines.cells import ENGINES, FLOAT, USUAL, Cell, chosen
 from bench.engines.inputs import cut_model, cut_windows
 from bench.engines.results import FOLDER, Results
 from bench.engines.runner import Job
-from quantcore.config import CalibrationConfig
-from quantcore.task import EvaluationConfig
+from quantcore.config.quantization import CalibrationConfig
+from quantcore.config.task import EvaluationConfig
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = {"quark": "peers", "llmcompressor": "llmc", "gptqmodel": "gptqmodel"}
@@ -184,7 +184,7 @@ def _list(cells: list[Cell]) -> None:
 
 
 def _demo_model() -> Path:
-    from bitfoundry.demo_model import prepare
+    from bitfoundry.local.demo_model import prepare
 
     return prepare(print)
 

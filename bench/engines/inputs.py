@@ -11,10 +11,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from quantcore.calibration.text import TokenWindows, token_windows
-from quantcore.calibration.tokenizer import load_tokenizer
-from quantcore.config import CalibrationConfig
-from quantcore.task import EvaluationConfig
+from quantcore.checkpoint.tokenizer import load_tokenizer
+from quantcore.config.quantization import CalibrationConfig
+from quantcore.config.task import EvaluationConfig
+from quantcore.data.windows import TokenWindows, token_windows
 
 
 def cut_windows(model_dir: Path, file: Path, calibration: CalibrationConfig, evaluation: EvaluationConfig) -> str:

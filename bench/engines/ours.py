@@ -16,17 +16,18 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.engines.runner import Clock, Job, finish, perplexity, start
-from quantcore import pipeline, presets
 from quantcore.calibration.ranges import quantized_activations
-from quantcore.calibration.text import TokenWindows
 from quantcore.checkpoint.headers import read_local
-from quantcore.config import CalibrationConfig, Config, parse_config
-from quantcore.evaluation.proof import WrittenCheckpoint
+from quantcore.config import presets
+from quantcore.config.quantization import CalibrationConfig, Config, parse_config
+from quantcore.config.task import EvaluationConfig, Task
+from quantcore.data.windows import TokenWindows
 from quantcore.events import Event, PhaseStarted
 from quantcore.export import EXPORTERS
-from quantcore.plan import export_dir, resolve
+from quantcore.pipeline import job as pipeline
+from quantcore.plan.resolve import export_dir, resolve
+from quantcore.proof.verify import WrittenCheckpoint
 from quantcore.solvers import SOLVERS
-from quantcore.task import EvaluationConfig, Task
 from quantcore.transforms import SMOOTHINGS
 
 PRESETS = {

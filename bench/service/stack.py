@@ -19,10 +19,10 @@ from typing import Self
 import httpx2
 import psutil
 
-from api.security import create_key
+from api.http.security import create_key
 from api.store import migrate
 from api.store.engine import connect, dispose
-from bitfoundry.local import Postgres, Valkey
+from bitfoundry.local.stack import Postgres, Valkey
 
 START_S = 60.0
 

@@ -14,9 +14,10 @@ from typing import Any
 import httpx2
 from sqlalchemy import func, select, text
 
-from api.store import jobs, leases, projects
-from api.store.events import NewEvent
-from api.store.tables import Job
+from api.store.accounts import projects
+from api.store.queue import jobs, leases
+from api.store.queue.events import NewEvent
+from api.store.tables.jobs import Job
 from bench.service.client import Connection
 from bench.service.stack import Stack
 

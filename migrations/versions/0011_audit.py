@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
 
-from api.store.audit import create_trigger_sql, drop_trigger_sql
+from api.store.accounts.audit import create_trigger_sql, drop_trigger_sql
 
 revision = "0011"
 down_revision = "0010"

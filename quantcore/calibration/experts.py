@@ -7,9 +7,9 @@ from copy import deepcopy
 
 from quantcore.calibration.ranges import Watched
 from quantcore.checkpoint.experts import EXPERT
+from quantcore.config.layer_plan import LayerPlan
 from quantcore.errors import CalibrationError
 from quantcore.events import Warned
-from quantcore.layer import LayerPlan
 from quantcore.observers import Observer
 
 MIN_TOKENS = 16  # a range of fewer says little about the tokens to come

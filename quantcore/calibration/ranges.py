@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from quantcore.affine import QParams, fake_quantize_activation, find_params, static_params
-from quantcore.config import learns_from_data
+from quantcore.config.grouping import PER_TENSOR, activation_grouping
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import learns_from_data
+from quantcore.config.spec import QuantizationSpec
 from quantcore.errors import NumericsError
-from quantcore.grouping import PER_TENSOR, activation_grouping
-from quantcore.layer import LayerPlan
+from quantcore.numerics.affine import QParams, fake_quantize_activation, find_params, static_params
 from quantcore.observers import Observer, observer_for
 from quantcore.runtime.ranks import Ranks
-from quantcore.slices import counts
-from quantcore.spec import QuantizationSpec
+from quantcore.runtime.shards import counts
 
 
 @dataclass(frozen=True)

@@ -1,166 +1,78 @@
-"""What calibration learns about the inputs of layers, gathered with hooks while a block runs.
-
-Legend: T tokens, I inputs.
-"""
+"""What calibration learned about one input tensor: plain values, without the hooks that gathered them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from math import ceil
-from weakref import ReferenceType, ref
+from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
-
-from quantcore.calibration.sums import Node, Span, Sums, Tree, root_at
-from quantcore.runtime.ranks import spread
-from quantcore.slices import counts
-from quantcore.stats import Needs, Stats
 
 
-class StatsCollector:
-    """Watches the inputs of modules. Modules that read the same tensor share one set of sums, found as they run.
+@dataclass(frozen=True)
+class Needs:
+    """What of ``Stats`` an algorithm asks for besides what is always there; ``|`` joins the wishes of several.
 
-    Every sequence is added by itself, in the order of the text (see ``sums``): how the text is cut into batches, and
-    how many ranks share it, changes no bit.
+    ``sample``: how many tokens. ``shift`` makes calibration run the model with and without quantized layers.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], needs: Needs, span: Span) -> None:
-        self._modules = modules
-        self._needs = needs
-        self._span = span
-        self._num_windows = max(1, span.num_windows)
-        self._sample_a_window = ceil(needs.sample / self._num_windows)
-        self._same_as: dict[str, str] = {}  # module -> the first that reads the same tensor, in the order of the run
-        self._open: dict[int, dict[str, Sums]] = {}  # of the chunks that more windows may come of
-        self._tree = Tree()
-        self._next_chunk = span.chunks.start
-        self._window = self._next_window = span.windows.start
-        self._seen: dict[int, tuple[ReferenceType[torch.Tensor], str]] = {}
-        self._reference: dict[str, torch.Tensor] = {}
-        self._is_reference = False
-        self._weights: torch.Tensor | None = None
+    gram: bool = False
+    float64: bool = False
+    sample: int = 0
+    shift: bool = False
 
-    def begin(self, state: torch.Tensor) -> None:
-        """The next windows come, [1 or more, T, H] in front of the block: their tokens count as they are long."""
-        self._weights = token_weights(state)
-        self._window = self._next_window
-        self._next_window += state[..., 0, 0].numel()
-        self._close(self._span.chunk_of(self._window))
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """The hooks are there while this lasts."""
-        handles = [module.register_forward_pre_hook(self._hook(name)) for name, module in self._modules.items()]
-        try:
-            yield
-        finally:
-            self._seen.clear()
-            for handle in handles:
-                handle.remove()
-
-    @contextmanager
-    def reference(self) -> Iterator[None]:
-        """What runs inside is the float model on the next window: the ``y`` of ``Stats.shift_II``."""
-        self._reference.clear()
-        self._is_reference = True
-        try:
-            yield
-        finally:
-            self._is_reference = False
-
-    def stats(self, owner: int | None = None) -> dict[str, Stats]:
-        """Of every module that saw a token, in the order in which they first ran; the same object for one input.
-
-        All ranks call it. The matrices of an input are put together by its owner, and stay there: the ranks share the
-        inputs by what it costs to solve their layers, or all are the ``owner``'s.
-        """
-        ranks, nodes = self._span.ranks, self._nodes()
-        same_as: dict[str, str] = {}
-        widths: dict[str, int] = {}
-        for known, seen in ranks.gather((self._same_as, _widths(nodes))):
-            same_as |= {name: first for name, first in known.items() if name not in same_as}
-            widths |= seen
-        owners = self._owners(same_as, widths) if owner is None else dict.fromkeys(widths, owner)
-        made: dict[str, Stats] = {}
-        for rank in range(ranks.size):
-            names = [name for name in widths if owners[name] == rank]
-            root = root_at(rank, [node.taken(names) for node in nodes], self._span)
-            if root is not None:
-                made = {name: sums.stats(rank) for name, sums in root.sums.items()}
-        for part in ranks.gather({name: stats.for_others() for name, stats in made.items()}):
-            made = part | made
-        return {name: made[first] for name, first in same_as.items()}
-
-    def _owners(self, same_as: Mapping[str, str], widths: Mapping[str, int]) -> dict[str, int]:
-        """The rank of each input: its matrix is factored once, its layers' weights are multiplied with it."""
-        num_weights = dict.fromkeys(widths, 0)
-        for name, first in same_as.items():
-            num_weights[first] += self._modules[name].get_parameter("weight").numel()
-        costs = [width**3 + width * num_weights[name] for name, width in widths.items()]
-        return dict(zip(widths, spread(costs, self._span.ranks.size), strict=True))
-
-    def _hook(self, name: str):  # type: ignore[no-untyped-def]  # a hook
-        def see(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            if not counts(inputs[0]):
-                return
-            if self._is_reference:
-                self._reference[name] = inputs[0]
-            else:
-                self._add(name, inputs[0])
-
-        return see
-
-    def _add(self, name: str, x: torch.Tensor) -> None:
-        if id(x) in self._seen and self._seen[id(x)][0]() is x:  # another module read it, too
-            self._same_as.setdefault(name, self._seen[id(x)][1])
-            return
-        first = self._same_as.setdefault(name, name)
-        reference = self._reference.get(name)
-        sequences = x.reshape(-1, *x.shape[-2:])
-        if reference is None or reference.shape != x.shape:  # an expert may get other tokens
-            references = [None] * len(sequences)
-        else:
-            references = list(reference.reshape_as(sequences))
-        weights: list[torch.Tensor | None] = [None] * len(sequences)
-        if self._weights is not None and self._weights.shape == x.shape[:-1]:  # an expert gets some of the tokens
-            weights = list(self._weights)
-        for number, (sequence, other, weight_T) in enumerate(zip(sequences, references, weights, strict=True)):
-            sums = self._sums_of(self._window + number, first, x)
-            sums.add(sequence, other, weight_T, self._sample_a_window, self._num_windows)
-        self._seen[id(x)] = (ref(x), first)
-
-    def _sums_of(self, window: int, name: str, x: torch.Tensor) -> Sums:
-        chunk = self._span.chunk_of(window)
-        sums = self._open.setdefault(chunk, {})
-        if name not in sums:
-            sums[name] = Sums(x.shape[-1], self._needs, x.device, self._span.first_window(chunk))
-        return sums[name]
-
-    def _nodes(self) -> list[Node]:
-        """All that was seen on this rank."""
-        self._close(self._span.chunks.stop)
-        return self._tree.nodes
-
-    def _close(self, chunk: int) -> None:
-        """No window of a chunk before this one will come."""
-        for index in range(self._next_chunk, chunk):
-            self._tree.add(Node(0, index, self._open.pop(index, {})))
-        self._next_chunk = max(self._next_chunk, chunk)
+    def __or__(self, other: Needs) -> Needs:
+        return Needs(
+            self.gram or other.gram,
+            self.float64 or other.float64,
+            max(self.sample, other.sample),
+            self.shift or other.shift,
+        )
 
 
-def _widths(nodes: Sequence[Node]) -> dict[str, int]:
-    return {name: sums.num_inputs for node in nodes for name, sums in node.sums.items()}
+@dataclass(frozen=True)
+class Stats:
+    """Of all tokens x [I] that one or several layers read. Layers that read the same tensor share one object.
 
-
-def token_weights(state: torch.Tensor) -> torch.Tensor:
-    """How much each token [.., T] of hidden states [.., T, H] counts: as it is long, 1 on the average of a window.
-
-    A token that is much longer than others is one that all others look at, the first of a text above all (attention
-    sinks, Xiao et al. 2023; massive activations, Sun et al. 2024): an error in it is an error in all. That tokens ought
-    not to count alike is due to RSQ (Sung et al. 2025), which goes by the attention that they get.
+    ``gram_II`` is the mean of x x^T in float32 or float64 (half of GPTQ's Hessian), ``mean_I`` and ``mean_abs_I``
+    those of x and |x|, ``largest_I`` the largest |x|; the last three float32. ``sample_TI`` are some of the tokens as
+    they were, spread evenly over the text. ``shift_II`` is for methods that know what the float model's input y was
+    where this one, x, comes after quantized layers: the mean of (y - x) x^T. None: not asked for. In ``gram_II`` and
+    ``shift_II`` tokens may count by how much depends on them (``calibration.stats.token_weights``). Of several
+    ranks only the ``owner`` has these two matrices; the others have ``diagonal_I``, that of ``gram_II``, and the rest.
     """
-    length = state.detach().float().norm(dim=-1)
-    weights: torch.Tensor = length / length.mean(dim=-1, keepdim=True).clamp(min=torch.finfo(length.dtype).tiny)
-    return weights
+
+    num_tokens: int
+    largest_I: torch.Tensor
+    mean_I: torch.Tensor
+    mean_abs_I: torch.Tensor
+    gram_II: torch.Tensor | None = None
+    sample_TI: torch.Tensor | None = None
+    shift_II: torch.Tensor | None = None
+    diagonal_I: torch.Tensor | None = None
+    owner: int = 0
+
+    @property
+    def power_I(self) -> torch.Tensor:
+        """The mean of x^2, float32 [I]."""
+        diagonal_I = self.diagonal_I if self.gram_II is None else self.gram_II.diagonal()
+        assert diagonal_I is not None, "calibration was not asked for gram_II"
+        return diagonal_I.float()
+
+    def for_others(self) -> Stats:
+        """What ranks have that are not the ``owner``."""
+        diagonal_I = None if self.gram_II is None else self.gram_II.diagonal().clone()
+        return replace(self, gram_II=None, shift_II=None, diagonal_I=diagonal_I)
+
+    def divided(self, scale_I: torch.Tensor) -> Stats:
+        """The same after x is divided by ``scale_I`` [I], all above 0."""
+        scale = scale_I.float()
+        both = scale[:, None] * scale
+        return replace(
+            self,
+            largest_I=self.largest_I / scale,
+            mean_I=self.mean_I / scale,
+            mean_abs_I=self.mean_abs_I / scale,
+            gram_II=None if self.gram_II is None else self.gram_II / both,
+            sample_TI=None if self.sample_TI is None else (self.sample_TI / scale).to(self.sample_TI.dtype),
+            shift_II=None if self.shift_II is None else self.shift_II / both,
+            diagonal_I=None if self.diagonal_I is None else self.diagonal_I / (scale * scale),
+        )

@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from quantcore.checkpoint.gguf_header import find_gguf
+from quantcore.checkpoint.folder import find_gguf
+from quantcore.checkpoint.opening import MAX_SIDE_FILE_BYTES, open_file, read_bytes
 from quantcore.errors import ConfigError, GateError
-from quantcore.opening import MAX_SIDE_FILE_BYTES, open_file, read_bytes
+
+if TYPE_CHECKING:
+    import torch
 
 MANIFEST = "MANIFEST.json"
 LICENSES = ("LICENSE*",)
@@ -92,7 +95,7 @@ def copy_side_files(model_dir: Path, folder: Path, patterns: tuple[str, ...] = S
         with open_file(model_dir / name, max_bytes=MAX_SIDE_FILE_BYTES) as source, (folder / name).open("wb") as copy:
             shutil.copyfileobj(source, copy)
     if gguf_file is not None and patterns == SIDE_FILES and "tokenizer.json" not in names:
-        from quantcore.calibration.tokenizer import load_tokenizer
+        from quantcore.checkpoint.tokenizer import load_tokenizer
 
         load_tokenizer(gguf_file).save_pretrained(folder)
     return names
@@ -147,3 +150,11 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """The SHA-256 of a tensor's bytes in row-major order."""
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()

@@ -155,3 +155,8 @@ def _ambiguous(what: str, lists: Sequence[BlockList]) -> ModelError:
         code="unsupported_architecture",
         hint="Bitfoundry quantizes decoder-only language models whose blocks lie in one list.",
     )
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """Sort key that puts block 2 before block 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -19,9 +19,9 @@ from quantcore.checkpoint.artifact import SIDE_FILES, side_files
 from quantcore.checkpoint.config_checks import check_config
 from quantcore.checkpoint.experts import unstack_experts
 from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
-from quantcore.checkpoint.onnx_names import is_ours, read_onnx_headers
+from quantcore.checkpoint.onnx_headers import is_ours, read_onnx_headers
+from quantcore.checkpoint.opening import MAX_SIDE_FILE_BYTES, open_file
 from quantcore.errors import ModelError
-from quantcore.opening import MAX_SIDE_FILE_BYTES, open_file
 
 MAX_CONFIG_BYTES = 4 << 20
 MAX_INDEX_BYTES = 32 << 20  # a mixture of experts has tens of thousands of tensors, some 100 bytes each

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from quantcore.checkpoint.artifact import SIDE_FILES, side_files
+from quantcore.checkpoint.opening import MAX_SIDE_FILE_BYTES, open_file, path_for_libraries, read_bytes
 from quantcore.errors import ModelError
-from quantcore.opening import MAX_SIDE_FILE_BYTES, open_file, path_for_libraries, read_bytes
 
 TOKENIZER_FILES = (*SIDE_FILES, "*.json", "*.txt", "*.tiktoken", "*.spm", "*.codes")
 """All that a tokenizer's class may ask for: every one has names of its own."""

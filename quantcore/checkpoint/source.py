@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 
 from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader
+from quantcore.checkpoint.opening import open_file
 from quantcore.errors import ModelError
-from quantcore.opening import open_file
 
 TORCH_DTYPES = {
     **dict.fromkeys(GGUF_BLOCKS, torch.uint8),  # before U8, which is what uint8 is called outside GGUF files

@@ -1,0 +1,1 @@
+"""Measurements of a result beside the original: perplexity, divergence, samples, tasks, speed."""

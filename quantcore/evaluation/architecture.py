@@ -20,21 +20,21 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from quantcore.blocks.names import FROM_FILE_TO_FILE
-from quantcore.blocks.skeleton import clean_config
-from quantcore.blocks.twin import build_twin, twin_config
 from quantcore.checkpoint.libraries import opened_weights
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.errors import ModelError, QuantError, reason_of
+from quantcore.evaluation.baseline_cache import Originals
 from quantcore.evaluation.consumer import quiet
 from quantcore.evaluation.model import EvaluatedModel, open_model
-from quantcore.evaluation.originals import Originals
 from quantcore.events import Emit, Warned
-from quantcore.reading import Model, read_model
+from quantcore.model.names import FROM_FILE_TO_FILE
+from quantcore.model.skeleton import clean_config
+from quantcore.model.twin import build_twin, twin_config
+from quantcore.reading.model import Model, read_model
 from quantcore.runtime.devices import release_freed_memory
-from quantcore.runtime.products import products_on
+from quantcore.runtime.matmul import products_on
 from quantcore.runtime.relay import no_chain
-from quantcore.runtime.single import StreamedModel
+from quantcore.runtime.streamed_model import StreamedModel
 
 NUM_WINDOWS = 3
 MAX_TRIES = 3

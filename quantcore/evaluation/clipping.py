@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from quantcore.affine import QParams
 from quantcore.calibration.ranges import Activations
-from quantcore.layer import LayerPlan
-from quantcore.spec import QuantizationSpec
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.spec import QuantizationSpec
+from quantcore.numerics.affine import QParams
 
 
 @dataclass

@@ -8,24 +8,23 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from quantcore.calibration.text import token_windows
-from quantcore.calibration.tokenizer import load_tokenizer, tokenize_with
-from quantcore.checkpoint import hub
-from quantcore.config import CalibrationConfig
+from quantcore.checkpoint.tokenizer import load_tokenizer, tokenize_with
+from quantcore.config.quantization import CalibrationConfig
+from quantcore.config.task import EvaluationConfig
+from quantcore.data.windows import token_windows
 from quantcore.errors import ConfigError, ModelError, RankError, reason_of
 from quantcore.evaluation import harness
 from quantcore.evaluation.architecture import prove_twin
+from quantcore.evaluation.baseline_cache import Originals
 from quantcore.evaluation.divergence import measure, summarize
 from quantcore.evaluation.model import EvaluatedModel, open_model
-from quantcore.evaluation.originals import Originals
 from quantcore.evaluation.provenance import environment, identity_of
 from quantcore.evaluation.samples import PROMPT_LEN, compare_samples
 from quantcore.evaluation.text import EvaluationText, of_windows, read_text
-from quantcore.events import Emit, PhaseStarted, Progress, silence
-from quantcore.reading import read_model
+from quantcore.events import Emit, Eta, PhaseStarted, Progress, silence
+from quantcore.hub import download as hub
+from quantcore.reading.model import read_model
 from quantcore.runtime.ranks import ALONE, Ranks
-from quantcore.task import EvaluationConfig
-from quantcore.timing import Eta
 
 
 def evaluate(

@@ -24,20 +24,20 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from quantcore.blocks.skeleton import clean_config, declared_class, without_untrusted
 from quantcore.checkpoint.experts import EXPERT
-from quantcore.checkpoint.gguf_header import find_gguf
+from quantcore.checkpoint.folder import find_gguf
 from quantcore.checkpoint.headers import read_json
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout
 from quantcore.checkpoint.libraries import opened_weights
-from quantcore.config import Dtype, QuantizationSpec, ScaleType
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import Dtype, QuantizationSpec, ScaleType
 from quantcore.errors import ModelError, ProofError
 from quantcore.evaluation.model import EvaluatedModel
 from quantcore.events import Emit, Warned
 from quantcore.export import TRANSFORMERS_PACKAGES
 from quantcore.export.exporter import is_plain
-from quantcore.layer import LayerPlan
-from quantcore.reading import Model
+from quantcore.model.skeleton import clean_config, declared_class, without_untrusted
+from quantcore.reading.model import Model
 from quantcore.runtime.devices import release_freed_memory
 
 WINDOW_LEN = 32  # tokens

@@ -17,14 +17,12 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from quantcore.config.task import EvaluationConfig
 from quantcore.errors import ConfigError, unknown_value
-from quantcore.evaluation.elsewhere import kv_cache_dtype, run_elsewhere
+from quantcore.evaluation.baseline_cache import Originals
 from quantcore.evaluation.model import EvaluatedModel
-from quantcore.evaluation.originals import Originals
 from quantcore.runtime.devices import limit_threads
-from quantcore.task import EvaluationConfig
-
-SERVED_TASKS = Path(__file__).with_name("served_tasks.py")
+from quantcore.serving.run_in_env import VLLM_TASKS, kv_cache_dtype, run_elsewhere
 
 Results = dict[str, dict[str, dict[str, float | None]]]
 """By task and metric (``acc,none``) its ``value`` and ``stderr`` (None where the harness has none)."""
@@ -102,7 +100,7 @@ def _in_vllm(evaluation: EvaluationConfig, path: Path, python: str) -> tuple[Res
         "num_threads": limit_threads(),
         "kv_cache_dtype": kv_cache_dtype(path),
     }
-    found = run_elsewhere(SERVED_TASKS, task, python=python, program="vllm")
+    found = run_elsewhere(VLLM_TASKS, task, python=python, program="vllm")
     return {task: _metrics(rows) for task, rows in found["results"].items()}, found["versions"]
 
 

@@ -16,17 +16,17 @@ from transformers import PreTrainedModel
 from quantcore.calibration.ranges import Activations, quantized_activations
 from quantcore.checkpoint.blocks import find_blocks
 from quantcore.checkpoint.source import TORCH_DTYPES
-from quantcore.dequantizing import open_source, read_layer
+from quantcore.config.layer_plan import LayerPlan
 from quantcore.evaluation.clipping import Clipping
 from quantcore.evaluation.text import EvaluationText
-from quantcore.layer import LayerPlan
 from quantcore.nn.loading import load_model
-from quantcore.reading import Model
+from quantcore.reading.dequantize import open_source, read_layer
+from quantcore.reading.model import Model
 from quantcore.runtime.devices import default_device
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.ranks import ALONE, Ranks, computing_together
 from quantcore.runtime.relay import Outside
-from quantcore.runtime.single import StreamedModel
+from quantcore.runtime.streamed_model import StreamedModel
 
 Told = Callable[[int], None]
 """Called with the number of blocks that are done."""

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from quantcore.errors import NumericsError
 from quantcore.evaluation.text import EvaluationText
-from quantcore.workload import LOGIT_ROWS, PIECE_BYTES
+from quantcore.runtime.workload import LOGIT_ROWS, PIECE_BYTES
 
 LARGEST_EXPONENT = 700.0  # exp of more is no number in float64
 

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 import quantcore
-from quantcore.checkpoint.artifact import sha256
-from quantcore.checkpoint.gguf_header import find_gguf
-from quantcore.evaluation.expectation import digest
+from quantcore.checkpoint.artifact import digest, sha256
+from quantcore.checkpoint.folder import find_gguf
+from quantcore.config.task import Task
 from quantcore.runtime.devices import default_device
-from quantcore.task import Task
 
 MAX_HASHED_BYTES = 20 << 30
 """Larger models in folders are known by the names, sizes and times of their files: hashing them takes minutes."""

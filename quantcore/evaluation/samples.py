@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from quantcore.evaluation.baseline_cache import Originals
 from quantcore.evaluation.model import EvaluatedModel
-from quantcore.evaluation.originals import Originals
-from quantcore.runtime.products import products_on
+from quantcore.runtime.matmul import products_on
 
 PROMPT_LEN = 24
 NEW_TOKENS = 16

@@ -10,11 +10,9 @@ from typing import Any
 
 from quantcore.errors import ConfigError
 from quantcore.evaluation.command import find_model
-from quantcore.evaluation.elsewhere import kv_cache_dtype, run_elsewhere
 from quantcore.events import Emit, PhaseStarted, Progress
 from quantcore.runtime.devices import limit_threads
-
-STOPWATCH = Path(__file__).with_name("stopwatch.py")
+from quantcore.serving.run_in_env import STOPWATCH, kv_cache_dtype, run_elsewhere
 
 
 @dataclass(frozen=True)

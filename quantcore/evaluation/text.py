@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from quantcore.calibration.chat import chat_renderer
-from quantcore.calibration.documents import read_documents
-from quantcore.calibration.tokenizer import load_tokenizer, tokenize_with
+from quantcore.checkpoint.tokenizer import load_tokenizer, tokenize_with
+from quantcore.config.task import EvaluationConfig, Task
+from quantcore.data.chat import chat_renderer
+from quantcore.data.documents import read_documents
 from quantcore.errors import CalibrationError
-from quantcore.task import EvaluationConfig, Task
 
 OVERLAP_LEN = 32  # tokens: shorter pieces are the same in many texts
 HASH_BASE = 6364136223846793005  # Knuth's multiplier for numbers modulo 2^64

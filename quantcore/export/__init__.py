@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quantcore.config import Config
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import Config
 from quantcore.errors import ConfigError
 from quantcore.export.exporter import (
     EXPORTERS,
@@ -18,7 +19,6 @@ from quantcore.export.exporter import (
     layouts_of,
     tensor_name,
 )
-from quantcore.layer import LayerPlan
 
 __all__ = [
     "EXPORTERS", "TRANSFORMERS_PACKAGES", "Container", "Decoder", "Exporter", "Uniform", "adapted", "check_exports",

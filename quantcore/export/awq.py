@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.config import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec
 from quantcore.export.exporter import (
     EXPORTERS,
     Exporter,
@@ -20,13 +21,12 @@ from quantcore.export.exporter import (
     refuse_everywhere,
     stored_scale_dtype,
 )
-from quantcore.export.stored import StoredFiles, StoredLayer, not_held
-from quantcore.export.words import codes_of, pack_from_zero, unpack_from_zero
+from quantcore.export.importer import StoredFiles, StoredLayer, not_held
 from quantcore.formats import IntFormat
-from quantcore.layer import LayerPlan
+from quantcore.formats.words import codes_of, pack_from_zero, unpack_from_zero
 
 if TYPE_CHECKING:
-    from quantcore.qtensor import QLayer
+    from quantcore.numerics.qtensor import QLayer
 
 SLOTS = 8  # codes in a word
 
@@ -71,9 +71,9 @@ class AwqExporter:
         }
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
-        from quantcore.affine import QParams
         from quantcore.formats.packing import AWQ_ORDER
-        from quantcore.qtensor import QLayer, QTensor
+        from quantcore.numerics.affine import QParams
+        from quantcore.numerics.qtensor import QLayer, QTensor
 
         fmt = layer.weight.format
         zero_point = None if layer.weight.symmetric else unpack_from_zero(tensors["qzeros"], fmt, AWQ_ORDER).T

@@ -17,7 +17,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.config import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec, ScaleType
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec, ScaleType
+from quantcore.config.spec import SCALE_BLOCK
 from quantcore.export.exporter import (
     EXPORTERS,
     Exporter,
@@ -26,12 +28,10 @@ from quantcore.export.exporter import (
     refuse_activations,
     refuse_everywhere,
 )
-from quantcore.export.stored import StoredFiles, StoredLayer, not_held
-from quantcore.layer import LayerPlan
-from quantcore.spec import SCALE_BLOCK
+from quantcore.export.importer import StoredFiles, StoredLayer, not_held
 
 if TYPE_CHECKING:
-    from quantcore.qtensor import QLayer
+    from quantcore.numerics.qtensor import QLayer
 
 QUANT_TYPES = {Dtype.nf4: "nf4", Dtype.fp4_bnb: "fp4"}
 BLOCK_SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -94,8 +94,8 @@ class BitsAndBytesExporter:
     def encode(self, layer: LayerPlan, quantized: QLayer, model_dtype: str) -> Tensors:
         import torch
 
-        from quantcore.double_quant import dynamic_map
         from quantcore.formats.packing import HIGH_FIRST, pack
+        from quantcore.numerics.double_quant import dynamic_map
 
         weight, scale = quantized.weight, quantized.weight.params.scale
         if layer.weight.dtype is Dtype.int8:
@@ -118,10 +118,10 @@ class BitsAndBytesExporter:
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
         import torch
 
-        from quantcore.affine import QParams
-        from quantcore.double_quant import NestedScales, dynamic_map
         from quantcore.formats.packing import HIGH_FIRST, unpack
-        from quantcore.qtensor import QLayer, QTensor
+        from quantcore.numerics.affine import QParams
+        from quantcore.numerics.double_quant import NestedScales, dynamic_map
+        from quantcore.numerics.qtensor import QLayer, QTensor
 
         if layer.weight.dtype is Dtype.int8:
             params = QParams((tensors["SCB"] / INT8_STEPS).unsqueeze(1))

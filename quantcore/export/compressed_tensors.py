@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.config import (
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import (
     Config,
     Dtype,
     QSchemeType,
@@ -32,13 +33,12 @@ from quantcore.export.exporter import (
     stored_scale_dtype,
     tensor_name,
 )
-from quantcore.export.stored import StoredFiles, StoredLayer, matches, not_held
+from quantcore.export.importer import StoredFiles, StoredLayer, matches, not_held
 from quantcore.formats import IntFormat
-from quantcore.layer import LayerPlan
 
 if TYPE_CHECKING:
-    from quantcore.affine import QParams
-    from quantcore.qtensor import QLayer
+    from quantcore.numerics.affine import QParams
+    from quantcore.numerics.qtensor import QLayer
 
 SCALE_DTYPES = {ScaleType.e8m0: "torch.uint8", ScaleType.e4m3: "torch.float8_e4m3fn"}
 """How config.json names the type of scales that are no ordinary numbers."""
@@ -92,8 +92,8 @@ class CompressedTensorsExporter:
         return tensors
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
-        from quantcore.affine import QParams
-        from quantcore.qtensor import QLayer
+        from quantcore.numerics.affine import QParams
+        from quantcore.numerics.qtensor import QLayer
 
         weight, outputs = family_of(layer).decode(layer, tensors), None
         if layer.config.output_tensors is not None:
@@ -145,7 +145,7 @@ def _inputs(tensors: Tensors) -> QParams | None:
     """What calibration left of the inputs' parameters."""
     import torch
 
-    from quantcore.affine import QParams
+    from quantcore.numerics.affine import QParams
 
     if "input_global_scale" in tensors:
         return QParams(1 / tensors["input_global_scale"].reshape(()))

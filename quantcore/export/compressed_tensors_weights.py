@@ -16,14 +16,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.config import Dtype, QSchemeType, QuantizationSpec, ScaleType
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import Dtype, QSchemeType, QuantizationSpec, ScaleType
 from quantcore.export.exporter import Tensors, is_plain, refuse_blocks, refuse_inputs, stored_scale_dtype
-from quantcore.export.words import WORD_BITS, codes_of, pack_from_zero, unpack_from_zero
 from quantcore.formats import IntFormat
-from quantcore.layer import LayerPlan
+from quantcore.formats.words import WORD_BITS, codes_of, pack_from_zero, unpack_from_zero
 
 if TYPE_CHECKING:
-    from quantcore.qtensor import QTensor
+    from quantcore.numerics.qtensor import QTensor
 
 WORD_CODE_BITS = (2, 3, 4, 8)
 BLOCKS = {
@@ -82,8 +82,8 @@ class Numbers:
         return {"weight": weight.codes, "weight_scale": weight.params.scale.reshape(shape)}
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QTensor:
-        from quantcore.affine import QParams
-        from quantcore.qtensor import QTensor
+        from quantcore.numerics.affine import QParams
+        from quantcore.numerics.qtensor import QTensor
 
         scale = tensors["weight_scale"].float().reshape(layer.num_scales)
         return QTensor(tensors["weight"], QParams(scale), layer.weight)
@@ -134,8 +134,8 @@ class Words:
         return tensors
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QTensor:
-        from quantcore.affine import QParams
-        from quantcore.qtensor import QTensor
+        from quantcore.numerics.affine import QParams
+        from quantcore.numerics.qtensor import QTensor
 
         fmt, zero_point = layer.weight.format, None
         if not layer.weight.symmetric:
@@ -183,10 +183,10 @@ class Blocks:
         }
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QTensor:
-        from quantcore.affine import QParams
         from quantcore.formats.floats import decode_e8m0
         from quantcore.formats.packing import unpack
-        from quantcore.qtensor import QTensor
+        from quantcore.numerics.affine import QParams
+        from quantcore.numerics.qtensor import QTensor
 
         fmt, stored = layer.weight.format, tensors[self._codes_name(layer)]
         codes = stored if fmt.bits == 8 else unpack(stored, fmt)

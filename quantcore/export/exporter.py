@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout
-from quantcore.config import Config, Dtype, QSchemeType, QuantizationSpec, ScaleType, ZeroPointType
-from quantcore.layer import LayerPlan
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import Config, Dtype, QSchemeType, QuantizationSpec, ScaleType, ZeroPointType
 from quantcore.registry import Registry
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from quantcore.checkpoint.sink import TensorSink
     from quantcore.checkpoint.source import TensorSource
-    from quantcore.qtensor import QLayer
+    from quantcore.numerics.qtensor import QLayer
 
 Tensors = dict[str, "torch.Tensor"]
 

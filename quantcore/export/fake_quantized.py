@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.config import Config
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import Config
 from quantcore.export.exporter import EXPORTERS, Exporter, Tensors
-from quantcore.layer import LayerPlan
-from quantcore.layouts import stored, stored_shape
+from quantcore.numerics.weight_layout import stored, stored_shape
 
 if TYPE_CHECKING:
-    from quantcore.qtensor import QLayer
+    from quantcore.numerics.qtensor import QLayer
 
 
 class FakeQuantizedExporter:

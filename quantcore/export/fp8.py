@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.config import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec, ScaleType
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec, ScaleType
 from quantcore.export.exporter import (
     EXPORTERS,
     KV_SCALES,
@@ -24,11 +25,10 @@ from quantcore.export.exporter import (
     stored_scale_dtype,
     tensor_name,
 )
-from quantcore.export.stored import StoredFiles, StoredLayer, not_held
-from quantcore.layer import LayerPlan
+from quantcore.export.importer import StoredFiles, StoredLayer, not_held
 
 if TYPE_CHECKING:
-    from quantcore.qtensor import QLayer
+    from quantcore.numerics.qtensor import QLayer
 
 
 class Fp8Exporter:
@@ -81,8 +81,8 @@ class Fp8Exporter:
         return tensors
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
-        from quantcore.affine import QParams
-        from quantcore.qtensor import QLayer, QTensor
+        from quantcore.numerics.affine import QParams
+        from quantcore.numerics.qtensor import QLayer, QTensor
 
         def params(name: str) -> QParams:
             return QParams(tensors[name].float().reshape(1, 1))

@@ -16,7 +16,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.config import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import Config, Dtype, QSchemeType, QuantizationConfig, QuantizationSpec
 from quantcore.export.exporter import (
     EXPORTERS,
     Exporter,
@@ -26,13 +27,12 @@ from quantcore.export.exporter import (
     refuse_everywhere,
     stored_scale_dtype,
 )
-from quantcore.export.stored import StoredFiles, StoredLayer, matches, not_held
-from quantcore.export.words import WORD_BITS, codes_of, pack_from_zero, unpack_from_zero
+from quantcore.export.importer import StoredFiles, StoredLayer, matches, not_held
 from quantcore.formats import IntFormat
-from quantcore.layer import LayerPlan
+from quantcore.formats.words import WORD_BITS, codes_of, pack_from_zero, unpack_from_zero
 
 if TYPE_CHECKING:
-    from quantcore.qtensor import QLayer
+    from quantcore.numerics.qtensor import QLayer
 
 BITS = (2, 3, 4, 8)
 
@@ -81,8 +81,8 @@ class GptqExporter:
         }
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
-        from quantcore.affine import QParams
-        from quantcore.qtensor import QLayer, QTensor
+        from quantcore.numerics.affine import QParams
+        from quantcore.numerics.qtensor import QLayer, QTensor
 
         fmt = layer.weight.format
         zero_point = unpack_from_zero(tensors["qzeros"], fmt).T + self._less

@@ -13,11 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from quantcore import presets
-from quantcore.config import CACHED_LAYERS, Config
+from quantcore.config import presets
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import CACHED_LAYERS, Config
 from quantcore.errors import ConfigError
 from quantcore.export.exporter import EXPORTERS
-from quantcore.layer import LayerPlan
 
 TABLE = Path(__file__).with_name("consumers.json")
 Kinds = frozenset[str]

@@ -11,7 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.config import (
+from quantcore.config.kv_cache import is_of_cache
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import (
     CACHED_LAYERS,
     Config,
     Dtype,
@@ -22,6 +24,7 @@ from quantcore.config import (
     is_cached,
     learns_from_data,
 )
+from quantcore.config.quark import read_quark_config
 from quantcore.export.exporter import (
     EXPORTERS,
     Exporter,
@@ -31,15 +34,12 @@ from quantcore.export.exporter import (
     refuse_inputs,
     stored_scale_dtype,
 )
+from quantcore.export.importer import StoredFiles, StoredLayer, not_held
 from quantcore.export.quark_weights import family_of, is_mxint8, weight_shape
-from quantcore.export.stored import StoredFiles, StoredLayer, not_held
 from quantcore.formats import IntFormat
-from quantcore.kv_cache import is_of_cache
-from quantcore.layer import LayerPlan
-from quantcore.quark_config import read_quark_config
 
 if TYPE_CHECKING:
-    from quantcore.qtensor import QLayer
+    from quantcore.numerics.qtensor import QLayer
 
 QUARK_VERSION = "0.13"
 WORD_DTYPES = (Dtype.int4, Dtype.uint4)
@@ -100,8 +100,8 @@ class QuarkExporter:
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
         import torch
 
-        from quantcore.affine import QParams
-        from quantcore.qtensor import QLayer
+        from quantcore.numerics.affine import QParams
+        from quantcore.numerics.qtensor import QLayer
 
         found: dict[str, QParams] = {}
         for name, spec in _static_activations(layer).items():

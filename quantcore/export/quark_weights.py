@@ -19,13 +19,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from quantcore.checkpoint.layout import TensorLayout
-from quantcore.config import QSchemeType, QuantizationSpec, ScaleType
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import QSchemeType, QuantizationSpec, ScaleType
 from quantcore.export.exporter import Tensors, stored_scale_dtype
 from quantcore.formats import IntFormat
-from quantcore.layer import LayerPlan
 
 if TYPE_CHECKING:
-    from quantcore.qtensor import QTensor
+    from quantcore.numerics.qtensor import QTensor
 
 
 class Family(Protocol):
@@ -82,8 +82,8 @@ class Bytes:
         return tensors
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QTensor:
-        from quantcore.affine import QParams
-        from quantcore.qtensor import QTensor
+        from quantcore.numerics.affine import QParams
+        from quantcore.numerics.qtensor import QTensor
 
         scale = tensors["weight_scale"].float().reshape(layer.num_scales)
         return QTensor(tensors["weight"], QParams(scale), layer.weight)
@@ -114,9 +114,9 @@ class Words:
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QTensor:
         import torch
 
-        from quantcore.affine import QParams
         from quantcore.formats.packing import AWQ_ORDER, unpack
-        from quantcore.qtensor import QTensor
+        from quantcore.numerics.affine import QParams
+        from quantcore.numerics.qtensor import QTensor
 
         zero_point = unpack(tensors["weight_zero_point"], layer.weight.format, AWQ_ORDER).T.to(torch.int32)
         return QTensor(
@@ -150,10 +150,10 @@ class Blocks:
         return {"weight": codes, "weight_scale": params.scale, "weight_scale_2": params.global_scale.reshape(())}
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QTensor:
-        from quantcore.affine import QParams
         from quantcore.formats.floats import decode_e8m0
         from quantcore.formats.packing import unpack
-        from quantcore.qtensor import QTensor
+        from quantcore.numerics.affine import QParams
+        from quantcore.numerics.qtensor import QTensor
 
         fmt, scale = layer.weight.format, tensors["weight_scale"]
         codes = tensors["weight"] if fmt.bits == 8 else unpack(tensors["weight"], fmt)
@@ -181,9 +181,9 @@ class IntBlocks:
         return {"weight": weight.codes.T, "weight_scale": scale, "weight_zero_point": zeros}
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QTensor:
-        from quantcore.affine import QParams
         from quantcore.formats.floats import decode_e8m0
-        from quantcore.qtensor import QTensor
+        from quantcore.numerics.affine import QParams
+        from quantcore.numerics.qtensor import QTensor
 
         return QTensor(tensors["weight"].T, QParams(decode_e8m0(tensors["weight_scale"]).T), layer.weight)
 
@@ -213,9 +213,9 @@ class Stages:
         }
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QTensor:
-        from quantcore.affine import QParams
         from quantcore.formats.packing import AWQ_ORDER, unpack
-        from quantcore.qtensor import QTensor
+        from quantcore.numerics.affine import QParams
+        from quantcore.numerics.qtensor import QTensor
 
         scale = tensors["weight_scale_2"].float().unsqueeze(1)
         params = QParams(scale, global_scale=tensors["weight_scale"])

@@ -12,20 +12,20 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from quantcore.affine import QParams
-from quantcore.blockwise import BlockAlgorithms
+from quantcore.blockwise.algorithms import BlockAlgorithms
+from quantcore.blockwise.running_block import RunningBlock, Streams
 from quantcore.calibration.ranges import Activations, quantized_activations
-from quantcore.calibration.sums import Span
-from quantcore.config import Config
+from quantcore.calibration.reduction import Span
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import Config
 from quantcore.errors import CalibrationError, ModelError
-from quantcore.layer import LayerPlan
 from quantcore.nn.calibration import evaluating, run, shown
 from quantcore.nn.log import log
-from quantcore.rotate import untie
+from quantcore.numerics.affine import QParams
+from quantcore.rotation.model_rotation import untie
 from quantcore.runtime.arguments import Arguments
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.relay import Outside, blocks_replaced
-from quantcore.streams import RunningBlock, Streams
 
 EDGE_PROBE_LEN = 32
 

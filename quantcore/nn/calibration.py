@@ -15,10 +15,10 @@ from torch import nn
 from quantcore.calibration.experts import share_ranges
 from quantcore.calibration.ranges import Activations, Watched, collect_ranges, learned
 from quantcore.checkpoint.experts import EXPERT
+from quantcore.config.layer_plan import LayerPlan
 from quantcore.errors import CalibrationError
-from quantcore.layer import LayerPlan
 from quantcore.nn.log import log
-from quantcore.runtime.products import products_on
+from quantcore.runtime.matmul import products_on
 
 T = TypeVar("T")
 

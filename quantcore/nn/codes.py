@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import torch
 
-from quantcore.affine import QParams
+from quantcore.config.spec import RoundType
 from quantcore.errors import ProofError
 from quantcore.nn.layers import QuantizedLayer
 from quantcore.nn.tensor_quantizer import TensorQuantizer
-from quantcore.qtensor import QLayer, quantize_weight
-from quantcore.spec import RoundType
+from quantcore.numerics.affine import QParams
+from quantcore.numerics.qtensor import QLayer, quantize_weight
 
 
 def encode_layer(layer: QuantizedLayer) -> QLayer:

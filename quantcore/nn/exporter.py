@@ -15,14 +15,14 @@ from pydantic.dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
-from quantcore.blocks.module_names import with_module_names
-from quantcore.blocks.names import stores_single_experts
-from quantcore.blocks.rotation import turns_input
 from quantcore.checkpoint.artifact import building, write_json
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.checkpoint.sink import Sink
-from quantcore.config import Config, Dtype, QSchemeType
+from quantcore.config.kv_cache import is_of_cache
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import Config, Dtype, QSchemeType
+from quantcore.config.values import STRICT, Checked, shown
 from quantcore.errors import ConfigError, ModelError, unknown_value
 from quantcore.export import (
     EXPORTERS,
@@ -34,16 +34,16 @@ from quantcore.export import (
     holds_codes,
     layouts_of,
 )
-from quantcore.kv_cache import is_of_cache
-from quantcore.layer import LayerPlan
+from quantcore.export.onnx.nodes import OPSET
+from quantcore.model.module_names import with_module_names
+from quantcore.model.names import stores_single_experts
 from quantcore.nn.attention import QUERIES, HeadRotation, attention_modules
 from quantcore.nn.codes import encode_layer, learned_params
 from quantcore.nn.gguf import DTYPE_NAMES, export_gguf
 from quantcore.nn.layers import QuantizedLayer, quantized_layers
 from quantcore.nn.names import Stored, find_stored
 from quantcore.nn.onnx import export_onnx
-from quantcore.onnx_nodes import OPSET
-from quantcore.values import STRICT, Checked, shown
+from quantcore.rotation.fold import turns_input
 
 WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
 

@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-from quantcore.affine import QParams, as_stored, minimum_of, zero_point_of
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.checkpoint.source import TORCH_DTYPES
+from quantcore.config.layer_plan import LayerPlan
 from quantcore.errors import ConfigError
 from quantcore.export import EXPORTERS, Container, encoded, layouts_of
-from quantcore.layer import LayerPlan
-from quantcore.layouts import stored as as_module_keeps
 from quantcore.nn.codes import encode_layer
 from quantcore.nn.layers import QuantizedLayer, num_groups
 from quantcore.nn.log import log
 from quantcore.nn.names import Stored
 from quantcore.nn.tensor_quantizer import TensorQuantizer
-from quantcore.qtensor import QTensor
+from quantcore.numerics.affine import QParams, as_stored, minimum_of, zero_point_of
+from quantcore.numerics.qtensor import QTensor
+from quantcore.numerics.weight_layout import stored as as_module_keeps
 
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 

@@ -23,9 +23,9 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from quantcore.errors import ModelError
-from quantcore.layouts import canonical, stored
 from quantcore.nn.calibration import as_arguments, evaluating
 from quantcore.nn.layers import kind_of, num_groups
+from quantcore.numerics.weight_layout import canonical, stored
 
 aten = torch.ops.aten
 

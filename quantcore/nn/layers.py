@@ -15,12 +15,12 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from quantcore.affine import QParams
 from quantcore.calibration.ranges import Activations
-from quantcore.layer import LayerPlan
-from quantcore.layouts import canonical, stored
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.spec import QuantizationSpec
 from quantcore.nn.tensor_quantizer import TensorQuantizer
-from quantcore.spec import QuantizationSpec
+from quantcore.numerics.affine import QParams
+from quantcore.numerics.weight_layout import canonical, stored
 
 CLASSES: dict[str, type[nn.Module]] = {
     "Linear": nn.Linear,

@@ -9,22 +9,22 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from quantcore.affine import QParams
-from quantcore.blocks.experts import split_experts
-from quantcore.blocks.names import check_not_rearranged, place_tensors, projection_names
-from quantcore.blocks.skeleton import build_skeleton, float32_names, set_parameter
 from quantcore.calibration.ranges import Activations
 from quantcore.checkpoint.source import TORCH_DTYPES
-from quantcore.config import Config
-from quantcore.dequantizing import open_source, read_layer
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import Config
 from quantcore.errors import ModelError
-from quantcore.layer import LayerPlan
+from quantcore.model.experts import split_experts
+from quantcore.model.names import check_not_rearranged, place_tensors, projection_names
+from quantcore.model.skeleton import build_skeleton, float32_names, set_parameter
 from quantcore.nn.layers import QuantizedLayer, activation_quantizers, find_quantizers, quantize_layer
-from quantcore.reading import Model, read_model
+from quantcore.numerics.affine import QParams
+from quantcore.reading.dequantize import open_source, read_layer
+from quantcore.reading.model import Model, read_model
 from quantcore.runtime.devices import default_device
 from quantcore.runtime.ranks import ALONE, Ranks
 from quantcore.runtime.sharded import shard
-from quantcore.slices import is_sharded, mine, rows_of
+from quantcore.runtime.shards import is_sharded, mine, rows_of
 
 
 class Loaded(NamedTuple):

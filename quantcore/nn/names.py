@@ -19,7 +19,7 @@ from transformers.core_model_loading import (
 )
 
 from quantcore.checkpoint.experts import find_routers
-from quantcore.config import ONLY_WHEN_ASKED
+from quantcore.config.quantization import ONLY_WHEN_ASKED
 from quantcore.errors import ModelError
 from quantcore.nn.layers import QuantizedLayer, kind_of, quantized_layers
 from quantcore.nn.tensor_quantizer import TensorQuantizer

@@ -1,7 +1,7 @@
 """A frozen model as ONNX: weights as codes behind DequantizeLinear, activations through QuantizeLinear and back.
 
 ONNX (opset 21) has integers of 4, 8 and 16 bits and fp8, with one scale for a tensor, a channel, or a block along one
-axis. What it cannot say is refused by name. Language models from files: ``quantcore.export.onnx``.
+axis. What it cannot say is refused by name. Language models from files: ``quantcore.export.onnx.exporter``.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from quantcore.config.grouping import Grouping, weight_grouping
+from quantcore.config.spec import QuantizationSpec
 from quantcore.errors import ConfigError
-from quantcore.export.onnx import activation_fault, fault_of
-from quantcore.grouping import Grouping, weight_grouping
+from quantcore.export.onnx.exporter import activation_fault, fault_of
+from quantcore.export.onnx.nodes import NARROW, OPSET, activation, check_installed, onnx_node
 from quantcore.nn.codes import encode_layer
 from quantcore.nn.graph import export_program
 from quantcore.nn.layers import QuantizedLayer, quantized_layers
 from quantcore.nn.tensor_quantizer import TensorQuantizer
-from quantcore.onnx_nodes import NARROW, OPSET, activation, check_installed, onnx_node
-from quantcore.spec import QuantizationSpec
 
 
 def export_onnx(

@@ -11,13 +11,14 @@ from typing import Any
 from torch import fx, nn
 from transformers import PreTrainedModel
 
-from quantcore.algorithms import RotationConfig
-from quantcore.blocks.experts import split_experts
-from quantcore.blocks.names import projection_names
 from quantcore.calibration.ranges import Activations
-from quantcore.config import Config, QuantizationMode, learns_from_data
+from quantcore.config.algorithms import RotationConfig
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import Config, QuantizationMode, learns_from_data
+from quantcore.config.values import shown
 from quantcore.errors import CalibrationError, ConfigError
-from quantcore.layer import LayerPlan
+from quantcore.model.experts import split_experts
+from quantcore.model.names import projection_names
 from quantcore.nn.algorithms import Applied, apply_algorithms
 from quantcore.nn.attention import attention_watched, keys_behind_rope
 from quantcore.nn.calibration import calibrate
@@ -26,7 +27,6 @@ from quantcore.nn.layers import find_quantizers, quantize_layer, quantized_layer
 from quantcore.nn.log import log
 from quantcore.nn.selection import select_layers
 from quantcore.solvers.shared import shared_global_scales
-from quantcore.values import shown
 
 
 class ModelQuantizer:

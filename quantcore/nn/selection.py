@@ -10,13 +10,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from quantcore.checkpoint.experts import find_routers
-from quantcore.config import Config, QSchemeType
+from quantcore.config.kv_cache import check_kv_cache, holds_keys_or_values
+from quantcore.config.layer_plan import LayerPlan, check_groups, check_super_blocks
+from quantcore.config.quantization import Config, QSchemeType
 from quantcore.errors import ConfigError, ModelError
-from quantcore.kv_cache import check_kv_cache, holds_keys_or_values
-from quantcore.layer import LayerPlan, check_groups, check_super_blocks
-from quantcore.layouts import canonical
 from quantcore.nn.layers import kind_of, num_groups
-from quantcore.qtensor import check_finite
+from quantcore.numerics.qtensor import check_finite
+from quantcore.numerics.weight_layout import canonical
 
 INDEXED = ("Embedding", "EmbeddingBag")
 CONVOLUTIONS = ("Conv1d", "Conv2d", "ConvTranspose2d")

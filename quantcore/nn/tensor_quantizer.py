@@ -8,12 +8,12 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from quantcore.affine import QParams, fake_quantize, fake_quantize_activation
-from quantcore.double_quant import NestedScales
-from quantcore.grouping import weight_grouping
-from quantcore.qtensor import quantize_weight
+from quantcore.config.grouping import weight_grouping
+from quantcore.config.spec import QuantizationSpec
+from quantcore.numerics.affine import QParams, fake_quantize, fake_quantize_activation
+from quantcore.numerics.double_quant import NestedScales
+from quantcore.numerics.qtensor import quantize_weight
 from quantcore.solvers.rtn import observed_ranges
-from quantcore.spec import QuantizationSpec
 
 
 class TensorQuantizer(nn.Module):

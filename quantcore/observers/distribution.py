@@ -10,9 +10,9 @@ from typing import Self
 
 import torch
 
-from quantcore.grouping import Grouping
+from quantcore.config.grouping import Grouping
+from quantcore.config.spec import QuantizationSpec
 from quantcore.observers.observer import Observer
-from quantcore.spec import QuantizationSpec
 
 NUM_KEPT = 1 << 16
 """A scale's values are kept as they are until there are more than these; then they are counted."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from quantcore.affine import fake_quantize, find_params
-from quantcore.grouping import PER_TOKEN
+from quantcore.config.grouping import PER_TOKEN
+from quantcore.numerics.affine import fake_quantize, find_params
 from quantcore.observers.distribution import DistributionObserver, Seen
 from quantcore.observers.observer import OBSERVERS
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from quantcore.affine import fake_quantize, find_params
-from quantcore.grouping import PER_TOKEN
+from quantcore.config.grouping import PER_TOKEN
+from quantcore.config.spec import ScaleType
+from quantcore.numerics.affine import fake_quantize, find_params
 from quantcore.observers.distribution import DistributionObserver, Seen
 from quantcore.observers.observer import OBSERVERS
-from quantcore.spec import ScaleType
 
 NUM_OCTAVES = 24
 CANDIDATES_AN_OCTAVE = 32

@@ -1,38 +1,113 @@
 """The observers under the names that configs write: ``PerTensorMinMaxObserver``, ``PerChannelMSEObserver`` ...
 
-Real classes, made from ``OBSERVER_NAMES`` when they are asked for: ``PerTensorMSEObserver(spec)`` observes as
-``observer_for(spec)`` would, and is an instance of ``MSEObserver`` too.
+``PerTensorMSEObserver(spec)`` observes as ``observer_for(spec)`` would, and refuses a spec of another scheme.
 """
 
 from __future__ import annotations
 
-import re
-from functools import cache
-
-from quantcore.observers.observer import OBSERVERS, Observer
-from quantcore.spec import OBSERVER_METHODS, OBSERVER_NAMES, QSchemeType
-
-__all__ = list(OBSERVER_NAMES)  # made below, on demand
-
-
-def __getattr__(name: str) -> type[Observer]:
-    if name not in OBSERVER_NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _named(name)
+from quantcore.config.spec import QSchemeType
+from quantcore.observers.histogram import HistogramObserver
+from quantcore.observers.min_max import MinMaxObserver
+from quantcore.observers.mse import MSEObserver
+from quantcore.observers.percentile import PercentileObserver
+from quantcore.observers.placeholder import PlaceholderObserver as PlaceholderObserver
 
 
-def __dir__() -> list[str]:
-    return sorted(OBSERVER_NAMES)
+class PerBlockMXObserver(MinMaxObserver):
+    """Learns the exact range of each OCP MX block of 32 values, whatever the scheme calls them."""
 
 
-@cache
-def _named(name: str) -> type[Observer]:
-    if name == "PlaceholderObserver":
-        return OBSERVERS.get("placeholder")
-    found = re.fullmatch(r"Per(Tensor|Channel|Group|Block)(.*)Observer", name)
-    assert found is not None
-    size, method = found.groups()
-    if method == "MX":  # OCP MX: the exact range of groups of 32, whatever the scheme calls them
-        return type(name, (OBSERVERS.get("min_max"),), {"__module__": __name__})
-    members = {"__module__": __name__, "qscheme": QSchemeType(f"per_{size.lower()}")}
-    return type(name, (OBSERVERS.get(OBSERVER_METHODS[method]),), members)
+class PerTensorMinMaxObserver(MinMaxObserver):
+    """Learns the exact range of the tensor."""
+
+    qscheme = QSchemeType.per_tensor
+
+
+class PerTensorPercentileObserver(PercentileObserver):
+    """Learns the range of a percentile of the tensor."""
+
+    qscheme = QSchemeType.per_tensor
+
+
+class PerTensorMSEObserver(MSEObserver):
+    """Learns the range of least mean squared error of the tensor."""
+
+    qscheme = QSchemeType.per_tensor
+
+
+class PerTensorHistogramObserver(HistogramObserver):
+    """Learns a range from a histogram of the tensor."""
+
+    qscheme = QSchemeType.per_tensor
+
+
+class PerChannelMinMaxObserver(MinMaxObserver):
+    """Learns the exact range of each channel."""
+
+    qscheme = QSchemeType.per_channel
+
+
+class PerChannelPercentileObserver(PercentileObserver):
+    """Learns the range of a percentile of each channel."""
+
+    qscheme = QSchemeType.per_channel
+
+
+class PerChannelMSEObserver(MSEObserver):
+    """Learns the range of least mean squared error of each channel."""
+
+    qscheme = QSchemeType.per_channel
+
+
+class PerChannelHistogramObserver(HistogramObserver):
+    """Learns a range from a histogram of each channel."""
+
+    qscheme = QSchemeType.per_channel
+
+
+class PerGroupMinMaxObserver(MinMaxObserver):
+    """Learns the exact range of each group."""
+
+    qscheme = QSchemeType.per_group
+
+
+class PerGroupPercentileObserver(PercentileObserver):
+    """Learns the range of a percentile of each group."""
+
+    qscheme = QSchemeType.per_group
+
+
+class PerGroupMSEObserver(MSEObserver):
+    """Learns the range of least mean squared error of each group."""
+
+    qscheme = QSchemeType.per_group
+
+
+class PerGroupHistogramObserver(HistogramObserver):
+    """Learns a range from a histogram of each group."""
+
+    qscheme = QSchemeType.per_group
+
+
+class PerBlockMinMaxObserver(MinMaxObserver):
+    """Learns the exact range of each block."""
+
+    qscheme = QSchemeType.per_block
+
+
+class PerBlockPercentileObserver(PercentileObserver):
+    """Learns the range of a percentile of each block."""
+
+    qscheme = QSchemeType.per_block
+
+
+class PerBlockMSEObserver(MSEObserver):
+    """Learns the range of least mean squared error of each block."""
+
+    qscheme = QSchemeType.per_block
+
+
+class PerBlockHistogramObserver(HistogramObserver):
+    """Learns a range from a histogram of each block."""
+
+    qscheme = QSchemeType.per_block

@@ -7,11 +7,11 @@ from typing import ClassVar, Self
 
 import torch
 
-from quantcore.affine import min_max
+from quantcore.config.grouping import Grouping, weight_grouping
+from quantcore.config.spec import QSchemeType, QuantizationSpec
 from quantcore.errors import ConfigError
-from quantcore.grouping import Grouping, weight_grouping
+from quantcore.numerics.affine import min_max
 from quantcore.registry import Registry
-from quantcore.spec import QSchemeType, QuantizationSpec
 
 OBSERVERS: Registry[type[Observer]] = Registry("observer", "quantcore.observers")
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from quantcore.runtime.arguments import WindowArguments
-from quantcore.runtime.products import products_on
+from quantcore.runtime.matmul import products_on
+from quantcore.runtime.shards import idling
 from quantcore.runtime.states import States
-from quantcore.slices import idling
 
 
 @dataclass

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from quantcore.blocks.names import FROM_FILE_TO_FILE
 from quantcore.errors import ModelError, reason_of
+from quantcore.model.names import FROM_FILE_TO_FILE
 from quantcore.runtime.arguments import Arguments
-from quantcore.runtime.products import products_on
+from quantcore.runtime.matmul import products_on
 
 MAX_RETURNED = 3
 """The most values that a block may return: the hidden states, and others that the model does not use."""

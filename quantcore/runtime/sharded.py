@@ -6,7 +6,7 @@ for discipline, since bringing together is done by all ranks at once: each must 
 the same order. So experts that no token reaches run on no tokens, and a rank with fewer windows than others runs the
 block on one that counts for nothing (see ``Hidden.idle``).
 
-Everything that reads or changes a weight goes through ``quantcore.slices``.
+Everything that reads or changes a weight goes through ``quantcore.runtime.shards``.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from quantcore.blocks.experts import SplitExperts
 from quantcore.errors import ConfigError
-from quantcore.qtensor import check_finite, is_finite
+from quantcore.model.experts import SplitExperts
+from quantcore.numerics.qtensor import check_finite, is_finite
 from quantcore.runtime.devices import free_memory_bytes
 from quantcore.runtime.ranks import Ranks
-from quantcore.slices import is_sharded, mine, whole
+from quantcore.runtime.shards import is_sharded, mine, whole
 
 SHARDED = (nn.Linear,)
 

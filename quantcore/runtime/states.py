@@ -13,10 +13,10 @@ from typing import Any, Self
 
 import torch
 
-from quantcore.blocks.names import FROM_FILE_TO_FILE
 from quantcore.errors import ModelError
-from quantcore.memory import STATES_SHARE
+from quantcore.model.names import FROM_FILE_TO_FILE
 from quantcore.runtime.devices import free_memory_bytes
+from quantcore.runtime.workload import STATES_SHARE
 
 
 def states_kept(num_windows: int, num_bytes: int, device: torch.device, folder: Path) -> States:

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from quantcore.layer import LayerPlan
-    from quantcore.qtensor import QTensor
-    from quantcore.stats import Needs, Stats
+    from quantcore.calibration.stats import Needs, Stats
+    from quantcore.config.layer_plan import LayerPlan
+    from quantcore.numerics.qtensor import QTensor
 
 
 Weights = Mapping["LayerPlan", "torch.Tensor"]

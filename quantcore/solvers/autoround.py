@@ -13,15 +13,15 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from quantcore.affine import as_stored, with_stored_minimum
-from quantcore.algorithms import AutoRoundConfig
-from quantcore.grouping import weight_grouping
-from quantcore.layer import LayerPlan
-from quantcore.layouts import canonical, stored
-from quantcore.qtensor import QTensor, quantize_weight
+from quantcore.calibration.stats import Needs
+from quantcore.config.algorithms import AutoRoundConfig
+from quantcore.config.grouping import weight_grouping
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.spec import ScaleType
+from quantcore.numerics.affine import as_stored, with_stored_minimum
+from quantcore.numerics.qtensor import QTensor, quantize_weight
+from quantcore.numerics.weight_layout import canonical, stored
 from quantcore.solvers import TUNERS
-from quantcore.spec import ScaleType
-from quantcore.stats import Needs
 
 SCALE_RANGE = (0.5, 1.5)  # of what the start had
 

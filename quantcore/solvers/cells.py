@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import torch
 
-from quantcore.affine import QParams
-from quantcore.grouping import weight_grouping
-from quantcore.spec import QuantizationSpec
+from quantcore.config.grouping import weight_grouping
+from quantcore.config.spec import QuantizationSpec
+from quantcore.numerics.affine import QParams
 
 
 class Cell(NamedTuple):

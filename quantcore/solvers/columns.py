@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import torch
 
-from quantcore.affine import QParams
+from quantcore.config.spec import QuantizationSpec
+from quantcore.numerics.affine import QParams
 from quantcore.solvers import fused
 from quantcore.solvers.cells import Cell, Cells
-from quantcore.spec import QuantizationSpec
 
 LEAF = 16  # inputs that are taken one by one, without matrix products between them
 CHUNK = 64  # inputs that are rounded together where they do not move each other

@@ -14,13 +14,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from quantcore import workload
-from quantcore.affine import QParams, find_params
-from quantcore.algorithms import GPTAQConfig, GPTQConfig, QronosConfig
-from quantcore.grouping import PER_TOKEN
-from quantcore.layer import LayerPlan
+from quantcore.calibration.stats import Needs, Stats
+from quantcore.config.algorithms import GPTAQConfig, GPTQConfig, QronosConfig
+from quantcore.config.grouping import PER_TOKEN
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.spec import QuantizationSpec
+from quantcore.numerics.affine import QParams, find_params
+from quantcore.numerics.qtensor import QTensor
 from quantcore.observers import observer_for
-from quantcore.qtensor import QTensor
+from quantcore.runtime import workload
 from quantcore.solvers import NONE, SOLVERS, GlobalScales, Weights
 from quantcore.solvers.cells import Cells
 from quantcore.solvers.columns import Columns, Found, Grid, Table
@@ -28,8 +30,6 @@ from quantcore.solvers.hessian import Hessian, order_of
 from quantcore.solvers.measures import Metric, RunMeasure
 from quantcore.solvers.ranges import FullRange, search
 from quantcore.solvers.rtn import alike, observed_ranges, round_all, search_ranges, transposed
-from quantcore.spec import QuantizationSpec
-from quantcore.stats import Needs, Stats
 
 NUM_PASSES = 1  # of coordinate descent: it takes 3 % off the error on other text, a second one would take 1 %
 

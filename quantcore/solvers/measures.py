@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from quantcore.affine import QParams
+from quantcore.config.spec import QuantizationSpec
+from quantcore.numerics.affine import QParams
 from quantcore.solvers.cells import Cell, Cells
 from quantcore.solvers.ranges import FullRange
-from quantcore.spec import QuantizationSpec
 
 SLAB = 128
 """Inputs whose errors are weighed together; those of longer runs are taken in parts as if they were independent."""

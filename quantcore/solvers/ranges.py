@@ -12,10 +12,10 @@ from typing import Protocol, Self
 
 import torch
 
-from quantcore.affine import QParams, as_stored, find_global_scale, find_params, min_max, with_stored_minimum
+from quantcore.config.grouping import weight_grouping
+from quantcore.config.spec import QuantizationSpec, ScaleType
 from quantcore.formats import Format
-from quantcore.grouping import weight_grouping
-from quantcore.spec import QuantizationSpec, ScaleType
+from quantcore.numerics.affine import QParams, as_stored, find_global_scale, find_params, min_max, with_stored_minimum
 
 OCTAVES = (1.0, 2.0, 0.5, 0.25)
 """What scales that are powers of two are tried at."""

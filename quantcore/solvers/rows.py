@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quantcore import workload
-from quantcore.layer import LayerPlan
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.spec import QuantizationSpec
+from quantcore.runtime import workload
 from quantcore.solvers import GlobalScales, Weights
 from quantcore.solvers.cells import rows_are_apart
 from quantcore.solvers.rtn import alike
 from quantcore.solvers.shared import has_global_scale
-from quantcore.spec import QuantizationSpec
 
 Rows = dict[LayerPlan, slice]
 

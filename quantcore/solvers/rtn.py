@@ -6,19 +6,19 @@ from collections.abc import Hashable, Sequence
 
 import torch
 
-from quantcore.affine import QParams, find_params
-from quantcore.algorithms import RTNConfig
-from quantcore.grouping import weight_grouping
-from quantcore.layer import LayerPlan
+from quantcore.calibration.stats import Needs, Stats
+from quantcore.config.algorithms import RTNConfig
+from quantcore.config.grouping import weight_grouping
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.spec import QuantizationSpec
+from quantcore.numerics.affine import QParams, find_params
+from quantcore.numerics.qtensor import QTensor, quantize_weight
+from quantcore.numerics.super_blocks import as_two_levels
 from quantcore.observers import observer_for
-from quantcore.qtensor import QTensor, quantize_weight
 from quantcore.solvers import NONE, SOLVERS, GlobalScales, Weights
 from quantcore.solvers.cells import Cells
 from quantcore.solvers.measures import NUM_OUTPUTS, Metric, PooledMeasure, RunMeasure
 from quantcore.solvers.ranges import FullRange, search
-from quantcore.spec import QuantizationSpec
-from quantcore.stats import Needs, Stats
-from quantcore.super_blocks import as_two_levels
 
 
 @SOLVERS.add("rtn")

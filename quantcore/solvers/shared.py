@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
-from quantcore.affine import find_global_scale
-from quantcore.layer import LayerPlan
-from quantcore.slices import whole
-from quantcore.spec import QuantizationSpec, ScaleType
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.spec import QuantizationSpec, ScaleType
+from quantcore.numerics.affine import find_global_scale
+from quantcore.runtime.shards import whole
 
 
 def shared_global_scales(modules: Mapping[LayerPlan, nn.Module]) -> dict[LayerPlan, torch.Tensor]:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quantcore.registry import Registry
-from quantcore.slices import whole
+from quantcore.runtime.shards import whole
 
 if TYPE_CHECKING:
     import torch
 
-    from quantcore.blocks.edges import Edge
-    from quantcore.layer import LayerPlan
-    from quantcore.stats import Needs, Stats
+    from quantcore.calibration.stats import Needs, Stats
+    from quantcore.config.layer_plan import LayerPlan
+    from quantcore.edges.edge import Edge
 
 
 @dataclass(frozen=True)

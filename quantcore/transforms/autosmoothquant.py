@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from quantcore.affine import QParams, fake_quantize_activation, find_params, min_max, static_params
-from quantcore.algorithms import AutoSmoothQuantConfig
-from quantcore.blocks.edges import Edge
-from quantcore.config import learns_from_data
-from quantcore.grouping import PER_TENSOR, activation_grouping
-from quantcore.spec import QuantizationSpec
-from quantcore.stats import Needs, Stats
+from quantcore.calibration.stats import Needs, Stats
+from quantcore.config.algorithms import AutoSmoothQuantConfig
+from quantcore.config.grouping import PER_TENSOR, activation_grouping
+from quantcore.config.quantization import learns_from_data
+from quantcore.config.spec import QuantizationSpec
+from quantcore.edges.edge import Edge
+from quantcore.numerics.affine import QParams, fake_quantize_activation, find_params, min_max, static_params
 from quantcore.transforms import SMOOTHINGS, Consumer
 from quantcore.transforms.scale_search import (
     WORTHWHILE,

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import torch
 
-from quantcore.algorithms import AWQConfig
-from quantcore.blocks.edges import Edge
-from quantcore.stats import Needs
+from quantcore.calibration.stats import Needs
+from quantcore.config.algorithms import AWQConfig
+from quantcore.edges.edge import Edge
 from quantcore.transforms import SMOOTHINGS, Consumer
 from quantcore.transforms.scale_search import (
     WORTHWHILE,

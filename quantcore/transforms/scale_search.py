@@ -13,11 +13,11 @@ from math import ceil, inf, isfinite
 
 import torch
 
-from quantcore.affine import fake_quantize, find_params, min_max
-from quantcore.blocks.edges import Edge
-from quantcore.grouping import PER_TENSOR, Grouping, weight_grouping
-from quantcore.spec import QuantizationSpec
-from quantcore.super_blocks import as_two_levels
+from quantcore.config.grouping import PER_TENSOR, Grouping, weight_grouping
+from quantcore.config.spec import QuantizationSpec
+from quantcore.edges.edge import Edge
+from quantcore.numerics.affine import fake_quantize, find_params, min_max
+from quantcore.numerics.super_blocks import as_two_levels
 from quantcore.transforms import Consumer
 
 NUM_STEPS = 20  # alpha is a whole multiple of 1/20

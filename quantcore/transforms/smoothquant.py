@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
-from quantcore.algorithms import SmoothQuantConfig
-from quantcore.blocks.edges import Edge
-from quantcore.stats import Needs
+from quantcore.calibration.stats import Needs
+from quantcore.config.algorithms import SmoothQuantConfig
+from quantcore.edges.edge import Edge
 from quantcore.transforms import SMOOTHINGS, Consumer
 from quantcore.transforms.scale_search import largest, quantized
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from api.settings import Settings
-from bitfoundry.postgres import Postgres, find_binaries
+from bitfoundry.local.postgres import Postgres, find_binaries
 from worker.engine import engine_environment
 
 ROOT = Path(__file__).parents[2]

@@ -3,7 +3,7 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -18,66 +18,40 @@ NUM_FUNCTION_LINES_LIMIT = 80
 ALLOWED = {
     "quantcore": set(),
     "api": {
-        "quantcore.config",
-        "quantcore.presets",
-        "quantcore.quark_config",
-        "quantcore.plan",
-        "quantcore.task",
-        "quantcore.mixing.schemes",
-        "quantcore.hardware",
-        "quantcore.capacity",
-        "quantcore.inspection",
+        "quantcore.config.quantization",
+        "quantcore.config.presets",
+        "quantcore.config.quark",
+        "quantcore.plan.resolve",
+        "quantcore.config.task",
+        "quantcore.mixed_precision.schemes",
+        "quantcore.plan.hardware",
+        "quantcore.plan.capacity",
+        "quantcore.plan.inspection",
         "quantcore.export",
-        "quantcore.reading",
+        "quantcore.reading.model",
         "quantcore.registry",
         "quantcore.errors",
-        "quantcore.opening",
+        "quantcore.checkpoint.opening",
         "quantcore.events",
         "quantcore.checkpoint.headers",
-        "quantcore.checkpoint.hub",
-        "quantcore.publishing.access",
-        "quantcore.publishing.target",
-        "quantcore.calibration.columns",
-        "quantcore.calibration.files",
-        "quantcore.calibration.hub_dataset",
+        "quantcore.hub.download",
+        "quantcore.hub.access",
+        "quantcore.hub.target",
+        "quantcore.data.columns",
+        "quantcore.data.files",
+        "quantcore.data.hub_dataset",
         "quantcore.runtime.parent",
     },
-    "api.store": {"quantcore.errors", "quantcore.events", "quantcore.config"},
+    "api.store": {"quantcore.errors", "quantcore.events", "quantcore.config.quantization"},
     "worker": {"api.store", "api.disk", "api.settings", "api.json_log", "api.tracing", "quantcore"},
     "migrations": {"api.store"},
     "bitfoundry": set(),
-    "bitfoundry.local": {"api.store.migrate", "api.store.vault", "api.security"},
-    "bitfoundry.cli": {"quantcore.cli"},
-    "bitfoundry.doctor": {"quantcore.runtime.landlock"},
-    "bitfoundry.publish_commands": {"quantcore.cli"},
+    "bitfoundry.local.stack": {"api.store.migrate", "api.store.vault", "api.http.security"},
+    "bitfoundry.commands.main": {"quantcore.cli.main"},
+    "bitfoundry.commands.doctor": {"quantcore.runtime.landlock"},
+    "bitfoundry.commands.publish": {"quantcore.cli.main"},
 }
 
-# Inside the engine, from the bottom up: a module imports from its own level or below.
-LEVELS = (
-    ("errors", "opening", "formats", "registry", "events", "explaining", "timing", "workload"),
-    ("values",),
-    ("algorithms",),
-    ("spec",),
-    ("config",),
-    ("presets", "quark_config", "specs", "grouping", "hardware"),
-    ("qtensor", "affine", "hadamard", "stats", "layouts", "slices", "double_quant"),
-    ("super_blocks", "onnx_nodes"),
-    ("observers", "solvers", "transforms", "blocks", "layer", "task"),
-    ("kv_cache",),
-    ("plan", "memory", "shapes", "capacity", "calibration", "checkpoint", "runtime"),
-    ("rotate", "streams", "publishing"),
-    ("blockwise",),
-    ("export",),
-    ("reading",),
-    ("dequantizing", "inspection"),
-    ("evaluation", "nn", "savepoint"),
-    ("writing", "convert", "mixing"),
-    ("file_to_file",),
-    ("pipeline", "twin_export"),
-    ("console", "flags", "planning", "cli", "__main__"),
-)
-# The one look upwards: a plan asks the exporters what they can write and how large that is; they do not know plans.
-UPWARD = {"quantcore.plan": {"quantcore.export"}}
 PLUG_INS = ("observers", "solvers", "transforms", "formats", "export")
 
 
@@ -133,17 +107,24 @@ def test_it_imports_only_what_it_may(module: str) -> None:
         assert any(lies_in(imported, name) for name in allowed), f"{module} imports {imported}"
 
 
-def level_of(module: str) -> int:
-    part = module.split(".")[1] if "." in module else "errors"  # quantcore/__init__ is everybody's
-    found = [level for level, names in enumerate(LEVELS) if part in names]
-    assert found, f"{module} has no level: give it one in LEVELS"
-    return found[0]
+def folder_of(module: str) -> str:
+    """The folder in which a module lies; for a file in the root of a package the module itself."""
+    is_folder = MODULES[module].name == "__init__.py"
+    return module if is_folder or module.count(".") == 1 else module.rpartition(".")[0]
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("quantcore.")])
-def test_the_engine_imports_downwards(module: str) -> None:
-    for imported in imports(module) - UPWARD.get(module, set()):
-        assert level_of(imported) <= level_of(module), f"{module} imports {imported}, which lies above it"
+def test_folders_do_not_import_each_other_in_circles() -> None:
+    """Imports inside functions count as well. Each file in the root of a package counts as a folder of its own."""
+    folders: dict[str, set[str]] = {}
+    for module in MODULES.keys() - set(PACKAGES):
+        targets = {folder_of(name) for name in imports(module) if name in MODULES}
+        folders.setdefault(folder_of(module), set()).update(targets - {folder_of(module)})
+    assert_no_circle(folders)
+
+
+def test_the_root_of_the_engine_holds_only_what_everybody_needs() -> None:
+    files = {path.name for path in (ROOT / "quantcore").glob("*.py")}
+    assert files == {"__init__.py", "__main__.py", "errors.py", "events.py", "registry.py"}
 
 
 def test_plug_ins_do_not_know_each_other() -> None:
@@ -158,19 +139,29 @@ def test_plug_ins_do_not_know_each_other() -> None:
 
 def test_nothing_goes_in_circles() -> None:
     """Packages count as their __init__; imports inside functions do not close a circle at load time."""
-    edges = {module: {name for name in imports(module, at_import=True) if name in MODULES} for module in MODULES}
+    assert_no_circle({module: imports(module, at_import=True) & MODULES.keys() for module in MODULES})
+
+
+def assert_no_circle(edges: Mapping[str, set[str]]) -> None:
+    """Raises AssertionError with the path of a circle."""
     done: set[str] = set()
 
-    def visit(module: str, path: tuple[str, ...]) -> None:
-        assert module not in path, " -> ".join((*path[path.index(module) :], module))
-        if module in done:
+    def visit(node: str, path: tuple[str, ...]) -> None:
+        assert node not in path, " -> ".join((*path[path.index(node) :], node))
+        if node in done:
             return
-        for imported in sorted(edges[module]):
-            visit(imported, (*path, module))
-        done.add(module)
+        for target in sorted(edges.get(node, ())):
+            visit(target, (*path, node))
+        done.add(node)
 
-    for module in MODULES:
-        visit(module, ())
+    for node in edges:
+        visit(node, ())
+
+
+def test_a_circle_is_seen() -> None:
+    """The checks above can fail."""
+    with pytest.raises(AssertionError, match="a -> b -> a"):
+        assert_no_circle({"a": {"b"}, "b": {"a"}, "c": {"a"}})
 
 
 LIGHT = [
@@ -179,21 +170,21 @@ LIGHT = [
     "worker.app",
     "worker.__main__",
     "quantcore",
-    "quantcore.config",
-    "quantcore.plan",
-    "quantcore.capacity",
-    "quantcore.shapes",
-    "quantcore.planning",
-    "quantcore.presets",
+    "quantcore.config.quantization",
+    "quantcore.plan.resolve",
+    "quantcore.plan.capacity",
+    "quantcore.plan.shapes_of_config",
+    "quantcore.cli.plan_command",
+    "quantcore.config.presets",
     "quantcore.events",
     "quantcore.checkpoint.headers",
-    "quantcore.checkpoint.hub",
-    "quantcore.calibration.documents",
+    "quantcore.hub.download",
+    "quantcore.data.documents",
     "quantcore.export",
-    "bitfoundry.client",
-    "bitfoundry.cli",
-    "bitfoundry.demo",
-    "bitfoundry.local",
+    "bitfoundry.client.service",
+    "bitfoundry.commands.main",
+    "bitfoundry.commands.demo",
+    "bitfoundry.local.stack",
 ]
 HEAVY = ("torch._C", "transformers", "numpy", "pyarrow", "datasets")
 
@@ -226,11 +217,11 @@ def test_the_watch_sees_torch() -> None:
 
 def test_the_client_loads_no_server() -> None:
     servers = ("fastapi", "starlette", "sqlalchemy", "celery", "alembic", "redis", "psycopg", "quantcore", "api")
-    assert loaded_after(servers, "bitfoundry.client", "bitfoundry.cli") == []
+    assert loaded_after(servers, "bitfoundry.client.service", "bitfoundry.commands.main") == []
 
 
 def test_the_store_loads_no_web_framework() -> None:
-    assert loaded_after(("fastapi", "starlette"), "api.store.jobs") == []
+    assert loaded_after(("fastapi", "starlette"), "api.store.queue.jobs") == []
 
 
 def test_every_package_is_ours() -> None:

@@ -1,4 +1,4 @@
-"""Every place that opens a file by its path is known, with the reason why it need not go through ``quantcore.opening``.
+"""Every place that opens a file by its path is known, with the reason why ``quantcore.checkpoint.opening`` is not used.
 
 Models, data files and artifacts are opened there alone: a stranger may have made them.
 """
@@ -18,57 +18,56 @@ NOT_FILES = {("vault", "open"), ("found", "open"), ("parcel", "open"), ("files",
 OURS = {("", "read_bytes"), ("", "read_text")}
 """Functions of ours: the guard's own, and one of texts."""
 
-GUARD = "quantcore.opening"
+GUARD = "quantcore.checkpoint.opening"
 ALLOWED = {
     "the guard itself": {GUARD: 5},
     "libraries read a checked copy or an open file": {
-        "quantcore.calibration.tokenizer": 1,
+        "quantcore.checkpoint.tokenizer": 1,
         "quantcore.evaluation.consumer": 1,
         "quantcore.evaluation.architecture": 1,
-        "quantcore.evaluation.card": 1,
+        "quantcore.report.card": 1,
     },
     "the artifact that is being written": {
         "quantcore.checkpoint.artifact": 3,
         "quantcore.checkpoint.sink": 1,
-        "quantcore.evaluation.judging": 1,
-        "quantcore.savepoint": 5,
-        "quantcore.evaluation.expectation": 2,
+        "quantcore.proof.judging": 1,
+        "quantcore.blockwise.savepoint": 5,
+        "quantcore.proof.expectation": 2,
     },
     "a file of the engine's own": {
         "quantcore.export.loading": 1,
-        "quantcore.evaluation.originals": 2,
-        "quantcore.evaluation.outside": 1,
+        "quantcore.evaluation.baseline_cache": 2,
+        "quantcore.serving.inside_env": 1,
         "quantcore.runtime.landlock": 1,
-        "quantcore.task": 1,
-        "quantcore.cli": 1,
+        "quantcore.config.task": 1,
+        "quantcore.cli.main": 1,
     },
     "what was just downloaded, or is checked on its way": {
-        "quantcore.checkpoint.hub": 3,
-        "quantcore.checkpoint.hub_pull": 1,
-        "quantcore.calibration.hub_dataset": 1,
+        "quantcore.hub.download": 3,
+        "quantcore.hub.pull": 1,
+        "quantcore.data.hub_dataset": 1,
     },
     "a file of settings that a person names": {
-        "quantcore.algorithms": 1,
-        "quantcore.flags": 1,
-        "quantcore.presets": 1,
-        "quantcore.evaluation.compare": 1,
+        "quantcore.config.algorithms": 1,
+        "quantcore.cli.flags": 1,
+        "quantcore.config.presets": 1,
+        "quantcore.report.compare": 1,
     },
     "a program that a person starts on a model of theirs": {
-        "quantcore.checkpoint.gguf": 2,
-        "quantcore.evaluation.stopwatch": 2,
+        "quantcore.export.gguf.unpack": 2,
+        "quantcore.serving.stopwatch": 2,
     },
-    "what the kernel says": {"quantcore.runtime.devices": 1, "quantcore.calibration.chat": 1, "worker.devices": 3},
+    "what the kernel says": {"quantcore.runtime.devices": 1, "quantcore.data.chat": 1, "worker.devices": 3},
     "the service's own folder": {
         "api.store.manifest": 2,
         "api.store.vault": 3,
         "api.datasets.storage": 3,
         "api.integrity.check": 1,
-        "api.dashboard": 1,
-        "worker.workspace": 1,
+        "api.http.dashboard": 1,
         "worker.member": 1,
         "worker.engine": 1,
     },
-    "where an artifact goes": {"quantcore.publishing.storage": 1},
+    "where an artifact goes": {"quantcore.hub.storage": 1},
     "the operator's settings": {"api.settings": 1, "api.tracing": 1},
 }
 
@@ -94,7 +93,7 @@ def test_every_place_that_opens_a_path_is_known() -> None:
             calls = opened_in(module)
             assert len(calls) == known[module], (
                 f"{module} opens {len(calls)} file(s) by path, known are {known[module]}: open what belongs to a model,"
-                f" a dataset or an artifact with quantcore.opening, and give what else there is a reason: {calls}"
+                f" a dataset or an artifact with quantcore.checkpoint.opening, give any other file a reason: {calls}"
             )
     assert not known.keys() - MODULES.keys()
 
@@ -102,5 +101,5 @@ def test_every_place_that_opens_a_path_is_known() -> None:
 def test_the_walk_sees_what_it_should(tmp_path: Path) -> None:
     """The test above can fail."""
     assert any("os.open" in call for call in opened_in(GUARD))
-    assert opened_in("quantcore.calibration.tokenizer")
+    assert opened_in("quantcore.checkpoint.tokenizer")
     assert not opened_in("quantcore.checkpoint.source") and not opened_in("quantcore.checkpoint.headers")

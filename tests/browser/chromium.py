@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -52,7 +53,14 @@ def _find() -> tuple[str, dict[str, str]]:
 
 
 def _unpack() -> tuple[str, dict[str, str]]:
+    """Unpack the browser where it is not yet; processes of one run of the tests wait for each other here."""
     UNPACKED.mkdir(exist_ok=True)
+    with (UNPACKED / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _unpack_alone()
+
+
+def _unpack_alone() -> tuple[str, dict[str, str]]:
     node = shutil.which("node", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}") or "node"
     environment = os.environ | {"TMPDIR": str(UNPACKED)}
     command = [node, "chromium.mjs"]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from bitfoundry.client import Client
-from bitfoundry.local import LocalStack
+from bitfoundry.client.service import Client
+from bitfoundry.local.stack import LocalStack
 from tests.browser.chromium import DASHBOARD, ROOT, open_browser
 from tests.factories import tiny_model
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect
 
-from bitfoundry import demo_model
-from bitfoundry.answers import Job
-from bitfoundry.client import Client
-from bitfoundry.local import LocalStack
+from bitfoundry.client.answers import Job
+from bitfoundry.client.service import Client
+from bitfoundry.local import demo_model
+from bitfoundry.local.stack import LocalStack
 from tests.browser.chromium import ROOT, open_browser
 
 PICTURES = ROOT / "docs" / "screenshots"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from bitfoundry.client import Client
-from bitfoundry.local import LocalStack
+from bitfoundry.client.service import Client
+from bitfoundry.local.stack import LocalStack
 from tests.factories import tiny_model
 
 PAGES = {

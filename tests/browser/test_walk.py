@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from bitfoundry.answers import Job
-from bitfoundry.client import Client
-from bitfoundry.local import LocalStack
+from bitfoundry.client.answers import Job
+from bitfoundry.client.service import Client
+from bitfoundry.local.stack import LocalStack
 
 pytestmark = pytest.mark.slow
 

@@ -9,13 +9,13 @@ from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
 
-from quantcore import affine
 from quantcore.checkpoint.source import TORCH_DTYPES
-from quantcore.config import Config
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import Config
+from quantcore.config.spec import ScaleType
 from quantcore.export import EXPORTERS
 from quantcore.export.exporter import stored_scale_dtype
-from quantcore.layer import LayerPlan
-from quantcore.spec import ScaleType
+from quantcore.numerics import affine
 from tests.conformance.test_exporters import CONFIGS, accepting
 from tests.params import with_rare
 

@@ -6,14 +6,14 @@ New presets and exporters are picked up by themselves.
 import pytest
 import torch
 
-from quantcore import presets
-from quantcore.affine import QParams
 from quantcore.checkpoint.layout import TensorLayout
 from quantcore.checkpoint.source import TORCH_DTYPES
-from quantcore.config import QuantizationConfig, QuantizationSpec, learns_from_data
+from quantcore.config import presets
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import QuantizationConfig, QuantizationSpec, learns_from_data
 from quantcore.export import EXPORTERS, Container, Decoder, holds_codes
-from quantcore.layer import LayerPlan
-from quantcore.qtensor import QLayer
+from quantcore.numerics.affine import QParams
+from quantcore.numerics.qtensor import QLayer
 from quantcore.solvers.rtn import round_to_nearest
 
 EXTRA = {

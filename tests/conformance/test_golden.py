@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from quantcore.checkpoint.source import TORCH_DTYPES
+from quantcore.config.layer_plan import LayerPlan
 from quantcore.export import EXPORTERS
-from quantcore.layer import LayerPlan
-from quantcore.qtensor import QLayer
+from quantcore.numerics.qtensor import QLayer
 from quantcore.solvers.rtn import round_to_nearest
 from tests.conformance.test_exporters import CONFIGS, static
 

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantcore.affine import fake_quantize, find_params
+from quantcore.config.grouping import PER_TENSOR, Grouping
+from quantcore.config.spec import OBSERVER_METHODS, OBSERVER_NAMES, QuantizationSpec
 from quantcore.errors import ConfigError
-from quantcore.grouping import PER_TENSOR, Grouping
+from quantcore.numerics.affine import fake_quantize, find_params
 from quantcore.observers import OBSERVERS, Observer, distribution, names, observer_for
 from quantcore.observers.distribution import Bins
 from quantcore.observers.mse import MSEObserver
 from quantcore.observers.percentile import PercentileObserver
-from quantcore.spec import OBSERVER_METHODS, OBSERVER_NAMES, QuantizationSpec
 from tests.params import with_rare
 
 METHODS = [method for method in OBSERVERS if method != "placeholder"]

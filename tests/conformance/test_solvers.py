@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from quantcore.algorithms import GPTAQConfig, GPTQConfig, QronosConfig, RTNConfig
-from quantcore.layer import LayerPlan
+from quantcore.calibration.stats import Stats
+from quantcore.config.algorithms import GPTAQConfig, GPTQConfig, QronosConfig, RTNConfig
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.spec import SUPER_BLOCK
 from quantcore.solvers import SOLVERS
 from quantcore.solvers.rtn import round_to_nearest
-from quantcore.spec import SUPER_BLOCK
-from quantcore.stats import Stats
 from tests.conformance.test_exporters import CONFIGS
 from tests.params import with_rare
 

@@ -6,12 +6,12 @@ import re
 import pytest
 import torch
 
-from quantcore.affine import fake_quantize, fake_quantize_activation, find_params
-from quantcore.config import Dtype, QSchemeType, QuantizationConfig, QuantizationSpec, ScaleType
+from quantcore.config.grouping import activation_grouping, weight_grouping
+from quantcore.config.quantization import Dtype, QSchemeType, QuantizationConfig, QuantizationSpec, ScaleType
 from quantcore.errors import ConfigError
-from quantcore.grouping import activation_grouping, weight_grouping
+from quantcore.numerics.affine import fake_quantize, fake_quantize_activation, find_params
+from quantcore.numerics.qtensor import quantize_weight
 from quantcore.observers import observer_for
-from quantcore.qtensor import quantize_weight
 
 SIZES = {
     QSchemeType.per_group: {"group_size": 16},

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from quantcore import affine
-from quantcore.affine import QParams
-from quantcore.grouping import weight_grouping
-from quantcore.spec import QuantizationSpec
+from quantcore.config.grouping import weight_grouping
+from quantcore.config.spec import QuantizationSpec
+from quantcore.numerics import affine
+from quantcore.numerics.affine import QParams
 from tests.consumers.peers_cases import E8M0_MODES, Case
 
 Tensors = dict[str, torch.Tensor]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from quantcore.config import Config
+from quantcore.config.quantization import Config
 from quantcore.export.loading import TABLE, kinds_of
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from quantcore import presets
-from quantcore.config import Config, QuantizationConfig, QuantizationSpec
+from quantcore.config import presets
+from quantcore.config.quantization import Config, QuantizationConfig, QuantizationSpec
 from tests.consumers.test_consumers import TOLERANCE, export_all, run_in
 from tests.factories import tiny_model
 

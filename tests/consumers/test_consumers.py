@@ -15,11 +15,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from bitfoundry import demo_model
-from quantcore import ModelExporter, ModelQuantizer, pipeline, presets
-from quantcore.config import CalibrationConfig, Config, parse_config
-from quantcore.evaluation.expectation import Expectation
-from quantcore.task import EvaluationConfig, Task
+from bitfoundry.local import demo_model
+from quantcore import ModelExporter, ModelQuantizer
+from quantcore.config import presets
+from quantcore.config.quantization import CalibrationConfig, Config, parse_config
+from quantcore.config.task import EvaluationConfig, Task
+from quantcore.pipeline import job as pipeline
+from quantcore.proof.expectation import Expectation
 from tests.factories import tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from quantcore import presets
-from quantcore.calibration.tokenizer import load_tokenizer
+from quantcore.checkpoint.tokenizer import load_tokenizer
+from quantcore.config import presets
 from tests.consumers.test_consumers import TOLERANCE, check, export_all, smollm2  # noqa: F401  (a fixture)
 from tests.factories import MIXTURES, tiny_model
 from tests.unit.quantcore.test_gguf_tokenizer import CUTS, byte_level, saved, sentencepiece

@@ -3,11 +3,11 @@ consumers``)."""
 
 import pytest
 
-from quantcore import presets
+from quantcore.config import presets
+from quantcore.config.task import EvaluationConfig
 from quantcore.evaluation.command import evaluate
 from quantcore.evaluation.speed import Load, speed
 from quantcore.events import silence
-from quantcore.task import EvaluationConfig
 from tests.consumers.test_consumers import ROOT, export_all, smollm2  # noqa: F401  (a fixture)
 from tests.integration.test_evaluate import write_tasks
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bitfoundry import demo, demo_model
+from bitfoundry.commands import demo
+from bitfoundry.local import demo_model
 from tests.factories import tiny_model
 
 

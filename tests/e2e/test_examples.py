@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bitfoundry.client import Client
-from bitfoundry.local import LocalStack
+from bitfoundry.client.service import Client
+from bitfoundry.local.stack import LocalStack
 from tests.factories import tiny_model
 
 pytestmark = pytest.mark.slow

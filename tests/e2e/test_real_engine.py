@@ -15,10 +15,10 @@ import psutil
 import pytest
 import yaml
 
-from bitfoundry.answers import Job
-from bitfoundry.client import Client
+from bitfoundry.client.answers import Job
+from bitfoundry.client.service import Client
 from bitfoundry.errors import ApiError
-from bitfoundry.local import LocalStack
+from bitfoundry.local.stack import LocalStack
 from tests.factories import tiny_model
 
 CALIBRATION = {"source": "builtin", "num_samples": 4, "seq_len": 64}

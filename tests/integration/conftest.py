@@ -25,14 +25,15 @@ from fastapi.testclient import TestClient
 from huggingface_hub import constants
 from sqlalchemy import delete, text, update
 
-from api import rate_limit, stream_seats
 from api.__main__ import SERVER
+from api.http import rate_limit, stream_seats
+from api.http.security import create_key
 from api.main import create_app
-from api.security import create_key
 from api.settings import Settings
-from api.store import jobs, projects
+from api.store.accounts import projects
 from api.store.engine import Sessions, connect, dispose
-from api.store.tables import Job, Project
+from api.store.queue import jobs
+from api.store.tables.jobs import Job, Project
 from tests.hub_server import TOKEN, HubServer
 from worker.supervisor import Supervisor
 
@@ -112,16 +113,20 @@ def make_model(settings: Settings) -> Callable[..., Path]:
     """``make_model("name", mode="slow")``: a model folder with headers that plan, and orders for the stub engine."""
 
     def make(name: str = "tiny", *, width: int = 64, **stub: Any) -> Path:
-        folder = settings.model_roots[0] / name
-        folder.mkdir(parents=True)
-        layer = "model.layers.{}.self_attn.q_proj.weight"
-        write_safetensors(folder / "model.safetensors", {layer.format(block): [width, width] for block in range(2)})
-        config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": width, "max_position_embeddings": 1024}
-        (folder / "config.json").write_text(json.dumps(config))
-        (folder / "stub.json").write_text(json.dumps(stub))
-        return folder
+        return write_stub_model(settings.model_roots[0] / name, width=width, **stub)
 
     return make
+
+
+def write_stub_model(folder: Path, *, width: int = 64, **stub: Any) -> Path:
+    """A model folder with headers that plan, and orders for the stub engine."""
+    folder.mkdir(parents=True)
+    layer = "model.layers.{}.self_attn.q_proj.weight"
+    write_safetensors(folder / "model.safetensors", {layer.format(block): [width, width] for block in range(2)})
+    config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": width, "max_position_embeddings": 1024}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "stub.json").write_text(json.dumps(stub))
+    return folder
 
 
 def write_safetensors(path: Path, shapes: dict[str, list[int]]) -> None:
@@ -353,9 +358,9 @@ def read_pids() -> Callable[[Path], list[list[int]]]:
 
 
 def prove_here(task: Any, folder: Path, expected: Any, emit: Any) -> Any:
-    from quantcore.evaluation.proof import Proved, prove_all
+    from quantcore.pipeline.twin_export import export_twin
+    from quantcore.proof.verify import Proved, prove_all
     from quantcore.runtime.devices import peak_memory_bytes
-    from quantcore.twin_export import export_twin
 
     with tempfile.TemporaryDirectory() as scratch:
         expected.save(Path(scratch))
@@ -367,12 +372,12 @@ def prove_here(task: Any, folder: Path, expected: Any, emit: Any) -> Any:
 def proving_here() -> Iterator[None]:
     """Jobs whose proof runs here, where it is the same: starting a fresh interpreter takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("quantcore.pipeline.prove_in_fresh_process", prove_here)
+        patch.setattr("quantcore.pipeline.job.prove_in_fresh_process", prove_here)
         yield
 
 
 @pytest.fixture
 def proof_in_this_process(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """``proving_here`` for one test, undone in turn with whatever else the test patches."""
-    monkeypatch.setattr("quantcore.pipeline.prove_in_fresh_process", prove_here)
+    monkeypatch.setattr("quantcore.pipeline.job.prove_in_fresh_process", prove_here)
     return prove_here

@@ -157,9 +157,13 @@ def on_a_small_disk(folder: Path, *, size: str, filler_bytes: int = 0) -> list[s
     A mount of a namespace of its own, which Linux gives root at once and others with a user namespace.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    flags = ["-m"] if os.geteuid() == 0 else ["-U", "-r", "-m"]
     script = 'mount -t tmpfs -o size="$1" tmpfs "$2" && head -c "$3" /dev/zero > "$2/filler"; shift 3; exec "$@"'
-    return ["unshare", *flags, "sh", "-c", script, "sh", size, str(folder), str(filler_bytes)]
+    return [*in_own_mounts(), "sh", "-c", script, "sh", size, str(folder), str(filler_bytes)]
+
+
+def in_own_mounts() -> list[str]:
+    """The prefix of a command that mounts what it likes, and nobody else sees it."""
+    return ["unshare", *(["-m"] if os.geteuid() == 0 else ["-U", "-r", "-m"])]
 
 
 def seen_by(process: subprocess.Popen[bytes], folder: Path) -> Path:

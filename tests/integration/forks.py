@@ -7,9 +7,10 @@ import socket
 import sys
 from pathlib import Path
 
-from quantcore import pipeline, presets
 from quantcore.checkpoint.artifact import sha256
-from quantcore.task import Task
+from quantcore.config import presets
+from quantcore.config.task import Task
+from quantcore.pipeline import job as pipeline
 
 NUM_WINDOWS = 70  # four chunks of windows, which do not divide it
 START_S = 240

@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from quantcore import pipeline
-from quantcore.config import CalibrationConfig, parse_config
+from quantcore.config.quantization import CalibrationConfig, parse_config
+from quantcore.config.task import EvaluationConfig, Task
 from quantcore.errors import ConfigError, ModelError
-from quantcore.pipeline import read_windows, run
+from quantcore.pipeline import job as pipeline
+from quantcore.pipeline.job import read_windows, run
 from quantcore.runtime.states import StatesOnDisk
-from quantcore.task import EvaluationConfig, Task
 from tests.factories import MIXTURES, tiny_model
 from tests.params import with_rare
 

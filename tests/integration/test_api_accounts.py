@@ -16,12 +16,13 @@ from pydantic import SecretStr
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from api import security
+from api.http import security
+from api.http.security import ADMIN, OPERATOR, READ, WRITE, create_key
 from api.main import create_app
-from api.security import ADMIN, OPERATOR, READ, WRITE, create_key
 from api.settings import Settings
-from api.store import leases, projects, workers
+from api.store.accounts import projects
 from api.store.engine import Sessions
+from api.store.queue import leases, workers
 from tests.integration.test_api_security import bearer, walk
 
 MakeModel = Callable[..., Path]

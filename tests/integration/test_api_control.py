@@ -11,12 +11,12 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import event, func, select, text
 
-from api.store import control, leases, waiting, workers
 from api.store.engine import Sessions
-from api.store.leases import Failure, Lease, Order
+from api.store.queue import control, leases, waiting, workers
+from api.store.queue.leases import Failure, Lease, Order
+from api.store.queue.waiting import explain
 from api.store.states import ACTIONS, FINAL, State
-from api.store.tables import Artifact, Attempt, Event, Job
-from api.store.waiting import explain
+from api.store.tables.jobs import Artifact, Attempt, Event, Job
 from tests.integration.conftest import PATIENCE_S
 
 MakeModel = Callable[..., Path]

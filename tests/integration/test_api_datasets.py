@@ -17,14 +17,14 @@ from fastapi.testclient import TestClient
 from huggingface_hub import constants
 from sqlalchemy import text
 
-from api import turns
 from api.datasets import child, storage
 from api.datasets.tidying import Tidying
+from api.http import turns
 from api.jobs import submission
 from api.main import create_app
 from api.settings import Settings
 from api.store.engine import Sessions
-from api.store.tables import Job
+from api.store.tables.jobs import Job
 from tests.factories import tiny_model
 from tests.hub_server import HubServer
 from tests.integration.conftest import PATIENCE_S, REAL_ENGINE, WorkerProcess

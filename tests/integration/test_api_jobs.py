@@ -9,9 +9,9 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
-from api.store import leases
 from api.store.engine import Sessions
-from api.store.events import NewEvent
+from api.store.queue import leases
+from api.store.queue.events import NewEvent
 from tests.integration.conftest import write_safetensors
 
 MakeModel = Callable[..., Path]

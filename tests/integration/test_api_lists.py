@@ -9,10 +9,10 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, text
 
-from api.store import control
 from api.store.engine import Sessions
+from api.store.queue import control
 from api.store.states import State
-from api.store.tables import IdempotencyKey, Job
+from api.store.tables.jobs import IdempotencyKey, Job
 
 MakeModel = Callable[..., Path]
 Submit = Callable[..., str]
@@ -54,7 +54,7 @@ def test_the_same_key_makes_one_job(client: TestClient, make_model: MakeModel, s
 
 
 def test_a_key_is_one_clients_and_one_routes(client: TestClient, make_model: MakeModel, sessions: Sessions) -> None:
-    from api.security import create_key
+    from api.http.security import create_key
 
     asked = body(make_model())
     key = {"Idempotency-Key": "k"}
@@ -89,7 +89,7 @@ def test_the_same_key_at_the_same_time_makes_one_job(
 
 
 def test_keys_are_forgotten_after_a_day(client: TestClient, make_model: MakeModel, sessions: Sessions) -> None:
-    from api.store import idempotency
+    from api.store.accounts import idempotency
 
     client.post("/v1/jobs", json=body(make_model()), headers={"Idempotency-Key": "k"})
     do(sessions, idempotency.purge)

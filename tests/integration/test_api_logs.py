@@ -10,12 +10,12 @@ from sqlalchemy import text
 
 from api.jobs import logs as routes
 from api.settings import Settings
-from api.store import leases, logs
 from api.store.engine import Sessions
-from api.store.events import NewEvent
-from api.store.leases import Lease, LeaseLost
-from api.store.logs import NewLine
-from api.store.tables import Job
+from api.store.queue import leases, logs
+from api.store.queue.events import NewEvent
+from api.store.queue.leases import Lease, LeaseLost
+from api.store.queue.logs import NewLine
+from api.store.tables.jobs import Job
 from tests.integration.conftest import WorkerProcess
 
 Submit = Callable[..., str]

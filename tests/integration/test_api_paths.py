@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from api.http.security import create_key
 from api.main import create_app
-from api.security import create_key
 from api.settings import Settings
 from api.store.engine import Sessions
-from api.store.jobs import owns_artifact
-from api.store.tables import Artifact, Job
-from bitfoundry.local import LocalStack
+from api.store.queue.jobs import owns_artifact
+from api.store.tables.jobs import Artifact, Job
+from bitfoundry.local.stack import LocalStack
 from tests.integration.test_api_jobs import body
 
 MakeModel = Callable[..., Path]

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from quantcore import presets
-from quantcore.capacity import plan_for
-from quantcore.config import CalibrationConfig
-from quantcore.hardware import parse_hardware
-from quantcore.reading import read_model
+from quantcore.config import presets
+from quantcore.config.quantization import CalibrationConfig
+from quantcore.plan.capacity import plan_for
+from quantcore.plan.hardware import parse_hardware
+from quantcore.reading.model import read_model
 
 MakeModel = Callable[..., Path]
 

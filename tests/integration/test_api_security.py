@@ -12,9 +12,9 @@ from fastapi.testclient import TestClient
 from sqlalchemy import text
 from starlette.routing import BaseRoute
 
-from api import security
+from api.http import security
+from api.http.security import create_key
 from api.main import create_app
-from api.security import create_key
 from api.settings import Settings
 from api.store.engine import Sessions
 

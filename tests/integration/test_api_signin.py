@@ -7,11 +7,11 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, text, update
 
+from api.http.security import SIGN_IN_COOKIE, create_key
 from api.main import create_app
-from api.security import SIGN_IN_COOKIE, create_key
 from api.settings import Settings
-from api.store.account_tables import SignIn
 from api.store.engine import Sessions
+from api.store.tables.accounts import SignIn
 
 JOB = "job_" + "0" * 32
 

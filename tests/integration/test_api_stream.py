@@ -11,14 +11,14 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
-from api import feed
+from api.http import feed
+from api.http.security import SIGN_IN_COOKIE, create_key
 from api.jobs import stream
-from api.security import SIGN_IN_COOKIE, create_key
-from api.store import control, jobs, leases
 from api.store.engine import Sessions
-from api.store.events import NewEvent
-from api.store.leases import Lease
-from bitfoundry.client import Client
+from api.store.queue import control, jobs, leases
+from api.store.queue.events import NewEvent
+from api.store.queue.leases import Lease
+from bitfoundry.client.service import Client
 from tests.integration.conftest import PATIENCE_S, Server
 from tests.integration.test_api_logs import write
 

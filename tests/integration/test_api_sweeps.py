@@ -8,11 +8,11 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
-from api.errors import Problem
+from api.http.errors import Problem
 from api.jobs import models
-from api.store import jobs, leases
 from api.store.engine import Sessions
-from api.store.tables import Job, Outbox, Sweep
+from api.store.queue import jobs, leases
+from api.store.tables.jobs import Job, Outbox, Sweep
 from api.sweeps.matrix import combinations, fill_in
 
 MakeModel = Callable[..., Path]

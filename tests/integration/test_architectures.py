@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
-from quantcore import presets
-from quantcore.blocks.names import check_not_rearranged, check_shares_nothing, place_tensors
-from quantcore.blocks.skeleton import find_block_list
 from quantcore.checkpoint.blocks import find_blocks
 from quantcore.checkpoint.layers import is_head, is_matrix
+from quantcore.config import presets
 from quantcore.errors import ModelError
-from quantcore.plan import resolve
+from quantcore.model.names import check_not_rearranged, check_shares_nothing, place_tensors
+from quantcore.model.skeleton import find_block_list
+from quantcore.plan.resolve import resolve
 from tests.architectures import Outline, model_classes, outline
 from tests.params import with_rare
 

@@ -11,8 +11,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.settings import Settings
-from api.store import leases, manifest
+from api.store import manifest
 from api.store.engine import Sessions
+from api.store.queue import leases
 
 WEIGHTS = bytes(range(256)) * 40
 

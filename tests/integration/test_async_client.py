@@ -11,14 +11,14 @@ from typing import Any
 import httpx2
 import pytest
 
-from bitfoundry import async_client
-from bitfoundry.account import Account
-from bitfoundry.async_client import AsyncClient
-from bitfoundry.client import Client
-from bitfoundry.datasets import Datasets
+from bitfoundry.client import async_client
+from bitfoundry.client.account import Account
+from bitfoundry.client.async_client import AsyncClient
+from bitfoundry.client.datasets import Datasets
+from bitfoundry.client.retention import Retention
+from bitfoundry.client.service import Client
+from bitfoundry.client.webhooks import Webhooks
 from bitfoundry.errors import ApiError, WaitTimeout
-from bitfoundry.retention import Retention
-from bitfoundry.webhooks import Webhooks
 from tests.integration.conftest import Server, WorkerProcess
 
 

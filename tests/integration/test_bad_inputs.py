@@ -15,9 +15,9 @@ import httpx2
 import pytest
 from fastapi.testclient import TestClient
 
-from api.security import create_key
-from api.store import control
+from api.http.security import create_key
 from api.store.engine import Sessions
+from api.store.queue import control
 from tests.integration.conftest import Server
 from tests.integration.test_api_jobs import body
 

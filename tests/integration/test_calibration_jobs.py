@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from huggingface_hub import constants
 
 from api.settings import Settings
-from api.store.tables import Job
+from api.store.tables.jobs import Job
 from tests.factories import tiny_model
 from tests.hub_server import TOKEN, HubServer
 from tests.integration.conftest import REAL_ENGINE, WorkerProcess

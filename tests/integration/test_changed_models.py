@@ -10,13 +10,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.settings import Settings
-from api.store.tables import Job
-from quantcore import presets
-from quantcore.config import CalibrationConfig
+from api.store.tables.jobs import Job
+from quantcore.config import presets
+from quantcore.config.quantization import CalibrationConfig
+from quantcore.config.task import EvaluationConfig, Task
 from quantcore.errors import ModelError
 from quantcore.events import Event, PhaseStarted, Progress
-from quantcore.pipeline import run
-from quantcore.task import EvaluationConfig, Task
+from quantcore.pipeline.job import run
 from tests.factories import tiny_model
 from tests.integration.conftest import REAL_ENGINE, WorkerProcess
 

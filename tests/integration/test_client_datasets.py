@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from bitfoundry import cli, datasets
-from bitfoundry.client import Client
+from bitfoundry.client import datasets
+from bitfoundry.client.service import Client
+from bitfoundry.client.transport import Transport
+from bitfoundry.commands import main as cli
 from bitfoundry.errors import ApiError, BitfoundryError
-from bitfoundry.transport import Transport
 from tests.integration.conftest import Server
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from bitfoundry import cli
-from bitfoundry.client import Client
+from bitfoundry.client.service import Client
+from bitfoundry.commands import main as cli
 from bitfoundry.errors import ApiError
 from tests.integration.conftest import Server, WorkerProcess
 

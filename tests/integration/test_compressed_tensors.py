@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from quantcore import presets
-from quantcore.config import Config, QuantizationConfig, QuantizationSpec, parse_config
+from quantcore.config import presets
+from quantcore.config.quantization import Config, QuantizationConfig, QuantizationSpec, parse_config
 from quantcore.errors import ConfigError
-from quantcore.pipeline import run
+from quantcore.pipeline.job import run
 from tests.factories import tiny_model
 from tests.integration.test_pipeline import math_close, perplexity_of, task
 from tests.params import with_rare

@@ -9,13 +9,16 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from quantcore import pipeline, presets, twin_export
-from quantcore.config import CalibrationConfig
+from quantcore.config import presets
+from quantcore.config.quantization import CalibrationConfig
+from quantcore.config.task import EvaluationConfig, Task
 from quantcore.errors import ProofError
-from quantcore.evaluation import consumer, proof
+from quantcore.evaluation import consumer
 from quantcore.export import config_json
-from quantcore.plan import Plan
-from quantcore.task import EvaluationConfig, Task
+from quantcore.pipeline import job as pipeline
+from quantcore.pipeline import twin_export
+from quantcore.plan.resolve import Plan
+from quantcore.proof import verify as proof
 from tests.factories import MIXTURES, SHAPE, tiny_model
 
 pytestmark = pytest.mark.usefixtures("proof_in_this_process")
@@ -232,7 +235,7 @@ def test_a_name_that_the_twin_s_files_lack_fails_the_job(tmp_path, too_large, mo
     def without_kept(export, model_config, config, layers, kept):
         return whole(export, model_config, config, layers, ())
 
-    monkeypatch.setattr("quantcore.writing.config_json", without_kept)
+    monkeypatch.setattr("quantcore.pipeline.writer.config_json", without_kept)
     with pytest.raises(ProofError, match="finds no values for"):
         model_dir = model_of(tmp_path / "model", "gpt_neox")
         quantized(model_dir, tmp_path, presets.resolve("w4a16_sym"), "compressed_tensors")

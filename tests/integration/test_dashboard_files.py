@@ -6,7 +6,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from api import dashboard
+from api.http import dashboard
 
 
 @pytest.fixture

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from bitfoundry.cli import app
-from quantcore.algorithms import NAMES, config_of, load_quant_algo_config_from_file
-from quantcore.cli import main
-from quantcore.config import parse_config
-from quantcore.evaluation.stopwatch import RUNTIMES
+from bitfoundry.commands.main import app
+from quantcore.cli.flags import add_mix, add_speed, parser, task_of
+from quantcore.cli.main import main
+from quantcore.cli.plan_command import parser as planning_parser
+from quantcore.config.algorithms import NAMES, config_of, load_quant_algo_config_from_file
+from quantcore.config.presets import PRESETS
+from quantcore.config.quantization import parse_config
 from quantcore.export import EXPORTERS, formats_for, holds_codes
-from quantcore.flags import add_mix, add_speed, parser, task_of
-from quantcore.planning import parser as planning_parser
-from quantcore.presets import PRESETS
+from quantcore.serving.stopwatch import RUNTIMES
 from tests.factories import tiny_model
 
 pytestmark = pytest.mark.usefixtures("proof_in_this_process")

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from api.security import SCOPES
+from api.http.security import SCOPES
 from api.settings import Settings
-from api.store import projects, webhooks
-from api.store.tables import Project
+from api.store.accounts import projects, webhooks
+from api.store.tables.jobs import Project
 from tests.integration.conftest import ROOT, Server
 from tests.integration.test_webhooks import Receiver, serve
 

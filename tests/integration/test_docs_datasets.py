@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from quantcore.calibration.hub_dataset import ALIASES
+from quantcore.data.hub_dataset import ALIASES
 from tests.integration.conftest import Server, WorkerProcess
 
 PAGE = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text()

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from api.security import create_key
+from api.http.security import create_key
 from api.store import migrate
 from api.store.engine import Sessions
-from bitfoundry import cli, doctor
+from bitfoundry.commands import doctor
+from bitfoundry.commands import main as cli
 from quantcore.runtime import landlock
 from tests.integration.conftest import Server, WorkerProcess
 

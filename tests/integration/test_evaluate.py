@@ -8,16 +8,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from quantcore import cli
+from quantcore.cli import main as cli
+from quantcore.config.task import EvaluationConfig
 from quantcore.errors import ConfigError, ModelError
 from quantcore.evaluation import harness
+from quantcore.evaluation.baseline_cache import VARIABLE, Originals
 from quantcore.evaluation.command import evaluate
-from quantcore.evaluation.originals import VARIABLE, Originals
 from quantcore.nn import loading
-from quantcore.pipeline import run
-from quantcore.runtime.single import StreamedModel
-from quantcore.slices import is_sharded, mine
-from quantcore.task import EvaluationConfig
+from quantcore.pipeline.job import run
+from quantcore.runtime.shards import is_sharded, mine
+from quantcore.runtime.streamed_model import StreamedModel
 from tests.factories import tiny_model, tiny_tokenizer
 from tests.integration.forks import forked
 from tests.integration.test_pipeline import task
@@ -89,7 +89,7 @@ def test_another_original_is_another_entry(tmp_path, monkeypatch):
         known.keep_states({"x": 1}, torch.ones(2))
         assert known.known_states({"x": 2}) is None and torch.equal(known.known_states({"x": 1}), torch.ones(2))
         assert known.value({"y": 1}, lambda: [1]) == [1] == known.value({"y": 1}, lambda: [2])
-    monkeypatch.setattr("quantcore.evaluation.originals.MAX_BYTES", 100)
+    monkeypatch.setattr("quantcore.evaluation.baseline_cache.MAX_BYTES", 100)
     known.keep_states({"x": 3}, torch.ones(2))
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 100
     monkeypatch.setenv(VARIABLE, "")

@@ -8,18 +8,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from quantcore import ExporterConfig, JsonExporterConfig, ModelExporter, ModelQuantizer, presets
-from quantcore.algorithms import config_of
-from quantcore.calibration.text import token_windows
+from quantcore import ExporterConfig, JsonExporterConfig, ModelExporter, ModelQuantizer
 from quantcore.checkpoint.headers import read_local, read_tensor_headers
 from quantcore.checkpoint.source import Source
-from quantcore.config import CalibrationConfig, Config, QuantizationConfig, QuantizationSpec
+from quantcore.config import presets
+from quantcore.config.algorithms import config_of
+from quantcore.config.quantization import CalibrationConfig, Config, QuantizationConfig, QuantizationSpec
+from quantcore.config.task import EvaluationConfig, Task
+from quantcore.data.windows import token_windows
 from quantcore.errors import ConfigError, ModelError, ProofError
 from quantcore.events import Warned
-from quantcore.pipeline import run
-from quantcore.plan import resolve
+from quantcore.pipeline.job import run
+from quantcore.plan.resolve import resolve
 from quantcore.solvers.rtn import round_to_nearest
-from quantcore.task import EvaluationConfig, Task
 from tests.factories import MIXTURES, tiny_model, tiny_tokenizer
 from tests.params import with_rare
 
@@ -174,7 +175,7 @@ def test_the_proof_sees_one_changed_bit(tmp_path, monkeypatch, proof_in_this_pro
             file.write(bytes([byte ^ 1]))
         return proof_in_this_process(task, folder.parent if len(export) > 1 else folder, expected, emit)
 
-    monkeypatch.setattr("quantcore.pipeline.prove_in_fresh_process", tamper)
+    monkeypatch.setattr("quantcore.pipeline.job.prove_in_fresh_process", tamper)
     with pytest.raises(ProofError) as caught:
         run(task(model_dir, tmp_path / "out", export=export), lambda event: None)
     assert caught.value.code == "proof_tensor_differs" and "fake_quantized" in caught.value.message

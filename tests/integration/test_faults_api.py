@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from api.security import create_key
+from api.http.security import create_key
 from api.settings import Settings
-from api.store import leases
 from api.store.engine import Sessions
-from api.store.events import NewEvent
-from bitfoundry.async_client import AsyncClient
+from api.store.queue import leases
+from api.store.queue.events import NewEvent
+from bitfoundry.client.async_client import AsyncClient
 from tests.integration.faults import ApiProcess
 
 NUM_CLIENTS = 50

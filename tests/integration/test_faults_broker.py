@@ -12,15 +12,15 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 from sqlalchemy import func, select
 
+from api.http.security import create_key
 from api.main import create_app
-from api.security import create_key
 from api.settings import Settings
-from api.store import workers
 from api.store.engine import Sessions
-from api.store.outbox import WAKE
-from api.store.tables import Attempt, Job, Outbox
-from api.store.wakeups import QUEUE, make_celery, sender
-from bitfoundry.local import Valkey
+from api.store.queue import workers
+from api.store.queue.outbox import WAKE
+from api.store.queue.wakeups import QUEUE, make_celery, sender
+from api.store.tables.jobs import Attempt, Job, Outbox
+from bitfoundry.local.stack import Valkey
 from tests.integration.conftest import PATIENCE_S, WorkerProcess
 from tests.integration.faults import ApiProcess
 from tests.integration.test_worker import outcomes, post

@@ -16,13 +16,15 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 from sqlalchemy import func, select, text
 
+from api.http.security import create_key
 from api.main import create_app
-from api.security import create_key
 from api.settings import Settings
-from api.store import jobs, leases, migrate, projects
+from api.store import migrate
+from api.store.accounts import projects
 from api.store.engine import Sessions, connect, dispose
-from api.store.tables import Attempt, Job
-from bitfoundry.local import Postgres
+from api.store.queue import jobs, leases
+from api.store.tables.jobs import Attempt, Job
+from bitfoundry.local.stack import Postgres
 from tests.integration.conftest import Server, WorkerProcess
 from tests.integration.faults import ApiProcess, Line
 from tests.integration.test_worker import outcomes

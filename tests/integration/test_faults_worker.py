@@ -10,12 +10,12 @@ import httpx2
 import pytest
 from sqlalchemy import select
 
-from api.security import create_key
+from api.http.security import create_key
 from api.settings import Settings
-from api.store import control
 from api.store.engine import Sessions
-from api.store.tables import Attempt, Dataset, Job
-from quantcore import presets
+from api.store.queue import control
+from api.store.tables.jobs import Attempt, Dataset, Job
+from quantcore.config import presets
 from tests.factories import tiny_model
 from tests.integration.conftest import WorkerProcess, wait_for_empty, wait_gone
 from tests.integration.faults import ApiProcess, on_a_small_disk, seen_by

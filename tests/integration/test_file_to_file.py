@@ -8,15 +8,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlavaConfig, LlavaForConditionalGeneration
 
-from quantcore import file_to_file, presets, savepoint, writing
+from quantcore.blockwise import savepoint
 from quantcore.checkpoint.artifact import sha256
-from quantcore.cli import main
-from quantcore.config import CalibrationConfig, parse_config
+from quantcore.cli.main import main
+from quantcore.config import presets
+from quantcore.config.quantization import CalibrationConfig, parse_config
+from quantcore.config.spec import ScaleType
+from quantcore.config.task import EvaluationConfig, Task
 from quantcore.errors import ConfigError, ModelError, NumericsError
-from quantcore.pipeline import run
+from quantcore.pipeline import file_to_file
+from quantcore.pipeline import writer as writing
+from quantcore.pipeline.job import run
 from quantcore.solvers.shared import has_global_scale
-from quantcore.spec import ScaleType
-from quantcore.task import EvaluationConfig, Task
 from tests.factories import MIXTURES, tiny_model
 from tests.integration.forks import config, events_of, forked, task_file
 from tests.integration.test_resume import killed

@@ -14,11 +14,12 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from api import front, main
+from api import main
+from api.http import front
 from api.main import create_app
 from api.settings import Settings
-from api.store import control
 from api.store.engine import Sessions
+from api.store.queue import control
 from tests.integration.conftest import PATIENCE_S, Server
 from tests.integration.test_api_security import DOOR, PLACES, walk
 
@@ -96,7 +97,9 @@ def test_the_key_is_asked_for_before_the_body(server: Server, settings: Settings
         head = f"{method} {path.format(**PLACES)} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         with dialled(server, head + "Authorization: Bearer nonsense\r\nContent-Length: 100\r\n\r\n") as line:
             line.settimeout(10)
-            assert status_of(line.recv(65536)) == 401, (method, path)
+            answer = line.recv(65536)
+            assert status_of(answer) == 401, (method, path)
+            assert b"\r\nconnection: close\r\n" in answer.lower(), (method, path)
 
 
 def test_what_comes_after_the_answer_is_not_read(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

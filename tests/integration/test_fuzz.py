@@ -12,8 +12,8 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
-from api.store import control
 from api.store.engine import Sessions
+from api.store.queue import control
 from tests.integration.conftest import Server
 from tests.integration.test_api_security import OPEN_ROUTES
 

@@ -15,13 +15,13 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select, text, update
 
 from api.settings import Settings
-from api.store import control, gangs, leases, waiting, workers
 from api.store.engine import Sessions
-from api.store.leases import Failure, Lease, LeaseLost, Order
-from api.store.seat_table import Seat, SeatState
-from api.store.tables import Attempt, Job, Worker
-from api.store.workers import worker_of
-from quantcore import presets
+from api.store.queue import control, gangs, leases, waiting, workers
+from api.store.queue.leases import Failure, Lease, LeaseLost, Order
+from api.store.queue.workers import worker_of
+from api.store.tables.jobs import Attempt, Job, Worker
+from api.store.tables.seats import Seat, SeatState
+from quantcore.config import presets
 from tests.integration.conftest import STUB_ENGINE, WorkerProcess, is_alive, wait_for_empty, wait_gone
 from tests.integration.test_worker import outcomes
 from worker.supervisor import Supervisor

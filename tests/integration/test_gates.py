@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from api.store import manifest
-from quantcore.blockwise import BlockAlgorithms
+from quantcore.blockwise.algorithms import BlockAlgorithms
 from quantcore.errors import GateError, ModelError, NumericsError, ProofError
-from quantcore.evaluation import gates, judging
 from quantcore.events import GatesJudged, LayerQuantized, Warned
-from quantcore.pipeline import run
+from quantcore.pipeline.job import run
+from quantcore.proof import gates, judging
 from tests.factories import tiny_model
 from tests.integration.conftest import proving_here
 from tests.integration.test_pipeline import task
@@ -132,7 +132,7 @@ def test_a_lost_shard_is_no_artifact_whatever_the_gate(model_dir, tmp_path, monk
         sorted(folder.glob("model-*.safetensors"))[1].unlink()
         return proof_in_this_process(task, folder, expected, emit)
 
-    monkeypatch.setattr("quantcore.pipeline.prove_in_fresh_process", lose)
+    monkeypatch.setattr("quantcore.pipeline.job.prove_in_fresh_process", lose)
     given = job(model_dir, tmp_path / "out", "w4a16", "off", max_shard_size="50KB")
     with pytest.raises((ModelError, ProofError)) as caught:
         run(given, lambda event: None)

@@ -14,17 +14,18 @@ from gguf.quants import dequantize
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from quantcore import pipeline, presets
-from quantcore.checkpoint.gguf_file import GgufSink
-from quantcore.checkpoint.gguf_names import ARCHITECTURES, Places
 from quantcore.checkpoint.headers import read_local
 from quantcore.checkpoint.source import Source
-from quantcore.config import CalibrationConfig, QuantizationSpec, parse_config
+from quantcore.config import presets
+from quantcore.config.quantization import CalibrationConfig, QuantizationSpec, parse_config
+from quantcore.config.task import EvaluationConfig, Task
 from quantcore.errors import ConfigError, ProofError
-from quantcore.evaluation.proof import WrittenCheckpoint
-from quantcore.plan import resolve
+from quantcore.export.gguf.file import GgufSink
+from quantcore.export.gguf.names import ARCHITECTURES, Places
+from quantcore.pipeline import job as pipeline
+from quantcore.plan.resolve import resolve
+from quantcore.proof.verify import WrittenCheckpoint
 from quantcore.solvers.rtn import round_to_nearest
-from quantcore.task import EvaluationConfig, Task
 from tests.factories import MIXTURES, tiny_model
 from tests.params import with_rare
 
@@ -255,7 +256,7 @@ def test_the_proof_sees_a_changed_bit(tmp_path, monkeypatch, proof_in_this_proce
             file.write(bytes([byte ^ 1]))
         return proof_in_this_process(task, folder, expected, emit)
 
-    monkeypatch.setattr("quantcore.pipeline.prove_in_fresh_process", damage)
+    monkeypatch.setattr("quantcore.pipeline.job.prove_in_fresh_process", damage)
     with pytest.raises(ProofError, match=r"model\.layers\.1\.self_attn\.q_proj\.weight"):
         run(model_dir, tmp_path / "out", presets.resolve("gguf_q4_1"))
 

@@ -11,15 +11,15 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 import quantcore
-from quantcore import presets
-from quantcore.calibration.tokenizer import load_tokenizer
-from quantcore.checkpoint.gguf_header import LONGEST_KEPT, read_gguf_header, shortest
 from quantcore.checkpoint.headers import read_local
-from quantcore.cli import main
-from quantcore.convert import convert
-from quantcore.dequantizing import open_source
+from quantcore.checkpoint.tokenizer import load_tokenizer
+from quantcore.cli.convert import convert
+from quantcore.cli.main import main
+from quantcore.config import presets
 from quantcore.errors import ConfigError, ModelError
-from quantcore.reading import read_model
+from quantcore.export.gguf.header import LONGEST_KEPT, read_gguf_header, shortest
+from quantcore.reading.dequantize import open_source
+from quantcore.reading.model import read_model
 from tests.factories import tiny_model
 from tests.integration.test_gguf import LLAMA3, MODELS, WIDE
 from tests.integration.test_reading import measured, quantize

@@ -11,10 +11,10 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from api.settings import Settings
-from api.store import control, jobs, leases
 from api.store.engine import Sessions, connect, dispose
-from api.store.events import NewEvent
-from api.store.leases import Lease, LeaseLost, Order
+from api.store.queue import control, jobs, leases
+from api.store.queue.events import NewEvent
+from api.store.queue.leases import Lease, LeaseLost, Order
 from worker.lease import HeldLease
 
 

@@ -11,11 +11,11 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
-import quantcore.checkpoint.hub
+import quantcore.hub.download
 from api.settings import Settings
 from api.store.engine import Sessions
-from api.store.tables import Job
-from quantcore import presets
+from api.store.tables.jobs import Job
+from quantcore.config import presets
 from tests.factories import tiny_model
 from tests.hub_server import TOKEN, HubServer
 from tests.integration.conftest import REAL_ENGINE, WorkerProcess
@@ -99,7 +99,7 @@ QUANTIZED = {
 def test_quantized_models_are_planned_as_on_the_disk_without_their_weights(
     client: TestClient, hub: HubServer, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantcore.checkpoint.hub, "LARGEST_GAP", 500)  # as large models' weights are to the real one
+    monkeypatch.setattr(quantcore.hub.download, "LARGEST_GAP", 500)  # as large models' weights are to the real one
     model_dir = tiny_model(tmp_path / "model", hidden_size=256, intermediate_size=512)
     for export, preset in QUANTIZED.items():
         folder = settings.model_roots[0] / export
@@ -302,8 +302,8 @@ def test_a_token_that_was_deleted_fails_the_job(
 
 
 def test_without_a_secret_key_no_secret_is_taken(settings: Settings, sessions: Sessions) -> None:
+    from api.http.security import create_key
     from api.main import create_app
-    from api.security import create_key
 
     bare = settings.model_copy(update={"secret_key": None})
     headers = {"Authorization": f"Bearer {create_key(sessions, 'k')}"}

@@ -12,13 +12,14 @@ from fastapi.testclient import TestClient
 from huggingface_hub import constants
 
 from api.settings import Settings
-from quantcore import plan, presets
 from quantcore.checkpoint.headers import read_local
-from quantcore.config import CalibrationConfig
+from quantcore.config import presets
+from quantcore.config.quantization import CalibrationConfig
+from quantcore.config.task import EvaluationConfig, Task
 from quantcore.errors import ModelError
-from quantcore.inspection import USUAL_PRESETS, inspect, inspect_hub, read_license
-from quantcore.pipeline import run
-from quantcore.task import EvaluationConfig, Task
+from quantcore.pipeline.job import run
+from quantcore.plan import resolve as plan
+from quantcore.plan.inspection import USUAL_PRESETS, inspect, inspect_hub, read_license
 from tests.factories import MIXTURES, tiny_model
 from tests.hub_server import HubServer
 

@@ -19,9 +19,10 @@ from api.integrity import check, watch
 from api.integrity.watch import Watch
 from api.jobs.tidying import ORPHAN_AGE_S
 from api.settings import Settings
-from api.store import integrity, leases, manifest, migrate
+from api.store import manifest, migrate
 from api.store.engine import Sessions
-from bitfoundry.local import Postgres
+from api.store.queue import integrity, leases
+from bitfoundry.local.stack import Postgres
 from tests.integration.conftest import PATIENCE_S, ROOT, environment_of
 
 Submit = Callable[..., str]

@@ -9,10 +9,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.settings import Settings
-from api.store import leases
 from api.store.engine import Sessions
-from api.store.tables import Job
-from quantcore.cli import main
+from api.store.queue import leases
+from api.store.tables.jobs import Job
+from quantcore.cli.main import main
 from tests.factories import tiny_model
 from tests.hub_server import HubServer
 from tests.integration.conftest import REAL_ENGINE, WorkerProcess

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from api.security import create_key
+from api.http.security import create_key
 from api.settings import Settings
 from api.store.engine import Sessions
 from tests.integration.conftest import PATIENCE_S

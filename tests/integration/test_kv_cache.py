@@ -3,12 +3,12 @@
 import json
 from dataclasses import replace
 
-from quantcore import presets
-from quantcore.config import CalibrationConfig
-from quantcore.convert import convert
-from quantcore.pipeline import run
-from quantcore.reading import read_model
-from quantcore.task import EvaluationConfig, Task
+from quantcore.cli.convert import convert
+from quantcore.config import presets
+from quantcore.config.quantization import CalibrationConfig
+from quantcore.config.task import EvaluationConfig, Task
+from quantcore.pipeline.job import run
+from quantcore.reading.model import read_model
 from tests.factories import tiny_model
 
 FP8_KV = presets.resolve("fp8", kv_cache="fp8")

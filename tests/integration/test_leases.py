@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, text
 
-from api.store import control, events, jobs, leases, outbox, projects, workers
+from api.store.accounts import projects
 from api.store.engine import Sessions
-from api.store.events import NewEvent
-from api.store.leases import Failure, Lease, LeaseLost, Order
-from api.store.tables import Artifact, Attempt, Job, Outbox
+from api.store.queue import control, events, jobs, leases, outbox, workers
+from api.store.queue.events import NewEvent
+from api.store.queue.leases import Failure, Lease, LeaseLost, Order
+from api.store.tables.jobs import Artifact, Attempt, Job, Outbox
 
 Submit = Callable[..., str]
 GetJob = Callable[[str], Job]

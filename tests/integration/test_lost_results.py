@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import jsonschema
 import pytest
 
-from quantcore import presets
-from quantcore.cli import main
+from quantcore.cli.main import main
+from quantcore.config import presets
+from quantcore.config.task import EvaluationConfig, Task
 from quantcore.errors import ConfigError
-from quantcore.evaluation import harness, proof
-from quantcore.pipeline import run
-from quantcore.task import EvaluationConfig, Task
+from quantcore.evaluation import harness
+from quantcore.pipeline.job import run
+from quantcore.proof import verify as proof
 from tests.factories import tiny_model
 from tests.integration.conftest import ROOT
 from tests.integration.test_pipeline import task

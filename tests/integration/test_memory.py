@@ -9,11 +9,11 @@ import pytest
 
 from bench.process_tree import watch
 from bench.random_model import write_random_model
-from quantcore import presets
-from quantcore.algorithms import config_of
-from quantcore.config import CalibrationConfig, parse_config
-from quantcore.memory import RUNTIME_BYTES
-from quantcore.task import EvaluationConfig, Task
+from quantcore.config import presets
+from quantcore.config.algorithms import config_of
+from quantcore.config.quantization import CalibrationConfig, parse_config
+from quantcore.config.task import EvaluationConfig, Task
+from quantcore.plan.footprint import RUNTIME_BYTES
 
 FACTOR = 1.6
 """Between what is planned beside the runtime and what was taken: allocators, temporaries and libraries differ."""

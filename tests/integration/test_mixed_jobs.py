@@ -14,16 +14,18 @@ import torch
 from fastapi.testclient import TestClient
 
 from api.settings import Settings
-from api.store import leases
 from api.store.engine import Sessions
-from bitfoundry import answers, cli
-from bitfoundry.client import Client
-from quantcore import savepoint, writing
-from quantcore.cli import main
-from quantcore.config import parse_config
-from quantcore.mixing import command
-from quantcore.mixing.schemes import resolve
-from quantcore.task import MixConfig
+from api.store.queue import leases
+from bitfoundry.client import answers
+from bitfoundry.client.service import Client
+from bitfoundry.commands import main as cli
+from quantcore.blockwise import savepoint
+from quantcore.cli.main import main
+from quantcore.config.quantization import parse_config
+from quantcore.config.task import MixConfig
+from quantcore.mixed_precision import command
+from quantcore.mixed_precision.schemes import resolve
+from quantcore.pipeline import writer as writing
 from tests.factories import tiny_model
 from tests.integration.conftest import REAL_ENGINE, ROOT, Server, WorkerProcess
 from tests.integration.forks import events_of, forked, task_file

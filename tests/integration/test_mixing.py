@@ -11,18 +11,19 @@ from safetensors.torch import load_file
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-from quantcore import cli, presets
-from quantcore.calibration.text import token_windows
-from quantcore.config import CalibrationConfig, parse_config
+from quantcore.cli import main as cli
+from quantcore.config import presets
+from quantcore.config.quantization import CalibrationConfig, parse_config
+from quantcore.config.task import EvaluationConfig, MixConfig, Task
+from quantcore.data.windows import token_windows
 from quantcore.errors import ConfigError
 from quantcore.evaluation.model import open_model
-from quantcore.mixing.command import mix
-from quantcore.mixing.schemes import resolve as resolve_schemes
-from quantcore.mixing.sensitivity import Sensitivity
-from quantcore.pipeline import run
-from quantcore.plan import resolve
-from quantcore.reading import read_model
-from quantcore.task import EvaluationConfig, MixConfig, Task
+from quantcore.mixed_precision.command import mix
+from quantcore.mixed_precision.schemes import resolve as resolve_schemes
+from quantcore.mixed_precision.sensitivity import Sensitivity
+from quantcore.pipeline.job import run
+from quantcore.plan.resolve import resolve
+from quantcore.reading.model import read_model
 from tests.factories import MIXTURES, tiny_model, tiny_tokenizer
 
 CALIBRATION = CalibrationConfig(num_samples=48, seq_len=32)

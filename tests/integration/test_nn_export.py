@@ -21,18 +21,18 @@ from quantcore import (
     QuantizationConfig,
     QuantizationSpec,
 )
-from quantcore.blocks.module_names import with_module_names
-from quantcore.config import CalibrationConfig
+from quantcore.blockwise.savepoint import SavePoint
+from quantcore.cli.flags import parser, task_of
+from quantcore.config.presets import resolve as preset
+from quantcore.config.presets import with_attention
+from quantcore.config.quantization import CalibrationConfig
+from quantcore.config.task import EvaluationConfig, Task
 from quantcore.export import EXPORTERS
-from quantcore.flags import parser, task_of
-from quantcore.pipeline import quantize, read_windows, run
-from quantcore.plan import resolve
-from quantcore.presets import resolve as preset
-from quantcore.presets import with_attention
-from quantcore.reading import read_model
+from quantcore.model.module_names import with_module_names
+from quantcore.pipeline.job import quantize, read_windows, run
+from quantcore.plan.resolve import resolve
+from quantcore.reading.model import read_model
 from quantcore.runtime.ranks import ALONE
-from quantcore.savepoint import SavePoint
-from quantcore.task import EvaluationConfig, Task
 from tests.factories import MIXTURES, tiny_model, tiny_tokenizer
 from tests.params import with_rare
 

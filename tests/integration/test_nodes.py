@@ -15,11 +15,11 @@ import pytest
 from sqlalchemy import select
 
 from api.settings import Settings
-from api.store import control, events
 from api.store.engine import Sessions
-from api.store.tables import Artifact, Attempt, Job
-from quantcore import presets
+from api.store.queue import control, events
+from api.store.tables.jobs import Artifact, Attempt, Job
 from quantcore.checkpoint.artifact import sha256
+from quantcore.config import presets
 from tests.factories import tiny_model
 from tests.integration.conftest import PATIENCE_S, ROOT, WorkerProcess, wait_for_empty
 from tests.integration.test_gangs import StartHere, run_as

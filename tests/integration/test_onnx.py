@@ -17,19 +17,21 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from bitfoundry import demo_model
-from quantcore import load, pipeline, presets
+from bitfoundry.local import demo_model
+from quantcore import load
 from quantcore.checkpoint.headers import read_local
-from quantcore.checkpoint.onnx_graph import trace
-from quantcore.checkpoint.onnx_names import DATA_NAME, FILE_NAME, read_onnx_headers
-from quantcore.config import CalibrationConfig, QuantizationConfig, QuantizationSpec
-from quantcore.dequantizing import read_layer
+from quantcore.checkpoint.onnx_headers import DATA_NAME, FILE_NAME, read_onnx_headers
+from quantcore.config import presets
+from quantcore.config.quantization import CalibrationConfig, QuantizationConfig, QuantizationSpec
+from quantcore.config.task import EvaluationConfig, Task
 from quantcore.errors import ConfigError, ModelError, ProofError
+from quantcore.export.onnx.graph import trace
 from quantcore.nn.codes import encode_layer
 from quantcore.nn.layers import quantized_layers
-from quantcore.plan import resolve
-from quantcore.reading import read_model
-from quantcore.task import EvaluationConfig, Task
+from quantcore.pipeline import job as pipeline
+from quantcore.plan.resolve import resolve
+from quantcore.reading.dequantize import read_layer
+from quantcore.reading.model import read_model
 from tests.factories import MIXTURES, tiny_model
 from tests.onnx_runtime import session_options
 from tests.params import with_rare

@@ -11,9 +11,9 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
-from api.store import leases, workers
 from api.store.engine import Sessions
-from api.store.tables import Job
+from api.store.queue import leases, workers
+from api.store.tables.jobs import Job
 from tests.integration.conftest import PATIENCE_S, Server, WorkerProcess, wait_gone
 from tests.integration.test_worker_orders import outcomes, post
 
@@ -67,7 +67,7 @@ def test_a_drained_worker_gives_its_job_back_and_rests(
 def test_the_commands_about_workers(
     server: Server, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from bitfoundry import cli
+    from bitfoundry.commands import main as cli
 
     monkeypatch.setenv("BITFOUNDRY_URL", server.url)
     monkeypatch.setenv("BITFOUNDRY_API_KEY", server.key)

@@ -42,7 +42,7 @@ def test_every_module_of_the_engine_can_be_imported(system, tmp_path):
 import importlib
 for name in {modules}:
     importlib.import_module(name)
-import bitfoundry.cli, bitfoundry.client
+import bitfoundry.commands.main, bitfoundry.client.service
 from quantcore.runtime import devices
 assert devices.sys.platform == {system!r}
 del devices.os.environ["OMP_NUM_THREADS"]

@@ -14,20 +14,20 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from api.store import manifest as store
-from quantcore import presets
-from quantcore.calibration.text import token_windows
 from quantcore.checkpoint.artifact import sha256
 from quantcore.checkpoint.headers import read_local
-from quantcore.cli import main
-from quantcore.config import CalibrationConfig, Config, QuantizationConfig
+from quantcore.cli.main import main
+from quantcore.config import presets
+from quantcore.config.quantization import CalibrationConfig, Config, QuantizationConfig
+from quantcore.config.task import EvaluationConfig, Task
+from quantcore.data.windows import token_windows
 from quantcore.errors import ModelError, NumericsError, ProofError, QuantError
-from quantcore.evaluation import proof
-from quantcore.evaluation.expectation import Expectation
 from quantcore.events import Completed, LayerQuantized, Progress
-from quantcore.pipeline import run
-from quantcore.plan import resolve
-from quantcore.runtime.products import products_on
-from quantcore.task import EvaluationConfig, Task
+from quantcore.pipeline.job import run
+from quantcore.plan.resolve import resolve
+from quantcore.proof import verify as proof
+from quantcore.proof.expectation import Expectation
+from quantcore.runtime.matmul import products_on
 from tests.factories import MIXTURES, tiny_model, tiny_tokenizer
 from tests.integration.conftest import proving_here
 from tests.params import with_rare
@@ -296,7 +296,7 @@ def test_the_proof_sees_one_changed_byte(model_dir, tmp_path, monkeypatch, proof
             file.write(bytes([byte ^ 1]))
         return proof_in_this_process(task, folder, expected, emit)
 
-    monkeypatch.setattr("quantcore.pipeline.prove_in_fresh_process", tamper)
+    monkeypatch.setattr("quantcore.pipeline.job.prove_in_fresh_process", tamper)
     with pytest.raises(ProofError) as caught:
         run(task(model_dir, tmp_path / "out", export=BOTH), lambda event: None)
     assert caught.value.code == code and name.rpartition(".")[0] in caught.value.message
@@ -308,7 +308,7 @@ def test_the_proof_sees_other_logits(model_dir, tmp_path, monkeypatch):
         expected.probe_logits[0, 3, 7] += 0.01 * expected.probe_logits.abs().max()
         return proof.prove_in_fresh_process(task, folder, expected, emit)
 
-    monkeypatch.setattr("quantcore.pipeline.prove_in_fresh_process", tamper)
+    monkeypatch.setattr("quantcore.pipeline.job.prove_in_fresh_process", tamper)
     with pytest.raises(ProofError, match="other logits"):
         run(task(model_dir, tmp_path / "out", "int8_dynamic"), lambda event: None)
 

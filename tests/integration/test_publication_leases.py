@@ -8,13 +8,13 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from api.store import jobs, leases, publication_leases, publications
 from api.store.engine import Sessions
-from api.store.events import NewEvent
-from api.store.leases import MAX_LOST, Failure, LeaseLost
-from api.store.publication_leases import PublicationLease
-from api.store.publication_table import Publication
-from api.store.publications import CannotPublish
+from api.store.queue import jobs, leases, publication_leases, publications
+from api.store.queue.events import NewEvent
+from api.store.queue.leases import MAX_LOST, Failure, LeaseLost
+from api.store.queue.publication_leases import PublicationLease
+from api.store.queue.publications import CannotPublish
+from api.store.tables.publications import Publication
 
 TARGET = {"repo_id": "org/name", "hub_token": "team"}
 MAY_PASS = Failure("hub_unreachable", "x", retryable=True, max_failures=3)

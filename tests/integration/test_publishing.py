@@ -15,9 +15,9 @@ from sqlalchemy import text
 
 from api.settings import Settings
 from api.store.engine import Sessions
-from api.store.tables import Job
-from bitfoundry import cli
-from quantcore.checkpoint.hub_pull import pull
+from api.store.tables.jobs import Job
+from bitfoundry.commands import main as cli
+from quantcore.hub.pull import pull
 from tests.factories import tiny_model
 from tests.hub_server import TOKEN, HubServer
 from tests.integration.conftest import REAL_ENGINE, Server, WorkerProcess, is_alive, wait_gone

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from quantcore.config.task import EvaluationConfig
 from quantcore.evaluation.text import of_stream, read_text
-from quantcore.pipeline import run
-from quantcore.runtime.products import products_on
-from quantcore.task import EvaluationConfig
+from quantcore.pipeline.job import run
+from quantcore.runtime.matmul import products_on
 from tests.factories import tiny_model, tiny_tokenizer
 from tests.integration.conftest import proving_here
 from tests.integration.test_pipeline import CPU, task

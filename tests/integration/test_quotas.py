@@ -14,14 +14,14 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 from sqlalchemy import text
 
+from api.http.security import READ, create_key
+from api.http.stream_seats import StreamSeats
 from api.main import create_app
-from api.security import READ, create_key
 from api.settings import Settings
-from api.store import projects
+from api.store.accounts import projects
+from api.store.accounts.projects import QUOTAS, QuotaExceeded
 from api.store.engine import Sessions
-from api.store.projects import QUOTAS, QuotaExceeded
-from api.stream_seats import StreamSeats
-from bitfoundry import cli
+from bitfoundry.commands import main as cli
 from tests.integration.conftest import PATIENCE_S, Server
 from tests.integration.test_api_accounts import limit, refused_for
 from tests.integration.test_api_security import bearer
@@ -191,7 +191,7 @@ def test_metrics_of_quotas(client: TestClient, monkeypatch: pytest.MonkeyPatch) 
     assert f'bitfoundry_quota_used{{{of_default}"max_webhooks"}} 1.0' in shown
     assert f'bitfoundry_quota_limit{{{of_default}"max_webhooks"}} 7.0' in shown
     assert len(re.findall(r"^bitfoundry_quota_used\{", shown, flags=re.MULTILINE)) == len(QUOTAS)
-    monkeypatch.setattr("api.metrics.MAX_PROJECTS", 2)
+    monkeypatch.setattr("api.http.metrics.MAX_PROJECTS", 2)
     for number in range(3):
         client.post("/v1/projects", json={"name": f"p{number}"})
     shown = client.get("/metrics").text

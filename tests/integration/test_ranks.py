@@ -15,14 +15,16 @@ import jsonschema
 import pytest
 import torch
 
-from quantcore import presets, workload, writing
-from quantcore.blockwise import BlockAlgorithms
+from quantcore.blockwise.algorithms import BlockAlgorithms
 from quantcore.calibration.ranges import Watched, learned, ranges_of_all
 from quantcore.checkpoint.artifact import sha256
-from quantcore.cli import main
+from quantcore.cli.main import main
+from quantcore.config import presets
+from quantcore.config.layer_plan import LayerPlan
 from quantcore.errors import NumericsError
-from quantcore.layer import LayerPlan
 from quantcore.observers import observer_for
+from quantcore.pipeline import writer as writing
+from quantcore.runtime import workload
 from quantcore.runtime.ranks import joined
 from quantcore.solvers import rtn
 from tests.factories import MIXTURES, tiny_model

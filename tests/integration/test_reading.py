@@ -12,18 +12,19 @@ from transformers import AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import quantcore
-from quantcore import pipeline, presets
-from quantcore.calibration.text import TokenWindows
-from quantcore.cli import main
-from quantcore.config import CalibrationConfig, parse_config
-from quantcore.convert import convert
-from quantcore.dequantizing import open_source
+from quantcore.cli.convert import convert
+from quantcore.cli.main import main
+from quantcore.config import presets
+from quantcore.config.quantization import CalibrationConfig, parse_config
+from quantcore.config.task import EvaluationConfig, Task
+from quantcore.data.windows import TokenWindows
 from quantcore.errors import ConfigError, ModelError
 from quantcore.export import EXPORTERS, holds_codes
-from quantcore.export.stored import Importer, matches
-from quantcore.reading import read_model
-from quantcore.runtime.products import products_on
-from quantcore.task import EvaluationConfig, Task
+from quantcore.export.importer import Importer, matches
+from quantcore.pipeline import job as pipeline
+from quantcore.reading.dequantize import open_source
+from quantcore.reading.model import read_model
+from quantcore.runtime.matmul import products_on
 from tests.factories import MIXTURES, VOCAB_SIZE, tiny_model
 from tests.params import with_rare
 

@@ -12,10 +12,10 @@ import jsonschema
 import pytest
 from huggingface_hub import metadata_load
 
-from quantcore.evaluation.card import code, escape
-from quantcore.evaluation.html import page
-from quantcore.pipeline import run
-from quantcore.task import EvaluationConfig
+from quantcore.config.task import EvaluationConfig
+from quantcore.pipeline.job import run
+from quantcore.report.card import code, escape
+from quantcore.report.html import page
 from tests.factories import tiny_model
 from tests.integration.conftest import proving_here
 from tests.integration.test_pipeline import BOTH, task
@@ -132,7 +132,7 @@ def test_the_card_says_what_the_source_says_and_what_was_measured(artifact):
 
 @pytest.mark.parametrize("card", ["", "---\n{[", "---\n- a\n---\n", "---\nlicense: [1, {}]\ntags: 7\n---\n"])
 def test_a_card_that_cannot_be_read_costs_no_job(artifact, card, tmp_path):
-    from quantcore.evaluation.card import model_card
+    from quantcore.report.card import model_card
 
     (tmp_path / "README.md").write_text(card)
     assert "## Loading" in model_card(artifact[1], tmp_path)

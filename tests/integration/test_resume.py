@@ -7,8 +7,9 @@ from functools import cache
 
 import pytest
 
-from quantcore import savepoint, writing
-from quantcore.cli import main
+from quantcore.blockwise import savepoint
+from quantcore.cli.main import main
+from quantcore.pipeline import writer as writing
 from tests.factories import MIXTURES, tiny_model
 from tests.integration.forks import config, events_of, forked, seen_of, task_file
 from tests.params import with_rare

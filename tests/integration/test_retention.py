@@ -10,16 +10,17 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, text
 
+from api.http.security import create_key
 from api.jobs import tidying
 from api.jobs.tidying import Tidying
-from api.security import create_key
 from api.settings import Settings
-from api.store import control, leases, projects
+from api.store.accounts import projects
 from api.store.engine import Sessions
 from api.store.ids import new_id
-from api.store.leases import Lease
-from api.store.logs import NewLine
-from api.store.tables import Event, Job, LogLine, Project
+from api.store.queue import control, leases
+from api.store.queue.leases import Lease
+from api.store.queue.logs import NewLine
+from api.store.tables.jobs import Event, Job, LogLine, Project
 from tests.integration.conftest import WorkerProcess
 
 Submit = Callable[..., str]
@@ -87,7 +88,7 @@ def test_by_default_nothing_is_forgotten(sessions: Sessions, submit: Submit, set
 def test_more_than_a_batch(
     sessions: Sessions, submit: Submit, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.store.retention.BATCH", 2)
+    monkeypatch.setattr("api.store.queue.retention.BATCH", 2)
     for _ in range(5):
         ended(sessions, submit, settings, days_ago=40)
     Tidying(settings.model_copy(update={"keep_logs_days": 7}), sessions).tidy()
@@ -250,7 +251,7 @@ def test_who_may_set_a_policy_and_to_what(client: TestClient, sessions: Sessions
 def test_more_than_one_answer_lists(
     client: TestClient, sessions: Sessions, submit: Submit, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.store.retention.BATCH", 2)
+    monkeypatch.setattr("api.store.queue.retention.BATCH", 2)
     monkeypatch.setattr("api.retention.endpoints.MAX_SHOWN", 4)
     for _ in range(7):
         ended(sessions, submit, settings, days_ago=40)

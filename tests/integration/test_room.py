@@ -11,11 +11,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api import disk
+from api.http.security import create_key
 from api.main import create_app
-from api.security import create_key
 from api.settings import Settings
 from api.store.engine import Sessions
-from api.store.tables import Job
+from api.store.tables.jobs import Job
 from tests.integration.conftest import PATIENCE_S, WorkerProcess, wait_for_empty
 from tests.integration.faults import ApiProcess, on_a_small_disk, seen_by
 from tests.integration.test_worker import outcomes

@@ -6,8 +6,9 @@ import pytest
 from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.exc import IntegrityError
 
-from api.store import control, jobs, leases, migrate
+from api.store import migrate
 from api.store.engine import Sessions
+from api.store.queue import control, jobs, leases
 from api.store.states import FINAL, HELD, MOVES, State
 
 

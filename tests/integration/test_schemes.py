@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from quantcore import presets
-from quantcore.calibration.text import token_windows
-from quantcore.config import CalibrationConfig
+from quantcore.config import presets
+from quantcore.config.quantization import CalibrationConfig
+from quantcore.config.task import EvaluationConfig, Task
+from quantcore.data.windows import token_windows
 from quantcore.errors import ConfigError
-from quantcore.pipeline import run
-from quantcore.task import EvaluationConfig, Task
+from quantcore.pipeline.job import run
 from tests.factories import tiny_model, tiny_tokenizer
 from tests.integration.conftest import proving_here
 from tests.params import with_rare

@@ -14,11 +14,11 @@ import httpx2
 import pytest
 
 from api.__main__ import is_loopback
-from api.security import create_key
+from api.http.security import create_key
 from api.settings import Settings
-from api.store import keys
+from api.store.accounts import keys
 from api.store.engine import Sessions
-from bitfoundry.local import LocalStack
+from bitfoundry.local.stack import LocalStack
 from tests.integration.conftest import PATIENCE_S, ROOT, Server, is_alive, wait_gone
 from tests.params import with_rare
 

@@ -12,11 +12,12 @@ from safetensors import safe_open
 import quantcore
 from quantcore.checkpoint import source
 from quantcore.checkpoint.headers import read_local
-from quantcore.cli import main
-from quantcore.runtime import sharded, single
+from quantcore.cli.main import main
+from quantcore.runtime import sharded
+from quantcore.runtime import streamed_model as single
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.ranks import ALONE, Ranks, computing_together, joined
-from quantcore.slices import is_sharded, mine
+from quantcore.runtime.shards import is_sharded, mine
 from tests.factories import MIXTURES, tiny_model
 from tests.integration.forks import config, events_of, forked, seen_of, task_file
 from tests.params import with_rare

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from quantcore import cli, presets
+from quantcore.cli import main as cli
+from quantcore.config import presets
+from quantcore.config.layer_plan import LayerPlan
 from quantcore.errors import ConfigError, ModelError
-from quantcore.evaluation.elsewhere import kv_cache_dtype
 from quantcore.evaluation.speed import Load, speed, summarize
-from quantcore.evaluation.stopwatch import _prompt
 from quantcore.events import silence
 from quantcore.export import EXPORTERS
-from quantcore.layer import LayerPlan
+from quantcore.serving.run_in_env import kv_cache_dtype
+from quantcore.serving.stopwatch import _prompt
 from tests.factories import tiny_model
 
 

@@ -20,11 +20,12 @@ from sqlalchemy import select, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from api.store import control, jobs, leases, projects
+from api.store.accounts import projects
 from api.store.engine import Sessions
-from api.store.leases import Failure, Lease, LeaseLost
+from api.store.queue import control, jobs, leases
+from api.store.queue.leases import Failure, Lease, LeaseLost
 from api.store.states import ACTIONS, FINAL, HELD, State, WrongState
-from api.store.tables import Attempt, Job
+from api.store.tables.jobs import Attempt, Job
 from tests.params import with_rare
 
 NUM_EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "12"))  # a nightly run may take more

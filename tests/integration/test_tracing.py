@@ -9,10 +9,10 @@ import httpx2
 import pytest
 
 from api import tracing
-from api.security import create_key
+from api.http.security import create_key
 from api.settings import Settings
 from api.store.engine import Sessions
-from api.store.tables import Job
+from api.store.tables.jobs import Job
 from quantcore.errors import ConfigError
 from tests.integration.conftest import WorkerProcess
 from tests.integration.faults import ApiProcess

@@ -15,11 +15,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from api.security import create_key
+from api.http.security import create_key
 from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.ids import new_id
-from api.store.tables import Project
+from api.store.tables.jobs import Project
 from tests.integration.conftest import PATIENCE_S, wait_gone
 from tests.integration.faults import ApiProcess
 

@@ -22,12 +22,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
+from api.http.security import create_key
 from api.main import create_app
-from api.security import create_key
 from api.settings import Settings
-from api.store import control, leases, webhooks
+from api.store.accounts import webhooks
 from api.store.engine import Sessions
-from api.store.events import NewEvent
+from api.store.queue import control, leases
+from api.store.queue.events import NewEvent
 from api.webhooks.schemas import EventType
 from tests.integration.conftest import PATIENCE_S, Server
 
@@ -536,7 +537,7 @@ def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
 def test_the_commands(
     server: Server, receiver: Receiver, submit: Submit, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from bitfoundry import cli
+    from bitfoundry.commands import main as cli
 
     monkeypatch.setenv("BITFOUNDRY_URL", server.url)
     monkeypatch.setenv("BITFOUNDRY_API_KEY", server.key)

@@ -14,12 +14,12 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 from sqlalchemy import select, text
 
+from api.http.security import create_key
 from api.main import create_app
-from api.security import create_key
 from api.settings import Settings
-from api.store import events
 from api.store.engine import Sessions
-from api.store.tables import Artifact, Attempt, Job, Outbox
+from api.store.queue import events
+from api.store.tables.jobs import Artifact, Attempt, Job, Outbox
 from tests.integration.conftest import PATIENCE_S, WorkerProcess, is_alive, wait_for_empty, wait_gone
 
 MakeModel = Callable[..., Path]

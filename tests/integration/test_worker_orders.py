@@ -10,9 +10,9 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from api.settings import Settings
-from api.store import events, workers
 from api.store.engine import Sessions
-from api.store.tables import Attempt, Job
+from api.store.queue import events, workers
+from api.store.tables.jobs import Attempt, Job
 from tests.integration.conftest import PATIENCE_S, WorkerProcess, is_alive, wait_for_empty, wait_gone
 
 MakeModel = Callable[..., Path]

@@ -18,9 +18,10 @@ from tests.soak.invariants import check_at_rest, check_now, come_to_rest
 from tests.soak.service import Service, new_folder
 
 REST_EVERY_S = 600.0
+MAX_PAUSE_S = 4.0  # between faults
 
 
-def soak(seed: int, minutes: float, *, pause_s: float = 4.0) -> list[str]:
+def soak(seed: int, minutes: float) -> list[str]:
     """What was wrong, in words; nothing if all promises held. Prints what it does."""
     draw, folder = random.Random(seed), new_folder()
     print(f"seed {seed}, {minutes:g} minutes, in {folder}", flush=True)
@@ -38,7 +39,7 @@ def soak(seed: int, minutes: float, *, pause_s: float = 4.0) -> list[str]:
             what = fault(service, draw)
             counted[fault.__name__] += 1
             print(f"{time.monotonic() - began:7.1f} s  {fault.__name__}: {what}", flush=True)
-            time.sleep(draw.random() * pause_s)
+            time.sleep(draw.random() * MAX_PAUSE_S)
             wrong = wrong or check_now(client)
         wrong = wrong or come_to_rest(client) or [*check_now(client), *check_at_rest(client)]
         ends = Counter(f"{known.mode} {known.code or known.final}" for known in client.jobs.values())

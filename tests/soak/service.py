@@ -22,7 +22,8 @@ import psycopg
 from psycopg.rows import dict_row
 
 from tests.factories import tiny_model
-from tests.integration.conftest import write_safetensors
+from tests.integration.conftest import write_stub_model
+from tests.integration.faults import in_own_mounts
 
 ENGINE = Path(__file__).with_name("engine.py")
 DISK = "768m"  # PostgreSQL alone takes a hundred
@@ -59,9 +60,8 @@ class Service:
 
     def __enter__(self) -> Self:
         self.home.mkdir(parents=True)
-        flags = ["-m"] if os.geteuid() == 0 else ["-U", "-r", "-m"]
         script = 'mount -t tmpfs -o size="$1" tmpfs "$2" && echo mounted && exec sleep infinity'
-        command = ["unshare", *flags, "sh", "-c", script, "sh", DISK, str(self.home)]
+        command = [*in_own_mounts(), "sh", "-c", script, "sh", DISK, str(self.home)]
         self._holder = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert self._holder.stdout is not None and self._holder.stdout.readline() == b"mounted\n"
         self.start()
@@ -180,13 +180,7 @@ def _sockets(servers: list[psutil.Process]) -> Iterator[Path]:
 def _write_models(folder: Path) -> Path:
     """One model for each way in which the stub can end, and a real one."""
     for mode in ("fast", "steady", "slow_once", "goes_on", "killed", "fails", "fails_retryable", "tamper"):
-        model = folder / mode
-        model.mkdir(parents=True)
-        names = [f"model.layers.{block}.self_attn.q_proj.weight" for block in range(2)]
-        write_safetensors(model / "model.safetensors", {key: [64, 64] for key in names})
-        config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "max_position_embeddings": 1024}
-        (model / "config.json").write_text(json.dumps(config))
-        (model / "stub.json").write_text(json.dumps({"mode": mode}))
+        write_stub_model(folder / mode, mode=mode)
     tiny_model(folder / REAL)
     return folder
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from api.store import phases
+from api.store.queue import phases
 
 FIRST, SECOND = (datetime(2026, 11, 22, 0, 0, second, tzinfo=UTC) for second in (1, 2))
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from api.strict_json import MAX_DEPTH, parse
+from api.http.strict_json import MAX_DEPTH, parse
 
 
 def nest(depth: int) -> bytes:

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from api import turns
-from api.errors import Problem
-from api.turns import Turns
+from api.http import turns
+from api.http.errors import Problem
+from api.http.turns import Turns
 
 
 async def settle() -> None:

@@ -31,8 +31,8 @@ from bench.engines.inputs import cut_model, cut_windows
 from bench.engines.results import Results
 from bench.engines.runner import Clock, Job, peak_bytes, perplexity
 from bench.engines.table import markdown, ratio
-from quantcore.config import CalibrationConfig
-from quantcore.task import EvaluationConfig
+from quantcore.config.quantization import CalibrationConfig
+from quantcore.config.task import EvaluationConfig
 from tests.factories import tiny_tokenizer
 
 SETTINGS = {"model": "m", "text": "t", "num_samples": 2, "num_windows": 3, "seq_len": 16, "tokens_sha256": "a"}
@@ -87,10 +87,10 @@ def model_dir(tmp_path: Path) -> Path:
 
 
 def test_the_windows_are_those_that_the_engine_cuts(model_dir: Path, tmp_path: Path) -> None:
-    from quantcore.config import Config
-    from quantcore.pipeline import read_windows
-    from quantcore.presets import PRESETS
-    from quantcore.task import Task
+    from quantcore.config.presets import PRESETS
+    from quantcore.config.quantization import Config
+    from quantcore.config.task import Task
+    from quantcore.pipeline.job import read_windows
 
     text = tmp_path / "text.txt"
     text.write_text(" ".join(str(number * number % 9973) for number in range(4000)))

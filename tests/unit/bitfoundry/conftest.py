@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bitfoundry.folders import socket_leaf
+from bitfoundry.local.folders import socket_leaf
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from bitfoundry.backup import back_up, restore
-from bitfoundry.client import Client
+from bitfoundry.client.service import Client
 from bitfoundry.errors import StackError
-from bitfoundry.local import LocalStack, Postgres
+from bitfoundry.local.backup import back_up, restore
+from bitfoundry.local.stack import LocalStack, Postgres
 from tests.integration.conftest import STUB_ENGINE
 from tests.unit.bitfoundry.test_stack import make_model
 

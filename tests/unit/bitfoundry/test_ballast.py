@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psycopg
 
-from bitfoundry import ballast
-from bitfoundry.local import Postgres
-from bitfoundry.tending import Tended
+from bitfoundry.local import ballast
+from bitfoundry.local.stack import Postgres
+from bitfoundry.local.tending import Tended
 
 ballast.BALLAST_BYTES, ballast.MIN_FREE_BYTES = 32 << 20, 48 << 20
 home = Path(sys.argv[1]) / "home"

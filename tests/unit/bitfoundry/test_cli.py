@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from bitfoundry import cli, options
-from bitfoundry.answers import ArtifactFile, Event, Job, LogLine, Summary, Sweep
-from bitfoundry.connection import Connection
+from bitfoundry.client.answers import ArtifactFile, Event, Job, LogLine, Summary, Sweep
+from bitfoundry.client.connection import Connection
+from bitfoundry.client.user_config import UserConfig
+from bitfoundry.commands import main as cli
+from bitfoundry.commands import options
 from bitfoundry.errors import ApiError, BitfoundryError
-from bitfoundry.user_config import UserConfig
 
 SUMMARY: dict[str, Any] = {
     "size_before_bytes": 269_000_000,
@@ -250,7 +251,7 @@ def test_the_connection_is_for_us_alone(tmp_path: Path) -> None:
 
 
 def test_quantize_hands_its_flags_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quantcore import cli as engine
+    from quantcore.cli import main as engine
 
     given: list[str] = []
     monkeypatch.setattr(engine, "main", lambda arguments: given.extend(arguments) or 1)
@@ -260,7 +261,7 @@ def test_quantize_hands_its_flags_to_the_engine(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_missing_part_names_its_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "bitfoundry.local", None)
+    monkeypatch.setitem(sys.modules, "bitfoundry.local.stack", None)
     assert cli.run(["up"]) == 1
     assert "pip install 'bitfoundry[local]'" in capsys.readouterr().err
 
@@ -339,6 +340,8 @@ def test_shells_can_complete() -> None:
         "COMP_WORDS": "bitfoundry doc",
         "COMP_CWORD": "1",
     }
-    program = "import sys; sys.argv = ['bitfoundry']; from bitfoundry.cli import app; app(prog_name='bitfoundry')"
+    program = (
+        "import sys; sys.argv = ['bitfoundry']; from bitfoundry.commands.main import app; app(prog_name='bitfoundry')"
+    )
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.stdout.split() == ["doctor"], done.stderr

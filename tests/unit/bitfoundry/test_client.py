@@ -9,9 +9,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from bitfoundry import client as module
-from bitfoundry.bodies import model_of
-from bitfoundry.client import Client
+from bitfoundry.client import service as module
+from bitfoundry.client.bodies import model_of
+from bitfoundry.client.service import Client
 from bitfoundry.errors import ApiError, BitfoundryError, WaitTimeout
 
 JOB: dict[str, Any] = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bitfoundry.dashboard import build_if_missing
+from bitfoundry.local.dashboard import build_if_missing
 
 
 @pytest.fixture

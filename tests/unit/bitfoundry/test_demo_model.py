@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bitfoundry import demo_model
-from bitfoundry.demo_model import DemoModelError
+from bitfoundry.local import demo_model
+from bitfoundry.local.demo_model import DemoModelError
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bitfoundry import folders
 from bitfoundry.errors import StackError
-from bitfoundry.folders import Lock
+from bitfoundry.local import folders
+from bitfoundry.local.folders import Lock
 
 
 def test_a_folder_that_was_open_becomes_private(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_short_runtime_folder_is_used(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
     take = (
-        "import sys, os; from pathlib import Path; from bitfoundry.folders import Lock; "
+        "import sys, os; from pathlib import Path; from bitfoundry.local.folders import Lock; "
         "Lock(Path(sys.argv[1])).acquire(); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", take, tmp_path / "lock"], check=False)

@@ -6,21 +6,24 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import psycopg
 import pytest
 
-from bitfoundry import postgres as module
-from bitfoundry.child import Owner
 from bitfoundry.errors import StackError
-from bitfoundry.local import Postgres
+from bitfoundry.local import postgres as module
+from bitfoundry.local.child import Owner
+from bitfoundry.local.stack import Postgres
+from bitfoundry.local.tending import Tended
 
 START_AND_WAIT = """
 import sys, time
 from pathlib import Path
-from bitfoundry.local import Postgres
+from bitfoundry.local.stack import Postgres
 server = Postgres(Path(sys.argv[1]), durable=False)
 server.start()
 print("started", flush=True)
@@ -101,8 +104,31 @@ def test_a_killed_server_starts_again(home: Path) -> None:
     server.stop()
 
 
+def test_a_server_that_was_told_to_end_does_not_wait_for_its_clients(home: Path) -> None:
+    """SIGTERM is PostgreSQL's "smart" shutdown: it takes no new client, and waits for those it has for ever."""
+    server = Postgres(home, durable=False)
+    server.start()
+    tended = Tended(server, print)
+    with psycopg.connect(server.url.replace("+psycopg", "", 1)) as held:
+        assert server._process is not None
+        first = server._process.pid
+        server._process.terminate()
+        limit = time.monotonic() + 60
+        while True:
+            tended.look()
+            with suppress(psycopg.OperationalError):
+                assert execute(server, "SELECT 1") == [(1,)]
+                if server._process.pid != first:
+                    break
+            assert time.monotonic() < limit, "it takes no new client"
+            time.sleep(0.05)
+        with pytest.raises(psycopg.OperationalError):
+            held.execute("SELECT 1")
+    server.stop()
+
+
 def test_a_server_that_lost_its_parent_is_ended_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bitfoundry.child._LIBC", None)  # as on macOS: no parent-death signal
+    monkeypatch.setattr("bitfoundry.local.child._LIBC", None)  # as on macOS: no parent-death signal
     orphan = Postgres(home, durable=False)
     orphan.start()
     orphan._lock.release()  # what the kernel does when its holder dies

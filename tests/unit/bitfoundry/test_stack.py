@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
-from bitfoundry.client import Client
-from bitfoundry.connection import Connection
+from bitfoundry.client.connection import Connection
+from bitfoundry.client.service import Client
 from bitfoundry.errors import ApiError
-from bitfoundry.local import LocalStack
+from bitfoundry.local.stack import LocalStack
 from tests.integration.conftest import write_safetensors
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bitfoundry import tending
 from bitfoundry.errors import StackError
-from bitfoundry.tending import MAX_PAUSE_S, STEADY_S, Tended
+from bitfoundry.local import tending
+from bitfoundry.local.tending import MAX_PAUSE_S, STEADY_S, Tended
 
 
 class Clock:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from bitfoundry import terminal
-from bitfoundry.answers import ArtifactRef, Job, JobError, Progress
+from bitfoundry.client.answers import ArtifactRef, Job, JobError, Progress
+from bitfoundry.commands import terminal
 
 SUMMARY: dict[str, Any] = {
     "size_before_bytes": 269_000_000,

@@ -7,9 +7,9 @@ import psutil
 import pytest
 import redis
 
-from bitfoundry import valkey as module
 from bitfoundry.errors import StackError
-from bitfoundry.local import Valkey
+from bitfoundry.local import valkey as module
+from bitfoundry.local.stack import Valkey
 
 
 def ask(url: str) -> dict[str, object]:

@@ -8,12 +8,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantcore.affine import dequantize, fake_quantize, fake_quantize_activation, find_params, min_max, quantize
-from quantcore.config import QuantizationSpec
+from quantcore.config.grouping import Grouping, weight_grouping
+from quantcore.config.presets import PRESETS
+from quantcore.config.quantization import QuantizationSpec
 from quantcore.errors import ConfigError
-from quantcore.grouping import Grouping, weight_grouping
-from quantcore.presets import PRESETS
-from quantcore.qtensor import quantize_weight
+from quantcore.numerics.affine import (
+    dequantize,
+    fake_quantize,
+    fake_quantize_activation,
+    find_params,
+    min_max,
+    quantize,
+)
+from quantcore.numerics.qtensor import quantize_weight
 
 SPECS = {
     "int4": QuantizationSpec(dtype="int4"),

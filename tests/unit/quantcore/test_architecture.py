@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from quantcore.blocks.twin import VOCAB_SIZE, build_twin, twin_config
 from quantcore.errors import ModelError
 from quantcore.evaluation import architecture
 from quantcore.evaluation.architecture import prove_twin, prove_window
-from quantcore.evaluation.originals import Originals
+from quantcore.evaluation.baseline_cache import Originals
 from quantcore.events import Warned
-from quantcore.reading import read_model
+from quantcore.model.twin import VOCAB_SIZE, build_twin, twin_config
+from quantcore.reading.model import read_model
 from quantcore.runtime.arguments import WindowArguments
 from quantcore.runtime.relay import Relay
 from tests.factories import MIXTURES, tiny_model

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from quantcore.algorithms import AutoRoundConfig
-from quantcore.config import QuantizationConfig
-from quantcore.layer import LayerPlan
+from quantcore.config.algorithms import AutoRoundConfig
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import QuantizationConfig
+from quantcore.config.spec import QuantizationSpec
 from quantcore.solvers.autoround import AutoRound, _spacing
 from quantcore.solvers.rtn import round_to_nearest
-from quantcore.spec import QuantizationSpec
 
 SPECS = {
     "uint4": QuantizationSpec(dtype="uint4", qscheme="per_group", group_size=16, symmetric=False),

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from quantcore.blocks.skeleton import build_skeleton
-from quantcore.calibration.tokenizer import load_tokenizer, tokenize_with
 from quantcore.checkpoint.headers import read_local
+from quantcore.checkpoint.tokenizer import load_tokenizer, tokenize_with
 from quantcore.errors import ModelError
+from quantcore.model.skeleton import build_skeleton
 from tests.factories import tiny_model, tiny_tokenizer
 
 REFUSED = "config_implausible"

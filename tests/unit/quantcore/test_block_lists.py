@@ -2,11 +2,11 @@
 
 import pytest
 
-from quantcore import presets
 from quantcore.checkpoint.blocks import find_blocks, said_of_the_rest
 from quantcore.checkpoint.layout import TensorHeader
+from quantcore.config import presets
 from quantcore.errors import ModelError
-from quantcore.plan import resolve
+from quantcore.plan.resolve import resolve
 
 VISION = {"model_type": "clip_vision_model", "hidden_size": 64, "num_hidden_layers": 24}
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from quantcore.calibration import files
-from quantcore.calibration.documents import read_documents
-from quantcore.calibration.files import format_of, read_rows
-from quantcore.config import CalibrationConfig
+from quantcore.config.quantization import CalibrationConfig
+from quantcore.data import files
+from quantcore.data.documents import read_documents
+from quantcore.data.files import format_of, read_rows
 from quantcore.errors import CalibrationError
 
 ROWS = [{"text": f'row {number}, «quoted» "so"\nand on', "n": number} for number in range(700)]

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from quantcore import presets
-from quantcore.algorithms import config_of
-from quantcore.capacity import distinct_blocks, plan_for
 from quantcore.checkpoint.blocks import find_blocks
 from quantcore.checkpoint.layout import TensorHeader
-from quantcore.cli import main
-from quantcore.config import CalibrationConfig
+from quantcore.cli.main import main
+from quantcore.config import presets
+from quantcore.config.algorithms import config_of
+from quantcore.config.quantization import CalibrationConfig
 from quantcore.errors import ConfigError
-from quantcore.hardware import GB, Hardware, parse_hardware
-from quantcore.plan import resolve
-from quantcore.shapes import tensors_of
+from quantcore.plan.capacity import distinct_blocks, plan_for
+from quantcore.plan.hardware import GB, Hardware, parse_hardware
+from quantcore.plan.resolve import resolve
+from quantcore.plan.shapes_of_config import tensors_of
 
 CONFIGS = Path(__file__).parent / "configs"
 LONG = CalibrationConfig(num_samples=512, seq_len=2048)
@@ -199,7 +199,7 @@ def test_the_command_answers_without_torch(name):
     """Whose import alone takes seconds; ``make bench-scale`` says how long an answer takes."""
     code = (
         "import sys\n"
-        "from quantcore.cli import main\n"
+        "from quantcore.cli.main import main\n"
         "status = main(sys.argv[1:])\n"
         "print(*[name in sys.modules for name in ('torch', 'transformers')], file=sys.stderr)\n"
         "sys.exit(status)\n"

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from quantcore.calibration import chat
-from quantcore.calibration.chat import chat_renderer
+from quantcore.data import chat
+from quantcore.data.chat import chat_renderer
 from quantcore.errors import CalibrationError
 from tests.factories import tiny_tokenizer
 

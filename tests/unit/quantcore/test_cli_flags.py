@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from quantcore import presets
-from quantcore.algorithms import AWQConfig, GPTQConfig, RotationConfig, SmoothQuantConfig
 from quantcore.checkpoint.sink import MAX_SHARD_BYTES
-from quantcore.config import parse_size
+from quantcore.cli.flags import parser, task_of
+from quantcore.config import presets
+from quantcore.config.algorithms import AWQConfig, GPTQConfig, RotationConfig, SmoothQuantConfig
+from quantcore.config.quantization import parse_size
 from quantcore.errors import ConfigError
-from quantcore.flags import parser, task_of
 
 
 def task(tmp_path, *flags):

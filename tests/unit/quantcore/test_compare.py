@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from quantcore import cli
+from quantcore.cli import main as cli
 from quantcore.errors import ConfigError
-from quantcore.evaluation.compare import compare, pareto_front
+from quantcore.report.compare import compare, pareto_front
 
 
 def write(folder, size, kl, model="sha256:a", text="t"):

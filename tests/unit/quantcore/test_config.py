@@ -6,9 +6,9 @@ from dataclasses import FrozenInstanceError, replace
 import jsonschema
 import pytest
 
-from quantcore import presets
-from quantcore.algorithms import NAMES, SmoothQuantConfig, config_of
-from quantcore.config import (
+from quantcore.config import presets
+from quantcore.config.algorithms import NAMES, SmoothQuantConfig, config_of
+from quantcore.config.quantization import (
     Config,
     Dtype,
     QSchemeType,

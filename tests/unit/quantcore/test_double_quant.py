@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantcore.config import QuantizationSpec
-from quantcore.double_quant import NestedScales, dynamic_map
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.presets import PRESETS
+from quantcore.config.quantization import QuantizationSpec
 from quantcore.errors import ConfigError
 from quantcore.export import EXPORTERS
-from quantcore.layer import LayerPlan
-from quantcore.presets import PRESETS
-from quantcore.qtensor import QLayer
+from quantcore.numerics.double_quant import NestedScales, dynamic_map
+from quantcore.numerics.qtensor import QLayer
 from quantcore.solvers.rtn import round_to_nearest
 
 CPU = torch.device("cpu")

@@ -9,9 +9,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from quantcore.algorithms import ScalingLayer
-from quantcore.blocks.discovery import EdgeFinder, FoundEdges, find_edges, listed_edges, prove
-from quantcore.blocks.edges import Edge
+from quantcore.config.algorithms import ScalingLayer
+from quantcore.edges.discovery import EdgeFinder, FoundEdges, find_edges, listed_edges, prove
+from quantcore.edges.edge import Edge
 from tests.decoder_blocks import RunOf, model_in_memory, run_of
 from tests.factories import MIXTURES, SHAPE
 from tests.known_edges import KNOWN, as_known

@@ -8,9 +8,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from quantcore import presets
-from quantcore.blocks.experts import ProjectionNames, SplitExperts, experts_split, is_fused, split_experts
-from quantcore.blocks.names import projection_names
 from quantcore.calibration.experts import MIN_TOKENS, share_ranges, too_few_tokens
 from quantcore.calibration.ranges import collect_ranges
 from quantcore.checkpoint.experts import find_routers
@@ -18,8 +15,11 @@ from quantcore.checkpoint.headers import read_local
 from quantcore.checkpoint.layout import own_layout
 from quantcore.checkpoint.sink import Sink
 from quantcore.checkpoint.source import Source
+from quantcore.config import presets
+from quantcore.config.layer_plan import LayerPlan
 from quantcore.errors import CalibrationError
-from quantcore.layer import LayerPlan
+from quantcore.model.experts import ProjectionNames, SplitExperts, experts_split, is_fused, split_experts
+from quantcore.model.names import projection_names
 from tests.factories import MIXTURES, SHAPE
 
 USUAL = ("gate_proj", "up_proj", "down_proj")

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from quantcore import cli, pipeline
+from quantcore.cli import main as cli
+from quantcore.cli.explain import TRACEBACK, explained
 from quantcore.errors import ModelError, QuantError
 from quantcore.events import PhaseStarted
-from quantcore.explaining import TRACEBACK, explained
+from quantcore.pipeline import job as pipeline
 from tests.factories import tiny_model
 
 ERRORS = {

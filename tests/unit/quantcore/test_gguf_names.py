@@ -3,8 +3,8 @@
 import gguf
 import pytest
 
-from quantcore.checkpoint.gguf_names import ARCHITECTURES, Place, Places
 from quantcore.checkpoint.layout import TensorHeader
+from quantcore.export.gguf.names import ARCHITECTURES, Place, Places
 
 CONFIG = {"num_attention_heads": 4, "num_key_value_heads": 2}
 NUM_BLOCKS = 12

@@ -4,7 +4,8 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from quantcore.checkpoint.gguf_tokenizer import (
+from quantcore.errors import ModelError
+from quantcore.export.gguf.tokenizer import (
     BYTE,
     CONTROL,
     NORMAL,
@@ -14,7 +15,6 @@ from quantcore.checkpoint.gguf_tokenizer import (
     USER_DEFINED,
     describe_tokenizer,
 )
-from quantcore.errors import ModelError
 from tests.factories import tiny_tokenizer
 
 LLAMA3 = (

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantcore.config import QuantizationSpec
-from quantcore.grouping import Grouping, activation_grouping, weight_grouping
+from quantcore.config.grouping import Grouping, activation_grouping, weight_grouping
+from quantcore.config.quantization import QuantizationSpec
 
 
 @given(shape=st.lists(st.integers(1, 6), min_size=2, max_size=4), data=st.data())

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from quantcore import hadamard as module
 from quantcore.errors import ConfigError
-from quantcore.hadamard import Rotation, factors, hadamard, largest_order, orthogonal
+from quantcore.rotation import hadamard as module
+from quantcore.rotation.hadamard import Rotation, factors, hadamard, largest_order, orthogonal
 
 # Orders below 1000 without a matrix by Sylvester or Paley, prime powers included (Paley 1933; OEIS A046116).
 NOT_PALEY = [

@@ -10,12 +10,12 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from quantcore import cli
-from quantcore.checkpoint import hub
 from quantcore.checkpoint.headers import ModelHeaders, read_local
+from quantcore.cli import main as cli
+from quantcore.config.task import Task
 from quantcore.errors import ModelError
 from quantcore.events import Event, PhaseStarted, Progress
-from quantcore.task import Task
+from quantcore.hub import download as hub
 from tests.hub_server import TOKEN, HubServer
 
 CONFIG = json.dumps({"model_type": "llama", "num_hidden_layers": 1}).encode()

@@ -15,9 +15,9 @@ import pytest
 import zstandard
 from huggingface_hub import constants
 
-from quantcore.calibration import hub_dataset
-from quantcore.calibration.documents import read_documents
-from quantcore.config import CalibrationConfig
+from quantcore.config.quantization import CalibrationConfig
+from quantcore.data import hub_dataset
+from quantcore.data.documents import read_documents
 from quantcore.errors import CalibrationError
 from tests.hub_server import HubServer
 

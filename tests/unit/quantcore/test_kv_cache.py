@@ -7,12 +7,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from quantcore import Config, ConfigError, ModelQuantizer, QuantizationConfig, QuantizationSpec, presets
-from quantcore.config import CalibrationConfig
-from quantcore.flags import parser, task_of
+from quantcore import Config, ConfigError, ModelQuantizer, QuantizationConfig, QuantizationSpec
+from quantcore.cli.flags import parser, task_of
+from quantcore.config import presets
+from quantcore.config.quantization import CalibrationConfig
 from quantcore.nn.layers import quantized_layers
-from quantcore.plan import resolve
-from quantcore.reading import read_model
+from quantcore.plan.resolve import resolve
+from quantcore.reading.model import read_model
 from tests.factories import MIXTURES, SHAPE, tiny_model
 
 INT8 = QuantizationConfig(weight=QuantizationSpec(dtype="int8", qscheme="per_channel"))

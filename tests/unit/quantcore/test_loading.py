@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from quantcore import presets
+from quantcore.config import presets
+from quantcore.config.layer_plan import LayerPlan
 from quantcore.export import EXPORTERS
 from quantcore.export.loading import TABLE, kinds_of, load_lines
-from quantcore.layer import LayerPlan
 
 SEEN = {"consumer": "Transformers 5.23.0 with compressed-tensors 0.20.0", "logit_difference": 0.0}
 UNSEEN = {"not_checked": "It was not."}

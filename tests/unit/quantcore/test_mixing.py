@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from quantcore import presets
-from quantcore.config import parse_config
+from quantcore.config import presets
+from quantcore.config.quantization import parse_config
+from quantcore.config.task import MixConfig, Task, check_mix
 from quantcore.errors import ConfigError
-from quantcore.mixing.choice import Mix, Option, Unit, hull, mixes, of_loss, of_size
-from quantcore.mixing.command import bytes_of
-from quantcore.mixing.schemes import resolve
-from quantcore.task import MixConfig, Task, check_mix
+from quantcore.mixed_precision.choice import Mix, Option, Unit, hull, mixes, of_loss, of_size
+from quantcore.mixed_precision.command import bytes_of
+from quantcore.mixed_precision.schemes import resolve
 
 
 def units_of(seed: int, num: int = 5) -> list[Unit]:

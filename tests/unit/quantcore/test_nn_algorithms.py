@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quantcore import ModelQuantizer
-from quantcore.algorithms import (
+from quantcore.config.algorithms import (
     AutoRoundConfig,
     AutoSmoothQuantConfig,
     AWQConfig,
@@ -19,11 +19,11 @@ from quantcore.algorithms import (
     RTNConfig,
     SmoothQuantConfig,
 )
-from quantcore.blocks.rotation import turns_input
-from quantcore.config import Config, QuantizationConfig
+from quantcore.config.quantization import Config, QuantizationConfig
+from quantcore.config.spec import QuantizationSpec
 from quantcore.errors import CalibrationError, ModelError
 from quantcore.nn.layers import QuantizedLayer
-from quantcore.spec import QuantizationSpec
+from quantcore.rotation.fold import turns_input
 from tests.factories import MIXTURES, SHAPE, correlate
 
 UINT2 = QuantizationSpec(dtype="uint2", qscheme="per_group", group_size=16, symmetric=False)

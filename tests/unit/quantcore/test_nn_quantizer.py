@@ -17,8 +17,8 @@ from quantcore import (
     NumericsError,
     QuantizationConfig,
     QuantizationSpec,
-    presets,
 )
+from quantcore.config import presets
 from quantcore.nn.layers import QuantizedLayer
 from tests.factories import SHAPE
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from quantcore.calibration.files import read_rows
-from quantcore.calibration.tokenizer import load_tokenizer
 from quantcore.checkpoint.artifact import copy_side_files
+from quantcore.checkpoint.tokenizer import load_tokenizer
+from quantcore.data.files import read_rows
 from quantcore.errors import ModelError, QuantError
-from quantcore.inspection import inspect
-from quantcore.reading import read_model
+from quantcore.plan.inspection import inspect
+from quantcore.reading.model import read_model
 from tests.factories import tiny_model
 
 SECRET = "the key that seals every secret"

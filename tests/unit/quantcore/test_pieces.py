@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from quantcore import affine
-from quantcore.affine import QParams, fake_quantize, fake_quantize_activation, find_params, min_max
-from quantcore.config import QuantizationSpec
-from quantcore.grouping import Grouping, activation_grouping, weight_grouping
-from quantcore.presets import PRESETS
-from quantcore.qtensor import quantize_weight
+from quantcore.config.grouping import Grouping, activation_grouping, weight_grouping
+from quantcore.config.presets import PRESETS
+from quantcore.config.quantization import QuantizationSpec
+from quantcore.numerics import affine
+from quantcore.numerics.affine import QParams, fake_quantize, fake_quantize_activation, find_params, min_max
+from quantcore.numerics.qtensor import quantize_weight
 
 SPECS = {name: preset.layer_config.weight for name, preset in PRESETS.items()} | {
     "int8_asym": QuantizationSpec(dtype="int8", qscheme="per_channel", symmetric=False),

@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from quantcore import RotationConfig, presets
-from quantcore.algorithms import NAMES, config_of
+from quantcore import RotationConfig
+from quantcore.calibration.stats import Needs
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.layers import find_conv1d
 from quantcore.checkpoint.layout import TensorHeader
-from quantcore.config import CalibrationConfig, Config, QuantizationConfig
+from quantcore.config import presets
+from quantcore.config.algorithms import NAMES, config_of
+from quantcore.config.quantization import CalibrationConfig, Config, QuantizationConfig
 from quantcore.errors import ConfigError, ModelError
-from quantcore.plan import resolve
+from quantcore.plan.resolve import resolve
 from quantcore.solvers import SOLVERS, TUNERS
-from quantcore.stats import Needs
 from quantcore.transforms import SMOOTHINGS
 
 SMOLLM2 = {"model_type": "llama", "num_hidden_layers": 30, "max_position_embeddings": 8192}
@@ -178,7 +179,7 @@ def test_odd_models_are_refused(case):
 
 
 def test_planning_needs_no_torch():
-    code = "import sys, quantcore.plan as p; list(p.EXPORTERS); sys.exit('torch._C' in sys.modules)"
+    code = "import sys, quantcore.plan.resolve as p; list(p.EXPORTERS); sys.exit('torch._C' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

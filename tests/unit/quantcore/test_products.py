@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from quantcore.runtime import products
-from quantcore.runtime.products import WideProducts, products_on, tensor_cores
+from quantcore.runtime import matmul as products
+from quantcore.runtime.matmul import WideProducts, products_on, tensor_cores
 
 NARROW = (torch.bfloat16, torch.float16)
 

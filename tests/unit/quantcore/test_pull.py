@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from quantcore import cli
-from quantcore.checkpoint.hub_pull import pull
+from quantcore.cli import main as cli
 from quantcore.errors import QuantError
-from quantcore.publishing.hub import push
+from quantcore.hub.pull import pull
+from quantcore.hub.push import push
 from tests.hub_server import TOKEN, HubServer
 from tests.unit.quantcore.test_push import hub, make_task, silence  # noqa: F401  a fixture
 

@@ -12,9 +12,9 @@ from huggingface_hub import constants
 
 from quantcore.errors import QuantError
 from quantcore.events import Event, Progress
-from quantcore.publishing.hub import push
-from quantcore.publishing.target import Target
-from quantcore.publishing.task import MANIFEST, ManifestFile, PublishTask
+from quantcore.hub.push import push
+from quantcore.hub.push_task import MANIFEST, ManifestFile, PublishTask
+from quantcore.hub.target import Target
 from tests.hub_server import TOKEN, HubServer, Repository
 
 # huggingface_hub hands files to httpx2 in the older of its two ways

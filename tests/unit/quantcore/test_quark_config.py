@@ -2,10 +2,10 @@
 
 import pytest
 
-from quantcore import presets
-from quantcore.config import parse_config
+from quantcore.config import presets
+from quantcore.config.quantization import parse_config
+from quantcore.config.quark import read_config
 from quantcore.errors import ConfigError
-from quantcore.quark_config import read_config
 
 NULLS = {
     "block_size": None, "ch_axis": None, "enable_buffer_reuse": False, "group_size": None, "is_dynamic": False,

@@ -2,11 +2,11 @@
 
 import pytest
 
-from quantcore import presets
-from quantcore.config import parse_config
+from quantcore.config import presets
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import parse_config
+from quantcore.config.quark import read_quark_config
 from quantcore.export import EXPORTERS
-from quantcore.layer import LayerPlan
-from quantcore.quark_config import read_quark_config
 
 QUARK = EXPORTERS.get("quark")
 SHAPES = {

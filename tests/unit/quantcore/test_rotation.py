@@ -10,18 +10,18 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from quantcore import presets
-from quantcore.algorithms import load_quant_algo_config_from_file
-from quantcore.blocks import residual as residual_module
-from quantcore.blocks import rotation as rotation_module
-from quantcore.blocks.edges import Edge
-from quantcore.blocks.experts import split_experts
-from quantcore.blocks.names import projection_names
-from quantcore.blocks.residual import Residual, StreamNorm, find_embedding, find_head, find_residual
-from quantcore.blocks.rotation import find_head_size, find_head_sizes, rotate_block, rotate_input, rotate_values
+from quantcore.config import presets
+from quantcore.config.algorithms import load_quant_algo_config_from_file
+from quantcore.edges.edge import Edge
 from quantcore.errors import CalibrationError, ConfigError, ModelError
-from quantcore.hadamard import orthogonal
+from quantcore.model.experts import split_experts
+from quantcore.model.names import projection_names
 from quantcore.nn.quantizer import ModelQuantizer
+from quantcore.rotation import fold as rotation_module
+from quantcore.rotation import residual as residual_module
+from quantcore.rotation.fold import find_head_size, find_head_sizes, rotate_block, rotate_input, rotate_values
+from quantcore.rotation.hadamard import orthogonal
+from quantcore.rotation.residual import Residual, StreamNorm, find_embedding, find_head, find_residual
 from tests.factories import MIXTURES, SHAPE
 
 NUM_TOKENS, WIDTH = 24, SHAPE["hidden_size"]

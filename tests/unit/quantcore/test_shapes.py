@@ -6,7 +6,7 @@ import pytest
 
 from quantcore.checkpoint.headers import read_local
 from quantcore.errors import ModelError
-from quantcore.shapes import FAMILIES, tensors_of
+from quantcore.plan.shapes_of_config import FAMILIES, tensors_of
 from tests.factories import MIXTURES, tiny_model
 
 MORE = {

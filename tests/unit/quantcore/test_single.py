@@ -11,15 +11,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.random_model import write_random_model
-from quantcore.blocks.names import place_tensors
-from quantcore.blocks.skeleton import build_skeleton, find_block_list
 from quantcore.checkpoint.blocks import find_blocks
 from quantcore.checkpoint.headers import read_local
 from quantcore.checkpoint.source import Source
 from quantcore.errors import ModelError
+from quantcore.model.names import place_tensors
+from quantcore.model.skeleton import build_skeleton, find_block_list
 from quantcore.nn.loading import load
-from quantcore.runtime.products import products_on
-from quantcore.runtime.single import StreamedModel
+from quantcore.runtime.matmul import products_on
+from quantcore.runtime.streamed_model import StreamedModel
 from tests.factories import MIXTURES, SHAPE, tiny_model
 
 ROOT = Path(__file__).parents[3]

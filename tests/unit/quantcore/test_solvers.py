@@ -5,15 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from quantcore import workload
-from quantcore.affine import QParams, dequantize, fake_quantize, scale_dtype
-from quantcore.algorithms import GPTAQConfig, GPTQConfig, QronosConfig, RTNConfig
-from quantcore.config import QuantizationConfig, QuantizationSpec
+from quantcore.calibration.stats import Stats
+from quantcore.config.algorithms import GPTAQConfig, GPTQConfig, QronosConfig, RTNConfig
+from quantcore.config.grouping import weight_grouping
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.presets import PRESETS
+from quantcore.config.quantization import QuantizationConfig, QuantizationSpec
+from quantcore.config.spec import QSchemeType, ScaleType
 from quantcore.errors import NumericsError
-from quantcore.grouping import weight_grouping
-from quantcore.layer import LayerPlan
-from quantcore.presets import PRESETS
-from quantcore.qtensor import quantize_weight
+from quantcore.numerics.affine import QParams, dequantize, fake_quantize, scale_dtype
+from quantcore.numerics.qtensor import quantize_weight
+from quantcore.runtime import workload
 from quantcore.solvers import SOLVERS, fused, gptq
 from quantcore.solvers.cells import Cells
 from quantcore.solvers.columns import LEAF
@@ -21,8 +23,6 @@ from quantcore.solvers.hessian import Hessian, order_of
 from quantcore.solvers.measures import SLAB, Metric, PooledMeasure, RunMeasure
 from quantcore.solvers.ranges import FullRange
 from quantcore.solvers.rtn import observed_ranges, round_to_nearest, search_ranges, transposed
-from quantcore.spec import QSchemeType, ScaleType
-from quantcore.stats import Stats
 
 LOCAL = {
     "uint4_group": QuantizationSpec(dtype="uint4", qscheme="per_group", group_size=16, symmetric=False),

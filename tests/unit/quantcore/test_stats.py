@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from quantcore.calibration.stats import StatsCollector, token_weights
-from quantcore.calibration.sums import Span, Sums, Tree, root_at
+from quantcore.calibration.collector import StatsCollector, token_weights
+from quantcore.calibration.reduction import Span, Sums, Tree, root_at
+from quantcore.calibration.stats import Needs
 from quantcore.runtime.ranks import Ranks
-from quantcore.stats import Needs
 
 ALL = Needs(gram=True, sample=24, shift=True)
 

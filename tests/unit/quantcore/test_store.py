@@ -10,10 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 from quantcore.errors import QuantError
-from quantcore.publishing import storage
-from quantcore.publishing.storage import NOTE, store
-from quantcore.publishing.target import Target, is_below
-from quantcore.publishing.task import MANIFEST, PublishTask, digest
+from quantcore.hub import storage
+from quantcore.hub.push_task import MANIFEST, PublishTask, digest
+from quantcore.hub.storage import NOTE, store
+from quantcore.hub.target import Target, is_below
 from tests.unit.quantcore.test_push import assert_is_there, make_task, silence, task_of
 
 

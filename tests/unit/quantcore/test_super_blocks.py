@@ -5,13 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantcore.affine import QParams, find_params, minimum_of, quantize
-from quantcore.config import QuantizationSpec
+from quantcore.config.grouping import weight_grouping
+from quantcore.config.presets import PRESETS
+from quantcore.config.quantization import QuantizationSpec
 from quantcore.errors import ConfigError
-from quantcore.grouping import weight_grouping
-from quantcore.presets import PRESETS
-from quantcore.qtensor import quantize_weight
-from quantcore.super_blocks import LARGEST, as_two_levels, two_levels
+from quantcore.numerics.affine import QParams, find_params, minimum_of, quantize
+from quantcore.numerics.qtensor import quantize_weight
+from quantcore.numerics.super_blocks import LARGEST, as_two_levels, two_levels
 
 K_PRESETS = ("gguf_q4_k", "gguf_q5_k", "gguf_q6_k")
 SPECS = {name: PRESETS[name].layer_config.weight for name in K_PRESETS}

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from quantcore.calibration.documents import read_documents
-from quantcore.calibration.text import token_windows
-from quantcore.config import CalibrationConfig
+from quantcore.config.quantization import CalibrationConfig
+from quantcore.data.documents import read_documents
+from quantcore.data.windows import token_windows
 from quantcore.errors import CalibrationError
 
 
@@ -78,11 +78,11 @@ def test_the_draw_is_the_same_on_every_machine(rows):
 
 def test_a_long_source_is_not_read_to_its_end(rows, monkeypatch):
     read = []
-    text_of = "quantcore.calibration.documents.text_of"
+    text_of = "quantcore.data.documents.text_of"
     monkeypatch.setattr(text_of, lambda row, *_: read.append(row) or row.values["text"])
     windows(rows, num_samples=5)
     assert 1000 < len(read) < 1500
-    monkeypatch.setattr("quantcore.calibration.text.SHUFFLE_CHARS", 80)  # long rows: fewer of them wait
+    monkeypatch.setattr("quantcore.data.windows.SHUFFLE_CHARS", 80)  # long rows: fewer of them wait
     read.clear()
     windows(rows, num_samples=5)
     assert len(read) < 60

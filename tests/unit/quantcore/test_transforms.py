@@ -6,14 +6,14 @@ from itertools import pairwise
 import pytest
 import torch
 
-from quantcore.algorithms import AutoSmoothQuantConfig, AWQConfig, SmoothQuantConfig
-from quantcore.blocks.edges import Edge
 from quantcore.calibration.ranges import collect_ranges, learned
-from quantcore.config import QuantizationConfig, QuantizationSpec, ScaleType
-from quantcore.layer import LayerPlan
-from quantcore.presets import INT8, INT8_CHANNEL, PRESETS
+from quantcore.calibration.stats import Stats
+from quantcore.config.algorithms import AutoSmoothQuantConfig, AWQConfig, SmoothQuantConfig
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.presets import INT8, INT8_CHANNEL, PRESETS
+from quantcore.config.quantization import QuantizationConfig, QuantizationSpec, ScaleType
+from quantcore.edges.edge import Edge
 from quantcore.solvers.rtn import round_to_nearest
-from quantcore.stats import Stats
 from quantcore.transforms import SMOOTHINGS, Consumer
 from quantcore.transforms.autosmoothquant import NUM_TOKENS, AutoSmoothQuant, OutputError, input_range, static
 from quantcore.transforms.awq import AWQ, RoundingError

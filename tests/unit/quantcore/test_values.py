@@ -17,10 +17,10 @@ from quantcore import (
     QuantizationSpec,
     SmoothQuantConfig,
 )
-from quantcore.config import CalibrationConfig
+from quantcore.config.quantization import CalibrationConfig
+from quantcore.config.short_specs import HELPER_SPECS
+from quantcore.config.task import EvaluationConfig, MixConfig, Task
 from quantcore.errors import ConfigError
-from quantcore.specs import HELPER_SPECS
-from quantcore.task import EvaluationConfig, MixConfig, Task
 
 FP8 = QuantizationSpec(dtype="fp8_e4m3")
 INT8 = QuantizationSpec(dtype="int8")

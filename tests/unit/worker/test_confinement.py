@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from api.settings import Settings
+from quantcore.checkpoint.opening import open_named
 from quantcore.errors import ModelError
-from quantcore.opening import open_named
 from quantcore.runtime import landlock
 from worker import confinement
 from worker.confinement import reach_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.store.leases import LeaseLost
+from api.store.queue.leases import LeaseLost
 from worker import joblog
 from worker.joblog import JobLog, guess_level
 from worker.redaction import Redactor

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from api.settings import Settings
-from api.store.leases import Lease
+from api.store.queue.leases import Lease
 from quantcore.errors import ProofError
 from worker.workspace import Workspace, list_attempts
 

@@ -71,7 +71,7 @@ export function asPython(body: Body, origin: string): string {
   });
   return `import os
 
-from bitfoundry.client import Client
+from bitfoundry.client.service import Client
 
 with Client("${origin}", os.environ["BITFOUNDRY_API_KEY"]) as client:
     job = client.submit(

@@ -1,0 +1,1 @@
+"""What all routes share: connections, limits, keys, errors, health."""

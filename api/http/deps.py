@@ -1,0 +1,62 @@
+"""What endpoints ask for. All of it is made once in ``create_app`` and lives as long as the app.
+
+There is no session dependency on purpose: an endpoint opens ``with sessions.begin()`` itself, so that the commit has
+happened before the answer leaves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from celery import Celery
+from fastapi import Depends, Request
+
+from api.http.errors import Problem
+from api.http.feed import Feed
+from api.http.rate_limit import RateLimiter
+from api.http.turns import Turns
+from api.settings import Settings
+from api.store.engine import Sessions
+from api.store.queue.upkeep import Upkeep
+from api.store.vault import Vault
+
+
+@dataclass(frozen=True)
+class Context:
+    """The app's parts."""
+
+    settings: Settings
+    sessions: Sessions
+    celery: Celery
+    upkeep: Upkeep
+    feed: Feed
+    rates: RateLimiter
+    turns: Turns = field(default_factory=Turns)
+
+    def require_vault(self) -> Vault:
+        """What seals secrets. Raises Problem 409 if the operator has set no key."""
+        vault = self.settings.vault
+        if vault is None:
+            raise Problem(
+                409,
+                "encryption_not_configured",
+                "This service keeps no secrets: it has no key to seal them with.",
+                hint="Its operator sets BITFOUNDRY_SECRET_KEY_FILE (see docs/accounts.md).",
+            )
+        return vault
+
+
+async def get_context(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context
+
+
+ContextDep = Annotated[Context, Depends(get_context)]
+
+
+async def get_sessions(context: ContextDep) -> Sessions:
+    return context.sessions
+
+
+SessionsDep = Annotated[Sessions, Depends(get_sessions)]

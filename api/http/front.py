@@ -1,0 +1,195 @@
+"""How connections are served: uvicorn's protocol with limits on what a client that has shown no key can take of us.
+
+A request head and a body have a time limit each, a body cannot come in crumbs, and of too many connections those go
+that have said nothing for the longest time. What comes behind an answer that did not wait for it is thrown away
+unparsed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from http import HTTPStatus
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MAX_CONNECTIONS = 800
+"""Of a process: below the 1024 descriptors that it usually may open."""
+HEAD_S = 15.0
+"""For a request's head, from its first byte on; a new connection has so long to send it."""
+BODY_S = 30.0
+"""For a body, and for each ``MIN_BODY_BYTES_PER_S`` of it another second."""
+MIN_BODY_BYTES_PER_S = 16 << 10
+LINGER_S = 30.0
+"""For how long the rest of a body that nobody wants is thrown away, so that its sender can read our answer."""
+STALL_S = 120.0
+"""How long a client may take nothing of what is sent to it."""
+
+FREE_CHUNKS = 1000
+MIN_CHUNK_BYTES = 256
+"""What the chunks of a body, but for the first thousand, must have on average: each costs time as a request does."""
+
+
+class CountedConnection(h11.Connection):
+    """Raises RemoteProtocolError for a body in crumbs. Answers that do not wait for the body close the connection, and
+    say so: a client would otherwise send its next request into a connection that is about to close."""
+
+    num_chunks = num_body_bytes = 0
+
+    def send(self, event: Any) -> bytes | None:
+        if isinstance(event, h11.Response) and self.their_state is h11.SEND_BODY:
+            headers = [*event.headers, (b"connection", b"close")]
+            event = h11.Response(status_code=event.status_code, headers=headers, reason=event.reason)
+        return super().send(event)
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.num_chunks = self.num_body_bytes = 0
+        elif isinstance(event, h11.Data):
+            self.num_chunks += event.chunk_start
+            self.num_body_bytes += len(event.data)
+            if self.num_chunks > FREE_CHUNKS + self.num_body_bytes // MIN_CHUNK_BYTES:
+                raise h11.RemoteProtocolError("chunks_too_small")
+        return event
+
+
+class BoundedProtocol(H11Protocol):
+    """One connection. ``waiting_since`` is when it was made, or had its last answer."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.conn: CountedConnection = CountedConnection(h11.SERVER, self.config.h11_max_incomplete_event_size or 16384)
+        self.waiting_since = self.loop.time()
+        self._awaited: object = None  # the request whose head or body is on its way
+        self._timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._is_over = False
+
+    # what asyncio calls
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await("head", HEAD_S)
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._timer, self._stall_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_over:
+            super().data_received(data)
+            self._look_what_is_awaited()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall_timer = self.loop.call_later(STALL_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+
+    # what uvicorn calls
+
+    def on_response_complete(self) -> None:
+        self.waiting_since = self.loop.time()
+        if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
+            self.server_state.total_requests += 1
+            self._linger()
+            return
+        super().on_response_complete()
+        self._look_what_is_awaited()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.num_chunks > FREE_CHUNKS:
+            told = f"The chunks of the body have fewer than {MIN_CHUNK_BYTES} bytes on average: send larger ones."
+            self._refuse(400, "chunks_too_small", told)
+        else:
+            self._refuse(400, "invalid_http", "This is no HTTP request that can be read.")
+
+    # our own
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has no request under way of which we have all, or at least a valid key."""
+        cycle = self.cycle
+        if self._is_over or cycle is None or cycle.response_complete:
+            return True
+        return cycle.more_body and "caller" not in cycle.scope["state"]
+
+    def _make_room(self) -> None:
+        waiting = [each for each in self.connections if isinstance(each, BoundedProtocol) and each.is_waiting]
+        min(waiting, key=lambda each: each.waiting_since).transport.abort()  # this one is among them
+
+    def _look_what_is_awaited(self) -> None:
+        """Start the clock for a head or a body that has begun, stop it for one that is there."""
+        if self._is_over:
+            return
+        state = self.conn.their_state
+        if state is h11.SEND_BODY:
+            self._await(self.cycle, BODY_S)
+        elif state is h11.IDLE and (self.cycle is None or self.conn.trailing_data[0]):
+            self._await("head", HEAD_S)
+        else:
+            self._await(None, 0)
+
+    def _await(self, what: object, seconds: float) -> None:
+        if what is self._awaited:
+            return
+        self._awaited = what
+        if self._timer is not None:
+            self._timer.cancel()
+        began = self.loop.time()
+        self._timer = None if what is None else self.loop.call_later(seconds, self._check_progress, began)
+
+    def _check_progress(self, began: float) -> None:
+        """The time is over, unless it is a body that comes fast enough, or that we ourselves have not read."""
+        if isinstance(self._awaited, str):
+            self._refuse(408, "request_timeout", f"The head of the request took longer than {HEAD_S:g} s.")
+            return
+        over_at = began + BODY_S + self.conn.num_body_bytes / MIN_BODY_BYTES_PER_S
+        left_s = max(over_at - self.loop.time(), 1.0 if self.flow.read_paused else 0.0)
+        if left_s > 0:
+            self._timer = self.loop.call_later(left_s, self._check_progress, began)
+        else:
+            self._refuse(408, "request_timeout", f"After {BODY_S:g} s a body must come with 16 KiB/s on average.")
+
+    def _refuse(self, status: int, code: str, detail: str) -> None:
+        """Answer for the app, which is told that nobody listens any more, and hang up."""
+        if self._is_over or self.transport.is_closing():
+            return
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started:
+                self.transport.abort()
+                return
+        self.transport.write(_problem(status, code, detail))
+        self._linger()
+
+    def _linger(self) -> None:
+        """Hang up, but not at once: data that nobody reads would make the kernel take our answer back."""
+        self._is_over = True
+        self._await(None, 0)
+        self._unset_keepalive_if_required()
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
+
+
+def _problem(status: int, code: str, detail: str) -> bytes:
+    """A whole answer in the form of ``api.http.errors``."""
+    phrase = HTTPStatus(status).phrase
+    told = {"type": f"urn:bitfoundry:error:{code}", "title": phrase, "status": status, "detail": detail, "code": code}
+    body = json.dumps(told).encode()
+    head = f"HTTP/1.1 {status} {phrase}\r\nContent-Type: application/problem+json\r\nContent-Length: {len(body)}\r\n"
+    return head.encode() + b"Connection: close\r\n\r\n" + body

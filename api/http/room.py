@@ -1,0 +1,25 @@
+"""What a route asks before it takes in a job or a file: is there room on the disk?"""
+
+from __future__ import annotations
+
+from fastapi import Depends, Request
+
+from api import disk
+from api.http.deps import Context, ContextDep
+from api.http.errors import no_room
+from api.http.security import Writer
+
+
+def check_room(context: Context, new_bytes: int = 0) -> None:
+    """Raises Problem 507 ``disk_full`` or ``disk_read_only``."""
+    if fault := disk.look(context.settings).fault(new_bytes):
+        raise no_room(fault)
+
+
+def require_room(request: Request, caller: Writer, context: ContextDep) -> None:
+    """A dependency: room for the body of this request, if the key may write at all."""
+    length = request.headers.get("content-length", "")
+    check_room(context, int(length) if length.isdecimal() else 0)
+
+
+ROOM = Depends(require_room)

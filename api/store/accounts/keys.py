@@ -1,0 +1,121 @@
+"""API keys as rows. What a key looks like and how it is checked is ``api.http.security``'s."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Select, bindparam, case, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from api.store.tables.jobs import ApiKey, Project
+
+USE_NOTED_EVERY = timedelta(minutes=1)  # a poll must not be a write
+
+
+@dataclass(frozen=True)
+class ValidKey:
+    """What a request is checked against: the hashes of the secrets that open it, and what it may then do."""
+
+    id: str
+    project_id: str
+    scopes: frozenset[str]
+    secrets_sha256: tuple[bytes, ...]
+    used_lately: bool
+    requests_per_minute: int | None
+
+
+def add(session: Session, key: ApiKey) -> None:
+    session.add(key)
+    session.flush()
+
+
+def find_valid(session: Session, key_id: str) -> ValidKey | None:
+    """The key, unless it was revoked or has expired. Only secrets whose time is not over are in it."""
+    return find_all_valid(session, [key_id]).get(key_id)
+
+
+def find_all_valid(session: Session, key_ids: Collection[str]) -> dict[str, ValidKey]:
+    """Those of the keys that are valid, by id, with one query."""
+    found = {}
+    for key_id, project_id, scopes, secret, previous, used_lately, rate in session.execute(
+        _valid(), {"key_ids": list(key_ids)}
+    ):
+        secrets = tuple(each for each in (secret, previous) if each is not None)
+        found[key_id] = ValidKey(key_id, project_id, frozenset(scopes), secrets, used_lately, rate)
+    return found
+
+
+@cache
+def _valid() -> Select[Any]:
+    """Made once: making it takes longer than the database does, and every request asks this."""
+    now = func.clock_timestamp()
+    alive = or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now)
+    wanted = select(
+        ApiKey.id,
+        ApiKey.project_id,
+        ApiKey.scopes,
+        ApiKey.secret_sha256,
+        case((ApiKey.previous_until > now, ApiKey.previous_sha256)),
+        func.coalesce(ApiKey.last_used_at > now - USE_NOTED_EVERY, False),
+        Project.requests_per_minute,
+    ).join(Project, Project.id == ApiKey.project_id)
+    named = ApiKey.id.in_(bindparam("key_ids", expanding=True))
+    return wanted.where(named, ApiKey.revoked_at.is_(None), alive)
+
+
+def is_any_valid(session: Session) -> bool:
+    """Whether there is a key that opens anything."""
+    alive = or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > func.clock_timestamp())
+    return session.scalar(select(ApiKey.id).where(ApiKey.revoked_at.is_(None), alive).limit(1)) is not None
+
+
+def note_use(session: Session, key_id: str) -> None:
+    """The key was used now."""
+    session.execute(update(ApiKey).where(ApiKey.id == key_id).values(last_used_at=func.clock_timestamp()))
+
+
+def find(session: Session, project_id: str, key_id: str) -> ApiKey | None:
+    return session.scalar(select(ApiKey).where(ApiKey.id == key_id, ApiKey.project_id == project_id))
+
+
+def find_all(session: Session, project_id: str) -> Sequence[ApiKey]:
+    """The project's keys, the oldest first; revoked and expired ones, too."""
+    return session.scalars(
+        select(ApiKey).where(ApiKey.project_id == project_id).order_by(ApiKey.created_at, ApiKey.id)
+    ).all()
+
+
+def find_names(session: Session, key_ids: Collection[str]) -> dict[str, str]:
+    """The names of these keys by id. A key keeps its name, so each is asked for once: all answers with jobs want it."""
+    if unknown := [key_id for key_id in key_ids if key_id not in _known_names]:
+        _known_names.update({row.id: row.name for row in session.execute(_names(), {"key_ids": unknown})})
+    return {key_id: _known_names[key_id] for key_id in key_ids if key_id in _known_names}
+
+
+_known_names: dict[str, str] = {}
+
+
+@cache
+def _names() -> Select[str, str]:
+    return select(ApiKey.id, ApiKey.name).where(ApiKey.id.in_(bindparam("key_ids", expanding=True)))
+
+
+def rotate(session: Session, key: ApiKey, secret_sha256: bytes, overlap_s: int) -> None:
+    """The key gets a new secret; that which it has now works for ``overlap_s`` seconds more."""
+    key.previous_sha256 = key.secret_sha256 if overlap_s else None
+    key.previous_until = func.clock_timestamp() + timedelta(seconds=overlap_s) if overlap_s else None
+    key.secret_sha256 = secret_sha256
+    key.rotated_at = func.clock_timestamp()
+    session.flush()
+    session.refresh(key)
+
+
+def revoke(session: Session, key: ApiKey) -> None:
+    """The key opens nothing any more. It stays as a row: what it did is in the audit log."""
+    key.revoked_at = func.coalesce(ApiKey.revoked_at, func.clock_timestamp())
+    session.flush()
+    session.refresh(key)

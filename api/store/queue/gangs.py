@@ -1,0 +1,141 @@
+"""Jobs that several workers do together. The leader holds the job's lease, each of the others a seat of that lease.
+
+A claim opens the seats; idle workers take them before they look for jobs. When all are taken, the leader says where its
+first rank is to be met. Seats go when the leader's lease ends, however that is: who holds one learns it with the next
+heartbeat, and ends its engine. What goes wrong at a seat is written there, and the leader reads it with its own beat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, func, not_, select
+from sqlalchemy.orm import Session, aliased
+
+from api.store.queue import leases
+from api.store.queue.leases import Failure, Lease, LeaseLost, Order
+from api.store.queue.workers import worker_of
+from api.store.states import HELD, State
+from api.store.tables.jobs import Job
+from api.store.tables.seats import Seat, SeatState
+
+
+@dataclass(frozen=True)
+class SeatLease:
+    """The right to work on one node of a job, as long as its leader's lease ``fence`` lives."""
+
+    job_id: str
+    fence: int
+    node_rank: int
+    nodes: int
+
+
+def run_id(lease: Lease | SeatLease) -> str:
+    """A name of this attempt that all its nodes know."""
+    return f"{lease.job_id}.{lease.fence}"
+
+
+def take(session: Session, *, worker: str, lease_s: float, memory_bytes: int | None = None) -> SeatLease | None:
+    """Take a free seat of a job that fits into ``memory_bytes``, of the one that waits longest; or None.
+
+    A worker has one node of a job at most. Two never get the same seat (SKIP LOCKED).
+    """
+    mine = f"{worker_of(worker)}:"
+    other = aliased(Seat)
+    has_one = select(other).where(other.job_id == Seat.job_id, func.starts_with(other.worker, mine)).exists()
+    free = (
+        select(Seat, Job.nodes)
+        .join(Job, (Job.id == Seat.job_id) & (Job.fence == Seat.fence))
+        .where(Seat.state == SeatState.OPEN, Job.state == State.RUNNING, Job.lease_expires_at > func.clock_timestamp())
+        .where(not_(func.starts_with(Job.worker, mine)), not_(has_one))
+    )
+    if memory_bytes is not None:
+        free = free.where(func.coalesce(Job.needs_memory_bytes, 0) <= memory_bytes)
+    free = free.order_by(Seat.fence, Seat.node_rank).limit(1).with_for_update(of=Seat, skip_locked=True)
+    found = session.execute(free).one_or_none()
+    if found is None:
+        return None
+    seat, nodes = found
+    seat.state, seat.worker, seat.expires_at = SeatState.TAKEN, worker, _in(lease_s)
+    session.flush()
+    return SeatLease(seat.job_id, seat.fence, seat.node_rank, nodes)
+
+
+def renew(session: Session, lease: SeatLease, *, lease_s: float) -> None:
+    """Heartbeat of a seat. Raises LeaseLost when the leader's lease has ended."""
+    _find(session, lease).expires_at = _in(lease_s)
+
+
+def find_endpoint(session: Session, lease: SeatLease) -> str | None:
+    """Where the first rank is to be met; None while others are missing. Raises LeaseLost."""
+    return _find(session, lease).endpoint
+
+
+def leave(session: Session, lease: SeatLease, *, state: SeatState, failure: Failure | None = None) -> None:
+    """The seat's work has ended: DONE, LEFT, or FAILED with a ``failure``. Raises LeaseLost.
+
+    LEFT before the start leaves the seat to another worker.
+    """
+    seat = _find(session, lease)
+    seat.state, seat.error = state, failure.to_dict() if failure else None
+    if state == SeatState.LEFT and seat.endpoint is None:
+        seat.state, seat.worker, seat.expires_at = SeatState.OPEN, None, None
+
+
+def lead(session: Session, lease: Lease, *, lease_s: float) -> Order | None:
+    """Heartbeat of the leader: as ``leases.renew``, and whether a node is lost or has left."""
+    order = leases.renew(session, lease, lease_s=lease_s)
+    if order is None and session.scalar(_seats(lease).where(_is_lost())):
+        return Order.NODE_LOST
+    if order is None and session.scalar(_seats(lease).where(Seat.state == SeatState.LEFT)):
+        return Order.NODE_LEFT
+    return order
+
+
+def start(session: Session, lease: Lease, *, endpoint: str) -> bool:
+    """Tell all nodes to meet at ``endpoint``, if all are there: there are none when the lease has ended."""
+    there = _seats(lease).where(Seat.state == SeatState.TAKEN, not_(_is_lost())).with_for_update()
+    seats = session.scalars(there).all()
+    if len(seats) != lease.nodes - 1:
+        return False
+    for seat in seats:
+        seat.endpoint = endpoint
+    return True
+
+
+def find_ended(session: Session, lease: Lease) -> Sequence[Seat]:
+    """The seats whose work has ended, in order."""
+    ended = _seats(lease).where(Seat.state.in_((SeatState.DONE, SeatState.LEFT, SeatState.FAILED)))
+    return session.scalars(ended.order_by(Seat.node_rank)).all()
+
+
+def _find(session: Session, lease: SeatLease) -> Seat:
+    """The seat, while the lease that it belongs to lives. Raises LeaseLost."""
+    is_held = (Job.id == Seat.job_id) & (Job.fence == Seat.fence) & Job.state.in_(HELD)
+    mine = select(Seat).join(Job, is_held).where(*_of(lease), Seat.node_rank == lease.node_rank)
+    live = mine.where(Seat.state == SeatState.TAKEN, Job.lease_expires_at > func.clock_timestamp())
+    seat = session.scalar(live.with_for_update(of=Seat))
+    if seat is None:
+        raise LeaseLost
+    return seat
+
+
+def _seats(lease: Lease) -> Select[Seat]:
+    return select(Seat).where(*_of(lease))
+
+
+def _of(lease: Lease | SeatLease) -> tuple[ColumnElement[bool], ...]:
+    return Seat.job_id == lease.job_id, Seat.fence == lease.fence
+
+
+def _is_lost() -> ColumnElement[bool]:
+    """It failed, or its worker fell silent."""
+    silent = (Seat.state == SeatState.TAKEN) & (Seat.expires_at < func.clock_timestamp())
+    return silent | (Seat.state == SeatState.FAILED)
+
+
+def _in(seconds: float) -> ColumnElement[Any]:
+    return func.clock_timestamp() + timedelta(seconds=seconds)

@@ -1,0 +1,327 @@
+"""What workers do with jobs. A claim takes a new fence number and every later write carries it.
+
+A worker that was paused, cut off or declared lost still holds its old fence: its writes find no row and raise
+``LeaseLost``. So a job is never finished by a worker that no longer owns it, however late that worker wakes up.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import ColumnElement, DateTime, cast, delete, func, select, update
+from sqlalchemy.orm import Session
+
+from api.store.accounts import hub_tokens, projects
+from api.store.ids import new_id
+from api.store.queue import events, gathering, logs, outbox, phases, publications
+from api.store.queue.events import NewEvent
+from api.store.queue.logs import NewLine
+from api.store.states import CLAIMABLE, FINAL, HELD, State
+from api.store.tables.jobs import FENCE, QUEUE_ORDER, Artifact, Attempt, Job
+from api.store.tables.seats import Seat
+
+MAX_LOST = 3  # a job that takes its worker down with it is given up after this many lost workers
+MAX_BACKOFF_S = 1800
+
+
+class LeaseLost(Exception):
+    """The job is no longer ours: write nothing, end the engine."""
+
+
+class Order(StrEnum):
+    """What a worker must do with its engine, learnt with a heartbeat: end it."""
+
+    CANCEL = "cancel"
+    PAUSE = "pause"
+    TIME_IS_UP = "time_is_up"
+    NODE_LOST = "node_lost"  # of the nodes that do the job together; ``gangs`` tells more
+    NODE_LEFT = "node_left"  # it was drained
+
+
+_ORDERS: dict[str, Order] = {State.CANCELLING: Order.CANCEL, State.PAUSING: Order.PAUSE}
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to work on one job, and what the job asks for."""
+
+    job_id: str
+    fence: int
+    attempt: int
+    model: dict[str, Any]
+    config: dict[str, Any]
+    calibration: dict[str, Any]
+    export: tuple[str, ...]
+    max_shard_size: str
+    project_id: str
+    sealed_hub_token: bytes | None  # the token that ``model`` names, as it is now; None if it names none or it is gone
+    traceparent: str | None = None  # of the request that made the job
+    gate: str = "warn"
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    file2file: bool = False
+    shard_blocks: bool | None = None
+    nodes: int = 1
+    mix: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an attempt failed. ``max_failures``: how many such failures a job may have when ``retryable``.
+
+    ``rank``: which of several processes failed; ``block``: at which decoder block. None where that is not known.
+    """
+
+    code: str
+    message: str
+    hint: str = ""
+    retryable: bool = False
+    detail: str = ""
+    max_failures: int = 3
+    rank: int | None = None
+    block: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "max_failures" and value is not None}
+
+
+def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | None = None) -> Lease | None:
+    """Take the job of the highest priority that has waited longest, or None.
+
+    Two workers never get the same one (SKIP LOCKED). Jobs that need more than ``memory_bytes`` are left to others,
+    those of a project that runs as many as it may are passed over, and those for more workers than there are. Where one
+    for several workers is next and not enough of them are idle, nobody takes what is behind it: it would wait for ever.
+    """
+    due = select(Job).where(Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp(), gathering.may_come())
+    if memory_bytes is not None:
+        due = due.where(func.coalesce(Job.needs_memory_bytes, 0) <= memory_bytes)
+    due = due.order_by(*QUEUE_ORDER).limit(1).with_for_update(skip_locked=True)
+    while (job := session.scalar(due)) is not None:
+        if not projects.may_run(session, job.project_id):
+            due = due.where(Job.project_id != job.project_id)
+        elif not gathering.are_there(session, job):
+            due = due.where(Job.id != job.id)
+        else:
+            break
+    if job is None or not gathering.are_idle(session, job):
+        return None
+    fence = session.execute(FENCE.next_value()).scalar_one()
+    job.state = State.RUNNING
+    job.attempt += 1
+    job.fence, job.worker, job.lease_expires_at = fence, worker, _in(lease_s)
+    job.started_at = func.coalesce(job.started_at, func.clock_timestamp())
+    job.phase = job.progress = job.error = None
+    job.phases = []
+    session.add(Attempt(job_id=job.id, number=job.attempt, fence=fence, worker=worker))
+    events.announce(session, job, State.RUNNING, attempt=job.attempt)
+    session.flush()
+    gathering.open_seats(session, job)
+    token = job.model.get("hub_token")
+    sealed = token and hub_tokens.find_sealed(session, job.project_id, token)
+    asked = (job.model, job.config, job.calibration, tuple(job.export), job.max_shard_size)
+    how = (job.gate, job.evaluation, job.file2file, job.shard_blocks, job.nodes)
+    return Lease(job.id, fence, job.attempt, *asked, job.project_id, sealed, job.traceparent, *how, mix=job.mix)
+
+
+def renew(session: Session, lease: Lease, *, lease_s: float) -> Order | None:
+    """Heartbeat: what the worker must do now, if anything. Raises LeaseLost, also when the lease has run out."""
+    beat = (
+        update(Job)
+        .where(Job.id == lease.job_id, Job.fence == lease.fence, Job.lease_expires_at > func.clock_timestamp())
+        .values(lease_expires_at=_in(lease_s))
+        .returning(Job.state, Job.used_runtime_s + _running_s() > Job.max_runtime_s)
+    )
+    found = session.execute(beat).one_or_none()
+    if found is None:
+        raise LeaseLost
+    state, time_is_up = found
+    return _ORDERS.get(state) or (Order.TIME_IS_UP if time_is_up else None)
+
+
+def record(session: Session, lease: Lease, *, happened: Sequence[NewEvent], columns: dict[str, Any]) -> Order | None:
+    """Append events and set what the job shows of them (``phase``, ``progress``; ``phases`` follow from the events).
+
+    Returns what the worker must do now.
+    """
+    job = _held(session, lease)
+    for name, value in columns.items():
+        setattr(job, name, value)
+    for event in happened:
+        if event.kind == "phase_started":
+            job.phases = phases.enter(job.phases, str(event.data.get("phase")), _now(session))
+        elif event.kind == "progress":
+            job.phases = phases.note_progress(job.phases, event.data)
+    events.add(session, job, *happened)
+    return _ORDERS.get(job.state)
+
+
+def write_log(session: Session, lease: Lease, *, lines: Sequence[NewLine]) -> Order | None:
+    """Append what the engine printed. What the worker must do now."""
+    job = _held(session, lease)
+    logs.append(session, job, lines)
+    return _ORDERS.get(job.state)
+
+
+def succeed(
+    session: Session, lease: Lease, *, manifest_sha256: str, path: str, num_bytes: int, summary: dict[str, Any]
+) -> None:
+    """The artifact's row and the job's success, together."""
+    job = _held(session, lease)
+    artifact = Artifact(
+        id=new_id("art"),
+        job_id=job.id,
+        fence=lease.fence,
+        manifest_sha256=manifest_sha256,
+        path=path,
+        num_bytes=num_bytes,
+    )
+    session.add(artifact)
+    session.flush()
+    job.artifact_id, job.summary = artifact.id, summary
+    _end(session, job, State.SUCCEEDED, outcome="succeeded")
+    publications.ask_with_success(session, job)
+
+
+def fail(session: Session, lease: Lease, failure: Failure, *, retry_base_s: float) -> None:
+    """Try again later if that can help and the job has tries left; else failed.
+
+    A job being cancelled is cancelled; one being paused is paused if it would have been tried again.
+    """
+    job = _held(session, lease)
+    job.failure_count += 1
+    error = failure.to_dict()
+    if job.state == State.CANCELLING:
+        _end(session, job, State.CANCELLED, outcome="cancelled")
+    elif not failure.retryable or job.failure_count >= failure.max_failures:
+        _end(session, job, State.FAILED, outcome="failed", error=error)
+    elif job.state == State.PAUSING:
+        _end(session, job, State.PAUSED, outcome="retry", error=error)
+    else:
+        job.run_at = _in(_backoff_s(job.failure_count, retry_base_s))
+        _end(session, job, State.RETRY_WAIT, outcome="retry", error=error)
+
+
+def release(session: Session, lease: Lease) -> None:
+    """The engine was ended from outside: cancelled or paused if a client asked for that, else (a drain) queued again.
+
+    Charged to nobody. The job's state decides, not what the worker remembers: a cancel may have followed a pause.
+    """
+    job = _held(session, lease)
+    if job.state == State.CANCELLING:
+        _end(session, job, State.CANCELLED, outcome="cancelled")
+    elif job.state == State.PAUSING:
+        _end(session, job, State.PAUSED, outcome="paused")
+    else:
+        _end(session, job, State.QUEUED, outcome="drained")
+        outbox.wake(session)
+
+
+def put_back(session: Session, lease: Lease) -> None:
+    """The other workers that the job needs did not come: it is queued as if nobody had claimed it.
+
+    What a client has asked for meanwhile counts, as in ``release``.
+    """
+    job = _held(session, lease)
+    if job.state == State.RUNNING:
+        session.execute(delete(Attempt).where(Attempt.job_id == job.id, Attempt.fence == lease.fence))
+        job.attempt -= 1
+        used_runtime_s = job.used_runtime_s
+        _end(session, job, State.QUEUED, outcome="not_gathered")
+        job.used_runtime_s = used_runtime_s
+    else:
+        release(session, lease)
+
+
+def reap(session: Session, *, limit: int = 100) -> int:
+    """Take back jobs whose lease ran out: queued again, or what a client asked for; failed after MAX_LOST losses."""
+    expired = select(Job).where(Job.state.in_(HELD), Job.lease_expires_at < func.clock_timestamp())
+    lost = session.scalars(expired.order_by(Job.lease_expires_at).limit(limit).with_for_update(skip_locked=True)).all()
+    for job in lost:
+        job.lost_count += 1
+        if job.state == State.CANCELLING:
+            _end(session, job, State.CANCELLED, outcome="lost")
+        elif job.lost_count > MAX_LOST:
+            gave_up = Failure(
+                "worker_lost",
+                f"{job.lost_count} workers were lost while they worked on this job.",
+                hint="The job may need more memory than the workers' hosts have: see their system logs.",
+            )
+            _end(session, job, State.FAILED, outcome="lost", error=gave_up.to_dict())
+        elif job.state == State.PAUSING:
+            _end(session, job, State.PAUSED, outcome="lost")
+        else:
+            _end(session, job, State.QUEUED, outcome="lost")
+            outbox.wake(session)
+    return len(lost)
+
+
+def expire_pending(session: Session, *, limit: int = 100) -> int:
+    """Fail the jobs that no worker has taken within their ``max_pending_s``."""
+    waited_s = func.extract("epoch", func.clock_timestamp() - _entered(State.QUEUED))
+    expired = select(Job).where(Job.state == State.QUEUED, Job.max_pending_s < waited_s)
+    late = session.scalars(expired.order_by(Job.id).limit(limit).with_for_update(skip_locked=True)).all()
+    for job in late:
+        job.error = Failure(
+            "max_pending_exceeded",
+            f"No worker took the job within {job.max_pending_s} s.",
+            hint="Retry it when more workers are there, or with a higher priority or a larger limits.max_pending_s.",
+            retryable=True,
+        ).to_dict()
+        job.state, job.finished_at = State.FAILED, func.clock_timestamp()
+        events.announce(session, job, State.FAILED, error=job.error)
+        session.flush()
+    return len(late)
+
+
+def _held(session: Session, lease: Lease) -> Job:
+    """The leased job, its row locked. Raises LeaseLost if another fence number has taken over."""
+    mine = select(Job).where(Job.id == lease.job_id, Job.fence == lease.fence, Job.state.in_(HELD)).with_for_update()
+    job = session.scalar(mine.execution_options(populate_existing=True))
+    if job is None:
+        raise LeaseLost
+    return job
+
+
+def _end(session: Session, job: Job, state: State, *, outcome: str, error: dict[str, Any] | None = None) -> None:
+    """Close the attempt and let go of the job, which moves on to ``state``."""
+    session.execute(delete(Seat).where(Seat.job_id == job.id))  # those who have one learn so that it is over
+    ended = update(Attempt).where(Attempt.job_id == job.id, Attempt.ended_at.is_(None))
+    session.execute(ended.values(ended_at=func.clock_timestamp(), outcome=outcome, error=error))
+    more = {"error": error} if error else {}
+    events.announce(session, job, state, attempt=job.attempt, outcome=outcome, **more)
+    job.used_runtime_s = Job.used_runtime_s + _running_s()
+    job.phases = phases.leave(job.phases, phases.DONE if state == State.SUCCEEDED else phases.STOPPED, _now(session))
+    job.state, job.error = state, error
+    job.fence = job.worker = job.lease_expires_at = None
+    if state in FINAL:
+        job.finished_at = func.clock_timestamp()
+    session.flush()
+
+
+def _entered(state: State) -> ColumnElement[Any]:
+    """When the job last entered ``state``."""
+    return cast(Job.state_times.op("->>")(str(state)), DateTime(timezone=True))
+
+
+def _running_s() -> ColumnElement[Any]:
+    """For how long the present attempt has been running; 0 where a job from before ``state_times`` cannot tell."""
+    return func.coalesce(func.extract("epoch", func.clock_timestamp() - _entered(State.RUNNING)), 0)
+
+
+def _now(session: Session) -> datetime:
+    now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+    return now
+
+
+def _in(seconds: float) -> ColumnElement[Any]:
+    """That many seconds from now, by the database's clock."""
+    return cast(func.clock_timestamp(), DateTime(timezone=True)) + timedelta(seconds=seconds)
+
+
+def _backoff_s(failure_count: int, base_s: float) -> float:
+    """30 s, 1 min, 2 min ... half an hour, with jitter so that a crowd spreads out."""
+    return min(base_s * 2.0 ** (failure_count - 1), MAX_BACKOFF_S) * random.uniform(1.0, 1.25)

@@ -1,0 +1,109 @@
+"""What becomes of an artifact after its job: publications as rows, asked for, found, moved. Workers take them in
+``publication_leases``.
+
+They are no part of the job's state: a push that fails takes nothing away from a job that succeeded. Whoever changes a
+publication also writes the job's story, and locks the job's row first; who takes rows without waiting need not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Select, bindparam, func, select
+from sqlalchemy.orm import Session
+
+from api.store.accounts import webhooks
+from api.store.ids import new_id
+from api.store.queue import events, outbox
+from api.store.queue.events import NewEvent
+from api.store.states import State
+from api.store.tables.jobs import Job
+from api.store.tables.publications import OPEN, Publication, PublicationState
+
+
+class CannotPublish(Exception):
+    """``code``: ``not_ready`` (no artifact yet), ``publication_in_progress``, ``nothing_to_retry``."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def ask(session: Session, job: Job, asked: dict[str, Any] | None) -> Publication:
+    """A new publication of a locked job's artifact; with None the last one again, which has failed.
+
+    ``asked``: the target, and ``hub_token``. Raises CannotPublish.
+    """
+    if job.state != State.SUCCEEDED:
+        raise CannotPublish("not_ready", f"The job is {job.state}: only a succeeded job has an artifact to publish.")
+    last = find_last(session, [job.id]).get(job.id)
+    if last is not None and last.state in OPEN:
+        raise CannotPublish("publication_in_progress", f"The artifact is on its way already: {last.id}.")
+    if asked is not None:
+        return _add(session, job, asked)
+    if last is None or last.state != PublicationState.FAILED:
+        raise CannotPublish("nothing_to_retry", "No publication of this job has failed: say where it is to go.")
+    last.failure_count = last.lost_count = 0
+    last.finished_at = last.error = last.progress = None
+    last.run_at = func.clock_timestamp()
+    move(session, job, last, PublicationState.PENDING)
+    outbox.wake(session)
+    return last
+
+
+def ask_with_success(session: Session, job: Job) -> None:
+    """The publication that the job was submitted with, in the transaction of its success."""
+    if job.publish is not None:
+        _add(session, job, job.publish)
+
+
+def find_last(session: Session, job_ids: Sequence[str]) -> dict[str, Publication]:
+    """Job id -> its newest publication: ids sort by age."""
+    found = session.scalars(_newest(), {"job_ids": job_ids}) if job_ids else ()
+    return {publication.job_id: publication for publication in found}
+
+
+@cache
+def _newest() -> Select[Publication]:
+    """Made once: every answer with jobs in it asks this."""
+    theirs = Publication.job_id.in_(bindparam("job_ids", expanding=True))
+    newest = select(func.max(Publication.id)).where(theirs).group_by(Publication.job_id)
+    return select(Publication).where(Publication.id.in_(newest))
+
+
+def is_open(session: Session, job_id: str) -> bool:
+    """Whether something of the job is still on its way."""
+    wanted = select(Publication.id).where(Publication.job_id == job_id, Publication.state.in_(OPEN))
+    return session.scalar(wanted) is not None
+
+
+def _add(session: Session, job: Job, asked: dict[str, Any]) -> Publication:
+    target = {name: value for name, value in asked.items() if name != "hub_token"}
+    publication = Publication(
+        id=new_id("pub"),
+        job_id=job.id,
+        project_id=job.project_id,
+        target=target,
+        hub_token=asked.get("hub_token"),
+        attempt=0,
+    )
+    session.add(publication)
+    session.flush()
+    move(session, job, publication, PublicationState.PENDING)
+    outbox.wake(session)
+    return publication
+
+
+def move(session: Session, job: Job, publication: Publication, state: PublicationState, **more: Any) -> None:
+    """Into a state, with the event that says so, and the webhooks' for those that are an end."""
+    publication.state = state
+    data = {"publication_id": publication.id, "state": state, "attempt": publication.attempt, **more}
+    events.add(session, job, NewEvent("publication_changed", data))
+    if state == PublicationState.PUBLISHED:
+        webhooks.queue(session, job, webhooks.PUBLISHED, data)
+    elif state == PublicationState.FAILED:
+        webhooks.queue(session, job, webhooks.PUBLISH_FAILED, data)
+    session.flush()

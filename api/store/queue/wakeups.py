@@ -1,0 +1,55 @@
+"""The line to the workers: a Celery app with our settings. API and worker build the same; only the worker has tasks.
+
+Celery is never trusted with a job: messages carry no payload, are acknowledged early and may be lost. No result
+backend (a task's result is a row), json only (a pickle from the broker would be code).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from api.store.queue.outbox import Send, Undelivered
+
+QUEUE = "bitfoundry"
+
+
+def make_celery(broker_url: str) -> Celery:
+    app = Celery("bitfoundry", broker=broker_url, set_as_current=False)
+    app.conf.update(
+        task_default_queue=QUEUE,
+        task_ignore_result=True,
+        result_backend=None,
+        task_serializer="json",
+        accept_content=["json"],
+        task_acks_late=False,
+        worker_prefetch_multiplier=1,
+        task_publish_retry=False,  # the outbox is the retry
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,  # a worker outlives its broker: it polls meanwhile
+        # One quick try to connect: a sender must not wait, a worker has its own loop (broker_connection_max_retries).
+        broker_transport_options={
+            "socket_connect_timeout": 2,
+            "socket_keepalive": True,
+            "max_retries": 1,
+            "interval_start": 0,
+        },
+        worker_hijack_root_logger=False,
+        worker_enable_remote_control=False,
+        worker_send_task_events=False,
+    )
+    return app
+
+
+def sender(app: Celery) -> Send:
+    """A function that sends one task by name, or raises Undelivered at once."""
+
+    def send(topic: str, payload: dict[str, Any]) -> None:
+        try:
+            app.send_task(topic, kwargs={"payload": payload}, queue=QUEUE, retry=False)
+        except (OperationalError, OSError) as error:
+            raise Undelivered(type(error).__name__) from error
+
+    return send

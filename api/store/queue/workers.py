@@ -1,0 +1,139 @@
+"""Who is there to work. A worker says so every few seconds; one that falls silent counts no more when its time is up.
+It is forgotten after an hour: until then it finds its drain order when it comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, delete, func, or_, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from api.store.states import HELD
+from api.store.tables.jobs import Job, Worker
+from api.store.tables.seats import Seat, SeatState
+
+REMEMBERED = timedelta(hours=1)
+"""How long a silent worker's row is kept."""
+
+
+def beat(
+    session: Session,
+    *,
+    worker_id: str,
+    host: str,
+    num_slots: int,
+    memory_bytes: int,
+    devices: list[dict[str, Any]],
+    live_s: float,
+    blocked_reason: str | None = None,
+) -> bool:
+    """This worker lives, and will for ``live_s`` seconds more; ``blocked_reason``: why it takes no jobs. Returns
+    whether it shall take none (``drain``)."""
+    now = func.clock_timestamp()
+    live_until = now + timedelta(seconds=live_s)
+    state = {"live_until": live_until, "devices": devices, "blocked_reason": blocked_reason}
+    row = insert(Worker).values(id=worker_id, host=host, num_slots=num_slots, memory_bytes=memory_bytes, **state)
+    kept = row.on_conflict_do_update(index_elements=[Worker.id], set_=state | {"beat_at": now})
+    return bool(session.scalar(kept.returning(Worker.drain_requested_at.is_not(None))))
+
+
+def leave(session: Session, worker_id: str) -> None:
+    """This worker takes no more jobs."""
+    session.execute(delete(Worker).where(Worker.id == worker_id))
+
+
+def find(session: Session, worker_id: str) -> Worker | None:
+    return session.get(Worker, worker_id)
+
+
+def find_live(session: Session) -> Sequence[Worker]:
+    """The workers that live, by host."""
+    live = select(Worker).where(Worker.live_until > func.clock_timestamp())
+    return session.scalars(live.order_by(Worker.host, Worker.id)).all()
+
+
+def find_jobs(session: Session, worker_id: str) -> Sequence[Job]:
+    """The jobs that the worker's slots hold, by themselves or together with others."""
+    seated = select(Seat.job_id).where(Seat.state == SeatState.TAKEN, func.starts_with(Seat.worker, f"{worker_id}:"))
+    mine = or_(func.starts_with(Job.worker, f"{worker_id}:"), Job.id.in_(seated))
+    return session.scalars(select(Job).where(Job.state.in_(HELD), mine).order_by(Job.id)).all()
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A worker that may be given work; ``is_idle``: now."""
+
+    memory_bytes: int
+    is_idle: bool
+
+
+def count_ready() -> ColumnElement[int]:
+    """How many workers may be given work, as a part of a query."""
+    return select(func.count()).select_from(Worker).where(*_is_ready()).scalar_subquery()
+
+
+def count_slots() -> ColumnElement[int]:
+    """How many jobs those workers could run at once, as a part of a query."""
+    return select(func.coalesce(func.sum(Worker.num_slots), 0)).where(*_is_ready()).scalar_subquery()
+
+
+def find_ready(session: Session) -> Sequence[Ready]:
+    """The workers that live, and are neither drained nor blocked."""
+    return [Ready(*row) for row in session.execute(_ready())]
+
+
+def find_blocked_reason(session: Session) -> str | None:
+    """Why a live worker that is not drained takes no jobs; None if no such worker is blocked."""
+    blocked = select(func.min(Worker.blocked_reason)).where(*_is_there())
+    return session.scalar(blocked)
+
+
+@cache
+def _ready() -> Select[int, bool]:
+    """Made once: every poll of a job that waits asks this."""
+    jobs = select(func.count()).where(Job.state.in_(HELD), func.starts_with(Job.worker, Worker.id + ":"))
+    seats = select(func.count()).where(Seat.state == SeatState.TAKEN, func.starts_with(Seat.worker, Worker.id + ":"))
+    used = jobs.correlate(Worker).scalar_subquery() + seats.correlate(Worker).scalar_subquery()
+    return select(Worker.memory_bytes, used < Worker.num_slots).where(*_is_ready())
+
+
+def worker_of(slot: str) -> str:
+    """The id of the worker that a slot belongs to."""
+    return slot.rpartition(":")[0]
+
+
+def drain(session: Session, worker: Worker) -> None:
+    """The worker shall take no jobs, and give back those that it has. It does so with its next beat."""
+    worker.drain_requested_at = func.coalesce(Worker.drain_requested_at, func.clock_timestamp())
+    session.flush()
+    session.refresh(worker)
+
+
+def uncordon(session: Session, worker: Worker) -> None:
+    """The worker shall take jobs again."""
+    worker.drain_requested_at = None
+    session.flush()
+
+
+def purge(session: Session) -> int:
+    """Forget workers that fell silent long ago. Returns 0: there is never more to do at once."""
+    session.execute(delete(Worker).where(Worker.live_until < func.clock_timestamp() - REMEMBERED))
+    return 0
+
+
+def is_silent(session: Session, worker: Worker) -> bool:
+    """Whether its time is up. It may come back."""
+    return bool(session.scalar(select(func.clock_timestamp() > worker.live_until)))
+
+
+def _is_ready() -> tuple[ColumnElement[bool], ...]:
+    return *_is_there(), Worker.blocked_reason.is_(None)
+
+
+def _is_there() -> tuple[ColumnElement[bool], ...]:
+    return Worker.live_until > func.clock_timestamp(), Worker.drain_requested_at.is_(None)

@@ -1,0 +1,120 @@
+"""The tables of what a project has besides jobs. Nothing of a job refers to them, so they have a file of their own."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Identity, Index, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from api.store.tables.jobs import NOW, Base
+
+
+class AuditEntry(Base):
+    """Who did what, and when. A trigger refuses changes: rows are only ever added."""
+
+    __tablename__ = "audit_entry"
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+    at: Mapped[datetime] = mapped_column(server_default=NOW)
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"))  # whose thing it is that was changed
+    key_id: Mapped[str | None]  # None: the operator, on the machine itself
+    action: Mapped[str]
+    object_id: Mapped[str]
+    request_id: Mapped[str | None]
+    detail: Mapped[dict[str, Any]]
+
+    __table_args__ = (Index("ix_audit_entry_list", "project_id", text("id DESC")),)
+
+
+class RetentionPolicy(Base):
+    """What a project keeps of its jobs that have ended; see ``retention.Keep``. Without a row: all of them."""
+
+    __tablename__ = "retention_policy"
+
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"), primary_key=True)
+    keep_last: Mapped[int | None]
+    keep_days: Mapped[int | None]
+
+    __table_args__ = (CheckConstraint("keep_last > 0 AND keep_days > 0", name="limits"),)
+
+
+class IntegrityFinding(Base):
+    """Something wrong with stored files: what a row names and is not there (``missing``) or has changed (``damaged``),
+    or what no row names (``orphan``)."""
+
+    __tablename__ = "integrity_finding"
+
+    path: Mapped[str] = mapped_column(primary_key=True)  # below the data folder
+    kind: Mapped[str]
+    object_id: Mapped[str | None]
+    detail: Mapped[str]
+    found_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+    __table_args__ = (CheckConstraint("kind IN ('damaged', 'missing', 'orphan')", name="kind"),)
+
+
+class HubToken(Base):
+    """A project's token for the Hugging Face Hub, sealed (``vault``). Nothing ever shows it."""
+
+    __tablename__ = "hub_token"
+
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    sealed: Mapped[bytes]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    updated_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+
+class Webhook(Base):
+    """An address that is told of events. ``busy_until``: one process is telling it something, one thing at a time."""
+
+    __tablename__ = "webhook"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"), index=True)
+    url: Mapped[str]
+    event_types: Mapped[list[str]]
+    sealed_secret: Mapped[bytes]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    failing_since: Mapped[datetime | None]  # of its tries in a row that failed, the first
+    disabled_at: Mapped[datetime | None]
+    disabled_reason: Mapped[str | None]
+    busy_until: Mapped[datetime | None]
+
+
+class WebhookDelivery(Base):
+    """One message to one webhook: the outbox row, written with the change that it tells of, and what became of it."""
+
+    __tablename__ = "webhook_delivery"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    webhook_id: Mapped[str] = mapped_column(ForeignKey("webhook.id", ondelete="CASCADE"))
+    event_type: Mapped[str]
+    data: Mapped[dict[str, Any]]
+    state: Mapped[str] = mapped_column(server_default="pending")
+    num_tries: Mapped[int] = mapped_column(server_default="0")  # since it was queued, or last queued again
+    tries: Mapped[list[dict[str, Any]]] = mapped_column(server_default="[]")  # {at, status, latency_ms, error}
+    next_try_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    delivered_at: Mapped[datetime | None]
+
+    __table_args__ = (
+        CheckConstraint("state IN ('delivered', 'failed', 'pending')", name="state"),
+        Index("ix_webhook_delivery_due", "next_try_at", postgresql_where=text("state = 'pending'")),
+        Index("ix_webhook_delivery_list", "webhook_id", text("id DESC")),
+        Index("ix_webhook_delivery_created_at", "created_at"),
+    )
+
+
+class SignIn(Base):
+    """A browser that showed a key. It ends with its time, with the key, and with the secret that was shown."""
+
+    __tablename__ = "sign_in"
+
+    token_sha256: Mapped[bytes] = mapped_column(primary_key=True)
+    api_key_id: Mapped[str] = mapped_column(ForeignKey("api_key.id", ondelete="CASCADE"), index=True)
+    secret_sha256: Mapped[bytes]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    expires_at: Mapped[datetime] = mapped_column(index=True)

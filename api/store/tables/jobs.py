@@ -1,0 +1,393 @@
+"""The tables. What must never happen is a constraint here, not a hope in the code.
+
+(They are not called models: in this house a model is a language model.)
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    FetchedValue,
+    ForeignKey,
+    Identity,
+    Index,
+    LargeBinary,
+    MetaData,
+    Sequence,
+    SmallInteger,
+    Text,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSON, JSONB, TIMESTAMP
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from api.store.states import CLAIMABLE, FINAL, HELD, OUTCOMES, State
+
+NOW = text("clock_timestamp()")
+LOG_LEVELS = ("debug", "info", "warning", "error")  # in order
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "pk": "pk_%(table_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+        }
+    )
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        datetime: TIMESTAMP(timezone=True),
+        dict[str, Any]: JSONB(none_as_null=True),
+        dict[str, str]: JSONB(none_as_null=True),
+        list[dict[str, Any]]: JSONB(none_as_null=True),
+        list[str]: ARRAY(Text),
+        str: Text,
+        bytes: LargeBinary,
+    }
+
+
+def _one_of(column: str, values: object) -> str:
+    names = sorted(values)  # type: ignore[call-overload]
+    return f"{column} IN ({', '.join(repr(str(name)) for name in names)})"
+
+
+FENCE = Sequence("fence_seq", metadata=Base.metadata, data_type=BigInteger)
+
+
+class Project(Base):
+    """Whose things are: every key, job and sweep belongs to one, and so all that hangs on them. A limit that is None is
+    what ``projects.QUOTAS`` says."""
+
+    __tablename__ = "project"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    max_waiting: Mapped[int | None]
+    max_running: Mapped[int | None]
+    max_stored_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    requests_per_minute: Mapped[int | None]
+    max_datasets: Mapped[int | None]
+    max_dataset_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    max_uploads: Mapped[int | None]
+    max_streams: Mapped[int | None]
+    max_webhooks: Mapped[int | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+    __table_args__ = (
+        CheckConstraint(
+            "max_waiting >= 0 AND max_running >= 0 AND max_stored_bytes >= 0 AND requests_per_minute > 0",
+            name="limits",
+        ),
+        CheckConstraint(
+            "max_datasets >= 0 AND max_uploads >= 0 AND max_streams >= 0 AND max_webhooks >= 0 "
+            "AND max_dataset_bytes >= 0",
+            name="more_limits",
+        ),
+    )
+
+
+class ApiKey(Base):
+    """A bearer key ``bf_<id>_<secret>``; only the SHA-256 of the secret is kept.
+
+    After a rotation the secret before it (``previous_sha256``) works until ``previous_until``.
+    """
+
+    __tablename__ = "api_key"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"), index=True)
+    name: Mapped[str]
+    secret_sha256: Mapped[bytes]
+    previous_sha256: Mapped[bytes | None]
+    previous_until: Mapped[datetime | None]
+    scopes: Mapped[list[str]]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    rotated_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
+class IdempotencyKey(Base):
+    """A client's name for one request, and what that request made. Unique, so that two at once make one thing."""
+
+    __tablename__ = "idempotency_key"
+
+    api_key_id: Mapped[str] = mapped_column(ForeignKey("api_key.id", ondelete="CASCADE"), primary_key=True)
+    route: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    body_sha256: Mapped[bytes]
+    made_id: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW, index=True)
+
+
+class Sweep(Base):
+    """Jobs that were asked for together: a matrix of values, one job for every combination."""
+
+    __tablename__ = "sweep"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"))
+    submitted_by: Mapped[str | None] = mapped_column(ForeignKey("api_key.id"))
+    name: Mapped[str | None]
+    matrix: Mapped[dict[str, Any]] = mapped_column(JSON)  # not JSONB: the order of the axes is the order of the jobs
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+
+class Dataset(Base):
+    """An uploaded data file. The file carries the hash of its content: two rows may share one (``datasets.file_name``).
+
+    ``format`` is what its name ends in: ``jsonl``, ``csv.gz``. ``text_column`` is where the text is unless a job says
+    otherwise.
+    """
+
+    __tablename__ = "dataset"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"), index=True)
+    submitted_by: Mapped[str | None] = mapped_column(ForeignKey("api_key.id"))
+    name: Mapped[str]
+    format: Mapped[str]
+    sha256: Mapped[str] = mapped_column(index=True)
+    num_bytes: Mapped[int] = mapped_column(BigInteger)
+    columns: Mapped[list[str]]
+    text_column: Mapped[str]
+    statistics: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    checked_at: Mapped[datetime | None]  # when its file was last hashed
+
+
+class Upload(Base):
+    """A data file that arrives in parts. ``dataset_id``: what it became."""
+
+    __tablename__ = "upload"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"), index=True)
+    submitted_by: Mapped[str | None] = mapped_column(ForeignKey("api_key.id"))
+    name: Mapped[str]
+    format: Mapped[str]
+    text_column: Mapped[str | None]
+    dataset_id: Mapped[str | None] = mapped_column(ForeignKey("dataset.id", ondelete="CASCADE"))
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class UploadPart(Base):
+    """A part that is safely on disk, in a file named after its number and hash."""
+
+    __tablename__ = "upload_part"
+
+    upload_id: Mapped[str] = mapped_column(ForeignKey("upload.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    num_bytes: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str]
+
+
+class Job(Base):
+    """One quantization job: what was asked, where it stands, who holds it."""
+
+    __tablename__ = "job"
+    # the trigger's version and updated_at come back with every UPDATE
+    __mapper_args__ = {"eager_defaults": True}  # noqa: RUF012
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"))
+    submitted_by: Mapped[str | None] = mapped_column(ForeignKey("api_key.id"))
+    name: Mapped[str | None]
+    labels: Mapped[dict[str, str]]
+
+    # what was asked, with every default filled in
+    model: Mapped[dict[str, Any]]
+    preset: Mapped[str | None]
+    config: Mapped[dict[str, Any]] = mapped_column(
+        JSON
+    )  # not JSONB, which would sort the patterns: the first one counts
+    mix: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))  # ``quantcore.config.task.ResolvedMix``
+    calibration: Mapped[dict[str, Any]]
+    dataset_id: Mapped[str | None] = mapped_column(ForeignKey("dataset.id", ondelete="SET NULL"))
+    export: Mapped[list[str]]
+    max_shard_size: Mapped[str] = mapped_column(server_default="5GB")
+    gate: Mapped[str] = mapped_column(server_default="warn")  # off, warn or fail
+    evaluation: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
+    evaluation_dataset_id: Mapped[str | None] = mapped_column(ForeignKey("dataset.id", ondelete="SET NULL"))
+    file2file: Mapped[bool] = mapped_column(server_default="false")
+    shard_blocks: Mapped[bool | None]  # None: where memory is short
+    nodes: Mapped[int] = mapped_column(SmallInteger, server_default="1")  # workers that do it together
+    priority: Mapped[int] = mapped_column(SmallInteger, server_default="5")  # 9 goes first
+    pinned: Mapped[bool] = mapped_column(server_default="false")  # retention passes it over
+    max_runtime_s: Mapped[int | None]  # of all attempts together
+    max_pending_s: Mapped[int | None]  # from each time that it is queued
+    needs_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # the plan's estimate
+    cloned_from: Mapped[str | None]  # the id of a job, which may be deleted since
+    traceparent: Mapped[str | None]  # of the request that made it (W3C Trace Context)
+    publish: Mapped[dict[str, Any] | None]  # where the artifact shall go, and by which token
+    sweep_id: Mapped[str | None] = mapped_column(ForeignKey("sweep.id"))
+    sweep_values: Mapped[dict[str, Any] | None]  # JSON pointer into the request -> this job's value
+
+    # where it stands
+    state: Mapped[str] = mapped_column(server_default=State.QUEUED)
+    # state -> when it was last entered: the trigger writes it
+    state_times: Mapped[dict[str, str]] = mapped_column(server_default="{}", server_onupdate=FetchedValue())
+    phase: Mapped[str | None]
+    progress: Mapped[dict[str, Any] | None]
+    phases: Mapped[list[dict[str, Any]]] = mapped_column(server_default="[]")  # of the present attempt
+    summary: Mapped[dict[str, Any] | None]
+    error: Mapped[dict[str, Any] | None]
+    artifact_id: Mapped[str | None] = mapped_column(ForeignKey("artifact.id", use_alter=True))
+    cancel_requested_at: Mapped[datetime | None]
+    version: Mapped[int] = mapped_column(BigInteger, server_default="1", server_onupdate=FetchedValue())
+    num_events: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    num_log_lines: Mapped[int] = mapped_column(BigInteger, server_default="0")
+
+    # who holds it; three counters, because a lost worker and a drained one are not the job's fault
+    attempt: Mapped[int] = mapped_column(server_default="0")
+    failure_count: Mapped[int] = mapped_column(server_default="0")
+    lost_count: Mapped[int] = mapped_column(server_default="0")
+    used_runtime_s: Mapped[float] = mapped_column(server_default="0")  # of the attempts that have ended
+    fence: Mapped[int | None] = mapped_column(BigInteger)
+    worker: Mapped[str | None]
+    lease_expires_at: Mapped[datetime | None]
+    run_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    updated_at: Mapped[datetime] = mapped_column(server_default=NOW, server_onupdate=FetchedValue())
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+
+    __table_args__ = (
+        CheckConstraint(_one_of("state", State), name="state"),
+        CheckConstraint("priority BETWEEN 0 AND 9", name="priority"),
+        CheckConstraint("nodes BETWEEN 1 AND 64", name="nodes"),
+        CheckConstraint("max_runtime_s > 0 AND max_pending_s > 0", name="limits"),
+        CheckConstraint(
+            f"num_nulls(fence, worker, lease_expires_at) = CASE WHEN {_one_of('state', HELD)} THEN 0 ELSE 3 END",
+            name="held_has_lease",
+        ),
+        CheckConstraint(f"({_one_of('state', FINAL)}) = (finished_at IS NOT NULL)", name="final_has_finished_at"),
+        CheckConstraint("state <> 'succeeded' OR artifact_id IS NOT NULL", name="succeeded_has_artifact"),
+        CheckConstraint("state <> 'failed' OR error ->> 'code' IS NOT NULL", name="failed_has_code"),
+        Index(
+            "ix_job_claim",
+            text("priority DESC"),
+            "run_at",
+            "id",
+            postgresql_where=text(_one_of("state", CLAIMABLE)),
+        ),
+        Index("ix_job_lease", "lease_expires_at", postgresql_where=text(_one_of("state", HELD))),
+        Index("ix_job_list", "project_id", text("created_at DESC"), text("id DESC")),
+        Index(
+            "ix_job_open", "project_id", "state", postgresql_where=text(f"NOT ({_one_of('state', FINAL)})")
+        ),  # for quotas
+        Index("ix_job_sweep_id", "sweep_id", postgresql_where=text("sweep_id IS NOT NULL")),
+        Index("ix_job_dataset_id", "dataset_id", postgresql_where=text("dataset_id IS NOT NULL")),
+        Index(
+            "ix_job_evaluation_dataset_id",
+            "evaluation_dataset_id",
+            postgresql_where=text("evaluation_dataset_id IS NOT NULL"),
+        ),
+        Index("ix_job_labels", "labels", postgresql_using="gin", postgresql_ops={"labels": "jsonb_path_ops"}),
+    )
+
+
+QUEUE_ORDER = (Job.priority.desc(), Job.run_at, Job.id)  # who is next: one order for claims and for places in the queue
+
+
+class Attempt(Base):
+    """One worker's try at a job. At most one is open per job: a unique index says so."""
+
+    __tablename__ = "attempt"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    fence: Mapped[int] = mapped_column(BigInteger, unique=True)
+    worker: Mapped[str]
+    started_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    ended_at: Mapped[datetime | None]
+    outcome: Mapped[str | None]
+    error: Mapped[dict[str, Any] | None]
+
+    __table_args__ = (
+        CheckConstraint(_one_of("outcome", OUTCOMES), name="outcome"),
+        CheckConstraint("(ended_at IS NULL) = (outcome IS NULL)", name="ended_has_outcome"),
+        Index("uq_attempt_open", "job_id", unique=True, postgresql_where=text("ended_at IS NULL")),
+    )
+
+
+class Event(Base):
+    """One line of a job's story. ``seq`` counts 1, 2, 3 within the job, without gaps, in order of commit."""
+
+    __tablename__ = "event"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"), primary_key=True)
+    seq: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    at: Mapped[datetime] = mapped_column(server_default=NOW)
+    kind: Mapped[str]
+    data: Mapped[dict[str, Any]]
+
+
+class LogLine(Base):
+    """One line that an engine printed. ``seq`` counts within the job, over all its attempts."""
+
+    __tablename__ = "log_line"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"), primary_key=True)
+    seq: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    at: Mapped[datetime] = mapped_column(server_default=NOW)
+    attempt: Mapped[int]
+    level: Mapped[str]
+    text: Mapped[str]
+
+    __table_args__ = (CheckConstraint(_one_of("level", LOG_LEVELS), name="level"),)
+
+
+class Artifact(Base):
+    """A finished, proven folder; ``path`` ends in the SHA-256 of its manifest."""
+
+    __tablename__ = "artifact"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"))
+    fence: Mapped[int] = mapped_column(BigInteger)
+    manifest_sha256: Mapped[str]
+    path: Mapped[str]
+    num_bytes: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    checked_at: Mapped[datetime | None]  # when its files were last hashed
+
+    __table_args__ = (Index("uq_artifact_manifest", "job_id", "manifest_sha256", unique=True),)
+
+
+class Worker(Base):
+    """A worker that says every few seconds that it lives. Jobs are held by leases, never by this row."""
+
+    __tablename__ = "worker"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    host: Mapped[str]
+    num_slots: Mapped[int]
+    memory_bytes: Mapped[int] = mapped_column(BigInteger)
+    devices: Mapped[list[dict[str, Any]]] = mapped_column(server_default="[]")
+    started_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    beat_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    live_until: Mapped[datetime]
+    blocked_reason: Mapped[str | None]
+    """Why it can take no jobs now, though nobody has drained it."""
+    drain_requested_at: Mapped[datetime | None]
+
+
+class Outbox(Base):
+    """A message that must go out if, and only if, the transaction that wrote it commits. Deleted once sent."""
+
+    __tablename__ = "outbox"
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+    topic: Mapped[str]
+    payload: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)

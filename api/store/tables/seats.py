@@ -1,0 +1,52 @@
+"""The table of seats: what the other workers hold of a job that several of them do together."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, SmallInteger, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from api.store.tables.jobs import Base
+
+
+class SeatState(StrEnum):
+    OPEN = "open"  # nobody has it yet
+    TAKEN = "taken"  # a worker waits for the others, or works
+    DONE = "done"  # its part of the job is done
+    LEFT = "left"  # the worker was drained: nobody's fault
+    FAILED = "failed"  # ``error`` says why
+
+
+_STATES = ", ".join(repr(str(state)) for state in sorted(SeatState))
+_IS_OPEN = text("state = 'open'")
+
+
+class Seat(Base):
+    """One node of an attempt beside its leader's, which is node 0. It goes with the leader's lease.
+
+    ``endpoint`` (``host:port``): where the first rank is to be met; set when all seats are taken.
+    """
+
+    __tablename__ = "seat"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"), primary_key=True)
+    fence: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    node_rank: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False)
+    state: Mapped[str] = mapped_column(server_default=SeatState.OPEN)
+    worker: Mapped[str | None]
+    expires_at: Mapped[datetime | None]
+    endpoint: Mapped[str | None]
+    error: Mapped[dict[str, Any] | None]
+
+    __table_args__ = (
+        CheckConstraint("node_rank > 0", name="node_rank"),
+        CheckConstraint(f"state IN ({_STATES})", name="state"),
+        CheckConstraint(
+            "num_nulls(worker, expires_at) = CASE WHEN state = 'open' THEN 2 ELSE 0 END", name="taken_has_lease"
+        ),
+        CheckConstraint("(state = 'failed') = (error IS NOT NULL)", name="failed_has_error"),
+        Index("ix_seat_open", "job_id", postgresql_where=_IS_OPEN),
+    )

@@ -1,0 +1,195 @@
+"""What there is besides jobs, from Python: keys, tokens, projects, the audit log, workers. It is `client.account`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from bitfoundry.client.answers import Answer
+from bitfoundry.client.transport import Transport
+
+
+class Key(Answer):
+    """An API key. `key` is the key itself, in the answer to its making or rotation and never again."""
+
+    id: str
+    prefix: str
+    project_id: str
+    name: str
+    scopes: list[str]
+    created_at: str
+    rotated_at: str | None = None
+    last_used_at: str | None = None
+    expires_at: str | None = None
+    revoked_at: str | None = None
+    key: str | None = None
+
+
+class Project(Answer):
+    """A project, its quotas (None: no limit) and what it takes of them."""
+
+    id: str
+    name: str
+    max_waiting: int | None = None
+    max_running: int | None = None
+    max_stored_bytes: int | None = None
+    requests_per_minute: int | None = None
+    max_datasets: int | None = None
+    max_dataset_bytes: int | None = None
+    max_uploads: int | None = None
+    max_streams: int | None = None
+    max_webhooks: int | None = None
+    created_at: str
+    usage: dict[str, int]
+
+
+class QuotaUse(Answer):
+    """How much of a quota the project uses, in `unit`; `limit` None sets none."""
+
+    quota: str
+    unit: str
+    used: int
+    limit: int | None = None
+
+
+class HubToken(Answer):
+    """That the project keeps a token for the Hub by this name."""
+
+    name: str
+    created_at: str
+    updated_at: str
+
+
+class Worker(Answer):
+    """A worker: `ready`, `draining` (takes no jobs), `blocked` (takes none now, `blocked_reason` says why) or `silent`
+    (no heartbeat came); `jobs` are those in hand."""
+
+    id: str
+    host: str
+    state: str
+    num_slots: int
+    memory_bytes: int
+    devices: list[dict[str, Any]]
+    started_at: str
+    beat_at: str
+    drain_requested_at: str | None = None
+    blocked_reason: str | None = None
+    jobs: list[dict[str, Any]]
+
+
+class AuditEntry(Answer):
+    """Who did what. `key_id` is None for what was done on the service's machine itself."""
+
+    id: int
+    at: str
+    project_id: str
+    key_id: str | None = None
+    action: str
+    object_id: str
+    request_id: str | None = None
+    detail: dict[str, Any]
+
+
+class Account:
+    """Most calls need the scope `admin`, those about other projects `operator`; ApiError `insufficient_scope`."""
+
+    def __init__(self, service: Transport) -> None:
+        self._service = service
+
+    def create_key(
+        self,
+        name: str,
+        scopes: Sequence[str],
+        *,
+        expires_at: datetime | str | None = None,
+        project_id: str | None = None,
+    ) -> Key:
+        """A new key with some of the scopes jobs:read, jobs:write, admin, operator. Its `key` is shown once."""
+        until = expires_at.isoformat() if isinstance(expires_at, datetime) else expires_at
+        given = {"name": name, "scopes": [*scopes], "expires_at": until, "project_id": project_id}
+        return self._key("POST", "/v1/keys", body={name: value for name, value in given.items() if value is not None})
+
+    def keys(self) -> Sequence[Key]:
+        """All keys of the project, the oldest first."""
+        return [Key.model_validate(each) for each in self._service.send("GET", "/v1/keys").json()["data"]]
+
+    def own_key(self) -> Key:
+        """The key that this client uses."""
+        return self._key("GET", "/v1/keys/self")
+
+    def rotate_key(self, key_id: str, *, overlap_s: int = 0) -> Key:
+        """A new secret for the key; that which it has works `overlap_s` seconds more."""
+        return self._key("POST", f"{_path('keys', key_id)}/rotate", body={"overlap_s": overlap_s})
+
+    def revoke_key(self, key_id: str) -> Key:
+        """The key opens nothing any more."""
+        return self._key("POST", f"{_path('keys', key_id)}/revoke")
+
+    def put_hub_token(self, name: str, token: str) -> HubToken:
+        """Keep a token for the Hub under a name, for models {"id": ..., "hub_token": name}. It cannot be read back."""
+        answer = self._service.send("PUT", _path("hub-tokens", name), body={"token": token}, repeat=True)
+        return HubToken.model_validate_json(answer.content)
+
+    def hub_tokens(self) -> Sequence[HubToken]:
+        """The names of the project's tokens."""
+        return [HubToken.model_validate(each) for each in self._service.send("GET", "/v1/hub-tokens").json()["data"]]
+
+    def delete_hub_token(self, name: str) -> None:
+        """Forget a token; ApiError `hub_token_not_found`."""
+        self._service.send("DELETE", _path("hub-tokens", name))
+
+    def projects(self) -> Sequence[Project]:
+        """The own project; all of them for an operator."""
+        return [Project.model_validate(each) for each in self._service.send("GET", "/v1/projects").json()["data"]]
+
+    def create_project(self, name: str, /, **quotas: int | None) -> Project:
+        """A new project; quotas are those that `usage` lists, and `requests_per_minute`."""
+        answer = self._service.send("POST", "/v1/projects", body={"name": name, **quotas})
+        return Project.model_validate_json(answer.content)
+
+    def edit_project(self, project_id: str, changes: Mapping[str, Any]) -> Project:
+        """Change the name or quotas; None takes a limit away."""
+        answer = self._service.send("PATCH", _path("projects", project_id), body=changes)
+        return Project.model_validate_json(answer.content)
+
+    def usage(self) -> Sequence[QuotaUse]:
+        """How much of each quota the project uses."""
+        return [QuotaUse.model_validate(each) for each in self._service.send("GET", "/v1/usage").json()["quotas"]]
+
+    def workers(self) -> Sequence[Worker]:
+        """The workers that live (for an operator)."""
+        return [Worker.model_validate(each) for each in self._service.send("GET", "/v1/workers").json()["data"]]
+
+    def order_worker(self, worker_id: str, order: str) -> Worker:
+        """`drain`: take no jobs and give back those in hand; `uncordon`: take jobs again."""
+        answer = self._service.send("POST", f"{_path('workers', worker_id)}/{order}", repeat=True)
+        return Worker.model_validate_json(answer.content)
+
+    def audit(
+        self,
+        *,
+        action: str | None = None,
+        object_id: str | None = None,
+        project_id: str | None = None,
+        page_size: int = 100,
+    ) -> Iterator[AuditEntry]:
+        """The audit log, newest first, asked for page by page as you go. `project_id` may be `all` for an operator."""
+        wanted = {"action": action, "object_id": object_id, "project_id": project_id, "limit": page_size}
+        query = {name: value for name, value in wanted.items() if value is not None}
+        for each in self._pages("/v1/audit", query):
+            yield AuditEntry.model_validate(each)
+
+    def _pages(self, path: str, query: dict[str, Any]) -> Iterator[Mapping[str, Any]]:
+        while True:
+            page = self._service.send("GET", path, query=query).json()
+            yield from page["data"]
+            if not page["has_more"]:
+                return
+            query = query | {"cursor": page["next_cursor"]}
+
+    def _key(self, method: str, path: str, *, body: Mapping[str, Any] | None = None) -> Key:
+        return Key.model_validate_json(self._service.send(method, path, body=body).content)
+
+
+def _path(kind: str, identity: str) -> str:
+    return f"/v1/{kind}/{quote(identity, safe='')}"

@@ -1,0 +1,130 @@
+"""The client for programs on asyncio: the calls of `bitfoundry.client.service`, to be awaited.
+
+async with AsyncClient("http://127.0.0.1:8765", api_key) as client:
+    job = await client.submit("/models/SmolLM2-135M", config="w4a16")
+    async for event in client.stream_events(job.id):
+        print(event.kind)
+"""
+
+from types import TracebackType
+from typing import Self
+
+import httpx2
+
+from bitfoundry.client.account import Account
+from bitfoundry.client.datasets import Datasets
+from bitfoundry.client.on_asyncio import AsyncTransport, Twin, asked, run, streamed
+from bitfoundry.client.retention import Retention
+from bitfoundry.client.service import Client
+from bitfoundry.client.webhooks import Webhooks
+
+
+class AsyncAccount(Twin[Account]):
+    """Keys, tokens, projects, workers and the audit log."""
+
+    create_key = asked(Account.create_key)
+    keys = asked(Account.keys)
+    own_key = asked(Account.own_key)
+    rotate_key = asked(Account.rotate_key)
+    revoke_key = asked(Account.revoke_key)
+    put_hub_token = asked(Account.put_hub_token)
+    hub_tokens = asked(Account.hub_tokens)
+    delete_hub_token = asked(Account.delete_hub_token)
+    projects = asked(Account.projects)
+    create_project = asked(Account.create_project)
+    edit_project = asked(Account.edit_project)
+    usage = asked(Account.usage)
+    workers = asked(Account.workers)
+    order_worker = asked(Account.order_worker)
+    audit = streamed(Account.audit)
+
+
+class AsyncWebhooks(Twin[Webhooks]):
+    """Addresses that are told of events."""
+
+    create = asked(Webhooks.create)
+    list = asked(Webhooks.list)
+    get = asked(Webhooks.get)
+    edit = asked(Webhooks.edit)
+    delete = asked(Webhooks.delete)
+    test = asked(Webhooks.test)
+    deliveries = streamed(Webhooks.deliveries)
+    redeliver = asked(Webhooks.redeliver)
+
+
+class AsyncDatasets(Twin[Datasets]):
+    """Uploaded data files."""
+
+    upload = asked(Datasets.upload)
+    list = streamed(Datasets.list)
+    get = asked(Datasets.get)
+    preview = asked(Datasets.preview)
+    statistics = asked(Datasets.statistics)
+    delete = asked(Datasets.delete)
+
+
+class AsyncRetention(Twin[Retention]):
+    """What the project keeps of its jobs."""
+
+    show = asked(Retention.show)
+    set = asked(Retention.set)
+    preview = asked(Retention.preview)
+    run = asked(Retention.run)
+
+
+class AsyncClient(Twin[Client]):
+    """As `Client`, for one event loop; any number of its calls may be under way. Errors are the same."""
+
+    submit = asked(Client.submit)
+    plan = asked(Client.plan)
+    get = asked(Client.get)
+    list = streamed(Client.list)
+    summary = asked(Client.summary)
+    edit = asked(Client.edit)
+    delete = asked(Client.delete)
+    clone = asked(Client.clone)
+    cancel = asked(Client.cancel)
+    pause = asked(Client.pause)
+    resume = asked(Client.resume)
+    retry = asked(Client.retry)
+    publish = asked(Client.publish)
+    plan_publication = asked(Client.plan_publication)
+    wait_published = asked(Client.wait_published)
+    submit_sweep = asked(Client.submit_sweep)
+    sweep = asked(Client.sweep)
+    cancel_sweep = asked(Client.cancel_sweep)
+    events = streamed(Client.events)
+    stream_events = streamed(Client.stream_events)
+    logs = streamed(Client.logs)
+    stream_logs = streamed(Client.stream_logs)
+    inspect = asked(Client.inspect)
+    presets = asked(Client.presets)
+    readiness = asked(Client.readiness)
+    wait = asked(Client.wait)
+    artifacts = asked(Client.artifacts)
+    download = asked(Client.download)
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str,
+        *,
+        timeout_s: float = 30.0,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        super().__init__(Client.over(AsyncTransport(base_url, api_key, timeout_s=timeout_s, transport=transport)))
+        self.account = AsyncAccount(self._original.account)
+        self.webhooks = AsyncWebhooks(self._original.webhooks)
+        self.datasets = AsyncDatasets(self._original.datasets)
+        self.retention = AsyncRetention(self._original.retention)
+
+    async def close(self) -> None:
+        await run(self._original.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()

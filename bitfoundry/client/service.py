@@ -1,0 +1,438 @@
+"""The service from Python: typed, synchronous, and light (no torch, no web framework).
+
+client = Client("http://127.0.0.1:8765", api_key)
+job = client.submit("/models/SmolLM2-135M", config="w4a16", export=["compressed_tensors"])
+job = client.wait(job.id)
+client.download(job.id, Path("smollm2-w4a16"))
+"""
+
+import hashlib
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Any, TypedDict, Unpack
+from urllib.parse import quote, urlencode
+
+import httpx2
+
+from bitfoundry.client.account import Account
+from bitfoundry.client.answers import ArtifactFile, Event, Inspection, Job, LogLine, Summary, Sweep
+from bitfoundry.client.bodies import body_of_plan, given, model_of
+from bitfoundry.client.datasets import Datasets
+from bitfoundry.client.follow import follow
+from bitfoundry.client.retention import Retention
+from bitfoundry.client.transport import NUM_TRIES, Transport
+from bitfoundry.client.webhooks import Webhooks
+from bitfoundry.errors import BitfoundryError, WaitTimeout
+
+
+class JobFilter(TypedDict, total=False):
+    """Which jobs are meant: in one of `states`, with all `labels`, of this `model` (its path or Hub id), with `text` in
+    the name, the id, the model or the preset, made between two times (RFC 3339), of this sweep."""
+
+    states: Sequence[str]
+    labels: Mapping[str, str] | None
+    model: str | None
+    text: str | None
+    created_after: datetime | str | None
+    created_before: datetime | str | None
+    sweep: str | None
+
+
+class Client:
+    """A connection to the service. Safe to use from several threads; close it or use it as a context manager.
+
+    Every method raises ApiError, whose `code` is the service's stable code.
+    """
+
+    def __init__(
+        self, base_url: str, api_key: str, *, timeout_s: float = 30.0, transport: httpx2.BaseTransport | None = None
+    ) -> None:
+        self._attach(Transport(base_url, api_key, timeout_s=timeout_s, transport=transport))
+
+    @classmethod
+    def over(cls, service: Transport) -> "Client":
+        """The same calls over another transport."""
+        client = cls.__new__(cls)
+        client._attach(service)
+        return client
+
+    def _attach(self, service: Transport) -> None:
+        self._service = service
+        self.account = Account(service)
+        self.retention = Retention(service)
+        self.webhooks = Webhooks(service)
+
+    def submit(
+        self,
+        model: str | Path | Mapping[str, Any],
+        *,
+        config: str | Mapping[str, Any] | None = None,
+        mix: Mapping[str, Any] | None = None,
+        export: Sequence[str] | None = None,
+        calibration: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        priority: int | None = None,
+        limits: Mapping[str, int] | None = None,
+        max_shard_size: str | None = None,
+        gate: str | None = None,
+        evaluation: Mapping[str, Any] | None = None,
+        file2file: bool | None = None,
+        shard_blocks: bool | None = None,
+        nodes: int | None = None,
+        publish: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Queue a job. `model` is a folder of the service's machine, a Hub id `org/name`, or the request's own object;
+        `config` is a preset's name or a whole config; or `mix` {schemes: ["w4a16", "int8_weight_only"], max_bits: 5}
+        asks for the scheme of each layer to be chosen, for `max_bits`, `max_size` or `max_divergence`. A bad job is
+        refused before it is queued.
+
+        `priority` is 0 to 9, 9 goes first; `limits` {max_runtime_s, max_pending_s}; files of weights are no larger than
+        `max_shard_size` ("500MB"; "5GB" if nothing is said); with the `gate` "fail" a result that misses a limit fails
+        the job; `evaluation` {num_windows, source, tasks, ...}: how the result is measured; with `file2file` weights go
+        from file to file and no model is run; `shard_blocks`: whether a worker of several processes holds each block in
+        slices; `nodes` workers do it together, which must share a disk; `publish`: where the artifact shall go, as in
+        `publish`. The request is sent again when no answer comes, and still makes one job: with `idempotency_key` also
+        when this program is run again.
+        """
+        body = body_of_plan(model, config, mix, export, calibration, file2file, shard_blocks)
+        body |= given(
+            name=name, labels=labels, priority=priority, limits=limits, max_shard_size=max_shard_size, gate=gate,
+            evaluation=evaluation, nodes=nodes, publish=publish,
+        )  # fmt: skip
+        return self._job("POST", "/v1/jobs", body=body, key=idempotency_key or str(uuid.uuid4()))
+
+    def plan(
+        self,
+        model: str | Path | Mapping[str, Any],
+        *,
+        config: str | Mapping[str, Any] | None = None,
+        mix: Mapping[str, Any] | None = None,
+        export: Sequence[str] | None = None,
+        calibration: Mapping[str, Any] | None = None,
+        file2file: bool | None = None,
+        shard_blocks: bool | None = None,
+        hardware: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """What `submit` would do, layer by layer, without doing it. With `hardware` {devices: "8x80GB", nodes,
+        host_memory, disk} its `capacity` says whether the job would fit there, and how long it would take.
+        """
+        body = body_of_plan(model, config, mix, export, calibration, file2file, shard_blocks)
+        if hardware is not None:
+            body["hardware"] = hardware
+        return dict(self._service.send("POST", "/v1/plans", body=body, repeat=True).json())
+
+    def get(self, job_id: str) -> Job:
+        """One job; ApiError `job_not_found`."""
+        return self._job("GET", _path(job_id))
+
+    def list(self, *, page_size: int = 50, **wanted: Unpack[JobFilter]) -> Iterator[Job]:
+        """Jobs, newest first, asked for page by page as you go; see JobFilter for which."""
+        query = _query(wanted) | {"limit": page_size}
+        while True:
+            page = self._service.send("GET", "/v1/jobs", query=query).json()
+            yield from (Job.model_validate(each) for each in page["data"])
+            if not page["has_more"]:
+                return
+            query["cursor"] = page["next_cursor"]
+
+    def summary(self, **wanted: Unpack[JobFilter]) -> Summary:
+        """How many jobs there are in each state, of those that `list` would list."""
+        answer = self._service.send("GET", "/v1/jobs/summary", query=_query(wanted))
+        return Summary.model_validate_json(answer.content)
+
+    def edit(self, job_id: str, changes: Mapping[str, Any], *, etag: str = "*") -> Job:
+        """Change `name`, `labels` (all of them), `priority` or `pinned`. With the `etag` of an answer only if nothing
+        has changed since: ApiError `job_changed`."""
+        return self._job("PATCH", _path(job_id), body=changes, headers={"If-Match": etag})
+
+    def delete(self, job_id: str) -> None:
+        """Delete a job that has ended and all that it made; ApiError `wrong_state` for one that has not."""
+        self._service.send("DELETE", _path(job_id))
+
+    def clone(
+        self, job_id: str, changes: Mapping[str, Any] | None = None, *, idempotency_key: str | None = None
+    ) -> Job:
+        """Queue a job like this one but for `changes`, which are fields of the request."""
+        key = idempotency_key or str(uuid.uuid4())
+        return self._job("POST", f"{_path(job_id)}/clone", body=changes or {}, key=key)
+
+    def cancel(self, job_id: str) -> Job:
+        """Ask for the job's end; ApiError `job_already_final` when it has ended."""
+        return self._job("POST", f"{_path(job_id)}/cancel")
+
+    def pause(self, job_id: str) -> Job:
+        """Keep the job from running. The engine of a running one is ended: it will start from its beginning."""
+        return self._job("POST", f"{_path(job_id)}/pause")
+
+    def resume(self, job_id: str) -> Job:
+        """Queue a paused job again; ApiError `wrong_state` for another."""
+        return self._job("POST", f"{_path(job_id)}/resume")
+
+    def retry(self, job_id: str) -> Job:
+        """Queue a failed or cancelled job again; ApiError `wrong_state` for another."""
+        return self._job("POST", f"{_path(job_id)}/retry")
+
+    def publish(self, job_id: str, target: Mapping[str, Any] | None = None) -> Job:
+        """Publish the artifact of a succeeded job: `target` is {"repo_id": "org/name", "hub_token": ...} with what else
+        the service takes (private, revision, create_pr, commit_message, path_in_repo), or {"to": URL}. Without one the
+        last publication, which has failed, is tried again. Publishing twice does no harm. `wait_published` waits."""
+        return self._job("POST", f"{_path(job_id)}/publish", body=target)
+
+    def plan_publication(self, job_id: str, target: Mapping[str, Any]) -> dict[str, Any]:
+        """What `publish` would send and where, everything checked, nothing done."""
+        query = {"dry_run": "true"}
+        return dict(self._service.send("POST", f"{_path(job_id)}/publish", query=query, body=target).json())
+
+    def wait_published(
+        self, job_id: str, *, timeout_s: float | None = None, on_change: Callable[[Job], None] | None = None
+    ) -> Job:
+        """Poll until the artifact is published or that has failed; `Job.publication` says which. WaitTimeout."""
+        return self._poll(
+            job_id,
+            lambda job: job.publication is None or job.publication.is_final,
+            lambda job: job.publication.state if job.publication else "unpublished",
+            timeout_s=timeout_s,
+            on_change=on_change,
+        )
+
+    def submit_sweep(
+        self,
+        job: Mapping[str, Any],
+        matrix: Mapping[str, Sequence[Any]],
+        *,
+        name: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Sweep:
+        """Queue a job for every combination of the values in `matrix` (JSON pointer into `job` -> values), all or none.
+        `job` is the body of a request for a job."""
+        body = {"job": job, "matrix": matrix} | ({"name": name} if name is not None else {})
+        headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        answer = self._service.send("POST", "/v1/sweeps", body=body, headers=headers, repeat=True)
+        return Sweep.model_validate_json(answer.content)
+
+    def sweep(self, sweep_id: str) -> Sweep:
+        """A sweep and its jobs as they are now; ApiError `sweep_not_found`."""
+        return Sweep.model_validate_json(self._service.send("GET", _path(sweep_id, "sweeps")).content)
+
+    def cancel_sweep(self, sweep_id: str) -> Sweep:
+        """Cancel all jobs of a sweep that have not ended."""
+        answer = self._service.send("POST", f"{_path(sweep_id, 'sweeps')}/cancel", repeat=True)
+        return Sweep.model_validate_json(answer.content)
+
+    def events(self, job_id: str, *, after: int = 0, kinds: Sequence[str] = ()) -> Iterator[Event]:
+        """What has happened so far since event `after`, oldest first; only events of `kinds` if there are any."""
+        while True:
+            query = {"after": after} | ({"kind": [*kinds]} if kinds else {})
+            page = self._service.send("GET", f"{_path(job_id)}/events", query=query).json()
+            for each in page["data"]:
+                event = Event.model_validate(each)
+                after = event.seq
+                yield event
+            if not page["has_more"]:
+                return
+
+    def stream_events(self, job_id: str, *, after: int = 0) -> Iterator[Event]:
+        """What has happened since event `after` and then each event as it comes, until the job has ended. A connection
+        that breaks off is made again; no event is missed and none comes twice."""
+        return follow(self._service, f"{_path(job_id)}/events/stream", after, Event)
+
+    def logs(
+        self, job_id: str, *, level: str = "debug", tail: int | None = None, after: int | None = None
+    ) -> Iterator[LogLine]:
+        """What the job's engines printed so far, of at least `level`: the last `tail` lines, or all after `after`."""
+        query: dict[str, Any] = {"level": level} | ({"tail": tail} if tail else {"after": after or 0})
+        while True:
+            page = self._service.send("GET", f"{_path(job_id)}/logs", query=query).json()
+            yield from (LogLine.model_validate(each) for each in page["data"])
+            if not page["has_more"]:
+                return
+            query["after"] = page["data"][-1]["seq"]
+
+    def stream_logs(self, job_id: str, *, level: str = "debug", after: int = 0) -> Iterator[LogLine]:
+        """The lines after number `after`, then each as it comes, until the job has ended; as `stream_events` does."""
+        return follow(self._service, f"{_path(job_id)}/logs/stream?{urlencode({'level': level})}", after, LogLine)
+
+    @property
+    def datasets(self) -> Datasets:
+        """Uploaded data files: upload, list, get, preview, statistics, delete."""
+        return Datasets(self._service)
+
+    def inspect(self, model: str | Path | Mapping[str, Any], *, revision: str | None = None) -> Inspection:
+        """What a model is and what the usual presets would make of it, from its headers; `model` as in `submit`."""
+        query = dict(model_of(model)) | ({"revision": revision} if revision else {})
+        return Inspection.model_validate_json(self._service.send("GET", "/v1/models/inspect", query=query).content)
+
+    @property
+    def base_url(self) -> str:
+        """Where the service is."""
+        return self._service.base_url
+
+    def readiness(self) -> httpx2.Response:
+        """The service's own answer to whether it can work: {status, database, broker, schema, integrity}; not ready is
+        no error here."""
+        return self._service.send("GET", "/healthz/ready", fine=(503,))
+
+    def presets(self) -> Sequence[dict[str, Any]]:
+        """The named configs that the service knows."""
+        answer = self._service.send("GET", "/v1/presets").json()
+        return [dict(each) for each in answer["data"]]
+
+    def wait(
+        self,
+        job_id: str,
+        *,
+        timeout_s: float | None = None,
+        poll_s: float = 1.0,
+        on_change: Callable[[Job], None] | None = None,
+    ) -> Job:
+        """Poll until the job has ended, in whatever way, and return it. WaitTimeout when that takes longer."""
+        return self._poll(
+            job_id,
+            lambda job: job.is_final,
+            lambda job: job.state,
+            timeout_s=timeout_s,
+            poll_s=poll_s,
+            on_change=on_change,
+        )
+
+    def artifacts(self, job_id: str) -> Sequence[ArtifactFile]:
+        """The files of a succeeded job; ApiError `not_ready` before."""
+        answer = self._service.send("GET", f"{_path(job_id)}/artifacts").json()
+        return [ArtifactFile.model_validate(each) for each in answer["data"]]
+
+    def download(
+        self, job_id: str, folder: Path, *, on_bytes: Callable[[ArtifactFile, int], None] | None = None
+    ) -> Path:
+        """Fetch the whole artifact into `folder`, each file checked against its SHA-256. Files already there and right
+        are kept, and a file that broke off goes on at its last byte, by itself and in the next run. Raises ApiError,
+        BitfoundryError."""
+        for file in self.artifacts(job_id):
+            target = folder / _inside(file.path)
+            if target.is_file() and _sha256(target) == file.sha256:
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._fetch(job_id, file, target, on_bytes)
+        return folder
+
+    def close(self) -> None:
+        self._service.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _poll(
+        self,
+        job_id: str,
+        is_over: Callable[[Job], bool],
+        what: Callable[[Job], str],
+        *,
+        timeout_s: float | None,
+        poll_s: float = 1.0,
+        on_change: Callable[[Job], None] | None,
+    ) -> Job:
+        limit = None if timeout_s is None else time.monotonic() + timeout_s
+        seen: Job | None = None
+        while True:
+            job = self.get(job_id)
+            if on_change is not None and job != seen:
+                on_change(job)
+            seen = job
+            if is_over(job):
+                return job
+            if limit is not None and time.monotonic() >= limit:
+                message = f"job {job_id} is still {what(job)} after {timeout_s:g} s"
+                raise WaitTimeout(message, hint="wait again, or cancel it")
+            self._service.pause(poll_s)
+
+    def _job(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Mapping[str, Any] | None = None,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Job:
+        """The job that the service answers with. With an idempotency `key` a request may be repeated."""
+        sent = {"Idempotency-Key": key} if key else headers
+        answer = self._service.send(method, path, body=body, headers=sent, repeat=key is not None)
+        return Job.model_validate_json(answer.content)
+
+    def _fetch(
+        self, job_id: str, file: ArtifactFile, target: Path, on_bytes: Callable[[ArtifactFile, int], None] | None
+    ) -> None:
+        """One file, taken up where it broke off. What has arrived stays in `.partial` until it is whole."""
+        partial = target.with_name(f"{target.name}.partial")
+        num_failures = 0
+        while True:
+            have = partial.stat().st_size if partial.is_file() else 0
+            try:
+                self._fetch_rest(f"{_path(job_id)}/artifacts/{quote(file.path)}", file, partial, have, on_bytes)
+                break
+            except httpx2.TransportError as error:
+                came = partial.stat().st_size - have if partial.is_file() else 0
+                num_failures = 1 if came > 0 else num_failures + 1
+                if num_failures >= NUM_TRIES:
+                    raise self._service.no_answer(error) from error
+                self._service.pause(0.2 * 2**num_failures)
+        if _sha256(partial) != file.sha256:
+            partial.unlink()
+            raise BitfoundryError(f"{file.path} arrived damaged", hint="download again")
+        partial.replace(target)
+
+    def _fetch_rest(
+        self, path: str, file: ArtifactFile, partial: Path, have: int,
+        on_bytes: Callable[[ArtifactFile, int], None] | None,
+    ) -> None:  # fmt: skip
+        """What comes after the first `have` bytes; all of it if the service has another file by now."""
+        if have >= file.bytes > 0:
+            return
+        headers = {"Range": f"bytes={have}-", "If-Range": f'"{file.sha256}"'} if have else {}
+        with (
+            self._service.stream(path, headers=headers) as answer,
+            partial.open("ab" if answer.status_code == 206 else "wb") as out,
+        ):
+            for chunk in answer.iter_bytes():
+                out.write(chunk)
+                if on_bytes is not None:
+                    on_bytes(file, len(chunk))
+
+
+def _path(identity: str, kind: str = "jobs") -> str:
+    return f"/v1/{kind}/{quote(identity, safe='')}"
+
+
+def _query(wanted: JobFilter) -> dict[str, Any]:
+    """The query that lists and counts share."""
+    times = {name: wanted.get(name) for name in ("created_after", "created_before")}
+    query: dict[str, Any] = {
+        "state": [*wanted.get("states", ())],
+        "label": [f"{name}={value}" for name, value in (wanted.get("labels") or {}).items()],
+        "model": wanted.get("model"),
+        "q": wanted.get("text"),
+        "sweep": wanted.get("sweep"),
+        **{name: at.isoformat() if isinstance(at, datetime) else at for name, at in times.items()},
+    }
+    return {name: value for name, value in query.items() if value}
+
+
+def _inside(name: str) -> PurePosixPath:
+    """A relative path that stays in its folder: the service is trusted with bytes, not with our disk."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or not path.parts or ".." in path.parts or "\\" in name or "\0" in name:
+        raise BitfoundryError(f"the service named an unsafe file: {name!r}")
+    return path
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

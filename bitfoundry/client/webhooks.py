@@ -1,0 +1,90 @@
+"""Webhooks from Python. `client.webhooks` is one of these; all of it needs the scope `admin`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from bitfoundry.client.answers import Answer
+from bitfoundry.client.transport import Transport
+
+
+class Webhook(Answer):
+    """An address that is told of events. `secret` signs the messages; it is in the answer to its making only."""
+
+    id: str
+    url: str
+    event_types: list[str]
+    created_at: str
+    failing_since: str | None = None
+    disabled_at: str | None = None
+    disabled_reason: str | None = None
+    secret: str | None = None
+
+
+class Delivery(Answer):
+    """One message: `pending`, `delivered` or `failed`, and its tries {at, status, latency_ms, error}."""
+
+    id: str
+    event_type: str
+    data: dict[str, Any]
+    state: str
+    num_tries: int
+    tries: list[dict[str, Any]]
+    next_try_at: str | None = None
+    created_at: str
+    delivered_at: str | None = None
+
+
+class Webhooks:
+    """The calls about webhooks."""
+
+    def __init__(self, service: Transport) -> None:
+        self._service = service
+
+    def create(self, url: str, event_types: Sequence[str]) -> Webhook:
+        """Tell `url` of these events from now on. Keep the `secret`: it is shown once."""
+        return self._webhook("POST", "/v1/webhooks", body={"url": url, "event_types": [*event_types]})
+
+    def list(self) -> Sequence[Webhook]:
+        """The project's webhooks, the oldest first."""
+        return [Webhook.model_validate(each) for each in self._service.send("GET", "/v1/webhooks").json()["data"]]
+
+    def get(self, webhook_id: str) -> Webhook:
+        """One webhook; ApiError `webhook_not_found`."""
+        return self._webhook("GET", _path(webhook_id))
+
+    def edit(self, webhook_id: str, changes: Mapping[str, Any]) -> Webhook:
+        """Change `url`, `event_types` or `enabled`."""
+        return self._webhook("PATCH", _path(webhook_id), body=changes)
+
+    def delete(self, webhook_id: str) -> None:
+        """Forget a webhook and its deliveries."""
+        self._service.send("DELETE", _path(webhook_id))
+
+    def test(self, webhook_id: str) -> Delivery:
+        """Send a message of the type webhook.test."""
+        return self._delivery(f"{_path(webhook_id)}/test")
+
+    def deliveries(self, webhook_id: str, *, state: str | None = None, page_size: int = 50) -> Iterator[Delivery]:
+        """What was sent and what waits, newest first, asked for page by page as you go."""
+        query: dict[str, Any] = {"limit": page_size} | ({"state": state} if state else {})
+        while True:
+            page = self._service.send("GET", f"{_path(webhook_id)}/deliveries", query=query).json()
+            yield from (Delivery.model_validate(each) for each in page["data"])
+            if not page["has_more"]:
+                return
+            query["cursor"] = page["next_cursor"]
+
+    def redeliver(self, webhook_id: str, delivery_id: str) -> Delivery:
+        """Send a message again, under the same id."""
+        return self._delivery(f"{_path(webhook_id)}/deliveries/{quote(delivery_id, safe='')}/redeliver")
+
+    def _webhook(self, method: str, path: str, *, body: Mapping[str, Any] | None = None) -> Webhook:
+        return Webhook.model_validate_json(self._service.send(method, path, body=body).content)
+
+    def _delivery(self, path: str) -> Delivery:
+        return Delivery.model_validate_json(self._service.send("POST", path).content)
+
+
+def _path(webhook_id: str) -> str:
+    return f"/v1/webhooks/{quote(webhook_id, safe='')}"

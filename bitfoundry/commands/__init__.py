@@ -1,0 +1,1 @@
+"""The commands of ``bitfoundry``, a file for each group."""

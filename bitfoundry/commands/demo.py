@@ -1,0 +1,110 @@
+"""`bitfoundry demo`: a real model quantized three ways by the real stack, over HTTP as any client would."""
+
+import io
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from bitfoundry.client.answers import Job
+from bitfoundry.client.service import Client
+from bitfoundry.commands import terminal
+from bitfoundry.local import demo_model
+from bitfoundry.local.stack import LocalStack
+
+PRESETS = ("int8_dynamic", "fp8", "w4a16")
+CALIBRATION = {"source": "builtin", "num_samples": 32, "seq_len": 512}
+EXPORTS = ("quark", "compressed_tensors")
+POLL_S = 1.0
+PICTURE_WIDTH = 124  # columns: no line of the demo is longer
+
+
+class Demo:
+    """Unpack, start, submit, watch, show, stop. Artifacts stay in the home; nothing else stays."""
+
+    def __init__(self, home: Path | None, *, presets: Sequence[str] = PRESETS, quiet: bool = False) -> None:
+        self._home = home
+        self._presets = presets
+        self._quiet = quiet  # the results then are the caller's to print
+        self._shown: list[RenderableType] = []
+
+    def run(self) -> list[Job]:
+        """The jobs as they ended. Raises BitfoundryError; whatever happens, nothing is left running."""
+        started = time.monotonic()
+        model_dir = demo_model.prepare(self._say)
+        with LocalStack(self._home, port=0, model_roots=[model_dir.parent], say=self._say) as stack:
+            with Client(stack.url, stack.api_key) as client:
+                jobs = self._watch(client, stack, [self._submit(client, model_dir, preset) for preset in self._presets])
+            self._say("stopping everything")
+        self._show(terminal.results_table(jobs))
+        for job in jobs:
+            self._show_loading(job, stack.home)
+        self._show(Text(f"{time.monotonic() - started:.0f} s in all. `bitfoundry up` shows these jobs again."))
+        return jobs
+
+    def save_picture(self, path: Path) -> None:
+        """What was shown, as an SVG of a terminal."""
+        console = Console(record=True, markup=False, width=PICTURE_WIDTH, file=io.StringIO(), force_terminal=True)
+        console.print(Text("$ make demo", "bold"))
+        for each in self._shown:
+            console.print(each)
+        drawn = console.export_svg(title="Bitfoundry")
+        # rich links a font on somebody's server; a reader's own monospace font does.
+        path.write_text(
+            re.sub(r"@font-face \{.*?\}\n", "", drawn, flags=re.DOTALL).replace("Fira Code, monospace", "monospace")
+        )
+
+    def _submit(self, client: Client, model_dir: Path, preset: str) -> Job:
+        job = client.submit(
+            model_dir, config=preset, calibration=CALIBRATION, export=EXPORTS, name=preset, labels={"from": "demo"}
+        )
+        self._say(f"POST /v1/jobs, preset {preset} → 202 {job.id}")
+        return job
+
+    def _watch(self, client: Client, stack: LocalStack, jobs: Sequence[Job]) -> list[Job]:
+        """Poll until all have ended; a job that the worker has not reached yet shows as queued."""
+        latest = {job.id: job for job in jobs}
+        with terminal.Watch(terminal.err) as watch:
+            for job in jobs:
+                watch.update(job)
+            while not all(job.is_final for job in latest.values()):
+                time.sleep(POLL_S)
+                stack.tend()
+                for job_id, job in latest.items():
+                    if not job.is_final:
+                        latest[job_id] = client.get(job_id)
+                        watch.update(latest[job_id])
+        self._shown.append(watch.picture)
+        return list(latest.values())
+
+    def _show_loading(self, job: Job, home: Path) -> None:
+        if job.artifact is None or job.artifact.path is None:
+            return
+        folder = _link(home / "demo" / str(job.name), Path(job.artifact.path))
+        self._show(Text.assemble((f"{job.name} ", "bold"), (f"{folder}", "cyan")))
+        self._show(Text(f"  {folder / 'report.html'}"))
+        for lines in terminal.load_lines(job, str(folder)).values():
+            self._show(Text("\n".join(f"  {line}" for line in lines.splitlines())))
+
+    def _show(self, each: RenderableType) -> None:
+        self._shown.append(each)
+        if not self._quiet:
+            terminal.out.print(each, soft_wrap=isinstance(each, Text))
+
+    def _say(self, message: str) -> None:
+        line = Text.assemble(("· ", "cyan"), message)
+        self._shown.append(line)
+        terminal.err.print(line, soft_wrap=True)
+
+
+def _link(name: Path, artifact: Path) -> Path:
+    """A short name for the artifact of the last demo: the artifact's own path ends in its hash."""
+    name.parent.mkdir(mode=0o700, exist_ok=True)
+    if name.exists() and not name.is_symlink():
+        return artifact  # somebody's own folder
+    name.unlink(missing_ok=True)
+    name.symlink_to(artifact, target_is_directory=True)
+    return name

@@ -1,0 +1,161 @@
+"""Is everything in order, here and at the service? Each finding says what to do."""
+
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import httpx2
+from pydantic import BaseModel, ConfigDict
+
+from bitfoundry.client.service import Client
+from bitfoundry.errors import ApiError, BitfoundryError
+
+MIN_FREE_BYTES = 5 * 10**9
+MAX_CLOCK_S = 60.0
+TORCH_LIMIT_S = 120.0
+ASK_TORCH = """
+import json, torch
+names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+print(json.dumps({"version": torch.__version__, "devices": names}))
+"""
+
+
+class Finding(BaseModel):
+    """One thing that was looked at: `ok`, `warning` (it works, but) or `failed`; `hint` is what to do."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    status: Literal["ok", "warning", "failed"]
+    detail: str
+    hint: str = ""
+
+
+def look(home: Path, connect: Callable[[], Client]) -> Iterator[Finding]:
+    """All findings, those of this machine first. `connect` is how the commands reach the service."""
+    yield Finding(name="python", status="ok", detail=platform.python_version())
+    yield from _torch()
+    yield _disk(home)
+    yield _landlock()
+    try:
+        client = connect()
+    except BitfoundryError as error:
+        yield Finding(name="service", status="failed", detail=error.message, hint=error.hint)
+        return
+    with client:
+        yield from _service(client)
+
+
+def _torch() -> Iterator[Finding]:
+    """Asked in a process of its own: torch takes seconds, and a broken driver may take the process along."""
+    if find_spec("torch") is None:
+        hint = "only where jobs run: pip install 'bitfoundry[engine]'"
+        yield Finding(name="torch", status="warning", detail="not installed here", hint=hint)
+        return
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", ASK_TORCH], capture_output=True, text=True, timeout=TORCH_LIMIT_S, check=True
+        )
+        said = json.loads(done.stdout.splitlines()[-1])
+    except (subprocess.SubprocessError, ValueError, IndexError) as error:
+        hint = "install a build of torch for this machine's driver"
+        yield Finding(name="torch", status="failed", detail=f"cannot be imported ({type(error).__name__})", hint=hint)
+        return
+    yield Finding(name="torch", status="ok", detail=said["version"])
+    if said["devices"]:
+        yield Finding(name="devices", status="ok", detail=", ".join(said["devices"]))
+    elif driver := next((name for name in ("nvidia-smi", "rocm-smi") if shutil.which(name)), None):
+        hint = "install a build of torch for this driver (CUDA or ROCm)"
+        yield Finding(name="devices", status="warning", detail=f"{driver} is here, torch sees no GPU", hint=hint)
+    else:
+        yield Finding(name="devices", status="ok", detail="no GPU: jobs run on the processor")
+
+
+def _disk(home: Path) -> Finding:
+    there = next(folder for folder in (home, *home.parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    detail = f"{free / 1e9:,.1f} GB are free at {there}"
+    if free < MIN_FREE_BYTES:
+        hint = "artifacts and models need room: delete jobs, or give another folder (--home, BITFOUNDRY_HOME)"
+        return Finding(name="disk", status="warning", detail=detail, hint=hint)
+    return Finding(name="disk", status="ok", detail=detail)
+
+
+def _landlock() -> Finding:
+    """Whether this kernel can hold engines to the files of their job."""
+    from quantcore.runtime.landlock import abi  # here: the client works without the engine
+
+    if number := abi():
+        return Finding(name="landlock", status="ok", detail=f"ABI {number}: engines reach the files of their job alone")
+    hint = "Linux 5.19 or later with it in /sys/kernel/security/lsm; docs/running.md says what holds without"
+    return Finding(name="landlock", status="warning", detail="this kernel has none", hint=hint)
+
+
+def _service(client: Client) -> Iterator[Finding]:
+    try:
+        answer = client.readiness()
+    except ApiError as error:
+        yield Finding(name="service", status="failed", detail=error.message, hint=error.hint)
+        return
+    yield Finding(name="service", status="ok", detail=f"{client.base_url} answers")
+    yield _clock(answer)
+    said = answer.json()
+    yield _part(said, "database", "ok", "failed", "start PostgreSQL, or mend DATABASE_URL; see the API's log")
+    yield _part(said, "broker", "ok", "warning", "jobs start later without: start Valkey, or mend BROKER_URL")
+    if said.get("disk"):
+        hint = "no job and no file is taken in: delete jobs or other files on the disk of the service's data folder"
+        yield _part(said, "disk", "ok", "failed", hint, name="room")
+    if said.get("schema"):
+        yield _part(said, "schema", "current", "failed", "run `alembic upgrade head` with the service's DATABASE_URL")
+    try:
+        key = client.account.own_key()
+    except ApiError as error:
+        yield Finding(name="key", status="failed", detail=error.message, hint="set BITFOUNDRY_API_KEY to a valid key")
+        return
+    yield Finding(name="key", status="ok", detail=f"{key.name}: {', '.join(key.scopes)}")
+    yield _workers(client, key.scopes)
+
+
+def _clock(answer: httpx2.Response) -> Finding:
+    try:
+        away_s = (datetime.now(UTC) - parsedate_to_datetime(answer.headers["Date"])).total_seconds()
+    except (KeyError, ValueError):
+        return Finding(name="clock", status="warning", detail="the service does not say what time it is")
+    if abs(away_s) > MAX_CLOCK_S:
+        detail = f"{abs(away_s):.0f} s {'ahead of' if away_s > 0 else 'behind'} the service's"
+        return Finding(name="clock", status="warning", detail=detail, hint="set one of the two (NTP)")
+    return Finding(name="clock", status="ok", detail="as the service's")
+
+
+def _part(
+    said: dict[str, str], part: str, good: str, otherwise: Literal["warning", "failed"], hint: str, *, name: str = ""
+) -> Finding:
+    name, detail = name or part, said.get(part, "unknown")
+    if detail == good:
+        return Finding(name=name, status="ok", detail=detail)
+    return Finding(name=name, status=otherwise, detail=detail, hint=hint)
+
+
+def _workers(client: Client, scopes: list[str]) -> Finding:
+    if "operator" not in scopes:
+        return Finding(name="workers", status="ok", detail="not looked at: that takes a key with the scope operator")
+    workers = client.account.workers()
+    ready = [worker for worker in workers if worker.state == "ready"]
+    devices = sum(len(worker.devices) for worker in ready)
+    blocked = [worker for worker in workers if worker.state == "blocked"]
+    draining = len(workers) - len(ready) - len(blocked)
+    detail = f"{len(ready)} ready with {devices} GPU(s), {draining} draining, {len(blocked)} blocked"
+    if not ready and blocked:
+        hint = f"{blocked[0].blocked_reason}; they go on by themselves when that is over"
+        return Finding(name="workers", status="failed", detail=detail, hint=hint)
+    if not ready:
+        return Finding(name="workers", status="failed", detail=detail, hint="start one: python -m worker")
+    return Finding(name="workers", status="ok", detail=detail)

@@ -1,0 +1,66 @@
+"""`bitfoundry fsck`: are the files in the service's data folder those that its database names?"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bitfoundry.commands.options import AsJson, Home, find_home
+from bitfoundry.errors import StackError
+
+
+def fsck(
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Remove files that are a day old and that no row of the database names.")
+    ] = False,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check all stored files of the service of `up`, running or not: missing, damaged, or named by nobody."""
+    folder = find_home(home)
+    if not folder.is_dir():
+        raise StackError(f"there is no data folder {folder}", hint="name it with --home, or run `bitfoundry up` once")
+    flags = [*(["--repair"] if repair else []), *(["--json"] if as_json else [])]
+    with _database(folder) as database_url:
+        ours = {"DATABASE_URL": database_url, "BITFOUNDRY_DATA_DIR": str(folder)}
+        unused = {"BROKER_URL": "redis+socket:///nowhere"}
+        command = [sys.executable, "-m", "api", "fsck", *flags]
+        status = subprocess.run(command, env=unused | os.environ | ours, cwd=folder).returncode
+    raise typer.Exit(status)
+
+
+@contextmanager
+def _database(home: Path) -> Iterator[str]:
+    """The URL of the database: the one that the environment names, that of the running service, or one that is started
+    for this command."""
+    from bitfoundry.local.postgres import DATABASE, SUPERUSER, Postgres  # here: they need the extra `local`
+
+    if given := os.environ.get("DATABASE_URL"):
+        yield given
+        return
+    server = Postgres(home)
+    try:
+        url = server.start()
+    except StackError as error:
+        sockets = _sockets_of_running(server.data)
+        if sockets is None:
+            raise error
+        yield f"postgresql+psycopg://{SUPERUSER}@/{DATABASE}?host={sockets}"
+        return
+    try:
+        yield url
+    finally:
+        server.stop()
+
+
+def _sockets_of_running(data: Path) -> str | None:
+    """The folder of the server's socket, which its own pid file names in line 5."""
+    try:
+        return (data / "postmaster.pid").read_text().splitlines()[4] or None
+    except (OSError, IndexError):
+        return None

@@ -1,0 +1,162 @@
+"""The commands `push` and `pull`: an artifact on its way out, a model on its way in."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from bitfoundry.client.answers import ArtifactFile, Job
+from bitfoundry.client.service import Client
+from bitfoundry.commands import terminal
+from bitfoundry.commands.options import AsJson, Home, JobId, Key, Url, connect, read_config
+from bitfoundry.errors import BitfoundryError
+
+_JOB_ID = re.compile(r"job_[0-9a-f]{32}")
+
+Repo = Annotated[str | None, typer.Option(help="A repository on the Hub, org/name; made if it is not there.")]
+WriteToken = Annotated[
+    str | None, typer.Option("--hub-token", help="The name of the project's Hub token that may write there.")
+]
+
+
+def push(
+    job_id: JobId,
+    repo: Repo = None,
+    to: Annotated[str | None, typer.Option(help="Instead of --repo: a URL that the operator allows, s3://...")] = None,
+    hub_token: WriteToken = None,
+    private: Annotated[bool, typer.Option("--private", help="If the repository is made now: a private one.")] = False,
+    revision: Annotated[str | None, typer.Option(help="The branch; made if it is not there. [default: main]")] = None,
+    create_pr: Annotated[
+        bool, typer.Option("--create_pr", "--create-pr", help="Open a pull request instead of a commit on main.")
+    ] = False,
+    commit_message: Annotated[
+        str | None, typer.Option("--commit_message", "--commit-message", help="One line for the commit.")
+    ] = None,
+    path_in_repo: Annotated[
+        str | None, typer.Option("--path_in_repo", "--path-in-repo", help="A folder in the repository.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry_run", "--dry-run", help="Check everything and say what would be pushed.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Stay until it is published.")] = True,
+    url: Url = None,
+    api_key: Key = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Publish a succeeded job's artifact to the Hub, or to a folder behind a URL. Twice does no harm.
+
+    Without --repo and --to the last publication of the job, which has failed, is tried again.
+    """
+    given = {
+        "repo_id": repo,
+        "to": to,
+        "hub_token": hub_token,
+        "private": private or None,
+        "revision": revision,
+        "create_pr": create_pr or None,
+        "commit_message": commit_message,
+        "path_in_repo": path_in_repo,
+    }
+    target = {name: value for name, value in given.items() if value is not None}
+    if target and not repo and not to:
+        raise BitfoundryError("where to?", hint="give --repo ORG/NAME or --to URL; nothing at all to try again")
+    with connect(url, api_key, home) as client:
+        if dry_run:
+            _show_plan(client.plan_publication(job_id, target), as_json)
+            return
+        job = client.publish(job_id, target or None)
+        if wait:
+            job = await_published(client, job)
+    show_publication(job, as_json)
+
+
+def pull(
+    source: Annotated[str, typer.Argument(help="A model on the Hub, org/name, or a job's id.")],
+    output_dir: Annotated[Path, typer.Option("--output_dir", "--output-dir", help="Where to put the files.")],
+    revision: Annotated[str | None, typer.Option(help="Of a model: branch, tag or commit. [default: main]")] = None,
+    url: Url = None,
+    api_key: Key = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a model from the Hub, or a job's artifact, every file checked. Run it again to go on where it stopped.
+
+    For a private or gated model the token is this machine's: HF_TOKEN, or `hf auth login`.
+    """
+    if not _JOB_ID.fullmatch(source):
+        from quantcore.cli import main as engine
+
+        more = (["--revision", revision] if revision else []) + (["--json"] if as_json else [])
+        raise typer.Exit(engine.main(["pull", source, "--output_dir", str(output_dir), *more]))
+    if revision:
+        raise BitfoundryError("a job's artifact has no revisions", hint="leave --revision out")
+    with connect(url, api_key, home) as client, _bar() as bar:
+        files = client.artifacts(source)
+        task = bar.add_task("download", total=sum(file.bytes for file in files))
+
+        def count(file: ArtifactFile, num_bytes: int) -> None:
+            bar.advance(task, num_bytes)
+
+        folder = client.download(source, output_dir, on_bytes=count)
+        bar.update(task, completed=sum(file.bytes for file in files))
+    if as_json:
+        terminal.print_json({"folder": str(folder.absolute()), "num_files": len(files)})
+    else:
+        terminal.out.print(f"{len(files)} files are whole in {folder}", soft_wrap=True)
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (push, pull)
+
+
+def read_target(text: str | None, hub_token: str | None) -> dict[str, Any] | None:
+    """What `submit --publish` was given: org/name, a URL, or a JSON file with a whole target."""
+    if text is None:
+        return None
+    if text.endswith(".json"):
+        target = read_config(text)
+        return dict(target) if isinstance(target, dict) else None
+    named = {"hub_token": hub_token} if hub_token else {}
+    return {"to": text} if "://" in text else {"repo_id": text} | named
+
+
+def await_published(client: Client, job: Job) -> Job:
+    """The job once its artifact is published, or that has failed; a bar of bytes meanwhile."""
+    with _bar() as bar:
+        task = bar.add_task("publish", total=None)
+
+        def show(job: Job) -> None:
+            progress = job.publication and job.publication.progress
+            if progress:
+                bar.update(task, completed=progress.done, total=progress.total)
+
+        return client.wait_published(job.id, on_change=show)
+
+
+def show_publication(job: Job, as_json: bool) -> None:
+    """What came of it, for people or for programs. Exit status 1 if it has failed."""
+    publication = job.publication
+    if as_json:
+        terminal.print_json(job.model_dump(mode="json"))
+    elif publication is not None:
+        terminal.out.print(terminal.publication_details(publication))
+    if publication is not None and publication.state == "failed":
+        raise typer.Exit(1)
+
+
+def _show_plan(plan: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        terminal.print_json(plan)
+        return
+    for file in plan["files"]:
+        terminal.out.print(f"{file['bytes']:>14,}  {file['path']}", soft_wrap=True)
+    there = {True: "is there", False: "will be made", None: "is looked at when it is published"}[plan["exists"]]
+    terminal.out.print(f"{terminal.megabytes(plan['bytes'])} to {plan['url']}, which {there}", soft_wrap=True)
+
+
+def _bar() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=28), DownloadColumn(), TransferSpeedColumn())
+    return Progress(*columns, console=terminal.err, disable=not terminal.err.is_terminal, transient=True)

@@ -1,0 +1,378 @@
+"""What a person sees: errors, tables, and jobs that move. On a terminal it is live; in a log it is one line a step."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from bitfoundry.client.answers import Dataset, Event, Inspection, Job, LogLine, Publication, Summary, Sweep
+from bitfoundry.errors import ApiError, BitfoundryError
+
+# No markup: names of models and jobs come from others and are shown as they are. Styles come as Text.
+out = Console(markup=False, highlight=False)
+err = Console(markup=False, highlight=False, stderr=True)
+
+STATE_STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "paused": "magenta"}
+
+
+def print_json(data: Any) -> None:
+    """One JSON document on stdout, for programs: no colours, no wrapping."""
+    print(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def explain(error: BitfoundryError, *, as_json: bool = False) -> None:
+    """An error on stderr: what is wrong, where, what to do, and its code."""
+    places = error.errors if isinstance(error, ApiError) else []
+    if as_json:
+        body = {"code": error.code, "message": error.message, "hint": error.hint, "errors": places}
+        print(json.dumps({"error": body}), file=sys.stderr)
+        return
+    err.print(Text.assemble(("error ", "bold red"), error.message), soft_wrap=True)
+    for place in places:
+        detail = str(place.get("detail", ""))
+        if detail and detail != error.message:
+            err.print(Text(f"      {place.get('pointer', '')} {detail}"), soft_wrap=True)
+        if allowed := place.get("allowed"):
+            err.print(Text(f"      allowed: {', '.join(map(str, allowed))}"), soft_wrap=True)
+    if error.hint:
+        err.print(Text(f"      {error.hint}"), soft_wrap=True)
+    err.print(Text(f"      {error.code}", "dim"))
+
+
+def finding_line(status: str, name: str, detail: str, hint: str) -> Text:
+    """What `doctor` found: the mark is a word, too, for those who see no colour."""
+    style = {"ok": "green", "warning": "yellow", "failed": "bold red"}[status]
+    advice = f"\n{'':18}{hint}" if hint else ""
+    return Text.assemble((f"{status:8}", style), f"{name:10}", detail, (advice, "dim"))
+
+
+def megabytes(num_bytes: float) -> str:
+    """Decimal megabytes, as disks and downloads count them."""
+    return f"{num_bytes / 1e6:,.1f} MB"
+
+
+def state_text(state: str) -> Text:
+    return Text(state, STATE_STYLES.get(state, ""))
+
+
+def jobs_table(jobs: Sequence[Job]) -> Table:
+    """Newest first, as the service lists them."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("id", "name", "config", "state", "phase", "created"):
+        table.add_column(heading, no_wrap=heading == "id")
+    for job in jobs:
+        state = state_text(job.state)
+        config = scheme_of(job)
+        table.add_row(job.id, job.name or "", config, state, progress_text(job), job.created_at[:19])
+    return table
+
+
+def scheme_of(job: Job) -> str:
+    """The preset's name; of a mix what it is made of."""
+    return job.preset or (f"mix of {', '.join(job.mix['schemes'])}" if job.mix else "custom")
+
+
+def mix_text(summary: Mapping[str, Any]) -> str:
+    """'126 w4a16, 84 int8_weight_only: 5.00 bits a weight' of a job with a mix."""
+    if "mix" not in summary:
+        return ""
+    mix = summary["mix"]
+    return f"{', '.join(f'{num} {scheme}' for scheme, num in mix['layers'].items())}: {mix['bits']:.2f} bits a weight"
+
+
+def progress_text(job: Job) -> str:
+    """'quantize: block 12 of 30, 40 s left', as much of it as is known; of a waiting job why it waits."""
+    progress = job.progress
+    if job.waiting_reason:
+        return job.waiting_reason
+    if job.is_final or progress is None or progress.phase != job.phase:
+        return "" if job.is_final else job.phase or ""
+    left = "" if progress.eta_s is None else f", {progress.eta_s:.0f} s left"
+    return f"{progress.phase}: {progress.unit} {progress.done} of {progress.total}{left}"
+
+
+def job_details(job: Job) -> Table:
+    """Everything that a person asks of one job."""
+    rows: list[tuple[str, str | Text]] = [
+        ("id", job.id),
+        ("name", job.name or ""),
+        ("model", str(job.model.get("path") or f"{job.model.get('id')} ({job.model.get('revision')})")),
+        ("config", scheme_of(job)),
+        ("state", state_text(job.state)),
+        ("phase", progress_text(job)),
+        ("labels", ", ".join(f"{name}={value}" for name, value in job.labels.items())),
+        ("priority", str(job.priority)),
+        ("attempt", str(job.attempt)),
+        ("created", job.created_at),
+        ("finished", job.finished_at or ""),
+    ]
+    if job.error:
+        rows += [("error", f"{job.error.message} ({job.error.code})"), ("hint", job.error.hint)]
+        rows.append(("retry", f"can help: bitfoundry retry {job.id}" if job.error.retryable else "cannot help"))
+    if job.summary:
+        rows += [("layers", mix_text(job.summary)), *summary_rows(job.summary).items()]
+    if job.artifact:
+        rows.append(("artifact", job.artifact.path or ""))
+    if job.publication:
+        rows += publication_rows(job.publication).items()
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        if text:
+            table.add_row(name, text)
+    return table
+
+
+def publication_rows(publication: Publication) -> dict[str, str]:
+    """Where an artifact was published, or why it was not."""
+    target, error = publication.target, publication.error
+    place = str(target.get("to") or f"{target.get('repo_id')} ({target.get('revision')})")
+    rows = {"publication": f"{publication.state} to {place}", "at": publication.url or ""}
+    rows["revision"] = publication.revision or ""
+    if error:
+        rows |= {"publication error": f"{error.message} ({error.code})", "what to do": error.hint}
+    return rows
+
+
+def publication_details(publication: Publication) -> Table:
+    return _pairs(publication_rows(publication))
+
+
+def event_line(event: Event) -> str:
+    """One event as one line: '12 12:01:33 progress phase=quantize done=3 ...'."""
+    data = " ".join(f"{key}={value}" for key, value in event.data.items() if key != "kind" and value is not None)
+    return f"{event.seq:4} {event.at[11:19]} {event.kind} {data}".rstrip()
+
+
+def log_line(line: LogLine) -> str:
+    """One line of a log: '12:01:33 warning text'."""
+    return f"{line.at[11:19]} {line.level:7} {line.text}"
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
+    """Some columns of plain rows; times to the second, what is not there as nothing."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(column.removesuffix("_at"), no_wrap=column in ("id", "object_id"), overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(column, row.get(column)) for column in columns))
+    return table
+
+
+def _cell(column: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    if isinstance(value, dict):
+        return " ".join(f"{name}={each}" for name, each in value.items())
+    return str(value)[:19] if column == "at" or column.endswith("_at") else str(value)
+
+
+def summary_table(summary: Summary) -> Table:
+    """The states that have jobs, and the sum."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for state, number in summary.by_state.items():
+        if number:
+            table.add_row(state_text(state), str(number))
+    table.add_row(Text("all", "bold"), str(summary.total))
+    return table
+
+
+def sweep_table(sweep: Sweep) -> Table:
+    """One row a job: its values, its state, what came of it."""
+    counts = ", ".join(f"{number} {state}" for state, number in sweep.by_state.items() if number)
+    title = f"{sweep.id}  {sweep.name or ''}\n{counts}"
+    table = Table(box=None, header_style="bold", pad_edge=False, title=title, title_justify="left")
+    table.add_column("job", no_wrap=True)
+    for heading in (*sweep.matrix, "state", ""):
+        table.add_column(heading)
+    for job in sweep.jobs:
+        values = [json.dumps((job.sweep_values or {}).get(pointer)) for pointer in sweep.matrix]
+        table.add_row(job.id, *values, state_text(job.state), _ending(job) if job.error else progress_text(job))
+    return table
+
+
+def datasets_table(datasets: Sequence[Dataset]) -> Table:
+    """Newest first, as the service lists them."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("id", "name", "format", "column", "rows", "size", "created"):
+        table.add_column(heading, no_wrap=heading == "id")
+    for one in datasets:
+        rows, size = f"{one.statistics.get('num_rows', 0):,}", megabytes(one.bytes)
+        table.add_row(one.id, one.name, one.format, one.column, rows, size, one.created_at[:19])
+    return table
+
+
+def dataset_details(dataset: Dataset, statistics: Mapping[str, Any]) -> Table:
+    """A dataset and what was counted of it."""
+    rows = {
+        "id": dataset.id,
+        "name": dataset.name,
+        "file": f"{dataset.format}, {megabytes(dataset.bytes)}, sha256 {dataset.sha256}",
+        "columns": ", ".join(f"{name} (text)" if name == dataset.column else name for name in dataset.columns),
+        "rows": f"{statistics['num_rows']:,}; empty {statistics['num_empty']:,}, duplicates "
+        f"{statistics['num_duplicates']:,}, chats {statistics['num_chats']:,}",
+        "characters": _lengths(statistics["chars"]),
+    }
+    if tokens := statistics.get("tokens"):
+        rows["tokens"] = _lengths(tokens["tokens"]) + ("" if tokens["is_whole"] else " (of the first rows)")
+        seq_len, num_longer = tokens["seq_len"], tokens["num_longer"]
+        rows["windows"] = f"{tokens['num_windows']:,} of {seq_len} tokens; {num_longer:,} rows are longer"
+    return _pairs(rows)
+
+
+def inspection_details(found: Inspection) -> Group:
+    """A model, and what the usual presets would make of it."""
+    quantization = found.quantization or {}
+    layers = [f"{each['count']} × {each['name']} {each['shape']}" for each in found.linear_layers]
+    about = {
+        "model": str(found.model.get("path") or f"{found.model.get('id')} ({found.model.get('sha')})"),
+        "architecture": ", ".join(found.architectures) or found.model_type,
+        "blocks": str(found.num_blocks),
+        "parameters": f"{found.num_parameters / 1e6:,.1f} M, {', '.join(found.dtypes)}, {megabytes(found.size_bytes)}",
+        "layers": "\n".join(layers),
+        "embeddings": "shared with the head" if found.tied_embeddings else "apart from the head",
+        "experts": " of ".join(str(number) for number in reversed((found.experts or {}).values())),
+        "quantized": quantization.get("quant_method") or "no",
+        "licence": found.license or "not said",
+        "warnings": "\n".join(found.warnings),
+    }
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("preset", "peak memory", "formats"):
+        table.add_column(heading)
+    for each in found.estimates:
+        sizes = ", ".join(f"{name} {megabytes(size)}" for name, size in each.size_bytes.items())
+        refused = (each.refused or {}).get("message", "")
+        peak = megabytes(each.peak_memory_bytes) if each.peak_memory_bytes else ""
+        table.add_row(each.preset, peak, sizes or refused)
+    return Group(_pairs(about), "", table) if found.estimates else Group(_pairs(about))
+
+
+def _lengths(lengths: Mapping[str, Any]) -> str:
+    return f"{lengths['sum']:,}; a row {lengths['min']:,} to {lengths['max']:,}, median {lengths['median']:,}"
+
+
+def _pairs(rows: Mapping[str, str]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        if value:
+            table.add_row(name, value)
+    return table
+
+
+def summary_rows(summary: Mapping[str, Any]) -> dict[str, str]:
+    """What a finished job gained and what it cost, before and after where there are two."""
+    before, after = summary["size_before_bytes"], summary["size_after_bytes"]
+    perplexity = "not measured"
+    if summary.get("perplexity_before") and summary.get("perplexity_after"):
+        change = 100 * (summary["perplexity_after"] / summary["perplexity_before"] - 1)
+        perplexity = f"{summary['perplexity_before']:.2f} → {summary['perplexity_after']:.2f}\n{change:+.1f} %"
+    worst = summary["worst_layer"]
+    return {
+        "size": f"{megabytes(before)} → {megabytes(after)}",
+        "perplexity": perplexity,
+        "worst layer": f"{_short_lines(worst['name'])}\nrelative error {worst['relative_error']:.4f}",
+        "seconds": f"{summary['total_s']:.0f}",
+        "peak memory": megabytes(summary["peak_memory_bytes"]),
+        **{f"task {task}": f"failed: {reason}" for task, reason in summary.get("failed_tasks", {}).items()},
+    }
+
+
+def _short_lines(layer: str) -> str:
+    """'model.layers.3.mlp.up_proj' on two lines, so that a table of three jobs fits 80 characters."""
+    *place, block, name = layer.removeprefix("model.").split(".") if layer.count(".") > 1 else ["", layer]
+    return "\n".join(filter(None, [".".join(place), f"{block}.{name}" if block else name]))
+
+
+def results_table(jobs: Sequence[Job]) -> Table:
+    """One column a job, so that it fits 80 characters; a job that did not succeed says why."""
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    for job in jobs:
+        table.add_column(job.name or scheme_of(job), overflow="fold")
+    rows = [summary_rows(job.summary) if job.summary else {"size": _ending(job)} for job in jobs]
+    for name in dict.fromkeys(name for each in rows for name in each):
+        table.add_row(Text(name, "bold"), *(each.get(name, "") for each in rows))
+    return table
+
+
+def _ending(job: Job) -> str:
+    return f"{job.state}: {job.error.message} ({job.error.code})" if job.error else job.state
+
+
+def load_lines(job: Job, artifact: str) -> dict[str, str]:
+    """Format -> the Python lines that load that checkpoint of a succeeded job, whose artifact lies in `artifact`."""
+    found = {}
+    for name, export in ((job.summary or {}).get("exports") or {}).items():
+        folder = artifact if export["path"] == "." else f"{artifact}/{export['path']}"
+        found[name] = export["load"].replace(f"'{export['path']}'", f"'{folder}'", 1)
+    return found
+
+
+class Watch:
+    """Shows several jobs while they move; a context manager. `update` with each job as it changes."""
+
+    def __init__(self, console: Console = out) -> None:
+        self._console = console
+        self._bars: dict[str, TaskID] = {}
+        self._said: dict[str, str] = {}
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("[bold]{task.fields[title]:12}[/]"),
+            TextColumn("{task.description:9}"),
+            BarColumn(bar_width=28),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def update(self, job: Job) -> None:
+        """Show where this job is now."""
+        title = job.name or job.preset or job.id
+        bar = self._bars.get(job.id)
+        if bar is None:
+            bar = self._bars[job.id] = self._progress.add_task(
+                "", total=None, start=False, title=escape(title), note=""
+            )
+        if job.started_at and not self._progress.tasks[bar].started:
+            self._progress.start_task(bar)
+        progress = job.progress if job.progress and job.progress.phase == job.phase else None
+        note = ""
+        if progress and not job.is_final:
+            note = progress.unit + ("" if progress.eta_s is None else f", {progress.eta_s:.0f} s left")
+        what = job.phase if job.state == "running" and job.phase else job.state
+        done, total = (progress.done, progress.total) if progress else (0, None)
+        if job.is_final:
+            done, total = 1, 1
+        self._progress.update(bar, description=what, completed=done, total=total, note=note)
+        if job.is_final:
+            self._progress.stop_task(bar)
+        if not self._console.is_terminal and self._said.get(job.id) != what:
+            self._said[job.id] = what
+            self._console.print(f"{title}: {what}")
+
+    @property
+    def picture(self) -> RenderableType:
+        """All bars as they stand."""
+        return self._progress.get_renderable()
+
+    def __enter__(self) -> "Watch":
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._progress.stop()

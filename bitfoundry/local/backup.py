@@ -1,0 +1,251 @@
+"""All data of a local stack in one file, and back: `bitfoundry backup FILE`, `bitfoundry restore FILE`.
+
+The file is a tar: a dump of the database, then the files, then MANIFEST.json with the SHA-256 of each. The database
+comes first: the files that its rows name are written before the rows and never change, so they are there afterwards.
+The file gets its name when it is whole, and a restored folder gets its name when everything in it has been checked:
+whatever is killed on the way leaves nothing that looks whole.
+"""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+import psycopg
+
+from bitfoundry.errors import StackError
+from bitfoundry.local.folders import Lock, private_dir
+from bitfoundry.local.postgres import DATABASE, SUPERUSER, Postgres, find_binaries
+from bitfoundry.local.tending import Say
+
+FORMAT = 1
+DUMP = "database.dump"
+MANIFEST = "MANIFEST.json"
+SECRET_KEY = "secret.key"
+FOLDERS = ("artifacts/job_*", "datasets/*", "uploads/upl_*")
+CHUNK_BYTES = 1 << 20
+CLEAR_LIMIT_S = 20.0
+
+
+def back_up(home: Path, target: Path, say: Say) -> None:
+    """Write all data of the stack in `home`, which may run, to the new file `target`. Raises StackError."""
+    home, target = home.resolve(), target.absolute()
+    if not (home / "postgres" / "PG_VERSION").exists():
+        raise StackError(f"{home} holds no database of a local stack", hint="name its folder with --home")
+    if os.environ.get("DATABASE_URL"):
+        raise StackError(
+            "the database is not part of the local stack: DATABASE_URL is set",
+            hint="back it up with pg_dump, then copy the data folder (docs/running.md)",
+        )
+    if os.path.lexists(target) or target.is_relative_to(home):
+        raise StackError(f"{target} exists, or lies in the data folder", hint="give the name of a new file elsewhere")
+    partial = target.with_name(f".{target.name}.partial")  # a folder: nobody takes it for a backup
+    try:
+        private_dir(partial)
+        with Lock(partial / "lock"):
+            say("dumping the database")
+            with _server(home) as server:
+                _dump(server, partial / DUMP)
+            say("copying files")
+            _pack(home, partial)
+            os.link(partial / "backup.tar", target)  # unlike a rename never over another file
+            _sync(target.parent)
+            shutil.rmtree(partial)
+    except OSError as error:
+        raise StackError(f"the backup could not be written: {error.strerror}", hint=f"look at {partial}") from error
+
+
+def restore(source: Path, home: Path, say: Say) -> None:
+    """Make `home`, which must not exist or be empty, from the file `source`. Raises StackError."""
+    home = home.absolute()
+    if home.exists() and any(home.iterdir()):
+        raise StackError(f"{home} is not empty", hint="move it away first, or restore to another folder with --home")
+    fresh = home.with_name(f".{home.name}.restoring")
+    try:
+        private_dir(fresh)
+        with Lock(fresh / "stack.lock"):
+            Postgres(fresh).end_orphans()
+            _clear(fresh)  # what a restore that was killed has left
+            say("unpacking and checking files")
+            manifest = _unpack(source, fresh)
+            say("making the database")
+            _load(fresh, home, manifest)
+            (fresh / DUMP).unlink()
+            for folder in (fresh, *(path for path in fresh.rglob("*") if "postgres" not in path.parts)):
+                _sync(folder)
+            fresh.rename(home)
+            _sync(home.parent)
+    except OSError as error:
+        raise StackError(f"the backup could not be restored: {error}", hint=f"look at {fresh}") from error
+
+
+@contextmanager
+def _server(home: Path) -> Iterator[Path]:
+    """The sockets of the database: those of the stack that runs, or of a server for this moment."""
+    lock = Lock(home / "stack.lock")
+    try:
+        lock.acquire()
+    except StackError:
+        with suppress(OSError, IndexError):
+            yield Path((home / "postgres" / "postmaster.pid").read_text().splitlines()[4])
+            return
+        raise
+    server = Postgres(home)
+    try:
+        server.start()
+        yield Path(server.url.partition("host=")[2])
+    finally:
+        server.stop()
+        lock.release()
+
+
+def _dump(sockets: Path, file: Path) -> None:
+    _run("pg_dump", sockets, "--format=custom", f"--file={file}")
+
+
+def _run(program: str, sockets: Path, *args: str) -> None:
+    where = [f"--host={sockets}", f"--username={SUPERUSER}", f"--dbname={DATABASE}"]
+    command: list[str | Path] = [find_binaries() / program, *where, *args]
+    environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode != 0:
+        raise StackError(f"{program} failed with status {done.returncode}: {done.stderr.strip()[-800:]}")
+
+
+def _pack(home: Path, partial: Path) -> None:
+    entries: list[dict[str, Any]] = []
+    descriptor = os.open(partial / "backup.tar", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for name, path in ((DUMP, partial / DUMP), *_files(home)):
+                with suppress(FileNotFoundError):  # deleted meanwhile, as its row is
+                    entries.append(_add(tar, name, path))
+            content = json.dumps({"format": FORMAT, "home": str(home), "files": entries}).encode()
+            info = tarfile.TarInfo(MANIFEST)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _files(home: Path) -> Iterator[tuple[str, Path]]:
+    roots = [home / SECRET_KEY, *(path for pattern in FOLDERS for path in sorted(home.glob(pattern)))]
+    for root in roots:
+        for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
+            if path.is_file() and not path.is_symlink():
+                yield path.relative_to(home).as_posix(), path
+
+
+class _Hashed:
+    """A file that is read once, and its hash."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self.digest.update(data)
+        return data
+
+
+def _add(tar: tarfile.TarFile, name: str, path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        info = tarfile.TarInfo(name)
+        info.size, info.mode = os.fstat(file.fileno()).st_size, 0o600
+        hashed = _Hashed(file)
+        tar.addfile(info, hashed)
+    return {"path": name, "size": info.size, "sha256": hashed.digest.hexdigest()}
+
+
+def _unpack(source: Path, fresh: Path) -> dict[str, Any]:
+    """Every file to its place. Raises StackError unless all are there, and are what they were."""
+    found: dict[str, str] = {}
+    manifest: dict[str, Any] = {}
+    try:
+        with tarfile.open(source, mode="r|") as tar:
+            for info in tar:
+                file = tar.extractfile(info)
+                if file is None or not info.isreg():
+                    raise _damaged(source, f"'{info.name}' is no file")
+                if info.name == MANIFEST:
+                    manifest = json.loads(file.read())
+                else:
+                    found[info.name] = _write(file, fresh / _checked(source, info.name))
+    except (tarfile.TarError, ValueError, EOFError) as error:
+        raise _damaged(source, str(error)) from error
+    if manifest.get("format") != FORMAT:
+        raise _damaged(source, "its manifest is absent, or of another release")
+    expected = {each["path"]: each["sha256"] for each in manifest["files"]}
+    if wrong := sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)):
+        raise _damaged(source, f"'{wrong[0]}' is absent or has changed ({len(wrong)} in all)")
+    return manifest
+
+
+def _checked(source: Path, name: str) -> PurePosixPath:
+    path = PurePosixPath(name)
+    known = name in (DUMP, SECRET_KEY) or any(path.parts[0] == each.partition("/")[0] for each in FOLDERS)
+    if path.is_absolute() or ".." in path.parts or not known:
+        raise _damaged(source, f"'{name}' does not belong into it")
+    return path
+
+
+def _write(file: IO[bytes], path: Path) -> str:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as target:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            target.write(chunk)
+    return digest.hexdigest()
+
+
+def _load(fresh: Path, home: Path, manifest: dict[str, Any]) -> None:
+    """The database from its dump. Its rows name artifacts by their path, which may be another one now."""
+    server = Postgres(fresh)
+    url = server.start()
+    try:
+        _run(
+            "pg_restore", Path(url.partition("host=")[2]), "--exit-on-error", "--single-transaction", str(fresh / DUMP)
+        )
+        with psycopg.connect(url.replace("+psycopg", "", 1)) as session:
+            before = manifest["home"]
+            session.execute(
+                "UPDATE artifact SET path = %s || substr(path, %s) WHERE starts_with(path, %s)",
+                [str(home), len(before) + 1, f"{before}/"],
+            )
+    finally:
+        server.stop()
+
+
+def _clear(folder: Path) -> None:
+    """Remove all but the lock. Processes of a restore that was killed may still be ending, and write meanwhile."""
+    limit = time.monotonic() + CLEAR_LIMIT_S
+    while left := [path for path in folder.iterdir() if path.name != "stack.lock"]:
+        if time.monotonic() > limit:
+            raise StackError(f"{left[0]} cannot be removed", hint="remove it, then try again")
+        for path in left:
+            with suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        time.sleep(0.1)
+
+
+def _damaged(source: Path, why: str) -> StackError:
+    return StackError(f"{source} is no whole backup: {why}", hint="nothing was restored; take another backup")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,113 @@
+"""Where the local stack keeps its data and its sockets: private folders (0700) and nothing else."""
+
+import hashlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+from bitfoundry.errors import StackError
+from bitfoundry.local.child import Owner
+
+SOCKET_PATH_LIMIT = 100  # bytes: sun_path holds 104 on macOS and 108 on Linux, the file's name included
+
+
+def default_home() -> Path:
+    """The data folder: $BITFOUNDRY_HOME, else bitfoundry below $XDG_DATA_HOME or ~/.local/share."""
+    if home := os.environ.get("BITFOUNDRY_HOME"):
+        return Path(home).expanduser().absolute()
+    base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(base).expanduser().absolute() / "bitfoundry"
+
+
+def cache_dir() -> Path:
+    """What may be deleted at any time and is made again: below $XDG_CACHE_HOME or ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser().absolute() / "bitfoundry"
+
+
+def private_dir(path: Path, owner: Owner | None = None) -> Path:
+    """Make `path` a folder with mode 0700 that belongs to `owner` (or us); StackError when it is not ours to use."""
+    if not hasattr(os, "geteuid"):
+        raise StackError(
+            "the local service does not run on Windows",
+            hint="run it in WSL or in containers; `bitfoundry quantize` works here, and so does the client",
+        )
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = os.lstat(path)
+    wanted = owner.uid if owner else os.geteuid()
+    if not stat.S_ISDIR(status.st_mode):
+        raise StackError(f"{path} is not a folder", hint="remove it, or choose another --home")
+    if status.st_uid != wanted:
+        if os.geteuid() != 0 or status.st_uid != 0:
+            raise StackError(
+                f"{path} belongs to uid {status.st_uid}, not to {wanted}",
+                hint="start as the user who made it, or choose another --home",
+            )
+        os.chown(path, wanted, owner.gid if owner else -1, follow_symlinks=False)
+    path.chmod(0o700)
+    return path
+
+
+def socket_dir(home: Path, name: str, owner: Owner | None = None) -> Path:
+    """A short private folder for one engine's socket: the same one each time for the same home.
+
+    Below $XDG_RUNTIME_DIR when that is ours, else below /tmp. A folder somebody else put there first is left alone
+    and a fresh one is made.
+    """
+    leaf = socket_leaf(home, name)
+    bases = [Path("/tmp")]
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and owner is None and os.access(runtime, os.W_OK | os.X_OK):
+        bases.insert(0, Path(runtime))
+    base = next(base for base in bases if len(os.fsencode(base / leaf)) < SOCKET_PATH_LIMIT - 20)
+    try:
+        return private_dir(base / leaf, owner)
+    except (StackError, OSError):
+        return private_dir(Path(tempfile.mkdtemp(prefix="bf-", dir="/tmp")), owner)
+
+
+def socket_leaf(home: Path, name: str) -> str:
+    """The socket folder's own name: one for each user, home and engine."""
+    key = hashlib.sha256(f"{os.geteuid()}:{home}".encode()).hexdigest()[:10]
+    return f"bf-{key}-{name}"
+
+
+class Lock:
+    """One holder at a time for one home; the kernel releases it when the holder dies, however it dies."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock; StackError naming the holder's pid when another process has it."""
+        import fcntl  # not on Windows, where the commands that need no service run all the same
+
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(descriptor, 32).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise StackError(
+                f"{self._path.parent} is in use by another bitfoundry (pid {holder or 'unknown'})",
+                hint="stop that one with Ctrl-C, or give this one another --home",
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Give the lock back; harmless when it is not held."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> "Lock":
+        self.acquire()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.release()

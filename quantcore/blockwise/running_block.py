@@ -1,0 +1,86 @@
+"""The hidden states in front of a decoder block, and the block that runs on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from quantcore.calibration.collector import StatsCollector
+from quantcore.calibration.reduction import Span
+from quantcore.runtime.hidden import Hidden
+
+
+@dataclass
+class Streams:
+    """Hidden states in front of a block.
+
+    ``calibration``: where statistics are taken; None if nothing is learned from data. With ``through_quantized`` they
+    have come through the quantized blocks, else through the float ones. ``reference``: the same windows through the
+    float blocks, where an algorithm compares the two. ``probe``: one short window, to prove edges with. Of the
+    calibration windows this rank has those of ``span``; the probe is the same on all ranks.
+    """
+
+    calibration: Hidden | None
+    span: Span = field(default_factory=lambda: Span(0))
+    probe: Hidden | None = None
+    reference: Hidden | None = None
+    through_quantized: bool = False
+
+
+@dataclass(frozen=True)
+class RunningBlock:
+    """A loaded block, its number, and what stands in front of it."""
+
+    block: nn.Module
+    index: int
+    streams: Streams
+
+    @property
+    def calibration(self) -> Hidden:
+        assert self.streams.calibration is not None
+        return self.streams.calibration
+
+    def run(self, *, collector: StatsCollector | None = None, advance: bool = False) -> None:
+        """Every calibration window through the block as it is; ``advance`` keeps what comes out.
+
+        With a ``collector`` the reference goes along, one window before the other.
+        """
+        reference = self.streams.reference
+        with torch.no_grad():
+            for window in range(len(self.calibration.states)):
+                if collector is not None:
+                    collector.begin(self.calibration.states[window])
+                if collector is not None and reference is not None:
+                    with collector.reference():
+                        reference.states[window] = reference.run(self.block, self.index, window)
+                output = self.output(window)
+                if advance:
+                    self.calibration.states[window] = output
+            if collector is not None and reference is not None:
+                reference.run_idle(self.block, self.index)
+            self.calibration.run_idle(self.block, self.index)
+
+    def output(self, window: int) -> torch.Tensor:
+        """Of one calibration window, with gradients if they are enabled."""
+        return self.calibration.run(self.block, self.index, window)
+
+    @property
+    def probe(self) -> Hidden:
+        assert self.streams.probe is not None
+        return self.streams.probe
+
+    def output_of(self, state: torch.Tensor) -> torch.Tensor:
+        """What the block makes of other hidden states of the probe's shape."""
+        return self.probe.run_on(state, self.block, self.index, 0)
+
+    def update(self) -> torch.Tensor:
+        """What the block adds to the probe."""
+        with torch.no_grad():
+            return self.output_of(self.probe.states[0]) - self.probe.states[0]
+
+    def leave(self) -> None:
+        """Take the streams that come through quantized blocks to the next one. This block is quantized by now."""
+        if self.streams.calibration is not None and self.streams.through_quantized:
+            self.run(advance=True)

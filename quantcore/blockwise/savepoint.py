@@ -1,0 +1,222 @@
+"""What a stopped job needs to go on at the block where it was: a folder that outlives the process.
+
+It holds the artifact as far as it is written, and after each block (or every few: saving takes at most one part in
+twenty of the time) the hidden states of all streams and the notes of the writer. ``state.json`` names the newest of
+these; it is replaced as the last thing, so a kill at any moment leaves the one before. A job goes on only where its
+fingerprint is the same (task, model files and versions) and no file of states has changed since: each ends in the
+SHA-256 of the rest. Files of states say which windows they hold, so that another number of ranks can read them.
+What a job found out before its first block lies beside them (``SavePoint.once``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, MutableSequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from quantcore.checkpoint.artifact import sync
+from quantcore.config.task import Task
+from quantcore.export import EXPORTERS, Container
+from quantcore.runtime.ranks import Ranks
+
+SHARE = 20
+"""Saving waits until the work since the last time took so many times as long as that."""
+STATE = "state.json"
+ONCE = "found"
+CHUNK_BYTES = 1 << 22
+WEIGHTS = ("*.safetensors", "*.gguf")
+
+States = MutableSequence[torch.Tensor]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Hidden states of one rank: of all windows of their kind, those from number ``first`` on; or all ranks have all of
+    them (``is_shared``)."""
+
+    states: States
+    first: int = 0
+    is_shared: bool = False
+
+
+@dataclass
+class SavePoint:
+    """The folder ``folder``, or nothing at all (None): then ``load`` finds nothing and ``save`` does nothing."""
+
+    folder: Path | None
+    fingerprint: str
+    ranks: Ranks
+    _saved_at: float = 0.0
+    _took_s: float = 0.0
+
+    @classmethod
+    def of(cls, task: Task, ranks: Ranks) -> SavePoint:
+        """That of ``task``; without a folder where a format must be written in one go (``Container``)."""
+        in_one_go = any(isinstance(EXPORTERS.get(export), Container) for export in task.export)
+        folder = None if in_one_go else task.resume_dir
+        return cls(folder, fingerprint(task) if folder else "", ranks)
+
+    def load(self) -> dict[str, Any] | None:
+        """The notes of the newest state, with ``next_block``; None if there is none of this very job.
+
+        What is there of another job is removed.
+        """
+        if self.folder is None:
+            return None
+        found = self._read() if self.ranks.is_first else None
+        if self.ranks.is_first and found is None:
+            self._clear()
+        return self.ranks.share(found)
+
+    def once(self, name: str, find: Callable[[], T]) -> T:
+        """The JSON data that ``find`` gives to the first rank; after a stop what it gave before, to this very job."""
+        found: Any = None
+        if self.ranks.is_first:
+            path = self.folder and self.folder / f"{name}.json"
+            found = self._read_once(path) if path else None
+            if found is None:
+                found = find()
+                if path:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    _replace(path, json.dumps({"fingerprint": self.fingerprint, ONCE: found}))
+        shared: T = self.ranks.share(found)
+        return shared
+
+    def holds(self, notes: Mapping[str, Any], stream: str) -> bool:
+        """Whether the states of ``stream`` were saved with ``notes``."""
+        return self.folder is not None and any((self.folder / notes["states"]).glob(f"{stream}.*"))
+
+    def restore(self, notes: Mapping[str, Any], streams: Mapping[str, Stream]) -> None:
+        """Put the saved states into ``streams``, which have states of the same shapes."""
+        assert self.folder is not None
+        for name, stream in streams.items():
+            files = {int(path.suffix[1:]): path for path in (self.folder / notes["states"]).glob(f"{name}.*")}
+            for place in range(len(stream.states)):
+                window = stream.first + place
+                first = max(start for start in files if start <= window)
+                stream.states[place] = _read_state(files[first], window - first, stream.states[place])
+
+    def save(self, next_block: int, streams: Mapping[str, Stream], notes: Callable[[], Mapping[str, Any]]) -> None:
+        """Keep ``streams`` in front of ``next_block``. ``notes`` syncs the files; what it gives the first rank counts.
+
+        Does nothing where that would take too much of the time.
+        """
+        began = time.monotonic()
+        if self.folder is None or not self.ranks.share(began - self._saved_at >= SHARE * self._took_s):
+            return
+        states = f"states-{next_block}"
+        if self.ranks.is_first:
+            shutil.rmtree(self.folder / states, ignore_errors=True)
+            (self.folder / states).mkdir()
+        self.ranks.wait()
+        for name, stream in streams.items():
+            if len(stream.states) and (self.ranks.is_first or not stream.is_shared):
+                dtype = str(stream.states[0].dtype).removeprefix("torch.")
+                _write_states(self.folder / states / f"{name}.{dtype}.{stream.first}", stream.states)
+        known = notes()
+        self.ranks.wait()
+        if self.ranks.is_first:
+            content = {"fingerprint": self.fingerprint, "next_block": next_block, "states": states, **known}
+            _replace(self.folder / STATE, json.dumps(content))
+            for old in self.folder.glob("states-*"):
+                if old.name != states:
+                    shutil.rmtree(old)
+        self._saved_at = time.monotonic()
+        self._took_s = self._saved_at - began
+
+    def _read(self) -> dict[str, Any] | None:
+        assert self.folder is not None
+        notes = self._read_own(self.folder / STATE)
+        if notes is None:
+            return None
+        return notes if all(map(_is_whole, (self.folder / notes["states"]).iterdir())) else None
+
+    def _read_own(self, path: Path) -> dict[str, Any] | None:
+        """What is in a file of this very job."""
+        try:
+            notes = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        return notes if isinstance(notes, dict) and notes.get("fingerprint") == self.fingerprint else None
+
+    def _read_once(self, path: Path) -> Any:
+        return (self._read_own(path) or {}).get(ONCE)
+
+    def _clear(self) -> None:
+        """Leave nothing but what ``once`` has found for this very job."""
+        assert self.folder is not None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif self._read_once(path) is None:
+                path.unlink()
+
+
+def fingerprint(task: Task) -> str:
+    """Of everything that decides the bytes of the result."""
+    model, text = task.model_folder, Path(task.calibration.source)
+    weights = [path for pattern in WEIGHTS for path in sorted(model.glob(pattern))]
+    files = [model if model.is_file() else model / "config.json", *weights, text]
+    parts = {
+        "task": task.model_dump(mode="json", exclude={"output_dir", "resume_dir", "model_dir", "shard_blocks"}),
+        "files": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.exists()],
+        "versions": {name: version(name) for name in ("bitfoundry", "torch", "transformers")},
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _write_states(path: Path, states: States) -> None:
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for state in states:
+            content = state.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            digest.update(content)
+            file.write(content)
+        file.write(digest.digest())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file of states still is what was written. A damaged one would show in the result's quality alone."""
+    digest = hashlib.sha256()
+    left = path.stat().st_size - digest.digest_size
+    with path.open("rb") as file:
+        while left > 0 and (chunk := file.read(min(left, CHUNK_BYTES))):
+            digest.update(chunk)
+            left -= len(chunk)
+        return left == 0 and file.read() == digest.digest()
+
+
+def _read_state(path: Path, number: int, like: torch.Tensor) -> torch.Tensor:
+    """State ``number`` of a file, of the shape of ``like`` and of the dtype that the file's name says."""
+    dtype: torch.dtype = getattr(torch, path.suffixes[-2][1:])
+    num_bytes = like.numel() * dtype.itemsize
+    content = torch.empty(num_bytes, dtype=torch.uint8)
+    with path.open("rb") as file:
+        file.seek(number * num_bytes)
+        if file.readinto(content.numpy().data) != num_bytes:
+            raise OSError(f"{path} ends early")
+    return content.view(dtype).view(like.shape).to(like.device)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whole or not at all, and on the disk when this returns."""
+    new = path.with_suffix(".new")
+    with new.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    sync(path.parent)

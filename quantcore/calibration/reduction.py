@@ -1,0 +1,200 @@
+"""Sums over the windows of a text that have the same bits whatever the number of ranks that share the windows.
+
+The text is cut into chunks, a power of two of them; a chunk's windows are added one after the other, then the sums of
+two neighbours, then those of two such pairs, and so on. A rank has whole chunks, and what ranks send each other are
+nodes of that tree: the same numbers are added in the same order everywhere.
+
+Legend: T tokens, I inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+import torch
+
+from quantcore.calibration.stats import Needs, Stats
+from quantcore.runtime.matmul import tensor_cores
+from quantcore.runtime.ranks import ALONE, Ranks
+from quantcore.runtime.workload import count_chunks
+
+NUM_PANELS = 4  # of a gram matrix, of which the upper triangle is never computed: 10/16 of the work
+
+
+@dataclass(frozen=True)
+class Span:
+    """How ``num_windows`` windows of a text are cut into chunks, and which are those of this one of the ``ranks``."""
+
+    num_windows: int
+    ranks: Ranks = ALONE
+
+    @property
+    def num_chunks(self) -> int:
+        return count_chunks(self.num_windows)
+
+    @property
+    def chunks(self) -> range:
+        """Those of this rank."""
+        return self.ranks.part(self.num_chunks)
+
+    @property
+    def windows(self) -> range:
+        """Those of this rank."""
+        return range(self.first_window(self.chunks.start), self.first_window(self.chunks.stop))
+
+    def first_window(self, chunk: int) -> int:
+        """The number of the first window of a chunk, among all."""
+        return -(-chunk * self.num_windows // self.num_chunks)
+
+    def chunk_of(self, window: int) -> int:
+        """The chunk of the window that has this number among all."""
+        return min(window * self.num_chunks // max(1, self.num_windows), self.num_chunks - 1)
+
+
+@dataclass(frozen=True)
+class Node:
+    """The sums of 2^level neighbouring chunks, by input; ``index`` counts the nodes of its level."""
+
+    level: int
+    index: int
+    sums: dict[str, Sums]
+
+    def taken(self, names: Collection[str]) -> Node:
+        """The same node of these inputs alone; this one has them no more."""
+        return Node(self.level, self.index, {name: self.sums.pop(name) for name in names if name in self.sums})
+
+    def is_left_of(self, other: Node) -> bool:
+        """Whether the two are the halves of one node."""
+        return self.level == other.level and self.index % 2 == 0 and self.index + 1 == other.index
+
+    def joined(self, other: Node) -> Node:
+        """The node of which this is the left half; both give their memory to it."""
+        for name, sums in other.sums.items():
+            if name in self.sums:
+                self.sums[name].merge(sums)
+            else:
+                self.sums[name] = sums
+        return Node(self.level + 1, self.index // 2, self.sums)
+
+
+@dataclass
+class Tree:
+    """Nodes that come from left to right; two halves are joined as soon as both are there."""
+
+    nodes: list[Node] = field(default_factory=list)
+
+    def add(self, node: Node) -> None:
+        while self.nodes and self.nodes[-1].is_left_of(node):
+            node = self.nodes.pop().joined(node)
+        self.nodes.append(node)
+
+
+def root_at(owner: int, nodes: Sequence[Node], span: Span) -> Node | None:
+    """The root of the tree, on the rank ``owner``; None on the others. ``nodes`` are those of this rank, of its chunks.
+
+    Two halves that different ranks have meet at one of the two, at the owner if that is one: a rank holds its own nodes
+    and one that comes. All ranks call it.
+    """
+    ranks = span.ranks
+    mine = {(node.level, node.index): node for node in nodes}
+    holders = [rank for rank in range(ranks.size) for _ in ranks.part(span.num_chunks, rank)]
+    for level in range(span.num_chunks.bit_length() - 1):
+        pairs = list(zip(holders[::2], holders[1::2], strict=True))
+        holders = [owner if owner in pair else pair[0] for pair in pairs]
+        for index, ((left, right), to) in enumerate(zip(pairs, holders, strict=True)):
+            halves = (level, 2 * index), (level, 2 * index + 1)
+            for half, holder in zip(halves, (left, right), strict=True):
+                ranks.move(mine, half, holder, to)
+            if ranks.rank == to and halves[0] in mine:  # else it joined them as they came
+                mine[level + 1, index] = mine.pop(halves[0]).joined(mine.pop(halves[1]))
+    root = (span.num_chunks.bit_length() - 1, 0)
+    ranks.move(mine, root, holders[0], owner)
+    return mine.get(root)
+
+
+class Sums:
+    """Of one input; sums are float32 or float64."""
+
+    def __init__(self, num_inputs: int, needs: Needs, device: torch.device, first_window: int = 0) -> None:
+        self._needs = needs
+        self._first_window = first_window
+        dtype = torch.float64 if needs.float64 else torch.float32
+        self.num_tokens = 0
+        self._largest = torch.zeros(num_inputs, device=device)
+        self._sum = torch.zeros(num_inputs, dtype=torch.float64, device=device)
+        self._sum_abs = torch.zeros(num_inputs, dtype=torch.float64, device=device)
+        self._gram = torch.zeros(num_inputs, num_inputs, dtype=dtype, device=device) if needs.gram else None
+        self._shift = torch.zeros(num_inputs, num_inputs, dtype=dtype, device=device) if needs.shift else None
+        self._num_shifted = 0
+        self._samples: list[torch.Tensor] = []
+
+    def add(
+        self, x_TI: torch.Tensor, reference_TI: torch.Tensor | None, weight_T: torch.Tensor | None, num_sampled: int,
+        num_windows: int,
+    ) -> None:  # fmt: skip
+        """Take in one of about ``num_windows`` sequences, and keep ``num_sampled`` of its tokens."""
+        num_tokens = len(x_TI)
+        self.num_tokens += num_tokens
+        if num_sampled:
+            step = max(1, num_tokens // num_sampled)
+            # Not always from 0: the first token of a text is often like no other.
+            first = (self._first_window + len(self._samples)) * step // num_windows % step
+            self._samples.append(x_TI[first::step][:num_sampled].clone())
+        wide = x_TI.to(torch.float64 if self._needs.float64 else torch.float32)
+        self._sum += wide.sum(0)
+        magnitude = wide.abs()
+        self._sum_abs += magnitude.sum(0)
+        self._largest = torch.maximum(self._largest, magnitude.amax(0).float())
+        weight_T1 = None if weight_T is None else weight_T.to(wide.dtype).unsqueeze(1)
+        with tensor_cores(x_TI.device, x_TI.dtype):
+            if self._gram is not None:
+                _add_gram(self._gram, wide if weight_T1 is None else wide * weight_T1.sqrt())
+            if self._shift is not None and reference_TI is not None:
+                moved = reference_TI.to(wide.dtype) - wide
+                self._shift.addmm_(moved.T, wide if weight_T1 is None else wide * weight_T1)
+                self._num_shifted += num_tokens
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self._largest)
+
+    def merge(self, later: Sums) -> None:
+        """Take in the sums of later windows."""
+        self.num_tokens += later.num_tokens
+        self._num_shifted += later._num_shifted
+        self._largest = torch.maximum(self._largest, later._largest)
+        self._sum += later._sum
+        self._sum_abs += later._sum_abs
+        for mine, other in ((self._gram, later._gram), (self._shift, later._shift)):
+            if mine is not None and other is not None:
+                mine += other
+        self._samples += later._samples
+
+    def stats(self, owner: int = 0) -> Stats:
+        """The ``owner`` is this rank. The sums are used up."""
+        sample = torch.cat(self._samples)[: self._needs.sample] if self._samples else None
+        return Stats(
+            num_tokens=self.num_tokens,
+            largest_I=self._largest,
+            mean_I=(self._sum / self.num_tokens).float(),
+            mean_abs_I=(self._sum_abs / self.num_tokens).float(),
+            gram_II=None if self._gram is None else _whole(self._gram).div_(self.num_tokens),
+            sample_TI=sample,
+            shift_II=self._shift / self._num_shifted if self._shift is not None and self._num_shifted else None,
+            owner=owner,
+        )
+
+
+def _add_gram(gram_II: torch.Tensor, x_TI: torch.Tensor) -> None:
+    """Add x^T x, of which only the blocks on and below the diagonal are computed."""
+    width = ceil(len(gram_II) / NUM_PANELS)
+    for start in range(0, len(gram_II), width):
+        end = start + width
+        gram_II[start:end, :end].addmm_(x_TI[:, start:end].T, x_TI[:, :end])
+
+
+def _whole(lower_II: torch.Tensor) -> torch.Tensor:
+    """The symmetric matrix whose lower triangle is given; overwrites the rest of it."""
+    return lower_II.tril_().add_(lower_II.tril(-1).T)

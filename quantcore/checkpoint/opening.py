@@ -1,0 +1,241 @@
+"""The one way to open a file of a folder that a stranger may have made: a model, a data file, an artifact. No torch.
+
+What is opened is a plain file at the very place that was checked: the real path is found first, held against where the
+file may lie, and then walked from folder to folder by descriptors that follow no link. So neither a link nor a pipe, a
+device or a second name of somebody's file gets in, however fast it takes another's place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from io import BufferedReader
+from pathlib import Path
+
+from quantcore.errors import ModelError
+
+MAX_SIDE_FILE_BYTES = 256 << 20
+"""Of a tokenizer's file, a template, a licence: those of the largest vocabularies are some 30 MB."""
+
+VARIABLE = "BITFOUNDRY_READS"
+"""In the environment of a worker's engine: the files and folders that its job may read, as JSON."""
+
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
+_FILE = (
+    os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+    | getattr(os, "O_BINARY", 0)
+)  # fmt: skip
+
+Stamp = tuple[int, ...]
+"""Device, number, size and time of a file: another one has another stamp, and so has one that was written to."""
+
+
+def resolved(path: Path | str) -> Path:
+    """The real path, links followed, whether something is there or not. Raises ModelError ``path_not_allowed`` for a
+    path that no system can follow: links that go in circles, names that are too long, NUL."""
+    try:
+        real = Path(path).resolve()
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # whoever opens it says so
+            real.stat()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise _not_a_path(path) from error
+    return real
+
+
+def open_file(path: Path, *, root: Path | None = None, max_bytes: int | None = None) -> BufferedReader:
+    """The file ``path`` of the folder ``root`` (unless given, the one that it is in), to be read.
+
+    A link is followed as long as it stays in the folder, or leads from a snapshot in the Hub's cache to that cache's
+    blobs. Raises FileNotFoundError, and ModelError: ``unsafe_path`` for all that is no plain file of this folder,
+    ``file_too_large`` beyond ``max_bytes``, ``model_changed`` (see ``unchanging``).
+    """
+    folder = resolved(root or path.parent)
+    try:
+        real = Path(os.path.realpath(path))
+    except (OSError, ValueError) as error:
+        raise _not_a_path(path) from error
+    if not any(real.is_relative_to(one) for one in (folder, *folders_beside(folder))):
+        raise _unsafe(path, "is a link that leaves its folder", "Put the file itself in its place.")
+    file = _open(real, path, max_bytes)
+    if real == folder / path.name and os.fstat(file.fileno()).st_nlink > 1:
+        file.close()
+        raise _unsafe(
+            path, "is a hard link: the file has another name elsewhere",
+            "Copy the file (cp --reflink=auto) so that it is the folder's own.",
+        )  # fmt: skip
+    return file
+
+
+def open_named(path: Path, *, max_bytes: int | None = None) -> BufferedReader:
+    """As ``open_file``, for a file that a person or the service names by itself: the name may be a link to anywhere."""
+    return _open(resolved(path), path, max_bytes)
+
+
+def read_bytes(path: Path, max_bytes: int = MAX_SIDE_FILE_BYTES) -> bytes:
+    """What ``open_file`` finds, whole."""
+    with open_file(path, max_bytes=max_bytes) as file:
+        return file.read()
+
+
+def path_for_libraries(file: BufferedReader, path: Path) -> str:
+    """A path under which a library of others finds the open ``file``, as long as it is open: on Linux itself, whatever
+    lies at ``path`` by then."""
+    opened = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+    return opened if os.path.exists(opened) else os.path.realpath(path)  # noqa: PTH110
+
+
+class Seen:
+    """The files that were opened in one folder, by name, with their stamps."""
+
+    def __init__(self, folder: Path, known: Mapping[str, Stamp]) -> None:
+        self.folder = resolved(folder)
+        self.stamps = {name: tuple(known[name]) for name in known}
+
+    def note(self, path: Path, status: os.stat_result) -> None:
+        """Raises ModelError ``model_changed`` for a file that is another one than before."""
+        stamp = _stamp(status)
+        if self.stamps.setdefault(path.name, stamp) != stamp:
+            raise _changed(path, "is not the file that it was when the job began")
+
+    def holds(self, path: Path) -> bool:
+        return path.parent == self.folder or path.parent.resolve() == self.folder
+
+    def take(self, stamps: Mapping[str, Stamp]) -> None:
+        """What another process saw. Raises as ``note``."""
+        for name, stamp in stamps.items():
+            if self.stamps.setdefault(name, tuple(stamp)) != tuple(stamp):
+                raise _changed(self.folder / name, "is not the file that it was when the job began")
+
+    def check(self) -> None:
+        """Look at all of them once more. Raises ModelError ``model_changed``."""
+        for name in sorted(self.stamps):
+            path = self.folder / name
+            try:
+                self.note(path, path.stat())
+            except OSError as error:
+                raise _changed(path, "is gone") from error
+
+
+_seen: Seen | None = None
+
+
+@contextmanager
+def unchanging(model: Path, known: Mapping[str, Stamp] | None = None) -> Iterator[Seen]:
+    """While this lasts, the files of the folder (or of the one file) ``model`` stay what they were when they were first
+    opened, or what is ``known`` of them: else ``open_file`` raises ModelError ``model_changed``, as whatever fails
+    because of that does at the end."""
+    global _seen
+    before, _seen = _seen, Seen(model if model.is_dir() else model.parent, known or {})
+    try:
+        yield _seen
+    except Exception:
+        _seen.check()
+        raise
+    finally:
+        _seen = before
+
+
+def seen_so_far() -> dict[str, Stamp]:
+    """The stamps of the innermost ``unchanging``, for another process."""
+    return {} if _seen is None else dict(_seen.stamps)
+
+
+def _open(real: Path, named: Path, max_bytes: int | None) -> BufferedReader:
+    """Open ``real``, which no link leads to any more; errors call it as it was ``named``."""
+    readable = os.environ.get(VARIABLE)
+    if readable is not None and not any(real.is_relative_to(one) for one in _parse_paths(readable)):
+        raise _unsafe(named, "is none of the files that this job may read")
+    seen = _seen if _seen is not None and _seen.holds(named) else None
+    try:
+        descriptor = _walk(real)
+    except FileNotFoundError as error:
+        if seen is not None and named.name in seen.stamps:
+            raise _changed(named, "is gone") from error
+        raise
+    except PermissionError:
+        raise
+    except ValueError as error:
+        raise _not_a_path(named) from error
+    except OSError as error:
+        raise _unsafe(named, "is not a plain file") from error
+    file = os.fdopen(descriptor, "rb")
+    try:
+        status = os.fstat(descriptor)
+        if max_bytes is not None and status.st_size > max_bytes:
+            raise ModelError(
+                f"{named.name} has {status.st_size >> 20} MiB; at most {max_bytes >> 20} are read.",
+                code="file_too_large",
+                hint="It is damaged, or not what its name says.",
+            )
+        if seen is not None:
+            seen.note(named, status)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+@lru_cache(maxsize=1)  # every tensor is read from a file that is opened for it
+def _parse_paths(readable: str) -> tuple[Path, ...]:
+    return tuple(map(Path, json.loads(readable)))
+
+
+def _walk(real: Path) -> int:
+    """A descriptor of the plain file ``real``. Raises OSError for a link anywhere in it, and for what is no file."""
+    if os.open not in os.supports_dir_fd:  # Windows, where one person works alone
+        if not real.is_file():
+            raise FileNotFoundError(real) if not real.exists() else OSError("no plain file")
+        return os.open(real, _FILE)
+    at = os.open(real.anchor, _FOLDER)
+    try:
+        for name in real.parts[1:-1]:
+            above, at = at, os.open(name, _FOLDER, dir_fd=at)
+            os.close(above)
+        if not stat.S_ISREG(os.stat(real.name, dir_fd=at, follow_symlinks=False).st_mode):
+            raise OSError("no plain file")  # before it is opened: of a device that may have an effect
+        descriptor = os.open(real.name, _FILE, dir_fd=at)
+    finally:
+        os.close(at)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError("no plain file")
+    return descriptor
+
+
+def folders_beside(folder: Path) -> tuple[Path, ...]:
+    """Where links of a snapshot in the Hub's cache lead: <cache>/models--x--y/snapshots/<sha>/file ->
+    ../../blobs/<hash>, which may be a link to <cache>/blobs."""
+    for snapshots in folder.parents:
+        if snapshots.name == "snapshots" and snapshots.parent.name.startswith("models--"):
+            return snapshots.parent / "blobs", snapshots.parent.parent / "blobs"
+    return ()
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _changed(path: Path, how: str) -> ModelError:
+    return ModelError(
+        f"The model changed while the job read it: {path.name} {how}.",
+        code="model_changed",
+        hint="Nothing was kept. Leave the folder as it is while a job runs, and submit it again.",
+    )
+
+
+def _unsafe(path: Path, why: str, hint: str = "Give the whole folder, with plain files.") -> ModelError:
+    return ModelError(f"'{path.name}' {why}.", code="unsafe_path", hint=hint)
+
+
+def _not_a_path(path: Path | str) -> ModelError:
+    shown = str(path).encode("utf-8", "replace").decode().replace("\0", "\\0")
+    shown = shown if len(shown) <= 100 else f"{shown[:100]}..."
+    return ModelError(
+        f"'{shown}' is a path that cannot be followed.",
+        code="path_not_allowed",
+        hint="A name in it is longer than the system allows, links in it go in circles, or it holds a NUL.",
+    )

@@ -1,0 +1,65 @@
+"""The model's tokenizer, loaded without running foreign code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from quantcore.checkpoint.folder import find_gguf
+from quantcore.checkpoint.libraries import lend, tokenizer_files
+from quantcore.errors import ModelError, QuantError, is_failure, reason_of
+
+
+def load_tokenizer(model_dir: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer in the folder or GGUF file ``model_dir``; tokenizer.json beside a GGUF file goes before the file's.
+
+    Raises ModelError ``no_tokenizer``, else as ``opening.open_file``.
+    """
+    gguf_file, inside = find_gguf(model_dir), {}
+    if gguf_file is not None:
+        model_dir = gguf_file.parent
+        inside = {} if (model_dir / "tokenizer.json").exists() else {"gguf_file": gguf_file.name}
+    scratch = model_dir
+    try:
+        with ExitStack() as stack:
+            scratch = stack.enter_context(tokenizer_files(model_dir))
+            if gguf_file is not None and inside:
+                lend(gguf_file, scratch, stack)
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                str(scratch), local_files_only=True, trust_remote_code=False, **inside
+            )
+        tokenizer.name_or_path = str(model_dir)
+    except QuantError:
+        raise
+    except BaseException as error:  # the libraries raise anything for a bad file, and some of them panic
+        if not is_failure(error):
+            raise
+        raise ModelError(
+            f"The model's tokenizer cannot be loaded: {reason_of(error).replace(str(scratch), 'the folder')}",
+            code="no_tokenizer",
+            hint="Put the model's tokenizer files (tokenizer.json, tokenizer_config.json) beside its weights. A"
+            " tokenizer that needs code of its own is not run.",
+        ) from error
+    return tokenizer
+
+
+def tokenize_with(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
+    """What gives a text's token ids, without special tokens. It raises ModelError ``bad_tokenizer``."""
+
+    def tokenize(text: str) -> list[int]:
+        try:
+            ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            raise ModelError(
+                f"The model's tokenizer fails on a text: {reason_of(error)}",
+                code="bad_tokenizer",
+                hint="Its files (tokenizer.json, tokenizer_config.json) are damaged, or do not belong together.",
+            ) from error
+        return ids
+
+    return tokenize

@@ -1,0 +1,179 @@
+"""What a person sees in the terminal while the engine works, and afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from string import ascii_uppercase
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from quantcore import events
+from quantcore.errors import QuantError
+
+_console = Console(stderr=True)
+
+
+@contextmanager
+def progress_display() -> Iterator[events.Emit]:
+    """A progress bar that follows the events: phase, block i of n, seconds left."""
+    columns = (TextColumn("{task.description:9}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*columns, TimeElapsedColumn(), console=_console, transient=True) as progress:
+        bar = progress.add_task("start", total=None, note="")
+
+        def emit(event: events.Event) -> None:
+            if isinstance(event, events.PhaseStarted):
+                progress.reset(bar, description=event.phase, total=None, note="")
+            elif isinstance(event, events.Progress):
+                left = "" if event.eta_s is None else f"{event.unit}s, {event.eta_s:.0f} s left"
+                progress.update(bar, completed=event.done, total=event.total, note=left)
+            elif isinstance(event, events.Warned):
+                progress.console.print(f"[yellow]warning[/] {event.message}", highlight=False)
+
+        yield emit
+
+
+def show_report(report: dict[str, Any], output_dir: str) -> None:
+    """The summary as a table, and the lines that load the result."""
+    from quantcore.report.card import consumer_line
+
+    summary = report["summary"]
+    table = Table(show_header=False, box=None)
+    worst = summary["worst_layer"]
+    planned = _mega(summary["planned_peak_memory_bytes"])
+    rows = [
+        ("size", f"{_mega(summary['size_before_bytes'])} -> {_mega(summary['size_after_bytes'])}"),
+        ("worst layer", f"{worst['name']} (relative error {worst['relative_error']:.4f}, {worst['sqnr_db']:.1f} dB)"),
+        ("time", f"{summary['total_s']:.1f} s"),
+        ("peak memory", f"{_mega(summary['peak_memory_bytes'])} (planned: {planned})"),
+        ("written to", output_dir),
+    ]
+    if summary["perplexity_before"] is not None:
+        change = 100 * (summary["perplexity_ratio"] - 1)
+        text = f"{summary['perplexity_before']:.3f} -> {summary['perplexity_after']:.3f} ({change:+.2f} %)"
+        rows.insert(1, ("perplexity", text))
+    rows += [(f"check, {name}", consumer_line(one["consumer_check"])) for name, one in report["proof"].items()]
+    for name, text in rows:
+        table.add_row(f"[bold]{name}[/]", Text(text))
+    out = Console()
+    out.print(table)
+    show_failed_tasks(summary["failed_tasks"])
+    for export in summary["exports"].values():
+        out.print(export["load"].replace("'.'", f"'{output_dir}'"), highlight=False, soft_wrap=True)
+
+
+def show_evaluation(result: dict[str, Any]) -> None:
+    """Perplexities, the distance from the original, tasks."""
+    from quantcore.report.card import with_error
+
+    quality = result["quality"]
+    table = Table("", "original", "model", box=None)
+    for name, after in quality["after"].items():
+        if isinstance(after, dict):
+            table.add_row(name.replace("_", " "), with_error(quality.get("before", {}).get(name)), with_error(after))
+    for task, found in result.get("harness", {}).items():
+        for metric, one in found.items():
+            pair = one if "quantized" in one else {"original": None, "quantized": one}
+            table.add_row(f"{task} {metric}", with_error(pair["original"]), with_error(pair["quantized"]))
+    for name in ("kl_mean", "top1_agreement"):
+        if "divergence" in quality:
+            table.add_row(name.replace("_", " "), "", with_error(quality["divergence"][name]))
+    out = Console()
+    out.print(table)
+    show_failed_tasks(result["failed_tasks"])
+    out.print(f"{quality['num_tokens']} tokens in {quality['num_windows']} windows, ± one standard error", style="dim")
+    if "served_by" in result:
+        programs = ", ".join(f"{name} {version}" for name, version in result["served_by"].items())
+        out.print(f"the tasks ran in {programs}", style="dim")
+
+
+def show_failed_tasks(failed: dict[str, str]) -> None:
+    """The tasks that were asked for and have no result."""
+    for task, reason in failed.items():
+        _console.print(f"[bold red]error[/] The task {task} failed: {reason}", highlight=False, soft_wrap=True)
+
+
+def show_speed(found: dict[str, Any]) -> None:
+    """The model beside its original."""
+    rows: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+        ("load_s", "load", "{:.1f} s".format),
+        ("prompt_tokens_per_s", "prompt", "{:.1f} tokens/s".format),
+        ("new_tokens_per_s", "writing", "{:.1f} tokens/s".format),
+        ("peak_memory_bytes", "peak memory", _mega),
+        ("peak_device_bytes", "peak on the device", _mega),
+    )
+    columns = [one for one in (found.get("against"), found["model"]) if one is not None]
+    table = Table("", *(["original"] if "against" in found else []), "model", "ratio", box=None)
+    for name, title, text in rows:
+        if found["model"][name] is not None:
+            ratio = found.get("ratio", {}).get(name)
+            table.add_row(title, *(text(one[name]) for one in columns), "" if ratio is None else f"{ratio:.2f}")
+    out, load = Console(), found["load"]
+    out.print(table)
+    out.print(
+        f"{found['runtime']} {found['version']}, {found['num_threads']} threads, {load['batch_size']} x"
+        f" {load['prompt_len']} tokens read and {load['num_new']} written; median of {load['repeats']}",
+        style="dim",
+    )
+
+
+def show_comparison(found: dict[str, Any]) -> None:
+    """One row a result, from the smallest; a star marks those that no other one beats."""
+    from quantcore.report.card import with_error
+
+    table = Table("", "result", "scheme", "size", "perplexity", "mean KL", "failed gates", box=None)
+    for row in found["rows"]:
+        star = "*" if row["name"] in found["front"] else ""
+        numbers = (with_error(row["perplexity"]), with_error(row["kl"]), str(row["num_failed_gates"]))
+        table.add_row(star, row["name"], row["scheme"], _mega(row["size_bytes"]), *numbers)
+    out = Console()
+    out.print(table)
+    for warning in found["warnings"]:
+        out.print(f"[yellow]warning[/] {warning}", highlight=False)
+
+
+def show_mix(found: dict[str, Any]) -> None:
+    """A row for each kind of unit, a column for each block: which scheme it got. Then sizes and divergences."""
+    schemes = list(found["uniform"])
+    letters = dict(zip(schemes, ascii_uppercase, strict=False))
+    colours = dict(zip(schemes, ("cyan", "yellow", "magenta", "green", "blue", "red"), strict=False))
+    rows: dict[str, Text] = {}
+    for unit in found["units"]:
+        kind = ", ".join(dict.fromkeys(name.split(".")[-1] for name in unit["layers"]))
+        rows.setdefault(kind, Text()).append(letters[unit["scheme"]], style=colours.get(unit["scheme"], ""))
+    out = Console()
+    blocks = Table("", "block by block, from the first to the last", box=None)
+    for kind, row in rows.items():
+        blocks.add_row(kind, row)
+    out.print(blocks)
+    sizes = Table("", "", "layers", "size", "bits a weight", "KL, reckoned", box=None)
+    for name, one in (("mix", found["mix"]), *found["uniform"].items()):
+        letter = Text(letters.get(name, ""), style=colours.get(name, ""))
+        layers = ", ".join(f"{num} {scheme}" for scheme, num in one["layers"].items()) if name == "mix" else "all"
+        sizes.add_row(letter, name, layers, _mega(one["size_bytes"]), f"{one['bits']:.2f}", f"{one['loss']:.2g}")
+    out.print(sizes)
+    from quantcore.report.card import with_error
+
+    measured = found["mix"]["measured"]
+    out.print(
+        f"measured of the mix, weights rounded plainly: mean KL {with_error(measured['divergence']['kl_mean'])}, "
+        f"perplexity {with_error(measured['before']['token_perplexity'])} -> "
+        f"{with_error(measured['after']['token_perplexity'])}",
+        highlight=False,
+    )
+
+
+def explain(error: QuantError) -> None:
+    """An error for a person: what is wrong, what to do, its code."""
+    _console.print(f"[bold red]error[/] {error.message}", highlight=False, soft_wrap=True)
+    if error.hint:
+        _console.print(f"      {error.hint}", highlight=False, soft_wrap=True)
+    _console.print(f"      [dim]{error.code}[/]", highlight=False)
+
+
+def _mega(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

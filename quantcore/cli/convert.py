@@ -1,0 +1,135 @@
+"""A quantized checkpoint into another format: the same codes and scales, or a refusal that says what would be lost."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantcore.checkpoint.artifact import building, copy_side_files, digest, seal, write_json
+from quantcore.checkpoint.sink import Sink
+from quantcore.errors import ConfigError, ProofError
+from quantcore.events import Completed, Emit, PhaseStarted, Progress
+from quantcore.export import EXPORTERS, Container, check_exports, config_json, encoded, holds_codes
+from quantcore.model.module_names import with_module_names
+from quantcore.numerics.qtensor import QLayer
+from quantcore.plan.resolve import written_layout
+from quantcore.reading.dequantize import open_source, read_layer
+from quantcore.reading.model import Model, QuantizedLayers, read_model
+
+
+def convert(model_dir: Path, output_dir: Path, export: str, emit: Emit) -> dict[str, Any]:
+    """Write the quantized model in ``model_dir`` as ``export`` to ``output_dir``, which appears whole or not.
+
+    One layer is in memory at a time, and what was written is read again and compared. Returns a summary. Raises
+    ConfigError for a float model, the same format, or layers that ``export`` cannot hold; ModelError for a folder that
+    cannot be read; ProofError if the files differ.
+    """
+    emit(PhaseStarted("plan"))
+    model = read_model(model_dir)
+    quantized = _check(model, export)
+    layers = tuple(quantized.layers.values())
+    with building(output_dir) as folder:
+        emit(PhaseStarted("export"))
+        digests = _write(model, quantized, export, folder, emit)
+        named, kept = with_module_names(model.headers.config, layers, quantized.config.exclude)
+        said = config_json(export, model.headers.config, quantized.config, named, kept)
+        write_json(folder / "config.json", said)
+        copy_side_files(model_dir, folder)
+        emit(PhaseStarted("verify"))
+        _verify(folder, digests)
+        seal(folder)
+    summary = {"from": quantized.format, "to": export, "num_layers": len(layers), "num_tensors_equal": len(digests)}
+    emit(Completed(summary))
+    return summary
+
+
+def _check(model: Model, export: str) -> QuantizedLayers:
+    quantized = model.quantized
+    if quantized is None:
+        raise ConfigError(
+            f"The model in {model.folder} is not quantized, so there is nothing to convert.",
+            code="not_quantized",
+            hint="Quantize it: bitfoundry quantize --model_dir ... --model_export ...",
+        )
+    layers = tuple(quantized.layers.values())
+    if quantized.embeddings:
+        raise ConfigError(
+            f"'{min(quantized.embeddings)}' in {model.folder} is quantized, and {export} keeps embeddings as floats of"
+            f" the model's dtype: they would be rounded.",
+            code="incompatible_export",
+            hint="Quantize the model anew: bitfoundry quantize --model_dir ... --model_export ...",
+            field="/export",
+        )
+    if isinstance(EXPORTERS.get(export), Container):
+        raise ConfigError(
+            f"{export} is a file of its own, which is written from float weights only.",
+            code="incompatible_export",
+            hint=f"Quantize the model to it: bitfoundry quantize --model_export {export}.",
+            field="/export",
+        )
+    if export == quantized.format:
+        raise ConfigError(
+            f"The model in {model.folder} is in the {export} format already.", code="invalid_export", hint="Copy it."
+        )
+    check_exports(layers, (export,))
+    active = next((layer for layer in layers if layer.input_tensors or layer.config.output_tensors), None)
+    if active is not None and not holds_codes(export):
+        raise ConfigError(
+            f"{export} holds weights alone, and {active.name} has quantized activations ({active.scheme}).",
+            code="incompatible_export",
+            hint="Take a format that holds them: the result would be another model.",
+            field="/export",
+        )
+    return quantized
+
+
+def _write(model: Model, quantized: QuantizedLayers, export: str, folder: Path, emit: Emit) -> dict[str, str]:
+    """All tensors; the digests of what they stand for, by the names of the float model."""
+    exporter, dtype, source = EXPORTERS.get(export), quantized.files.model_dtype, open_source(model)
+    tensors = model.headers.tensors
+    layouts = written_layout(export, tuple(quantized.layers.values()), tensors, model.headers.config)
+    digests: dict[str, str] = {}
+    with closing(Sink(folder, layouts, tensors={} if holds_codes(export) else tensors)) as sink:
+        for count, name in enumerate(tensors, start=1):
+            if (layer := quantized.layers.get(name)) is None:
+                tensor = source.read(name)
+                sink.write(name, tensor)
+                digests[name] = digest(tensor)
+            else:
+                found = read_layer(quantized, layer)
+                for part, tensor in encoded(exporter, layer, found, dtype).items():
+                    sink.write(part, tensor.to(sink.dtype_of(part)))
+                digests[name] = digest(_whole(found) if holds_codes(export) else source.read(name))
+            emit(Progress("export", count, len(tensors), "tensor", None))
+        sink.finish()
+    return digests
+
+
+def _verify(folder: Path, digests: dict[str, str]) -> None:
+    """What a reader finds in ``folder`` is what was to be written. Raises ProofError."""
+    written = read_model(folder)
+    source, layers = open_source(written), {} if written.quantized is None else written.quantized.layers
+    if set(written.headers.tensors) != set(digests):
+        raise ProofError("The files hold other tensors than were written.", code="proof_layout_differs")
+    for name, value in digests.items():
+        layer = layers.get(name)
+        if written.quantized is None or layer is None:
+            found = source.read(name)
+        else:
+            found = _whole(read_layer(written.quantized, layer))
+        if digest(found) != value:
+            raise ProofError(
+                f"'{name}' read back from the files is not what was written.",
+                code="proof_tensor_differs",
+                hint="Please report this: nothing was left behind.",
+            )
+
+
+def _whole(found: QLayer) -> torch.Tensor:
+    """All that a layer computes with, as one row of float32: its weight, and what is known of its activations."""
+    known = [params for params in (found.inputs, found.outputs) if params is not None]
+    scales = [part.flatten().float() for one in known for part in (one.scale, one.zero_point) if part is not None]
+    return torch.cat([found.weight.dequantize().flatten(), *scales])

@@ -1,0 +1,398 @@
+"""The engine's command line.
+
+``python -m quantcore --model_dir ... --output_dir ... --quant_scheme ...`` quantizes, with the flags of the
+quantization script of AMD Quark. ``convert`` takes a quantized model into another format, ``evaluate`` measures one,
+``speed`` times a program that serves one, ``compare`` shows several results. ``mix`` chooses the scheme of each layer
+for a size or a quality. ``plan`` says what a job would need of given hardware. ``presets`` and ``schema`` print what a
+scheme can be, ``pull`` fetches a model from the Hub. Four subcommands serve programs: ``run TASK.json`` (what a worker
+starts; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE`` (what an
+uploaded data file holds), ``publish`` (an artifact on its way out; the task is on standard input).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from quantcore.checkpoint.opening import unchanging
+from quantcore.cli.explain import explained
+from quantcore.cli.flags import add_evaluation, add_mix, add_speed, evaluation_of, mix_of, parser, task_of
+from quantcore.config import presets
+from quantcore.config.quantization import json_schema
+from quantcore.config.task import Task, read_task
+from quantcore.errors import QuantError, RankError
+from quantcore.events import Completed, Emit, Failed, print_json_lines
+from quantcore.export import EXPORTERS, formats_for
+from quantcore.runtime.parent import end_with_parent
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 1 a known failure (explained) or a task of an evaluation that failed, 2 wrong usage,
+    130 interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    signal.signal(signal.SIGTERM, _stop)
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "run": _run,
+        "verify": _verify,
+        "examine": _examine,
+        "publish": _publish,
+        "convert": _convert,
+        "evaluate": _evaluate,
+        "compare": _compare,
+        "speed": _speed,
+        "mix": _mix,
+        "plan": _plan,
+        "pull": _pull,
+        "presets": _presets,
+        "schema": _schema,
+    }
+    try:
+        if arguments and arguments[0] in commands:
+            return commands[arguments[0]](arguments[1:])
+        return _quantize(arguments)
+    except KeyboardInterrupt:
+        print("Interrupted; nothing was left behind.", file=sys.stderr)
+        return 130
+
+
+def _rank() -> int | None:
+    """Which one of those that torchrun started; None without it."""
+    return int(os.environ["RANK"]) if "RANK" in os.environ else None
+
+
+def _is_first_rank() -> bool:
+    """Also without torchrun."""
+    return not _rank()
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    """SIGTERM unwinds like Ctrl-C, so that half-written folders are removed."""
+    raise KeyboardInterrupt
+
+
+def _run(arguments: list[str]) -> int:
+    """``run TASK.json``: quantize, one JSON line per event on stdout."""
+    if len(arguments) != 1:
+        print("usage: python -m quantcore run TASK.json", file=sys.stderr)
+        return 2
+    if _rank() is not None:
+        end_with_parent()  # joining the others does so too, but that is seconds away
+    # A task of the evaluation that failed is in the report, and the job has its result: that is no failure here.
+    work = _saying_nothing(lambda emit: _pipeline(read_task(Path(arguments[0])), emit))
+    return _reporting(work, print_json_lines())
+
+
+def _verify(arguments: list[str]) -> int:
+    """``verify FOLDER EXPECTED``: hold the files in FOLDER against what the pipeline noted in EXPECTED."""
+    if len(arguments) != 2:
+        print("usage: python -m quantcore verify FOLDER EXPECTED", file=sys.stderr)
+        return 2
+
+    def verify(emit: Emit) -> None:
+        from quantcore.pipeline.twin_export import export_twin
+        from quantcore.proof.verify import STAMPS, peak_line, proof_line, prove_all
+        from quantcore.runtime.devices import limit_threads
+
+        limit_threads()
+        folder, scratch = map(Path, arguments)
+        task = read_task(scratch / "task.json")
+        with unchanging(task.model_folder, json.loads((scratch / STAMPS).read_text("utf-8"))) as seen:
+            for proof in prove_all(task, folder, scratch, emit, export_twin):
+                seen.check()
+                print(proof_line(proof), flush=True)
+        print(peak_line(), flush=True)
+
+    return _reporting(verify, print_json_lines())
+
+
+def _examine(arguments: list[str]) -> int:
+    from quantcore.data import examine
+
+    return examine.main(arguments)
+
+
+def _convert(arguments: list[str]) -> int:
+    """``convert MODEL_DIR OUTPUT_DIR --to FORMAT``: another format, the same codes."""
+    formats = ", ".join(EXPORTERS)
+    flags = argparse.ArgumentParser(
+        prog="bitfoundry convert",
+        description="Write a quantized model in another format. Nothing is lost, or it says what would be.",
+    )
+    flags.add_argument("model_dir", type=Path, help="a quantized model, by Bitfoundry or by others")
+    flags.add_argument("output_dir", type=Path, help="folder to create")
+    flags.add_argument("--to", required=True, metavar="FORMAT", help=f"one of: {formats}")
+    flags.add_argument("--json", action="store_true", help="events as JSON lines on stdout instead of a progress bar")
+    options = flags.parse_args(arguments)
+
+    def work(emit: Emit) -> dict[str, Any]:
+        from quantcore.cli.convert import convert
+
+        return convert(options.model_dir, options.output_dir, options.to, emit)
+
+    if options.json:
+        return _reporting(work, print_json_lines())
+    return _shown(work, lambda done: print(f"{done['num_layers']} layers as {done['to']} in {options.output_dir}"))
+
+
+def _evaluate(arguments: list[str]) -> int:
+    """``evaluate MODEL [--against ORIGINAL]``: measure a model that is there."""
+    flags = _of_a_model("evaluate", "Perplexity of a model, and how far it is from its original.")
+    add_evaluation(flags)
+    where = "run the tasks in vLLM: the interpreter of an environment with vllm and lm_eval"
+    flags.add_argument("--vllm", metavar="PYTHON", help=where)
+    options = flags.parse_args(arguments)
+
+    def work(emit: Emit) -> dict[str, Any]:
+        from quantcore.evaluation.command import evaluate
+        from quantcore.runtime.devices import limit_threads
+        from quantcore.runtime.ranks import joined
+
+        limit_threads()
+        given = options.model, options.against, evaluation_of(options), emit
+        with joined() as ranks:
+            return evaluate(*given, vllm_python=options.vllm, ranks=ranks)
+
+    if not _is_first_rank():
+        return _reporting(_saying_nothing(work), print_json_lines(sys.stderr))
+    from quantcore.cli.console import show_evaluation
+
+    return _shown(work, _print_json if options.json else show_evaluation)
+
+
+def _speed(arguments: list[str]) -> int:
+    """``speed MODEL [--against ORIGINAL]``: how fast a program serves it."""
+    flags = _of_a_model("speed", "Tokens a second and memory of a model in the program that serves it.")
+    add_speed(flags)
+    options = flags.parse_args(arguments)
+
+    def work(emit: Emit) -> dict[str, Any]:
+        from quantcore.evaluation.speed import Load, speed
+
+        load = Load(options.prompt_len, options.num_new, options.batch_size, options.repeats)
+        return speed(options.model, options.against, load, emit, runtime=options.runtime, python=options.python)
+
+    from quantcore.cli.console import show_speed
+
+    return _shown(work, _print_json if options.json else show_speed)
+
+
+def _compare(arguments: list[str]) -> int:
+    """``compare FOLDER ...``: results of one model, size against quality."""
+    from quantcore.cli.console import explain, show_comparison
+    from quantcore.report.compare import compare
+
+    flags = argparse.ArgumentParser(
+        prog="bitfoundry compare", description="Results of one model side by side: size against quality."
+    )
+    flags.add_argument("folders", nargs="+", help="artifacts, each with its report.json")
+    flags.add_argument("--json", action="store_true", help="the table as JSON on stdout")
+    options = flags.parse_args(arguments)
+    try:
+        found = compare(options.folders)
+    except QuantError as error:
+        explain(error)
+        return 1
+    (_print_json if options.json else show_comparison)(found)
+    return 0
+
+
+def _mix(arguments: list[str]) -> int:
+    """``mix MODEL --schemes A B --max_size 90MB``: a config with the scheme that suits each layer."""
+    flags = argparse.ArgumentParser(
+        prog="bitfoundry mix",
+        description="A config that gives each layer the scheme that suits it, from what their rounding costs.",
+        epilog="Quantize with it: bitfoundry quantize --quant_scheme mix.json ...",
+        allow_abbrev=False,
+    )
+    flags.add_argument("model", help="a folder, a GGUF file or a model on the Hub")
+    add_mix(flags)
+    flags.add_argument("--json", action="store_true", help="all that was found as JSON on stdout, and nothing else")
+    options = flags.parse_args(arguments)
+
+    def work(emit: Emit) -> dict[str, Any]:
+        from quantcore.mixed_precision.command import mix
+        from quantcore.runtime.devices import limit_threads
+
+        limit_threads()
+        found = mix(options.model, emit=emit, **mix_of(options))
+        if options.output is not None:
+            options.output.write_text(json.dumps(found["config"], indent=2) + "\n", "utf-8")
+        return found
+
+    from quantcore.cli.console import show_mix
+
+    return _shown(work, _print_json if options.json else show_mix)
+
+
+def _plan(arguments: list[str]) -> int:
+    """``plan MODEL --devices 8x80GB ...``: executor, memory, disk and time. Status 1 if it does not fit."""
+    from quantcore.cli import plan_command as planning
+
+    options = planning.parser().parse_args(arguments)
+    try:
+        found = planning.answer(options)
+    except QuantError as error:
+        if options.json:
+            print_json_lines()(Failed(error.code, error.message, error.hint, error.retryable))
+        else:
+            from quantcore.cli.console import explain
+
+            explain(error)
+        return 1
+    (planning.show_json if options.json else planning.show)(found)
+    return 0 if found.fits else 1
+
+
+def _publish(arguments: list[str]) -> int:
+    """``publish``: of standard input the first line is the token for the Hub (or empty), the rest the task."""
+    if arguments:
+        print("usage: python -m quantcore publish < TOKEN-AND-TASK", file=sys.stderr)
+        return 2
+
+    def publish(emit: Emit) -> None:
+        from quantcore.hub.push_task import read_publish_task
+
+        token = sys.stdin.readline().strip()
+        task = read_publish_task(sys.stdin.read())
+        if task.target.to is not None:
+            from quantcore.hub.storage import store
+
+            emit(store(task, emit))
+        else:
+            from quantcore.hub.push import push
+
+            emit(push(task, token, emit))
+
+    return _reporting(publish, print_json_lines())
+
+
+def _pull(arguments: list[str]) -> int:
+    """``pull MODEL_ID --output_dir DIR``: a model from the Hub, each file checked."""
+    flags = argparse.ArgumentParser(
+        prog="bitfoundry pull",
+        description="Fetch a model from the Hugging Face Hub, each file held against the hash of its commit. The token "
+        "for a private or gated one is huggingface_hub's own: HF_TOKEN, or `hf auth login`.",
+    )
+    flags.add_argument("model_id", help="org/name")
+    flags.add_argument("--revision", default="main", help="branch, tag or commit; main unless given")
+    flags.add_argument("--output_dir", required=True, type=Path, help="folder to create, or to go on with")
+    flags.add_argument("--json", action="store_true", help="events as JSON lines on stdout instead of a progress bar")
+    options = flags.parse_args(arguments)
+
+    def work(emit: Emit) -> dict[str, Any]:
+        from quantcore.hub.pull import pull
+
+        return pull(options.model_id, options.revision, options.output_dir, emit)
+
+    if options.json:
+        return _reporting(lambda emit: emit(Completed(work(emit))), print_json_lines())
+    return _shown(work, lambda done: print(f"{done['num_files']} files of {done['sha']} are whole in {done['folder']}"))
+
+
+def _presets(arguments: list[str]) -> int:
+    """``presets [FILE]``: the named schemes, with those of a file, as JSON."""
+    found = presets.read_presets(Path(arguments[0])) if arguments else presets.PRESETS
+    rows = {
+        name: {
+            "title": preset.title,
+            "aliases": preset.aliases,
+            "exports": formats_for(preset.config),
+            "config": preset.config.to_dict(),
+        }
+        for name, preset in found.items()
+    }
+    _print_json(rows)
+    return 0
+
+
+def _schema(arguments: list[str]) -> int:
+    """``schema``: the JSON Schema of a config."""
+    _print_json(json_schema())
+    return 0
+
+
+def _quantize(arguments: list[str]) -> int:
+    options = parser().parse_args(arguments)
+
+    def work(emit: Emit) -> dict[str, Any]:
+        return _pipeline(task_of(options), emit)
+
+    if options.json:
+        return _reporting(work, print_json_lines())
+    if not _is_first_rank():
+        return _reporting(work, print_json_lines(sys.stderr))
+    from quantcore.cli.console import show_report
+
+    return _shown(work, lambda report: show_report(report, options.output_dir))
+
+
+def _of_a_model(command: str, description: str) -> argparse.ArgumentParser:
+    """The flags of a command that measures a model."""
+    flags = argparse.ArgumentParser(prog=f"bitfoundry {command}", description=description, allow_abbrev=False)
+    flags.add_argument("model", help="a folder, a GGUF file or a model on the Hub, quantized or not")
+    flags.add_argument("--against", metavar="ORIGINAL", help="the float model to compare it with")
+    flags.add_argument("--json", action="store_true", help="the result as JSON on stdout, and nothing else")
+    return flags
+
+
+def _print_json(found: object) -> None:
+    print(json.dumps(found, indent=2))
+
+
+def _shown(work: Callable[[Emit], dict[str, Any]], show: Callable[[dict[str, Any]], None]) -> int:
+    """Run ``work`` under a progress bar, then ``show`` what it gave; a QuantError is explained and gives status 1."""
+    from quantcore.cli.console import explain, progress_display
+
+    try:
+        with progress_display() as emit, explained(emit) as noting:
+            done = work(noting)
+        show(done)
+        return _status_of(done)
+    except QuantError as error:
+        explain(error)
+        return 1
+
+
+def _status_of(done: object) -> int:
+    """1 if tasks of the evaluation failed, which a report and the result of ``evaluate`` name; else 0."""
+    if not isinstance(done, dict):
+        return 0
+    return 1 if done.get("failed_tasks") or done.get("summary", {}).get("failed_tasks") else 0
+
+
+def _saying_nothing(work: Callable[[Emit], object]) -> Callable[[Emit], None]:
+    """``work`` without its result, which then does not decide the exit status."""
+
+    def alone(emit: Emit) -> None:
+        work(emit)
+
+    return alone
+
+
+def _pipeline(task: Task, emit: Emit) -> dict[str, Any]:
+    from quantcore.pipeline.job import run
+    from quantcore.runtime.devices import limit_threads
+    from quantcore.runtime.ranks import joined
+
+    limit_threads()
+    with joined() as ranks:
+        return run(task, emit, ranks)
+
+
+def _reporting(work: Callable[[Emit], object], emit: Emit) -> int:
+    """Run ``work``; a QuantError becomes the last event and status 1. Of ranks that miss another, the first says so."""
+    try:
+        with explained(emit) as noting:
+            return _status_of(work(noting))
+    except QuantError as error:
+        if isinstance(error, RankError) and not _is_first_rank():
+            return 1
+        emit(Failed(error.code, error.message, error.hint, error.retryable, _rank(), error.block))
+        return 1

@@ -1,0 +1,337 @@
+"""What a user may say about algorithms, in the seeds' and AMD Quark's names: validated values, no algorithm's code.
+
+Edges between layers (``scaling_layers``) are discovered and proven by the engine; what a config file lists is kept so
+that files written for AMD Quark can be given as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from quantcore.config.values import STRICT, Value, config_error
+from quantcore.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ScalingLayer(Value):
+    """One edge as AMD Quark writes it: the scale of ``layers``' common input is folded into ``prev_op``.
+
+    ``inp`` is the layer whose input is watched, ``module2inspect`` the module whose output error is measured.
+    """
+
+    prev_op: str
+    layers: tuple[str, ...]
+    inp: str
+    module2inspect: str | None = None
+    has_kwargs: bool = False
+    condition: str | None = None
+    help: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class _OnEdges(Value):
+    """A transform: it changes weights before they are rounded. A chain may have several.
+
+    ``num_grams``: how many matrices [inputs, inputs] it learns of every input. ``on_one_process``: no ranks can share
+    it.
+    """
+
+    num_grams: ClassVar[int] = 0
+    num_factors: ClassVar[int] = 2
+    on_one_process: ClassVar[bool] = False
+    scaling_layers: tuple[ScalingLayer, ...] = ()
+    model_decoder_layers: str | None = None
+    embedding_layers: tuple[str, ...] | None = None
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether it looks at calibration data."""
+        return True
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class _OnLayers(Value):
+    """A solver: it rounds the weights. A chain has one at most, at its end.
+
+    ``compares``: it sees what the float model makes of the calibration data beside what the quantized one does.
+    ``num_grams`` and ``on_one_process``: as of transforms. ``num_factors``: how many matrices of that size it holds
+    besides while it solves the layers of one input.
+    """
+
+    compares: ClassVar[bool] = False
+    num_grams: ClassVar[int] = 1
+    num_factors: ClassVar[int] = 2
+    on_one_process: ClassVar[bool] = False
+    inside_layer_modules: tuple[str, ...] = ()
+    model_decoder_layers: str | None = None
+    embedding_layers: tuple[str, ...] | None = None
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether it looks at calibration data."""
+        return True
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SmoothQuantConfig(_OnEdges):
+    """SmoothQuant (Xiao et al. 2022): s = max|x|^alpha / max|w|^(1 - alpha) divides inputs and multiplies weights.
+
+    ``alpha`` 0 leaves outliers to the activations, 1 moves them all into the weights. AMD Quark's default is 1; 0.8
+    left less error with every scheme measured. No scale is below ``scale_clamp_min``.
+    """
+
+    name: Literal["smooth", "smoothquant"] = "smooth"
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.8
+    scale_clamp_min: Annotated[float, Field(gt=0)] = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class AutoSmoothQuantConfig(_OnEdges):
+    """SmoothQuant whose alpha is searched for every edge, in steps of 0.05, by the error of the consumers' outputs.
+
+    ``compute_scale_loss`` measures that error, of weights and inputs quantized as planned, on a sample of the tokens.
+    """
+
+    name: Literal["autosmoothquant"] = "autosmoothquant"
+    compute_scale_loss: Literal["MSE", "MAE", "RMSE"] = "MSE"
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class AWQConfig(_OnEdges):
+    """AWQ, activation-aware weight quantization (Lin et al. 2023): weights that meet large inputs are scaled up.
+
+    How much is searched for every edge by the error that rounding the weights leaves; inputs stay as they are.
+    """
+
+    num_grams: ClassVar[int] = 1
+    name: Literal["awq"] = "awq"
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RTNConfig(_OnLayers):
+    """Rounding to the nearest code, with ranges searched so that the layer's output changes least (``range_search``).
+
+    Without it, and without any solver, ranges are those that the spec's observer finds in the weight alone.
+    """
+
+    name: Literal["rtn"] = "rtn"
+    range_search: bool = True
+
+    @property
+    def needs_calibration(self) -> bool:
+        return self.range_search
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class GPTQConfig(_OnLayers):
+    """GPTQ (Frantar et al. 2022). ``damp_percent``: share of the Hessian's mean diagonal that is added to it.
+
+    None is as much as the number of tokens calls for: the fewer there were for each input, the more. ``desc_act``
+    rounds the inputs with most power first. ``static_groups`` fixes every group's range beforehand; without it ranges
+    are found when a group is reached, and ``desc_act`` orders whole groups. Neither leaves an index of groups in files.
+    ``range_search`` chooses ranges by what their errors do to the layer's output, instead of the spec's observer.
+    ``true_sequential`` takes the inputs of each layer from the quantized layers before it, also within a block:
+    several passes over the calibration text a block instead of one. AMD Quark's default is true; inputs of the float
+    model gave no worse results in a third of the time, and GPTAQ does better with the quantized ones.
+    ``hessian_dtype`` is what is factorized; ``block_size`` is accepted for files written for other tools: blocks are
+    cut by halves here.
+    """
+
+    num_factors: ClassVar[int] = 3
+    name: Literal["gptq"] = "gptq"
+    block_size: Annotated[int, Field(ge=1)] = 128
+    damp_percent: Annotated[float, Field(gt=0, lt=1)] | None = None
+    desc_act: bool = True
+    static_groups: bool = False
+    true_sequential: bool = False
+    range_search: bool = True
+    hessian_dtype: Literal["float32", "float64"] = "float32"
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class GPTAQConfig(GPTQConfig):
+    """GPTAQ (Li et al. 2025): GPTQ that also corrects what the quantized layers before changed in the input.
+
+    ``alpha`` is the share of that correction. Inputs come through the quantized blocks before, never through part of
+    one: ``true_sequential`` does not apply.
+    """
+
+    compares: ClassVar[bool] = True
+    num_grams: ClassVar[int] = 2
+    name: Literal["gptaq"] = "gptaq"  # type: ignore[assignment]
+    true_sequential: Literal[False] = False
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.25
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class QronosConfig(GPTQConfig):
+    """Qronos (Zhang et al. 2025): corrects past errors of weights and activations before it rounds each column."""
+
+    compares: ClassVar[bool] = True
+    num_grams: ClassVar[int] = 2
+    name: Literal["qronos"] = "qronos"  # type: ignore[assignment]
+    true_sequential: Literal[False] = False
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RotatedLayers(Value):
+    """Where AMD Quark writes down that the stream passes: from ``prev_modules`` through a norm to ``next_modules``."""
+
+    prev_modules: tuple[str, ...] = ()
+    norm_module: str | None = None
+    next_modules: tuple[str, ...] = ()
+    target_modules: tuple[str, ...] = ()
+
+
+_StreamLayers = dict[Literal["first_layer", "middle_layers", "last_layer"], tuple[RotatedLayers, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RotationConfig(_OnEdges):
+    """Rotation (QuaRot, Ashkboos et al. 2024): outliers of a channel are spread over all.
+
+    ``r1`` turns the residual stream, ``r2`` the values of each head: both are folded into weights and cost nothing
+    later. ``r3`` (each head of queries and keys, behind RoPE) and ``r4`` (the input of the last layer of an MLP) work
+    while the model runs, and no file holds them: ``ModelQuantizer`` does them. With ``r3`` outputs of k_proj are
+    quantized behind it.
+    ``random_r1`` and ``random_r2`` add random signs by ``seed``, without which one channel gets the sum of all;
+    ``rotation_size`` turns blocks of so many channels. Of what AMD Quark's files say besides, names of modules are not
+    needed, and only fixed rotations are available.
+    """
+
+    name: Literal["rotation"] = "rotation"
+    scaling_layers: _StreamLayers | tuple[()] = ()  # type: ignore[assignment]
+    r1: bool = True
+    r2: bool = False
+    r3: bool = False
+    r4: bool = False
+    rotation_size: Annotated[int, Field(ge=1)] | None = None
+    random_r1: bool = True
+    random_r2: bool = False
+    seed: int = 0
+    backbone: str | None = None
+    v_proj: str | None = None
+    o_proj: str | None = None
+    self_attn: str | None = None
+    mlp: str | None = None
+    online_r1_rotation: Literal[False] | None = None
+    online_config: None = None
+    trainable: Literal[False] = False
+    train_smooth: Literal[False] | None = None
+    smooth_positions: tuple[()] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class AutoRoundConfig(_OnLayers):
+    """AutoRound (Cheng et al. 2023): tunes rounding and scales of a block's weights together by signed gradients.
+
+    ``iters`` steps, each on ``batch_size`` calibration windows; ``lr`` (1 / iters if None) falls to 0. Every step runs
+    the block forward and backward: the slowest of the algorithms by far, and the best below 4 bits.
+    """
+
+    compares: ClassVar[bool] = True
+    on_one_process: ClassVar[bool] = True
+    name: Literal["autoround"] = "autoround"
+    iters: Annotated[int, Field(ge=1)] = 200
+    batch_size: Annotated[int, Field(ge=1)] = 8
+    lr: Annotated[float, Field(gt=0)] | None = None
+    minmax_lr: Annotated[float, Field(gt=0)] | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class BiasCorrectionConfig(Value):
+    """Bias correction (Nagel et al. 2019): what rounding adds to a layer's mean output is taken from its bias.
+
+    Layers without a bias stay as they are: a model does not get parameters that its class does not have.
+    """
+
+    num_grams: ClassVar[int] = 0
+    num_factors: ClassVar[int] = 0
+    on_one_process: ClassVar[bool] = False
+    name: Literal["bias_correction"] = "bias_correction"
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether it looks at calibration data."""
+        return True
+
+
+AlgoConfig = Annotated[
+    SmoothQuantConfig
+    | AutoSmoothQuantConfig
+    | AWQConfig
+    | RotationConfig
+    | RTNConfig
+    | GPTQConfig
+    | GPTAQConfig
+    | QronosConfig
+    | AutoRoundConfig
+    | BiasCorrectionConfig,
+    Field(discriminator="name"),
+]
+NAMES = (
+    "smoothquant",
+    "autosmoothquant",
+    "awq",
+    "rotation",
+    "rtn",
+    "gptq",
+    "gptaq",
+    "qronos",
+    "autoround",
+    "bias_correction",
+)
+_ADAPTER: TypeAdapter[Any] = TypeAdapter(AlgoConfig)
+
+
+def config_of(name: str) -> Any:
+    """The config of the algorithm called ``name``, one of NAMES, with its defaults."""
+    return _ADAPTER.validate_python({"name": name})
+
+
+def check_chain(algo_config: Sequence[Any]) -> None:
+    """Raises ValueError unless ``algo_config`` is transforms, at most one solver, corrections: each kind once."""
+    solvers: list[Any] = [algorithm for algorithm in algo_config if isinstance(algorithm, _OnLayers)]
+    if len(solvers) > 1:
+        names = " and ".join(solver.name for solver in solvers)
+        raise ValueError(f"{names} both round the weights: one chain has one of them")
+    in_order = sorted(algo_config, key=_place)
+    if in_order != list(algo_config):
+        late = next(after for after, before in zip(algo_config, in_order, strict=True) if after is not before)
+        what = "rounds the weights" if late in solvers else "corrects what rounding did"
+        raise ValueError(f"{late.name} {what}, so it comes last: {', '.join(one.name for one in in_order)}")
+    kinds = [type(algorithm) for algorithm in algo_config]
+    twice = next((algorithm for algorithm in algo_config if kinds.count(type(algorithm)) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice.name} is named twice")
+
+
+def _place(algorithm: Any) -> int:
+    return 2 if isinstance(algorithm, BiasCorrectionConfig) else int(isinstance(algorithm, _OnLayers))
+
+
+def load_quant_algo_config_from_file(file_path: str | Path) -> Any:
+    """The algorithm's config in a JSON file such as ``{"name": "autosmoothquant", "scaling_layers": [...]}``.
+
+    Raises ConfigError that names the file and the field at fault.
+    """
+    hint = f"It is one JSON object with a `name`: {', '.join(NAMES)}."
+    try:
+        return _ADAPTER.validate_python(json.loads(Path(file_path).read_text("utf-8")))
+    except ValidationError as error:
+        what = f"The algorithm config {file_path}"
+        raise config_error(error, what, code="invalid_algo_config", hint=hint, prefix="/algo_config") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{file_path} is not an algorithm config: {error}.",
+            code="invalid_algo_config",
+            hint=hint,
+            field="/algo_config",
+        ) from error

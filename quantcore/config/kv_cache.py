@@ -1,0 +1,125 @@
+"""Which layers compute the keys and values that the KV cache holds, and whether their outputs can be quantized.
+
+A layer counts by what it computes: it is called ``k_proj`` or ``v_proj``, it has one output for each channel of the
+key-value heads that config.json speaks of, and no recurrence beside it. No other layer is touched: a fused ``qkv_proj``
+gives queries as well, and the ``k_proj`` of a linear attention gives what no cache holds. No torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import CACHED_LAYERS, Config, is_cached
+from quantcore.errors import ConfigError
+
+_NUM_HEADS = re.compile(
+    r"(?!linear_)(.*num_(global_)?(attention|key_value|kv)_heads|num_heads|n_head|.*attention_heads)"
+)
+_HEAD_DIM = re.compile(r"(?!linear_).*head_dim(_\w+)?")
+_HIDDEN = ("hidden_size", "n_embd", "d_model", "attention_hidden_size")
+_RECURRENT = ("A_log", "dt_bias", "k_conv1d.weight", "conv1d.weight")
+"""What only linear attention has beside its projections: it keeps a state, no keys and values."""
+_ATTENTION = re.compile(r"qkv|query_key_value|c_attn|kv_|(^|_)(key|value|k|v)(_|$)", re.IGNORECASE)
+
+
+def holds_keys_or_values(name: str, tensors: Collection[str]) -> bool:
+    """Whether a KV cache holds the outputs of layer ``name``; ``tensors`` are the names of the model's tensors."""
+    owner = name.rpartition(".")[0]
+    return is_cached(name) and not any(f"{owner}.{part}" in tensors for part in _RECURRENT)
+
+
+def check_kv_cache(
+    config: Config, layers: Sequence[LayerPlan], names: Collection[str], model_config: Mapping[str, Any]
+) -> None:
+    """Raises ConfigError for a KV cache that cannot be had.
+
+    ``layers`` will be quantized, ``names`` are those of all linear layers in the decoder blocks.
+    """
+    if not config.kv_cache_quant_config:
+        return
+    for name in names:
+        _check_conflict(config, name)
+    cached = [layer for layer in layers if is_of_cache(layer)]
+    widths = _widths(model_config)
+    odd = [layer for layer in cached if widths and layer.out_features not in widths]
+    if odd:
+        why = f"{odd[0].name} has {odd[0].out_features} outputs, and config.json speaks of no such key-value heads"
+    elif cached:
+        return
+    elif separate := [name for name in names if is_cached(name)]:
+        why = f"no pattern of kv_cache_quant_config fits a layer that is quantized; {separate[0]} is there"
+    else:
+        parts = dict.fromkeys(name.rpartition(".")[2] for name in names)
+        found = [part for part in parts if _ATTENTION.search(part)]
+        why = f"its keys and values are no outputs of layers of their own ({' and '.join(CACHED_LAYERS)})"
+        why += f": there is {', '.join(found)}" if found else ""
+    raise ConfigError(
+        f"The KV cache of this model cannot be quantized: {why}.",
+        code="kv_cache_not_found",
+        hint="Leave the KV cache out (--kv_cache_dtype, kv_cache, kv_cache_quant_config).",
+        field="/kv_cache_quant_config",
+    )
+
+
+def check_whole_cache(layers: Sequence[LayerPlan], names: Collection[str], tensors: Collection[str]) -> None:
+    """Raises ConfigError if only a part of the keys and values is quantized: files say it once for all of them."""
+    done = {layer.name for layer in layers if is_of_cache(layer)}
+    left = [name for name in names if name not in done and holds_keys_or_values(name, tensors)]
+    if done and left:
+        raise ConfigError(
+            f"The KV cache is quantized in {len(done)} layer(s), and not in {len(left)}, first {left[0]}.",
+            code="kv_cache_in_part",
+            hint="Files say it once for the whole cache: let kv_cache_quant_config name all keys and values, and"
+            " `exclude` none of them.",
+            field="/kv_cache_quant_config",
+        )
+
+
+def is_of_cache(layer: LayerPlan) -> bool:
+    """Whether kv_cache_quant_config decided the layer's output."""
+    return layer.chosen_by.startswith("kv_cache_quant_config")
+
+
+def _check_conflict(config: Config, name: str) -> None:
+    cache, layer = config.cache_config(name), None
+    for pattern, chosen in config.layer_quant_config.items():
+        if fnmatchcase(name, pattern):
+            layer = pattern, chosen
+            break
+    if cache is None or layer is None:
+        return
+    for field in ("weight", "input_tensors", "bias", "output_tensors"):
+        ours, theirs = (getattr(one[1], field) for one in (cache, layer))
+        if ours is not None and ours != theirs and (theirs is not None or field != "output_tensors"):
+            raise ConfigError(
+                f"Two schemes for {field} of {name}: kv_cache_quant_config '{cache[0]}' and layer_quant_config"
+                f" '{layer[0]}' differ.",
+                code="conflicting_schemes",
+                hint="Give kv_cache_quant_config output_tensors alone: weights and inputs are then those of"
+                " layer_quant_config.",
+                field=f"/kv_cache_quant_config/{cache[0]}/{field}",
+            )
+
+
+def _widths(model_config: Mapping[str, Any]) -> set[int]:
+    """How many channels the keys or values of a token can have; empty if config.json does not say."""
+    numbers = list(_numbers(model_config))
+    heads = {value for key, value in numbers if _NUM_HEADS.fullmatch(key)}
+    dims = {value for key, value in numbers if _HEAD_DIM.fullmatch(key)}
+    dims |= {value // num for key, value in numbers if key in _HIDDEN for num in heads if not value % num}
+    return {num * dim for num in heads for dim in dims}
+
+
+def _numbers(model_config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """The whole numbers of config.json by their names, those of configs inside it, too."""
+    for key, value in model_config.items():
+        values = value if isinstance(value, list) else [value]
+        for one in values:
+            if isinstance(one, Mapping):
+                yield from _numbers(one)
+            elif type(one) is int and one > 0:
+                yield str(key), one

@@ -1,0 +1,141 @@
+"""One layer's decision, the type that planning, solving and exporting share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quantcore.config.grouping import weight_grouping
+from quantcore.config.quantization import QSchemeType, QuantizationConfig, QuantizationSpec, ScaleType
+from quantcore.config.spec import SUPER_BLOCK
+from quantcore.errors import ConfigError
+
+GROUP_SIZES = (16, 32, 64, 96, 128, 192, 256, 512)
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """A layer whose weight will be quantized. ``block`` is its decoder block, None outside the blocks (lm_head).
+
+    ``shape`` is that of the weight as [out, in, *kernel], whatever a module of class ``kind`` stores. ``chosen_by``
+    says where in the Config its config stands.
+    """
+
+    name: str
+    block: int | None
+    shape: tuple[int, ...]
+    config: QuantizationConfig
+    kind: str = "Linear"
+    chosen_by: str = "global_quant_config"
+
+    @property
+    def out_features(self) -> int:
+        return self.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        return self.shape[1]
+
+    @property
+    def weight(self) -> QuantizationSpec:
+        assert self.config.weight is not None
+        return self.config.weight
+
+    @property
+    def input_tensors(self) -> QuantizationSpec | None:
+        return self.config.input_tensors
+
+    @property
+    def num_scales(self) -> tuple[int, int]:
+        """Shape [rows, groups] of the weight's scales."""
+        return weight_grouping(self.weight).num_scales(self.shape)
+
+    @property
+    def group_size(self) -> int:
+        """Inputs that share one scale within a row."""
+        size = self.weight.group_size
+        return self.in_features if size is None or size == -1 else size
+
+    @property
+    def groups(self) -> list[tuple[int, int]]:
+        """(length of the axis, group size) of the weight and of the input, where they have groups of a fixed size."""
+        axes = ((self.weight, weight_grouping(self.weight).axis), (self.input_tensors, 1))
+        return [
+            (self.shape[axis or 0], spec.group_size)
+            for spec, axis in axes
+            if spec is not None and spec.group_size is not None and spec.group_size > 0
+        ]
+
+    @property
+    def scheme(self) -> str:
+        """A short name for people: ``uint4 per_group 64``, ``int8 per_channel + int8 per_token dynamic``."""
+        text = _describe(self.weight, group_size=self.group_size)
+        if self.config.input_tensors is not None:
+            text += f" + {_describe_activation(self.config.input_tensors)}"
+        if self.config.output_tensors is not None:
+            text += f" -> {_describe_activation(self.config.output_tensors)}"
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "block": self.block,
+            "shape": list(self.shape),
+            "scheme": self.scheme,
+            "chosen_by": self.chosen_by,
+        }
+
+
+def check_groups(layers: Sequence[LayerPlan]) -> None:
+    """A group size must divide the axis along which groups run; say which do not and what would fit."""
+    rows = [(layer, length, size) for layer in layers for length, size in layer.groups]
+    bad = [(layer, length, size) for layer, length, size in rows if length % size]
+    if not bad:
+        return
+    fitting = [size for size in GROUP_SIZES if not any(length % size for _, length, _ in rows)]
+    widths = "; ".join(
+        f"{width} inputs: {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+        for width in sorted({length for _, length, _ in bad})
+        if (names := [layer.name for layer, length, _ in bad if length == width])
+    )
+    raise ConfigError(
+        f"group_size {bad[0][2]} does not divide the rows of {len(bad)} layer(s): {widths}.",
+        code="group_size_not_dividing",
+        hint=f"Sizes that fit every grouped layer: {', '.join(map(str, fitting)) or 'none'}, or -1 for the whole row.",
+        field="/global_quant_config/weight/group_size",
+        allowed=(*fitting, -1),
+    )
+
+
+def check_super_blocks(layers: Sequence[LayerPlan]) -> None:
+    """Raises ConfigError for scales under one float16 number for 256 inputs where rows are no multiple of that."""
+    bad = [layer for layer in layers if layer.weight.scale_type.is_whole and layer.in_features % SUPER_BLOCK]
+    if bad:
+        raise ConfigError(
+            f"Scales of type {bad[0].weight.scale_type.value} lie under one for {SUPER_BLOCK} inputs, and {len(bad)}"
+            f" layer(s) have no multiple of that, first {bad[0].name} ({bad[0].in_features} inputs).",
+            code="group_size_not_dividing",
+            hint="Give them another scheme, as gguf_q5_0 or gguf_q8_0, in layer_quant_config.",
+            field="/global_quant_config/weight/scale_type",
+        )
+
+
+def _describe(spec: QuantizationSpec, *, group_size: int | None) -> str:
+    text = f"{spec.dtype.value} {spec.qscheme.value}"
+    if spec.qscheme is QSchemeType.per_group:
+        text += f" {spec.group_size if group_size is None else group_size}"
+    if spec.block_size is not None:
+        text += f" {spec.block_size[0]}x{spec.block_size[1]}"
+    if spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3, ScaleType.pof2) or spec.scale_type.in_two_levels:
+        text += f" {spec.scale_type.value}"
+    return text if spec.over is None else f"{text} over {_describe(spec.over, group_size=None)}"
+
+
+def _describe_activation(spec: QuantizationSpec) -> str:
+    if not spec.format.scaled:
+        return spec.dtype.value
+    text = _describe(spec, group_size=None)
+    if spec.is_dynamic:
+        text = text.replace("per_channel", "per_token")
+    return f"{text} {'dynamic' if spec.is_dynamic else 'static'}"

@@ -1,0 +1,273 @@
+"""Named schemes: a table. A new one is one row, and users may bring rows of their own in a JSON file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from quantcore.config.quantization import (
+    Config,
+    Dtype,
+    QSchemeType,
+    QuantizationConfig,
+    QuantizationSpec,
+    ScaleType,
+    ZeroPointType,
+    parse_config,
+)
+from quantcore.errors import ConfigError, unknown_value
+
+PER_TENSOR, PER_CHANNEL, PER_GROUP = QSchemeType.per_tensor, QSchemeType.per_channel, QSchemeType.per_group
+
+
+def _spec(dtype: str, qscheme: QSchemeType = PER_TENSOR, *, dynamic: bool = False, symmetric: bool | None = None,
+          group_size: int | None = None, scale_type: ScaleType = ScaleType.float,
+          over: QuantizationSpec | None = None) -> QuantizationSpec:  # fmt: skip
+    return QuantizationSpec(
+        dtype=Dtype(dtype), qscheme=qscheme, is_dynamic=dynamic, symmetric=symmetric, group_size=group_size,
+        scale_type=scale_type, over=over,
+    )  # fmt: skip
+
+
+def _groups(dtype: str, size: int) -> QuantizationSpec:
+    return _spec(dtype, PER_GROUP, group_size=size)
+
+
+def _mx(element: str, *, dynamic: bool = False) -> QuantizationSpec:
+    return _spec(element, PER_GROUP, group_size=32, scale_type=ScaleType.e8m0, dynamic=dynamic)
+
+
+def _nvfp4(*, dynamic: bool = False) -> QuantizationSpec:
+    return _spec("fp4", PER_GROUP, group_size=16, scale_type=ScaleType.e4m3, dynamic=dynamic)
+
+
+INT8, INT8_CHANNEL = _spec("int8"), _spec("int8", PER_CHANNEL)
+INT8_OUTLIERS = QuantizationSpec(
+    dtype=Dtype.int8, qscheme=PER_CHANNEL, is_dynamic=True, symmetric=True, outlier_threshold=6.0
+)
+INT8_TOKEN = _spec("int8", PER_CHANNEL, dynamic=True, symmetric=False)
+FP8, FP8_DYNAMIC = _spec("fp8_e4m3"), _spec("fp8_e4m3", dynamic=True)
+FP8_CHANNEL, FP8_TOKEN = _spec("fp8_e4m3", PER_CHANNEL), _spec("fp8_e4m3", PER_CHANNEL, dynamic=True)
+FP8_BLOCK = QuantizationSpec(dtype=Dtype.fp8_e4m3, qscheme=QSchemeType.per_block, block_size=(128, 128))
+FP8_GROUP_128 = _spec("fp8_e4m3", PER_GROUP, group_size=128, dynamic=True)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A config with a name. ``aliases`` are the names that the quantization script of AMD Quark gives it."""
+
+    name: str
+    title: str
+    config: Config
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def layer_config(self) -> QuantizationConfig:
+        return self.config.global_quant_config
+
+    @property
+    def needs_calibration(self) -> bool:
+        return self.config.needs_calibration
+
+
+def _gguf(dtype: str) -> QuantizationSpec:
+    """float16 scales of blocks of 32, and float16 minimums where codes have no sign (see ``export.gguf``)."""
+    zeros = ZeroPointType.float32 if dtype.startswith("u") else ZeroPointType.int32
+    return replace(_groups(dtype, 32), scale_type=ScaleType.float16, zero_point_type=zeros)
+
+
+def _gguf_k(dtype: str, size: int, scale_type: ScaleType) -> QuantizationSpec:
+    """Scales as small whole numbers under one float16 for 256 inputs (see ``super_blocks``)."""
+    return replace(_gguf(dtype), group_size=size, scale_type=scale_type)
+
+
+def _row(name: str, title: str, weight: QuantizationSpec, inputs: QuantizationSpec | None = None,
+         aliases: str = "", exclude: tuple[str, ...] = ("lm_head",)) -> Preset:  # fmt: skip
+    layer = QuantizationConfig(weight=weight, input_tensors=inputs)
+    return Preset(name, title, Config(global_quant_config=layer, exclude=exclude), tuple(aliases.split()))
+
+
+_TABLE = (
+    _row("int8_dynamic", "int8 weights per channel, asymmetric int8 activations with one scale a token, found at run "
+         "time", INT8_CHANNEL, INT8_TOKEN),
+    _row("int8_static", "int8 weights per channel, int8 activations with one calibrated scale a tensor",
+         INT8_CHANNEL, INT8, "w_int8_per_channel_a_int8_per_tensor_sym"),
+    _row("int8", "int8 weights and activations, one calibrated scale a tensor", INT8, INT8,
+         "w_int8_a_int8_per_tensor_sym"),
+    _row("int8_weight_only", "int8 weights per channel, activations untouched", INT8_CHANNEL,
+         aliases="w_int8_per_channel_sym"),
+    _row("int8_weight_only_per_tensor", "int8 weights with one scale a tensor, activations untouched", INT8,
+         aliases="w_int8_per_tensor_sym"),
+    _row("fp8", "fp8 (e4m3) weights and activations, one calibrated scale a tensor", FP8, FP8, "w_fp8_a_fp8"),
+    _row("fp8_dynamic", "fp8 (e4m3) weights per channel, activations per token, found at run time",
+         FP8_CHANNEL, FP8_TOKEN, "ptpc_fp8"),
+    _row("fp8_block", "fp8 (e4m3) weights in blocks of 128x128, activations in groups of 128, found at run time",
+         FP8_BLOCK, FP8_GROUP_128),
+    _row("w4a16", "uint4 weights in asymmetric groups of 64, activations untouched", _groups("uint4", 64),
+         aliases="w_uint4_per_group_asym uint4_wo_64"),
+    _row("uint4_wo_32", "uint4 weights in asymmetric groups of 32", _groups("uint4", 32)),
+    _row("uint4_wo_128", "uint4 weights in asymmetric groups of 128", _groups("uint4", 128)),
+    _row("uint4_wo_per_channel", "uint4 weights, asymmetric, per channel", _groups("uint4", -1)),
+    _row("w4a16_sym", "int4 weights in symmetric groups of 64, activations untouched", _groups("int4", 64),
+         aliases="w_int4_per_group_sym int4_wo_64"),
+    _row("int4_wo_32", "int4 weights in symmetric groups of 32", _groups("int4", 32)),
+    _row("int4_wo_128", "int4 weights in symmetric groups of 128", _groups("int4", 128)),
+    _row("int4_wo_per_channel", "int4 weights, symmetric, per channel", _groups("int4", -1),
+         aliases="w_int4_per_channel_sym"),
+    _row("int4_wa_64", "int4 weights and activations in symmetric groups of 64, those of activations found at run time",
+         _groups("int4", 64), _spec("int4", PER_GROUP, group_size=64, dynamic=True)),
+    _row("int4_fp8", "int4 weights per channel over fp8 per tensor, fp8 activations found at run time",
+         _spec("int4", PER_CHANNEL, scale_type=ScaleType.float32, over=_spec("fp8_e4m3", scale_type=ScaleType.float32)),
+         FP8_DYNAMIC),
+    _row("mxfp4", "MXFP4 weights and activations", _mx("fp4"), _mx("fp4", dynamic=True)),
+    _row("mxfp4_weight_only", "MXFP4 weights, activations untouched", _mx("fp4")),
+    _row("mxfp4_fp8", "MXFP4 weights, fp8 activations with one calibrated scale a tensor", _mx("fp4"), FP8),
+    _row("mxfp4_mxfp6_e2m3", "MXFP4 weights, MXFP6 (e2m3) activations", _mx("fp4"), _mx("fp6_e2m3", dynamic=True)),
+    _row("mxfp6_e3m2", "MXFP6 (e3m2) weights and activations", _mx("fp6_e3m2"), _mx("fp6_e3m2", dynamic=True)),
+    _row("mxfp6_e2m3", "MXFP6 (e2m3) weights and activations", _mx("fp6_e2m3"), _mx("fp6_e2m3", dynamic=True)),
+    _row("mxfp8", "MXFP8 (e4m3) weights and activations", _mx("fp8_e4m3"), _mx("fp8_e4m3", dynamic=True),
+         "w_mx_fp8_a_mx_fp8"),
+    _row("mxfp8_e5m2", "MXFP8 (e5m2) weights and activations", _mx("fp8_e5m2"), _mx("fp8_e5m2", dynamic=True)),
+    _row("mxint8", "MXINT8 weights and activations", _mx("int8"), _mx("int8", dynamic=True)),
+    _row("mxint8_weight_only", "MXINT8 weights, activations untouched", _mx("int8")),
+    _row("nvfp4", "NVFP4 weights and activations: fp4 in groups of 16 with e4m3 scales under one float32 scale",
+         _nvfp4(), _nvfp4(dynamic=True), "fp4_block16_scale_e4m3"),
+    _row("nvfp4_weight_only", "NVFP4 weights, activations untouched", _nvfp4()),
+    _row("nf4", "NF4 weights of bitsandbytes in groups of 64", _groups("nf4", 64)),
+    _row("nf4_double_quant", "NF4 weights of bitsandbytes in groups of 64, whose scales are quantized to 8 bits",
+         _spec("nf4", PER_GROUP, group_size=64, scale_type=ScaleType.double_quant)),
+    _row("llm_int8", "LLM.int8() of bitsandbytes: int8 weights per channel, int8 activations per token, found at run "
+         "time, but for features with a value of 6 or more", INT8_CHANNEL, INT8_OUTLIERS),
+    _row("fp4_bnb", "FP4 weights of bitsandbytes in groups of 64", _groups("fp4_bnb", 64)),
+    _row("fp4_bnb_double_quant", "FP4 weights of bitsandbytes in groups of 64, whose scales are quantized to 8 bits",
+         _spec("fp4_bnb", PER_GROUP, group_size=64, scale_type=ScaleType.double_quant)),
+    _row("gguf_q4_0", "GGUF's Q4_0: int4 weights in blocks of 32", _gguf("int4"), exclude=()),
+    _row("gguf_q4_1", "GGUF's Q4_1: uint4 weights in blocks of 32 with a minimum", _gguf("uint4"), exclude=()),
+    _row("gguf_q5_0", "GGUF's Q5_0: int5 weights in blocks of 32", _gguf("int5"), exclude=()),
+    _row("gguf_q5_1", "GGUF's Q5_1: uint5 weights in blocks of 32 with a minimum", _gguf("uint5"), exclude=()),
+    _row("gguf_q8_0", "GGUF's Q8_0: int8 weights in blocks of 32", _gguf("int8"), exclude=()),
+    _row("gguf_q4_k", "GGUF's Q4_K: uint4 weights in blocks of 32 with a minimum, 8 of them under one scale",
+         _gguf_k("uint4", 32, ScaleType.uint6), exclude=()),
+    _row("gguf_q5_k", "GGUF's Q5_K: uint5 weights in blocks of 32 with a minimum, 8 of them under one scale",
+         _gguf_k("uint5", 32, ScaleType.uint6), exclude=()),
+    _row("gguf_q6_k", "GGUF's Q6_K: int6 weights in blocks of 16, 16 of them under one scale",
+         _gguf_k("int6", 16, ScaleType.int8), exclude=()),
+)  # fmt: skip
+
+PRESETS: dict[str, Preset] = {preset.name: preset for preset in _TABLE}
+
+KV_CACHE_SPECS = {
+    "fp8": FP8,
+    "int8_per_tensor_static": INT8,
+    "int8_per_channel_static": QuantizationSpec(dtype=Dtype.int8, qscheme=PER_CHANNEL, ch_axis=-1),
+    "fp8_per_channel_static": QuantizationSpec(dtype=Dtype.fp8_e4m3, qscheme=PER_CHANNEL, ch_axis=-1),
+    "int8_per_token_dynamic": INT8_TOKEN,
+    "fp8_per_token_dynamic": FP8_TOKEN,
+}
+KV_CACHE_LAYERS = ("*k_proj", "*v_proj")
+
+
+def resolve(
+    name: str, *, group_size: int | None = None, exclude: tuple[str, ...] | None = None, kv_cache: str | None = None,
+    presets: Mapping[str, Preset] = PRESETS,
+) -> Config:  # fmt: skip
+    """The config that a preset (or one of its aliases) stands for, with what people change most.
+
+    Raises ConfigError ``unknown_preset``, or ``invalid_config`` when a group size is given to a scheme without groups.
+    """
+    by_any_name = {known: preset for preset in presets.values() for known in (preset.name, *preset.aliases)}
+    if name not in by_any_name:
+        raise unknown_value("preset", name, by_any_name, code="unknown_preset", field="/config/preset")
+    config = by_any_name[name].config
+    if group_size is not None:
+        config = _with_group_size(by_any_name[name], group_size, presets)
+    if exclude is not None:
+        config = replace(config, exclude=exclude)
+    return config if kv_cache is None else with_kv_cache(config, kv_cache)
+
+
+def with_kv_cache(config: Config, scheme: str, layers: tuple[str, ...] = KV_CACHE_LAYERS) -> Config:
+    """``config`` with the outputs of the key and value projections quantized as ``scheme`` of KV_CACHE_SPECS says.
+
+    Their weights and inputs stay as ``config`` has them. Raises ConfigError if it says a KV cache already.
+    """
+    if scheme not in KV_CACHE_SPECS:
+        raise unknown_value(
+            "kv_cache", scheme, KV_CACHE_SPECS, code="unknown_kv_cache_scheme", field="/config/kv_cache"
+        )
+    if config.kv_cache_quant_config:
+        raise ConfigError(
+            f"The config says its own KV cache (kv_cache_quant_config), and {scheme} was asked for besides.",
+            code="conflicting_schemes",
+            hint="Leave one of them out.",
+            field="/config/kv_cache",
+        )
+    layer = QuantizationConfig(output_tensors=KV_CACHE_SPECS[scheme])
+    return replace(config, kv_cache_quant_config=dict.fromkeys(layers, layer))
+
+
+ATTENTION_SPECS = {"fp8": FP8}
+
+
+def with_attention(config: Config, scheme: str, layers: tuple[str, ...] = ("*q_proj",)) -> Config:
+    """``config`` with fp8 attention: the outputs of the query projections and the attention probabilities, with one
+    calibrated scale each. vLLM reads the scales where the KV cache is fp8 as well (``with_kv_cache``)."""
+    if scheme not in ATTENTION_SPECS:
+        raise unknown_value(
+            "attention", scheme, ATTENTION_SPECS, code="unknown_attention_scheme", field="/config/attention"
+        )
+    spec = ATTENTION_SPECS[scheme]
+    queries = replace(config.global_quant_config, output_tensors=spec)
+    return replace(
+        config,
+        softmax_quant_spec=spec,
+        layer_quant_config=dict.fromkeys(layers, queries) | config.layer_quant_config,
+    )
+
+
+def read_presets(path: Path) -> dict[str, Preset]:
+    """PRESETS and those of a JSON file: ``{"name": {"title": "...", "config": {...}}}``. Raises ConfigError.
+
+    A ``config`` is a whole Config, or ``{"preset": "w4a16", "group_size": 32, "exclude": [...], "kv_cache": "fp8"}``.
+    """
+    try:
+        rows = json.loads(path.read_text("utf-8"))
+        found = dict(PRESETS)
+        for name, row in rows.items():
+            if name in found:
+                raise ConfigError(
+                    f"The preset '{name}' of {path} exists already.", code="invalid_presets", hint="Choose a new name."
+                )
+            given = row["config"]
+            config = resolve(given.pop("preset"), **given) if "preset" in given else parse_config(given)
+            found[name] = Preset(name, str(row.get("title", name)), config)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} is not a file of presets: {error!r}.",
+            code="invalid_presets",
+            hint='It is JSON: {"name": {"title": "...", "config": {...}}}.',
+        ) from error
+    return found
+
+
+def _with_group_size(preset: Preset, group_size: int, presets: Mapping[str, Preset]) -> Config:
+    layer = preset.layer_config
+    if layer.weight is None or not _has_free_groups(layer.weight):
+        free = [p.name for p in presets.values() if p.layer_config.weight and _has_free_groups(p.layer_config.weight)]
+        raise ConfigError(
+            f"Preset '{preset.name}' has no groups whose size is free, so group_size {group_size} means nothing there.",
+            code="invalid_config",
+            hint=f"Leave it out, or take one of: {', '.join(free)}.",
+            field="/config/group_size",
+            allowed=free,
+        )
+    layer = replace(layer, weight=replace(layer.weight, group_size=group_size))
+    return replace(preset.config, global_quant_config=layer)
+
+
+def _has_free_groups(spec: QuantizationSpec) -> bool:
+    return spec.qscheme is PER_GROUP and not (
+        spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3) or spec.scale_type.is_whole
+    )

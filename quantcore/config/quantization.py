@@ -1,0 +1,330 @@
+"""What a user asks for, in the field's names: spec of a tensor, config of a layer, config of a model.
+
+All are frozen dataclasses that validate themselves and refuse unknown fields, so ``dataclasses.replace`` works and
+checks again. ``to_dict`` and ``parse_config`` are inverse.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, replace
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Self
+
+from pydantic import Field, StrictBool, StrictInt, TypeAdapter, ValidationError, field_validator
+from pydantic import model_validator as validator
+from pydantic.dataclasses import dataclass
+
+from quantcore.config.algorithms import AlgoConfig, check_chain
+from quantcore.config.spec import (
+    Dtype,
+    QSchemeType,
+    QuantizationSpec,
+    RoundType,
+    ScaleMode,
+    ScaleType,
+    ZeroPointType,
+    one_of,
+)  # fmt: skip
+from quantcore.config.values import STRICT, Settings, Value, config_error, given_fields
+from quantcore.errors import ConfigError
+
+__all__ = [
+    "BUILTIN", "DATASET_ID", "CalibrationConfig", "Config", "Dtype", "QSchemeType", "QuantizationConfig",
+    "QuantizationMode", "QuantizationSpec", "RoundType", "ScaleMode", "ScaleType", "TextSource", "ZeroPointType",
+    "is_dataset_id", "json_schema", "learns_from_data", "parse_config", "parse_size",
+]  # fmt: skip
+
+LAYER_TYPES = ("Linear", "Conv1d", "Conv2d", "ConvTranspose2d", "Conv1D", "Embedding", "EmbeddingBag")
+"""Classes whose weight can be quantized. ``Conv1D`` is Transformers' transposed linear layer (GPT-2)."""
+
+SIZE_UNITS = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3}
+DEFAULT_SHARD_SIZE = "5GB"
+
+ONLY_WHEN_ASKED = ("Embedding", "EmbeddingBag")
+CACHED_LAYERS = ("k_proj", "v_proj")
+"""What models call the layers whose outputs are keys and values, where these are layers of their own."""
+
+
+def is_cached(name: str) -> bool:
+    """Whether layer ``name`` is called like one whose outputs a KV cache holds (see ``quantcore.config.kv_cache``)."""
+    return name.rpartition(".")[2] in CACHED_LAYERS
+
+
+LayerType = Annotated[str, one_of("layer type", LAYER_TYPES)]
+
+
+class QuantizationMode(StrEnum):
+    """``eager_mode`` replaces modules; ``fx_graph_mode`` traces the model with torch.export first."""
+
+    eager_mode = "eager_mode"
+    fx_graph_mode = "fx_graph_mode"
+
+
+@dataclass(frozen=True, config=STRICT)
+class QuantizationConfig(Value):
+    """What happens to one layer's tensors. None keeps a tensor as it is. The order of the fields is AMD Quark's.
+
+    A weight or a bias does not change, so ``is_dynamic`` of its spec makes no difference and becomes False.
+    """
+
+    input_tensors: QuantizationSpec | None = None
+    output_tensors: QuantizationSpec | None = None
+    weight: QuantizationSpec | None = None
+    bias: QuantizationSpec | None = None
+
+    @validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, values: Any) -> Any:
+        return given_fields(values)
+
+    @validator(mode="after")
+    def _make_sense(self) -> Self:
+        for name, fixed in (("weight", self.weight), ("bias", self.bias)):
+            if fixed is not None and fixed.is_dynamic:  # it does not change: scales found anew would be the same ones
+                object.__setattr__(self, name, replace(fixed, is_dynamic=False))
+        if self.bias is not None and self.bias.qscheme not in (QSchemeType.per_tensor, QSchemeType.per_channel):
+            raise ValueError(f"a bias has one axis: its qscheme is per_tensor or per_channel, not {self.bias.qscheme}")
+        if self.input_tensors is not None and self.weight is None:
+            raise ValueError("input_tensors without weight: quantize the weight as well, or neither")
+        for name, spec in (("input_tensors", self.input_tensors), ("output_tensors", self.output_tensors)):
+            if spec is not None:
+                _check_activation(name, spec)
+        return self
+
+    @property
+    def needs_calibration(self) -> bool:
+        """True if the range of the input or of the output must be learned from data."""
+        return any(spec is not None and learns_from_data(spec) for spec in (self.input_tensors, self.output_tensors))
+
+
+def learns_from_data(spec: QuantizationSpec) -> bool:
+    """Whether an activation's spec needs calibration: static scales, or NVFP4's one static scale above dynamic ones."""
+    return spec.is_static or spec.scale_type is ScaleType.e4m3
+
+
+def _check_activation(name: str, spec: QuantizationSpec) -> None:
+    if spec.qscheme is QSchemeType.per_block or spec.over is not None:
+        raise ValueError(f"{name} can be per_tensor, per_channel or per_group; blocks and two stages are for weights")
+    per_channel = spec.qscheme is QSchemeType.per_channel
+    if per_channel and not spec.is_dynamic and spec.ch_axis not in (-1, 2):
+        raise ValueError(
+            f"{name} that are per_channel have one scale a token, which needs is_dynamic=true; "
+            "or one a feature: static with ch_axis -1"
+        )
+    if per_channel and spec.is_dynamic and spec.ch_axis not in (None, 1, -2):
+        raise ValueError(f"dynamic per_channel {name} have one scale a token: leave ch_axis out (or 1)")
+    if spec.qscheme is QSchemeType.per_group and not spec.is_dynamic:
+        raise ValueError(f"groups of {name} get their scales at run time: set is_dynamic to true")
+    if spec.qscheme is QSchemeType.per_group and spec.ch_axis not in (None, -1, 1, 2):
+        raise ValueError(f"groups of {name} run along the features: leave ch_axis out (or -1)")
+
+
+@dataclass(frozen=True, config=STRICT)
+class Config(Value):
+    """How a whole model is quantized. The first four fields can be given by position, as in AMD Quark's class.
+
+    A layer's config is the first match of: ``exclude`` (kept as it is), ``layer_quant_config`` (patterns in order),
+    ``layer_type_quant_config``, ``global_quant_config``. Patterns are shell globs on the full module name
+    (``*.down_proj``). Embeddings are quantized only where a name or a type asks for it. ``kv_cache_quant_config`` adds
+    ``output_tensors`` to the layers that compute keys and values, whatever else its patterns match; if it says weights
+    or inputs, too, they are those of layers that ``layer_quant_config`` does not name. ``softmax_quant_spec``: the
+    attention probabilities (fp8 attention). ``strict``: a pattern or class that fits no layer is an error, and not only
+    a warning.
+    """
+
+    global_quant_config: QuantizationConfig
+    layer_type_quant_config: dict[LayerType, QuantizationConfig] = Field(default_factory=dict)
+    layer_quant_config: dict[str, QuantizationConfig] = Field(default_factory=dict)
+    kv_cache_quant_config: dict[str, QuantizationConfig] = Field(default_factory=dict)
+    _: KW_ONLY
+    softmax_quant_spec: QuantizationSpec | None = None
+    exclude: tuple[str, ...] = ()
+    algo_config: tuple[AlgoConfig, ...] = ()
+    quant_mode: QuantizationMode = QuantizationMode.eager_mode
+    strict: StrictBool = False
+
+    @property
+    def needs_calibration(self) -> bool:
+        """True if some layer's config or an algorithm needs data."""
+        if any(algorithm.needs_calibration for algorithm in self.algo_config):
+            return True
+        named = (self.kv_cache_quant_config, self.layer_quant_config, self.layer_type_quant_config)
+        layers = (self.global_quant_config, *(layer for table in named for layer in table.values()))
+        return any(layer.needs_calibration for layer in layers)
+
+    @property
+    def runs_alone(self) -> str | None:
+        """The name of an algorithm that no ranks can share, if there is one."""
+        return next((one.name for one in self.algo_config if one.on_one_process), None)
+
+    @property
+    def compares(self) -> bool:
+        """True if an algorithm looks at the float model beside the quantized one: two streams instead of one."""
+        return any(getattr(algorithm, "compares", False) for algorithm in self.algo_config)
+
+    def choose(self, name: str, layer_type: str, *, in_cache: bool = True) -> tuple[QuantizationConfig | None, str]:
+        """The config of layer ``name`` of class ``layer_type`` (None: kept as it is), and what decided it.
+
+        ``in_cache`` False: its outputs are no keys or values, whatever it is called.
+        """
+        for pattern in self.exclude:
+            if fnmatchcase(name, pattern):
+                return None, f"excluded by '{pattern}'"
+        chosen, why = self._choose_but_for_cache(name, layer_type)
+        cache = self.cache_config(name) if in_cache else None
+        if cache is None:
+            return chosen, why
+        pattern, layer = cache
+        is_named = why.startswith("layer_quant_config")
+        if is_named or layer == QuantizationConfig(output_tensors=layer.output_tensors):
+            layer = replace(chosen or layer, output_tensors=layer.output_tensors)
+        return layer, f"kv_cache_quant_config '{pattern}'" + (f" with {why}" if is_named else "")
+
+    def cache_config(self, name: str) -> tuple[str, QuantizationConfig] | None:
+        """The pattern of ``kv_cache_quant_config`` that layer ``name`` fits, and what it says; None if it fits none."""
+        fitting = (one for one in self.kv_cache_quant_config.items() if fnmatchcase(name, one[0]))
+        return next(fitting, None) if is_cached(name) else None
+
+    def _choose_but_for_cache(self, name: str, layer_type: str) -> tuple[QuantizationConfig | None, str]:
+        for pattern, chosen in self.layer_quant_config.items():
+            if fnmatchcase(name, pattern):
+                return chosen, f"layer_quant_config '{pattern}'"
+        if layer_type in self.layer_type_quant_config:
+            return self.layer_type_quant_config[layer_type], f"layer_type_quant_config '{layer_type}'"
+        if layer_type in ONLY_WHEN_ASKED:
+            return None, f"{layer_type} is quantized only where a name or a type asks for it"
+        return self.global_quant_config, "global_quant_config"
+
+    def warn_of_unmatched(self, layers: Mapping[str, str]) -> tuple[str, ...]:
+        """What to say of the patterns and classes that fit none of ``layers`` (name -> class).
+
+        Raises ConfigError ``unmatched_names`` instead if ``strict``.
+        """
+        said = [f"The pattern '{pattern}' matches no layer." for pattern in self.unmatched_patterns(layers)]
+        types = [kind for kind in self.layer_type_quant_config if kind not in layers.values()]
+        said += [f"The class '{kind}' of layer_type_quant_config matches no layer." for kind in types]
+        if said and self.strict:
+            raise ConfigError(
+                " ".join(said),
+                code="unmatched_names",
+                hint="Correct or remove them. Without `strict` they are warnings.",
+                field="/strict",
+            )
+        return tuple(said)
+
+    def unmatched_patterns(self, names: Iterable[str]) -> list[str]:
+        """The patterns that fit none of ``names``, each once."""
+        names = list(names)
+        keys_and_values = [name for name in names if is_cached(name)]
+        among = [*((one, names) for one in (*self.exclude, *self.layer_quant_config))]
+        among += [(one, keys_and_values) for one in self.kv_cache_quant_config]
+        return list(dict.fromkeys(one for one, some in among if not any(fnmatchcase(name, one) for name in some)))
+
+    @validator(mode="before")
+    @classmethod
+    def _fill_in(cls, values: Any) -> Any:
+        values = given_fields(values)
+        if isinstance(values, dict) and not isinstance(values.get("algo_config", ()), list | tuple):
+            values["algo_config"] = (values["algo_config"],)
+        return values
+
+    @field_validator("kv_cache_quant_config")
+    @classmethod
+    def _say_outputs(cls, table: dict[str, QuantizationConfig]) -> dict[str, QuantizationConfig]:
+        empty = [pattern for pattern, layer in table.items() if layer.output_tensors is None]
+        if empty:
+            raise ValueError(f"'{empty[0]}' has no output_tensors: they are what a KV cache holds")
+        return table
+
+    @field_validator("algo_config")
+    @classmethod
+    def _one_chain(cls, chain: tuple[Any, ...]) -> tuple[Any, ...]:
+        check_chain(chain)
+        return chain
+
+
+_ADAPTER = TypeAdapter(Config)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a Config."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_ADAPTER.json_schema()}
+
+
+BUILTIN = "builtin"
+DATASET_ID = "^dst_[0-9a-f]{32}$"
+
+
+def is_dataset_id(source: str) -> bool:
+    """True for the id of a dataset that was uploaded to the service."""
+    return re.fullmatch(DATASET_ID, source) is not None
+
+
+SourceName = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+class TextSource(Settings):
+    """Where a text is: ``CalibrationConfig`` says what each field can be."""
+
+    source: SourceName | None = None
+    config: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    split: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    revision: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")] | None = None
+    column: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+
+    @validator(mode="after")
+    def _name_one_place(self) -> Self:
+        given = [name for name in ("config", "split", "revision", "column") if getattr(self, name) is not None]
+        of_hub = [name for name in given if name != "column"]
+        if self.source is None and given:
+            raise ValueError(f"{', '.join(given)} go with a source")
+        is_file = self.source is not None and (self.source.startswith(("/", ".")) or is_dataset_id(self.source))
+        if of_hub and (is_file or self.source == BUILTIN):
+            raise ValueError(f"{', '.join(of_hub)} go with a dataset on the Hub, which '{self.source}' is not")
+        if self.source == BUILTIN and self.column is not None:
+            raise ValueError("the builtin text has no column")
+        return self
+
+
+class CalibrationConfig(TextSource):
+    """The text that shows the engine what activations look like: ``num_samples`` windows of ``seq_len`` tokens.
+
+    ``source``: ``builtin`` (prose that comes with Python); the path of a ``.txt``, ``.jsonl``, ``.json``, ``.csv`` or
+    ``.parquet`` file, or of one of these as ``.gz``; the id of an uploaded dataset; or a dataset on the Hugging Face
+    Hub, named as ``datasets`` names it: with ``config``, ``split`` and ``revision`` (by default the one that there is,
+    ``train``, ``main``). ``column`` is where the text of a row is: a string, or a chat as a list of messages (by
+    default ``text``, else ``messages``).
+    """
+
+    source: SourceName = BUILTIN
+    num_samples: Annotated[StrictInt, Field(ge=1, le=65536)] = 32
+    seq_len: Annotated[StrictInt, Field(ge=8, le=131072)] = 512
+    seed: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] = 0
+
+
+def parse_size(text: str, what: str = "max_shard_size") -> int:
+    """The bytes that a size as in Transformers' ``save_pretrained`` stands for: "5GB", "500MB", units of a thousand.
+
+    Raises ConfigError ``invalid_<what>`` for anything else, and for less than a byte.
+    """
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?) ?([TGMK]B)", text.upper())
+    num_bytes = int(float(match[1]) * SIZE_UNITS[match[2]]) if match else 0
+    if num_bytes < 1:
+        raise ConfigError(
+            f"'{text[:40]}' is no size of files.",
+            code=f"invalid_{what}",
+            hint=f"A number and a unit: 5GB, 500MB; units are {', '.join(SIZE_UNITS)}, of a thousand each.",
+            field=f"/{what}",
+        )
+    return num_bytes
+
+
+def parse_config(data: object) -> Config:
+    """JSON data -> Config. Raises ConfigError(code='invalid_config') that points at the first field at fault."""
+    try:
+        return _ADAPTER.validate_python(data)
+    except ValidationError as error:
+        raise config_error(error, "The config", hint="Fields are named as in docs/config.md.") from error

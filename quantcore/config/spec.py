@@ -1,0 +1,368 @@
+"""How one tensor is quantized: the vocabulary (dtypes, schemes, scales) and the spec made of it. No torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import KW_ONLY
+from enum import StrEnum
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, StrictBool, StrictInt
+from pydantic import model_validator as validator
+from pydantic.dataclasses import dataclass
+
+from quantcore.config.values import STRICT, Value, given_fields
+from quantcore.formats import FORMATS, Format
+
+SUPER_BLOCK = 256  # inputs under one float16 scale
+SCALE_BLOCK = 256  # scales under one float32 number, with double quantization
+
+
+class Dtype(StrEnum):
+    """Number formats a tensor can be quantized to; the facts of each are in ``quantcore.formats``."""
+
+    int2 = "int2"
+    int3 = "int3"
+    int4 = "int4"
+    int5 = "int5"
+    int6 = "int6"
+    int8 = "int8"
+    int16 = "int16"
+    uint2 = "uint2"
+    uint4 = "uint4"
+    uint5 = "uint5"
+    uint8 = "uint8"
+    uint16 = "uint16"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    fp8_e4m3 = "fp8_e4m3"
+    fp8_e4m3fnuz = "fp8_e4m3fnuz"
+    fp8_e5m2 = "fp8_e5m2"
+    fp6_e3m2 = "fp6_e3m2"
+    fp6_e2m3 = "fp6_e2m3"
+    fp4 = "fp4"
+    nf4 = "nf4"
+    fp4_bnb = "fp4_bnb"
+    mx = "mx"
+
+
+class QSchemeType(StrEnum):
+    """Which values share one scale: the tensor, a channel (or token), a group along one axis, a 2-D block."""
+
+    per_tensor = "per_tensor"
+    per_channel = "per_channel"
+    per_group = "per_group"
+    per_block = "per_block"
+
+
+class ScaleType(StrEnum):
+    """The number type of the stored scale.
+
+    ``float`` is the model's own dtype, ``pof2`` a power of two in it, ``e8m0`` a power of two in one byte (OCP MX),
+    ``e4m3`` an fp8 number beside one float32 scale for the whole tensor (NVFP4). ``uint6`` and ``int8`` are whole
+    numbers under one float16 scale for 256 inputs (GGUF's Q4_K, Q5_K and Q6_K; see ``super_blocks``). ``double_quant``
+    are 8-bit codes of a dynamic map under one float32 number for 256 scales (bitsandbytes; see ``double_quant``).
+    """
+
+    float = "float"
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    pof2 = "pof2"
+    e8m0 = "e8m0"
+    e4m3 = "e4m3"
+    uint6 = "uint6"
+    int8 = "int8"
+    double_quant = "double_quant"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether scales are whole numbers in units of their super-block."""
+        return self in (ScaleType.uint6, ScaleType.int8)
+
+    @property
+    def in_two_levels(self) -> bool:
+        """Whether scales are stored together with others, so that all of a weight's must be known first."""
+        return self.is_whole or self is ScaleType.double_quant
+
+
+class ScaleMode(StrEnum):
+    """How an e8m0 scale is taken from the largest value of a group (``scale_calculation_mode``).
+
+    ``floor`` is the OCP MX document's rule; ``even`` rounds the largest value to the element's mantissa first, so that
+    it clips less; ``ceil`` never clips.
+    """
+
+    even = "even"
+    floor = "floor"
+    ceil = "ceil"
+
+
+class RoundType(StrEnum):
+    """How integer codes are rounded. Float formats always round half to even."""
+
+    round = "round"
+    floor = "floor"
+    half_even = "half_even"
+
+
+class ZeroPointType(StrEnum):
+    """``int32``: a whole code; ``float32``: a real number, so that the range fits exactly."""
+
+    int32 = "int32"
+    float32 = "float32"
+
+
+OBSERVER_METHODS = {"MinMax": "min_max", "Percentile": "percentile", "MSE": "mse", "Histogram": "histogram"}
+_GRANULARITY = {
+    "per_tensor": "PerTensor",
+    "per_channel": "PerChannel",
+    "per_group": "PerGroup",
+    "per_block": "PerBlock",
+}
+OBSERVER_NAMES = (
+    "PlaceholderObserver",
+    "PerBlockMXObserver",
+    *(f"{size}{method}Observer" for size in _GRANULARITY.values() for method in OBSERVER_METHODS),
+)
+
+
+def class_name(value: object) -> object:
+    """Accept a class, ``<class 'torch.nn.modules.linear.Linear'>`` or ``nn.Linear`` for ``Linear``."""
+    name = value.__name__ if isinstance(value, type) else value
+    return re.sub(r"^<class '(.*)'>$", r"\1", name).rpartition(".")[2] if isinstance(name, str) else name
+
+
+def one_of(what: str, names: tuple[str, ...]) -> Any:
+    def check(value: object) -> object:
+        name = class_name(value)
+        if name not in names:
+            raise ValueError(f"{what} {name!r} is unknown; it can be {', '.join(names)}")
+        return name
+
+    return BeforeValidator(check)
+
+
+ObserverName = Annotated[str, one_of("observer", OBSERVER_NAMES)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class QuantizationSpec(Value):
+    """How one tensor is quantized. The first fields can be given by position, in the order of AMD Quark's class.
+
+    Weights are seen as [out, in, *kernel], whatever the module stores. ``ch_axis``: the axis of the channels
+    (``per_channel``; default 0) or the axis along which groups run (``per_group``; default the inputs). An activation
+    [..., tokens, features] that is ``per_channel`` and dynamic has one scale a token; static, with ``ch_axis`` -1, one
+    a feature. ``group_size`` -1 is one group as wide as the row. ``over``: a first quantization (fp8 per tensor) whose
+    codes this one quantizes again. ``outlier_threshold``: features of a dynamic activation that hold a value of this
+    magnitude or more are not quantized (Dettmers et al. 2022, "LLM.int8()"). What is left out is filled in:
+    ``symmetric`` is True for signed formats, ``observer_cls`` the min-max one of the scheme. Of an observer's name only
+    the method counts; how many scales there are is ``qscheme``'s to say.
+    """
+
+    dtype: Dtype
+    observer_cls: ObserverName | None = None
+    is_dynamic: StrictBool | None = None
+    qscheme: QSchemeType = QSchemeType.per_tensor
+    ch_axis: StrictInt | None = None
+    group_size: StrictInt | None = None
+    block_size: tuple[StrictInt, StrictInt] | None = Field(default=None, kw_only=True)
+    symmetric: StrictBool | None = None
+    round_method: RoundType = RoundType.half_even
+    scale_type: ScaleType = ScaleType.float
+    _: KW_ONLY
+    scale_calculation_mode: ScaleMode | None = None
+    zero_point_type: ZeroPointType = ZeroPointType.int32
+    mx_element_dtype: Dtype | None = Field(
+        default=None, description="With dtype mx: the pair is kept as this dtype in groups of 32 with e8m0 scales."
+    )
+    over: QuantizationSpec | None = None
+    outlier_threshold: Annotated[float, Field(gt=0)] | None = None
+
+    @property
+    def format(self) -> Format:
+        return FORMATS[self.dtype.value]
+
+    @property
+    def observer_method(self) -> str:
+        """placeholder, min_max, percentile, mse or histogram."""
+        name = str(self.observer_cls)
+        return next((method for part, method in OBSERVER_METHODS.items() if part in name), _OTHER_METHODS.get(name, ""))
+
+    @property
+    def is_static(self) -> bool:
+        """True if its scales must be learned before it is used: not dynamic, and no plain cast."""
+        return self.format.scaled and not self.is_dynamic
+
+    @validator(mode="before")
+    @classmethod
+    def _fill_in(cls, values: Any) -> Any:
+        values = given_fields(values)
+        if not isinstance(values, dict):
+            return values
+        if values.get("dtype") == Dtype.mx:
+            values = _mx(values)
+        fmt = FORMATS.get(str(values.get("dtype")))
+        values.setdefault("symmetric", fmt is None or fmt.signed)
+        values.setdefault("is_dynamic", False)
+        if values.get("scale_type") == ScaleType.e8m0:
+            values.setdefault("scale_calculation_mode", ScaleMode.even)
+        values["observer_cls"] = _observer(values, fmt)
+        return values
+
+    @validator(mode="after")
+    def _make_sense(self) -> Self:
+        for wrong, message in (*_scheme_faults(self), *_number_faults(self)):
+            if wrong:
+                raise ValueError(message)
+        return self
+
+
+_OTHER_METHODS = {"PlaceholderObserver": "placeholder", "PerBlockMXObserver": "min_max"}
+
+
+def _mx(values: dict[str, Any]) -> dict[str, Any]:
+    """dtype mx and an element dtype, as the element dtype in OCP MX blocks."""
+    element = values.get("mx_element_dtype")
+    if element is None:
+        raise ValueError("dtype mx needs mx_element_dtype: fp8_e4m3, fp8_e5m2, fp6_e3m2, fp6_e2m3, fp4 or int8")
+    block = {"qscheme": QSchemeType.per_group, "group_size": 32, "scale_type": ScaleType.e8m0}
+    rest = {key: value for key, value in values.items() if key != "mx_element_dtype"}
+    return {"ch_axis": -1, **rest, **block, "dtype": element}
+
+
+def _observer(values: dict[str, Any], fmt: Format | None) -> object:
+    """The observer that was asked for, under the name that fits the scheme; the min-max one if none was."""
+    if fmt is not None and not fmt.scaled:
+        return values.get("observer_cls", "PlaceholderObserver")
+    size = _GRANULARITY.get(str(values.get("qscheme", "per_tensor")), "PerTensor")
+    default = "PerBlockMXObserver" if values.get("scale_type") == ScaleType.e8m0 else f"{size}MinMaxObserver"
+    given = class_name(values.get("observer_cls", default))
+    if given not in OBSERVER_NAMES or given == "PlaceholderObserver":
+        return given
+    if given == "PerBlockMXObserver":
+        return default
+    method = re.sub("^Per(Tensor|Channel|Group|Block)", "", str(given))
+    return default if method == "MinMaxObserver" else f"{size}{method}"
+
+
+def _scheme_faults(spec: QuantizationSpec) -> tuple[tuple[bool, str], ...]:
+    """What cannot be, about the values that share a scale: (is it so, what to say)."""
+    scheme, size, block = spec.qscheme, spec.group_size, spec.block_size
+    is_group, is_block = scheme is QSchemeType.per_group, scheme is QSchemeType.per_block
+    return (
+        (spec.dtype is Dtype.mx, "mx_element_dtype cannot be mx itself"),
+        (spec.mx_element_dtype is not None, "mx_element_dtype goes with dtype mx only"),
+        (
+            is_group and size is None,
+            "qscheme per_group needs group_size: a whole number above 0, or -1 for the whole row",
+        ),
+        (
+            size is not None and (size == 0 or size < -1),
+            f"group_size is {size}; it must be above 0, or -1 for the whole row",
+        ),
+        (
+            size is not None and not is_group,
+            f"group_size goes with qscheme per_group, not with {scheme.value}; leave it out",
+        ),
+        (is_block and block is None, "qscheme per_block needs block_size: two whole numbers such as [128, 128]"),
+        (block is not None and min(block) < 1, f"block_size is {block}; both numbers must be above 0"),
+        (
+            block is not None and not is_block,
+            f"block_size goes with qscheme per_block, not with {scheme.value}; leave it out",
+        ),
+        (
+            spec.ch_axis is not None and not -2 <= spec.ch_axis <= 3,
+            f"ch_axis is {spec.ch_axis}; a weight is [out, in, *kernel], so its axes are 0 to 3 (or -1, -2)",
+        ),
+    )
+
+
+def _number_faults(spec: QuantizationSpec) -> tuple[tuple[bool, str], ...]:
+    """What cannot be, about codes, scales and zero points: (is it so, what to say)."""
+    fmt, dtype = spec.format, spec.dtype.value
+    two_byte_float = not fmt.scaled
+    return (
+        (
+            two_byte_float and (spec.qscheme is not QSchemeType.per_tensor or spec.scale_type is not ScaleType.float),
+            f"{dtype} is a plain cast without scales: leave qscheme, group_size and scale_type out",
+        ),
+        (
+            not spec.symmetric and not fmt.zero_point_ok,
+            f"symmetric=false needs an integer dtype; {dtype} has no zero point",
+        ),
+        (
+            bool(spec.symmetric) and not fmt.signed,
+            f"{dtype} has no negative codes: set symmetric to false, or take a signed dtype",
+        ),
+        (
+            bool(spec.symmetric) and spec.zero_point_type is ZeroPointType.float32,
+            "zero_point_type float32 needs symmetric=false; symmetric quantization has no zero point",
+        ),
+        (
+            not spec.symmetric and spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3),
+            f"scale_type {spec.scale_type.value} goes with symmetric=true only",
+        ),
+        (
+            spec.scale_type is ScaleType.e4m3 and spec.qscheme is not QSchemeType.per_group,
+            "scale_type e4m3 needs qscheme per_group (NVFP4: fp4 in groups of 16)",
+        ),
+        (
+            spec.scale_calculation_mode is not None and spec.scale_type is not ScaleType.e8m0,
+            "scale_calculation_mode (even, floor, ceil) goes with scale_type e8m0 only",
+        ),
+        (
+            bool(spec.is_dynamic) and spec.observer_method not in ("min_max", "placeholder"),
+            f"observer_cls {spec.observer_cls} learns from many batches, which is_dynamic=true never sees; "
+            "take a MinMax observer or is_dynamic=false",
+        ),
+        (
+            spec.is_static and spec.observer_method == "placeholder",
+            f"PlaceholderObserver finds no scale, and static {dtype} needs one: take a MinMax observer",
+        ),
+        (
+            spec.outlier_threshold is not None
+            and not (spec.is_dynamic and spec.qscheme is QSchemeType.per_channel and fmt.scaled),
+            "outlier_threshold goes with dynamic activations per_channel (per token)",
+        ),
+        (
+            spec.scale_type.is_whole and not _fits_super_blocks(spec),
+            "scale_type uint6 goes with uint4 and uint5 in groups of 32 with zero_point_type float32 (GGUF's Q4_K and "
+            "Q5_K), int8 with symmetric int6 in groups of 16 (Q6_K)",
+        ),
+        (
+            spec.scale_type is ScaleType.double_quant
+            and (
+                spec.dtype not in (Dtype.nf4, Dtype.fp4_bnb)
+                or spec.qscheme is not QSchemeType.per_group
+                or bool(spec.is_dynamic)
+            ),
+            "scale_type double_quant goes with weights of nf4 and fp4_bnb, qscheme per_group",
+        ),
+        (
+            spec.over is not None and not _can_lie_under(spec),
+            "over is a first stage of fp8 per_tensor, static and without an over of its own, under symmetric integers",
+        ),
+    )
+
+
+def _fits_super_blocks(spec: QuantizationSpec) -> bool:
+    if spec.qscheme is not QSchemeType.per_group or spec.is_dynamic or spec.over is not None:
+        return False
+    if spec.scale_type is ScaleType.int8:
+        return spec.dtype is Dtype.int6 and bool(spec.symmetric) and spec.group_size == 16
+    has_minimum = spec.zero_point_type is ZeroPointType.float32
+    return spec.dtype in (Dtype.uint4, Dtype.uint5) and has_minimum and spec.group_size == 32
+
+
+def _can_lie_under(spec: QuantizationSpec) -> bool:
+    first = spec.over
+    return (
+        first is not None
+        and first.dtype in (Dtype.fp8_e4m3, Dtype.fp8_e4m3fnuz, Dtype.fp8_e5m2)
+        and first.qscheme is QSchemeType.per_tensor
+        and not first.is_dynamic
+        and first.over is None
+        and spec.format.zero_point_ok
+        and bool(spec.symmetric)
+    )

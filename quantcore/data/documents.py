@@ -1,0 +1,108 @@
+"""From a source of calibration text to its documents, one after the other. No torch.
+
+A source is *prose*, one text in order (the built-in one, a text file), or *rows* (JSON, CSV, Parquet, a dataset on the
+Hub): each row of those is a document, and a column of it is the text: a string, or a chat as a list of messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from quantcore.checkpoint.opening import resolved
+from quantcore.config.quantization import BUILTIN, CalibrationConfig
+from quantcore.data import files, hub_dataset
+from quantcore.data.columns import choose_column, no_column
+from quantcore.data.files import MAX_ROW_BYTES, Row
+from quantcore.errors import CalibrationError
+
+Render = Callable[[list[dict[str, Any]]], str]
+"""The messages of a chat -> the text that the model would see."""
+
+
+def is_prose(calibration: CalibrationConfig) -> bool:
+    """True for one text in order; False for rows, which may be taken in any order."""
+    path = _file(calibration)
+    return calibration.source == BUILTIN or (path is not None and files.format_of(path.name) == "txt")
+
+
+def read_documents(calibration: CalibrationConfig, render: Render | None = None) -> Iterator[str]:
+    """The documents of the source, in its order; an empty one for a row without text.
+
+    ``render`` is needed for chats. Raises CalibrationError as ``files.read_rows`` and ``hub_dataset.read_rows`` do;
+    ``no_text_column``, ``no_chat_template``, ``calibration_not_found``.
+    """
+    if calibration.source == BUILTIN:
+        from pydoc_data import topics
+
+        yield from (topics.topics[name] for name in sorted(topics.topics))
+        return
+    path = _file(calibration)
+    if path is None and not hub_dataset.is_resolved(calibration):
+        calibration = hub_dataset.resolve(calibration)
+    column: str | None = None
+    for row in hub_dataset.read_rows(calibration) if path is None else files.read_rows(path):
+        column = column or choose_column(list(row.values), calibration.column, row.place)
+        yield text_of(row, column, render)
+
+
+def text_of(row: Row, column: str, render: Render | None) -> str:
+    """The text of a row, "" where it has none."""
+    if column not in row.values:
+        raise no_column(column, list(row.values), row.place)
+    value = row.values[column]
+    if is_chat(value):
+        text = _rendered(row, value, render)
+    elif isinstance(value, str) or value is None:
+        text = value or ""
+    else:
+        raise CalibrationError(
+            f"{row.place}: the column '{column}' is no text, but of type {type(value).__name__}.",
+            code="no_text_column",
+            hint='A text, or a chat: a list of {"role": ..., "content": ...}. Name another column?',
+            field="/calibration/column",
+            allowed=[name for name, other in row.values.items() if isinstance(other, str) or is_chat(other)],
+        )
+    if len(text) > MAX_ROW_BYTES:
+        raise CalibrationError(f"{row.place} is longer than {MAX_ROW_BYTES >> 20} MiB.", code="row_too_large")
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise CalibrationError(f"{row.place} has half a surrogate pair, which is no text.", code="bad_row")
+    return "" if text.isspace() else text
+
+
+def is_chat(value: Any) -> bool:
+    """True for a list of messages, each with a role."""
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) and "role" in one for one in value)
+
+
+def _rendered(row: Row, messages: list[dict[str, Any]], render: Render | None) -> str:
+    if render is None:
+        raise CalibrationError(
+            f"{row.place} is a chat, and there is no model whose template could make a text of it.",
+            code="no_chat_template",
+            hint="Name a column that holds text in calibration.column.",
+            field="/calibration/column",
+        )
+    try:
+        return render(messages)
+    except CalibrationError as error:
+        error.message = f"{row.place}: {error.message}"
+        raise
+
+
+def _file(calibration: CalibrationConfig) -> Path | None:
+    """The file that the source is, None for a dataset on the Hub. Raises CalibrationError ``calibration_not_found``."""
+    source, path = calibration.source, Path(calibration.source)
+    if source == BUILTIN or calibration.revision is not None:
+        return None
+    if resolved(path).is_file():
+        return path
+    if path.is_absolute() or source.startswith(".") or source.count("/") > 1 or not hub_dataset.is_hub_name(source):
+        raise CalibrationError(
+            f"There is no data file at {source}.",
+            code="calibration_not_found",
+            hint="Give 'builtin', a data file that the worker can read, or the name of a Hub dataset.",
+            field="/calibration/source",
+        )
+    return None

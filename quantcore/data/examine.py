@@ -1,0 +1,206 @@
+"""What a data file holds: its first rows, its numbers, its tokens for a model. For a child process: no row is trusted.
+
+    python -m quantcore examine FILE check|preview|tokens [--column C] [--rows N] [--model DIR] [--seq_len N]
+
+prints one JSON object: ``{"result": {...}}``, or ``{"error": {...}}`` with status 1. It has limits of memory and of
+processor time, so that whoever started it can rely on its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import os
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from quantcore.data import files
+from quantcore.data.columns import choose_column
+from quantcore.data.documents import is_chat, text_of
+from quantcore.errors import CalibrationError, QuantError
+from quantcore.runtime.parent import end_with_parent
+
+MAX_ROWS = 5_000_000
+MAX_TOKEN_ROWS = 20_000
+MAX_DATA_BYTES = 2 << 30  # of memory that is its own
+MAX_MAPPED_BYTES = 8 << 30  # with all files and libraries
+MAX_WRITTEN_BYTES = 2 << 30  # of a temporary file
+MIN_CPU_S = {"check": 60, "preview": 60, "tokens": 240}
+BYTES_PER_CPU_S = 4 << 20
+MAX_SHOWN_CHARS = 2000
+MAX_SHOWN_MEMBERS = 50
+MAX_SHOWN_DEPTH = 6
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command; its exit status."""
+    flags = argparse.ArgumentParser(prog="python -m quantcore examine")
+    flags.add_argument("file", type=Path)
+    flags.add_argument("action", choices=("check", "preview", "tokens"))
+    flags.add_argument("--column")
+    flags.add_argument("--rows", type=int, default=5)
+    flags.add_argument("--model", type=Path)
+    flags.add_argument("--seq_len", type=int, default=512)
+    flags.add_argument("--parent", type=int, help="the process to end with")
+    asked = flags.parse_args(arguments)
+    end_with_parent()
+    if asked.parent not in (None, os.getppid()):
+        return 1  # it went before the kernel was asked
+    _limit_self(asked.file, asked.action)
+    actions: dict[str, Callable[[], dict[str, Any]]] = {
+        "check": lambda: check(asked.file, asked.column),
+        "preview": lambda: preview(asked.file, asked.rows),
+        "tokens": lambda: count_tokens(asked.file, asked.column, asked.model, asked.seq_len),
+    }
+    try:
+        print(json.dumps({"result": actions[asked.action]()}))
+        return 0
+    except QuantError as error:
+        return _refuse(error)
+    except MemoryError:
+        return _refuse(
+            CalibrationError(
+                "The file cannot be read: it needs too much memory.", code="unreadable_file",
+                hint="Give a smaller part of it, or less text in a row.",
+            )
+        )  # fmt: skip
+
+
+def _refuse(error: QuantError) -> int:
+    print(json.dumps({"error": showable(error.to_dict())}))
+    return 1
+
+
+def check(file: Path, column: str | None) -> dict[str, Any]:
+    """Read every row. Returns the columns, the one with the text, and ``statistics`` of it.
+
+    Raises CalibrationError as ``files.read_rows`` and ``documents.text_of``; ``empty_dataset`` if no row has text;
+    ``too_many_rows``.
+    """
+    columns: list[str] = []
+    chosen, num_chats, lengths, seen = "", 0, array("q"), set()
+    for row in files.read_rows(file):
+        if not columns:
+            columns = list(row.values)
+            chosen = choose_column(columns, column, row.place)
+        text = text_of(row, chosen, _plain)
+        num_chats += is_chat(row.values[chosen])
+        lengths.append(len(text))
+        if text:
+            seen.add(hashlib.blake2b(text.encode(), digest_size=8).digest())
+        if len(lengths) > MAX_ROWS:
+            raise CalibrationError(
+                f"The file has more than {MAX_ROWS:,} rows.", code="too_many_rows",
+                hint="Calibration needs some thousands at most: give a part of it.",
+            )  # fmt: skip
+    with_text = array("q", filter(None, lengths))
+    if not with_text:
+        raise CalibrationError(
+            f"None of the {len(lengths)} rows has text in the column '{chosen}'.",
+            code="empty_dataset",
+            hint=f"Its columns: {', '.join(columns)}. Name another one?",
+            field="/calibration/column",
+            allowed=columns,
+        )
+    statistics = {
+        "num_rows": len(lengths),
+        "num_empty": len(lengths) - len(with_text),
+        "num_duplicates": len(with_text) - len(seen),
+        "num_chats": num_chats,
+        "chars": summary_of(with_text),
+    }
+    return {"columns": showable(columns), "column": chosen, "statistics": statistics}
+
+
+def preview(file: Path, num_rows: int) -> dict[str, Any]:
+    """The first rows as they are, long values cut short."""
+    return {"rows": [{"place": row.place, "values": showable(row.values)}
+                     for row in islice(files.read_rows(file), num_rows)]}  # fmt: skip
+
+
+def count_tokens(file: Path, column: str | None, model_dir: Path, seq_len: int) -> dict[str, Any]:
+    """How many tokens the rows are to the model's tokenizer, chats in its template; of the first MAX_TOKEN_ROWS.
+
+    ``num_longer`` rows have more than ``seq_len`` tokens. The engine loses nothing of them: rows are joined, and
+    windows of ``seq_len`` are cut; ``num_beyond`` is what a reader that cuts each row short would lose.
+    """
+    from quantcore.checkpoint.tokenizer import load_tokenizer, tokenize_with
+    from quantcore.data.chat import chat_renderer
+
+    tokenizer = load_tokenizer(model_dir)
+    render, tokenize = chat_renderer(tokenizer), tokenize_with(tokenizer)
+    lengths, chosen = array("q"), ""
+    rows = files.read_rows(file)
+    for row in islice(rows, MAX_TOKEN_ROWS):
+        chosen = chosen or choose_column(list(row.values), column, row.place)
+        text = text_of(row, chosen, render)
+        if text:
+            lengths.append(len(tokenize(text)))
+    if not lengths:
+        raise CalibrationError("None of the rows has text.", code="empty_dataset")
+    return {
+        "num_rows": len(lengths),
+        "is_whole": next(rows, None) is None,
+        "seq_len": seq_len,
+        "num_longer": sum(length > seq_len for length in lengths),
+        "num_beyond": sum(max(length - seq_len, 0) for length in lengths),
+        "num_windows": sum(lengths) // seq_len,
+        "tokens": summary_of(lengths),
+    }
+
+
+def summary_of(lengths: Sequence[int]) -> dict[str, Any]:
+    """Sum, least, median, most, and how many lengths lie in each power of two: ``from`` <= length < ``to``."""
+    ordered = sorted(lengths)
+    counts: dict[int, int] = {}
+    for length in ordered:
+        power = max(length, 1).bit_length() - 1
+        counts[power] = counts.get(power, 0) + 1
+    return {
+        "sum": sum(ordered),
+        "min": ordered[0],
+        "median": ordered[len(ordered) // 2],
+        "max": ordered[-1],
+        "histogram": [{"from": 1 << power, "to": 2 << power, "count": count} for power, count in counts.items()],
+    }
+
+
+def showable(value: Any, depth: int = 0) -> Any:
+    """The value as JSON of modest size that any reader takes: cut short, without half surrogate pairs, NaN or bytes."""
+    if isinstance(value, str):
+        cut = value if len(value) <= MAX_SHOWN_CHARS else f"{value[:MAX_SHOWN_CHARS]}…"
+        return cut.encode("utf-8", "replace").decode()
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if depth < MAX_SHOWN_DEPTH and isinstance(value, dict):
+        members: Iterable[Any] = islice(value.items(), MAX_SHOWN_MEMBERS)
+        return {showable(str(name)): showable(member, depth + 1) for name, member in members}
+    if depth < MAX_SHOWN_DEPTH and isinstance(value, list | tuple):
+        return [showable(member, depth + 1) for member in value[:MAX_SHOWN_MEMBERS]]
+    return f"<{len(value)} bytes>" if isinstance(value, bytes) else showable(str(value)[: MAX_SHOWN_CHARS + 1])
+
+
+def _plain(messages: list[dict[str, Any]]) -> str:
+    """A chat without any model's template."""
+    return "\n".join(str(one.get("content") or "") for one in messages)
+
+
+def _limit_self(file: Path, action: str) -> None:
+    """Bound memory, processor time and temporary files."""
+    import resource  # the service runs on POSIX systems alone; the rest of this module runs anywhere
+
+    limits = {
+        resource.RLIMIT_DATA: MAX_DATA_BYTES,
+        resource.RLIMIT_AS: MAX_MAPPED_BYTES,
+        resource.RLIMIT_FSIZE: MAX_WRITTEN_BYTES,
+        resource.RLIMIT_CPU: MIN_CPU_S[action] + file.stat().st_size // BYTES_PER_CPU_S,
+    }
+    for kind, most in limits.items():
+        soft, hard = resource.getrlimit(kind)
+        given = [limit for limit in (soft, hard, most) if limit != resource.RLIM_INFINITY]
+        resource.setrlimit(kind, (min(given), hard))

@@ -1,0 +1,299 @@
+"""The rows of a data file, one after the other: JSON lines, JSON, CSV, Parquet or text, each also as .gz. No torch.
+
+The file may be a stranger's. Nothing is read whole, a row and what a .gz unpacks to have limits, and an error names the
+line. A file's format is what its name ends in.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from quantcore.checkpoint.opening import open_named
+from quantcore.errors import CalibrationError
+
+MAX_ROW_BYTES = 16 << 20
+MAX_UNPACKED_BYTES = 8 << 30
+MAX_RATIO = 100  # unpacked to packed bytes; a thousand equal lines may do better, a gigabyte of text does not
+RATIO_COUNTS_FROM_BYTES = 64 << 20
+TEXT_CHUNK_BYTES = 4 << 20
+_PIECE_BYTES = 1 << 16
+_BATCH_ROWS = 64  # of Parquet, in memory at a time
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row. ``place`` is where it stands in its file, for people: ``Line 3``."""
+
+    place: str
+    values: dict[str, Any]
+
+
+def format_of(name: str) -> str:
+    """The format of a file by its name: ``jsonl`` for ``rows.jsonl.gz``. Raises CalibrationError
+    ``unsupported_format``."""
+    suffix = Path(name.lower().removesuffix(".gz")).suffix.removeprefix(".")
+    found = {"md": "txt"}.get(suffix, suffix)
+    if found not in FORMATS:
+        raise CalibrationError(
+            f"'{Path(name).name[:100]}' is not a kind of file that can be read as data.",
+            code="unsupported_format",
+            hint=f"Give a file that ends in {', '.join(f'.{one}' for one in FORMATS)}, or one of these with .gz.",
+            field="/calibration/source",
+            allowed=FORMATS,
+        )
+    return found
+
+
+def is_packed(name: str) -> bool:
+    return name.lower().endswith(".gz")
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Every row of the file, in order. Raises CalibrationError: ``unsupported_format``, ``empty_dataset``,
+    ``bad_encoding``, ``bad_row``, ``row_too_large``, ``bad_archive``, ``archive_too_large``."""
+    read = FORMATS[format_of(path.name)]
+    num_rows = 0
+    with _open(path) as stream:
+        for row in read(stream):
+            num_rows += 1
+            yield row
+    if not num_rows:
+        raise CalibrationError(
+            "The file has no rows.", code="empty_dataset", hint="Give a file with at least one.",
+            field="/calibration/source",
+        )  # fmt: skip
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[BinaryIO]:
+    with open_named(path) as stream:
+        if not is_packed(path.name):
+            yield stream
+            return
+        with io.BufferedReader(_Unpacked(stream, os.fstat(stream.fileno()).st_size), _PIECE_BYTES) as unpacked:
+            yield unpacked
+
+
+class _Unpacked(io.RawIOBase):
+    """What a gzip file holds, up to the limits: a bomb is seen while it goes off, not afterwards."""
+
+    def __init__(self, packed: BinaryIO, packed_bytes: int) -> None:
+        self._stream = gzip.GzipFile(fileobj=packed)
+        self._packed_bytes = packed_bytes
+        self._num_bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            piece = self._stream.read(len(buffer))
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise CalibrationError(
+                f"The .gz file cannot be unpacked: {error}.", code="bad_archive", hint="It is damaged, or no gzip file."
+            ) from error
+        self._num_bytes += len(piece)
+        _check_size(self._num_bytes, self._packed_bytes)
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+def _check_size(num_bytes: int, packed_bytes: int | None = None) -> None:
+    """``packed_bytes``: the size of the file where it can be held against what comes out of it."""
+    most = MAX_UNPACKED_BYTES
+    if packed_bytes is not None:
+        most = min(most, max(RATIO_COUNTS_FROM_BYTES, MAX_RATIO * packed_bytes))
+    if num_bytes > most:
+        raise CalibrationError(
+            f"The file unpacks to more than the {most >> 20} MiB that are let through.",
+            code="archive_too_large",
+            hint=f"At most {MAX_UNPACKED_BYTES >> 30} GiB, and {MAX_RATIO} times the size of the .gz or .parquet.",
+        )
+
+
+def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
+    """(number, line with its end), numbers from 1; a mark of the byte order in front is passed over."""
+    number = 0
+    while line := stream.readline(MAX_ROW_BYTES + 1):
+        number += 1
+        if len(line) > MAX_ROW_BYTES:
+            raise _too_large(f"Line {number}")
+        yield number, _decode(line, number).removeprefix("\ufeff" if number == 1 else "")
+
+
+def _decode(line: bytes, number: int) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CalibrationError(
+            f"Line {number} is not UTF-8 text (its byte {error.start}).",
+            code="bad_encoding",
+            hint="Convert the file to UTF-8, for example with iconv.",
+            field="/calibration/source",
+        ) from error
+
+
+def _json_lines(stream: BinaryIO) -> Iterator[Row]:
+    for number, line in _lines(stream):
+        if line.strip():
+            yield _row(f"Line {number}", _parse(line, f"Line {number}"))
+
+
+def _parse(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _bad_row(f"{place} is not valid JSON: {error}", "One JSON object a line.") from error
+
+
+def _json(stream: BinaryIO) -> Iterator[Row]:
+    """An array of objects, or objects one after the other; only one of them is in memory."""
+    decoder, number = json.JSONDecoder(), 0
+    pieces = io.TextIOWrapper(stream, encoding="utf-8-sig")
+    try:
+        text = pieces.read(_PIECE_BYTES).lstrip().removeprefix("[")
+        while True:
+            text = text.lstrip(" \t\r\n,")
+            if text[:1] == "]":
+                return
+            try:
+                value, end = decoder.raw_decode(text)
+            except (ValueError, RecursionError) as error:
+                piece = pieces.read(max(_PIECE_BYTES, len(text)))  # twice as much each time: a long row stays cheap
+                if not piece and not text:
+                    return
+                if not piece or isinstance(error, RecursionError):
+                    raise _bad_row(f"Row {number + 1} is not valid JSON: {error}", "An array of objects.") from error
+                if len(text) > MAX_ROW_BYTES:
+                    raise _too_large(f"Row {number + 1}") from None
+                text += piece
+                continue
+            text = text[end:]
+            number += 1
+            yield _row(f"Row {number}", value)
+    except UnicodeDecodeError as error:
+        raise CalibrationError(
+            f"The text after row {number} is not UTF-8.", code="bad_encoding", hint="Convert the file to UTF-8."
+        ) from error
+    finally:
+        pieces.detach()
+
+
+def _csv(stream: BinaryIO) -> Iterator[Row]:
+    """The first line names the columns."""
+    csv.field_size_limit(MAX_ROW_BYTES)
+    reader = csv.reader((line for _, line in _lines(stream)), strict=True)
+    names: list[str] = []
+    try:
+        for fields in reader:
+            place = f"Line {reader.line_num}"
+            if not names:
+                names = fields
+                if len(set(names)) != len(names) or not all(names):
+                    raise _bad_row(f"{place} should name the columns, each once; it has: {', '.join(names)}", "")
+            elif fields and len(fields) != len(names):
+                raise _bad_row(f"{place} has {len(fields)} fields, the columns are {len(names)}", "Quote the commas.")
+            elif fields:
+                yield Row(place, dict(zip(names, fields, strict=True)))
+    except csv.Error as error:
+        if "field larger" in str(error):
+            raise _too_large(f"Line {reader.line_num}") from error
+        raise _bad_row(f"Line {reader.line_num} is not valid CSV: {error}", "Quotes must be closed.") from error
+
+
+def _parquet(stream: BinaryIO) -> Iterator[Row]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise CalibrationError(
+            "Reading Parquet needs pyarrow.", code="pyarrow_not_installed", hint="pip install pyarrow"
+        ) from error
+    number = num_bytes = 0
+    with tempfile.TemporaryFile() as unpacked:
+        if not stream.seekable():  # Parquet is read from its end
+            while piece := stream.read(_PIECE_BYTES):
+                unpacked.write(piece)
+            stream = unpacked
+        try:
+            packed_bytes = stream.seek(0, io.SEEK_END)
+            file = parquet.ParquetFile(stream, buffer_size=1 << 20)
+            _check_size(sum(file.metadata.row_group(at).total_byte_size for at in range(file.num_row_groups)))
+            for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
+                num_bytes += batch.nbytes  # what is said of a dictionary's size does not count how often it is used
+                _check_size(num_bytes, packed_bytes)
+                if batch.nbytes > MAX_ROW_BYTES:
+                    _check_rows([batch.slice(at, 1).nbytes for at in range(len(batch))], number)
+                for values in batch.to_pylist():
+                    number += 1
+                    yield _row(f"Row {number}", values)
+        except MemoryError as error:
+            raise CalibrationError(
+                f"The {_BATCH_ROWS} rows after row {number} unpack to more than fits into memory.",
+                code="archive_too_large",
+                hint="Give the file with less in a row, or as .jsonl.gz.",
+            ) from error
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise _bad_row(f"The file is not Parquet that can be read ({type(error).__name__})", "") from error
+
+
+def _check_rows(sizes: list[int], num_before: int) -> None:
+    for number, num_bytes in enumerate(sizes, start=num_before + 1):
+        if num_bytes > MAX_ROW_BYTES:
+            raise _too_large(f"Row {number}")
+
+
+def _text(stream: BinaryIO) -> Iterator[Row]:
+    """Pieces of whole lines, as long as TEXT_CHUNK_BYTES allows."""
+    lines: list[str] = []
+    first = size = 0
+    for number, line in _lines(stream):
+        if size + len(line) > TEXT_CHUNK_BYTES and lines:
+            yield Row(f"Line {first}", {"text": "".join(lines)})
+            lines, size = [], 0
+        first = first if lines else number
+        lines.append(line)
+        size += len(line)
+    if lines:
+        yield Row(f"Line {first}", {"text": "".join(lines)})
+
+
+def _row(place: str, value: Any) -> Row:
+    if not isinstance(value, dict):
+        raise CalibrationError(
+            f"{place} has no columns: it is of type {type(value).__name__}, not an object.", code="no_text_column",
+            hint='Each row is an object like {"text": "..."}.',
+        )  # fmt: skip
+    return Row(place, value)
+
+
+def _bad_row(what: str, hint: str) -> CalibrationError:
+    return CalibrationError(f"{what}.", code="bad_row", hint=hint, field="/calibration/source")
+
+
+def _too_large(place: str) -> CalibrationError:
+    return CalibrationError(
+        f"{place} is longer than {MAX_ROW_BYTES >> 20} MiB.",
+        code="row_too_large",
+        hint="Split the text into rows; or is a quote not closed?",
+    )
+
+
+FORMATS: dict[str, Callable[[BinaryIO], Iterator[Row]]] = {
+    "jsonl": _json_lines,
+    "json": _json,
+    "csv": _csv,
+    "parquet": _parquet,
+    "txt": _text,
+}

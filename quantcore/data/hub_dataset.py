@@ -1,0 +1,172 @@
+"""Rows of a dataset on the Hugging Face Hub, streamed by the ``datasets`` library. No torch.
+
+A dataset is named as ``datasets.load_dataset`` names it: source, config, split, column. Its revision is resolved to a
+commit once. Only data files are read: datasets 5 runs no dataset's Python script. The library, which brings Arrow, is
+loaded when a dataset is opened; names and commits need only huggingface_hub.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from quantcore.config.quantization import CalibrationConfig
+from quantcore.data.columns import choose_column
+from quantcore.data.files import Row
+from quantcore.errors import CalibrationError, QuantError
+from quantcore.hub.download import TOKEN
+
+TIMEOUT_S = 10.0
+_PILE = {"source": "mit-han-lab/pile-val-backup", "split": "validation", "column": "text"}
+_WIKITEXT = {"source": "Salesforce/wikitext", "config": "wikitext-2-raw-v1", "split": "train", "column": "text"}
+ALIASES: dict[str, dict[str, str]] = {
+    "pileval": _PILE,
+    "pileval_for_awq_benchmark": _PILE,
+    "wikitext": _WIKITEXT,
+    "wikitext_for_gptq_benchmark": _WIKITEXT,
+    "cnn_dailymail": {"source": "abisee/cnn_dailymail", "config": "3.0.0", "split": "train", "column": "article"},
+    "HuggingFaceH4/ultrachat_200k": {
+        "source": "HuggingFaceH4/ultrachat_200k", "split": "train_sft", "column": "messages",
+    },
+    "ScienceQA": {"source": "derek-thomas/ScienceQA", "split": "train", "column": "question"},
+}  # fmt: skip
+"""The names that AMD Quark's script gives to calibration sets. What a request says itself comes before what is here."""
+
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
+_NAME = re.compile(f"(?:{_PART}/)?{_PART}")
+_SHA = re.compile("[0-9a-f]{40}")
+
+
+def is_hub_name(source: str) -> bool:
+    """True for ``name`` and ``org/name`` as the Hub allows them: never a path, never an address."""
+    return _NAME.fullmatch(source) is not None and not re.search(r"--|\.\.|\.git$", source)
+
+
+def resolve(calibration: CalibrationConfig) -> CalibrationConfig:
+    """The same with an alias written out and the commit that the dataset has now. One request to the Hub.
+
+    Raises CalibrationError: ``invalid_dataset_name``, ``hub_*`` (see ``checkpoint.hub_errors``).
+    """
+    given = calibration.model_dump(exclude_none=True)
+    calibration = CalibrationConfig(**{**ALIASES.get(calibration.source, {}), **given,
+                                       "source": ALIASES.get(calibration.source, given)["source"]})  # fmt: skip
+    if not is_hub_name(calibration.source):
+        raise CalibrationError(
+            f"'{calibration.source[:100]}' is no source of calibration text.",
+            code="invalid_dataset_name",
+            hint="Give builtin, the absolute path of a file, or a dataset on the Hub: org/name.",
+            field="/calibration/source",
+            allowed=("builtin", *ALIASES),
+        )
+    from huggingface_hub import HfApi
+
+    from quantcore.hub.errors import explained
+
+    revision = calibration.revision or "main"
+    try:
+        with explained(calibration.source, revision, kind="dataset"):
+            info = HfApi().dataset_info(calibration.source, revision=revision, timeout=TIMEOUT_S)
+            if info.sha is None or not _SHA.fullmatch(info.sha):
+                raise ValueError("the answer names no commit")
+    except QuantError as error:
+        error.field = "/calibration/" + ("revision" if error.code == "hub_revision_not_found" else "source")
+        raise
+    return calibration.model_copy(update={"revision": info.sha})
+
+
+def is_resolved(calibration: CalibrationConfig) -> bool:
+    """True if its dataset is named with a commit, as ``resolve`` does."""
+    return calibration.revision is not None and _SHA.fullmatch(calibration.revision) is not None
+
+
+def read_rows(calibration: CalibrationConfig) -> Iterator[Row]:
+    """The rows of one split of a resolved dataset as they arrive, in order: the column of the text, no other.
+
+    Raises CalibrationError: ``datasets_not_installed``, ``unknown_dataset_config``, ``unknown_split``,
+    ``no_text_column``, ``unsupported_dataset``, ``hub_*``.
+    """
+    rows = _open(calibration)
+    number = 0
+    while True:
+        try:
+            values = next(rows)
+        except StopIteration:
+            return
+        except Exception as error:  # of the library, of Arrow, of the connection: whatever a file can do to them
+            raise _explain(error, calibration) from error
+        number += 1
+        yield Row(f"Row {number}", values)
+
+
+def _open(calibration: CalibrationConfig) -> Iterator[dict[str, Any]]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise CalibrationError(
+            f"'{calibration.source}' is no file, and reading it as a Hub dataset needs the datasets library.",
+            code="datasets_not_installed",
+            hint="pip install 'bitfoundry[engine]', or give 'builtin' or a file.",
+        ) from error
+    datasets.disable_progress_bars()
+    try:
+        splits = datasets.load_dataset(
+            calibration.source, calibration.config, revision=calibration.revision, streaming=True, token=TOKEN.get()
+        )
+        rows = splits[_choose_split(list(splits), calibration.split)]
+        names = rows.column_names or list(next(iter(rows)))
+        rows = rows.select_columns([choose_column(names, calibration.column)])  # pictures are not even decoded
+        return iter(rows)
+    except QuantError:
+        raise
+    except Exception as error:
+        raise _explain(error, calibration) from error
+
+
+def _choose_split(there: list[str], given: str | None) -> str:
+    if given is None and ("train" in there or len(there) == 1):
+        return "train" if "train" in there else there[0]
+    if given in there:
+        return str(given)
+    raise CalibrationError(
+        f"The dataset has no split '{given}'." if given else "The dataset has several splits, and none called train.",
+        code="unknown_split",
+        hint=f"Its splits: {', '.join(there)}.",
+        field="/calibration/split",
+        allowed=there,
+    )
+
+
+def _explain(error: Exception, calibration: CalibrationConfig) -> QuantError:
+    import httpx2
+
+    from quantcore.hub.errors import explain, gated
+
+    if isinstance(error, QuantError):
+        return error
+    text, name = str(error), calibration.source
+    configs = re.search(r"(?:Available: |among the available configs: )(\[.*?\])", text, re.DOTALL)
+    if configs:
+        there = re.findall(r"'([^']+)'", configs[1])
+        return CalibrationError(
+            f"The dataset '{name}' has several configs; "
+            + (f"'{calibration.config}' is none of them." if calibration.config else "say which."),
+            code="unknown_dataset_config",
+            hint=f"Its configs: {', '.join(there)}.",
+            field="/calibration/config",
+            allowed=there,
+        )
+    cause: BaseException | None = error
+    while cause is not None:  # the library wraps what happened on the wire
+        if isinstance(cause, httpx2.HTTPError | ConnectionError | TimeoutError):
+            return explain(cause, name, str(calibration.revision), kind="dataset")
+        cause = cause.__cause__ or cause.__context__
+    if "is a gated dataset" in text:  # its cause is dropped on the way
+        return gated(name, "dataset")
+    why = "it is a Python script" if "script" in text else f"{type(error).__name__}"
+    return CalibrationError(
+        f"The dataset '{name}' cannot be read: {why}.",
+        code="unsupported_dataset",
+        hint="Its files must be data (Parquet, JSON, CSV, text); nothing of a dataset is ever run.",
+        field="/calibration/source",
+    )

@@ -1,0 +1,135 @@
+"""Text to token windows: calibration windows from one part of a source, held-out windows from another."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+
+from quantcore.config.quantization import BUILTIN, CalibrationConfig
+from quantcore.data.documents import Render, is_prose, read_documents
+from quantcore.errors import CalibrationError
+
+HELD_OUT_SHARE = 0.25
+SHUFFLE_ROWS = 1000  # as many as datasets shuffles at a time
+SHUFFLE_CHARS = 64 << 20
+Tokenize = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True)
+class TokenWindows:
+    """Token ids. ``calibration_NT`` and ``held_out_NT`` come from different parts of the text and never overlap."""
+
+    calibration_NT: torch.Tensor
+    held_out_NT: torch.Tensor
+
+
+def token_windows(
+    calibration: CalibrationConfig,
+    tokenize: Tokenize,
+    *,
+    num_held_out: int,
+    held_out_len: int,
+    separator: int | None = None,
+    render: Render | None = None,
+) -> TokenWindows:
+    """Read as much of the source as is needed, tokenize it (documents end with ``separator``), cut windows without
+    padding.
+
+    Of prose the first three quarters of what is read serve calibration, of rows three of four: ``num_samples`` windows
+    chosen with the seed. The rest is held out, the same for every seed. ``render`` makes text of chats. Raises
+    CalibrationError with the number that the source can give.
+    """
+
+    def tokens_of(document: str) -> Iterable[int]:
+        return chain(tokenize(document), () if separator is None else (separator,))
+
+    wanted = calibration.num_samples * calibration.seq_len
+    wanted_held_out = num_held_out * held_out_len
+    documents = read_documents(calibration, render)
+    if is_prose(calibration):
+        enough = max(wanted / (1 - HELD_OUT_SHARE), wanted_held_out / HELD_OUT_SHARE)
+        text, rest = _divide_prose(documents, tokens_of, None if calibration.source == BUILTIN else 1.1 * enough)
+    else:
+        text, rest = _divide_rows(documents, tokens_of, calibration.seed, wanted, wanted_held_out)
+    pool, held_out = _cut(text, calibration.seq_len), _cut(rest, held_out_len)
+    if len(pool) < calibration.num_samples or len(held_out) < num_held_out:
+        raise CalibrationError(
+            f"The source '{calibration.source}' gives {len(pool)} calibration windows of {calibration.seq_len} tokens "
+            f"and {len(held_out)} held-out ones of {held_out_len}; "
+            f"{calibration.num_samples} and {num_held_out} are needed.",
+            code="not_enough_samples",
+            hint="Lower num_samples or seq_len, or give more text.",
+            field="/calibration/num_samples",
+        )
+    order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(calibration.seed))
+    spread = torch.linspace(0, len(held_out) - 1, num_held_out).long()  # from all over the held-out part
+    return TokenWindows(pool[order[: calibration.num_samples]], held_out[spread])
+
+
+def _divide_prose(
+    documents: Iterator[str], tokens_of: Callable[[str], Iterable[int]], enough: float | None
+) -> tuple[array[int], array[int]]:
+    """The first part and the last part of what is read, which ends when it is more than ``enough`` tokens."""
+    stream = array("q")
+    for document in documents:
+        stream.extend(tokens_of(document))
+        if enough is not None and len(stream) > enough:
+            break
+    border = int(len(stream) * (1 - HELD_OUT_SHARE))
+    return stream[:border], stream[border:]
+
+
+def _divide_rows(
+    documents: Iterator[str], tokens_of: Callable[[str], Iterable[int]], seed: int, wanted: int, wanted_held_out: int
+) -> tuple[array[int], array[int]]:
+    """At least so many tokens of each part if the source has them; every fourth row that has text is held out."""
+    text, rest = array("q"), array("q")
+
+    def remaining() -> Iterator[str]:
+        """The rows for calibration; on the way the held-out ones are taken."""
+        for number, document in enumerate(filter(None, documents)):
+            if number % round(1 / HELD_OUT_SHARE) != round(1 / HELD_OUT_SHARE) - 1:
+                yield document
+            elif len(rest) < wanted_held_out:
+                rest.extend(tokens_of(document))
+
+    for document in shuffled(remaining(), seed):
+        if len(text) < wanted:
+            text.extend(tokens_of(document))
+        if len(text) >= wanted and len(rest) >= wanted_held_out:
+            break
+    return text, rest
+
+
+def shuffled(documents: Iterable[str], seed: int) -> Iterator[str]:
+    """The same documents in an order that the seed decides; at most SHUFFLE_ROWS of them wait in memory.
+
+    A document that arrives takes the place of one drawn at random, which goes on; at the end the rest goes in random
+    order. Only ``random()`` is drawn: Python keeps its sequence the same from version to version.
+    """
+    draw = random.Random(seed).random
+    waiting: list[str] = []
+    num_chars = 0
+    for document in documents:
+        if len(waiting) < SHUFFLE_ROWS and num_chars < SHUFFLE_CHARS:
+            waiting.append(document)
+            num_chars += len(document)
+            continue
+        place = int(draw() * len(waiting))
+        yield waiting[place]
+        waiting[place] = document
+    while waiting:
+        place = int(draw() * len(waiting))
+        waiting[place], waiting[-1] = waiting[-1], waiting[place]
+        yield waiting.pop()
+
+
+def _cut(stream: array[int], length: int) -> torch.Tensor:
+    """Consecutive windows [N, length]; a rest shorter than ``length`` is dropped."""
+    count = len(stream) // length
+    return torch.tensor(stream[: count * length].tolist(), dtype=torch.long).view(count, length)

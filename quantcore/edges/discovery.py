@@ -1,0 +1,107 @@
+"""Which edges a decoder block has: found by watching it run, and proven. No table of architectures, no names.
+
+``tracing`` proposes: for everything that linear layers read, the outputs of the norm or linear layer that it comes
+from. A proposal becomes an edge if a scale passes (what lies between is no activation that would feel it), if nothing
+but the linear layers reads those outputs, and if folding random scales through all edges of the real block at once
+leaves it computing what it computed (``proof``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from quantcore.config.algorithms import ScalingLayer
+from quantcore.edges.edge import Edge, FoundEdges, Rejected, shape_of
+from quantcore.edges.proof import hold, prove
+from quantcore.edges.record import Run, watch
+from quantcore.edges.search import Search
+
+__all__ = ["EdgeFinder", "FoundEdges", "Rejected", "find_edges", "listed_edges", "prove"]
+
+
+class EdgeFinder:
+    """Finds the edges of one block after another. Blocks that are built alike are only proven to have the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, FoundEdges] = {}
+
+    def find(self, block: nn.Module, run: Run) -> FoundEdges:
+        """As ``find_edges``, in two runs of the block if one that is built like it was there before."""
+        structure = tuple(
+            (
+                name,
+                type(module).__qualname__,
+                *((key, p.shape) for key, p in module._parameters.items() if p is not None),
+            )
+            for name, module in block.named_modules()
+        )
+        known = self._known.get(structure)
+        if known is None or not hold(block, prove(block, run, known.edges)):
+            known = self._known[structure] = find_edges(block, run)
+        return known
+
+
+def find_edges(block: nn.Module, run: Run) -> FoundEdges:
+    """All edges of ``block``, proven. ``run`` runs it on some tokens and returns what it adds to the hidden states.
+
+    The block itself is run twice (three times with norms that multiply with 1 + weight), and ten to thirty times with
+    given outputs, where no layer computes. Its weights end as they were, bit for bit. Mixtures must be split
+    (``blocks.experts``), and nothing may be cached from run to run.
+    """
+    seen = watch(block, run)
+    search = Search(block, run, seen)
+    edges = search.proven(search.weighted(search.reached(search.alone(search.passing()))))
+    order = {name: i for i, name in enumerate(seen.arguments)}
+    return FoundEdges(
+        tuple(sorted(edges, key=lambda edge: order[edge.consumers[0]])),
+        tuple(sorted(search.rejected, key=lambda one: order[one.consumers[0]])),
+    )
+
+
+def listed_edges(block: nn.Module, run: Run, scaling_layers: Iterable[ScalingLayer], found: FoundEdges) -> FoundEdges:
+    """The edges that a config file of AMD Quark lists, by names inside the block.
+
+    Those that discovery ``found`` keep all their consumers: a scale must reach every reader. Others are tried with the
+    channels in plain order. What does not hold is in ``rejected``, with discovery's reason if it gave one.
+    """
+    edges: dict[tuple[str, tuple[str, ...]], Edge] = {}
+    rejected: list[Rejected] = []
+    for listed in scaling_layers:
+        known = [e for e in found.edges if e.producer == listed.prev_op and set(listed.layers) <= set(e.consumers)]
+        tried = known[0] if known else _tried(block, run, listed, found)
+        if isinstance(tried, Rejected):
+            rejected.append(tried)
+        else:
+            edges[tried.producer, tried.consumers] = tried
+    return FoundEdges(tuple(edges.values()), tuple(rejected))
+
+
+def _tried(block: nn.Module, run: Run, listed: ScalingLayer, found: FoundEdges) -> Edge | Rejected:
+    """A listed edge that discovery does not have, with its channels in plain order, if that holds."""
+
+    def rejected(reason: str) -> Rejected:
+        return Rejected(listed.prev_op, listed.layers, reason)
+
+    modules = dict(block.named_modules())
+    for name in (listed.prev_op, *listed.layers):
+        if not isinstance(getattr(modules.get(name), "weight", None), nn.Parameter):
+            return rejected(f"the block has no layer {name} with a weight")
+    for known in found.rejected:
+        if known.producer == listed.prev_op and set(listed.layers) <= set(known.consumers):
+            return rejected(known.reason)
+    shape = shape_of(modules[listed.prev_op])
+    count = shape[0]
+    for name in listed.layers:
+        other = shape_of(modules[name])
+        if len(other) != 2 or other[1] != count:
+            return rejected(f"{listed.prev_op} has {count} outputs, {name} a weight of {tuple(other)}")
+    plain = Edge(listed.prev_op, listed.layers, torch.arange(count), torch.arange(count))
+    edges = [plain, replace(plain, plus_one=True)] if len(shape) == 1 else [plain]
+    changes = [prove(block, run, [edge]) for edge in edges]
+    if not hold(block, min(changes)):
+        return rejected(f"a scale folded through it changes the block by {min(changes):.1e}")
+    return edges[changes.index(min(changes))]

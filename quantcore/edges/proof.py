@@ -1,0 +1,157 @@
+"""The proof of edges: fold random scales through all of them, and the block must compute what it computed.
+
+Scales are powers of two, so that folding loses nothing in any float type: true edges change next to nothing, and
+undoing the fold gives back every bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from quantcore.edges.edge import Edge, shape_of, weight_of
+from quantcore.edges.record import Run, Seen, float_tensors, in_float32, watch
+from quantcore.runtime.shards import mine
+
+FOLD_TOLERANCE = 1e-3
+FLOAT16_TOLERANCE = 1e-2
+"""Largest relative change by true edges.
+
+Measured on 30 tiny architectures: at most 6e-7 in float32 and 0 in bfloat16; in float16, whose small numbers lose bits
+when they are halved, 2e-5, and 1.3e-4 with trained weights. Edges with a wrong activation, reader, order or kind of
+norm change 0.19 and more, two wrong channels of 128 still 0.008.
+"""
+_LARGEST_FACTOR = 16  # a weight that is consumer and producer takes 4 twice
+
+
+def prove(block: nn.Module, run: Run, edges: Sequence[Edge]) -> float:
+    """How much folding random scales through all ``edges`` at once changes the block, relative to what was there.
+
+    The largest over the block's update, the output of every layer (a small one hides behind the update), the routers'
+    choices and whatever else leaves the block. 0 without edges. Weights end as they were, bit for bit.
+    """
+    if not edges:
+        return 0.0
+    with exact_norms(block, edges):
+        return folding_changes(block, run, edges, watch(block, run))
+
+
+def hold(block: nn.Module, change: float) -> bool:
+    """Whether edges of ``block`` stand with this change."""
+    is_float16 = any(parameter.dtype == torch.float16 for parameter in block.parameters())
+    return change <= (FLOAT16_TOLERANCE if is_float16 else FOLD_TOLERANCE)
+
+
+@contextmanager
+def exact_norms(block: nn.Module, edges: Sequence[Edge]) -> Iterator[None]:
+    """Norms that multiply with 1 + weight compute in float32: their own type would round what a fold makes of that."""
+    with ExitStack() as stack:
+        for name in {edge.producer for edge in edges if edge.plus_one}:
+            stack.enter_context(_in_input_dtype(block.get_submodule(name)))
+            stack.enter_context(in_float32(block.get_submodule(name), ()))
+        yield
+
+
+def folding_changes(block: nn.Module, run: Run, edges: Sequence[Edge], before: Seen) -> float:
+    """``prove`` where the run without folds has been made already; both within ``exact_norms``."""
+    with folded(block, edges) as divisors:
+        after = watch(block, run)
+    changes = [relative_change(before.update, after.update)]
+    changes += [relative_change(old, new) for old, new in _paired(before.beside, after.beside)]
+    changes += [_typical_change(old, new) for old, new in zip(before.routing, after.routing, strict=True)]
+    for name, outputs in before.outputs.items():
+        for old, new in _paired(outputs, after.outputs.get(name, [])):
+            restored = new.float() * divisors[name].to(new.device) if name in divisors else new
+            changes.append(relative_change(old, restored))
+    return max(changes)
+
+
+def _paired(before: Any, after: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return list(zip(float_tensors(before), float_tensors(after), strict=True))
+
+
+def relative_change(before: torch.Tensor, after: torch.Tensor) -> float:
+    """|after - before| / |before|; what is infinite in both counts as 0. Infinite where 0 becomes something, or NaN."""
+    old, new = before.float(), after.float()
+    moved = torch.where(old == new, 0, new - old).norm().item()
+    size = torch.where(old.isfinite(), old, 0).norm().item()
+    return 0.0 if moved == 0 else moved / size if size > 0 and moved == moved else float("inf")
+
+
+@contextmanager
+def folded(block: nn.Module, edges: Sequence[Edge]) -> Iterator[dict[str, torch.Tensor]]:
+    """Random powers of two folded through all edges while the context lasts. Gives what each producer's outputs [O]
+    are divided by."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad(), ExitStack() as undo:
+        for name in {name for edge in edges for name in (edge.producer, *edge.consumers)}:
+            undo.callback(_keep_fragile(weight_of(block.get_submodule(name))))
+        divisors: dict[str, torch.Tensor] = {}
+        for edge in edges:
+            scale_F = random_scales(edge.num_scales, generator)
+            ones = torch.ones(shape_of(block.get_submodule(edge.producer))[0])
+            divisors.setdefault(edge.producer, ones)[edge.rows] *= scale_F
+            undo.enter_context(divided(block, edge, scale_F))
+            edge.multiply(block, scale_F)
+            undo.callback(edge.multiply, block, 1 / scale_F)
+        yield divisors
+
+
+def random_scales(count: int, generator: torch.Generator) -> torch.Tensor:
+    """1/4, 1/2, 2 or 4, [count]."""
+    return torch.tensor([0.25, 0.5, 2.0, 4.0])[torch.randint(4, (count,), generator=generator)]
+
+
+@contextmanager
+def divided(block: nn.Module, edge: Edge, scale_F: torch.Tensor) -> Iterator[None]:
+    """The producer's half of a fold while the context lasts."""
+    producer = block.get_submodule(edge.producer)
+    weight, bias = producer.get_parameter("weight"), getattr(producer, "bias", None)
+    with ExitStack() as undo:
+        if bias is not None:
+            undo.callback(mine(bias).copy_, mine(bias).clone())
+        if weight.ndim == 1:
+            undo.callback(weight.data.copy_, weight.data.clone())
+        else:
+            undo.callback(edge.divide, block, 1 / scale_F)
+        edge.divide(block, scale_F)
+        yield
+
+
+@contextmanager
+def _in_input_dtype(module: nn.Module) -> Iterator[None]:
+    """What ``module`` returns has the dtype that it was given, whatever is done to its input after this."""
+    given: list[torch.dtype] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...]) -> None:
+        given.append(float_tensors(args)[0].dtype)
+
+    def cast(module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        return output.to(given.pop())
+
+    with module.register_forward_pre_hook(note), module.register_forward_hook(cast):
+        yield
+
+
+def _keep_fragile(weight: torch.Tensor) -> Callable[[], None]:
+    """Gives a function that puts back values so small or so large that a power of two does not leave them exact."""
+    limits, size = torch.finfo(weight.dtype), weight.abs()
+    fragile = (size < limits.tiny * _LARGEST_FACTOR) & (size > 0) | (size > limits.max / _LARGEST_FACTOR)
+    where = fragile.nonzero(as_tuple=True)
+    kept = weight[where]
+
+    def put_back() -> None:
+        weight[where] = kept
+
+    return put_back
+
+
+def _typical_change(before_TE: torch.Tensor, after_TE: torch.Tensor) -> float:
+    """The median over tokens: a router between two equally good experts may turn over by a rounding."""
+    moved, size = (after_TE - before_TE).norm(dim=-1), before_TE.norm(dim=-1)
+    change = torch.where(moved == 0, 0, moved / size).nan_to_num(nan=float("inf"))
+    return change.median().item()

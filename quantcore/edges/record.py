@@ -1,0 +1,163 @@
+"""Running one decoder block while watching its layers, and running it with their outputs given instead of computed.
+
+A *layer* here is a module that holds parameters and has no child that does: linear layers, norms, routers. While a
+block is watched every expert of a mixture gets every token, so that what is learned of one holds for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from quantcore.model.experts import SplitExperts
+
+Run = Callable[[], torch.Tensor]
+Answer = Callable[[str, int], Any]
+"""From the name of a layer and the number of its call, 0 for the first, to what it shall return."""
+
+
+@dataclass
+class Seen:
+    """What one run of a block showed.
+
+    ``arguments`` (positional, named) and ``outputs`` of every layer, one entry a call, in the order in which they first
+    ran; ``weightless`` are the outputs of modules without parameters. ``beside``: what left the block beside its update
+    [1, T, H], such as keys and values for later blocks. ``routing`` [T, E]: the weight that each router gave to each
+    expert.
+    """
+
+    arguments: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = field(default_factory=dict)
+    outputs: dict[str, list[Any]] = field(default_factory=dict)
+    weightless: dict[str, list[Any]] = field(default_factory=dict)
+    beside: list[torch.Tensor] = field(default_factory=list)
+    routing: list[torch.Tensor] = field(default_factory=list)
+    update: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
+
+    def inputs(self, name: str) -> list[torch.Tensor]:
+        """The float tensors that a layer was called with, over all calls."""
+        return float_tensors(self.arguments.get(name, []))
+
+
+def float_tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+
+
+def as_float32(tree: Any) -> Any:
+    """A copy with float tensors in float32, all else as it is."""
+
+    def widen(leaf: Any) -> Any:
+        is_float = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+        return leaf.to(torch.float32, copy=True) if is_float else leaf
+
+    return tree_map(widen, tree)
+
+
+def find_layers(block: nn.Module) -> dict[str, nn.Module]:
+    return {name: module for name, module in _leaves(block).items() if _has_parameters(module)}
+
+
+def watch(block: nn.Module, run: Run, answer: Answer | None = None) -> Seen:
+    """Run the block once. With ``answer`` layers return what it gives, and compute nothing."""
+    seen = Seen()
+    with torch.no_grad(), ExitStack() as stack:
+        for name, module in _leaves(block).items():
+            note = _watched if _has_parameters(module) else _watched_weightless
+            stack.enter_context(_forward_replaced(module, note(module.forward, name, seen, answer)))
+        for module in block.modules():
+            if isinstance(module, SplitExperts):
+                stack.enter_context(
+                    module.register_forward_pre_hook(lambda *call: _to_every_expert(seen, *call), with_kwargs=True)
+                )
+        stack.enter_context(
+            block.register_forward_hook(lambda *call: seen.beside.extend(_beside(*call)), with_kwargs=True)
+        )
+        seen.update = run()
+    return seen
+
+
+@contextmanager
+def in_float32(block: nn.Module, layers: Collection[str]) -> Iterator[None]:
+    """All but ``layers`` computes in float32. With their outputs given a block then behaves alike in every dtype."""
+    with ExitStack() as stack:
+        stack.enter_context(
+            block.register_forward_pre_hook(lambda _, args, kwargs: as_float32((args, kwargs)), with_kwargs=True)
+        )
+        for name, module in block.named_modules():
+            for key, parameter in module._parameters.items():
+                if name not in layers and parameter is not None and parameter.is_floating_point():
+                    stack.callback(module._parameters.__setitem__, key, parameter)
+                    module._parameters[key] = nn.Parameter(parameter.data.float(), requires_grad=False)
+        yield
+
+
+def _leaves(block: nn.Module) -> dict[str, nn.Module]:
+    """The layers, and modules without parameters such as activations."""
+    return {
+        name: module
+        for name, module in block.named_modules()
+        if name and not any(_has_parameters(child) for child in module.children())
+    }
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _watched(forward: Callable[..., Any], name: str, seen: Seen, answer: Answer | None) -> Callable[..., Any]:
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        calls = seen.arguments.setdefault(name, [])
+        calls.append((args, kwargs))
+        output = forward(*args, **kwargs) if answer is None else answer(name, len(calls) - 1)
+        seen.outputs.setdefault(name, []).append(output)
+        return output
+
+    return watched
+
+
+def _watched_weightless(forward: Callable[..., Any], name: str, seen: Seen, _: Answer | None) -> Callable[..., Any]:
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        seen.weightless.setdefault(name, []).append(output)
+        return output
+
+    return watched
+
+
+@contextmanager
+def _forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    own = module.__dict__.get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward  # the class's again
+        else:
+            module.forward = own
+
+
+def _to_every_expert(
+    seen: Seen, experts: SplitExperts, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Note where the tokens would go, then send each to all experts with weights of ours."""
+    given = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), args, strict=False)) | kwargs
+    index_TK, weights_TK = given["top_k_index"], given["top_k_weights"]
+    num_tokens, num_experts = len(index_TK), experts.num_experts
+    routing_TE = torch.zeros(num_tokens, num_experts, device=weights_TK.device)
+    seen.routing.append(routing_TE.scatter_add(1, index_TK.clamp(max=num_experts - 1), weights_TK.float()))
+    every_E = torch.arange(num_experts, device=index_TK.device)
+    weights_E = torch.linspace(0.5, 1.5, num_experts, device=weights_TK.device, dtype=weights_TK.dtype)
+    everywhere = {"top_k_index": every_E.expand(num_tokens, -1), "top_k_weights": weights_E.expand(num_tokens, -1)}
+    return (), given | everywhere
+
+
+def _beside(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> list[torch.Tensor]:
+    """Float tensors that a block returns behind its hidden states, or leaves in a mapping that it was given."""
+    shared = [dict(value) for value in (*args, *kwargs.values()) if isinstance(value, MutableMapping)]
+    return float_tensors([output[1:] if isinstance(output, tuple) else (), shared])

@@ -1,0 +1,186 @@
+"""From which outputs of which layer does each input channel of a linear layer come? Answered without knowing any model.
+
+A block is run with all its layers' outputs *given*: tiny random numbers. Attention then weighs all tokens alike, gates
+and activations are as good as linear, and only what lies between two layers is computed, so runs are cheap. If output n
+is multiplied by a factor f(n), an input that comes from it is multiplied by f(n) too; one that is the product of two
+outputs, a and b (a gated MLP), by f(a) f(b). With factors of two to the power of a digit of n, and of n squared, a few
+runs tell a + b and a^2 + b^2 for every channel of every layer at once. Whether a scale may really pass is for a run
+with numbers of all sizes to say.
+
+Legend: N outputs of all layers together, O those of one layer, I inputs of one, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from quantcore.edges.edge import Edge, shape_of
+from quantcore.edges.record import Run, Seen, as_float32, find_layers, in_float32, watch
+
+DIGIT_BITS = 4
+TINY = (-46, -44)  # powers of two; with a digit below -28: squares vanish beside the epsilon of a norm, and products of
+# two (above -92) are still normal numbers of float32
+ALL_SIZES = (-3, 6)
+EXACT = 1e-3  # of what is scaled by powers of two: rounding of other origin is far smaller, a false factor far larger
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Linear layers that read one tensor, and the edges that may lead to it: none, one, or one for each factor."""
+
+    names: tuple[str, ...]
+    candidates: tuple[Edge, ...] = ()
+
+
+@dataclass
+class Replay:
+    """The block with given outputs.
+
+    ``sources`` are the layers whose outputs are traced, with their number; others (routers that choose, convolutions)
+    return what they returned when the block was watched. ``readers`` are the linear layers whose inputs are traced,
+    ``others`` those where there is no single one.
+    """
+
+    block: nn.Module
+    run: Run
+    watched: Seen
+    sources: dict[str, int] = field(init=False)
+    readers: list[str] = field(init=False)
+    others: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sources, self.readers, self.others = {}, [], []
+        for name, module in find_layers(self.block).items():
+            if name in self.watched.outputs and isinstance(getattr(module, "weight", None), nn.Parameter):
+                self._note(name, shape_of(module))
+
+    def _note(self, name: str, shape: torch.Size) -> None:
+        outputs, inputs = self.watched.outputs[name], self.watched.inputs(name)
+        is_vector = len(outputs) == 1 and isinstance(outputs[0], torch.Tensor) and outputs[0].shape[-1] == shape[0]
+        if is_vector and len(shape) <= 2:
+            self.sources[name] = shape[0]
+        if len(shape) == 2 and inputs:
+            is_single = len(outputs) == len(inputs) == 1 and inputs[0].shape[-1] == shape[1]
+            (self.readers if is_single else self.others).append(name)
+
+    @contextmanager
+    def given(self) -> Iterator[None]:
+        """Runs of ``seen`` lie inside."""
+        with in_float32(self.block, self.watched.outputs):
+            yield
+
+    def noise(self, *, tiny: bool) -> dict[str, torch.Tensor]:
+        """An output for each source: tiny numbers, or numbers of all sizes. Those of the first token are above 0."""
+        generator = torch.Generator().manual_seed(0)
+        low, high = TINY if tiny else ALL_SIZES
+        noise: dict[str, torch.Tensor] = {}
+        for name in self.sources:
+            like = self.watched.outputs[name][0]
+            size = torch.exp2(low + (high - low) * torch.rand(like.shape, generator=generator))
+            sign = torch.randint(2, like.shape, generator=generator) * 2 - 1
+            sign.view(-1, like.shape[-1])[0] = 1
+            noise[name] = (size * sign).to(like.device)
+        return noise
+
+    def seen(self, noise: Mapping[str, torch.Tensor], factors: Mapping[str, torch.Tensor]) -> Seen:
+        """One run, with ``factors`` [O] for the outputs of some sources."""
+
+        def answer(name: str, call: int) -> object:
+            if name not in noise:
+                return as_float32(self.watched.outputs[name][call])
+            return noise[name] * factors[name].to(noise[name].device) if name in factors else noise[name].clone()
+
+        return watch(self.block, self.run, answer)
+
+
+def trace(replay: Replay) -> list[Reading]:
+    """The candidates for every tensor that linear layers read, in the order in which they read it."""
+    noise = replay.noise(tiny=True)
+    before = replay.seen(noise, {})
+    groups = _readers(replay, before)
+    offsets = _offsets(replay.sources)
+    total = sum(replay.sources.values())
+
+    def logarithms(exponents: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        after = replay.seen(noise, {name: torch.exp2(power.float()) for name, power in exponents.items()})
+        return [_logarithm(before.inputs(names[0])[0], after.inputs(names[0])[0]) for names in groups]
+
+    def sums(numbers: Mapping[str, torch.Tensor], num_bits: int) -> list[torch.Tensor]:
+        """The sum over the outputs that are factors of a channel, [I] for each group; -1: there is no such sum."""
+        found = [torch.zeros(1, dtype=torch.long)] * len(groups)
+        for shift in range(0, num_bits, DIGIT_BITS):
+            digits = {name: (number >> shift) % (1 << DIGIT_BITS) for name, number in numbers.items()}
+            for i, part in enumerate(logarithms(digits)):
+                found[i] = torch.where((part < 0) | (found[i] < 0), -1, found[i] + (part << shift))
+        return found
+
+    degrees = logarithms({name: torch.ones(count, dtype=torch.long) for name, count in replay.sources.items()})
+    numbers = {name: offsets[name] + torch.arange(count) for name, count in replay.sources.items()}
+    first = sums(numbers, total.bit_length())
+    is_product = any(bool((degree == 2).all()) for degree in degrees)
+    squares = {name: number * number for name, number in numbers.items()}
+    second = sums(squares, 2 * total.bit_length()) if is_product else first
+    return [
+        Reading(names, tuple(_edges(names, _origins(*found), offsets)))
+        for names, *found in zip(groups, degrees, first, second, strict=True)
+    ]
+
+
+def _readers(replay: Replay, seen: Seen) -> list[tuple[str, ...]]:
+    """Linear layers by the memory of what they read: all of a run's tensors are alive, so places tell them apart."""
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for name in seen.arguments:
+        if name in replay.readers and len(inputs := seen.inputs(name)) == 1:
+            place = (inputs[0].data_ptr(), inputs[0].numel(), inputs[0].shape[-1], inputs[0].stride(-1))
+            groups.setdefault(place, []).append(name)
+    return [tuple(names) for names in groups.values()]
+
+
+def _offsets(sources: Mapping[str, int]) -> dict[str, int]:
+    """The number of each source's first output."""
+    offsets, total = {}, 0
+    for name, count in sources.items():
+        offsets[name] = total
+        total += count
+    return offsets
+
+
+def _logarithm(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """By which power of two [I] every token's channel was multiplied, on the CPU; -1 if by none or by several."""
+    if before.shape != after.shape:
+        return torch.full(before.shape[-1:], -1)
+    old, new = before.reshape(-1, before.shape[-1]), after.reshape(-1, before.shape[-1])
+    power, alive = torch.log2(new / old), old != 0
+    low = torch.where(alive, power, torch.inf).amin(0)
+    high = torch.where(alive, power, -torch.inf).amax(0)
+    whole = low.round()
+    return torch.where((low - whole).abs() + (high - low) < EXACT, whole, -1).long().cpu()
+
+
+def _origins(degree_I: torch.Tensor, sum_I: torch.Tensor, square_I: torch.Tensor) -> list[torch.Tensor]:
+    """The numbers [I] of the one or two outputs that every channel is proportional to; none if channels differ."""
+    if bool((sum_I < 0).any()):
+        return []
+    if bool((degree_I == 1).all()):
+        return [sum_I]
+    square_of_difference = 2 * square_I - sum_I**2
+    difference = square_of_difference.clamp(min=0).double().sqrt().round().long()
+    if not bool(((degree_I == 2) & (difference**2 == square_of_difference)).all()):
+        return []
+    return [(sum_I + difference) // 2, (sum_I - difference) // 2]
+
+
+def _edges(names: tuple[str, ...], origins: list[torch.Tensor], offsets: Mapping[str, int]) -> Iterator[Edge]:
+    """One for every origin whose numbers all lie in one layer."""
+    producers, starts = list(offsets), torch.tensor(list(offsets.values()))
+    for number_I in origins:
+        which_I = torch.searchsorted(starts, number_I, right=True) - 1
+        if bool((which_I == which_I[0]).all()):
+            first = int(which_I[0])
+            rows, channels = torch.unique(number_I - starts[first], return_inverse=True)
+            yield Edge(producers[first], names, rows, channels)

@@ -1,0 +1,95 @@
+"""GGUF's quantized blocks: bytes that hold 32 codes of a row with what turns them into values.
+
+Layouts as in ggml (``ggml-common.h``), little-endian: the float16 scale; the float16 minimum, if there is one; the
+fifth bits of all codes as a mask; the low four bits, code i beside code 16 + i. 8-bit codes lie as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quantcore.config.quantization import Dtype, QuantizationSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from quantcore.numerics.qtensor import QTensor
+
+BLOCK = 32  # codes
+
+
+@dataclass(frozen=True)
+class BlockType:
+    """One of ggml's types: the dtype of its codes, and whether they count from a minimum or around zero."""
+
+    name: str
+    dtype: Dtype
+    has_minimum: bool
+    block: int = BLOCK
+
+    @property
+    def bits(self) -> int:
+        return int(self.name[1])
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one block: codes, scale, minimum."""
+        return BLOCK * self.bits // 8 + 2 + 2 * self.has_minimum
+
+    def encode(self, weight: QTensor) -> torch.Tensor:
+        """Rows of blocks as bytes, uint8 [O, G * num_bytes], of codes [O, I] with scales [O, G]."""
+        import torch
+
+        from quantcore.formats.packing import pack, pack_halves
+        from quantcore.numerics.affine import minimum_of
+
+        params = weight.params
+        codes_OGS = weight.codes.reshape(len(weight.codes), -1, BLOCK)
+        numbers = [params.scale]
+        if params.zero_point is not None:
+            numbers.append(minimum_of(params.zero_point, params.scale, weight.spec))
+        parts = [torch.stack(numbers, dim=-1).half().view(torch.uint8)]
+        if self.bits == 8:
+            parts.append(codes_OGS.view(torch.uint8))
+        else:
+            codes_OGS = (codes_OGS.to(torch.int16) - int(weight.spec.format.min)).to(torch.uint8)
+            parts += [pack(codes_OGS >> 4, 1, dtype=torch.uint8)] if self.bits == 5 else []
+            parts.append(pack_halves(codes_OGS))
+        return torch.cat(parts, dim=-1).flatten(-2)
+
+    def decode(self, rows: torch.Tensor, spec: QuantizationSpec) -> QTensor:
+        """The inverse of ``encode``."""
+        import torch
+
+        from quantcore.formats import IntFormat
+        from quantcore.formats.packing import unpack, unpack_halves
+        from quantcore.numerics.affine import QParams, zero_point_of
+        from quantcore.numerics.qtensor import QTensor
+
+        blocks = rows.reshape(len(rows), -1, self.num_bytes)
+        num_numbers = 1 + self.has_minimum
+        numbers = blocks[..., : 2 * num_numbers].contiguous().view(torch.float16).float()
+        rest = blocks[..., 2 * num_numbers :].contiguous()
+        if self.bits == 8:
+            codes = rest.view(torch.int8)
+        else:
+            codes = unpack_halves(rest[..., -BLOCK // 2 :])
+            if self.bits == 5:
+                codes |= unpack(rest[..., : BLOCK // 8].contiguous(), IntFormat("bit", 1, signed=False)) << 4
+            codes = (codes.to(torch.int16) + int(spec.format.min)).to(getattr(torch, spec.format.storage))
+        scale = numbers[..., 0].contiguous()
+        zero_point = zero_point_of(numbers[..., 1].contiguous(), scale, spec) if self.has_minimum else None
+        return QTensor(codes.flatten(-2), QParams(scale, zero_point), spec)
+
+
+BLOCK_TYPES = {
+    one.dtype: one
+    for one in (
+        BlockType("Q4_0", Dtype.int4, has_minimum=False),
+        BlockType("Q4_1", Dtype.uint4, has_minimum=True),
+        BlockType("Q5_0", Dtype.int5, has_minimum=False),
+        BlockType("Q5_1", Dtype.uint5, has_minimum=True),
+        BlockType("Q8_0", Dtype.int8, has_minimum=False),
+    )
+}

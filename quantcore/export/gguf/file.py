@@ -1,0 +1,190 @@
+"""A GGUF file (version 3), written tensor by tensor at places known before the first byte, and read back one by one.
+
+Tensors go by their checkpoint names here. What differs in the file is settled here too: names, experts in stacks, the
+order of rows of queries and keys, Gemma's norms. Rows of codes move as rows of floats do: groups lie inside rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantcore.checkpoint.layout import GGUF_BLOCKS, TensorHeader, TensorLayout
+from quantcore.checkpoint.sink import OpenFiles, open_for_writing, write_at
+from quantcore.checkpoint.source import TORCH_DTYPES, Source, interleaved
+from quantcore.errors import ModelError
+from quantcore.export.gguf.metadata import add_model, add_tokenizer, rope_tensors, warn_of_window
+from quantcore.export.gguf.names import FILE_NAME, Place, Places, stored_part
+from quantcore.export.gguf.tokenizer import describe_tokenizer
+from quantcore.model.skeleton import clean_config
+
+ALIGNMENT = 32  # of every tensor, GGUF's default
+EMBEDDING = "model.embed_tokens.weight"
+
+
+class GgufSink(OpenFiles):
+    """The one file of a GGUF artifact. ``write`` every tensor of ``layouts`` once, then ``finish``.
+
+    The model is the one with this config.json and the tokenizer in ``model_dir``. ``warnings`` is what to say of both.
+    """
+
+    def __init__(
+        self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any], model_dir: Path
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._layouts = dict(layouts)
+        self.missing = set(layouts)
+        self._places = _places(layouts, model_config)
+        self._offsets: dict[str, int] = {}  # by the name in the file
+        tokenizer = describe_tokenizer(model_dir, layouts[EMBEDDING].shape[0])
+        config = clean_config(dict(model_config)).to_dict()
+        self.warnings = tokenizer.warnings + warn_of_window(config)
+        computed = rope_tensors(config)
+        writer = _writer(folder / FILE_NAME, Places(model_config).architecture.name)
+        add_model(writer, config, _model_name(model_config, model_dir), _file_type(layouts))
+        add_tokenizer(writer, tokenizer)
+        stacks = Counter(place.name for place in self._places.values())
+        shapes = {
+            place.name: _stored(layouts[name], stacks[place.name] if place.index is not None else None)
+            for name, place in self._places.items()
+        }
+        shapes |= {name: TensorLayout("F32", tuple(tensor.shape)) for name, tensor in computed.items()}
+        self._handles = [self._write_header(writer, folder / FILE_NAME, shapes)]
+        for name, tensor in computed.items():
+            write_at(self._handles[0], tensor, self._offsets[name])
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The dtype in which ``write`` takes the tensor called ``name``."""
+        return TORCH_DTYPES[self._layouts[name].dtype]
+
+    def write(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Store ``tensor`` (any device), planned as anything that holds its values exactly; each name is written once.
+
+        What a reader will get back, if that may be another tensor than this one: None, or norms that GGUF keeps as
+        1 + weight. The sum is rounded to float32, as it is when the model computes with it.
+        """
+        if name not in self._layouts:
+            return None  # what llama.cpp computes itself
+        layout, place, dtype = self._layouts[name], self._places[name], tensor.dtype
+        if layout.shape != tuple(tensor.shape) or name not in self.missing:
+            raise RuntimeError(f"{name}: planned {layout}, got {tensor.dtype} {tuple(tensor.shape)}, or written twice")
+        kept = tensor.to(TORCH_DTYPES[layout.dtype])
+        if place.offset:
+            kept = kept + place.offset
+        rows = interleaved(len(kept), place.num_heads) if place.num_heads else None
+        offset = self._offsets[place.name] + (place.index or 0) * layout.num_bytes
+        write_at(self._handles[0], kept if rows is None else kept[rows.to(kept.device)], offset)
+        self.missing.discard(name)
+        return (kept - place.offset).to(dtype) if place.offset else None
+
+    def _write_header(self, writer: Any, path: Path, shapes: Mapping[str, TensorLayout]) -> int:
+        """Everything before the data, and room for that; the open file."""
+        import numpy
+        from gguf import GGMLQuantizationType
+
+        end = 0
+        for name, layout in shapes.items():
+            numpy_dtype = numpy.dtype("uint8" if layout.dtype in GGUF_BLOCKS else "float32")
+            kind = GGMLQuantizationType[layout.dtype]
+            writer.add_tensor_info(name, layout.shape, numpy_dtype, layout.num_bytes, raw_dtype=kind)
+            self._offsets[name] = end
+            end += layout.num_bytes + -layout.num_bytes % ALIGNMENT
+        writer.write_header_to_file(path)
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        writer.close()
+        start = path.stat().st_size
+        start += -start % ALIGNMENT
+        self._offsets = {name: start + offset for name, offset in self._offsets.items()}
+        handle = open_for_writing(path, creates=False)
+        os.ftruncate(handle, start + end)
+        return handle
+
+
+class GgufSource:
+    """Reads the tensors of a GGUF file under the names of the checkpoint with this config.json.
+
+    ``tensors`` are the headers of what the file holds, under names of its own where the checkpoint has none; ``floats``
+    are the checkpoint's, whose dtypes the tensors get back that are stored in another one.
+    """
+
+    def __init__(
+        self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any],
+        floats: Mapping[str, TensorHeader],
+    ) -> None:  # fmt: skip
+        self._floats = floats
+        self._places = _places(layouts, model_config)
+        headers = _read_headers(folder / FILE_NAME)
+        computed = rope_tensors(clean_config(dict(model_config)).to_dict())
+        known = {place.name for place in self._places.values()} | set(computed)
+        self.tensors = {name: header for name, header in headers.items() if name not in known}
+        for name, place in self._places.items():
+            if place.name in headers:
+                self.tensors[name] = stored_part(headers[place.name], place)
+        self._source = Source(folder, self.tensors)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor called ``name`` on the CPU: codes as bytes, others as the checkpoint has them."""
+        tensor = self._source.read(name)
+        return tensor.to(TORCH_DTYPES[self._floats[name].dtype]) if name in self._floats else tensor
+
+
+def _places(layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any]) -> dict[str, Place]:
+    places = Places(model_config)
+    found = {name: places.find(name) for name in layouts}
+    return {name: place for name, place in found.items() if place is not None}
+
+
+def _stored(layout: TensorLayout, num_experts: int | None) -> TensorLayout:
+    return layout if num_experts is None else TensorLayout(layout.dtype, (num_experts, *layout.shape))
+
+
+def _read_headers(path: Path) -> dict[str, TensorHeader]:
+    """Every tensor of the file, by its name there; rows of blocks as bytes."""
+    from gguf import GGUFReader
+    from gguf.quants import quant_shape_to_byte_shape
+
+    try:
+        tensors = GGUFReader(path).tensors
+    except (OSError, ValueError, IndexError, KeyError) as error:
+        raise ModelError(f"{path.name} cannot be read: {error}.", code="invalid_gguf") from error
+    headers = {}
+    for tensor in tensors:
+        shape: tuple[int, ...] = tuple(map(int, reversed(tensor.shape)))
+        if tensor.tensor_type.name in GGUF_BLOCKS:
+            shape = quant_shape_to_byte_shape(shape, tensor.tensor_type)
+        begin = int(tensor.data_offset)
+        headers[tensor.name] = TensorHeader(
+            tensor.tensor_type.name, shape, path.name, begin, begin + int(tensor.n_bytes)
+        )
+    return headers
+
+
+def _writer(path: Path, architecture: str) -> Any:
+    from gguf import GGUFWriter
+
+    return GGUFWriter(path, architecture)
+
+
+def _model_name(model_config: Mapping[str, Any], model_dir: Path) -> str:
+    return str(model_config.get("_name_or_path") or model_dir.name)
+
+
+def _file_type(layouts: Mapping[str, TensorLayout]) -> int:
+    """What most bytes of blocks are, as one of llama.cpp's file types. Readers only show it."""
+    from gguf import LlamaFileType
+
+    sizes = Counter[str]()
+    for layout in layouts.values():
+        if layout.dtype in GGUF_BLOCKS:
+            sizes[layout.dtype] += layout.num_bytes
+    name = sizes.most_common(1)[0][0]
+    return int(LlamaFileType[f"MOSTLY_{name}_S" if name in ("Q4_K", "Q5_K") else f"MOSTLY_{name}"])

@@ -1,0 +1,176 @@
+"""What stands before the data of a GGUF file (versions 2 and 3): its fields and where its tensors are. No torch.
+
+The file is not trusted: every length is held against what is left of the file, and the whole header is bounded. Long
+lists (tokens, merges, scores) are passed over: a plan needs none, and tokenizers are read by Transformers.
+
+Layout, little-endian: ``GGUF``, version, numbers of tensors and fields; each field's name, type and value; each
+tensor's name, sides (the innermost first), type and offset from where the data begins, at a multiple of the alignment.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from quantcore.checkpoint.layout import DTYPE_BYTES, GGUF_BLOCKS, TensorHeader
+from quantcore.checkpoint.opening import open_file
+from quantcore.errors import ModelError
+
+MAX_HEADER_BYTES = 128 << 20  # 256 thousand tokens with their merges and scores are some 20 MB
+MAX_FIELDS = 10_000
+MAX_TENSORS = 200_000
+LONGEST_KEPT = 4096  # elements; layers have lists, too
+ALIGNMENT = 32
+LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
+
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""GGUF's types of numbers as ``struct`` calls them."""
+FLOAT32, TEXT, ARRAY = 6, 8, 9
+TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K",
+    28: "F64", 30: "BF16",
+}  # fmt: skip
+OTHER_TYPES = {
+    10: "Q2_K", 11: "Q3_K", 16: "IQ2_XXS", 18: "IQ3_XXS", 20: "IQ4_NL", 21: "IQ3_S", 23: "IQ4_XS", 39: "MXFP4",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """``fields`` by name, without the long lists; ``tensors`` by their names in the file, rows of blocks as bytes."""
+
+    path: Path
+    fields: Mapping[str, Any]
+    tensors: Mapping[str, TensorHeader]
+
+    def read_floats(self, name: str) -> list[float]:
+        """The values of a small float32 tensor."""
+        header = self.tensors[name]
+        with open_file(self.path) as file:
+            file.seek(header.begin)
+            return list(struct.unpack(f"<{header.num_bytes // 4}f", file.read(header.num_bytes)))
+
+
+
+
+def read_gguf_header(path: Path) -> GgufHeader:
+    """Raises ModelError ``invalid_gguf`` for a damaged file, ``unsupported_quantization`` for a type not known here."""
+    try:
+        with open_file(path) as file:
+            return _Reader(file, path, os.fstat(file.fileno()).st_size).header()
+    except (ValueError, RecursionError) as error:
+        raise _invalid(path, str(error)) from error
+
+
+class _Reader:
+    """Reads values one after another; ValueError where the file ends too early or is implausible."""
+
+    def __init__(self, file: BinaryIO, path: Path, size: int) -> None:
+        self._file, self._path, self._size = file, path, size
+
+    def header(self) -> GgufHeader:
+        if self._take(4) != b"GGUF":
+            raise ValueError("it does not begin with GGUF")
+        version = self._number("I")
+        if version not in (2, 3):
+            raise ValueError(f"its version is {version}; 2 and 3 are known")
+        num_tensors, num_fields = self._number("Q"), self._number("Q")
+        if num_tensors > MAX_TENSORS or num_fields > MAX_FIELDS:
+            raise ValueError(f"it promises {num_tensors} tensors and {num_fields} fields")
+        fields = dict(self._field() for _ in range(num_fields))
+        infos = [self._tensor_info() for _ in range(num_tensors)]
+        alignment = fields.get("general.alignment", ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"its alignment is {alignment}")
+        start = -(-self._file.tell() // alignment) * alignment
+        return GgufHeader(self._path, fields, {info[0]: self._tensor(*info, start) for info in infos})
+
+    def _field(self) -> tuple[str, Any]:
+        return self._text(), self._value(self._number("I"))
+
+    def _value(self, kind: int) -> Any:
+        """A number, a text or a list; None for a list that is too long to be of use."""
+        if kind in NUMBERS:
+            number = self._number(NUMBERS[kind])
+            return shortest(number) if kind == FLOAT32 else number
+        if kind == TEXT:
+            return self._text()
+        if kind != ARRAY:
+            raise ValueError(f"a field has the type {kind}")
+        inner, count = self._number("I"), self._number("Q")
+        if inner in NUMBERS and count > LONGEST_KEPT:
+            self._skip(count * struct.calcsize(NUMBERS[inner]))
+            return None
+        if inner == TEXT and count > LONGEST_KEPT:
+            for _ in range(count):
+                self._skip(self._number("Q"))
+            return None
+        if inner == ARRAY:
+            raise ValueError("a field is a list of lists")
+        return [self._value(inner) for _ in range(count)]
+
+    def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
+        name, num_sides = self._text(), self._number("I")
+        if num_sides > 4:
+            raise ValueError(f"'{name}' has {num_sides} sides")
+        sides = tuple(self._number("Q") for _ in range(num_sides))
+        return name, sides[::-1], self._number("I"), self._number("Q")
+
+    def _tensor(self, name: str, shape: tuple[int, ...], kind: int, offset: int, start: int) -> TensorHeader:
+        dtype = TYPES.get(kind)
+        if dtype is None:
+            raise ModelError(
+                f"'{name}' in {self._path.name} is of GGUF's type {OTHER_TYPES.get(kind, kind)}, which is not read.",
+                code="unsupported_quantization",
+                hint=f"Types that are: {', '.join((*GGUF_BLOCKS, 'F16', 'BF16', 'F32'))}.",
+            )
+        if dtype in GGUF_BLOCKS:
+            width, num_bytes = GGUF_BLOCKS[dtype]
+            if len(shape) < 2 or shape[-1] % width:
+                raise ValueError(f"rows of '{name}' are no whole blocks")
+            shape = (*shape[:-1], shape[-1] // width * num_bytes)
+        begin = start + offset
+        end = begin + math.prod(shape) * DTYPE_BYTES[dtype]
+        if end > self._size:
+            raise ValueError(f"it ends before the data of '{name}'")
+        return TensorHeader(dtype, shape, self._path.name, begin, end)
+
+    def _number(self, kind: str) -> Any:
+        return struct.unpack(f"<{kind}", self._take(struct.calcsize(kind)))[0]
+
+    def _text(self) -> str:
+        return self._take(self._number("Q")).decode("utf-8", "replace")
+
+    def _take(self, num_bytes: int) -> bytes:
+        self._check(num_bytes)
+        return self._file.read(num_bytes)
+
+    def _skip(self, num_bytes: int) -> None:
+        self._check(num_bytes)
+        self._file.seek(num_bytes, 1)
+
+    def _check(self, num_bytes: int) -> None:
+        if num_bytes > min(self._size, MAX_HEADER_BYTES) - self._file.tell():
+            raise ValueError("its header does not end where it should")
+
+
+def shortest(number: float) -> float:
+    """A float32 as the number with fewest digits that rounds to it: 1e-05, not 9.999999747378752e-06."""
+    if not math.isfinite(number):
+        return number
+    candidates = (float(f"{number:.{digits}g}") for digits in range(1, 10))
+    fitting = (one for one in candidates if abs(one) <= LARGEST_FLOAT32)
+    return next((one for one in fitting if struct.unpack("<f", struct.pack("<f", one))[0] == number), number)
+
+
+def _invalid(path: Path, reason: str) -> ModelError:
+    return ModelError(
+        f"{path.name} cannot be read as GGUF: {reason}.",
+        code="invalid_gguf",
+        hint="The file is damaged or was not downloaded whole: fetch it again.",
+    )

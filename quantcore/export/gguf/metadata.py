@@ -1,0 +1,143 @@
+"""What a GGUF file says of the model besides its tensors: llama.cpp builds the model from these values alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from quantcore.export.gguf.names import rope_parts
+from quantcore.export.gguf.tokenizer import TokenizerData
+
+if TYPE_CHECKING:
+    import torch
+    from gguf import GGUFWriter
+
+LLAMA3_CONTEXT = 8192  # that llama3 scaling starts from, where the config does not say
+
+
+def add_model(writer: GGUFWriter, config: Mapping[str, Any], name: str, file_type: int) -> None:
+    """Shapes and constants of the model; ``config`` as Transformers completes it. ``file_type``: a LlamaFileType."""
+    heads, head_dim = config["num_attention_heads"], head_size(config)
+    writer.add_name(name)
+    writer.add_file_type(file_type)
+    writer.add_quantization_version(2)
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    optional = {
+        writer.add_attn_logit_softcapping: config.get("attn_logit_softcapping"),
+        writer.add_final_logit_softcapping: config.get("final_logit_softcapping"),
+        writer.add_expert_count: config.get("num_local_experts") or config.get("num_experts"),
+        writer.add_expert_used_count: config.get("num_experts_per_tok"),
+        writer.add_expert_feed_forward_length: config.get("moe_intermediate_size"),
+    }
+    for add, value in optional.items():
+        if value is not None:
+            add(value)
+    if config["model_type"].startswith("gemma") and config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    if config["model_type"] == "phi3":
+        writer.add_sliding_window(config.get("sliding_window") or 0)  # Phi 4, which has none, is told by the 0
+    _add_rope(writer, config, head_dim)
+
+
+def add_tokenizer(writer: GGUFWriter, tokenizer: TokenizerData) -> None:
+    """Tokens, how texts are cut into them, and what stands around a text."""
+    writer.add_tokenizer_model(tokenizer.model)
+    writer.add_tokenizer_pre(tokenizer.pre)
+    writer.add_token_list(tokenizer.tokens)
+    writer.add_token_types(tokenizer.types)
+    if tokenizer.scores:
+        writer.add_token_scores(tokenizer.scores)
+    if tokenizer.merges:
+        writer.add_token_merges(tokenizer.merges)
+    for kind, index in tokenizer.special.items():
+        getattr(writer, f"add_{kind}_token_id")(index)
+    writer.add_add_bos_token(tokenizer.add_bos)
+    writer.add_add_eos_token(tokenizer.add_eos)
+    if tokenizer.add_space_prefix is not None:
+        writer.add_add_space_prefix(tokenizer.add_space_prefix)
+    if tokenizer.chat_template is not None:
+        writer.add_chat_template(tokenizer.chat_template)
+
+
+def head_size(config: Mapping[str, Any]) -> int:
+    """Rows of one attention head."""
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def rope_tensors(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """What the frequencies of RoPE are divided by, float32, where the model's scaling is not a single number.
+
+    Llama 3 (Transformers' ``llama3``) slows down low frequencies, with a ramp between; Phi 3 (``longrope``) lists a
+    factor for each, for short and for long contexts.
+    """
+    import torch
+
+    rope = rope_parts(config)[0]
+    if _kind(rope) == "longrope":
+        return {f"rope_factors_{end}.weight": torch.tensor(rope[f"{end}_factor"]).float() for end in ("long", "short")}
+    if _kind(rope) != "llama3":
+        return {}
+    positions = torch.arange(0, head_size(config), 2, dtype=torch.float32) / head_size(config)
+    wavelength = 2 * math.pi * _theta(rope, config) ** positions
+    factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
+    turns = rope.get("original_max_position_embeddings", LLAMA3_CONTEXT) / wavelength  # in the context trained on
+    share = ((turns - low) / (high - low)).clamp(0, 1)
+    return {"rope_freqs.weight": 1 / ((1 - share) / factor + share)}
+
+
+def _add_rope(writer: GGUFWriter, config: Mapping[str, Any], head_dim: int) -> None:
+    from gguf import RopeScalingType
+
+    parts = rope_parts(config)
+    given = config.get("rope_parameters") or {}
+    rope = given.get("full_attention", parts[0])
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
+    writer.add_rope_dimension_count(int(partial * head_dim))
+    writer.add_rope_freq_base(_theta(rope, config))
+    if "sliding_attention" in given:
+        writer.add_rope_freq_base_swa(_theta(given["sliding_attention"], config))
+    kind = _kind(rope)
+    trained = rope.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
+    if trained is not None and kind != "llama3":
+        writer.add_rope_scaling_orig_ctx_len(trained)
+    if kind == "longrope":
+        writer.add_rope_scaling_attn_factors(_longrope_attention(rope, config, trained))
+    if kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(RopeScalingType.LINEAR if kind == "linear" else RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+
+
+def _longrope_attention(rope: Mapping[str, Any], config: Mapping[str, Any], trained: int) -> float:
+    """What queries and keys grow by: given, or from how much longer the context became."""
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+    stretch = config["max_position_embeddings"] / trained
+    return math.sqrt(1 + math.log(stretch) / math.log(trained)) if stretch > 1 else 1.0
+
+
+def warn_of_window(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What to say of a model whose tokens look back less far than llama.cpp lets them."""
+    window = config.get("sliding_window")
+    ignored = window and not config["model_type"].startswith(("gemma", "qwen"))  # a Qwen with windows is refused
+    if not ignored or window >= config["max_position_embeddings"]:
+        return ()
+    return (f"llama.cpp lets tokens see the whole context; this model's look back {window}: stay below that.",)
+
+
+def _kind(rope: Mapping[str, Any]) -> str:
+    return str(rope.get("rope_type", rope.get("type", "default")))
+
+
+def _theta(rope: Mapping[str, Any], config: Mapping[str, Any]) -> float:
+    return float(rope.get("rope_theta", config.get("rope_theta") or 10000.0))

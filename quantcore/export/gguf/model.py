@@ -1,0 +1,52 @@
+"""A GGUF file seen as a model folder: its config.json and the tensors of its checkpoint. No weights, no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from quantcore.checkpoint.layout import TensorHeader
+from quantcore.errors import ModelError
+from quantcore.export.gguf.header import read_gguf_header
+from quantcore.export.gguf.model_config import model_config
+from quantcore.export.gguf.names import Places, stored_part
+
+COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+FLOAT_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+
+
+def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
+    """(config.json, tensors by the checkpoint's names) of the file; those in blocks have GGUF's types as dtypes.
+
+    Norms and biases keep the float32 that files hold them in. The model's dtype is that of most matrices without
+    blocks, bfloat16 if there are none. Raises ModelError that says what is not known.
+    """
+    header = read_gguf_header(path)
+    config = model_config(header)
+    places, tensors = Places(config), {}
+    num_experts = int(config.get("num_local_experts") or config.get("num_experts") or 0)
+    for stored, found in header.tensors.items():
+        names = places.names(stored, num_experts)
+        stack = found.shape[0] if len(found.shape) == 3 else 1
+        if stored in COMPUTED:
+            continue
+        if not names or stack != len(names):
+            raise ModelError(
+                f"'{stored}' in {path.name} has no place in a model of type '{config['model_type']}'.",
+                code="unsupported_architecture",
+                hint="Give the model as a folder with config.json and *.safetensors.",
+            )
+        for name in names:
+            place = places.find(name)
+            assert place is not None and place.name == stored, name
+            tensors[name] = stored_part(found, place)
+    config["dtype"] = FLOAT_DTYPES[_main_dtype(tensors)]
+    return config, tensors
+
+
+def _main_dtype(tensors: dict[str, TensorHeader]) -> str:
+    sizes: dict[str, int] = {}
+    for name, tensor in tensors.items():  # routers are float32 in any file
+        if len(tensor.shape) > 1 and tensor.dtype in FLOAT_DTYPES and not name.endswith(".gate.weight"):
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.num_bytes
+    return max(sizes, key=lambda dtype: sizes[dtype], default="BF16")

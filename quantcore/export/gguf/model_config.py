@@ -1,0 +1,155 @@
+"""config.json out of a GGUF file's fields: the way back from ``gguf_metadata``. No torch.
+
+llama.cpp calls Mistral and Mixtral llama, too: with experts it is a Mixtral, without them a Llama, which computes what
+a Mistral does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from quantcore.errors import ModelError
+from quantcore.export.gguf.header import GgufHeader
+
+MODEL_TYPES = {
+    "llama": "LlamaForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+}
+OTHER_NAMES = {"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"}
+LARGEST_GEMMAS = {("gemma2", 46), ("gemma3_text", 62)}  # whose attention is divided by another number
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""All of Llama 3.1 to 3.3; a file holds only what frequencies are divided by."""
+TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
+
+Get = Callable[..., Any]
+
+
+def model_config(header: GgufHeader) -> dict[str, Any]:
+    """What config.json would say, but for the dtype. Raises ModelError for an architecture or RoPE not known here."""
+    name = str(header.fields.get("general.architecture"))
+
+    def get(key: str, default: Any = None) -> Any:
+        return header.fields.get(f"{name}.{key}", default)
+
+    model_type = "mixtral" if name == "llama" and get("expert_count") else OTHER_NAMES.get(name, name)
+    if model_type not in MODEL_TYPES:
+        raise ModelError(
+            f"{header.path.name} holds a model of GGUF's architecture '{name}', which is not known here.",
+            code="unsupported_architecture",
+            hint=f"Known are: {', '.join(sorted(MODEL_TYPES))}.",
+        )
+    try:
+        config = _shapes(header, model_type, get)
+        config["rope_parameters"] = _rope(header, model_type, get, config)
+        config |= _only_of(model_type, get, config)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ModelError(
+            f"{header.path.name} does not say all that a {model_type} needs: {error!r}.", code="invalid_gguf"
+        ) from error
+    return config
+
+
+def _shapes(header: GgufHeader, model_type: str, get: Get) -> dict[str, Any]:
+    heads, width = int(get("attention.head_count")), int(get("embedding_length"))
+    config = {
+        "architectures": [MODEL_TYPES[model_type]],
+        "model_type": model_type,
+        "vocab_size": header.tensors["token_embd.weight"].shape[0],
+        "num_hidden_layers": int(get("block_count")),
+        "max_position_embeddings": int(get("context_length")),
+        "hidden_size": width,
+        "intermediate_size": int(get("feed_forward_length")),
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(get("attention.head_count_kv", heads)),
+        "head_dim": int(get("attention.key_length", width // heads)),
+        "rms_norm_eps": float(get("attention.layer_norm_rms_epsilon")),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+    }
+    ids = {key: header.fields.get(f"tokenizer.ggml.{there}") for key, there in TOKENS.items()}
+    if model_type == "llama":
+        config["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
+        config["mlp_bias"] = "blk.0.ffn_gate.bias" in header.tensors
+    return {**config, **ids}
+
+
+def _only_of(model_type: str, get: Get, config: dict[str, Any]) -> dict[str, Any]:
+    """What some architectures have beside the shapes."""
+    if model_type == "mixtral":
+        return {"num_local_experts": int(get("expert_count")), "num_experts_per_tok": int(get("expert_used_count"))}
+    if model_type == "qwen3_moe":
+        return {
+            "num_experts": int(get("expert_count")),
+            "num_experts_per_tok": int(get("expert_used_count")),
+            "moe_intermediate_size": int(get("expert_feed_forward_length")),
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
+    if model_type == "phi3":
+        window = get("attention.sliding_window")
+        return {"sliding_window": int(window) if window else None}
+    if not model_type.startswith("gemma"):
+        return {}
+    width = config["hidden_size"] // config["num_attention_heads"]
+    is_largest = (model_type, config["num_hidden_layers"]) in LARGEST_GEMMAS
+    found = {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": width if is_largest else config["head_dim"],
+        "attn_logit_softcapping": get("attn_logit_softcapping"),
+        "final_logit_softcapping": get("final_logit_softcapping"),
+    }
+    if get("attention.sliding_window"):
+        found["sliding_window"] = int(get("attention.sliding_window"))
+    pattern = get("attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        found["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
+    return found
+
+
+def _rope(header: GgufHeader, model_type: str, get: Get, config: dict[str, Any]) -> dict[str, Any]:
+    theta = float(get("rope.freq_base", 10000.0))
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
+    kind, trained = get("rope.scaling.type", "none"), get("rope.scaling.original_context_length")
+    if "rope_freqs.weight" in header.tensors:
+        rope |= _llama3(header, theta, config["head_dim"])
+    elif "rope_factors_long.weight" in header.tensors:
+        lists = {f"{end}_factor": header.read_floats(f"rope_factors_{end}.weight") for end in ("long", "short")}
+        rope |= {"rope_type": "longrope", **lists, "original_max_position_embeddings": int(trained)}
+        rope["attention_factor"] = get("rope.scaling.attn_factor")
+    elif kind in ("linear", "yarn"):
+        rope |= {"rope_type": kind, "factor": float(get("rope.scaling.factor"))}
+        rope |= {} if trained is None else {"original_max_position_embeddings": int(trained)}
+    elif kind != "none":
+        raise ValueError(f"RoPE is scaled by '{kind}'")
+    share = int(get("rope.dimension_count", config["head_dim"])) / config["head_dim"]
+    if share != 1:
+        rope["partial_rotary_factor"] = share
+    if model_type != "gemma3_text":
+        return rope
+    local = {"rope_type": "default", "rope_theta": float(get("rope.freq_base_swa", 10000.0))}
+    return {"full_attention": rope, "sliding_attention": local}
+
+
+def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, Any]:
+    """The scaling that divides frequencies so. Raises ModelError if it is none of Llama 3's."""
+    given = header.read_floats("rope_freqs.weight")
+    factor = round(max(given), 4)
+    low, high, trained = LLAMA3.values()
+    for index, divisor in enumerate(given):
+        turns = trained / (2 * math.pi * theta ** (2 * index / head_dim))
+        share = min(max((turns - low) / (high - low), 0.0), 1.0)
+        if not math.isclose(divisor, 1 / ((1 - share) / factor + share), rel_tol=1e-4):
+            raise ModelError(
+                f"{header.path.name} divides the frequencies of RoPE otherwise than Llama 3.1 to 3.3 do.",
+                code="unsupported_architecture",
+                hint="Give the model as a folder with config.json, which says how.",
+            )
+    return {"rope_type": "llama3", "factor": factor, **LLAMA3}

@@ -1,0 +1,103 @@
+"""What an importer finds in a checkpoint that is quantized already, whoever wrote it. No torch.
+
+An importer knows its ``quantization_config`` and the names of its tensors; ``quantcore.reading.model`` makes a model
+of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from quantcore.checkpoint.layout import Stack, TensorHeader
+from quantcore.checkpoint.opening import open_file
+from quantcore.config.quantization import QuantizationConfig, QuantizationSpec, ScaleType
+from quantcore.errors import ModelError
+
+READ_BY_IMPORTERS = re.compile(r"\.quant_state\.bitsandbytes__|\.g_idx$|\.weight_shape$")
+"""Names of the small tensors whose bytes say how layers are quantized (see ``StoredFiles.read_bytes``)."""
+
+SCALE_TYPES = {"F32": ScaleType.float32, "F16": ScaleType.float16, "BF16": ScaleType.bfloat16}
+
+
+@dataclass(frozen=True)
+class StoredFiles:
+    """The tensors of a folder by name, and the dtype of its floats as in safetensors (``BF16``).
+
+    ``stacks``: weights that lie in a stack in a float checkpoint of this kind of model, transposed.
+    """
+
+    folder: Path
+    tensors: Mapping[str, TensorHeader]
+    model_dtype: str
+    stacks: Mapping[str, Stack] = field(default_factory=dict)
+
+    def modules_with(self, part: str) -> list[str]:
+        """The names of the modules that have a tensor called ``part``."""
+        ending = f".{part}"
+        return [name.removesuffix(ending) for name in self.tensors if name.endswith(ending)]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Raises ModelError for a tensor that is not there."""
+        if name not in self.tensors:
+            raise ModelError(
+                f"The quantized checkpoint has no tensor '{name}'.",
+                code="missing_tensors",
+                hint="A shard is missing, or quantization_config in config.json belongs to other files.",
+            )
+        return self.tensors[name].shape
+
+    def read_bytes(self, name: str) -> bytes:
+        """The bytes of a small tensor."""
+        self.shape(name)
+        header = self.tensors[name]
+        with open_file(self.folder / header.file) as file:
+            file.seek(header.begin)
+            return file.read(header.num_bytes)
+
+    def with_scale(self, spec: QuantizationSpec, name: str) -> QuantizationSpec:
+        """``spec`` with the number type that the scales called ``name`` are stored in."""
+        self.shape(name)
+        dtype = self.tensors[name].dtype
+        return replace(spec, scale_type=ScaleType.float if dtype == self.model_dtype else SCALE_TYPES[dtype])
+
+
+@dataclass(frozen=True)
+class StoredLayer:
+    """One quantized layer: its weight's shape [out, in], and how it is quantized."""
+
+    shape: tuple[int, ...]
+    config: QuantizationConfig
+
+
+@runtime_checkable
+class Importer(Protocol):
+    """An exporter that finds the layers of its own format again."""
+
+    def knows(self, said: Mapping[str, Any]) -> bool:
+        """Whether a ``quantization_config`` speaks of this format."""
+
+    def find_layers(self, said: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
+        """The quantized layers by name. Raises ModelError for what this format can say and quantcore cannot hold."""
+
+
+MAX_REPETITIONS = 3
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a regular expression of a checkpoint, which may be hostile, fits the beginning of ``name``.
+
+    Raises ModelError for one that could take for ever: with a repeated group, or more than three repetitions.
+    """
+    repetitions = re.findall(r"[*+{]", pattern)
+    if len(repetitions) > MAX_REPETITIONS or re.search(r"\)[*+?{]", pattern):
+        raise not_held(f"its pattern {pattern!r} repeats too much to be tried safely")
+    return re.match(pattern, name) is not None
+
+
+def not_held(what: str, hint: str = "Give the float model that it was made from.") -> ModelError:
+    """The error for a quantized checkpoint of a known format with something that quantcore has no place for."""
+    return ModelError(f"This quantized checkpoint cannot be read: {what}.", code="unsupported_quantization", hint=hint)

@@ -1,0 +1,52 @@
+"""What can be known of a target before anything is done: whether the token writes there, and what is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quantcore.errors import PublishError
+from quantcore.hub.target import Target
+
+TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Access:
+    """``url``: where a person will find it. ``exists``: None where only the push itself can tell."""
+
+    url: str
+    exists: bool | None
+
+
+def check_hub(target: Target, token: str) -> Access:
+    """Ask the Hub whose token this is, and for the repository. Raises PublishError ``hub_*``.
+
+    A fine-grained token does not say what it may do: only the push itself finds out.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    from quantcore.hub.push_errors import hub_explained
+
+    assert target.repo_id is not None
+    api = HfApi(token=token)
+    with hub_explained(target.repo_id, target.revision):
+        account = api.whoami()
+        role = account.get("auth", {}).get("accessToken", {}).get("role")
+        mine = {account["name"], *(each["name"] for each in account.get("orgs", ()))}
+        namespace = target.repo_id.partition("/")[0]
+        if role == "read" or (namespace not in mine and not target.create_pr):
+            why = "reads only" if role == "read" else f"belongs to {account['name']}, who is not in '{namespace}'"
+            raise PublishError(
+                f"The token cannot write to '{target.repo_id}': it {why}.",
+                code="hub_forbidden",
+                hint="Give one with write access to that account or organization, or ask for a pull request "
+                "(create_pr).",
+                field="/publish/hub_token",
+            )
+        try:
+            api.model_info(target.repo_id, timeout=TIMEOUT_S)
+            exists = True
+        except RepositoryNotFoundError:
+            exists = False
+    return Access(f"{api.endpoint}/{target.repo_id}", exists)

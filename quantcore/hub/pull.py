@@ -1,0 +1,105 @@
+"""A whole model from the Hugging Face Hub into a folder of the user's: one commit without pickles and code."""
+
+from __future__ import annotations
+
+import glob
+import json
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from quantcore.checkpoint.artifact import sha256
+from quantcore.errors import ModelError
+from quantcore.events import Emit, PhaseStarted
+from quantcore.hub.download import (
+    NUM_CONNECTIONS,
+    PICKLES,
+    TIMEOUT_S,
+    RemoteFile,
+    check_downloaded,
+    is_model_id,
+    matches,
+)
+from quantcore.hub.download_progress import ByteCounter
+
+LEFT_OUT = (*PICKLES, "*.py", "*.msgpack", "*.h5")
+MANIFEST = "MANIFEST.json"
+
+
+def pull(model_id: str, revision: str, output_dir: Path, emit: Emit) -> dict[str, Any]:
+    """Fetch the files of ``model_id`` at ``revision`` into ``output_dir``; what was done.
+
+    Each file is held against the hash of the commit, and against a MANIFEST.json that lies beside it. Files that are
+    there already are kept, so that a pull that was broken off goes on. Raises ModelError ``hub_*``.
+    """
+    if not is_model_id(model_id):
+        raise ModelError(
+            f"'{model_id[:100]}' is neither the id of a job nor that of a model on the Hub.",
+            code="invalid_model_id",
+            hint="A model's looks like org/name, a job's like job_ and 32 digits.",
+        )
+    from huggingface_hub import snapshot_download
+
+    from quantcore.hub.errors import explained
+
+    emit(PhaseStarted("download"))
+    with explained(model_id, revision):
+        sha, files, left_out = _list(model_id, revision)
+        counter = ByteCounter(sum(file.size for file in files.values()), emit)
+        snapshot_download(
+            model_id,
+            revision=sha,
+            allow_patterns=[glob.escape(name) for name in files],
+            max_workers=NUM_CONNECTIONS,
+            tqdm_class=counter.bar_class(),
+            local_dir=output_dir,
+        )
+        for name, file in files.items():
+            check_downloaded(output_dir / name, file)
+    _check_manifest(output_dir, files)
+    counter.finish()
+    folder = str(output_dir.absolute())
+    return {"model_id": model_id, "sha": sha, "folder": folder, "num_files": len(files), "left_out": left_out}
+
+
+def _list(model_id: str, revision: str) -> tuple[str, dict[str, RemoteFile], list[str]]:
+    """(commit, its files, the names of those that are left out)."""
+    from huggingface_hub import HfApi
+
+    info = HfApi().model_info(model_id, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
+    if info.sha is None:
+        raise ValueError("the answer names no commit")
+    files, left_out = {}, []
+    for entry in info.siblings or ():
+        name = entry.rfilename
+        if matches(name, LEFT_OUT) or not _is_safe(name):
+            left_out.append(name)
+        else:
+            files[name] = RemoteFile(entry.size or 0, entry.blob_id or "", entry.lfs.sha256 if entry.lfs else None)
+    return info.sha, files, left_out
+
+
+def _is_safe(name: str) -> bool:
+    path = PurePosixPath(name)
+    return (
+        bool(path.parts) and str(path) == name and not path.is_absolute() and ".." not in path.parts
+        and "\\" not in name and name.isprintable() and path.parts[0] not in (".git", ".cache")
+    )  # fmt: skip
+
+
+def _check_manifest(folder: Path, files: dict[str, RemoteFile]) -> None:
+    """What whoever published the model said of it must be true of what has arrived."""
+    if MANIFEST not in files:
+        return
+    try:
+        entries = json.loads((folder / MANIFEST).read_bytes())["files"]
+        listed = {str(entry["path"]): str(entry["sha256"]) for entry in entries}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return  # another's file of that name
+    for name, expected in listed.items():
+        if name in files and sha256(folder / name) != expected:
+            raise ModelError(
+                f"{name} is not what {MANIFEST} beside it says: somebody has changed one of them since it was "
+                "published.",
+                code="hub_hash_mismatch",
+                hint="Ask whoever publishes the model, or pull an earlier revision.",
+            )

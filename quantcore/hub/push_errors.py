@@ -1,0 +1,157 @@
+"""What can go wrong on the way to the Hub or to a folder elsewhere, as errors with stable codes.
+
+Only the kind and the HTTP status of a library's error go into ours: its text may hold a signed address or a key, and
+the text of an answer is a stranger's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx2
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from quantcore.errors import PublishError, QuantError
+from quantcore.hub.errors import DISK_FULL, rate_limited
+
+
+@contextmanager
+def hub_explained(repo_id: str, revision: str) -> Iterator[None]:
+    """Whatever huggingface_hub raises inside leaves as a PublishError; what is one of ours passes as it is."""
+    try:
+        yield
+    except QuantError:
+        raise
+    except (httpx2.HTTPError, OSError, ValueError, RuntimeError) as error:  # hf_xet raises RuntimeError, too
+        raise explain_hub(error, repo_id, revision) from error
+
+
+def explain_hub(error: BaseException, repo_id: str, revision: str) -> QuantError:
+    """The error of ours for an error of huggingface_hub or of the connection."""
+    if type(error) is RuntimeError and error.__cause__ is not None:
+        return explain_hub(error.__cause__, repo_id, revision)  # the library wraps what befell one of several files
+    if isinstance(error, RevisionNotFoundError):
+        return PublishError(f"'{repo_id}' has no branch '{revision}'.", code="hub_revision_not_found")
+    if isinstance(error, RepositoryNotFoundError):
+        return PublishError(
+            f"There is no repository '{repo_id}' that this token can see.",
+            code="hub_not_found",
+            hint="Check the spelling (org/name), and that the token's account may write there.",
+        )
+    if isinstance(error, HfHubHTTPError):
+        return _of_status(error, repo_id)
+    if isinstance(error, OSError) and not isinstance(error, httpx2.HTTPError):
+        if isinstance(error, OfflineModeIsEnabled):
+            return _unreachable("HF_HUB_OFFLINE is set")
+        return _unreachable(type(error).__name__)
+    if isinstance(error, ValueError | RuntimeError) and _speaks_of_storage(str(error)):
+        return _storage_limit(repo_id)
+    if isinstance(error, ValueError):  # an answer that refuses a file, or the model card
+        return _rejected(repo_id, "it refuses a file or the model card")
+    return _unreachable(type(error).__name__)
+
+
+def _of_status(error: HfHubHTTPError, repo_id: str) -> QuantError:
+    status = error.response.status_code
+    if status in (402, 413, 507) or (status == 403 and _speaks_of_storage(_said(error))):
+        return _storage_limit(repo_id)
+    if status == 401:
+        return PublishError(
+            "The Hub does not know this token (HTTP 401).",
+            code="hub_auth",
+            hint="Keep a valid one under the name that is given as hub_token: `bitfoundry hub-tokens put NAME`.",
+        )
+    if status == 403:
+        return PublishError(
+            f"The token may not write to '{repo_id}' (HTTP 403).",
+            code="hub_forbidden",
+            hint="Give one with write access to that account or organization, or ask for a pull request (create_pr).",
+        )
+    if status in (409, 412):
+        return conflict(repo_id)
+    if status == 429:
+        return rate_limited(error, PublishError)
+    if status >= 500:
+        return _unreachable(f"HTTP {status}")
+    return _rejected(repo_id, f"HTTP {status}")
+
+
+def conflict(repo_id: str) -> PublishError:
+    return PublishError(
+        f"Others commit to '{repo_id}' all the time: the branch moved on before each of our commits.",
+        code="hub_conflict",
+        hint="Try again when it is quiet, or give a branch of its own (revision).",
+        retryable=True,
+    )
+
+
+def _storage_limit(repo_id: str) -> PublishError:
+    return PublishError(
+        f"The account of '{repo_id}' has no room left on the Hub.",
+        code="hub_storage_limit",
+        hint="Make room or raise its limit there, then publish again: what was sent already is not sent twice.",
+    )
+
+
+def _rejected(repo_id: str, why: str) -> PublishError:
+    return PublishError(
+        f"The Hub does not take this commit to '{repo_id}' ({why}).",
+        code="hub_rejected",
+        hint="See the rules of the Hub for names and model cards.",
+    )
+
+
+def _unreachable(why: str) -> PublishError:
+    return PublishError(
+        f"The Hub cannot be reached, or did not answer as one ({why}).",
+        code="hub_unreachable",
+        hint="Try again in a moment.",
+        retryable=True,
+    )
+
+
+def _said(error: HfHubHTTPError) -> str:
+    return error.response.headers.get("X-Error-Message", "") or str(error.server_message or "")
+
+
+def _speaks_of_storage(text: str) -> bool:
+    return "storage" in text.lower() and "limit" in text.lower()
+
+
+@contextmanager
+def storage_explained(url: str) -> Iterator[None]:
+    """As ``hub_explained``, for what fsspec raises. Every store has its own errors, so any of them is one."""
+    try:
+        yield
+    except QuantError:
+        raise
+    except ImportError as error:
+        raise PublishError(
+            f"To write to {url} the service needs the package {error.name or 'of that store'}.",
+            code="target_needs_package",
+            hint="Its operator installs it: s3fs for s3://, gcsfs for gs://, adlfs for abfs://.",
+        ) from error
+    except PermissionError as error:
+        raise PublishError(
+            f"The service may not write to {url}.",
+            code="target_forbidden",
+            hint="Its operator gives the worker's account, or its keys for that store, the right to.",
+        ) from error
+    except OSError as error:
+        if error.errno in DISK_FULL:
+            raise PublishError(f"There is no room left at {url}.", code="disk_full", retryable=True) from error
+        raise _target_unreachable(url, type(error).__name__) from error
+    except Exception as error:  # a store's own, as botocore's
+        raise _target_unreachable(url, type(error).__name__) from error
+
+
+def _target_unreachable(url: str, why: str) -> PublishError:
+    return PublishError(
+        f"{url} cannot be written ({why}).", code="target_unreachable", hint="Try again in a moment.", retryable=True
+    )

@@ -1,0 +1,42 @@
+"""Bytes on their way out, as events."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+
+from quantcore.events import Emit, Eta, Progress
+
+EVERY_S = 0.5
+
+
+class ByteProgress:
+    """Counts what was sent of each file, and says the sum now and then. Safe to move from several threads."""
+
+    def __init__(self, total: int, emit: Emit) -> None:
+        self.total = total
+        self._emit = emit
+        self._eta = Eta(total)
+        self._lock = threading.Lock()
+        self._reached: dict[str, int] = {}
+        self._said_at = 0.0
+        self._say()
+
+    def reach(self, path: str, num_bytes: int) -> None:
+        """So much of a file was read to be sent. A try that is begun again starts behind: it counts when ahead."""
+        with self._lock:
+            self._reached[path] = max(self._reached.get(path, 0), num_bytes)
+            if time.monotonic() - self._said_at >= EVERY_S:
+                self._say()
+
+    def finish(self, sizes: Mapping[str, int]) -> None:
+        """These files are there, whether they were sent now or before."""
+        with self._lock:
+            self._reached |= sizes
+            self._say()
+
+    def _say(self) -> None:
+        done = sum(self._reached.values())
+        self._said_at = time.monotonic()
+        self._emit(Progress("publish", done, self.total, "byte", self._eta.after(done)))

@@ -1,0 +1,129 @@
+"""Where an artifact is to go, in the names of huggingface_hub."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Annotated
+from urllib.parse import unquote, urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
+
+from quantcore.checkpoint.opening import resolved
+from quantcore.hub.download import is_model_id
+
+MAIN = "main"
+RESERVED = frozenset({".git", ".cache"})
+MAX_NAME_BYTES = 255  # of a file or folder, on the usual disks
+BRANCH = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
+
+
+class Target(BaseModel):
+    """A repository on the Hub (``repo_id``), or a folder behind a URL (``to``): one of the two.
+
+    The repository is made if it is not there, and then only is ``private`` looked at; so is the branch ``revision``.
+    With ``create_pr`` the commit becomes a pull request against main. ``path_in_repo``: the folder in the repository,
+    its top unless given.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    repo_id: Annotated[str, Field(max_length=256, examples=["org/name"])] | None = None
+    private: StrictBool = False
+    revision: Annotated[str, Field(pattern=BRANCH)] = MAIN
+    create_pr: StrictBool = False
+    commit_message: Annotated[str, StringConstraints(min_length=1, max_length=200)] | None = None
+    path_in_repo: Annotated[str, Field(max_length=512)] = ""
+    to: Annotated[str, Field(min_length=1, max_length=2048, examples=["s3://bucket/models/name"])] | None = None
+
+    @model_validator(mode="after")
+    def _make_sense(self) -> Target:
+        if (self.repo_id is None) == (self.to is None):
+            raise _invalid("give either `repo_id` (a repository on the Hub) or `to` (a URL)")
+        if self.to is not None:
+            if self.model_fields_set - {"to", "hub_token"}:
+                raise _invalid("with `to` goes nothing else: the other fields are for the Hub")
+            check_url(self.to)
+            return self
+        if not is_model_id(self.repo_id or ""):
+            raise PydanticCustomError("invalid_repo_id", "`repo_id` must look like org/name")
+        if self.path_in_repo and not (_is_plain(self.path_in_repo) and _is_free(self.path_in_repo)):
+            raise _invalid("`path_in_repo` must be a relative path without '..', .git and .cache, as in quantized/int4")
+        if not _is_branch(self.revision):
+            raise _invalid("`revision` must be a name that git takes for a branch, as in main or int4")
+        if self.create_pr and self.revision != MAIN:
+            raise _invalid("`create_pr` opens a pull request against main: leave `revision` out")
+        if self.commit_message is not None and not self.commit_message.isprintable():
+            raise _invalid("`commit_message` is one line of printable characters")
+        return self
+
+    def place(self, path: str) -> str:
+        """Where a file of the artifact lies in the repository."""
+        return f"{self.path_in_repo}/{path}" if self.path_in_repo else path
+
+    def __str__(self) -> str:
+        return self.to or f"{self.repo_id}@{self.revision}"
+
+
+def check_url(text: str) -> None:
+    """Raises PydanticCustomError ``invalid_publish`` for what is no plain ``scheme://place/folder``.
+
+    Plain: no user or password, no query, no fragment, no chain (``::``), no dots that climb, nothing encoded.
+    """
+    parts = urlsplit(text)
+    plain = text.isprintable() and " " not in text and "\\" not in text and "::" not in text and unquote(text) == text
+    folders = parts.path.strip("/")
+    if not (
+        plain
+        and parts.scheme
+        and text.startswith(f"{parts.scheme}://")
+        and not (parts.query or parts.fragment or "@" in parts.netloc or "?" in text or "#" in text)
+        and _is_plain(folders)
+        and (parts.scheme != "file" or not parts.netloc)
+    ):
+        raise _invalid("`to` must be a plain URL of a folder, as s3://bucket/models/name or file:///srv/models/name")
+
+
+def is_url(text: str) -> bool:
+    """Whether ``check_url`` lets it through."""
+    try:
+        check_url(text)
+    except PydanticCustomError:
+        return False
+    return True
+
+
+def real_url(url: str) -> str:
+    """Of a folder on this machine the URL of its real path, links followed; any other as it is. Raises as
+    ``opening.resolved``."""
+    scheme, _, path = url.rstrip("/").partition("://")
+    return f"file://{resolved(path)}" if scheme == "file" else url.rstrip("/")
+
+
+def is_below(url: str, prefixes: tuple[str, ...]) -> bool:
+    """Whether ``url`` is one of ``prefixes`` or lies in it: whole parts of the path are compared, never letters."""
+    return any(url.rstrip("/") == prefix.rstrip("/") or url.startswith(prefix.rstrip("/") + "/") for prefix in prefixes)
+
+
+def _is_plain(path: str) -> bool:
+    pure = PurePosixPath(path)
+    return (
+        bool(path) and str(pure) == path and not pure.is_absolute() and path.isprintable()
+        and not {"..", "."} & set(pure.parts) and "\\" not in path
+        and all(len(part.encode()) <= MAX_NAME_BYTES for part in pure.parts)
+    )  # fmt: skip
+
+
+def _is_free(path: str) -> bool:
+    """Whether the Hub takes files below ``path``: it keeps some folders for itself."""
+    return not RESERVED & {part.lower() for part in path.split("/")}
+
+
+def _is_branch(name: str) -> bool:
+    """What git-check-ref-format(1) forbids, as far as ``BRANCH`` lets it through."""
+    parts = name.split("/")
+    return ".." not in name and all(part and part[0] != "." and not part.endswith((".lock", ".")) for part in parts)
+
+
+def _invalid(what: str) -> PydanticCustomError:
+    return PydanticCustomError("invalid_publish", what)

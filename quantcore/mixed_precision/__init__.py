@@ -1,0 +1,1 @@
+"""Mixed precision: the scheme of each layer is chosen from what quantizing it costs."""

@@ -1,0 +1,235 @@
+"""``bitfoundry mix``: a config that gives each layer the scheme that suits it, for a size or a quality."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantcore.blockwise.savepoint import SavePoint
+from quantcore.checkpoint.tokenizer import load_tokenizer, tokenize_with
+from quantcore.config.quantization import CalibrationConfig, Config, parse_config
+from quantcore.config.task import KEEP, MixConfig, ResolvedMix, Task
+from quantcore.data.chat import chat_renderer
+from quantcore.data.windows import token_windows
+from quantcore.errors import ConfigError
+from quantcore.evaluation.architecture import prove_twin
+from quantcore.evaluation.command import find_model
+from quantcore.evaluation.model import open_model
+from quantcore.evaluation.text import EvaluationText, of_windows
+from quantcore.events import Emit, PhaseStarted
+from quantcore.export import EXPORTERS, layouts_of
+from quantcore.mixed_precision.choice import Mix, Option, Unit, mixes, of_loss, of_size
+from quantcore.mixed_precision.schemes import Plans, plan_each
+from quantcore.mixed_precision.sensitivity import Losses, Sensitivity
+from quantcore.mixed_precision.trial import Trial
+from quantcore.plan import resolve as plan
+from quantcore.plan.resolve import Plan
+from quantcore.reading.model import Model, read_model
+
+NUM_HELD_OUT = 12  # windows on which a mix is measured
+MAX_ROUNDS = 4  # of measuring what a mix loses, on the way to one that loses as much as is allowed
+NEAR = 0.9  # of the allowed divergence: a mix that uses so much of it is not looked further into
+
+
+def mix(given: str, asked: ResolvedMix, calibration: CalibrationConfig, emit: Emit, *, export: str) -> dict[str, Any]:
+    """What ``choose`` finds for a folder, a GGUF file or a model on the Hub. Raises ConfigError, ModelError."""
+    emit(PhaseStarted("resolve"))
+    model = read_model(find_model(given, emit))
+    emit(PhaseStarted("plan"))
+    prove_twin(model, emit)
+    return {"model": given} | choose(model, asked, calibration, (export,), emit)
+
+
+def with_mix(task: Task, model: Model, savepoint: SavePoint, emit: Emit) -> tuple[Task, dict[str, Any] | None]:
+    """The task whose config is the chosen one, without its mix; and what was found, None where none was asked for.
+
+    A task that goes on after a stop keeps what was chosen before it. The first rank measures for all.
+    """
+    asked = task.mix
+    if asked is None:
+        return task, None
+    work_dir = task.output_dir.parent
+
+    def find() -> dict[str, Any]:
+        work_dir.mkdir(parents=True, exist_ok=True)
+        return choose(model, asked, task.calibration, task.export, emit, work_dir)
+
+    found = savepoint.once("mix", find)
+    config = replace(parse_config(found["config"]), algo_config=task.config.algo_config)
+    return task.model_copy(update={"config": config, "mix": None}), found
+
+
+def choose(
+    model: Model,
+    asked: ResolvedMix,
+    calibration: CalibrationConfig,
+    exports: Sequence[str],
+    emit: Emit,
+    work_dir: Path | None = None,
+) -> dict[str, Any]:
+    """``config``: a Config in which each unit of layers has the one of the schemes that the budget allows; and beside
+    it what that was chosen from.
+
+    The losses are measured on the calibration windows, the divergence of the chosen mix on ``NUM_HELD_OUT`` others of
+    that length. Weights are rounded plainly for both; an algorithm is for the job. Sizes are those of the main one of
+    the ``exports``. Hidden states wait in ``work_dir`` (None: where temporary files go). Raises ConfigError.
+    """
+    headers = model.headers
+
+    def plan_of(config: Config) -> Plan:
+        return plan.resolve(config, headers.config, headers.tensors, calibration=calibration, exports=exports)
+
+    plans = plan_each(asked, plan_of)
+    configs = {name: config for name, (config, _) in plans.items()}
+    windows_NT, text = _texts(model.folder, calibration)
+    emit(PhaseStarted("sensitivity"))
+    with tempfile.TemporaryDirectory(prefix="bitfoundry-mix-", dir=work_dir) as scratch:
+        sensitivity = Sensitivity(open_model(model), windows_NT, plans, Path(scratch), emit)
+        units = _units(model, plans, sensitivity.losses(calibration.seed), may_keep=KEEP in asked.schemes)
+        elsewhere = _bytes_elsewhere(plans, units)
+        trial = Trial(model, sensitivity, text, emit)
+
+        def quality(chosen: Mix) -> dict[str, Any]:
+            config = config_of(chosen, units, configs)
+            return trial.quality(config, plan_of(config))
+
+        emit(PhaseStarted("trial"))
+        chosen, measured = _within(asked, units, elsewhere, quality)
+    return {
+        "asked": asked.asked,
+        "config": config_of(chosen, units, configs).to_dict(),
+        "mix": _described(chosen, units, elsewhere) | {"measured": measured},
+        "uniform": {
+            name: _described(Mix(tuple(_option(unit, name) for unit in units)), units, elsewhere)
+            for name in asked.schemes
+        },
+        "frontier": [_described(one, units, elsewhere) for one in mixes(units)],
+        "units": [
+            {
+                "block": unit.block,
+                "layers": list(unit.layers),
+                "scheme": option.scheme,
+                "options": {one.scheme: {"bytes": one.num_bytes, "loss": one.loss} for one in unit.options},
+            }
+            for unit, option in zip(units, chosen.chosen, strict=True)
+        ],
+    }
+
+
+def _texts(path: Path, calibration: CalibrationConfig) -> tuple[torch.Tensor, EvaluationText]:
+    tokenizer = load_tokenizer(path)
+    windows = token_windows(
+        calibration,
+        tokenize_with(tokenizer),
+        num_held_out=NUM_HELD_OUT,
+        held_out_len=calibration.seq_len,
+        separator=tokenizer.eos_token_id,
+        render=chat_renderer(tokenizer),
+    )
+    return windows.calibration_NT, of_windows(windows.held_out_NT, tokenizer)
+
+
+def _units(model: Model, plans: Plans, losses: Losses, *, may_keep: bool) -> list[Unit]:
+    """What can be chosen for each unit, and what it takes in the file."""
+    tensors = model.headers.tensors
+    planned = {name: {layer.name: layer for layer in plan.layers} for name, (_, plan) in plans.items()}
+    first = next(iter(planned.values()))
+    exporter = EXPORTERS.get(next(iter(plans.values()))[1].main_export)
+
+    def size(scheme: str, layer: str) -> int:
+        header = tensors[f"{layer}.weight"]
+        return sum(one.num_bytes for one in layouts_of(exporter, planned[scheme][layer], header.dtype).values())
+
+    units = []
+    for names, lost in losses.items():
+        options = [Option(scheme, sum(size(scheme, name) for name in names), lost[scheme]) for scheme in plans]
+        if may_keep:
+            options.append(Option(KEEP, sum(tensors[f"{name}.weight"].num_bytes for name in names), 0.0))
+        weights = sum(first[name].out_features * first[name].in_features for name in names)
+        units.append(Unit(first[names[0]].block or 0, names, weights, tuple(options)))
+    return units
+
+
+def _bytes_elsewhere(plans: Plans, units: Sequence[Unit]) -> int:
+    """What no unit takes of the files: embeddings, norms, the head."""
+    scheme, (_, first) = next(iter(plans.items()))
+    return first.size_after_bytes - sum(_option(unit, scheme).num_bytes for unit in units)
+
+
+def _option(unit: Unit, scheme: str) -> Option:
+    return next(option for option in unit.options if option.scheme == scheme)
+
+
+def config_of(mix: Mix, units: Sequence[Unit], configs: Mapping[str, Config]) -> Config:
+    """The config that says it: the scheme of most layers for all, the others by name."""
+    chosen = {name: option.scheme for unit, option in zip(units, mix.chosen, strict=True) for name in unit.layers}
+    counted = Counter(scheme for scheme in chosen.values() if scheme != KEEP)
+    usual = counted.most_common(1)[0][0] if counted else next(iter(configs))
+    others = {
+        name: configs[scheme].global_quant_config for name, scheme in chosen.items() if scheme not in (usual, KEEP)
+    }
+    kept = tuple(name for name, scheme in chosen.items() if scheme == KEEP)
+    base = configs[usual]
+    return replace(base, layer_quant_config=others | base.layer_quant_config, exclude=(*base.exclude, *kept))
+
+
+def _within(
+    asked: MixConfig, units: Sequence[Unit], elsewhere: int, quality: Callable[[Mix], dict[str, Any]]
+) -> tuple[Mix, dict[str, Any]]:
+    """The mix, and what was measured of it. Raises ConfigError ``budget_too_small``."""
+    if asked.max_divergence is None:
+        chosen = of_size(units, bytes_of(asked, units, elsewhere))
+        return chosen, quality(chosen)
+    allowed = target = asked.max_divergence
+    found: list[tuple[Mix, dict[str, Any]]] = []
+    for _ in range(MAX_ROUNDS):
+        chosen = of_loss(units, target)
+        if any(chosen == before for before, _ in found):
+            break
+        found.append((chosen, quality(chosen)))
+        lost = _divergence(found[-1][1])
+        if NEAR * allowed <= lost <= allowed:
+            break
+        target *= allowed / max(lost, 1e-9)  # what was reckoned is wrong by about this factor
+    fitting = [pair for pair in found if _divergence(pair[1]) <= allowed]
+    if not fitting:
+        least = min(_divergence(measured) for _, measured in found)
+        raise ConfigError(
+            f"The best mix of these schemes that was found is {least:.2g} nats a token away from the original; "
+            f"{allowed:g} was asked for.",
+            code="budget_too_small",
+            hint="Allow more, or give a scheme with more bits, or 'keep'.",
+        )
+    return min(fitting, key=lambda pair: pair[0].num_bytes)
+
+
+def bytes_of(asked: MixConfig, units: Sequence[Unit], elsewhere: int) -> int:
+    """What the units may take in all, of a budget for size."""
+    if asked.max_bits is not None:
+        return int(asked.max_bits / 8 * sum(unit.num_weights for unit in units))
+    assert asked.max_bytes is not None
+    return asked.max_bytes - elsewhere
+
+
+def _divergence(quality: dict[str, Any]) -> float:
+    value: float = quality["divergence"]["kl_mean"]["value"]
+    return value
+
+
+def _described(mix: Mix, units: Sequence[Unit], elsewhere: int) -> dict[str, Any]:
+    """``bits`` are those of a weight of the layers that are mixed; ``loss`` is what was reckoned, nats a token."""
+    layers = Counter[str]()
+    for unit, option in zip(units, mix.chosen, strict=True):
+        layers[option.scheme] += len(unit.layers)
+    return {
+        "size_bytes": mix.num_bytes + elsewhere,
+        "bits": 8 * mix.num_bytes / sum(unit.num_weights for unit in units),
+        "loss": mix.loss,
+        "layers": dict(layers),
+    }

@@ -1,0 +1,76 @@
+"""What a config really loses, with weights rounded plainly: one pass through the model, nothing is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from quantcore.blockwise.algorithms import BlockAlgorithms, Prepared
+from quantcore.blockwise.running_block import RunningBlock
+from quantcore.calibration.ranges import quantized_activations
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import Config
+from quantcore.evaluation.baseline_cache import Originals
+from quantcore.evaluation.divergence import measure, summarize
+from quantcore.evaluation.model import open_model
+from quantcore.evaluation.provenance import identity_of
+from quantcore.evaluation.text import EvaluationText
+from quantcore.events import Emit, Eta, Progress
+from quantcore.mixed_precision.sensitivity import Sensitivity
+from quantcore.plan.resolve import Plan
+from quantcore.reading.model import Model
+from quantcore.runtime.hidden import Hidden
+
+
+class Trial:
+    """``text`` is what is measured on; ranges of activations are learned on the windows of ``sensitivity``."""
+
+    def __init__(self, model: Model, sensitivity: Sensitivity, text: EvaluationText, emit: Emit) -> None:
+        self._sensitivity = sensitivity
+        self._text = text
+        self._emit = emit
+        self._original, self._rounded = open_model(model), open_model(model)
+        asked = {"windows": text.ids_NT.tolist()}
+        states_NTH = Originals(identity_of(model.folder)).states(
+            asked, lambda: self._original.last_states_NTH(text, lambda done: None)
+        )
+        self._states = [state[None].to(self._original.streamed.device) for state in states_NTH]
+
+    def quality(self, config: Config, plan: Plan) -> dict[str, Any]:
+        """Of the model as ``config`` rounds it, beside the original (see ``divergence.summarize``)."""
+        streamed = self._rounded.streamed
+        algorithms = BlockAlgorithms(config, streamed.dtype)
+        hidden = streamed.embed(self._text.ids_NT)
+        eta = Eta(plan.num_blocks)
+        for index in range(plan.num_blocks):
+            with streamed.block(index) as block:
+                layers = self._modules(plan, index)
+                at = self._sensitivity.at(block, index, plan)
+                prepared = algorithms.prepare(at, layers)
+                _round(algorithms, at, layers, prepared)
+                with quantized_activations(layers, prepared.activations):
+                    streamed.run_block(block, index, hidden)
+            self._emit(Progress("trial", index + 1, plan.num_blocks, "block", eta.after(index + 1)))
+        self._rounded.has_run = True
+        return self._compared(algorithms, plan, hidden)
+
+    def _compared(self, algorithms: BlockAlgorithms, plan: Plan, hidden: Hidden) -> dict[str, Any]:
+        with self._original.head() as original, self._rounded.head() as logits:
+            layers = self._modules(plan, None)
+            prepared = algorithms.prepare_head(layers, logits, self._sensitivity.behind(plan))
+            _round(algorithms, None, layers, prepared)
+            with quantized_activations(layers, prepared.activations):
+                measured = measure(logits, list(hidden.states), self._text, (original, self._states))
+        return summarize(measured, self._text)
+
+    def _modules(self, plan: Plan, index: int | None) -> dict[LayerPlan, nn.Module]:
+        return {layer: self._rounded.streamed.find_module(layer.name) for layer in plan.layers_of(index)}
+
+
+def _round(
+    algorithms: BlockAlgorithms, at: RunningBlock | None, layers: dict[LayerPlan, nn.Module], prepared: Prepared
+) -> None:
+    """Leave each module with what its codes stand for."""
+    for _ in algorithms.solve(at, layers, prepared):
+        pass

@@ -1,0 +1,125 @@
+"""Which tensor of a checkpoint fills which parameter of the model that Transformers builds.
+
+The two often differ: Mixtral's files say ``block_sparse_moe.experts.0.w1.weight`` where the model has
+``mlp.experts.gate_up_proj``. Transformers holds the tables (``transformers/conversion_mapping.py``) and the matching
+(``transformers/core_model_loading.py``); both are used here as ``from_pretrained`` uses them, so there are no tables
+of ours to keep up. Tensors that only change their name are placed, and so are the experts' matrices, in the model
+whose experts are split (``quantcore.model.experts``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+from quantcore.errors import ModelError
+from quantcore.model.experts import ProjectionNames, is_fused
+
+FROM_FILE_TO_FILE = "Quantize it from file to file (--file2file_quantization), with a scheme that needs no data."
+_EXPERT = re.compile(r"^(.*)\.(\d+)\.([^.]+)\.(weight|bias)$")
+_PER_EXPERT = re.compile(r"\*\.([^.]+)\.weight$")  # in a source pattern: experts.*.w1.weight
+_ROLES = {"gate_up_proj": ("gate", "up"), "up_proj": ("up",), "down_proj": ("down",)}
+
+
+def place_tensors(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, str]:
+    """The parameter or buffer of ``model`` (its experts split) that each of the ``stored`` tensors fills.
+
+    Tensors that the model has no place for are left out, as Transformers ignores them: masks, RoPE tables, blocks for
+    multi-token prediction, and tensors whose values would have to be rearranged.
+    """
+    state = model.state_dict()
+    fused = {name for name, module in model.named_modules() if is_fused(module)}
+    placed: dict[str, str] = {}
+    for name, renamed, pattern in _renamed(model, stored, state):
+        if pattern is None and renamed in state:
+            placed[name] = renamed
+        elif expert := _EXPERT.match(name if pattern else renamed):
+            experts = renamed.rpartition(".")[0] if pattern else expert[1]
+            if experts in fused:
+                placed[name] = ".".join((experts, *expert.groups()[1:]))
+    return placed
+
+
+def check_shares_nothing(model: PreTrainedModel, prefix: str) -> None:
+    """Raises ModelError if a decoder block uses weights of another; ``prefix`` is the model's path of its blocks."""
+    for name, source in sorted(model.all_tied_weights_keys.items()):
+        if name.startswith(prefix) and source.startswith(prefix):
+            raise ModelError(
+                f"Decoder blocks of this model share weights: '{name}' is '{source}'. That is not supported where a"
+                " model is run block by block.",
+                code="unsupported_architecture",
+                hint=FROM_FILE_TO_FILE,
+            )
+
+
+def check_not_rearranged(model: PreTrainedModel, stored: Iterable[str], placed: Mapping[str, str]) -> None:
+    """Raises ModelError if Transformers makes a parameter of ``model`` out of several of the ``stored`` tensors, other
+    than by stacking experts: such tensors are not ``placed`` (see ``place_tensors``)."""
+    filled = set(placed.values())
+    split = {f"{name.rsplit('.', 3)[0]}." for name in filled if _EXPERT.match(name)}
+    names = [name for name in model.state_dict() if name not in filled and name not in model.all_tied_weights_keys]
+    empty = [name for name in names if f"{name.rpartition('.')[0]}." not in split]
+    if not empty:
+        return
+    parts: dict[str, list[str]] = {}
+    for name, renamed, _ in _renamed(model, stored, model.state_dict()):
+        if name not in placed:
+            parts.setdefault(renamed, []).append(name)
+    made = next((name for name in empty if name in parts), None)
+    if made is not None:
+        raise ModelError(
+            f"Transformers makes '{made}' out of stored tensors of other shapes ('{parts[made][0]}'). That is not"
+            " supported where a model is run.",
+            code="unsupported_architecture",
+            hint=FROM_FILE_TO_FILE,
+        )
+
+
+def _renamed(
+    model: PreTrainedModel, stored: Iterable[str], state: dict[str, Any]
+) -> Iterator[tuple[str, str, str | None]]:
+    """Each of the ``stored`` tensors, the parameter that it fills alone or with others, and then the pattern why."""
+    transforms = get_model_conversion_mapping(model)
+    renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
+    converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
+    for name in sorted(stored, key=dot_natural_key):
+        renamed, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        if renamed not in state and name in state:
+            renamed, pattern = name, None
+        yield name, renamed, pattern
+
+
+def place_modules(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, str]:
+    """The module of ``model`` (its experts split) that the weight of each layer goes to, by the layer's stored name.
+
+    ``stored`` are names of layers. A layer whose weight becomes a part of a larger one goes to the module of that one;
+    a layer that the model has no place for is left out.
+    """
+    weights = {f"{name}.weight": name for name in stored}
+    places = place_tensors(model, weights)
+    state = model.state_dict()
+    places = {name: renamed for name, renamed, _ in _renamed(model, weights, state) if renamed in state} | places
+    return {weights[name]: place.rpartition(".")[0] for name, place in places.items()}
+
+
+def stores_single_experts(model: PreTrainedModel) -> bool:
+    """Whether checkpoints of this kind of model hold every expert's matrices by themselves; else they hold stacks."""
+    sources = (source for transform in get_model_conversion_mapping(model) for source in transform.source_patterns)
+    return any(_PER_EXPERT.search(source) for source in sources)
+
+
+def projection_names(model: PreTrainedModel) -> ProjectionNames:
+    """What the checkpoints of this kind of model call an expert's projections; the usual names if they do not say."""
+    if any(is_fused(module) and not module.is_concatenated for module in model.modules()):
+        return ProjectionNames(gate=None, up="gate_up_proj")
+    names: dict[str, str] = {}
+    for transform in get_model_conversion_mapping(model):
+        leaves = [match[1] for source in transform.source_patterns if (match := _PER_EXPERT.search(source))]
+        target = transform.target_patterns[0].rpartition(".")[2]
+        names |= dict(zip(_ROLES.get(target, ()), leaves, strict=False))
+    return ProjectionNames(**names)

@@ -1,0 +1,150 @@
+"""A twin of a model: its own class and config with small widths and random weights, so that it fits anywhere.
+
+Depth, kinds of blocks and every switch of the config stay as they are; what is small are the numbers of heads, their
+widths, the vocabulary and the number of experts. Whatever code handles the twin handles the model in the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from quantcore.model.skeleton import clean_config
+
+VOCAB_SIZE = 320
+MAX_EXPERTS = 16
+MAX_EXPERTS_PER_TOKEN = 4
+MIN_HIDDEN = 32
+MIN_HEADS, MAX_HEADS = 4, 16
+HEAD_DIM = 16
+MIN_WIDTH = 8
+
+_HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads", "n_heads")
+_HIDDEN = ("hidden_size", "n_embd", "d_model", "dim", "embed_dim", "emb_dim", "embedding_dim")
+_HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels", "qk_nope_head_dim", "d_kv")
+_TOKEN_IDS = ("token_id", "token_index")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
+_PER_TOKEN = (
+    "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k", "num_selected_experts",
+)  # fmt: skip
+# Words in the name of a field that holds a width. A number of heads, groups or layers is none.
+_WIDTHS = (
+    "hidden_size", "intermediate", "ffn", "d_ff", "n_inner", "d_model", "n_embd", "width", "d_inner", "embed_dim",
+    "emb_dim", "d_ssm", "attention_hidden", "embedding_dim",
+)  # fmt: skip
+_RANKS = ("head_dim", "headdim", "_rank", "d_head", "head_size", "rotary_dim", "d_kv", "kv_channels")
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Factors by which a config's number of heads and the width of a head shrink; other widths shrink by both."""
+
+    heads: Fraction
+    head_dim: Fraction
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> _Scale:
+        heads, hidden = (_first(config, names) for names in (_HEADS, _HIDDEN))
+        if heads is None or hidden is None:
+            return cls(Fraction(1), Fraction(1, max(1, (hidden or MIN_HIDDEN) // 64)))
+        width = _first(config, _HEAD_DIM) or max(1, hidden // heads)
+        by = 1 if _has_list(config.get("rope_parameters") or config.get("rope_scaling")) else width // HEAD_DIM
+        by = max((one for one in range(1, by + 1) if not (width % one or hidden % one)), default=1)
+        small = {one: Fraction(hidden * one, heads * by) for one in range(min(MIN_HEADS, heads), heads + 1)}
+        fits = (one for one, size in small.items() if heads % one == 0 and size % MIN_WIDTH == 0 and size >= MIN_HIDDEN)
+        least = min(fits, default=heads)
+        return cls(Fraction(least if least <= MAX_HEADS else MIN_HEADS, heads), Fraction(1, by))
+
+
+def twin_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """``config`` (of config.json) with small widths; configs inside it, such as ``text_config``, likewise."""
+    scale = _Scale.of(config)
+    return {key: _small(key, value, scale) for key, value in config.items() if key != "quantization_config"}
+
+
+def build_twin(config: dict[str, Any], seed: int = 0, kind: type[Any] = AutoModelForCausalLM) -> PreTrainedModel:
+    """A model of ``twin_config`` in float32 on the CPU, in evaluation mode; ``kind`` is its class or an auto class.
+
+    The global random state stays as it is.
+    Raises whatever Transformers raises for a config whose numbers do not fit together once they are small.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        build = kind._from_config if issubclass(kind, PreTrainedModel) else kind.from_config
+        model: PreTrainedModel = build(clean_config(config), dtype=torch.float32)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.is_floating_point():
+                    noise = torch.randn_like(parameter)
+                    is_vector = parameter.ndim < 2
+                    parameter.copy_(parameter + 0.2 * noise if is_vector else noise * parameter.shape[-1] ** -0.5)
+            stored = model.state_dict()
+            for name, buffer in model.named_buffers():
+                if name in stored and buffer.dtype == torch.long and buffer.ndim == 2 and not buffer.any():
+                    buffer.random_(2)  # a table that a checkpoint fills, as from tokens to experts
+    model.tie_weights()
+    model.config.use_cache = False
+    model.train(False).requires_grad_(False)
+    return model
+
+
+def _small(key: str, value: Any, scale: _Scale) -> Any:
+    if isinstance(value, Mapping):
+        if _first(value, _HIDDEN) is not None:  # a config of its own: a tower, the text model
+            return twin_config(value)
+        return {name: _small(name, one, scale) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_small(key, one, scale) for one in value]
+    if type(value) is not int or value <= 0:
+        return value
+    return _RULES[kind](value, scale) if (kind := _kind(key)) else value
+
+
+def _kind(key: str) -> str | None:
+    """The kind of number that a config has under ``key``; None for one that a twin keeps."""
+    if any(word in key for word in _TOKEN_IDS):
+        return "token"
+    if "vocab_size" in key:
+        return "vocabulary"
+    if key in _EXPERTS:
+        return "experts"
+    if key in _PER_TOKEN:
+        return "experts_per_token"
+    if key.endswith(("heads", "n_head", "n_groups", "ngroups")):
+        return "heads"
+    if any(word in key for word in _RANKS):
+        return "head_dim"
+    return "width" if any(word in key for word in _WIDTHS) or key == "dim" else None
+
+
+_RULES: dict[str, Callable[[int, _Scale], int]] = {
+    "token": lambda value, scale: min(value, VOCAB_SIZE - 1),
+    "vocabulary": lambda value, scale: min(value, VOCAB_SIZE),
+    "experts": lambda value, scale: min(value, MAX_EXPERTS),
+    "experts_per_token": lambda value, scale: min(value, MAX_EXPERTS_PER_TOKEN),
+    "heads": lambda value, scale: max(1, int(value * scale.heads)),
+    "head_dim": lambda value, scale: max(min(value, MIN_WIDTH), int(value * scale.head_dim)),
+    "width": lambda value, scale: _width(value * scale.heads * scale.head_dim),
+}
+
+
+def _width(wanted: Fraction) -> int:
+    """The next multiple of ``MIN_WIDTH``. Where ``wanted`` is one, products of heads and their widths still hold."""
+    return max(2 * MIN_WIDTH, math.ceil(wanted / MIN_WIDTH) * MIN_WIDTH)
+
+
+def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    return next((config[name] for name in names if type(config.get(name)) is int and config[name] > 0), None)
+
+
+def _has_list(value: Any) -> bool:
+    """Whether RoPE is given number by number (mrope, longrope), which fixes the width of a head."""
+    if isinstance(value, Mapping):
+        return any(_has_list(one) for one in value.values())
+    return isinstance(value, list)

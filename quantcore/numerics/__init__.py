@@ -1,0 +1,1 @@
+"""The arithmetic of quantization: scales and zero points, quantized tensors, layouts of weights."""

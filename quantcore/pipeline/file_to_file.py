@@ -1,0 +1,117 @@
+"""File to file: weights whose codes need no data, from the checkpoint into the artifact one tensor at a time.
+
+No text is read, no block is run and no model class is built, so that any architecture will do: what is a linear weight
+is decided by names and shapes, in the plan. Memory holds one weight. The same functions as in the pipeline round and
+write, so the bytes are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quantcore.blockwise.algorithms import Solved
+from quantcore.blockwise.savepoint import SavePoint
+from quantcore.checkpoint.source import TORCH_DTYPES, Source
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.task import Task
+from quantcore.errors import at_block
+from quantcore.evaluation.provenance import provenance
+from quantcore.evaluation.text import EvaluationText
+from quantcore.events import Emit, Eta, Progress
+from quantcore.numerics.qtensor import check_finite
+from quantcore.numerics.weight_layout import canonical
+from quantcore.pipeline.writer import ResultWriter
+from quantcore.plan.resolve import Plan
+from quantcore.proof.expectation import Expectation
+from quantcore.proof.judging import Outcome
+from quantcore.reading.dequantize import open_source
+from quantcore.reading.model import Model
+from quantcore.runtime.devices import default_device, release_freed_memory
+from quantcore.runtime.ranks import spread
+from quantcore.solvers.rtn import round_to_nearest
+from quantcore.solvers.shared import families, global_scale, has_global_scale
+
+
+def round_files(
+    task: Task, given: Model, plan: Plan, folder: Path, emit: Emit, savepoint: SavePoint,
+    saved: dict[str, Any] | None = None,
+) -> Outcome:  # fmt: skip
+    """Every weight once: read it, choose codes, write them, drop it. Raises NumericsError for one that is not finite.
+
+    As many blocks at a time as there are ranks, so that all of them have something to do; each rank takes some of their
+    layers. It goes on behind the blocks that were ``saved``.
+    """
+    ranks = savepoint.ranks
+    source = open_source(given)
+    weights = Weights(source, TORCH_DTYPES[given.headers.main_dtype], default_device())
+    nothing_NT = torch.empty(0, 1, dtype=torch.long)
+    expected = Expectation(EvaluationText(nothing_NT, nothing_NT[:, 0], 0, 0), torch.empty(0))
+    writer = ResultWriter(plan, source, expected, emit, ranks)
+    with writer.opened(task, given.headers, folder, saved):
+        first_block = 0 if saved is None else saved["next_block"]
+        eta = Eta(plan.num_blocks - first_block)
+        for begin in range(first_block, plan.num_blocks, ranks.size):
+            end = min(begin + ranks.size, plan.num_blocks)
+            layers = [layer for index in range(begin, end) for layer in plan.layers_of(index)]
+            round_layers(layers, weights, writer)
+            emit(Progress("quantize", end, plan.num_blocks, "block", eta.after(end - first_block)))
+            if end < plan.num_blocks:
+                savepoint.save(end, {}, writer.notes)
+        round_layers(plan.layers_of(None), weights, writer)
+        writer.copy_the_rest()
+        writer.finish()
+    source_of = provenance(task, nothing_NT, nothing_NT) if ranks.is_first else {}
+    return Outcome(writer.expected, writer.done, writer.warnings, writer.edges, source_of, None)
+
+
+class Weights:
+    """Reads weights one at a time, onto ``device`` and in the ``dtype`` that the model computes in."""
+
+    def __init__(self, source: Source, dtype: torch.dtype, device: torch.device) -> None:
+        self._source = source
+        self._dtype = dtype
+        self._device = device
+
+    def read(self, layer: LayerPlan) -> torch.Tensor:
+        """[out, in]. Raises NumericsError if it holds NaN or infinity."""
+        weight = self._source.read(f"{layer.name}.weight").to(self._device, self._dtype)
+        check_finite(weight, layer.name)
+        return canonical(weight, layer.kind)
+
+    def read_bias(self, layer: LayerPlan) -> nn.Parameter | None:
+        """Where the layer has one."""
+        name = f"{layer.name}.bias"
+        if name not in self._source:
+            return None
+        return nn.Parameter(self._source.read(name).to(self._device, self._dtype), requires_grad=False)
+
+
+def round_layers(layers: Sequence[LayerPlan], weights: Weights, writer: ResultWriter) -> None:
+    """Write the codes of ``layers``, each on one rank; those that share a global scale on the same one."""
+    groups = families(layers)
+    costs = [sum(layer.in_features * layer.out_features for layer in group) for group in groups]
+    for group, owner in zip(groups, spread(costs, writer.ranks.size), strict=True):
+        if writer.writes(owner):
+            with at_block(group[0].block):
+                for solved in rounded(group, weights, owner):
+                    writer.write(solved, {})
+                    release_freed_memory()
+        for layer in group:
+            writer.leave(layer)
+            if layer.config.bias is not None:
+                writer.write_bias(layer, weights.read_bias(layer))
+    writer.tell()
+
+
+def rounded(layers: Sequence[LayerPlan], weights: Weights, owner: int) -> Iterator[Solved]:
+    """The codes of layers that share a global scale if their spec has one: then their weights are read twice."""
+    spec = layers[0].weight
+    scale = global_scale(map(weights.read, layers), spec) if has_global_scale(spec) else None
+    for layer in layers:
+        weight_OI = weights.read(layer)
+        yield Solved(layer, weight_OI, round_to_nearest(weight_OI, layer.weight, scale), None, owner)

@@ -1,0 +1,279 @@
+"""Writes what a job chose: every layer in every format, and beside the weights what the report and the proof need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from math import log10
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quantcore.blockwise.algorithms import Prepared, Solved
+from quantcore.calibration.ranges import Activations
+from quantcore.checkpoint.artifact import LICENSES, copy_side_files, digest, write_json
+from quantcore.checkpoint.headers import ModelHeaders
+from quantcore.checkpoint.sink import Sink, TensorSink
+from quantcore.checkpoint.source import TORCH_DTYPES, Source
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import DEFAULT_SHARD_SIZE, parse_size
+from quantcore.config.task import Task
+from quantcore.events import Emit, LayerQuantized, Warned, parse
+from quantcore.export import EXPORTERS, Container, config_json, encoded, holds_codes
+from quantcore.model.module_names import with_module_names
+from quantcore.numerics.qtensor import QLayer
+from quantcore.numerics.weight_layout import stored
+from quantcore.plan.resolve import Plan, export_dir
+from quantcore.proof.expectation import Expectation
+from quantcore.proof.verify import as_floats
+from quantcore.runtime.ranks import Ranks
+from quantcore.runtime.shards import put, whole
+from quantcore.solvers.rtn import round_to_nearest
+
+
+class ResultWriter:
+    """Writes what was chosen to every export, and keeps what the report and the proof need of it.
+
+    Each of the ``ranks`` writes the layers whose codes it found and its share of the other tensors; a file that only
+    one can write (``Container``) leaves all of it to the first. ``tell`` and ``finish`` bring together what they know.
+    """
+
+    def __init__(self, plan: Plan, source: Source, expected: Expectation, emit: Emit, ranks: Ranks) -> None:
+        self.plan = plan
+        self.source = source
+        self.expected = expected
+        self.emit = emit
+        self.ranks = ranks
+        self.sinks: dict[str, TensorSink] = {}
+        self.done: list[LayerQuantized] = []
+        self.warnings: list[Warned] = []
+        self.edges: list[dict[str, Any]] = []
+        self._untold: list[LayerQuantized] = []
+        self._written: set[str] = set()
+        as_they_run = sorted(plan.layers, key=lambda layer: layer.block is None)  # the head behind the blocks
+        self._places = {layer.name: number for number, layer in enumerate(as_they_run)}
+        self._first_writes_all = any(isinstance(EXPORTERS.get(export), Container) for export in plan.exports)
+
+    @contextmanager
+    def opened(
+        self, task: Task, headers: ModelHeaders, folder: Path, saved: Mapping[str, Any] | None
+    ) -> Iterator[None]:
+        """With the files of every export in ``folder`` open, behind what was ``saved``."""
+        with ExitStack() as stack:
+            for export in self.plan.exports:
+                sink = open_sink(export, task, headers, self.plan, folder, self.ranks, creates=saved is None)
+                if sink is None:
+                    continue
+                self.sinks[export] = stack.enter_context(closing(sink))
+                for message in (*sink.warnings, *warn_of_one_file(export, task)):
+                    self.warnings.append(Warned(export, message))
+                    self.emit(self.warnings[-1])
+            if saved is not None:
+                self.restore(saved)
+            yield
+
+    def note(self, prepared: Prepared, index: int | None = None) -> None:
+        """Say the warnings now, and again in the report, with the edges that block ``index`` has."""
+        self.warnings += prepared.warnings
+        for warning in prepared.warnings:
+            self.emit(warning)
+        if prepared.edges is not None:
+            told = prepared.edges.to_dict()
+            row = next((row for row in self.edges if row.items() >= told.items()), None)
+            if row is None:
+                self.edges.append(row := {"blocks": [], "largest_change_by_folding": 0.0, **told})
+            row["blocks"].append(index)
+            row["largest_change_by_folding"] = max(row["largest_change_by_folding"], prepared.fold_error)
+
+    def write(self, solved: Solved, activations: dict[LayerPlan, Activations]) -> None:
+        """Write one layer's codes, with what calibration learned beside them in the files."""
+        self.leave(solved.layer)
+        if self.ranks.rank == solved.owner:
+            self._untold.append(measured(solved))
+        if self.ranks.size == 1:
+            self.tell()
+        if not self.writes(solved.owner):
+            return
+        layer, known = solved.layer, activations.get(solved.layer, Activations())
+        quantized = QLayer(solved.quantized, known.inputs, known.outputs)
+        restored, name = solved.restored_OI, f"{layer.name}.weight"
+        model_dtype = self.source.tensors[name].dtype
+        self.expected.weights[layer.name] = digest(restored)
+        if not all(map(holds_codes, self.plan.exports)):
+            plain = stored(restored.to(TORCH_DTYPES[model_dtype]), layer.kind)
+            self.expected.plain_weights[name] = digest(plain)
+        self.expected.activations[layer.name] = as_floats(known)
+        for export, sink in self.sinks.items():
+            for part, tensor in encoded(EXPORTERS.get(export), layer, quantized, model_dtype).items():
+                sink.write(part, tensor.to(sink.dtype_of(part)))
+
+    def leave(self, layer: LayerPlan) -> None:
+        """Its weight is not to be copied: this rank or another writes its codes."""
+        self._written.add(f"{layer.name}.weight")
+
+    def tell(self) -> None:
+        """Say of all layers that were written since the last time how that went."""
+        for event in sorted((one for part in self.ranks.gather(self._untold) for one in part), key=self._order):
+            self.done.append(event)
+            self.emit(event)
+        self._untold.clear()
+
+    def write_bias(self, layer: LayerPlan, bias: nn.Parameter | None) -> None:
+        """Round the bias, in place, where the layer's config says so. It stays floats: its codes are not kept."""
+        name = f"{layer.name}.bias"
+        if layer.config.bias is not None and bias is not None:
+            rounded = round_to_nearest(whole(bias), layer.config.bias).dequantize()
+            put(bias, rounded.to(bias.dtype))
+            self._write_shared(name, rounded.to(TORCH_DTYPES[self.source.tensors[name].dtype]))
+
+    def write_changed(self, module: nn.Module, names: dict[str, str]) -> None:
+        """Write parameters of ``module`` that are not quantized, but other than in the checkpoint.
+
+        ``names``: what the module and the checkpoint call them. Weights of planned layers are written as codes, rounded
+        biases were written already.
+        """
+        others = self._written | {f"{layer.name}.weight" for layer in self.plan.layers}
+        stored_as = self.source.tensors | self.plan.added
+        for name, place in sorted(names.items()):
+            if place not in others:
+                tensor = whole(module.get_parameter(name))
+                self._write_shared(place, tensor.to(TORCH_DTYPES[stored_as[place].dtype]))
+
+    def copy_the_rest(self) -> None:
+        """Write every tensor that was not written yet as it was: embeddings, norms, biases, excluded layers."""
+        rest = [name for name in self.source.tensors if name not in self._written]
+        for number, name in enumerate(rest):
+            if self.writes(number % self.ranks.size):
+                self._write_float(name, self.source.read(name))
+
+    def finish(self) -> None:
+        """Put every file on the disk. The first rank then knows what all ranks expect of the files."""
+        self.tell()
+        for export in self.plan.exports:
+            sink = self.sinks.get(export)
+            missing = self.ranks.gather(None if sink is None else sink.missing)
+            if sink is not None:
+                sink.missing.intersection_update(*(one for one in missing if one is not None))
+                sink.finish()
+        for other in self.ranks.gather(self.expected.digests)[1:]:
+            self.expected.take(other)
+        self.done.sort(key=self._order)
+        self.ranks.wait()
+
+    def notes(self) -> dict[str, Any]:
+        """What a process needs to go on from here; all files are on the disk. All ranks call it."""
+        for sink in self.sinks.values():
+            assert isinstance(sink, Sink)
+            sink.sync()
+        expected = Expectation(self.expected.held_out, self.expected.probe_logits)
+        for digests in self.ranks.gather(self.expected.digests):
+            expected.take(digests)
+        missing = {export: self.ranks.gather(sink.missing) for export, sink in self.sinks.items()}
+        return {
+            "expected": expected.digests,
+            "layers": [event.to_dict() for event in self.done],
+            "warnings": [event.to_dict() for event in self.warnings],
+            "edges": self.edges,
+            "written": sorted(self._written),
+            "missing": {export: sorted(set.intersection(*parts)) for export, parts in missing.items()},
+        }
+
+    def restore(self, notes: Mapping[str, Any]) -> None:
+        """Go on from what ``notes`` gave once."""
+        self._written = set(notes["written"])
+        for export, sink in self.sinks.items():
+            sink.missing.intersection_update(notes["missing"][export])
+        self.edges = notes["edges"]
+        self.done = [event for data in notes["layers"] if isinstance(event := parse(data), LayerQuantized)]
+        self.warnings = [event for data in notes["warnings"] if isinstance(event := parse(data), Warned)]
+        if self.ranks.is_first:
+            self.expected.take(notes["expected"])
+
+    def writes(self, owner: int) -> bool:
+        """Whether this rank writes what belongs to the rank ``owner``."""
+        return self.ranks.is_first if self._first_writes_all else self.ranks.rank == owner
+
+    def _order(self, event: LayerQuantized) -> int:
+        return self._places[event.name]
+
+    def _write_shared(self, name: str, tensor: torch.Tensor) -> None:
+        """Write a tensor that all ranks have."""
+        self._written.add(name)
+        if self.ranks.is_first:
+            self._write_float(name, tensor)
+
+    def _write_float(self, name: str, tensor: torch.Tensor) -> None:
+        self.expected.tensors[name] = digest(tensor)
+        for sink in self.sinks.values():
+            kept = sink.write(name, tensor)
+            if kept is not None:
+                self.expected.kept[name] = digest(kept)
+
+
+def measured(solved: Solved) -> LayerQuantized:
+    """How far the codes are from the weight, and the layer's output from what it was on the calibration text."""
+    layer, weight = solved.layer, solved.weight_OI.float()
+    lost = weight - solved.restored_OI
+    error = _ratio(lost.norm(), weight.norm())
+    gram = None if solved.stats is None else solved.stats.gram_II
+    output_error = rounding_error = None
+    if gram is not None and gram.any():
+        rounded = weight - round_to_nearest(weight, layer.weight).dequantize()
+        power = [((part @ gram.float()) * part).sum().clamp(min=0).sqrt() for part in (lost, rounded, weight)]
+        output_error, rounding_error = (round(_ratio(part, power[2]), 6) for part in power[:2])
+    return LayerQuantized(
+        name=layer.name,
+        block=-1 if layer.block is None else layer.block,
+        relative_error=round(error, 6),
+        sqnr_db=round(min(-20 * log10(error), 999.0), 2) if error > 0 else 999.0,
+        scheme=layer.scheme,
+        output_error=output_error,
+        rounding_error=rounding_error,
+        num_tokens=None if solved.stats is None else solved.stats.num_tokens,
+    )
+
+
+def _ratio(part: torch.Tensor, whole: torch.Tensor) -> float:
+    return (part / whole).item() if whole > 0 else 0.0
+
+
+def open_sink(
+    export: str, task: Task, headers: ModelHeaders, plan: Plan, folder: Path, ranks: Ranks, *, creates: bool
+) -> TensorSink | None:
+    """Where the tensors of one format are written; None on ranks that do not write it. A rank ``creates`` the files
+    that a job which goes on has already."""
+    target, layouts, exporter = export_dir(folder, plan, export), plan.layouts[export], EXPORTERS.get(export)
+    if isinstance(exporter, Container):
+        made = ranks.is_first
+        model_config = plan.result_config(headers.config)
+        return exporter.sink(target, layouts, plan.layers, model_config, task.model_folder) if made else None
+    tensors, size = {} if holds_codes(export) else headers.tensors, parse_size(task.max_shard_size)
+    if not ranks.is_first:
+        ranks.wait()
+    sink = Sink(target, layouts, size, tensors, creates=creates and ranks.is_first)
+    if ranks.is_first:
+        ranks.wait()
+    return sink
+
+
+def warn_of_one_file(export: str, task: Task) -> tuple[str, ...]:
+    """What to say of a size of shards for a format that has none; other formats of the task may."""
+    if not isinstance(EXPORTERS.get(export), Container) or task.max_shard_size == DEFAULT_SHARD_SIZE:
+        return ()
+    return (f"{export} is one file: max_shard_size {task.max_shard_size} says nothing there.",)
+
+
+def write_side_files(task: Task, headers: ModelHeaders, plan: Plan, folder: Path) -> None:
+    """config.json with the format's quantization_config, and what travels with the model unchanged."""
+    model_config = plan.result_config(headers.config)
+    kept_layers = [entry.name for entry in plan.kept if entry.is_layer]
+    layers, kept = with_module_names(model_config, plan.layers, kept_layers)
+    for export in plan.exports:
+        target, exporter = export_dir(folder, plan, export), EXPORTERS.get(export)
+        if isinstance(exporter, Container) and exporter.holds_tokenizer:
+            copy_side_files(task.model_folder, target, LICENSES)
+            continue
+        write_json(target / "config.json", config_json(export, model_config, task.config, layers, kept))
+        copy_side_files(task.model_folder, target)

@@ -1,0 +1,397 @@
+"""Will it fit, and how long will it take: a plan held against hardware, from config.json or headers alone. No torch.
+
+Blocks that are alike are planned once, so that a model of any depth is answered at once. Every figure of memory is that
+of ``quantcore.plan.footprint``; every figure of time is work divided by an assumed speed, and both are shown.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quantcore.checkpoint.blocks import DEPTHS, KINDS, find_blocks
+from quantcore.checkpoint.experts import EXPERT
+from quantcore.checkpoint.layers import is_linear
+from quantcore.checkpoint.layout import TensorHeader
+from quantcore.config.quantization import CalibrationConfig, Config
+from quantcore.plan.footprint import DEVICE_RUNTIME_BYTES, Footprint, Input, Parts, by_block, input_of
+from quantcore.plan.hardware import DEVICE, GB, HOST, Hardware, Speeds
+from quantcore.plan.resolve import FILE_TO_FILE, STREAMED, Plan, resolve
+from quantcore.runtime.workload import SOLVED_ROWS, STATES_SHARE, solving_flops, too_large_for_one
+
+STREAMED_FSDP, RESIDENT_FSDP = "streamed_fsdp", "resident_fsdp"
+USABLE = 0.95
+"""Of a device's memory: the rest is lost between its pieces."""
+FLOAT_PASSES = 20
+"""How often every value passes through memory in float32 while it is rounded, packed and measured."""
+FEWER_SAMPLES = (255, 127, 63, 31)
+"""Numbers of windows from which on there is one sum of statistics less."""
+GRAM_SHARE = 10 / 16  # of x^T x, which is symmetric: see calibration.sums
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a job computes, over all blocks. ``num_streams`` of hidden states go through; ``num_values`` are rounded;
+    a token is multiplied with ``active``; ``grams`` are the matrices' bytes, ``gram_flops`` a token's in them;
+    ``shared_grams`` those that every rank gets, ``solving_flops`` what the rank does that has most to do."""
+
+    num_streams: int
+    num_values: int
+    active: float
+    grams: int
+    shared_grams: int
+    gram_flops: float
+    solving_flops: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to do it: bytes by part on each device (or in each process of a CPU), and whether they fit."""
+
+    executor: str
+    parts: Parts
+    fits: bool
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The answer. ``candidates``: every executor; ``chosen`` is the first that fits, or the one that needs least.
+
+    ``verify``: what the process that verifies the result and the one that waits for it hold, on one device or on the
+    CPU. ``host`` is of one node, in the phase that takes most, and ``disk`` of all, by part; ``seconds`` by part, one
+    after the other.
+    """
+
+    plan: Plan
+    hardware: Hardware
+    num_parameters: int
+    size_before_bytes: int
+    size_after_bytes: int
+    num_layers: int
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate
+    verify: Parts
+    host: Parts
+    disk: Parts
+    seconds: dict[str, float]
+    speeds: Speeds
+    faults: tuple[str, ...]
+    advice: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        return not self.faults
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "fits": self.fits,
+            "executor": self.chosen.executor,
+            "hardware": {**vars(self.hardware), "num_ranks": self.hardware.num_ranks},
+            "num_parameters": self.num_parameters,
+            "num_layers": self.num_layers,
+            "size_before_bytes": self.size_before_bytes,
+            "size_after_bytes": self.size_after_bytes,
+            "bytes_per_rank": {"total": self.chosen.num_bytes, **self.chosen.parts},
+            "verify_bytes": {"total": sum(self.verify.values()), **self.verify},
+            "host_bytes_per_node": {"total": sum(self.host.values()), **self.host},
+            "disk_bytes": {"total": sum(self.disk.values()), **self.disk},
+            "seconds": {"total": round(sum(self.seconds.values())), **{k: round(v) for k, v in self.seconds.items()}},
+            "assumptions": vars(self.speeds) | {"usable_share_of_a_device": USABLE},
+            "candidates": [
+                {"executor": one.executor, "bytes_per_rank": one.num_bytes, "fits": one.fits} for one in self.candidates
+            ],
+            "faults": list(self.faults),
+            "advice": list(self.advice),
+            "warnings": list(self.plan.warnings),
+        }
+
+
+def plan_for(
+    hardware: Hardware, config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader], *,
+    calibration: CalibrationConfig | None = None, exports: Sequence[str] = ("quark",), warnings: tuple[str, ...] = (),
+) -> Capacity:  # fmt: skip
+    """Plan one block of each kind, and hold all of them against ``hardware``. Raises as ``plan.resolve``."""
+    prefix, num_blocks = find_blocks(tensors, model_config)
+    counts = [1] * num_blocks
+    if not _names_blocks(config):
+        tensors, counts = distinct_blocks(tensors, prefix, num_blocks)
+        model_config = _of_depth(model_config, len(counts))
+    plan = resolve(config, model_config, tensors, calibration=calibration, exports=exports, warnings=warnings)
+    return capacity(plan, config, model_config, tensors, counts, hardware)
+
+
+def capacity(
+    plan: Plan, config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader],
+    counts: Sequence[int], hardware: Hardware,
+) -> Capacity:  # fmt: skip
+    """``plan`` with ``counts[i]`` blocks like its block i."""
+    footprint = plan.footprint
+    before = _in_all(plan, counts, {name: one.num_bytes for name, one in tensors.items()})
+    after = _in_all(plan, counts, {name: one.num_bytes for name, one in plan.layouts[plan.main_export].items()})
+    num_parameters = _in_all(plan, counts, {name: math.prod(one.shape) for name, one in tensors.items()})
+    footprint = replace(footprint, whole=before, num_values=num_parameters)
+    candidates = _candidates(plan, footprint, hardware, takes_slices=config.runs_alone is None)
+    able = [one for one in candidates if one.executor != RESIDENT_FSDP]  # that one runs models, it does not learn
+    chosen = next((one for one in able if one.fits), min(able, key=lambda one: one.num_bytes))
+    work = _work(plan, config, model_config, tensors, counts, hardware)
+    disk = {"model": before, "artifact": after, "hidden_states": _states_on_disk(footprint, hardware, chosen)}
+    if footprint.states:
+        disk["saved_states"] = 2 * footprint.states
+    if footprint.num_schemes:
+        disk["measured_states"] = (1 + sum(counts)) * footprint.gradients
+    host = _host(footprint, hardware, chosen)
+    verify = _verify(footprint, hardware, chosen)
+    faults, advice = _verdict(plan, footprint, hardware, chosen, verify, host, disk)
+    return Capacity(
+        plan=plan,
+        hardware=hardware,
+        num_parameters=num_parameters,
+        size_before_bytes=before,
+        size_after_bytes=after,
+        num_layers=sum(1 if layer.block is None else counts[layer.block] for layer in plan.layers),
+        candidates=candidates,
+        chosen=chosen,
+        verify=verify,
+        host=host,
+        disk=disk,
+        seconds=_seconds(plan, work, before, after, hardware, chosen),
+        speeds=_speeds(hardware),
+        faults=faults,
+        advice=advice,
+    )
+
+
+def distinct_blocks(
+    tensors: Mapping[str, TensorHeader], prefix: str, num_blocks: int
+) -> tuple[dict[str, TensorHeader], list[int]]:
+    """The tensors with one block of each kind, numbered anew, and how many there are of each.
+
+    Alike are blocks whose tensors have the same names, shapes and dtypes. Blocks behind ``num_blocks`` all stay.
+    """
+    blocks: dict[int, dict[str, TensorHeader]] = {}
+    found: dict[str, TensorHeader] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(prefix):
+            number, _, rest = name[len(prefix) :].partition(".")
+            blocks.setdefault(int(number), {})[rest] = tensor
+        else:
+            found[name] = tensor
+    kinds: dict[object, list[int]] = {}
+    for index in range(num_blocks):
+        kind = tuple(sorted((name, one.dtype, one.shape) for name, one in blocks[index].items()))
+        kinds.setdefault(kind, []).append(index)
+    kept = [*(alike[0] for alike in kinds.values()), *(index for index in sorted(blocks) if index >= num_blocks)]
+    for place, index in enumerate(kept):
+        found |= {f"{prefix}{place}.{name}": tensor for name, tensor in blocks[index].items()}
+    return found, [len(alike) for alike in kinds.values()]
+
+
+def _names_blocks(config: Config) -> bool:
+    """Whether a pattern can tell one block (or expert) from another: by a number, or by what may stand for one."""
+    named = (config.kv_cache_quant_config, config.layer_quant_config)
+    patterns = [*config.exclude, *(pattern for table in named for pattern in table)]
+    return any(re.search(r"(?<![A-Za-z_\d])\d|[?\[]", pattern) for pattern in patterns)
+
+
+def _of_depth(model_config: Mapping[str, Any], num_blocks: int) -> dict[str, Any]:
+    """``model_config`` with another number of blocks, also in the configs inside it."""
+    changed: dict[str, Any] = {}
+    for key, value in model_config.items():
+        if isinstance(value, Mapping):
+            changed[key] = _of_depth(value, num_blocks)
+        elif key in KINDS and isinstance(value, list):
+            changed[key] = value[:num_blocks]
+        else:
+            changed[key] = num_blocks if key in DEPTHS and isinstance(value, int) else value
+    return changed
+
+
+def _in_all(plan: Plan, counts: Sequence[int], sizes: Mapping[str, int]) -> int:
+    """The sum of a figure of tensors over the whole model."""
+    return _weighted(by_block(plan.block_prefix, sizes), counts)
+
+
+def _weighted(sums: Mapping[int, int], counts: Sequence[int]) -> int:
+    return sum(size * (counts[block] if 0 <= block < len(counts) else 1) for block, size in sums.items())
+
+
+def _candidates(
+    plan: Plan, footprint: Footprint, hardware: Hardware, *, takes_slices: bool = True
+) -> tuple[Candidate, ...]:
+    limit = USABLE * hardware.device_bytes if hardware.num_devices else hardware.host_bytes
+    num_ranks = hardware.num_ranks
+    ways = {STREAMED: footprint.streamed(num_ranks=num_ranks)}
+    if not plan.needs_calibration and not footprint.num_schemes:
+        ways = {FILE_TO_FILE: footprint.file_to_file(), **ways}
+    if num_ranks > 1:
+        if takes_slices:
+            ways[STREAMED_FSDP] = footprint.streamed(num_ranks=num_ranks, num_shards=num_ranks)
+        ways[RESIDENT_FSDP] = footprint.resident(num_ranks=num_ranks)
+    found = []
+    for executor, parts in ways.items():
+        if hardware.num_devices:
+            parts = {**parts, "runtime": DEVICE_RUNTIME_BYTES}
+        if not _states_fit(footprint, hardware):
+            parts = {**parts, "activations": 0} if "activations" in parts else parts
+        found.append(Candidate(executor, parts, not limit or sum(parts.values()) <= limit))
+    return tuple(found)
+
+
+def _states_fit(footprint: Footprint, hardware: Hardware) -> bool:
+    """In the memory of each rank, beside nothing else yet: see ``runtime.states``."""
+    limit = hardware.device_bytes if hardware.num_devices else hardware.host_bytes
+    return not limit or footprint.states <= hardware.num_ranks * STATES_SHARE * limit
+
+
+def _states_on_disk(footprint: Footprint, hardware: Hardware, chosen: Candidate) -> int:
+    is_running = chosen.executor != FILE_TO_FILE
+    return footprint.states if is_running and not _states_fit(footprint, hardware) else 0
+
+
+def _verify(footprint: Footprint, hardware: Hardware, chosen: Candidate) -> Parts:
+    """Of the process that verifies, and of the one that waits: on the CPU, or on the device that both use."""
+    parts = footprint.verifying(runs_model=chosen.executor != FILE_TO_FILE)
+    if not hardware.num_devices:
+        return parts
+    if chosen.executor == FILE_TO_FILE:
+        return {}  # files are compared on the host
+    return {**parts, "waiting_process": DEVICE_RUNTIME_BYTES, "runtime": DEVICE_RUNTIME_BYTES}
+
+
+def _host(footprint: Footprint, hardware: Hardware, chosen: Candidate) -> Parts:
+    """Of all processes of a node, in the phase that takes most."""
+    parts = footprint.host() if hardware.num_devices else chosen.parts
+    quantize = {name: hardware.ranks_a_node * size for name, size in parts.items()}
+    runs_here = chosen.executor != FILE_TO_FILE and not hardware.num_devices
+    return max(quantize, footprint.verifying(runs_model=runs_here), key=lambda parts: sum(parts.values()))
+
+
+def _verdict(
+    plan: Plan, footprint: Footprint, hardware: Hardware, chosen: Candidate, verify: Parts, host: Parts, disk: Parts
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What does not fit, and what would make it fit."""
+    faults: list[str] = []
+    advice: list[str] = []
+    if not chosen.fits and hardware.num_devices:
+        faults.append(f"A device has {_gb(hardware.device_bytes)}, and {_gb(chosen.num_bytes / USABLE)} are needed.")
+        advice += _smaller(plan, footprint, hardware)
+        advice.append(f"Devices of {_gb(chosen.num_bytes / USABLE)} or more.")
+    if hardware.num_devices and sum(verify.values()) > USABLE * hardware.device_bytes:
+        size = _gb(sum(verify.values()) / USABLE)
+        faults.append(f"A device has {_gb(hardware.device_bytes)}, and to verify the result {size} are needed.")
+        advice.append(f"Devices of {size} or more.")
+    if hardware.host_bytes and sum(host.values()) > hardware.host_bytes:
+        faults.append(f"A host has {_gb(hardware.host_bytes)}, and {_gb(sum(host.values()))} are needed.")
+        advice.append(f"A host with {_gb(sum(host.values()))}, or fewer processes on each.")
+    if hardware.disk_bytes and sum(disk.values()) > hardware.disk_bytes:
+        faults.append(f"The disk has {_gb(hardware.disk_bytes)}, and {_gb(sum(disk.values()))} are needed.")
+        advice.append(f"{_gb(sum(disk.values()) - hardware.disk_bytes)} more disk, or the model on another one.")
+    return tuple(faults), tuple(advice)
+
+
+def _smaller(plan: Plan, footprint: Footprint, hardware: Hardware) -> Iterator[str]:
+    """Changes of the job that fit."""
+
+    def fits(changed: Footprint) -> bool:
+        return any(one.fits for one in _candidates(plan, changed, hardware) if one.executor != RESIDENT_FSDP)
+
+    def fits_device(parts: Parts) -> bool:
+        return sum(parts.values()) <= USABLE * hardware.device_bytes
+
+    fewer = [n for n in FEWER_SAMPLES if n < plan.calibration.num_samples]
+    for num_samples in fewer:
+        share = num_samples / plan.calibration.num_samples
+        changed = replace(footprint, num_windows=num_samples, states=int(footprint.states * share))
+        if fits(changed):
+            yield f"--num_calib_data {num_samples}: fewer sums of statistics at a time."
+            break
+    if footprint.grams and fits(replace(footprint, grams=0, gram=0, factors=0, solved=0)):
+        yield "Another algorithm: gptq holds most, awq and rtn less, smoothquant no matrices of inputs."
+    if fits_device(footprint.file_to_file()):
+        yield "A scheme that needs no data (w4a16, mxfp4 or fp8_dynamic, without algorithms), from file to file."
+
+
+def _gb(size: float) -> str:
+    return f"{size / GB:.1f} GB"
+
+
+def _work(
+    plan: Plan, config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader],
+    counts: Sequence[int], hardware: Hardware,
+) -> Work:  # fmt: skip
+    num_experts = max((int(m["index"]) + 1 for name in tensors if (m := EXPERT.match(name))), default=1)
+    share = min(1.0, (model_config.get("num_experts_per_tok") or num_experts) / num_experts)
+    linear = {name: math.prod(one.shape) for name, one in tensors.items() if is_linear(name, one)}
+    everything = _in_all(plan, counts, linear)
+    experts = _in_all(plan, counts, {name: size for name, size in linear.items() if EXPERT.match(name)})
+    values = Counter[int]()
+    inputs: dict[int, dict[Input, list[int]]] = {}
+    for layer in plan.layers:
+        block = -1 if layer.block is None else layer.block
+        values[block] += layer.out_features * layer.in_features
+        inputs.setdefault(block, {}).setdefault(input_of(layer), []).append(layer.out_features)
+    count = max((one.num_grams for one in config.algo_config if one.needs_calibration), default=0)
+    grams, shared, flops, solving = 0, 0, 0.0, 0.0
+    for block, found in inputs.items():
+        times = counts[block] if block >= 0 else 1
+        parts = [(*solving_flops(width, sum(outs)), sum(outs)) for (_, width, _), outs in found.items()]
+        grams += times * count * sum(4 * width * width for _, width, _ in found)
+        flops += (
+            times
+            * count
+            * sum(2 * GRAM_SHARE * width**2 * (share if ".experts." in name else 1) for name, width, _ in found)
+        )
+        of_one, together = _solving(parts, hardware.num_ranks)
+        solving += times * bool(count) * of_one
+        shared += times * count * sum(4 * width * width for n, (_, width, _) in enumerate(found) if n in together)
+    active = everything - (1 - share) * experts
+    return Work(1 + config.compares, _weighted(values, counts), active, grams, shared, flops, solving)
+
+
+def _solving(parts: Sequence[tuple[float, float, int]], num_ranks: int) -> tuple[float, set[int]]:
+    """(what the rank does that has most to do, which of the inputs all ranks solve together). ``parts`` are, of each
+    input, the factorization, the rows, and how many of these."""
+    costs = [factorization + rows for factorization, rows, _ in parts]
+    together = too_large_for_one(costs, num_ranks)
+    flops = sum(parts[n][0] + parts[n][1] / min(num_ranks, -(-parts[n][2] // SOLVED_ROWS)) for n in together)
+    apart = [cost for number, cost in enumerate(costs) if number not in together]
+    return flops + (max(sum(apart) / num_ranks, max(apart)) if apart else 0.0), together
+
+
+def _speeds(hardware: Hardware) -> Speeds:
+    return DEVICE if hardware.num_devices else HOST
+
+
+def _seconds(
+    plan: Plan, work: Work, before: int, after: int, hardware: Hardware, chosen: Candidate
+) -> dict[str, float]:  # fmt: skip
+    """Nothing is assumed to happen at the same time as something else."""
+    speeds, num_ranks = _speeds(hardware), hardware.num_ranks
+    floats = 4 * work.num_values
+    found = {"read": before / speeds.read}
+    if chosen.executor == FILE_TO_FILE:
+        found["to_devices"] = before / num_ranks / speeds.link
+    else:
+        tokens = plan.calibration.num_samples * plan.calibration.seq_len * plan.needs_calibration
+        found["to_devices"] = before / speeds.link
+        found["forward"] = 2 * work.active * tokens * work.num_streams / num_ranks / speeds.products
+        found["statistics"] = work.gram_flops * tokens / num_ranks / speeds.grams
+        summed = work.grams * num_ranks + work.shared_grams
+        found["exchange"] = summed / speeds.exchange if num_ranks > 1 else 0.0
+        if chosen.executor == STREAMED_FSDP:  # every layer is brought together for every window
+            windows = plan.calibration.num_samples * plan.needs_calibration / num_ranks
+            found["exchange"] += before * windows * work.num_streams / speeds.exchange
+        found["solve"] = work.solving_flops / speeds.solving
+    found["round"] = FLOAT_PASSES * floats / num_ranks / speeds.rounding
+    found["hash"] = floats / num_ranks / speeds.hashing
+    found["write"] = after / speeds.write
+    found["prove"] = after / speeds.read + (floats + after) / speeds.hashing
+    return found

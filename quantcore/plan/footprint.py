@@ -1,0 +1,327 @@
+"""Where a job's memory goes, from shapes alone: the same estimate for a plan, for hardware and for a report.
+
+A job has two phases: one process (or one for each rank) quantizes, then a fresh process verifies while the first one
+waits. A process has moments, and what one holds the next has given back: its peak is its costliest moment. A model's
+depth is in none of them, except where a whole model generates text (see ``Footprint.allows_whole``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import CalibrationConfig, Config
+from quantcore.config.task import Evaluation
+from quantcore.runtime.workload import LOGIT_ROWS, NUM_PROBES, PIECE_BYTES, PROBE_POSITIONS, SOLVED_ROWS, count_sums
+
+RUNTIME_BYTES = 450 << 20
+"""Python, torch and Transformers before any weight: measured by bench/__main__.py."""
+FLOAT_COPIES = 4
+"""Of the weight that is being rounded, in float32: itself, its codes, what they stand for, what is lost."""
+SOLVED_COPIES = 6
+"""Of the rows that a solver takes at a time, in float32: weights, values on the grid and errors, the latter two of
+rounding to nearest as well, and work space."""
+WINDOW_COPIES = 4
+"""Of a layer's input of one window, in float32, while it is learned from."""
+WINDOW_COPIES_BACK = 16
+"""The same of a window that goes back through a block: all that its way forward left."""
+PRODUCT_PIECES = 3
+"""Of such a piece, while a product is computed with it: the piece, as the library packs it, and what comes out."""
+DISTANCE_PIECES = 16
+"""The same while the logits of two models are compared: ``divergence.distance`` holds 9, and the allocator keeps most
+of what was freed before."""
+GENERATION_BYTES = 256 << 20
+"""What Transformers imports and holds to generate text beside the model, with what loading it left in the allocator."""
+WHOLE_BYTES = 1 << 30
+"""A model of this size or less may be in memory as a whole to generate text; so may one that takes no more than the
+rest of its job."""
+TASK_RUNTIME_BYTES = 350 << 20
+"""lm-evaluation-harness and what it imports, beside the runtime."""
+TASK_TOKENS = 256
+"""Of each document of a task: an assumption, for nobody knows them before they are read."""
+TASK_LOGIT_COPIES = 3
+"""Of the logits of a batch of documents in float32."""
+DEVICE_RUNTIME_BYTES = 1_500_000_000
+"""An accelerator's context and the work space of its libraries."""
+
+OUTPUTS = ("o_proj", "out_proj", "down_proj", "c_proj", "dense", "wo", "w2", "fc2")
+"""What models call the layer of a module that reads what the others gave, whatever its width."""
+
+Parts = dict[str, int]
+Input = tuple[str, int, bool]
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a job's memory depends on, in bytes.
+
+    ``whole``: all tensors; ``outside``: embedding, head and all else around the blocks; ``block``: the largest;
+    ``tensor``: the largest read; ``weight``: the one with most values among those that are rounded, in float32;
+    ``grams``: the matrices that calibration learns of all inputs of a block, once; ``gram``: those of the widest input;
+    ``num_windows`` of a text decide how many such sets there are while it learns; ``factors``: what the largest needs
+    besides while it is solved; ``solved``: the layers of one input while they are solved together; ``window``: the
+    widest input of one window, in float32; ``states``: the hidden states of all windows in front of a block;
+    ``num_schemes`` are measured before, for a mix, which takes ``gradients``: those by the hidden states of all windows
+    behind a block. The rest is for the measuring of the result: ``held_out``, the hidden states of all of its windows;
+    ``logits``, those of ``LOGIT_ROWS`` positions; ``probes``, those that are compared one by one; ``measures``: whether
+    the original stands beside the result; ``generates``: whether both continue texts; ``task_logits``: those of a batch
+    of documents, 0 without tasks; ``num_values``: those of all tensors. ``is_read``: whether another program reads
+    an export.
+    """
+
+    whole: int
+    outside: int
+    block: int
+    tensor: int
+    weight: int
+    grams: int
+    gram: int
+    num_windows: int
+    factors: int
+    solved: int
+    window: int
+    states: int
+    num_schemes: int = 0
+    gradients: int = 0
+    held_out: int = 0
+    logits: int = 0
+    probes: int = 0
+    measures: bool = False
+    generates: bool = False
+    task_logits: int = 0
+    num_values: int = 0
+    is_read: bool = False
+
+    @classmethod
+    def of(
+        cls, config: Config, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader], prefix: str,
+        num_blocks: int, calibration: CalibrationConfig, evaluation: Evaluation, *, needs_calibration: bool,
+        num_schemes: int = 0, is_read: bool = False,
+    ) -> Footprint:  # fmt: skip
+        blocks = by_block(prefix, {name: tensor.num_bytes for name, tensor in tensors.items()})
+        num_tokens = calibration.num_samples * calibration.seq_len
+        learns = needs_calibration or num_schemes > 0
+        element = DTYPE_BYTES[tensors[f"{layers[0].name}.weight"].dtype]
+        [(hidden, _)] = Counter(layer.in_features for layer in layers).most_common(1)  # most read the hidden states
+        grams, gram, factors = _grams(config, layers)
+        widest = max(layer.in_features for layer in layers)
+        beside = element * _values_beside(layers, tensors)
+        measures = evaluation.num_windows > 0
+        vocab_size = _vocab_size(tensors, prefix)
+        return cls(
+            whole=sum(blocks.values()),
+            outside=blocks[-1],
+            block=max(blocks[index] for index in range(num_blocks)),  # what lies behind does not run
+            tensor=max(tensor.num_bytes for tensor in tensors.values()),
+            weight=4 * max(math.prod(layer.shape) for layer in layers),
+            grams=grams,
+            gram=gram,
+            num_windows=calibration.num_samples,
+            factors=factors,
+            solved=_solved(config, layers, element) if grams else 0,
+            window=4 * widest * max(calibration.seq_len * learns, evaluation.seq_len),
+            states=((1 + config.compares) * hidden * element + beside) * num_tokens * needs_calibration,
+            num_schemes=num_schemes,
+            gradients=num_tokens * hidden * element,
+            held_out=max(evaluation.num_windows, NUM_PROBES) * evaluation.seq_len * (hidden * element + beside),
+            logits=min(LOGIT_ROWS, evaluation.seq_len) * vocab_size * element,
+            probes=4 * NUM_PROBES * PROBE_POSITIONS * vocab_size,
+            measures=measures,
+            generates=measures and evaluation.num_prompts > 0,
+            is_read=is_read,
+            num_values=sum(math.prod(tensor.shape) for tensor in tensors.values()),
+            task_logits=4 * evaluation.batch_size * TASK_TOKENS * vocab_size * bool(evaluation.tasks),
+        )
+
+    def file_to_file(self) -> Parts:
+        """One weight, or a tensor that is copied."""
+        return {"runtime": RUNTIME_BYTES, **_larger(*self._weight_by_weight())}
+
+    def _weight_by_weight(self) -> tuple[Parts, ...]:
+        rounding = {"one_weight": self.weight // 2, "one_weight_in_float32": FLOAT_COPIES * self.weight}
+        return rounding, {"one_tensor": self.tensor}
+
+    def streamed(self, *, num_ranks: int = 1, num_shards: int = 1) -> Parts:
+        """On each of ``num_ranks`` that share the windows, with a block in ``num_shards`` slices, and one layer whole,
+        twice (FSDP2 gathers it, then lays it out). Where ``allows_comparison``, one window goes through the whole
+        model before the first block.
+
+        Ranks put together what all have learned of an input where it is solved: one holds its own and what comes of the
+        inputs that it solves. These are counted as the widest, and its share of them all.
+        """
+        moments = self._moments(num_ranks, num_shards)
+        if self.allows_comparison(num_ranks):
+            moments += (self._comparing(),)
+        held_out = self.held_out // num_ranks + self.held_out  # its share, and what all ranks have in the end
+        states = {"activations": self.states // num_ranks, "held_out_states": held_out}
+        return {"runtime": RUNTIME_BYTES, **_larger(*moments), **states}
+
+    def allows_comparison(self, num_ranks: int = 1) -> bool:
+        """Whether one window may go through the whole model before the first block: if that is small, or takes no more
+        than each of ``num_ranks`` needs anyway."""
+        needed = max(map(_size, self._moments(num_ranks, num_shards=num_ranks)))
+        return _size(self._comparing()) <= max(WHOLE_BYTES, needed)
+
+    def _comparing(self) -> Parts:
+        products = {"products": PRODUCT_PIECES * PIECE_BYTES}
+        return {"whole_model": self.whole, "embedding_and_head": self.outside, "one_block": self.block} | products
+
+    def _moments(self, num_ranks: int = 1, num_shards: int = 1) -> tuple[Parts, ...]:
+        """Of a rank that quantizes, without those with a whole model."""
+        block = self.block if num_shards == 1 else self.block // num_shards + 2 * self.weight // 2
+        rounding = FLOAT_COPIES * self.weight
+        learning = count_sums(self.num_windows, num_ranks) * self.grams
+        solved = min(self.grams, self.gram + self.grams // num_ranks)
+        moments: tuple[Parts, ...] = (
+            {"embedding_and_head": self.outside, "logits": 4 * self.probes, "products": PRODUCT_PIECES * PIECE_BYTES},
+            {"one_block": block, "statistics": learning, "one_window": WINDOW_COPIES * self.window},
+            {"one_block": block, "statistics": solved + self.factors, "one_weight_in_float32": rounding},
+            {"one_block": block, "statistics": solved + self.factors, "layers_of_one_input": self.solved},
+        )
+        if num_ranks > 1:
+            moments += ({"one_block": block, "statistics": self.grams + solved},)
+        if self.num_schemes:
+            moments += (self._measuring(),)
+        return moments
+
+    def verifying(self, *, runs_model: bool) -> Parts:
+        """Of the fresh process that verifies, and of the one that waits for it. It holds one weight or one block, then
+        the embedding and the head of both models; a whole model only where ``allows_whole``."""
+        waiting = {"waiting_process": RUNTIME_BYTES + self.held_out * self.measures}
+        moments = self._bounded(runs_model=runs_model)
+        if runs_model and self.allows_whole(runs_model=runs_model):
+            moments += self._whole()
+        if self.allows_check(runs_model=runs_model):
+            moments += (self._checking(),)
+        held_out = {"held_out_states": (1 + self.measures) * self.held_out} if runs_model else {}
+        return {**waiting, "runtime": RUNTIME_BYTES, **_larger(*moments), **held_out}
+
+    def allows_whole(self, *, runs_model: bool) -> bool:
+        """Whether the model may be in memory as a whole: if tasks are to run on it, if it is small, or if the job needs
+        as much anyway."""
+        needed = max(map(_size, (*self._moments(), *self._bounded(runs_model=runs_model))))
+        return runs_model and (self.task_logits > 0 or self.whole <= max(WHOLE_BYTES, needed))
+
+    def allows_check(self, *, runs_model: bool) -> bool:
+        """Whether another program may read the export as a whole: if that is small, or no more than verifying takes."""
+        limit = max(WHOLE_BYTES, *map(_size, self._bounded(runs_model=runs_model)))
+        return self.is_read and _size(self._checking()) <= limit
+
+    def _checking(self) -> Parts:
+        """Another program reads the export: the model in float32, and the files."""
+        products = {"products": PRODUCT_PIECES * PIECE_BYTES}
+        return {"whole_model_in_float32": 4 * self.num_values, "export": self.whole} | products
+
+    def _bounded(self, *, runs_model: bool) -> tuple[Parts, ...]:
+        """The moments of the process that verifies, without those with a whole model."""
+        moments = self._weight_by_weight()
+        if not runs_model:
+            return moments
+        window = {"one_window": WINDOW_COPIES * self.window}
+        products = {"products": PRODUCT_PIECES * PIECE_BYTES}
+        running = {"one_block": self.block, "one_weight_in_float32": FLOAT_COPIES * self.weight}
+        num_models = 1 + self.measures
+        logits = num_models * (2 * self.logits + self.probes) + self.measures * DISTANCE_PIECES * PIECE_BYTES
+        return (
+            *moments,
+            running | window,
+            {"embeddings_and_heads": num_models * self.outside, "logits": logits} | products,
+        )
+
+    def _whole(self) -> tuple[Parts, ...]:
+        """The moments in which the original, then the result, generates text or does tasks."""
+        whole = {"whole_model": self.whole, "one_weight_in_float32": FLOAT_COPIES * self.weight}
+        samples = {"products": PRODUCT_PIECES * PIECE_BYTES, "generation": GENERATION_BYTES}
+        tasks = {
+            "products": 4 * self.tensor,  # the largest matrix in float32 twice: the harness runs Transformers' own code
+            "task_runtime": TASK_RUNTIME_BYTES,
+            "task_logits": TASK_LOGIT_COPIES * self.task_logits,
+        }
+        return (*[whole | samples] * self.generates, *[whole | tasks] * bool(self.task_logits))
+
+    def _measuring(self) -> Parts:
+        """Of one rank, for all: what each scheme changes in a block, and one window that goes through it and back."""
+        return {
+            "one_block": self.block,
+            "changes_of_one_block": self.num_schemes * self.block,
+            "gradients": self.gradients,
+            "one_window": WINDOW_COPIES_BACK * self.window,
+            "one_weight_in_float32": 2 * self.weight,
+        }
+
+    def resident(self, *, num_ranks: int) -> Parts:
+        """The whole model in shards (FSDP2), on each rank, with two blocks gathered: to run it, not to learn of it."""
+        shards = {"shard_of_the_model": self.whole // num_ranks, "two_blocks": 2 * self.block}
+        return {"runtime": RUNTIME_BYTES, **shards, "one_window": WINDOW_COPIES * self.window}
+
+    def host(self) -> Parts:
+        """Beside an accelerator, of each rank: a tensor on its way there, floats on their way to be hashed."""
+        return {"runtime": RUNTIME_BYTES, "one_tensor": self.tensor, "one_weight_in_float32": self.weight}
+
+
+def by_block(prefix: str, sizes: Mapping[str, int]) -> Counter[int]:
+    """Sums of a figure of tensors, by the number of the block behind ``prefix``; -1 is what lies outside."""
+    found = Counter[int]()
+    for name, size in sizes.items():
+        found[int(name[len(prefix) :].split(".", 1)[0]) if name.startswith(prefix) else -1] += size
+    return found
+
+
+def _larger(*moments: Parts) -> Parts:
+    return max(moments, key=_size)
+
+
+def _size(parts: Parts) -> int:
+    return sum(parts.values())
+
+
+def _vocab_size(tensors: Mapping[str, TensorHeader], prefix: str) -> int:
+    """The rows of the largest matrix around the blocks, which is the embedding or the head."""
+    return max((one.shape[0] for name, one in tensors.items() if not name.startswith(prefix) and len(one.shape) == 2),
+               default=0)  # fmt: skip
+
+
+def _values_beside(layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader]) -> int:
+    """How many values a model gives to its blocks for each token beside the hidden states, as far as names tell: the
+    per-layer inputs of Gemma 3n and 4, and the keys and values that two kinds of their blocks leave for later ones."""
+    per_layer = [one.shape[1] for name, one in tensors.items() if name.endswith("embed_tokens_per_layer.weight")]
+    keys = [layer.out_features for layer in layers if layer.name.endswith(".k_proj")]
+    return sum(per_layer) + 4 * max(keys, default=0) * bool(per_layer)
+
+
+def _grams(config: Config, layers: Sequence[LayerPlan]) -> tuple[int, int, int]:
+    """The bytes of the matrices [I, I] of each input of a block, of the block with most of them; those of the widest
+    input; and what that needs besides while it is solved."""
+    element = 8 if any(getattr(one, "hessian_dtype", "") == "float64" for one in config.algo_config) else 4
+    learning = [one for one in config.algo_config if one.needs_calibration]
+    count = max((one.num_grams for one in learning), default=0)
+    copies = max((one.num_factors for one in learning), default=0)
+    inputs: dict[int | None, set[Input]] = {}
+    for layer in layers:
+        inputs.setdefault(layer.block, set()).add(input_of(layer))
+    squares = [sum(width * width for _, width, _ in found) for found in inputs.values()]
+    square = element * max(layer.in_features for layer in layers) ** 2
+    return count * element * max(squares), count * square, (copies * square if count else 0)
+
+
+def _solved(config: Config, layers: Sequence[LayerPlan], element: int) -> int:
+    """The layers of one input, one below another: as they are, their codes (a byte each), what they are to come near to
+    if that is something else; and some rows of them on their way."""
+    rows: Counter[tuple[int | None, Input]] = Counter()
+    for layer in layers:
+        rows[layer.block, input_of(layer)] += layer.out_features
+    whole = element + 1 + 4 * config.compares
+    return max(
+        width * (whole * height + 4 * SOLVED_COPIES * min(height, SOLVED_ROWS))
+        for (_, (_, width, _)), height in rows.items()
+    )
+
+
+def input_of(layer: LayerPlan) -> Input:
+    """What layers of a block have in common that read the same input, as far as names and widths tell."""
+    parent, _, name = layer.name.rpartition(".")
+    return parent, layer.in_features, name in OUTPUTS

@@ -1,0 +1,99 @@
+"""What a plan is made for: how many devices of which memory, the host beside them, the disk. And what they are assumed
+to do in a second."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from quantcore.config.quantization import SIZE_UNITS
+from quantcore.errors import ConfigError
+
+GB = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """``num_nodes`` machines alike. Of each: ``num_devices`` accelerators of ``device_bytes`` (none: its CPU),
+    ``host_bytes`` of memory. ``disk_bytes`` is what is free where output and model lie. 0 bytes: not said, not checked.
+    """
+
+    num_devices: int = 0
+    device_bytes: int = 0
+    num_nodes: int = 1
+    host_bytes: int = 0
+    disk_bytes: int = 0
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of a job: one a device, or one a node."""
+        return self.num_nodes * max(1, self.num_devices)
+
+    @property
+    def ranks_a_node(self) -> int:
+        return max(1, self.num_devices)
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """What the figures of time assume; of one device, or of one node's disk. They are guesses until they are measured.
+
+    ``products``: bfloat16 products of the model, flop/s. ``grams``: float32 products of statistics. ``solving``:
+    factorisations and updates. ``rounding``: bytes of float32 values that pass through memory. ``link``: from the host
+    to a device. ``exchange``: between ranks. ``hashing``: SHA-256 of one process. Bytes a second.
+    """
+
+    title: str
+    products: float
+    grams: float
+    solving: float
+    rounding: float
+    link: float
+    exchange: float
+    hashing: float = 1e9
+    read: float = 7e9
+    write: float = 3.5e9
+
+
+DEVICE = Speeds(
+    "a device like an H100: 40 % of 989 TFLOP/s, 60 % of 67 in float32, 30 % of that to solve",
+    products=0.4 * 989e12, grams=0.6 * 67e12, solving=0.3 * 67e12, rounding=1e12, link=25e9,
+    exchange=25e9,
+)  # fmt: skip
+HOST = Speeds(
+    "a CPU with 1 TFLOP/s", products=1e12, grams=0.5e12, solving=0.3e12, rounding=20e9, link=20e9,
+    exchange=1e9,
+)  # fmt: skip
+
+
+def parse_hardware(devices: str = "", nodes: int = 1, host_memory: str = "", disk: str = "") -> Hardware:
+    """``8x80GB``, ``2``, ``1TB``, ``4TB``. Raises ConfigError ``invalid_hardware``."""
+    match = re.fullmatch(r"(\d{1,4})x(.+)", devices)
+    if devices and (match is None or not int(match[1])):
+        raise _invalid("devices", devices, "How many, x, the memory of each: 8x80GB.")
+    if not 1 <= nodes <= 1024:
+        raise _invalid("nodes", str(nodes), "A whole number from 1 to 1024.")
+    return Hardware(
+        num_devices=int(match[1]) if match else 0,
+        device_bytes=_size("devices", match[2]) if match else 0,
+        num_nodes=nodes,
+        host_bytes=_size("host_memory", host_memory) if host_memory else 0,
+        disk_bytes=_size("disk", disk) if disk else 0,
+    )
+
+
+def _size(field: str, text: str) -> int:
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?) ?([TGM]B)", text.upper())
+    size = int(float(match[1]) * SIZE_UNITS[match[2]]) if match else 0
+    if not size:
+        raise _invalid(field, text, "A number and a unit of a thousand: 512MB, 80GB, 1.5TB.")
+    return size
+
+
+def _invalid(field: str, given: str, hint: str) -> ConfigError:
+    return ConfigError(
+        f"{field} is '{given[:40]}', which says no hardware.",
+        code="invalid_hardware",
+        hint=hint,
+        field=f"/hardware/{field}",
+    )

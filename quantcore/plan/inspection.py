@@ -1,0 +1,180 @@
+"""What a model is and what could become of it, from its config and the headers of its files: no weight is read."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantcore.checkpoint.blocks import find_blocks
+from quantcore.checkpoint.headers import ModelHeaders, read_folder
+from quantcore.checkpoint.layers import is_head, is_linear
+from quantcore.checkpoint.layout import TensorHeader
+from quantcore.checkpoint.opening import open_file
+from quantcore.config import presets
+from quantcore.config.quantization import CalibrationConfig, Config
+from quantcore.errors import ModelError, QuantError
+from quantcore.export import formats_for, holds_codes
+from quantcore.hub import download as hub
+from quantcore.plan.resolve import resolve
+from quantcore.reading.model import read_model
+
+USUAL_PRESETS = (
+    "fp8", "fp8_dynamic", "int8", "int8_dynamic", "w4a16", "w4a16_sym", "mxfp4", "nvfp4", "nf4", "gguf_q4_k",
+    "gguf_q8_0",
+)  # fmt: skip
+MANY_TENSORS = 5_000  # from here on one format a preset is planned: each takes seconds
+_LICENSE = re.compile(r"^license:[ \t]*['\"]?([A-Za-z0-9._-]{1,64})", re.MULTILINE)
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A model. ``linear_layers`` are counted by name and shape [out, in]; ``num_parameters`` of a quantized model are
+    those of the floats it stands for where its format is known. Sizes are bytes.
+
+    ``estimates``: for every usual preset the size of each format that can hold it and the peak of memory, or why not.
+    """
+
+    model_type: str
+    architectures: tuple[str, ...]
+    num_blocks: int
+    num_parameters: int
+    dtypes: dict[str, int]
+    linear_layers: tuple[dict[str, Any], ...]
+    tied_embeddings: bool
+    experts: dict[str, int] | None
+    max_position_embeddings: int | None
+    vocab_size: int | None
+    license: str | None
+    num_files: int
+    size_bytes: int
+    quantization: dict[str, Any] | None
+    estimates: tuple[dict[str, Any], ...]
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "architectures": list(self.architectures), "linear_layers": list(self.linear_layers),
+                "estimates": list(self.estimates), "warnings": list(self.warnings)}  # fmt: skip
+
+
+def inspect_hub(model_id: str, revision: str = "main") -> tuple[Inspection, str]:
+    """(what the model on the Hub is, its commit). Raises ModelError as ``hub.read_headers``."""
+    with hub.outline(model_id, revision) as (folder, sha):
+        return inspect(folder, is_whole=False), sha
+
+
+def inspect(folder: Path, *, is_whole: bool = True) -> Inspection:
+    """What the model in ``folder`` is; not ``is_whole``: an outline, with holes for weights. Raises ModelError."""
+    config, stored = read_folder(folder)
+    quantization = _quantization(config)
+    headers: ModelHeaders | None = None
+    warnings: tuple[str, ...] = ()
+    if quantization is None or is_whole:  # what a quantized file stands for may be said in its tensors
+        try:
+            model = read_model(folder)
+            headers, warnings = model.headers, model.headers.warnings
+            if quantization is not None and model.quantized is not None:
+                quantization["export"] = model.quantized.export
+        except ModelError as error:
+            if quantization is None:
+                raise
+            warnings = (error.message,)
+    else:
+        warnings = ("Its layers are not looked into before it is downloaded: there are no estimates.",)
+    tensors = stored if headers is None else headers.tensors
+    _, num_blocks = find_blocks(tensors, config)
+    files = {tensor.file for tensor in stored.values()}
+    return Inspection(
+        model_type=str(config["model_type"]),
+        architectures=tuple(map(str, config.get("architectures") or ())),
+        num_blocks=num_blocks,
+        num_parameters=sum(math.prod(tensor.shape) for tensor in tensors.values()),
+        dtypes=dict(_by_dtype(stored)),
+        linear_layers=_linear_layers(tensors),
+        tied_embeddings=not any(map(is_head, tensors)),
+        experts=_experts(config),
+        max_position_embeddings=config.get("max_position_embeddings"),
+        vocab_size=config.get("vocab_size"),
+        license=read_license(folder),
+        num_files=len(files),
+        size_bytes=sum((folder / name).stat().st_size for name in files),
+        quantization=quantization,
+        estimates=() if headers is None else tuple(_estimate(name, headers) for name in USUAL_PRESETS),
+        warnings=warnings,
+    )
+
+
+def read_license(folder: Path) -> str | None:
+    """The licence that the model's card names in its front matter (``license: apache-2.0``), None without one."""
+    try:
+        with open_file(folder / "README.md") as file:
+            text = file.read(hub.MAX_CARD_BYTES).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return None
+    front, end, _ = text.removeprefix("---\n").partition("\n---")
+    found = _LICENSE.search(front) if text.startswith("---\n") and end else None
+    return found[1] if found else None
+
+
+def _experts(config: Mapping[str, Any]) -> dict[str, int] | None:
+    for name in EXPERT_COUNTS:
+        if isinstance(config.get(name), int) and config[name] > 1:
+            per_token = config.get("num_experts_per_tok")
+            return {"num_experts": config[name]} | ({"num_per_token": per_token} if isinstance(per_token, int) else {})
+    return None
+
+
+def _quantization(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    said = config.get("quantization_config")
+    if not said:
+        return None
+    method = said.get("quant_method") if isinstance(said, dict) else None
+    return {"quant_method": str(method or "unknown")[:64], "export": None}
+
+
+def _by_dtype(tensors: Mapping[str, TensorHeader]) -> Counter[str]:
+    """How many values are stored in each dtype."""
+    counts = Counter[str]()
+    for tensor in tensors.values():
+        counts[tensor.dtype] += math.prod(tensor.shape)
+    return counts
+
+
+def _linear_layers(tensors: Mapping[str, TensorHeader]) -> tuple[dict[str, Any], ...]:
+    found = Counter(
+        (name.removesuffix(".weight").rpartition(".")[2], tensor.shape)
+        for name, tensor in tensors.items()
+        if is_linear(name, tensor)
+    )
+    return tuple({"name": name, "shape": list(shape), "count": count} for (name, shape), count in found.items())
+
+
+def _estimate(name: str, headers: ModelHeaders) -> dict[str, Any]:
+    """Size and memory of a preset with the usual calibration, for the formats that can hold this model so."""
+    config = presets.PRESETS[name].config
+    sizes: dict[str, int] = {}
+    peak, refused = 0, None
+    formats = [export for export in formats_for(config) if holds_codes(export)]
+    for export in formats if len(headers.tensors) < MANY_TENSORS else formats[:1]:
+        try:
+            sizes[export], peak = _plan(config, headers, (export,))
+        except QuantError as error:
+            refused = error
+    found: dict[str, Any] = {"preset": name, "size_bytes": sizes, "peak_memory_bytes": peak if sizes else None}
+    if refused is not None and not sizes:
+        found["refused"] = {"code": refused.code, "message": refused.message}
+    return found
+
+
+def _plan(config: Config, headers: ModelHeaders, exports: Sequence[str]) -> tuple[int, int]:
+    usual = CalibrationConfig()
+    longest = headers.config.get("max_position_embeddings")
+    if isinstance(longest, int):
+        usual = usual.model_copy(update={"seq_len": min(usual.seq_len, longest)})
+    plan = resolve(config, headers.config, headers.tensors, calibration=usual, exports=exports)
+    return plan.size_after_bytes, plan.peak_memory_bytes

@@ -1,0 +1,441 @@
+"""From a config and a model's headers to a decision per layer: no weights, no torch, no side effect.
+
+A job that cannot work is refused here, before anything moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from quantcore.checkpoint.blocks import find_blocks, natural_order, said_of_the_rest
+from quantcore.checkpoint.experts import find_routers, is_stack_of_experts
+from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear, is_matrix, why_not_linear
+from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
+from quantcore.config.algorithms import RotationConfig
+from quantcore.config.kv_cache import check_kv_cache, check_whole_cache, holds_keys_or_values
+from quantcore.config.layer_plan import LayerPlan, check_groups, check_super_blocks
+from quantcore.config.quantization import CalibrationConfig, Config, QuantizationMode
+from quantcore.config.task import Evaluation
+from quantcore.errors import ConfigError, ModelError
+from quantcore.export import (
+    EXPORTERS,
+    TRANSFORMERS_PACKAGES,
+    Container,
+    adapted,
+    check_exports,
+    holds_codes,
+    layouts_of,
+)
+from quantcore.plan.footprint import Footprint
+
+STREAMED_TYPES = ("Linear", "Conv1D")
+FLOAT_DTYPES = ("F32", "F16", "BF16")
+FILE_TO_FILE, STREAMED = "file_to_file", "streamed"
+
+
+@dataclass(frozen=True)
+class KeptTensor:
+    """A matrix that stays in high precision, and why. ``is_layer``: a linear layer, which formats name as left out."""
+
+    name: str
+    reason: str
+    is_layer: bool = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will happen to every layer.
+
+    ``added`` are tensors that the result has and the checkpoint has not: the output projection of a model that shares
+    it with the embedding, once a rotation parts the two. ``layouts`` holds, for each export, every tensor that will be
+    written, in order: sizes are exact. ``executor``: FILE_TO_FILE takes weight after weight and runs nothing, STREAMED
+    takes text through block after block. ``peak_memory_bytes`` is an estimate of what all processes hold together, with
+    its parts beside it. All sizes are bytes.
+    """
+
+    model_type: str
+    block_prefix: str
+    num_blocks: int
+    layers: tuple[LayerPlan, ...]
+    kept: tuple[KeptTensor, ...]
+    exports: tuple[str, ...]
+    calibration: CalibrationConfig
+    needs_calibration: bool
+    tied_lm_head: bool
+    added: dict[str, TensorHeader]
+    size_before_bytes: int
+    size_after_bytes: int
+    layouts: dict[str, dict[str, TensorLayout]]
+    executor: str
+    footprint: Footprint
+    warnings: tuple[str, ...] = ()
+
+    def result_config(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
+        """The config.json of the quantized model, as far as Transformers builds the model from it."""
+        return {**model_config, "tie_word_embeddings": False} if self.added else dict(model_config)
+
+    @property
+    def memory_by_phase(self) -> dict[str, dict[str, int]]:
+        """What all processes of the job hold when they hold most, by part, in the phases "quantize" (if one process
+        does it alone) and "verify"."""
+        return {"quantize": self.memory_of_rank(), "verify": self.footprint.verifying(runs_model=self.runs_model)}
+
+    @property
+    def runs_model(self) -> bool:
+        return self.executor != FILE_TO_FILE
+
+    @property
+    def allows_whole(self) -> bool:
+        """Whether the model may be in memory as a whole while the result is verified."""
+        return self.footprint.allows_whole(runs_model=self.runs_model)
+
+    @property
+    def allows_check(self) -> bool:
+        """Whether another program may read the export as a whole while it is verified."""
+        return self.footprint.allows_check(runs_model=self.runs_model)
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """The same of the phase that takes most."""
+        return max(self.memory_by_phase.values(), key=lambda parts: sum(parts.values()))
+
+    def memory_of_rank(self, num_ranks: int = 1, num_shards: int = 1) -> dict[str, int]:
+        """What each of several processes that quantize holds; ``num_shards`` as in ``Footprint.streamed``."""
+        if self.executor == FILE_TO_FILE:
+            return self.footprint.file_to_file()
+        return self.footprint.streamed(num_ranks=num_ranks, num_shards=num_shards)
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        return sum(self.memory_bytes.values())
+
+    @property
+    def main_export(self) -> str:
+        """The export whose model is run and measured: the first, or the first with codes if there is one."""
+        return _main(self.exports)
+
+    def layers_of(self, block: int | None) -> tuple[LayerPlan, ...]:
+        """The planned layers of one decoder block, or those outside the blocks (None)."""
+        return tuple(layer for layer in self.layers if layer.block == block)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "model_type": self.model_type,
+            "num_blocks": self.num_blocks,
+            "num_layers": len(self.layers),
+            "layers": [layer.to_dict() for layer in self.layers],
+            "kept": [{"name": tensor.name, "reason": tensor.reason} for tensor in self.kept],
+            "exports": list(self.exports),
+            "calibration": self.calibration.model_dump(mode="json", exclude_none=True),
+            "needs_calibration": self.needs_calibration,
+            "size_before_bytes": self.size_before_bytes,
+            "size_after_bytes": self.size_after_bytes,
+            "executor": self.executor,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "memory_bytes": self.memory_bytes,
+            "memory_by_phase": self.memory_by_phase,
+            "warnings": list(self.warnings),
+        }
+
+
+def resolve(
+    config: Config,
+    model_config: Mapping[str, Any],
+    tensors: Mapping[str, TensorHeader],
+    *,
+    calibration: CalibrationConfig | None = None,
+    evaluation: Evaluation | None = None,
+    exports: Sequence[str] = ("quark",),
+    file2file: bool = False,
+    shard_blocks: bool | None = None,
+    num_schemes: int = 0,
+    warnings: tuple[str, ...] = (),
+) -> Plan:
+    """Decide every layer; ``evaluation``, ``file2file`` and ``shard_blocks`` are a task's, ``warnings`` are what is to
+    be said anyway. ``num_schemes``: how many are measured before, for a mix.
+
+    Raises ConfigError or ModelError that names the layers and what would fit.
+    """
+    calibration = calibration or CalibrationConfig()
+    _check_possible(config)
+    if shard_blocks:
+        _check_slices(config, file2file)
+    prefix, num_blocks = find_blocks(tensors, model_config)
+    _check_architecture(config, tensors, prefix)
+    warnings += said_of_the_rest(tensors, prefix)
+    layers, kept, said = _decide(config, model_config, tensors, prefix, num_blocks)
+    warnings += said
+    if not layers:
+        raise ConfigError(
+            "Nothing is left to quantize: every linear layer is excluded or has no weight spec.",
+            code="nothing_to_quantize",
+            hint="Loosen `exclude`, or give global_quant_config a weight.",
+            field="/exclude",
+        )
+    if not any(map(holds_codes, exports)):
+        layers, said = _weights_alone(layers, exports)
+        warnings += said
+    layers, said = adapted(layers, exports)
+    warnings += said
+    check_groups(layers)
+    check_super_blocks(layers)
+    check_exports(layers, exports)
+    needs_calibration = _needs_calibration(config, layers)
+    if file2file:
+        _check_data_free(config, layers)
+    else:
+        _check_calibration(calibration, model_config)
+    added = _own_head(config, model_config, tensors, prefix)
+    layouts = {name: written_layout(name, layers, {**tensors, **added}, model_config) for name in exports}
+    return Plan(
+        model_type=str(model_config["model_type"]),
+        block_prefix=prefix,
+        num_blocks=num_blocks,
+        layers=layers,
+        kept=kept,
+        exports=tuple(exports),
+        calibration=calibration,
+        needs_calibration=needs_calibration,
+        tied_lm_head=not any(map(is_head, tensors)),
+        added=added,
+        size_before_bytes=sum(tensor.num_bytes for tensor in tensors.values()),
+        size_after_bytes=sum(layout.num_bytes for layout in layouts[_main(exports)].values()),
+        layouts=layouts,
+        executor=FILE_TO_FILE if file2file else STREAMED,
+        footprint=Footprint.of(
+            config, layers, tensors, prefix, num_blocks, calibration, evaluation or Evaluation(),
+            needs_calibration=needs_calibration, num_schemes=num_schemes,
+            is_read=not TRANSFORMERS_PACKAGES.keys().isdisjoint(exports),
+        ),
+        warnings=warnings,
+    )  # fmt: skip
+
+
+def export_dir(folder: Path, plan: Plan, export: str) -> Path:
+    """One format fills the artifact folder itself; several get a folder each."""
+    return folder if len(plan.exports) == 1 else folder / export
+
+
+def written_layout(
+    export: str, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader], model_config: Mapping[str, Any]
+) -> dict[str, TensorLayout]:
+    """Every tensor of the checkpoint that the format will hold, in the model's order."""
+    ordered = sorted(tensors, key=natural_order)
+    if not holds_codes(export):
+        return own_layout({name: tensors[name] for name in ordered})
+    exporter = EXPORTERS.get(export)
+    planned = {f"{layer.name}.weight": layer for layer in layers}
+    layout: dict[str, TensorLayout] = {}
+    for name in ordered:
+        if name in planned:
+            layer = planned[name]
+            layout.update(layouts_of(exporter, layer, tensors[name].dtype))
+        elif not isinstance(exporter, Container):
+            layout[name] = TensorLayout(tensors[name].dtype, tensors[name].shape)
+        elif (entry := exporter.float_layout(name, tensors[name], model_config)) is not None:
+            layout[name] = entry
+    if isinstance(exporter, Container):
+        exporter.check(model_config, layout)
+    return layout
+
+
+def _decide(
+    config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader], prefix: str, num_blocks: int
+) -> tuple[tuple[LayerPlan, ...], tuple[KeptTensor, ...], tuple[str, ...]]:
+    layers, kept = [], []
+    routers = find_routers({name: tensor.shape for name, tensor in tensors.items()})
+    conv1d = find_conv1d(tensors, prefix)
+    in_blocks = []
+    for name, tensor in sorted(tensors.items(), key=lambda item: natural_order(item[0])):
+        module = name.removesuffix(".weight")
+        block = int(module[len(prefix) :].split(".")[0]) if module.startswith(prefix) else None
+        if not is_linear(name, tensor):
+            if block is not None and is_matrix(tensor):
+                kept.append(_kept_matrix(config, name, tensor))
+            continue
+        kind = "Conv1D" if name in conv1d else "Linear"
+        is_running = block is not None and block < num_blocks
+        if is_running:
+            in_blocks.append(module)
+        chosen, why = config.choose(module, kind, in_cache=is_running and holds_keys_or_values(module, tensors))
+        if is_head(name) and chosen is not None:
+            chosen, why = config.choose("lm_head", kind)  # whatever the checkpoint calls it
+        if block is None and not is_head(name):
+            kept.append(KeptTensor(module, "outside the decoder blocks"))
+        elif block is not None and block >= num_blocks:
+            kept.append(KeptTensor(module, "only for multi-token prediction"))
+        elif module in routers and module not in config.layer_quant_config:
+            kept.append(KeptTensor(module, "router"))
+        elif chosen is None:
+            kept.append(KeptTensor(module, why))
+        elif chosen.weight is None and chosen.output_tensors is not None:
+            raise ConfigError(
+                f"{module} would have quantized outputs and a float weight ({why}).",
+                code="unsupported_config",
+                hint="Checkpoints keep activation scales beside quantized weights: give it a weight spec, too. A model"
+                " in memory (ModelQuantizer) can have quantized outputs alone.",
+                field="/global_quant_config/weight",
+            )
+        elif chosen.weight is None:
+            kept.append(KeptTensor(module, f"{why} has no weight spec"))
+        else:
+            shape = tensor.shape[::-1] if kind == "Conv1D" else tensor.shape
+            layers.append(LayerPlan(module, block, shape, chosen, kind, why))
+    check_kv_cache(config, layers, in_blocks, model_config)
+    check_whole_cache(layers, in_blocks, tensors)
+    left = [entry.name for entry in kept if entry.is_layer]
+    kinds = {name: "Conv1D" if f"{name}.weight" in conv1d else "Linear" for name in left}
+    kinds |= {layer.name: layer.kind for layer in layers} | {"lm_head": "Linear"}
+    if not any(map(is_head, tensors)):
+        kept.append(KeptTensor("lm_head", "shares its weight with the embedding"))
+    return (
+        tuple(layers),
+        tuple(kept),
+        config.warn_of_unmatched(kinds),
+    )
+
+
+def _kept_matrix(config: Config, name: str, tensor: TensorHeader) -> KeptTensor:
+    module = name.removesuffix(".weight")
+    if is_stack_of_experts(name, tensor.shape):
+        return KeptTensor(module, config.choose(module, "Linear")[1])  # it is excluded, or it would have been refused
+    return KeptTensor(module, why_not_linear(name, tensor), is_layer=False)
+
+
+def _check_architecture(config: Config, tensors: Mapping[str, TensorHeader], prefix: str) -> None:
+    stacks = [name for name, tensor in tensors.items() if name.startswith(prefix) and is_matrix(tensor)
+              and is_stack_of_experts(name, tensor.shape)]  # fmt: skip
+    odd = [name for name in stacks if config.choose(name.removesuffix(".weight"), "Linear")[0] is not None]
+    if odd:
+        raise ModelError(
+            f"The experts of this model are stored in a layout that is not supported: '{odd[0]}'"
+            f" {list(tensors[odd[0]].shape)}.",
+            code="unsupported_architecture",
+            hint="Supported are one matrix an expert, and stacks of [out, in] matrices called gate_up_proj and"
+            f" down_proj. Exclude '*.{odd[0].removesuffix('.weight').rsplit('.', 2)[1]}.*' to keep these experts in"
+            " high precision.",
+        )
+    odd = [name for name, tensor in tensors.items() if name.endswith("weight") and tensor.dtype not in FLOAT_DTYPES]
+    if odd:
+        raise ModelError(
+            f"{len(odd)} weight(s) are not float16, bfloat16 or float32, first '{odd[0]}' ({tensors[odd[0]].dtype}).",
+            code="unsupported_weights_dtype",
+            hint="Give the float model.",
+        )
+
+
+def _check_possible(config: Config) -> None:
+    """Refuse what the pipeline would have to leave undone."""
+    types = [kind for kind in config.layer_type_quant_config if kind not in STREAMED_TYPES]
+    faults = {
+        "algo_config": (
+            ", ".join(_online(config)),
+            "Such a rotation works while the model runs, and no export can say so: take r1 and r2."
+            " Only a model in memory can run r3 and r4: ModelQuantizer does them.",
+        ),
+        "quant_mode": ("fx_graph_mode" * (config.quant_mode is QuantizationMode.fx_graph_mode), "Take eager_mode."),
+        "softmax_quant_spec": (
+            "softmax" * (config.softmax_quant_spec is not None),
+            "The attention probabilities are quantized where the whole model is in memory: ModelQuantizer does it, and"
+            " ModelExporter writes them in the quark format (presets.with_attention).",
+        ),
+        "layer_type_quant_config": (", ".join(types), f"Here it can name {' and '.join(STREAMED_TYPES)}."),
+    }
+    for field, (given, hint) in faults.items():
+        if given:
+            raise ConfigError(
+                f"{field} asks for {given}, which is not available when a checkpoint is quantized block by block.",
+                code="unsupported_config",
+                hint=hint,
+                field=f"/{field}",
+            )
+
+
+def _check_slices(config: Config, file2file: bool) -> None:
+    """No block lies in slices where none is run, or where an algorithm takes one process."""
+    alone = config.runs_alone
+    if file2file or alone is not None:
+        why = "file2file takes weight after weight" if file2file else f"{alone} runs in one process"
+        raise ConfigError(
+            f"shard_blocks lays every block in slices on several processes, and {why}.",
+            code="unsupported_config",
+            hint=f"Leave {'file2file' if file2file else alone} out, or leave shard_blocks out.",
+            field="/shard_blocks",
+        )
+
+
+def _online(config: Config) -> list[str]:
+    """The rotations asked for that no weight can hold."""
+    rotations = [one for one in config.algo_config if isinstance(one, RotationConfig)]
+    return [f"rotation {name}" for name in ("r3", "r4") if any(getattr(one, name) for one in rotations)]
+
+
+def _own_head(
+    config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader], prefix: str
+) -> dict[str, TensorHeader]:
+    """The output projection that a rotated stream needs where the model shares the embedding's weight."""
+    turns = any(isinstance(one, RotationConfig) and one.r1 for one in config.algo_config)
+    if not turns or any(map(is_head, tensors)):
+        return {}
+    rows = model_config.get("vocab_size")
+    found = [
+        header
+        for name, header in tensors.items()
+        if len(header.shape) == 2 and header.shape[0] == rows and not name.startswith(prefix)
+    ]
+    if not found:
+        raise ModelError(
+            "The embedding of this model was not found, and rotating its stream changes that.",
+            code="cannot_rotate",
+            hint="Leave rotation out, or take only r2.",
+        )
+    return {"lm_head.weight": found[0]}
+
+
+def _check_calibration(calibration: CalibrationConfig, model_config: Mapping[str, Any]) -> None:
+    longest = model_config.get("max_position_embeddings")
+    if isinstance(longest, int) and calibration.seq_len > longest:
+        raise ConfigError(
+            f"calibration.seq_len is {calibration.seq_len}, but the model reads at most {longest} tokens.",
+            code="seq_len_too_long",
+            hint=f"Give {longest} or less.",
+            field="/calibration/seq_len",
+        )
+
+
+def _main(exports: Sequence[str]) -> str:
+    return next(filter(holds_codes, exports), exports[0])
+
+
+def _weights_alone(
+    layers: tuple[LayerPlan, ...], exports: Sequence[str]
+) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:
+    """The layers without their activations, which none of ``exports`` holds, and what to say of that."""
+    alone = tuple(
+        replace(layer, config=replace(layer.config, input_tensors=None, output_tensors=None)) for layer in layers
+    )
+    changed = sum(one != other for one, other in zip(alone, layers, strict=True))
+    said = f"{', '.join(exports)} holds weights alone: the activations of {changed} layer(s) are not quantized."
+    return alone, (said,) if changed else ()
+
+
+def _check_data_free(config: Config, layers: Sequence[LayerPlan]) -> None:
+    learning: list[str] = [one.name for one in config.algo_config if one.needs_calibration]
+    learning += [f"{layer.name} ({layer.scheme})" for layer in layers if layer.config.needs_calibration][:1]
+    if learning:
+        raise ConfigError(
+            f"From file to file no text is read, and {learning[0]} learns from text.",
+            code="needs_calibration",
+            hint="Leave file2file out; or take a scheme of weights alone or with dynamic inputs (w4a16, fp8_dynamic,"
+            " mxfp4), without algorithms.",
+            field="/file2file",
+        )
+
+
+def _needs_calibration(config: Config, layers: Sequence[LayerPlan]) -> bool:
+    return any(one.needs_calibration for one in (*config.algo_config, *(layer.config for layer in layers)))
+
+

@@ -1,0 +1,74 @@
+"""What the pipeline knows of its result, written down so that a fresh process can hold the files against it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from quantcore.evaluation.text import EvaluationText
+from quantcore.runtime.workload import PROBE_POSITIONS
+
+
+@dataclass
+class Expectation:
+    """Digests of every tensor, and the logits of the quantized model that was in memory.
+
+    ``weights``: sha256 of each quantized layer's dequantized float32 weight; ``plain_weights``: of the same in the
+    dtype and layout of the checkpoint, by the tensor's name, if a format stores that; ``activations``: the static
+    scales and zero points of its input and output; ``tensors``: sha256 of every tensor that is written as it was;
+    ``kept``: of those that a format gives back with other values, which the model cannot tell from the ones before;
+    ``probe_logits`` [N, PROBE_POSITIONS, V] float32 for the first N windows of ``held_out``; ``original_states_NTH``
+    are the float model's behind its last block, None if nothing is to be measured; ``model`` is that model's identity.
+    """
+
+    held_out: EvaluationText
+    probe_logits: torch.Tensor
+    original_states_NTH: torch.Tensor | None = None
+    model: str = ""
+    weights: dict[str, str] = field(default_factory=dict)
+    plain_weights: dict[str, str] = field(default_factory=dict)
+    activations: dict[str, list[list[float]]] = field(default_factory=dict)
+    tensors: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def digests(self) -> dict[str, dict[str, Any]]:
+        """All but the tensors."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, dict)}
+
+    def take(self, digests: dict[str, dict[str, Any]]) -> None:
+        """Add what another rank knows."""
+        for name, values in digests.items():
+            getattr(self, name).update(values)
+
+    def save(self, folder: Path) -> None:
+        tensors = {
+            "held_out": self.held_out.ids_NT,
+            "first_scored": self.held_out.first_N,
+            "probe_logits": self.probe_logits,
+            "original_states": self.original_states_NTH,
+        }
+        counts = {"num_words": self.held_out.num_words, "num_bytes": self.held_out.num_bytes}
+        said = {"digests": self.digests, "counts": counts, "model": self.model}
+        save_file({name: one for name, one in tensors.items() if one is not None}, folder / "expected.safetensors")
+        (folder / "expected.json").write_text(json.dumps(said), "utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> Expectation:
+        tensors = load_file(folder / "expected.safetensors")
+        said = json.loads((folder / "expected.json").read_text("utf-8"))
+        held_out = EvaluationText(tensors["held_out"], tensors["first_scored"], **said["counts"])
+        return cls(held_out, tensors["probe_logits"], tensors.get("original_states"), said["model"], **said["digests"])
+
+
+def probe_logits(logits: Callable[[torch.Tensor], torch.Tensor], states: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Logits [N, PROBE_POSITIONS, V] of the last positions of N windows, float32 on the CPU."""
+    return torch.stack([logits(state[:, -PROBE_POSITIONS:])[0].float().cpu() for state in states])
+
+

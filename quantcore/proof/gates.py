@@ -1,0 +1,240 @@
+"""What a result must keep to before it counts as good: one table of limits, and what each is held against.
+
+The ids are those of docs/evaluation.md, where the measurements stand that the limits come from. Files that are not what
+was computed, weights that are not finite, and folding that changes the model fail a job whatever its ``gate`` says:
+those errors are raised where they are seen, and here they are rows among the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from quantcore.checkpoint.experts import EXPERT
+from quantcore.events import LayerQuantized, Warned
+from quantcore.plan.resolve import Plan
+from quantcore.proof.scheme_limits import SchemeLimits, limits_of
+from quantcore.proof.verify import LOGIT_TOLERANCE, Proof
+
+Status = Literal["pass", "warn", "fail", "skipped"]
+
+EXPERT_SHARE = 0.005  # of the tokens: an expert that saw fewer was hardly calibrated
+ROUNDING_SHARE = 1.05  # an algorithm may be so much worse than plain rounding: no more than noise
+FALLBACK_SHARE = 0.05  # of the layers
+CLIPPED_WARN, CLIPPED_FAIL = 0.001, 0.01
+DEGENERATE_SHARE = 0.25  # of the prompts that the original continues well
+OVERLAP_SHARE = 0.01
+SIZE_SHARE = 0.01
+FALLBACKS = ("layer_saw_few_tokens", "layer_never_called", "expert_saw_few_tokens", "solver", "edge_rejected")
+"""Codes of the warnings that say that a layer got less than was asked for."""
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """One row: ``value`` was seen where ``limit`` is allowed; ``detail`` is a sentence for people."""
+
+    gate: str
+    name: str
+    status: Status
+    value: float | None
+    limit: float | None
+    detail: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that a finished job knows of its result.
+
+    ``fold_tolerance``: what moving scales may change in this dtype. ``differing_files``: tokenizer files that are not
+    the source's. ``overlap``: the share of the held-out text that calibration saw. ``sizes``: bytes of the files of
+    each export, and as planned. ``missing_provenance``: what nobody could say of where the result is from.
+    """
+
+    plan: Plan
+    layers: Sequence[LayerQuantized]
+    warnings: Sequence[Warned]
+    edges: Sequence[dict[str, Any]]
+    proofs: dict[str, Proof]
+    compares: bool
+    fold_tolerance: float
+    differing_files: Sequence[str]
+    overlap: float | None
+    sizes: dict[str, tuple[int, int]]
+    missing_provenance: Sequence[str]
+
+    @property
+    def main(self) -> Proof:
+        return self.proofs[self.plan.main_export]
+
+
+def judge(evidence: Evidence) -> list[GateResult]:
+    """Every gate, in the order of their ids."""
+    return [row for gate in GATES for row in gate(evidence)]
+
+
+def failed(results: Sequence[GateResult]) -> list[GateResult]:
+    return [row for row in results if row.status == "fail"]
+
+
+def finite_numbers(seen: Evidence) -> Iterator[GateResult]:
+    odd = [f"{name}: {one}" for name, proof in seen.proofs.items() for one in proof.odd_numbers]
+    yield _row("G1", "finite_numbers", len(odd), 0, "; ".join(odd[:8]) or "weights, scales and zero points are sound")
+
+
+def calibration_coverage(seen: Evidence) -> Iterator[GateResult]:
+    if not seen.plan.needs_calibration:
+        yield _skipped("G2", "calibration_coverage", "nothing depends on the calibration text")
+        return
+    poor = [warning.message for warning in seen.warnings if warning.code == "layer_saw_few_tokens"]
+    yield _row("G2", "calibration_coverage", len(poor), 0, " | ".join(poor) or "every layer saw enough tokens")
+    never = [warning.message for warning in seen.warnings if warning.code == "layer_never_called"]
+    if never:
+        yield _row("G2", "layers_never_called", len(never), 0, " | ".join(never), worst="warn")
+    counts = {layer.name: layer.num_tokens or 0 for layer in seen.layers if EXPERT.match(layer.name)}
+    if counts:
+        most = max((layer.num_tokens or 0 for layer in seen.layers), default=0)
+        hardly = [name for name, count in counts.items() if count < EXPERT_SHARE * most]
+        mixtures = [warning.message for warning in seen.warnings if warning.code == "expert_saw_few_tokens"]
+        detail = " | ".join([*mixtures, *hardly[:8]]) or "every expert saw enough tokens"
+        yield _row("G2", "expert_coverage", len(mixtures) + len(hardly), 0, detail, worst="warn")
+
+
+def layer_error(seen: Evidence) -> Iterator[GateResult]:
+    limits = limits_of(seen.plan)
+    layer = min(seen.layers, key=lambda one: one.sqnr_db)
+    detail = f"worst: {layer.name} ({layer.scheme})"
+    yield _row("G3", "layer_sqnr_db", layer.sqnr_db, limits.sqnr_db, detail, at_least=True)
+    ratios = {
+        one.name: one.output_error / one.rounding_error
+        for one in seen.layers
+        if one.output_error is not None and one.rounding_error
+    }
+    if not ratios:
+        yield _skipped("G3", "not_worse_than_rounding", "the codes are plain rounding")
+        return
+    name, ratio = max(ratios.items(), key=lambda item: item[1])
+    # Some algorithms give up a layer's own output for the float model's: then a larger error is no fault by itself.
+    worst: Status = "warn" if seen.compares else "fail"
+    yield _row("G3", "not_worse_than_rounding", ratio, ROUNDING_SHARE, f"worst: {name}", worst=worst)
+
+
+def fallbacks(seen: Evidence) -> Iterator[GateResult]:
+    said = [warning.message for warning in seen.warnings if warning.code in FALLBACKS]
+    share = len(said) / max(1, len(seen.layers))
+    yield _row("G4", "fallbacks", share, FALLBACK_SHARE, " | ".join(said) or "no layer got less than was asked for")
+
+
+def clipping(seen: Evidence) -> Iterator[GateResult]:
+    if seen.main.clipping is None:
+        yield _skipped("G5", "clipping", "no range of activations is static")
+        return
+    name, share = seen.main.clipping
+    worst: Status = "fail" if share > CLIPPED_FAIL else "warn"
+    yield _row("G5", "clipping", share, CLIPPED_WARN, f"most: {name}; it fails above {CLIPPED_FAIL}", worst=worst)
+
+
+def folding(seen: Evidence) -> Iterator[GateResult]:
+    if not seen.edges:
+        yield _skipped("G6", "folding", "no scale was moved")
+        return
+    largest = max(edge["largest_change_by_folding"] for edge in seen.edges)
+    yield _row("G6", "folding", largest, seen.fold_tolerance, "of a block's update, on a probe")
+
+
+def round_trip(seen: Evidence) -> Iterator[GateResult]:
+    num = sum(proof.num_tensors_equal for proof in seen.proofs.values())
+    detail = f"{num} tensors read back are equal bit for bit, none is missing or extra"
+    if seen.main.max_logit_difference is None:  # from file to file
+        yield _row("G7", "round_trip", 0, 0, f"{detail}; no model was run")
+        return
+    yield _row("G7", "round_trip", seen.main.max_logit_difference, LOGIT_TOLERANCE, detail)
+
+
+def quality(seen: Evidence) -> Iterator[GateResult]:
+    found = seen.main.quality
+    if found is None:
+        yield _skipped("G8", "quality", "no evaluation was asked for")
+        return
+    limits, divergence = limits_of(seen.plan), found["divergence"]
+    yield _measured("perplexity_ratio", found["ratio"], limits.perplexity_ratio, limits)
+    yield _measured("kl_mean", divergence["kl_mean"], limits.kl_mean, limits)
+    yield _measured("top1_agreement", divergence["top1_agreement"], limits.top1_agreement, limits, at_least=True)
+
+
+def generation(seen: Evidence) -> Iterator[GateResult]:
+    if not seen.main.samples:
+        yield _skipped("G9", "generation", "nothing was generated: not asked for, or the model is too large")
+        return
+    bad = [one for one in seen.main.samples if one["quantized_is_degenerate"] and not one["original_is_degenerate"]]
+    num = len(seen.main.samples)
+    detail = f"{len(bad)} of {num} texts are empty or one token again and again, unlike the original's"
+    yield _row("G9", "generation", len(bad) / num, DEGENERATE_SHARE, detail)
+
+
+def side_files(seen: Evidence) -> Iterator[GateResult]:
+    detail = ", ".join(seen.differing_files) or "tokenizer, template and generation config are the source's"
+    yield _row("G10", "side_files", len(seen.differing_files), 0, detail)
+
+
+def overlap(seen: Evidence) -> Iterator[GateResult]:
+    if seen.overlap is None:
+        yield _skipped("G11", "overlap", "nothing was measured, or nothing was learned from text")
+        return
+    detail = "share of the held-out text that calibration saw"
+    yield _row("G11", "overlap", seen.overlap, OVERLAP_SHARE, detail, worst="warn")
+
+
+def provenance(seen: Evidence) -> Iterator[GateResult]:
+    detail = ", ".join(seen.missing_provenance) or "model, text, config, seed, versions and device are recorded"
+    yield _row("G12", "provenance", len(seen.missing_provenance), 0, detail)
+
+
+def determinism(seen: Evidence) -> Iterator[GateResult]:
+    yield _skipped("G13", "determinism", "reproduce.sh makes the same weights again; the project's tests run it")
+
+
+def size(seen: Evidence) -> Iterator[GateResult]:
+    if not seen.sizes:
+        yield _skipped("G14", "size", "the format keeps more than tensors in its files")
+        return
+    shares = {name: abs(found / planned - 1) for name, (found, planned) in seen.sizes.items()}
+    name, share = max(shares.items(), key=lambda item: item[1])
+    yield _row("G14", "size", share, SIZE_SHARE, f"{name}: {seen.sizes[name][0]} bytes, {seen.sizes[name][1]} planned")
+
+
+def external_reader(seen: Evidence) -> Iterator[GateResult]:
+    yield _skipped("G15", "external_reader", "docs/consumers.md: which programs read files of this format, and agree")
+
+
+GATES: tuple[Callable[[Evidence], Iterator[GateResult]], ...] = (
+    finite_numbers, calibration_coverage, layer_error, fallbacks, clipping, folding, round_trip, quality, generation,
+    side_files, overlap, provenance, determinism, size, external_reader,
+)  # fmt: skip
+
+
+def _row(
+    gate: str, name: str, value: float, limit: float, detail: str, *, at_least: bool = False, worst: Status = "fail"
+) -> GateResult:
+    """``worst`` is what a value beyond its limit means. One that is no number is beyond every limit."""
+    keeps = value >= limit if at_least else value <= limit
+    return GateResult(gate, name, "pass" if keeps else worst, value, limit, detail)
+
+
+def _measured(
+    name: str, found: dict[str, float | None], limit: float, limits: SchemeLimits, *, at_least: bool = False
+) -> GateResult:
+    """Fails beyond the limit by more than two standard errors; by less, chance may be the reason, and it warns."""
+    value, stderr = found["value"], found["stderr"] or 0.0
+    if value is None:
+        return GateResult("G8", name, "fail", None, limit, f"no number; the limit is that of {limits.scheme}")
+    beyond = (limit - value) if at_least else (value - limit)
+    status: Status = "pass" if beyond <= 0 else "warn" if beyond <= 2 * stderr else "fail"
+    return GateResult("G8", name, status, value, limit, f"± {stderr:.2g}; the limit is that of {limits.scheme}")
+
+
+def _skipped(gate: str, name: str, why: str) -> GateResult:
+    return GateResult(gate, name, "skipped", None, None, why)

@@ -1,0 +1,443 @@
+"""The proof: a fresh process reads the written files and holds them against what was computed.
+
+It shares with the pipeline only the plan. Tensors must be equal bit for bit, logits within ``LOGIT_TOLERANCE``, and the
+perplexity on held-out text is measured on what was read back.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from quantcore.calibration.ranges import Activations
+from quantcore.checkpoint.artifact import digest
+from quantcore.checkpoint.experts import unstack_experts
+from quantcore.checkpoint.headers import ModelHeaders, read_tensor_headers
+from quantcore.checkpoint.layout import TensorHeader
+from quantcore.checkpoint.opening import seen_so_far
+from quantcore.checkpoint.source import TORCH_DTYPES, Source, TensorSource
+from quantcore.checkpoint.tokenizer import load_tokenizer
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.spec import ScaleType
+from quantcore.config.task import Task
+from quantcore.errors import ModelError, NumericsError, ProofError, QuantError, reason_of
+from quantcore.evaluation import harness
+from quantcore.evaluation.baseline_cache import Originals
+from quantcore.evaluation.clipping import Clipping
+from quantcore.evaluation.consumer import check_export, needed_bytes, unread
+from quantcore.evaluation.divergence import measure, summarize
+from quantcore.evaluation.model import EvaluatedModel, open_model
+from quantcore.evaluation.samples import PROMPT_LEN, compare_samples
+from quantcore.evaluation.text import EvaluationText
+from quantcore.events import Emit, Eta, Progress, Warned, parse
+from quantcore.export import EXPORTERS, Container, Decoder, tensor_name
+from quantcore.numerics.qtensor import QLayer, is_finite
+from quantcore.plan.resolve import FILE_TO_FILE, Plan, export_dir, resolve
+from quantcore.proof.expectation import Expectation, probe_logits
+from quantcore.reading.model import Model, read_model
+from quantcore.runtime.devices import (
+    default_device,
+    free_memory_bytes,
+    held_memory_bytes,
+    peak_memory_bytes,
+    release_freed_memory,
+)
+from quantcore.runtime.streamed_model import StreamedModel
+
+STAMPS = "stamps.json"
+FREE_PARTS = 8
+"""A whole model may take one of so many parts of what is free on an accelerator: other jobs may run there as well."""
+LOGIT_TOLERANCE = 1e-3
+"""Largest |difference| of a logit over the largest |logit|: same weights and kernels give 0, float32 noise less."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was seen of one export.
+
+    Every tensor of every export is compared; ``odd_numbers`` says which layers hold numbers that none should, and
+    ``consumer_check`` what a program of others makes of the files (see ``consumer.check_export``). The model
+    that was read back runs once, from the plan's main export: files whose tensors are all equal are the same model. So
+    the rest is None for the others, and from file to file: ``max_logit_difference`` (relative), ``clipping`` (the
+    largest share of a static activation that was cut off, and of which), and if an evaluation was wanted ``quality``
+    (see ``divergence.summarize``), ``samples`` and ``harness`` (by task; see ``harness``). ``failed_tasks``: why a
+    task has no result.
+    """
+
+    export: str
+    num_tensors_equal: int
+    odd_numbers: tuple[str, ...] = ()
+    consumer_check: dict[str, Any] = field(default_factory=dict)
+    max_logit_difference: float | None = None
+    clipping: tuple[str, float] | None = None
+    quality: dict[str, Any] | None = None
+    samples: list[dict[str, Any]] | None = None
+    harness: dict[str, Any] | None = None
+    failed_tasks: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def perplexity(self) -> float | None:
+        return None if self.quality is None else self.quality["after"]["token_perplexity"]["value"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the report says of every export."""
+        return {
+            "num_tensors_equal": self.num_tensors_equal,
+            "max_logit_difference": self.max_logit_difference,
+            "perplexity": self.perplexity,
+            "consumer_check": self.consumer_check,
+        }
+
+
+@dataclass(frozen=True)
+class Proved:
+    """What the fresh process said: the proof of each export, and the most memory that it held."""
+
+    proofs: dict[str, Proof]
+    peak_memory_bytes: int
+
+
+class Twin(Protocol):
+    """A small twin of a model in a folder: see ``twin_export.ExportedTwin``."""
+
+    @property
+    def model(self) -> Model: ...
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def folder(self) -> Path: ...
+
+
+ExportTwin = Callable[[Task, str, Model, Path], Twin]
+
+
+def prove_all(
+    task: Task, folder: Path, scratch: Path, emit: Emit, export_twin: ExportTwin | None = None
+) -> Iterator[Proof]:
+    """The fresh process: plan again from the float model's headers, then prove every export in turn.
+
+    ``export_twin`` exports a twin of a model that another program cannot hold. Raises ProofError that names what
+    differs.
+    """
+    original = read_model(task.model_folder)
+    headers = original.headers
+    plan = resolve(
+        task.config, headers.config, headers.tensors, calibration=task.calibration, evaluation=task.evaluation,
+        exports=task.export, file2file=task.file2file,
+    )  # fmt: skip
+    expected = Expectation.load(scratch)
+    for export in plan.exports:
+        written = WrittenCheckpoint(plan, export_dir(folder, plan, export), export, headers)
+        proof = Proof(export, written.check(expected), tuple(written.odd_numbers))
+        if export == plan.main_export and plan.executor != FILE_TO_FILE:
+            proof = run_model(task, plan, original, written, expected, proof, emit)
+        too_large = why_not_held(plan, export, headers)
+        if too_large is None:
+            found = check_elsewhere(plan, export_dir(folder, plan, export), export, original, written, emit)
+        elif export_twin is None:
+            found = {"not_checked": too_large}
+        else:
+            found = check_twin(task, export, plan, original, export_twin, too_large, emit)
+        yield replace(proof, consumer_check=found)
+
+
+def run_model(
+    task: Task, plan: Plan, original: Model, written: WrittenCheckpoint, expected: Expectation, proof: Proof, emit: Emit
+) -> Proof:
+    """``proof`` with what the model in the files computes. ProofError if its logits are not the expected ones."""
+    headers, text = original.headers, expected.held_out
+    model, clipping = open_written(plan, headers, written, TORCH_DTYPES[headers.main_dtype]), Clipping()
+    streamed = model.streamed
+    hidden = streamed.embed(text.ids_NT)
+    model.run(hidden, progress(emit, plan.num_blocks), clipping)
+    with model.head() as logits:
+        probes = probe_logits(logits, hidden.states[: expected.probe_logits.shape[0]])
+        difference = ((probes - expected.probe_logits).abs().max() / expected.probe_logits.abs().max()).item()
+        if not difference <= LOGIT_TOLERANCE:
+            raise ProofError(
+                f"The files give other logits than the model in memory: relative difference {difference:.2e}.",
+                code="proof_logits_differ",
+                hint=f"Allowed is {LOGIT_TOLERANCE:.0e}. Please report this: the artifact is not handed out.",
+            )
+        proof = replace(proof, max_logit_difference=difference, clipping=clipping.worst())
+        if expected.original_states_NTH is None:
+            return proof
+        states = [state[None].to(streamed.device) for state in expected.original_states_NTH]
+        with open_model(original).head() as original_logits:
+            measured = measure(logits, hidden.states, text, (original_logits, states))
+    proof, known = replace(proof, quality=summarize(measured, text)), Originals(expected.model)
+    del hidden, states
+    release_freed_memory()
+    return run_whole(task, plan, original, model, text, known, proof, emit)
+
+
+def run_whole(
+    task: Task, plan: Plan, original: Model, model: EvaluatedModel, text: EvaluationText, known: Originals,
+    proof: Proof, emit: Emit,
+) -> Proof:  # fmt: skip
+    """``proof`` with what needs a model as a whole: samples and tasks. What fails or is left out is said."""
+    evaluation, tokenizer = task.evaluation, load_tokenizer(task.model_folder)
+    if evaluation.num_prompts and may_be_whole(plan, plan.allows_whole):
+        with told_if_it_fails("samples_failed", "Both models were to continue some texts", emit):
+            prompts_NT = text.ids_NT[: evaluation.num_prompts, :PROMPT_LEN]
+            samples = compare_samples(tokenizer, prompts_NT, open_model(original), model, known)
+            proof = replace(proof, samples=samples)
+    elif evaluation.num_prompts:
+        emit(Warned("samples_left_out", without_samples(plan)))
+    if evaluation.tasks:
+        with told_if_it_fails("tasks_failed", "Tasks were to be run", emit) as failure:
+            proof = replace(proof, harness=harness.compare(evaluation, tokenizer, open_model(original), model, known))
+        if failure:
+            proof = replace(proof, harness={}, failed_tasks=dict.fromkeys(evaluation.tasks, failure[0]))
+    return proof
+
+
+def open_written(plan: Plan, headers: ModelHeaders, written: WrittenCheckpoint, dtype: torch.dtype) -> EvaluatedModel:
+    """The quantized model as the files hold it, which computes in ``dtype``; ``headers`` are the float model's."""
+    streamed = StreamedModel(
+        plan.result_config(headers.config), written.read_float, {*headers.tensors, *plan.added}, plan.block_prefix,
+        plan.num_blocks, dtype, default_device(),
+    )  # fmt: skip
+    return EvaluatedModel(streamed, plan.layers, written.activations)
+
+
+@contextmanager
+def told_if_it_fails(code: str, what: str, emit: Emit) -> Iterator[list[str]]:
+    """Foreign code runs here, for a result that is proven already: its failure is said, and costs no artifact. The
+    list then holds the reason."""
+    reasons: list[str] = []
+    try:
+        yield reasons
+    except Exception as error:
+        reasons.append(reason_of(error))
+        emit(Warned(code, f"{what}, and that failed: {reasons[0]}."))
+
+
+def may_be_whole(plan: Plan, is_planned: bool) -> bool:
+    """Whether the model may be in memory as a whole: if the plan counts on it and the memory is there; on an
+    accelerator, whose memory no plan of the host counts, if that is little of what is free."""
+    device = default_device()
+    if device.type != "cpu":
+        return plan.size_before_bytes <= free_memory_bytes(device) // FREE_PARTS
+    return is_planned and plan.size_before_bytes <= free_memory_bytes(device)
+
+
+def without_samples(plan: Plan) -> str:
+    """Why there are none."""
+    size = f"{plan.size_before_bytes / 1e9:.1f} GB"
+    if plan.allows_whole:
+        return f"No texts were continued: that takes the whole model, {size}, and less memory than that is free."
+    return (
+        f"No texts were continued: that takes the whole model, {size}, and this job was planned to hold less."
+        " `bitfoundry evaluate` continues them on a machine with more memory."
+    )
+
+
+def why_not_held(plan: Plan, export: str, headers: ModelHeaders) -> str | None:
+    """Why another program may not hold this export as a whole; None if it may."""
+    needed, free = needed_bytes(headers.tensors, plan.layouts[export]), free_memory_bytes(default_device())
+    if plan.allows_check and needed <= free:
+        return None
+    why = f"{free / 1e9:.1f} GB are free" if plan.allows_check else "this job was planned to hold less"
+    return f"Transformers would hold {needed / 1e9:.1f} GB of this model, and {why}."
+
+
+def check_elsewhere(
+    plan: Plan, target: Path, export: str, original: Model, written: WrittenCheckpoint, emit: Emit
+) -> dict[str, Any]:
+    """``check_export`` of the files in ``target``."""
+    ours = partial(open_written, plan, original.headers, written)
+    return check_export(export, plan.layers, target, original, ours, emit)
+
+
+def check_twin(
+    task: Task, export: str, plan: Plan, original: Model, export_twin: ExportTwin, too_large: str, emit: Emit
+) -> dict[str, Any]:
+    """``check_export`` of a twin that was exported in the same way; ``of_twin`` says so."""
+    if reason := unread(export, plan.layers):
+        return {"not_checked": reason}
+    with tempfile.TemporaryDirectory(prefix="bitfoundry-twin-") as scratch:
+        try:
+            twin = export_twin(task, export, original, Path(scratch))
+        except QuantError as error:
+            return {"not_checked": f"{too_large} Nor was a small twin of it checked: {error.message}"}
+        written = WrittenCheckpoint(twin.plan, twin.folder, export, twin.model.headers)
+        found = check_elsewhere(twin.plan, twin.folder, export, twin.model, written, emit)
+    if "not_checked" in found:
+        return {"not_checked": f"{too_large} Nor was a small twin of it checked: {found['not_checked']}"}
+    return found | {"of_twin": True}
+
+
+def progress(emit: Emit, num_blocks: int) -> Callable[[int], None]:
+    """Says how many blocks have been verified."""
+    eta = Eta(num_blocks)
+    return lambda done: emit(Progress("verify", done, num_blocks, "block", eta.after(done), held_memory_bytes()))
+
+
+class WrittenCheckpoint:
+    """A written export: reads floats out of it, through the exporter's decoder if it holds codes."""
+
+    def __init__(self, plan: Plan, folder: Path, export: str, headers: ModelHeaders) -> None:
+        exporter = EXPORTERS.get(export)
+        self._exporter = exporter
+        self._decoder = exporter if isinstance(exporter, Decoder) else None
+        self._layers = {f"{layer.name}.weight": layer for layer in plan.layers}
+        self._layouts = plan.layouts[export]
+        self._export = export
+        self._is_own = isinstance(exporter, Container)
+        self._source: TensorSource
+        if isinstance(exporter, Container):
+            config, floats = plan.result_config(headers.config), {**headers.tensors, **plan.added}
+            floats = {name: tensor for name, tensor in floats.items() if name not in self._layers}
+            self._source = exporter.source(folder, self._layouts, config, floats)
+            self._check_layout(self._source.tensors, export)
+        else:
+            tensors = read_tensor_headers(folder)
+            self._check_layout(tensors, export)
+            self._source = Source(folder, unstack_experts(tensors))
+        self.activations: dict[LayerPlan, Activations] = {}
+        self.odd_numbers: list[str] = []
+
+    def read_float(self, name: str) -> torch.Tensor:
+        """The tensor that Transformers would call ``name``: dequantized float32 if the files hold codes of it."""
+        if self._decoder is None or name not in self._layers:
+            return self._source.read(name)
+        layer = self._layers[name]
+        parts = self._exporter.layout(layer, "F32")  # the names; the stored dtypes were checked already
+        stored = {part: self._source.read(tensor_name(layer.name, part)) for part in parts}
+        quantized = self._decoder.decode(layer, stored)
+        self.activations[layer] = Activations(quantized.inputs, quantized.outputs)
+        restored_OI = quantized.weight.dequantize()
+        self.odd_numbers += odd_numbers(layer, quantized, restored_OI)
+        return restored_OI
+
+    def check(self, expected: Expectation) -> int:
+        """Compare every tensor with its digest; the number compared."""
+        for name, layer in self._layers.items():
+            wanted = expected.plain_weights[name] if self._decoder is None else expected.weights[layer.name]
+            if digest(self.read_float(name)) != wanted:
+                self._differs(name)
+            if self._decoder is not None and as_floats(self.activations[layer]) != expected.activations[layer.name]:
+                self._differs(f"{layer.name}.input_scale or output_scale")
+            release_freed_memory()
+        stored = [name for name in expected.tensors if name in self._source]  # all of the plan: see _check_layout
+        wanted_of = {**expected.tensors, **expected.kept} if self._is_own else expected.tensors
+        for name in stored:
+            if digest(self._source.read(name)) != wanted_of[name]:
+                self._differs(name)
+        return len(self._layers) + len(stored)
+
+    def _check_layout(self, tensors: Mapping[str, TensorHeader], export: str) -> None:
+        found = {name: (header.dtype, header.shape) for name, header in tensors.items()}
+        planned = {name: (layout.dtype, layout.shape) for name, layout in self._layouts.items()}
+        if found != planned:
+            odd = sorted(name for name in found.keys() | planned.keys() if found.get(name) != planned.get(name))
+            raise ProofError(
+                f"The {export} files hold other tensors than planned, first '{odd[0]}'.", code="proof_layout_differs"
+            )
+
+    def _differs(self, name: str) -> None:
+        raise ProofError(
+            f"'{name}' read back from the {self._export} files is not what was computed.",
+            code="proof_tensor_differs",
+            hint="Please report this: the artifact is not handed out.",
+        )
+
+
+def odd_numbers(layer: LayerPlan, quantized: QLayer, restored_OI: torch.Tensor) -> list[str]:
+    """What no good layer has: scales below 0, or so small that they lose digits. Raises NumericsError for numbers that
+    are not finite.
+
+    A scale of 0 is right in formats that keep scales as small whole numbers, and e8m0 goes down to 2^-127.
+    """
+    found, finite = [], is_finite(restored_OI)
+    for what, spec, params in (
+        ("weight", layer.weight, quantized.weight.params),
+        ("input", layer.config.input_tensors, quantized.inputs),
+        ("output", layer.config.output_tensors, quantized.outputs),
+    ):
+        if spec is None or params is None:
+            continue
+        numbers = [one for one in (params.scale, params.zero_point, params.global_scale) if one is not None]
+        finite = finite and all(bool(one.float().isfinite().all()) for one in numbers)
+        may_be_small = spec.scale_type.in_two_levels or spec.scale_type is ScaleType.e8m0
+        if (params.scale < (0.0 if may_be_small else torch.finfo(torch.float32).tiny)).any():
+            found.append(f"{layer.name}: the scales of its {what}")
+    if not finite:
+        raise NumericsError(
+            f"The files hold numbers of {layer.name} that are NaN or infinite.",
+            code="nonfinite_result",
+            hint="Please report this: the artifact is not handed out.",
+        )
+    return found
+
+
+def as_floats(activations: Activations) -> list[list[float]]:
+    """Scales and zero points of input and output, for an exact comparison through JSON."""
+    parts = [
+        part
+        for params in (activations.inputs, activations.outputs)
+        if params is not None
+        for part in (params.scale, params.zero_point)
+    ]
+    return [[] if part is None else part.flatten().tolist() for part in parts]
+
+
+def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit: Emit) -> Proved:
+    """Run ``python -m quantcore verify`` on ``folder`` and relay its events. Raises ProofError with what it said, and
+    ModelError ``model_changed`` (see ``opening.unchanging``)."""
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".proof-") as scratch:
+        expected.save(Path(scratch))
+        (Path(scratch) / "task.json").write_text(task.model_dump_json(), "utf-8")
+        (Path(scratch) / STAMPS).write_text(json.dumps(seen_so_far()), "utf-8")
+        command = [sys.executable, "-m", "quantcore", "verify", str(folder), scratch]
+        proofs: dict[str, Proof] = {}
+        peak = 0
+        failure: dict[str, Any] = {}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    data = json.loads(line)
+                    if data["kind"] == "proof":
+                        proofs[data["export"]] = Proof(**{key: data[key] for key in data if key != "kind"})
+                    elif data["kind"] == "failed":
+                        failure = data
+                    elif data["kind"] == "peak_memory":
+                        peak = data["bytes"]
+                    else:
+                        emit(parse(data))
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode != 0 or failure:
+            kind = ModelError if failure.get("code") == "model_changed" else ProofError
+            raise kind(
+                failure.get("message", f"The proof process ended with status {process.returncode}."),
+                code=failure.get("code", "proof_crashed"),
+                hint=failure.get("hint", "See the log above."),
+                retryable=not failure,
+            )
+    return Proved(proofs, peak)
+
+
+def proof_line(proof: Proof) -> str:
+    """The JSON line in which the fresh process reports one export."""
+    return json.dumps({"kind": "proof", **asdict(proof)})
+
+
+def peak_line() -> str:
+    """The JSON line in which the fresh process says, at its end, how much memory it held at most."""
+    return json.dumps({"kind": "peak_memory", "bytes": peak_memory_bytes()})

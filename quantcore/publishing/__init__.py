@@ -1,1 +1,0 @@
-"""Artifacts on their way out: to a repository on the Hub, or to a folder behind an fsspec URL. No torch."""

@@ -1,0 +1,1 @@
+"""Any model folder as tensors in floating point: safetensors, GGUF, or quantized in a known format."""

@@ -1,0 +1,71 @@
+"""Float weights out of the codes of a quantized checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from quantcore.checkpoint.layout import TensorHeader
+from quantcore.checkpoint.source import TORCH_DTYPES, Source
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.export import EXPORTERS, Decoder, tensor_name
+from quantcore.numerics.qtensor import QLayer
+from quantcore.reading.model import Model, QuantizedLayers
+
+
+def open_source(model: Model) -> Source:
+    """Reads the tensors of ``model.headers``."""
+    if model.quantized is None:
+        return Source(model.folder, model.headers.tensors)
+    return DequantizingSource(model.quantized, model.headers.tensors)
+
+
+class DequantizingSource(Source):
+    """Reads what ``reading.Model.headers`` promises: the weights of quantized layers in the dtype of the model."""
+
+    def __init__(self, quantized: QuantizedLayers, tensors: dict[str, TensorHeader]) -> None:
+        super().__init__(quantized.files.folder, tensors)
+        self._quantized = quantized
+
+    def read(self, name: str) -> torch.Tensor:
+        layer = self._layer_of(name)
+        if layer is None:
+            return super().read(name)
+        restored = read_layer(self._quantized, layer).weight.dequantize()
+        return restored.to(TORCH_DTYPES[self._quantized.files.model_dtype])
+
+    def expect(self, names: Iterable[str]) -> None:
+        stored: list[str] = []
+        for name in names:
+            layer = self._layer_of(name)
+            if layer is None:
+                stored.append(name)
+            else:
+                stored += [tensor_name(layer.name, part) for part in self._quantized.layouts(layer)]
+        _stored(self._quantized).expect(stored)
+
+    def read_rows(self, name: str, rows: range) -> torch.Tensor:
+        if self._layer_of(name) is not None:
+            return self.read(name)[rows.start : rows.stop]
+        return super().read_rows(name, rows)
+
+    def _layer_of(self, name: str) -> LayerPlan | None:
+        return self._quantized.layers.get(name) or self._quantized.embeddings.get(name)
+
+
+def read_layer(quantized: QuantizedLayers, layer: LayerPlan) -> QLayer:
+    """The codes of ``layer`` and what belongs to them, decoded from the files."""
+    exporter = EXPORTERS.get(quantized.export)
+    assert isinstance(exporter, Decoder)
+    source = _stored(quantized)
+    parts = {
+        part: source.read(tensor_name(layer.name, part)).view(layout.shape)
+        for part, layout in quantized.layouts(layer).items()
+    }
+    return exporter.decode(layer, parts)
+
+
+def _stored(quantized: QuantizedLayers) -> Source:
+    """Reads the tensors as they stand in the files."""
+    return Source(quantized.files.folder, dict(quantized.files.tensors))

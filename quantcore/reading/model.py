@@ -1,0 +1,213 @@
+"""Model folders as the engine reads them: float checkpoints as they are, quantized ones as the floats they stand for.
+
+A quantized checkpoint of a known format, whoever wrote it, has its codes behind ``QuantizedLayers``: planning sees the
+float weights' names and shapes, reading dequantizes. So it can be quantized anew, converted and evaluated. Nothing here
+needs torch before a tensor is read.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from quantcore.checkpoint.blocks import find_blocks, natural_order
+from quantcore.checkpoint.experts import unstack_experts, unstack_mxfp4
+from quantcore.checkpoint.folder import find_gguf
+from quantcore.checkpoint.headers import ModelHeaders, check_files, read_folder
+from quantcore.checkpoint.layers import is_head, is_linear
+from quantcore.checkpoint.layout import DTYPE_BYTES, GGUF_BLOCKS, TensorHeader, TensorLayout
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.config.quantization import Config, QuantizationConfig
+from quantcore.errors import ConfigError, ModelError
+from quantcore.export import EXPORTERS, tensor_name
+from quantcore.export.gguf.model import read_gguf
+from quantcore.export.importer import Importer, StoredFiles
+
+GPT_OSS = "mxfp4"
+"""The ``quant_method`` of gpt-oss: experts in MXFP4, in stacks."""
+
+GPT_OSS_AS_QUARK = {
+    "quant_method": "quark",
+    "global_quant_config": {
+        "weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "ch_axis": -1, "scale_format": "e8m0"}
+    },
+}
+GGUF = {"quant_method": "gguf"}
+"""What config.json would say of a GGUF file with quantized blocks."""
+FLOAT_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+
+
+@dataclass(frozen=True)
+class QuantizedLayers:
+    """The layers of a quantized checkpoint by the names of their weights.
+
+    ``export`` names the exporter that reads them, ``format`` what they are in: the same but for gpt-oss. ``files`` are
+    the tensors as they are stored. ``embeddings`` lie in codes, too (GGUF); they are read as floats.
+    """
+
+    export: str
+    format: str
+    layers: dict[str, LayerPlan]
+    files: StoredFiles
+    embeddings: dict[str, LayerPlan] = field(default_factory=dict)
+
+    @property
+    def config(self) -> Config:
+        """The Config that plans these layers like this: the commonest as the global one, the others by name."""
+        layers = self.layers.values()
+        without_outputs = {layer.name: replace(layer.config, output_tensors=None) for layer in layers}
+        common = Counter(without_outputs.values()).most_common(1)[0][0]
+        floats = {name for name, tensor in self.files.tensors.items() if is_linear(name, tensor)} - self.layers.keys()
+        tied = () if any(map(is_head, {*floats, *self.layers})) else ("lm_head",)
+        return Config(
+            global_quant_config=common,
+            layer_quant_config={
+                layer.name: without_outputs[layer.name] for layer in layers if without_outputs[layer.name] != common
+            },
+            kv_cache_quant_config={
+                f"*.{layer.name.rpartition('.')[2]}": QuantizationConfig(output_tensors=layer.config.output_tensors)
+                for layer in layers
+                if layer.config.output_tensors
+            },
+            exclude=(*(name.removesuffix(".weight") for name in sorted(floats, key=natural_order)), *tied),
+        )
+
+    def layouts(self, layer: LayerPlan) -> dict[str, TensorLayout]:
+        """The parts of a layer in its format (see ``tensor_name``), as its config asks for them."""
+        parts = EXPORTERS.get(self.export).layout(layer, self.files.model_dtype)
+        return {
+            part: replace(layout, shape=self.files.shape(tensor_name(layer.name, part))) if layout.is_text else layout
+            for part, layout in parts.items()
+        }
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model folder or GGUF file; ``dequantizing.open_source`` reads its tensors.
+
+    ``headers`` are those of the float model that it holds or stands for.
+    """
+
+    folder: Path
+    headers: ModelHeaders
+    quantized: QuantizedLayers | None = None
+
+
+def read_model(path: Path | str) -> Model:
+    """The model in the folder or GGUF file ``path``. Raises ModelError that names what is wrong, or not known."""
+    folder = Path(path)
+    gguf_file = find_gguf(folder)
+    check_files(folder if gguf_file is None else gguf_file)
+    if gguf_file is None:
+        config, tensors = read_folder(folder)
+        said = config.get("quantization_config")
+    else:
+        folder = gguf_file.parent
+        config, tensors = read_gguf(gguf_file)
+        said = GGUF if any(tensor.dtype in GGUF_BLOCKS for tensor in tensors.values()) else None
+    if not said:
+        return Model(folder, ModelHeaders(config, unstack_experts(tensors)))
+    dtype = _float_dtype(config, tensors)
+    if isinstance(said, dict) and said.get("quant_method") == GPT_OSS:
+        tensors, stacks = unstack_mxfp4(tensors)
+        files = StoredFiles(folder, tensors, dtype, stacks)
+        quantized, used = _find_quantized(config, GPT_OSS_AS_QUARK, files, GPT_OSS)
+    else:
+        files = StoredFiles(folder, tensors, dtype)
+        quantized, used = _find_quantized(config, said, files)
+    floats = {name: tensor for name, tensor in tensors.items() if name not in used}
+    coded = {**quantized.layers, **quantized.embeddings}
+    floats |= {name: _as_float(name, layer, files) for name, layer in coded.items()}
+    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    warning = (
+        f"The model is quantized already ({quantized.format}): its codes are read as floats, and the errors of both"
+        " quantizations add up."
+    )
+    return Model(folder, ModelHeaders(plain, floats, (warning,)), quantized)
+
+
+def _find_quantized(
+    config: dict[str, Any], said: Any, files: StoredFiles, called: str | None = None
+) -> tuple[QuantizedLayers, set[str]]:
+    """The layers, and the names of all their tensors; the format is ``called`` so, or as its exporter."""
+    known = {name: exporter for name in EXPORTERS if isinstance(exporter := EXPORTERS.get(name), Importer)}
+    said = said if isinstance(said, dict) else {}
+    export = next((name for name, importer in known.items() if importer.knows(said)), None)
+    if export is None:
+        raise ModelError(
+            f"The model is already quantized, in a format that is not known here:"
+            f" quant_method '{said.get('quant_method', 'unknown')}'.",
+            code="already_quantized",
+            hint=f"Give the float model that it was made from, or one of {', '.join(known)}.",
+        )
+    try:
+        found = known[export].find_layers(said, files)
+        prefix, _ = find_blocks(files.tensors, config)
+        layers = {
+            f"{name}.weight": LayerPlan(
+                name,
+                _block(name, prefix),
+                stored.shape,
+                stored.config,
+                chosen_by="kv_cache_quant_config" if stored.config.output_tensors else "quantization_config",
+            )
+            for name, stored in sorted(found.items(), key=lambda item: natural_order(item[0]))
+        }
+    except (KeyError, TypeError, ValueError, AttributeError, ConfigError, re.error) as error:
+        raise ModelError(
+            f"quantization_config in config.json cannot be understood as {export}: {error!r}.",
+            code="invalid_quantization_config",
+            hint="Give the float model that it was made from.",
+        ) from error
+    odd = [name for name, layer in layers.items() if not is_linear(name, _as_float(name, layer, files))]
+    embeddings = {name: layers.pop(name) for name in odd}
+    if not layers:
+        raise ModelError(
+            f"config.json says that the model is quantized ({export}), and the files hold no layer of that format.",
+            code="config_implausible",
+            hint="The files and config.json do not belong together.",
+        )
+    quantized = QuantizedLayers(export, called or export, layers, files, embeddings)
+    coded = (*layers.values(), *embeddings.values())
+    return quantized, {name for layer in coded for name in _checked_names(quantized, layer)}
+
+
+def _checked_names(quantized: QuantizedLayers, layer: LayerPlan) -> Iterator[str]:
+    """The names of a layer's tensors, all of them there in the shapes that its config asks for."""
+    for part, expected in quantized.layouts(layer).items():
+        name = tensor_name(layer.name, part)
+        shape = quantized.files.shape(name)
+        if math.prod(shape) != math.prod(expected.shape):
+            raise ModelError(
+                f"'{name}' has the shape {list(shape)}; quantization_config promises {list(expected.shape)}.",
+                code="config_implausible",
+                hint="The files and config.json do not belong together.",
+            )
+        yield name
+
+
+def _block(name: str, prefix: str) -> int | None:
+    return int(name[len(prefix) :].split(".")[0]) if name.startswith(prefix) else None
+
+
+def _float_dtype(config: dict[str, Any], tensors: dict[str, TensorHeader]) -> str:
+    said = config.get("dtype") or config.get("torch_dtype")
+    if said in FLOAT_NAMES:
+        return FLOAT_NAMES[str(said)]
+    kinds = Counter(tensor.dtype for name, tensor in tensors.items() if "norm" in name)
+    return max(kinds, key=lambda dtype: kinds[dtype], default="BF16")
+
+
+def _as_float(name: str, layer: LayerPlan, files: StoredFiles) -> TensorHeader:
+    """The weight as if it were stored in the model's dtype, in a stack of experts or by itself; it has no file."""
+    size = math.prod(layer.shape) * DTYPE_BYTES[files.model_dtype]
+    stack = files.stacks.get(name)
+    if stack is None:
+        return TensorHeader(files.model_dtype, layer.shape, "", 0, size)
+    begin = int(name.split(".experts.")[1].split(".")[0]) * size
+    return TensorHeader(files.model_dtype, layer.shape, "", begin, begin + size, transposed=True, stack=stack)

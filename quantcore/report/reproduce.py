@@ -1,0 +1,53 @@
+"""``reproduce.sh``: the exact command that makes the same weights again, and the check that it did."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from quantcore.checkpoint.artifact import sha256
+from quantcore.config.task import Task
+from quantcore.evaluation.provenance import environment
+
+WEIGHTS = ("*.safetensors", "*.gguf", "*.onnx", "*.data")
+NOT_SAID = {"output_dir", "resume_dir", "token_on_stdin", "model_dir"}
+
+_SCRIPT = """\
+#!/bin/sh
+# The same weights again: ./reproduce.sh OUTPUT_DIR
+# Made with {versions}. Other versions or devices may round otherwise.
+set -eu
+[ $# -eq 1 ] || {{ echo "usage: $0 OUTPUT_DIR" >&2; exit 2; }}
+{model}task=$(mktemp)
+trap 'rm -f "$task"' EXIT
+"${{PYTHON:-python3}}" - "$1" "{model_dir}" > "$task" <<'END_OF_TASK'
+import json, os, sys
+task = json.loads({task})
+task["output_dir"] = os.path.abspath(sys.argv[1])
+if sys.argv[2]:
+    task["model_dir"] = os.path.abspath(sys.argv[2])
+print(json.dumps(task))
+END_OF_TASK
+"${{PYTHON:-python3}}" -m quantcore run "$task"
+cd "$1"
+{check} <<'END_OF_SUMS'
+{sums}
+END_OF_SUMS
+"""
+
+
+def script(task: Task, folder: Path) -> str:
+    """For the artifact in ``folder``, whose weights are written. A model in a folder is looked for where it was, or
+    where MODEL_DIR says."""
+    given = task.model_dump_json(exclude=NOT_SAID, exclude_none=True)
+    files = sorted(path for pattern in WEIGHTS for path in folder.rglob(pattern))
+    sums = "\n".join(f"{sha256(path)}  {path.relative_to(folder).as_posix()}" for path in files)
+    is_local = not task.model_id
+    return _SCRIPT.format(
+        versions=", ".join(f"{name} {value}" for name, value in environment().items()),
+        model=f'[ -n "${{MODEL_DIR:-}}" ] || MODEL_DIR={shlex.quote(str(task.model_folder))}\n' if is_local else "",
+        model_dir="$MODEL_DIR" if is_local else "",
+        task=repr(given),
+        check="sha256sum --check --strict",
+        sums=sums,
+    )

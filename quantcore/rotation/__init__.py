@@ -1,0 +1,1 @@
+"""Rotations of the residual stream: recorded, folded into weights, simulated."""

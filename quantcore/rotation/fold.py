@@ -1,0 +1,262 @@
+"""Rotations folded into weights (QuaRot, Ashkboos et al. 2024): what stands out in one channel is spread over all.
+
+R1 turns the residual stream, x -> x R: embeddings and writers give turned outputs, the weights of norms move into the
+layers that read them, and these turn back. R2 turns the values of each head between v and o. Both leave the function
+of the float model as it was and cost nothing later. R4 turns the input of a layer while the model runs.
+
+Weights change in place, in pieces of float32 that are small beside a matrix. Legend: H width of the stream, [O, I] a
+weight, V vocabulary, D values of a head, F outputs that an edge leads on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from math import gcd
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from quantcore.edges.edge import Edge, kind_of
+from quantcore.errors import CalibrationError
+from quantcore.model.experts import is_fused
+from quantcore.numerics.weight_layout import canonical
+from quantcore.rotation.hadamard import Rotation, orthogonal
+from quantcore.rotation.record import Residual, Run, errors_of, has_matrix, in_float32, random_like, rows_of
+from quantcore.rotation.residual import tolerance
+from quantcore.runtime.shards import changing
+
+PIECE = 1 << 22  # values that are in float32 at once
+MIN_TOKENS = 8
+SAME_HEAD = 1e-4  # relative difference of what arrives in two channels of one head: rounding of float32
+
+
+def rotate_block(module: nn.Module, residual: Residual, rotation: Rotation) -> list[str]:
+    """Turn what ``residual`` names in ``module``, a block or the whole model, by R1. Returns the changed parameters.
+
+    The weights of its norms become neutral (1, or 0 where the norm adds 1); the readers take them over. For embeddings
+    and the last layer give what ``find_embedding`` and ``find_head`` found. Where these share one weight, the model
+    must get two before: the final norm is folded into one of them alone, and only one reads the stream.
+    """
+    changed: list[str] = []
+    factors: dict[str, torch.Tensor] = {}
+    with torch.no_grad():
+        for norm in residual.norms:
+            factor = norm.factor(module)
+            if factor is not None:
+                factors |= dict.fromkeys(norm.readers, factor)
+                module.get_submodule(norm.name).get_parameter("weight").data.fill_(0.0 if norm.plus_one else 1.0)
+                changed.append(f"{norm.name}.weight")
+        for name in residual.readers:
+            with _matrix(module.get_submodule(name), reading=True) as (parameter, weight_OI):
+                rotate_rows(weight_OI, rotation, factors.get(name))
+            changed.append(f"{name}.{parameter}")
+        for name in residual.writers:
+            part = module.get_submodule(name)
+            with _matrix(part, reading=False) as (parameter, weight_OI):
+                if isinstance(part, nn.Embedding):
+                    rotate_rows(weight_OI, rotation)  # its rows are what it writes
+                else:
+                    rotate_columns(weight_OI, rotation)
+            changed.append(f"{name}.{parameter}")
+            if (bias := part._parameters.get(_bias_name(part))) is not None:
+                with changing(bias) as bias_O:  # of fused experts [E, O]
+                    bias_O.copy_(rotation.apply(bias_O))
+                changed.append(f"{name}.{_bias_name(part)}")
+    return changed
+
+
+def rotate_rows(weight_OI: torch.Tensor, rotation: Rotation, factor_I: torch.Tensor | None = None) -> None:
+    """W <- W diag(factor) R in place, for readers: x comes as x R, and without the norm's weight ``factor_I``.
+
+    Also for embeddings [V, H], whose rows are what they write. Experts may stand before: [E, O, I].
+    """
+    for matrix_OI in _matrices(weight_OI):
+        for rows_OI in torch.split(matrix_OI, max(1, PIECE // matrix_OI.shape[1])):
+            wide_OI = rows_OI.to(torch.promote_types(rows_OI.dtype, torch.float32))
+            rows_OI.copy_(rotation.apply(wide_OI if factor_I is None else wide_OI * factor_I.to(wide_OI)))
+
+
+def rotate_columns(weight_OI: torch.Tensor, rotation: Rotation) -> None:
+    """W <- R^T W in place, for writers: y shall come as y R. Experts may stand before: [E, O, I]."""
+    for matrix_OI in _matrices(weight_OI):
+        rotate_rows(matrix_OI.T, rotation)
+
+
+def find_head_size(block: nn.Module, edge: Edge, run: Run, like: torch.Tensor) -> int | None:
+    """``find_head_sizes`` for one edge."""
+    return find_head_sizes(block, [edge], run, like)[0]
+
+
+def find_head_sizes(block: nn.Module, edges: Sequence[Edge], run: Run, like: torch.Tensor) -> list[int | None]:
+    """For each edge how many neighbouring values (v -> o) R2 may turn among each other: those of one head.
+
+    None where it may turn none: an activation or a gate lies between, or nothing but single channels belong together.
+    All values of a token are set to one random number: what then arrives is the same for all channels of a head, and
+    not for channels of two, which look at other tokens. That takes one run for all edges, and two more to prove each
+    size with a rotation at work. ``run`` and ``like`` [1, T, H] as in ``find_residual``. Raises CalibrationError for
+    less than 8 tokens, where heads would look alike.
+    """
+    if len(rows_of(like)) < MIN_TOKENS:
+        raise CalibrationError(
+            f"Heads are told apart by the tokens that they look at, and there are only {len(rows_of(like))}.",
+            code="too_few_tokens",
+            hint=f"Give windows of {MIN_TOKENS} tokens or more, or leave out r2.",
+            field="/calibration/seq_len",
+        )
+    with torch.no_grad(), in_float32(block):
+        x = random_like(like, seed=1).float()
+        arriving = _arriving(block, [edge for edge in edges if has_matrix(block.get_submodule(edge.producer))], run, x)
+        sizes = [_head_size(arriving[edge.consumers[0]]) if edge.consumers[0] in arriving else 1 for edge in edges]
+        return [
+            size if size > 1 and _fits(edge, size) and _may_turn(block, edge, size, run, x) else None
+            for edge, size in zip(edges, sizes, strict=True)
+        ]
+
+
+def rotate_values(block: nn.Module, edge: Edge, head: Rotation) -> list[str]:
+    """Turn the values of every head of ``edge`` (v -> o) by R2 = ``head``, in place. Returns the changed parameters.
+
+    ``head.size`` is a divisor of what ``find_head_size`` gave. Raises ValueError if it does not fit the edge.
+    """
+    if not _fits(edge, head.size):
+        raise ValueError(f"heads of {head.size} values do not fit {edge.num_scales} of {edge.producer}")
+    producer = block.get_submodule(edge.producer)
+    changed = [f"{edge.producer}.weight"]
+    with torch.no_grad():
+        rotation = head.repeated(edge.num_scales // head.size)
+        with _matrix(producer, reading=False) as (_, weight_OI):
+            rows = edge.rows.to(weight_OI.device)
+            values_FI = weight_OI[rows]
+            rotate_columns(values_FI, rotation)
+            weight_OI[rows] = values_FI
+        if getattr(producer, "bias", None) is not None:
+            with changing(producer.get_parameter("bias")) as bias_O:
+                bias_O[rows] = rotation.apply(bias_O[rows])
+            changed.append(f"{edge.producer}.bias")
+        for name in edge.consumers:
+            with _matrix(block.get_submodule(name), reading=True) as (_, weight_OI):
+                rotate_rows(weight_OI, head.repeated(len(edge.channels) // head.size))
+            changed.append(f"{name}.weight")
+    return changed
+
+
+class InputRotation:
+    """R4: a forward pre-hook that turns a layer's input, x -> x R, while the model runs."""
+
+    def __init__(self, rotation: Rotation) -> None:
+        self.rotation = rotation
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (self.rotation.apply(args[0]), *args[1:])
+
+
+def turns_input(layer: nn.Module) -> bool:
+    """Whether the input of ``layer`` is turned by R4."""
+    return any(isinstance(hook, InputRotation) for hook in layer._forward_pre_hooks.values())
+
+
+def rotate_input(block: nn.Module, name: str, rotation: Rotation) -> RemovableHandle:
+    """R4 on the linear layer ``name``: W <- W R in place, and a hook that turns its input while the model runs.
+
+    For layers whose input no weight can turn beforehand: down_proj, behind the activation. A model in memory runs
+    this, also after ``ModelQuantizer``: its layers keep their hooks, and quantize the turned input. A checkpoint cannot
+    say it: with such a weight it is wrong for everything that does not turn the input by the same matrix (of what is
+    known only AMD Quark's loader does, from tensors called ``input_rotation``).
+
+    R3, on queries and keys behind RoPE, changes no weight: it is in ``nn.attention``.
+    """
+    layer = block.get_submodule(name)
+    with torch.no_grad(), _matrix(layer, reading=True) as (_, weight_OI):
+        rotate_rows(weight_OI, rotation)
+    return layer.register_forward_pre_hook(InputRotation(rotation))
+
+
+def _matrices(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (weight,) if weight.ndim == 2 else weight.unbind(0)
+
+
+@contextmanager
+def _matrix(part: nn.Module, *, reading: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and value of the parameter that reads or writes the stream, as [O, I]; of fused experts as [E, O, I]. To be
+    changed in place."""
+    experts: Any = part
+    if not is_fused(part):
+        with changing(part.get_parameter("weight")) as weight:
+            yield "weight", canonical(weight, kind_of(part))
+        return
+    name = "down_proj" if not reading else "gate_up_proj" if experts.has_gate else "up_proj"
+    stack = part.get_parameter(name).data
+    yield name, stack.transpose(1, 2) if experts.is_transposed else stack
+
+
+def _bias_name(part: nn.Module) -> str:
+    return "down_proj_bias" if is_fused(part) else "bias"
+
+
+def _fits(edge: Edge, size: int) -> bool:
+    """Whether the channels of ``edge`` are whole heads of this size, each with its values in order."""
+    if edge.num_scales % size or len(edge.channels) % size:
+        return False
+    heads = edge.channels.view(-1, size)
+    in_order = heads[:, :1] + torch.arange(size, device=heads.device)
+    return bool((heads[:, 0] % size == 0).all() and (heads == in_order).all())
+
+
+def _arriving(block: nn.Module, edges: Sequence[Edge], run: Run, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What the first consumer of each edge reads [T, I], if all values of a token are one random number."""
+    seen: dict[str, torch.Tensor] = {}
+
+    def speak(_: nn.Module, __: Any, output: torch.Tensor, edge: Edge) -> torch.Tensor:
+        number = random_like(output[..., :1], seed=3)
+        number.view(-1)[0] = 0  # heads that all look at the first token would be told apart by the rest
+        return output.index_copy(-1, edge.rows.to(output.device), number.expand(*output.shape[:-1], edge.num_scales))
+
+    def listen(_: nn.Module, args: tuple[Any, ...], name: str) -> None:
+        seen[name] = rows_of(args[0])
+
+    with ExitStack() as undo:
+        for edge in edges:
+            speaking, listening = partial(speak, edge=edge), partial(listen, name=edge.consumers[0])
+            undo.callback(block.get_submodule(edge.producer).register_forward_hook(speaking).remove)
+            undo.callback(block.get_submodule(edge.consumers[0]).register_forward_pre_hook(listening).remove)
+        run(x)
+    return seen
+
+
+def _head_size(arriving_TI: torch.Tensor) -> int:
+    """The greatest common divisor of the places where neighbouring channels differ."""
+    step = (arriving_TI[:, 1:] - arriving_TI[:, :-1]).norm(dim=0)
+    size = torch.minimum(arriving_TI[:, 1:].norm(dim=0), arriving_TI[:, :-1].norm(dim=0))
+    borders = (step > SAME_HEAD * size).nonzero().flatten() + 1
+    return gcd(arriving_TI.shape[1], *borders.tolist())
+
+
+def _may_turn(block: nn.Module, edge: Edge, size: int, run: Run, x: torch.Tensor) -> bool:
+    head = orthogonal(size, seed=2)
+    before = run(x)
+    with _values_turned(block, edge, head):
+        after = run(x)
+    return errors_of(before, after, before - x).max().item() <= tolerance(x.dtype)
+
+
+@contextmanager
+def _values_turned(block: nn.Module, edge: Edge, head: Rotation) -> Iterator[None]:
+    """While this lasts, the producer gives turned values and the consumers turn them back."""
+
+    def turn(_: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
+        rows = edge.rows.to(output.device)
+        turned = head.repeated(edge.num_scales // head.size).apply(output[..., rows])
+        return output.index_copy(-1, rows, turned)
+
+    def turn_back(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (head.repeated(len(edge.channels) // head.size).inverse(args[0]), *args[1:])
+
+    with ExitStack() as undo:
+        undo.callback(block.get_submodule(edge.producer).register_forward_hook(turn).remove)
+        for name in edge.consumers:
+            undo.callback(block.get_submodule(name).register_forward_pre_hook(turn_back).remove)
+        yield

@@ -1,0 +1,93 @@
+"""Rotation as an algorithm of a job (QuaRot, Ashkboos et al. 2024): R1 on the residual stream, R2 on values.
+
+Every block is turned when its turn comes, embeddings and head at the end; hidden states are turned once, in front of
+the first block. What is folded where, and the proof that it may be, is in ``blocks.rotation``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from quantcore.config.algorithms import RotationConfig
+from quantcore.edges.edge import Edge, FoundEdges, shape_of
+from quantcore.edges.record import find_layers
+from quantcore.rotation.fold import find_head_sizes, rotate_block, rotate_input, rotate_values
+from quantcore.rotation.hadamard import Rotation, orthogonal
+from quantcore.rotation.record import Run, has_matrix
+from quantcore.rotation.residual import find_embedding, find_head, find_residual
+
+
+class ModelRotation:
+    """The rotations of one model, whose stream has ``width`` channels."""
+
+    def __init__(self, config: RotationConfig, width: int) -> None:
+        self._config = config
+        self._stream = orthogonal(
+            width, seed=config.seed, random_signs=config.random_r1, block_size=config.rotation_size
+        )
+
+    def turn_state(self, state: torch.Tensor) -> torch.Tensor:
+        """R1 on hidden states [1, T, H] in front of the first block, as the turned blocks read them."""
+        return self._stream.apply(state)
+
+    def turn_block(self, block: nn.Module, run: Run, like: torch.Tensor, edges: Callable[[], FoundEdges]) -> set[str]:
+        """Fold what is asked for into ``block``; the names of the parameters that changed.
+
+        ``run`` calls the block with hidden states shaped as ``like``. Raises ModelError ``cannot_rotate``.
+        """
+        changed: set[str] = set()
+        if self._config.r1:
+            changed.update(rotate_block(block, find_residual(block, run, like), self._stream))
+        if self._config.r2 or self._config.r4:
+            found = edges().edges
+            heads = dict(zip(found, find_head_sizes(block, found, run, like), strict=True))
+            if self._config.r4:
+                changed.update(self._turn_inputs(block, heads))
+            for edge, size in heads.items():
+                if self._config.r2 and size is not None:
+                    changed.update(rotate_values(block, edge, self._of_heads(size)))
+        return changed
+
+    def turn_outside(
+        self, model: nn.Module, embed: Callable[[], torch.Tensor], logits: Run, like: torch.Tensor
+    ) -> set[str]:
+        """The embeddings, the final norm and the head of ``model``; these two must not share a weight any more."""
+        if not self._config.r1:
+            return set()
+        found = [find_embedding(model, embed, like.shape[-1]), find_head(model, logits, like)]
+        return {name for residual in found for name in rotate_block(model, residual, self._stream)}
+
+    def _turn_inputs(self, block: nn.Module, heads: dict[Edge, int | None]) -> set[str]:
+        """R4 on the layers that read neither the stream nor values of ``heads``; the names of their weights.
+
+        Those that read the stream stand behind a norm, or are as wide as it is.
+        """
+        others = {
+            name
+            for edge, size in heads.items()
+            for name in edge.consumers
+            if size is not None or not has_matrix(block.get_submodule(edge.producer))
+        }
+        read = {name for edge in heads for name in edge.consumers}
+        turned = set()
+        layers = {name: layer for name, layer in find_layers(block).items() if has_matrix(layer)}
+        for name, layer in layers.items():
+            width = shape_of(layer)[1]
+            if name not in others and (name in read or width != self._stream.size):
+                rotate_input(block, name, orthogonal(width, block_size=self._config.rotation_size))
+                turned.add(f"{name}.weight")
+        return turned
+
+    def _of_heads(self, size: int) -> Rotation:
+        return orthogonal(size, seed=self._config.seed, random_signs=self._config.random_r2)
+
+
+def untie(model: Any) -> None:
+    """Give the output projection of a Transformers ``model`` a weight of its own if it shares that of the embedding."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head.weight is embedding.weight:
+        head.weight = nn.Parameter(embedding.weight.detach().clone(), requires_grad=False)

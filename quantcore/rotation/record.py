@@ -1,0 +1,190 @@
+"""Running a decoder block, or what lies around the blocks, while watching what has the width of the residual stream.
+
+Legend: H width of the stream, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from quantcore.model.experts import SplitExperts, is_fused
+from quantcore.runtime.shards import is_sharded
+
+Run = Callable[[torch.Tensor], torch.Tensor]
+Replace = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class StreamNorm:
+    """A norm of the stream and the ``readers`` of its output. With ``plus_one`` it multiplies with 1 + weight."""
+
+    name: str
+    readers: tuple[str, ...]
+    plus_one: bool = False
+
+    def factor(self, module: nn.Module) -> torch.Tensor | None:
+        """What the norm multiplies the channels with, float32 [H]; None if it has no weight."""
+        weight = getattr(module.get_submodule(self.name), "weight", None)
+        return None if weight is None else weight.detach().float() + (1.0 if self.plus_one else 0.0)
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Names of modules around the stream. ``readers`` are all of them, also those that read it without a norm.
+
+    Experts that are still fused count as one reader and writer, split ones by their linear layers. ``change`` is by how
+    much the block's update differed under a rotation, relative to its length: rounding.
+    """
+
+    norms: tuple[StreamNorm, ...] = ()
+    readers: tuple[str, ...] = ()
+    writers: tuple[str, ...] = ()
+    change: float = 0.0
+
+
+@dataclass
+class Seen:
+    """First inputs and outputs of modules, where these have the width of the stream."""
+
+    output: torch.Tensor
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def watch(
+    module: nn.Module, run: Callable[[], torch.Tensor], width: int, replaced: Mapping[str, Replace] | None = None
+) -> Seen:
+    """Run once. What the modules in ``replaced`` return goes through these functions."""
+    seen = Seen(torch.empty(0))
+
+    def note(name: str) -> Callable[..., Any]:
+        def hook(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            given = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)), None)
+            if given is not None and given.shape[-1:] == (width,) and given.is_floating_point():
+                seen.inputs.setdefault(name, given)
+            if isinstance(output, torch.Tensor) and output.shape[-1:] == (width,) and output.is_floating_point():
+                output = replaced[name](output) if replaced and name in replaced else output
+                seen.outputs.setdefault(name, output)
+            return output
+
+        return hook
+
+    with ExitStack() as stack:
+        for name, part in parts_of(module):
+            handle = part.register_forward_hook(note(name), with_kwargs=True)
+            stack.callback(handle.remove)
+        seen.output = run()
+    return seen
+
+
+def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """All modules inside; a mixture's experts are one."""
+    experts: tuple[str, ...] = ()
+    for name, part in module.named_modules():
+        if not name or (experts and name.startswith(experts)):
+            continue
+        if is_experts(part):
+            experts = (*experts, f"{name}.")
+        yield name, part
+
+
+@contextmanager
+def in_float32(block: nn.Module) -> Iterator[None]:
+    """While this lasts the block takes, computes and gives float32: its weights are widened, each as it is used."""
+
+    def widen(tree: Any) -> Any:
+        return tree_map(lambda leaf: leaf.float() if _is_narrow(leaf) else leaf, tree)
+
+    def before(part: nn.Module, args: Any, kwargs: Any) -> Any:
+        narrow = {name: p for name, p in part._parameters.items() if p is not None and _is_narrow(p)}
+        waiting.setdefault(part, []).append(narrow)
+        for name, parameter in narrow.items():
+            part._parameters[name] = nn.Parameter(parameter.detach().float(), requires_grad=False)
+        return (widen(args), widen(kwargs)) if part is block else None
+
+    def after(part: nn.Module, *_: Any) -> None:
+        part._parameters.update(waiting[part].pop())
+
+    waiting: dict[nn.Module, list[dict[str, Any]]] = {}
+    with ExitStack() as undo:
+        for part in block.modules():
+            # Slices are brought together before the one and parted behind the other.
+            is_whole = not any(map(is_sharded, part.parameters(recurse=False)))
+            undo.callback(part.register_forward_pre_hook(before, with_kwargs=True, prepend=is_whole).remove)
+            undo.callback(part.register_forward_hook(after, always_call=True, prepend=not is_whole).remove)
+        yield
+
+
+def _is_narrow(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.dtype.itemsize < 4
+
+
+def is_experts(part: nn.Module) -> bool:
+    return isinstance(part, SplitExperts) or is_fused(part)
+
+
+def has_matrix(part: nn.Module) -> bool:
+    weight = part._parameters.get("weight")
+    return weight is not None and weight.ndim == 2
+
+
+def norm_like(module: nn.Module, seen: Seen) -> list[str]:
+    """Modules that could be norms: without children or matrices, and their output is not just their input (dropout)."""
+    return [
+        name
+        for name, given in seen.inputs.items()
+        if name in seen.outputs and _is_simple(module.get_submodule(name)) and not same(given, seen.outputs[name])
+    ]
+
+
+def _is_simple(part: nn.Module) -> bool:
+    return not any(True for _ in part.children()) and all(parameter.ndim == 1 for parameter in part.parameters())
+
+
+def random_like(like: torch.Tensor, *, seed: int) -> torch.Tensor:
+    return torch.randn(like.shape, generator=torch.Generator().manual_seed(seed)).to(like.device, like.dtype)
+
+
+def rows_of(x: torch.Tensor) -> torch.Tensor:
+    return x.float().reshape(-1, x.shape[-1])
+
+
+def errors_of(before: torch.Tensor, after: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+    """For each token how far the output moved, relative to the length of ``update``, its mean square over tokens.
+
+    A token to which a gate lets nothing through would else be all rounding.
+    """
+    moved: torch.Tensor = rows_of(after.float() - before.float()).norm(dim=-1)
+    size: torch.Tensor = rows_of(update).norm(dim=-1).square().mean().sqrt()
+    return moved / size
+
+
+def same(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return x.numel() == y.numel() and torch.equal(rows_of(x), rows_of(y))
+
+
+def close(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return bool((x.float() - y.float()).norm() <= rounding(x.dtype) * y.float().norm())
+
+
+def parallel(x: torch.Tensor, y: torch.Tensor, part_of: torch.Tensor | None = None) -> bool:
+    """Whether every row of x is that of y times some number. x may be a difference, and as exact as ``part_of``."""
+    if x.numel() != y.numel():
+        return False
+    rows, others = rows_of(x), rows_of(y)
+    shadow = (rows * others).sum(-1, keepdim=True) / others.square().sum(-1, keepdim=True) * others
+    allowed = rounding(x.dtype) * rows.norm(dim=-1)
+    if part_of is not None:
+        allowed += 4 * torch.finfo(x.dtype).eps * rows_of(part_of).norm(dim=-1)
+    return bool(rows.any()) and bool(((rows - shadow).norm(dim=-1) <= allowed).all())
+
+
+def rounding(dtype: torch.dtype) -> float:
+    return 1e-4 if torch.finfo(dtype).bits >= 32 else 2e-2

@@ -1,0 +1,90 @@
+"""A rotation of the residual stream at work without a changed matrix: what the proof of ``residual`` runs.
+
+Legend: H width of the stream, T tokens, K experts a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from quantcore.model.experts import SplitExperts
+from quantcore.rotation.hadamard import Rotation
+from quantcore.rotation.record import Residual, is_experts
+
+PLAIN = (nn.Linear.forward, Conv1D.forward)  # forwards that are known to be x W^T + b
+
+
+@contextmanager
+def turned(module: nn.Module, found: Residual, rotation: Rotation, dtype: torch.dtype) -> Iterator[None]:
+    """While this lasts, the module takes and gives a rotated stream, of ``dtype``.
+
+    Norms are neutral, readers' inputs are turned back and multiplied with the norm's weight, writers' outputs turned:
+    what folding does, without a copy of a matrix. Only routers of classes of their own, which may do anything with
+    their input, are given folded weights.
+    """
+    factors: dict[str, torch.Tensor] = {}
+    with ExitStack() as undo:
+        for norm in found.norms:
+            factor = norm.factor(module)
+            if factor is not None:
+                factors |= dict.fromkeys(norm.readers, factor)
+                weight = module.get_submodule(norm.name).get_parameter("weight").data
+                undo.callback(weight.copy_, weight.clone())
+                weight.fill_(0.0 if norm.plus_one else 1.0)
+        for name in found.readers:
+            part, factor = module.get_submodule(name), factors.get(name)
+            if type(part).forward in PLAIN or is_experts(part):
+                hook = _turning_back(rotation, factor)
+                undo.callback(part.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            else:
+                undo.callback(part._parameters.__setitem__, "weight", part._parameters["weight"])
+                wide_OI = part.get_parameter("weight").data.float() * (1.0 if factor is None else factor)
+                part._parameters["weight"] = nn.Parameter(rotation.apply(wide_OI).to(dtype), requires_grad=False)
+        for name in found.writers:
+            handle = module.get_submodule(name).register_forward_hook(lambda _, __, output: rotation.apply(output))
+            undo.callback(handle.remove)
+        yield
+
+
+def _turning_back(rotation: Rotation, factor_H: torch.Tensor | None) -> Callable[..., Any]:
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def turn(x: torch.Tensor) -> torch.Tensor:
+            wide = rotation.inverse(x.float())
+            return (wide if factor_H is None else wide * factor_H).to(x.dtype)
+
+        if args:
+            return (turn(args[0]), *args[1:]), kwargs
+        first = next(iter(kwargs))
+        return args, {**kwargs, first: turn(kwargs[first])}
+
+    return hook
+
+
+@contextmanager
+def sent_to_all_experts(block: nn.Module) -> Iterator[None]:
+    """While this lasts, tokens go to a mixture's experts in turn, as many to each, whatever its router says."""
+
+    def hook(experts: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), args, strict=False)) | kwargs
+        index_TK, weights_TK = given["top_k_index"], given["top_k_weights"]
+        num_tokens, num_experts = len(index_TK), _num_experts(experts)
+        per_token = max(index_TK.shape[-1], -(-num_experts // num_tokens))
+        turns = torch.arange(num_tokens * per_token, device=index_TK.device) % num_experts
+        weights = torch.full((num_tokens, per_token), 1 / per_token, device=weights_TK.device, dtype=weights_TK.dtype)
+        return (), given | {"top_k_index": turns.view(num_tokens, per_token), "top_k_weights": weights}
+
+    with ExitStack() as undo:
+        for part in block.modules():
+            if is_experts(part):
+                undo.callback(part.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        yield
+
+
+def _num_experts(experts: Any) -> int:
+    return int(experts.num_experts if isinstance(experts, SplitExperts) else len(experts.down_proj))

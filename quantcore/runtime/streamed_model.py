@@ -1,0 +1,253 @@
+"""A model of which one decoder block is in memory at a time.
+
+The skeleton runs as Transformers wrote it. Two tricks make its blocks ours (see ``relay``): while the part before the
+blocks runs, each block's ``forward`` is replaced by one that records what the model hands to it; while the part after
+the blocks runs, the first block returns the hidden states that we computed. So embedding scales, per-layer masks, RoPE
+tables, final norms and logit soft-caps are the model's own, whatever the architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from quantcore.errors import ModelError
+from quantcore.model.experts import experts_split, is_fused
+from quantcore.model.names import (
+    FROM_FILE_TO_FILE,
+    check_not_rearranged,
+    check_shares_nothing,
+    place_tensors,
+    projection_names,
+)
+from quantcore.model.skeleton import build_skeleton, find_block_list, float32_names, set_parameter
+from quantcore.runtime.arguments import Arguments
+from quantcore.runtime.devices import release_freed_memory
+from quantcore.runtime.hidden import Hidden
+from quantcore.runtime.ranks import Ranks, computing_together
+from quantcore.runtime.relay import Outside, Relay, blocks_replaced
+from quantcore.runtime.sharded import shard
+from quantcore.runtime.shards import is_sharded, mine, rows_of
+from quantcore.runtime.states import States, StatesInMemory
+
+ReadTensor = Callable[[str], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Slices:
+    """The ranks that hold a slice of each block, and what gives some rows of a float tensor by its checkpoint name."""
+
+    ranks: Ranks
+    read_rows: Callable[[str, range], torch.Tensor]
+
+
+class StreamedModel:
+    """Runs a causal language model block by block. ``read`` gives a float tensor by its checkpoint name (CPU).
+
+    ``names`` are the checkpoint's tensors and ``prefix`` is theirs; the model's own names may differ. With ``slices``
+    several ranks share every block that is loaded. ``expect`` is told what the next block will read.
+    """
+
+    def __init__(
+        self, raw_config: dict[str, Any], read: ReadTensor, names: set[str], prefix: str, num_blocks: int,
+        dtype: torch.dtype, device: torch.device, slices: Slices | None = None,
+        expect: Callable[[Iterable[str]], None] = lambda names: None,
+    ) -> None:  # fmt: skip
+        self._read = read
+        self._expect = expect
+        self._slices = slices
+        self.device = device
+        self.dtype = dtype
+        self.model = build_skeleton(raw_config, dtype)
+        self._placed = place_tensors(self.model, names)
+        self._stored = {place: name for name, place in self._placed.items()}
+        self._prefix, self.blocks = find_block_list(self.model, self._placed, prefix, num_blocks)
+        check_shares_nothing(self.model, self._prefix)
+        check_not_rearranged(self.model, names, self._placed)
+        self._projections = projection_names(self.model)
+        self._keeps_float32 = float32_names(self.model, dtype)
+        self.num_returned = 0  # values that a block returns as a tuple
+        for name, buffer in list(self.model.named_buffers()):
+            if name in self._stored:
+                self._load(self.model, name, name)
+            else:
+                set_parameter(self.model, name, buffer.to(device))
+
+    @property
+    def blocks_name(self) -> str:
+        """The name of the module list of the decoder blocks."""
+        return self._prefix.removesuffix(".")
+
+    def find_module(self, name: str) -> nn.Module:
+        """The module of the layer that the checkpoint calls ``name``; one inside a block exists while that is loaded.
+
+        Raises ModelError if the model has no place for it.
+        """
+        place = self._placed.get(f"{name}.weight")
+        if place is None:
+            raise ModelError(
+                f"Transformers builds this model without the layer {name}.",
+                code="unsupported_layer",
+                hint=f"Exclude it, for example with the pattern '*.{name.rpartition('.')[2]}'.",
+            )
+        return self.model.get_submodule(place.rpartition(".")[0])
+
+    def stored_name(self, name: str, index: int | None = None) -> str:
+        """The checkpoint's name of a parameter of the model, or of one of block ``index``."""
+        place = name if index is None else f"{self._prefix}{index}.{name}"
+        return self._stored.get(place, place)
+
+    def embed(self, windows_NT: torch.Tensor, states: States | None = None) -> Hidden:
+        """Token ids [N, T] to the input of block 0; ``states`` is where it is kept, in memory if None.
+
+        Raises ModelError for ids that the model has no embedding of.
+        """
+        self._check_ids(windows_NT)
+        hidden = Hidden(StatesInMemory(len(windows_NT)) if states is None else states)
+        with self._outside_loaded(head=False):
+            for window_T in windows_NT:
+                self._add_window(hidden, window_T)
+            if self._slices is not None:
+                hidden.num_idle = max(self._slices.ranks.gather(len(windows_NT))) - len(windows_NT)
+                hidden.idle = Hidden([])
+                self._add_window(hidden.idle, windows_NT.new_zeros(windows_NT.shape[1]))
+        return hidden
+
+    def _add_window(self, hidden: Hidden, window_T: torch.Tensor) -> None:
+        """What reaches the blocks of one window of token ids [T]."""
+        arguments = [Arguments() for _ in self.blocks]
+        ids_NT = window_T[None].to(self.device)
+        with self._blocks_replaced(arguments) as relay:
+            state = relay.run(partial(self.model.base_model, input_ids=ids_NT, use_cache=False))
+        if state.ndim < 3 or state.shape[:2] != ids_NT.shape:
+            raise ModelError(
+                f"The decoder blocks of this model take hidden states of shape {list(state.shape)} for"
+                f" {len(window_T)} tokens; [1, {len(window_T)}, ...] is supported.",
+                code="unsupported_architecture",
+                hint=FROM_FILE_TO_FILE,
+            )
+        hidden.states.append(state)
+        hidden.arguments.add(arguments)
+
+    def _check_ids(self, windows_NT: torch.Tensor) -> None:
+        num_rows = len(self.model.get_input_embeddings().get_parameter("weight"))
+        largest = max((int(window_T.max()) for window_T in windows_NT), default=0)
+        if largest >= num_rows:
+            raise ModelError(
+                f"The tokenizer gives the token {largest}, and the model has embeddings of {num_rows} tokens.",
+                code="tokenizer_mismatch",
+                hint="Put the tokenizer's files that belong to this model into its folder.",
+            )
+
+    @contextmanager
+    def block(self, index: int) -> Iterator[nn.Module]:
+        """Block ``index`` with its weights in memory; they are dropped at the end."""
+        kept, prefix = self.blocks[index], f"{self._prefix}{index}."
+        if self._slices is not None:  # what was sharded once stays so: take a block that can be thrown away
+            self.blocks[index] = deepcopy(kept)
+        block = self.blocks[index]
+        with experts_split(block, self._fused_experts(block, index), self._projections):
+            if self._slices is not None:
+                keeps = lambda name: self._keeps_float32(prefix + name)  # noqa: E731
+                shard(block, self._slices.ranks, self.device, keeps)
+            names = [name for name, _ in block.named_parameters()]
+            try:
+                for name in names:
+                    self._load(block, name, prefix + name)
+                self._expect(self._stored_in_block(index + 1))
+                with nullcontext() if self._slices is None else computing_together():
+                    yield block
+            finally:
+                self.blocks[index] = kept
+                if block is kept:
+                    self._drop(block, names)
+                del block
+        release_freed_memory()
+
+    def _stored_in_block(self, index: int) -> list[str]:
+        start = f"{self._prefix}{index}."
+        return [name for place, name in self._stored.items() if place.startswith(start)]
+
+    def run_block(self, block: nn.Module, index: int, hidden: Hidden | None) -> None:
+        """Take every window one block further, in place; None is no window at all."""
+        if hidden is None:
+            return
+        hidden.advance(block, index)
+        self.num_returned = hidden.num_returned
+
+    @contextmanager
+    def head(self) -> Iterator[Outside]:
+        """The model around its blocks; the weights of embeddings and head live inside."""
+        with self._outside_loaded(head=True), self._blocks_replaced([Arguments() for _ in self.blocks]) as relay:
+            yield Outside(self.model, relay, self.device)
+
+    @contextmanager
+    def whole(self) -> Iterator[PreTrainedModel]:
+        """The model with all of its weights in memory: it computes and generates as Transformers' own does."""
+        with ExitStack() as stack:
+            stack.enter_context(self._outside_loaded(head=True))
+            for index in range(len(self.blocks)):
+                stack.enter_context(self.block(index))
+            yield self.model
+
+    def _fused_experts(self, block: nn.Module, index: int) -> list[str]:
+        """The modules in the block whose experts the checkpoint holds one by one."""
+        start = f"{self._prefix}{index}."
+        fused = [name for name, module in block.named_modules() if is_fused(module)]
+        return [name for name in fused if f"{start}{name}.down_proj" not in self._stored]
+
+    @contextmanager
+    def _outside_loaded(self, *, head: bool) -> Iterator[None]:
+        """The weights outside the blocks; the output projection only if ``head``."""
+        names = [name for name, _ in self.model.named_parameters() if not name.startswith(self._prefix)]
+        if not head:
+            names = [name for name in names if not self._is_stored_head(name)]
+        stored = [name for name in names if name in self._stored]
+        try:
+            for name in stored:
+                self._load(self.model, name, name)
+            self.model.tie_weights()
+            for name in names:
+                if self.model.get_parameter(name).is_meta:  # neither stored nor tied to what is: let read say so
+                    self._load(self.model, name, name)
+            yield
+        finally:
+            self._drop(self.model, names)
+
+    def _is_stored_head(self, name: str) -> bool:
+        """Whether this is a parameter of the output projection, and that has a weight of its own."""
+        path = name.rpartition(".")[0]
+        head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        return f"{path}.weight" in self._stored and self.model.get_submodule(path) is head
+
+    @contextmanager
+    def _blocks_replaced(self, arguments: list[Arguments]) -> Iterator[Relay]:
+        with blocks_replaced(self.blocks, arguments, num_returned=self.num_returned) as relay:
+            try:
+                yield relay
+            finally:
+                self.num_returned = relay.num_returned
+
+    def _load(self, module: nn.Module, name: str, place: str) -> None:
+        """Fill the parameter ``name`` of ``module``, which the whole model calls ``place``."""
+        path, _, last = name.rpartition(".")
+        stored = self._stored.get(place, place)
+        before = getattr(module.get_submodule(path), last)
+        if self._slices is not None and is_sharded(before):
+            mine(before).copy_(self._slices.read_rows(stored, rows_of(before)))
+            return
+        dtype = torch.float32 if self._keeps_float32(place) else before.dtype
+        set_parameter(module, name, self._read(stored).to(self.device, dtype))
+
+    def _drop(self, module: nn.Module, names: list[str]) -> None:
+        for name in names:
+            parameter = module.get_parameter(name)
+            set_parameter(module, name, torch.empty_like(parameter, device="meta"))

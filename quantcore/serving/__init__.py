@@ -1,0 +1,1 @@
+"""Programs that serve a result, run in their own environments: speed and tasks measured there."""

@@ -1,0 +1,66 @@
+"""Scripts of ours that run in the environment of another program, and know nothing of the rest of the engine.
+
+``outside`` runs them there.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from quantcore.checkpoint.headers import read_json
+from quantcore.errors import ConfigError, ModelError
+
+INSIDE_ENV = Path(__file__).with_name("inside_env.py")
+STOPWATCH = Path(__file__).with_name("stopwatch.py")
+VLLM_TASKS = Path(__file__).with_name("vllm_tasks.py")
+NUM_LINES = 15  # of what a program said before it died
+
+
+def kv_cache_dtype(model: str | Path) -> str:
+    """What vLLM is to be told of the KV cache of ``model``: it uses the scales in the files only for ``fp8``."""
+    file = Path(model) / "config.json"
+    config = read_json(file, "no_config") if file.is_file() else {}
+    said = config.get("quantization_config") or {}
+    has_scales = said.get("kv_cache_scheme") or (said.get("export") or {}).get("kv_cache_group")
+    return "fp8" if has_scales else "auto"
+
+
+def run_elsewhere(script: Path, task: dict[str, Any], *, python: str, program: str) -> dict[str, Any]:
+    """What ``script`` found, run by the interpreter ``python`` of the environment where ``program`` is installed.
+
+    ``task`` names at least the ``model``. Raises ConfigError ``no_runtime``, ModelError ``runtime_failed``.
+    """
+    command = [python, "-I", str(INSIDE_ENV), str(script)]  # -I: the files beside it are not for that environment
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"{python} cannot be started: {error.strerror}.",
+            code="no_runtime",
+            hint=f"Give the interpreter of the environment where {program} is installed.",
+        ) from error
+    try:
+        said, complained = process.communicate(json.dumps(task))
+    finally:
+        process.kill()
+    lines = [line for line in said.splitlines() if line.startswith("RESULT ")]
+    result: dict[str, Any] = json.loads(lines[0][7:]) if lines else {}
+    if "missing" in result:
+        raise ConfigError(
+            f"{python} is not of an environment with {program}: there is no module {result['missing']}.",
+            code="no_runtime",
+            hint="Install it there, or give the interpreter of the environment where it is.",
+        )
+    if "error" in result or not result:
+        last = result.get("error") or "\n".join(complained.splitlines()[-NUM_LINES:]) or f"status {process.returncode}"
+        raise ModelError(
+            f"{program} does not serve {task['model']}: {last}",
+            code="runtime_failed",
+            hint="docs/consumers.md says which formats each program reads.",
+        )
+    return result

@@ -1,0 +1,42 @@
+"""No refactoring changes a byte of what jobs write: see ``golden_record``."""
+
+import json
+import platform
+
+import pytest
+
+from tests.conformance import golden_record
+
+USUAL = [
+    "dense w4a16",
+    "dense int8_autosmoothquant",
+    "mixture w4a16_awq_gptq",
+    "mixture fp8_kv_cache",
+    "tied mxfp4_rotation_gptaq",
+    "fused w4a16_sym_gptq",
+    "fused w4a16_file2file",
+]
+"""The cells that run with ``make test``, which meet every family and most algorithms."""
+
+pytestmark = pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64"), reason="the record was made with kernels for x86-64"
+)
+
+
+@pytest.fixture(scope="module")
+def record():
+    return json.loads(golden_record.RECORD.read_text())
+
+
+def test_the_record_holds_every_cell(record):
+    assert list(record) == golden_record.names()
+
+
+def test_usual_cells_write_the_same_files(record):
+    assert golden_record.run(USUAL, num_ranks=1) == {name: record[name] for name in USUAL}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_all_cells_write_the_same_files_on_any_number_of_ranks(record, num_ranks):
+    assert golden_record.run(golden_record.names(), num_ranks) == record
