@@ -24,11 +24,14 @@ from api.store.engine import connect, dispose
 from api.store.queue import control, events, jobs
 from api.store.queue.events import NewEvent
 from bitfoundry.local.stack import LocalStack
+from quantcore.config import presets
+from quantcore.config.job_spec import JobSpec
 from tests.browser.chromium import open_browser
 
 RESULTS = Path(__file__).parent / "results"
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "router")
 PRESETS = ("fp8", "w4a16", "int8_dynamic", "mxfp4")
+SPEC = JobSpec(config=presets.resolve("fp8")).to_dict()
 WATCH = """
 window.late = {frame: 0, task: 0};
 new PerformanceObserver(list => list.getEntries().forEach(each => { late.task = Math.max(late.task, each.duration); }))
@@ -44,8 +47,8 @@ def fill(database_url: str, num_jobs: int, num_layers: int) -> str:
     """Cancelled jobs, and one more with the numbers of ``num_layers`` layers; its id."""
     sessions = connect(database_url)
     rng = random.Random(0)
-    asked: dict[str, Any] = {"project_id": projects.DEFAULT, "submitted_by": None, "calibration": {}, "config": {}}
-    asked |= {"labels": {"team": "search"}, "export": ["quark"], "model": {"path": "/models/a-model-of-some-size"}}
+    asked: dict[str, Any] = {"project_id": projects.DEFAULT, "submitted_by": None, "spec": SPEC}
+    asked |= {"labels": {"team": "search"}, "model": {"path": "/models/a-model-of-some-size"}}
     try:
         for start in range(0, num_jobs, 500):
             with sessions.begin() as session:

@@ -9,10 +9,11 @@ class BitfoundryError(Exception):
 
     code = "bitfoundry_error"
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", code: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.code = code or self.code
 
 
 class StackError(BitfoundryError):

@@ -129,30 +129,25 @@ class Run:
     def _prepare(self) -> None:
         self._workspace.create()
         self._hub_token = self._find_hub_token() if self._needs_hub else None
-        self._workspace.write_task(
-            self._model()
+        self._workspace.write_task(self._task())
+
+    def _task(self) -> dict[str, Any]:
+        """The engine's task: the job's spec, with the folders and files of this machine."""
+        spec = self.lease.spec.to_dict()
+        spec["calibration"] = self._with_source(spec["calibration"], "/calibration/source")
+        if "source" in spec["evaluation"]:
+            spec["evaluation"] = self._with_source(spec["evaluation"], "/evaluation/source")
+        if spec["evaluation"]["tasks"] and self._settings.lm_eval_tasks_dir is not None:
+            spec["evaluation"]["include_path"] = str(self._settings.lm_eval_tasks_dir)  # the operator's own tasks
+        return (
+            spec
+            | self._model()
             | {
                 "token_on_stdin": self._hub_token is not None,
                 "output_dir": str(self._workspace.output_dir),
                 "resume_dir": str(self._workspace.resume_dir),
-                "config": self.lease.config,
-                "mix": self.lease.mix,
-                "calibration": self._with_source(self.lease.calibration, "/calibration/source"),
-                "export": list(self.lease.export),
-                "max_shard_size": self.lease.max_shard_size,
-                "gate": self.lease.gate,
-                "evaluation": self._evaluation(),
-                "file2file": self.lease.file2file,
-                "shard_blocks": self.lease.shard_blocks,
             }
         )
-
-    def _evaluation(self) -> dict[str, Any]:
-        """The task's, with the operator's tasks beside those of the harness."""
-        asked = self.lease.evaluation
-        found = self._with_source(asked, "/evaluation/source") if "source" in asked else asked
-        tasks_dir = self._settings.lm_eval_tasks_dir if asked.get("tasks") else None
-        return found if tasks_dir is None else found | {"include_path": str(tasks_dir)}
 
     def _with_source(self, text: dict[str, Any], field: str) -> dict[str, Any]:
         """A text as the engine finds it: a dataset on the Hub or the builtin one by name, others by a file's path."""
@@ -185,9 +180,9 @@ class Run:
     @property
     def _needs_hub(self) -> bool:
         """Whether its model, a text or the data of a task is on the Hub."""
-        texts = (self.lease.calibration, self.lease.evaluation)
-        on_hub = any(text.get("revision") is not None for text in texts)
-        return "id" in self.lease.model or on_hub or bool(self.lease.evaluation.get("tasks"))
+        spec = self.lease.spec
+        on_hub = any(text.revision is not None for text in (spec.calibration, spec.evaluation))
+        return "id" in self.lease.model or on_hub or bool(spec.evaluation.tasks)
 
     def _find_hub_token(self) -> str | None:
         """The token that the job names, else the service's own. Raises ModelError ``hub_token_not_found``."""

@@ -12,7 +12,7 @@ from api.http.errors import may
 from api.http.security import Reader
 from api.http.strict_json import StrictJsonRoute
 from api.jobs import models, service
-from api.jobs.schemas import ModelRef, PlanOn
+from api.jobs.schemas import ModelRef, PlanCreate
 from quantcore.config.quantization import json_schema
 from quantcore.export import formats_for
 
@@ -107,7 +107,7 @@ def config_schema(_: Reader) -> dict[str, Any]:
 
 
 @router.post("/plans")
-def make_plan(body: PlanOn, caller: Reader, context: ContextDep) -> dict[str, Any]:
+def make_plan(body: PlanCreate, caller: Reader, context: ContextDep) -> dict[str, Any]:
     """What a job would do with this model: a decision per layer, sizes, memory; with ``hardware`` also whether it fits
     there. No side effect."""
     planned = service.make_plan(body, context, caller)

@@ -38,11 +38,11 @@ class CountedConnection(h11.Connection):
 
     num_chunks = num_body_bytes = 0
 
-    def send(self, event: Any) -> bytes | None:
+    def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
         if isinstance(event, h11.Response) and self.their_state is h11.SEND_BODY:
             headers = [*event.headers, (b"connection", b"close")]
             event = h11.Response(status_code=event.status_code, headers=headers, reason=event.reason)
-        return super().send(event)
+        return super().send_with_data_passthrough(event)
 
     def next_event(self) -> Any:
         event = super().next_event()

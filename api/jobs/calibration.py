@@ -7,8 +7,8 @@ from collections.abc import Callable
 from api.http.deps import Context
 from api.store.accounts import datasets
 from api.store.accounts.audit import Caller
+from quantcore.config.job_spec import Evaluation
 from quantcore.config.quantization import BUILTIN, CalibrationConfig, TextSource, is_dataset_id
-from quantcore.config.task import Evaluation
 from quantcore.data import hub_dataset
 from quantcore.data.columns import no_column
 from quantcore.data.files import format_of

@@ -11,10 +11,13 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
+    RootModel,
     StrictBool,
     StringConstraints,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError
 
 from api.jobs import examples
@@ -23,8 +26,7 @@ from api.store.queue.waiting import Waiting
 from api.store.states import State
 from api.store.tables.jobs import Artifact, Job
 from api.store.tables.publications import Publication, PublicationState
-from quantcore.config.quantization import DEFAULT_SHARD_SIZE, CalibrationConfig, parse_size
-from quantcore.config.task import Evaluation, Gate, MixConfig, check_tasks
+from quantcore.config.job_spec import JobOptions, JobSpec, MixConfig
 from quantcore.errors import ConfigError
 from quantcore.hub.download import is_model_id
 from quantcore.hub.target import Target
@@ -55,7 +57,6 @@ LabelValue = Annotated[str, StringConstraints(max_length=512), AfterValidator(_p
 Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=MAX_LABELS)]
 Label = Annotated[str, StringConstraints(max_length=577), AfterValidator(_printable), AfterValidator(_name_and_value)]
 Priority = Annotated[int, Field(strict=True, ge=0, le=9)]
-Nodes = Annotated[int, Field(strict=True, ge=1, le=64)]
 Seconds = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
 
 
@@ -87,25 +88,17 @@ class ModelRef(RequestBody):
         return self
 
 
-class PlanCreate(RequestBody):
-    """What a plan needs.
+class JobRequest(JobOptions):
+    """A model, a scheme, and the options of a job.
 
-    ``config`` is {preset, group_size?, exclude?, kv_cache?}, a whole config in the engine's names (``GET
-    /v1/config-schema``), or the ``quantization_config`` of a checkpoint of AMD Quark. ``file2file``: weights that need
-    no data go from file to file and no model is run, nor measured. ``shard_blocks``: a worker of several processes
-    holds each block in slices; null: where its devices have too little memory otherwise. ``mix``: the scheme of each
+    ``config`` is {preset, group_size?, exclude?, kv_cache?, algo_config?}, a whole config in the engine's names (``GET
+    /v1/config-schema``), or the ``quantization_config`` of a checkpoint of AMD Quark. ``mix``: the scheme of each
     layer is chosen when the job runs; then ``config`` may be left out, or hold ``algo_config`` and nothing else.
     """
-
-    model_config = ConfigDict(json_schema_extra={"examples": [examples.PLAN_REQUEST]})
 
     model: ModelRef
     config: dict[str, Any] = Field(default={}, examples=[{"preset": "w4a16"}])
     mix: MixConfig | None = None
-    calibration: CalibrationConfig = CalibrationConfig()
-    export: tuple[str, ...] = Field(default=("quark",), max_length=16)
-    file2file: StrictBool = False
-    shard_blocks: StrictBool | None = None
 
     @model_validator(mode="after")
     def _has_a_scheme(self) -> Self:
@@ -120,7 +113,7 @@ class PlanCreate(RequestBody):
 
 
 class HardwareRef(RequestBody):
-    """What a plan is held against. ``devices`` of each node: eight of 80 GB are ``8x80GB``, none is its CPU."""
+    """The hardware that a plan is checked against. ``devices`` of each node: 8x80GB is eight of 80 GB; empty: CPU."""
 
     devices: Annotated[str, Field(max_length=40, examples=["8x80GB"])] = ""
     nodes: Annotated[int, Field(strict=True, ge=1, le=1024)] = 1
@@ -128,11 +121,10 @@ class HardwareRef(RequestBody):
     disk: Annotated[str, Field(max_length=40, examples=["4TB"])] = ""
 
 
-class PlanOn(PlanCreate):
-    """A plan, and what it is to be held against: the answer's ``capacity`` then says whether it fits, and how long it
-    would take."""
+class PlanCreate(JobRequest):
+    """A job to plan. With ``hardware`` the answer's ``capacity`` says whether the job fits, and how long it takes."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [examples.PLAN_ON_REQUEST]})
+    model_config = ConfigDict(json_schema_extra={"examples": [examples.PLAN_REQUEST]})
 
     hardware: HardwareRef | None = None
 
@@ -142,14 +134,6 @@ class Limits(RequestBody):
 
     max_runtime_s: Seconds | None = Field(default=None, description="For all attempts together; a retry starts anew.")
     max_pending_s: Seconds | None = Field(default=None, description="Until a worker takes it, each time it is queued.")
-
-
-def _is_a_size(text: str) -> str:
-    parse_size(text)
-    return text
-
-
-ShardSize = Annotated[str, StringConstraints(max_length=20), AfterValidator(_is_a_size), Field(examples=["5GB"])]
 
 
 class PublishTo(Target):
@@ -165,32 +149,20 @@ class PublishTo(Target):
     hub_token: Annotated[str, Field(pattern=TOKEN_NAME)] | None = None
 
 
-class JobCreate(PlanCreate):
-    """A plan that is to be carried out, with a name and labels to find it by.
+class JobCreate(JobRequest):
+    """A job to queue: what to do, and what the queue needs to know.
 
-    Of waiting jobs that of the highest ``priority`` goes first (9), then the one that has waited longest. Files of
-    weights are no larger than ``max_shard_size`` (5GB, 500MB), unless a tensor is; gguf is one file. ``gate``: what a
-    result that misses a limit means: ``fail`` fails the job and keeps the artifact apart, ``warn`` says so.
-    ``evaluation``: how the result is measured. ``nodes``: how many workers, with one disk in common, do the job
-    together. ``publish``: where the artifact shall go once it is proven.
+    Among waiting jobs the one with the highest ``priority`` (9) goes first, then the one that has waited longest.
+    ``publish`` says where the artifact goes once it is verified.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [examples.JOB_REQUEST]})
 
     name: Text | None = None
-    labels: Labels = {}
+    labels: Labels = Field(default={})
     priority: Priority = 5
     limits: Limits = Limits()
-    max_shard_size: ShardSize = DEFAULT_SHARD_SIZE
-    gate: Gate = "warn"
-    evaluation: Evaluation = Evaluation()
-    nodes: Nodes = 1
     publish: PublishTo | None = None
-
-    @model_validator(mode="after")
-    def _can_run_so(self) -> JobCreate:
-        check_tasks(self.evaluation, file2file=self.file2file)
-        return self
 
 
 class JobPatch(RequestBody):
@@ -205,28 +177,27 @@ class JobPatch(RequestBody):
     pinned: StrictBool = False
 
 
-class JobClone(RequestBody):
-    """What shall differ from the job that is cloned, in the fields of a new job; nothing need be given. A clone is
-    published only if that is asked for anew."""
+class JobClone(RootModel[dict[str, Any]]):
+    """A patch of the cloned job: the fields of a new job that differ, which is then validated as a ``JobCreate``.
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "again", "config": {"preset": "fp8"}}]})
+    A clone is published only if ``publish`` is given.
+    """
 
-    model: ModelRef | None = None
-    config: dict[str, Any] | None = None
-    mix: MixConfig | None = None
-    calibration: CalibrationConfig | None = None
-    export: tuple[str, ...] | None = Field(default=None, max_length=16)
-    name: Text | None = None
-    labels: Labels | None = None
-    priority: Priority | None = None
-    limits: Limits | None = None
-    max_shard_size: ShardSize | None = None
-    gate: Gate | None = None
-    evaluation: Evaluation | None = None
-    file2file: StrictBool | None = None
-    shard_blocks: StrictBool | None = None
-    nodes: Nodes | None = None
-    publish: PublishTo | None = None
+    model_config = ConfigDict(frozen=True)
+    root: dict[str, Any] = Field(default={})
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The schema of a new job in which every field is optional and has no default."""
+        job = handler.resolve_ref_schema(handler(JobCreate.__pydantic_core_schema__))
+        properties = {
+            name: {key: value for key, value in field.items() if key != "default"}
+            for name, field in job["properties"].items()
+        }
+        return {
+            "title": cls.__name__, "type": "object", "description": cls.__doc__, "additionalProperties": False,
+            "properties": properties, "examples": [{"name": "again", "config": {"preset": "fp8"}}],
+        }  # fmt: skip
 
 
 class JobQuery(RequestBody):
@@ -265,12 +236,13 @@ class JobListQuery(JobQuery):
 
 
 class PresetConfig(RequestBody):
-    """A named scheme and what people change most."""
+    """A named scheme, what people change most of it, and the algorithms before and while it rounds."""
 
     preset: str
     group_size: Annotated[int, Field(strict=True)] | None = None
     exclude: tuple[str, ...] | None = None
     kv_cache: str | None = None
+    algo_config: Any = None
 
 
 class ArtifactOut(BaseModel):
@@ -324,22 +296,18 @@ class SubmitterOut(BaseModel):
     name: str
 
 
-def asked_mix(job: Job) -> dict[str, Any] | None:
-    """A job's mix as a request says it."""
-    return job.mix and {name: value for name, value in job.mix.items() if name != "configs"}
+JOB_COLUMNS = frozenset(Job.__table__.columns.keys()) - {"submitted_by", "spec"} - JobSpec.model_fields.keys()
 
 
-class JobOut(BaseModel):
-    """A job as clients see it.
+def asked_of(job: Job) -> dict[str, Any]:
+    """The stored JobSpec as a request says it: the schemes of a mix by name alone."""
+    mix = job.spec.get("mix")
+    named = {name: value for name, value in mix.items() if name != "configs"} if mix else None
+    return {**job.spec, "mix": named}
 
-    ``submitted_by`` is null for what was submitted on the machine itself. ``state_times``: when it last entered each
-    state. ``waiting_reason`` and ``queue_position`` (1 is next) are there
-    while it waits; ``error`` has a stable ``code``, a ``hint``, and says in ``retryable`` whether a retry can help.
-    ``publish`` is where the artifact was to go from the start; ``publication``, None if there was none, is what became
-    of that or of a later ``POST .../publish``.
-    """
 
-    model_config = ConfigDict(json_schema_extra={"examples": [examples.JOB]})
+class JobStatus(BaseModel):
+    """What a job is called, what was asked beside its options, and where it stands."""
 
     id: str
     name: str | None
@@ -358,14 +326,6 @@ class JobOut(BaseModel):
     preset: str | None
     config: dict[str, Any]
     mix: dict[str, Any] | None
-    calibration: dict[str, Any]
-    export: list[str]
-    max_shard_size: str
-    gate: str
-    evaluation: dict[str, Any]
-    file2file: bool
-    shard_blocks: bool | None
-    nodes: int
     needs_memory_bytes: int | None
     cloned_from: str | None
     sweep_id: str | None
@@ -382,6 +342,21 @@ class JobOut(BaseModel):
     publication: PublicationOut | None
     cancel_requested: bool
 
+
+class JobOut(JobOptions, JobStatus):
+    """A job as clients see it: what was asked, with every default filled in, and where it stands.
+
+    ``submitted_by`` is null for what was submitted on the machine itself. ``state_times``: when it last entered each
+    state. ``waiting_reason`` and ``queue_position`` (1 is next) are there
+    while it waits; ``error`` has a stable ``code``, a ``hint``, and says in ``retryable`` whether a retry can help.
+    ``publish`` is where the artifact was to go from the start; ``publication``, None if there was none, is what became
+    of that or of a later ``POST .../publish``.
+    """
+
+    model_config = ConfigDict(
+        extra="ignore", json_schema_serialization_defaults_required=True, json_schema_extra={"examples": [examples.JOB]}
+    )
+
     @classmethod
     def of(
         cls,
@@ -392,17 +367,14 @@ class JobOut(BaseModel):
         key_name: str | None,
     ) -> JobOut:
         """``key_name``: of the key that submitted it."""
-        made_here = {"artifact", "publication", "cancel_requested", "limits", "waiting_reason", "queue_position"}
-        made_here |= {"submitted_by", "mix"}
-        columns = {name: getattr(job, name) for name in cls.model_fields.keys() - made_here}
+        columns = {name: getattr(job, name) for name in cls.model_fields.keys() & JOB_COLUMNS}
         columns["artifact"] = artifact and {
             "manifest_sha256": artifact.manifest_sha256,
             "bytes": artifact.num_bytes,
             "path": artifact.path,
         }
         return cls(
-            **columns,
-            mix=asked_mix(job),
+            **asked_of(job) | columns,
             submitted_by=SubmitterOut(key_id=job.submitted_by, name=key_name or "") if job.submitted_by else None,
             publication=PublicationOut.of(publication) if publication else None,
             cancel_requested=job.cancel_requested_at is not None,

@@ -8,13 +8,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from api.http.deps import Context
 from api.http.errors import Problem
 from api.jobs import calibration, models, targets
 from api.jobs.models import ReadHeaders
-from api.jobs.schemas import HardwareRef, JobCreate, PlanCreate, PlanOn, PresetConfig, PublishTo
+from api.jobs.schemas import HardwareRef, JobCreate, JobRequest, PlanCreate, PresetConfig, PublishTo
 from api.jobs.targets import Checked
 from api.store import manifest
 from api.store.accounts.audit import Caller
@@ -22,10 +22,10 @@ from api.store.manifest import Manifest, ManifestFile
 from api.store.tables.jobs import Artifact
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.config import presets
+from quantcore.config.job_spec import JobOptions, JobSpec
 from quantcore.config.presets import Preset
-from quantcore.config.quantization import CalibrationConfig, Config
+from quantcore.config.quantization import CalibrationConfig, Config, parse_config
 from quantcore.config.quark import read_config
-from quantcore.config.task import Evaluation, ResolvedMix, check_mix
 from quantcore.errors import ConfigError, QuantError
 from quantcore.mixed_precision import schemes
 from quantcore.plan import resolve as plan
@@ -33,7 +33,7 @@ from quantcore.plan.capacity import Capacity, capacity
 from quantcore.plan.hardware import parse_hardware
 from quantcore.plan.resolve import Plan
 
-_BODY_FIELDS = frozenset({*JobCreate.model_fields, *PlanOn.model_fields})
+_BODY_FIELDS = frozenset({*JobCreate.model_fields, *PlanCreate.model_fields})
 
 
 @dataclass(frozen=True)
@@ -42,23 +42,18 @@ class Planned:
 
     model: dict[str, Any]
     preset: str | None
-    config: Config
-    calibration: CalibrationConfig
+    spec: JobSpec
     plan: Plan
     headers: ModelHeaders
-    mix: ResolvedMix | None = None
     publish: dict[str, Any] | None = None
-    evaluation: Evaluation | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """What a plan answers with."""
-        answer = self.plan.to_dict() | {"config": self.config.to_dict(), "preset": self.preset}
-        of_job = {
-            "mix": self.mix and self.mix.asked,
-            "publish": self.publish,
-            "evaluation": self.evaluation and stored(self.evaluation),
-        }
-        return answer | {name: value for name, value in of_job.items() if value}
+        spec = self.spec
+        answer = self.plan.to_dict() | {"config": spec.config.to_dict(), "preset": self.preset}
+        answer["evaluation"] = spec.evaluation.model_dump(mode="json")
+        more = {"mix": spec.mix and spec.mix.asked, "publish": self.publish}
+        return answer | {name: value for name, value in more.items() if value}
 
 
 CheckTarget = Callable[[PublishTo], Checked]
@@ -66,67 +61,71 @@ Locate = Callable[[CalibrationConfig], CalibrationConfig]
 
 
 def make_plan(
-    request: PlanCreate, context: Context, caller: Caller, *, read: ReadHeaders | None = None,
+    request: JobRequest, context: Context, caller: Caller, *, read: ReadHeaders | None = None,
     locate: Locate | None = None,
 ) -> Planned:  # fmt: skip
-    """Resolve the request against the model's headers, which ``read`` may know already, as ``locate`` the text.
+    """Resolve the request against the model's headers, which ``read`` may know already, as ``locate`` the texts.
 
     Raises QuantError whose ``field`` points into the request.
     """
+    locate = locate or calibration.locator(context, caller)
     try:
-        known = known_presets(context.settings.presets_file)
-        mix = None if request.mix is None else schemes.resolve(request.mix, known)
-        preset, config = _parse_config(request.config if mix is None else _beside_mix(request.config), known)
-        if mix is not None:
-            check_mix(config, file2file=request.file2file)
-        text = (locate or calibration.locator(context, caller))(request.calibration)
+        preset, spec = _spec_of(request, known_presets(context.settings.presets_file))
+        spec = spec.model_copy(
+            update={
+                "calibration": locate(spec.calibration),
+                "evaluation": calibration.locate_evaluation(spec.evaluation, locate),
+            }
+        )
         model, headers = (read or models.reader(context, caller))(request.model)
-
-        def plan_of(config: Config) -> Plan:
-            return plan.resolve(
-                config, headers.config, headers.tensors, calibration=text, exports=request.export,
-                evaluation=request.evaluation if isinstance(request, JobCreate) else None,
-                file2file=request.file2file, shard_blocks=request.shard_blocks, warnings=headers.warnings,
-                num_schemes=len(mix.schemes) if mix else 0,
-            )  # fmt: skip
-
-        if mix is None:
-            resolved = plan_of(config)
-        else:
-            resolved = schemes.upper_bound(mix, schemes.plan_each(mix, plan_of, config.algo_config))
+        resolved = _plan_of(spec, headers)
     except QuantError as error:
         error.field = _pointer(error.field, request.config)
         raise
-    return Planned(model, preset, config, text, resolved, headers, mix)
+    return Planned(model, preset, spec, resolved, headers)
+
+
+def _spec_of(request: JobRequest, known: Mapping[str, Preset]) -> tuple[str | None, JobSpec]:
+    """The preset that the request names, if any, and the JobSpec that it means."""
+    mix = None if request.mix is None else schemes.resolve(request.mix, known)
+    preset, config = _parse_config(request.config if mix is None else _beside_mix(request.config), known)
+    options = {name: getattr(request, name) for name in JobOptions.model_fields}
+    return preset, JobSpec(config=config, mix=mix, **options)
+
+
+def _plan_of(spec: JobSpec, headers: ModelHeaders) -> Plan:
+    mix = spec.mix
+    if mix is None:
+        return plan.plan_job(spec, headers)
+    plans = schemes.plan_each(
+        mix,
+        lambda config: plan.plan_job(spec.model_copy(update={"config": config}), headers),
+        spec.config.algo_config,
+    )
+    return schemes.upper_bound(mix, plans)
 
 
 def make_capacity(planned: Planned, given: HardwareRef) -> Capacity:
     """What the plan needs of hardware. Raises ConfigError whose ``field`` points into the request."""
     hardware = parse_hardware(given.devices, given.nodes, given.host_memory, given.disk)
     headers, resolved = planned.headers, planned.plan
-    return capacity(resolved, planned.config, headers.config, headers.tensors, [1] * resolved.num_blocks, hardware)
+    config = planned.spec.config
+    return capacity(resolved, config, headers.config, headers.tensors, [1] * resolved.num_blocks, hardware)
 
 
 def make_job(
     request: JobCreate, context: Context, caller: Caller, *, read: ReadHeaders | None = None,
     locate: Locate | None = None, check: CheckTarget | None = None,
 ) -> Planned:  # fmt: skip
-    """``make_plan``, what the result is measured on, and where it shall go, which ``check`` may know already."""
-    locate = locate or calibration.locator(context, caller)
+    """``make_plan``, and where the result goes, which ``check`` may know already."""
     planned = make_plan(request, context, caller, read=read, locate=locate)
-    _check_nodes(request.nodes, planned.config)
-    planned = replace(planned, evaluation=calibration.locate_evaluation(request.evaluation, locate))
+    _check_nodes(request.nodes, planned.spec.config)
     if request.publish is None:
         return planned
     named = {"hub_token": request.model.hub_token} if request.publish.to is None else {}
     asked = request.publish.model_copy(update=named) if request.publish.hub_token is None else request.publish
     checked = (check or targets.checker(context, caller))(asked)
     return replace(planned, publish=checked.stored)
-
-
-def stored(settings: BaseModel) -> dict[str, Any]:
-    """Settings of a request as a row holds them: every default filled in, nothing that is not there."""
-    return settings.model_dump(mode="json", exclude_none=True)
 
 
 def _check_nodes(nodes: int, config: Config) -> None:
@@ -178,7 +177,8 @@ def _parse_config(data: dict[str, Any], known: Mapping[str, Preset]) -> tuple[st
         raise QuantError(
             f"The config is not valid at {first['loc'][0]}: {first['msg']}.",
             code="invalid_config",
-            hint="With a preset go only group_size, exclude and kv_cache; or give a whole config without a preset.",
+            hint="With a preset go only group_size, exclude, kv_cache and algo_config; or give a whole config without a"
+            " preset.",
             field="/config/" + "/".join(map(str, first["loc"])),
         ) from error
     config = presets.resolve(
@@ -188,6 +188,8 @@ def _parse_config(data: dict[str, Any], known: Mapping[str, Preset]) -> tuple[st
         kv_cache=chosen.kv_cache,
         presets=known,
     )
+    if chosen.algo_config is not None:
+        config = parse_config(config.to_dict() | {"algo_config": chosen.algo_config})
     return chosen.preset, config
 
 

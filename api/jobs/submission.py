@@ -13,7 +13,7 @@ from api import tracing
 from api.http.deps import Context
 from api.http.idempotent import Made, make_once, request_of
 from api.jobs import calibration, service
-from api.jobs.schemas import JobClone, JobCreate, asked_mix
+from api.jobs.schemas import JobClone, JobCreate, asked_of
 from api.jobs.service import Planned
 from api.store.accounts import audit, datasets
 from api.store.accounts.audit import Caller
@@ -37,7 +37,7 @@ def submit(body: JobCreate, caller: Caller, context: Context, idempotency_key: s
 
 def clone(original: Job, body: JobClone, caller: Caller, context: Context, idempotency_key: str | None) -> Made:
     """A new job like ``original`` but for what ``body`` names. A Hub model stays at the commit it had."""
-    changes = body.model_dump(mode="json", exclude_unset=True)
+    changes = body.root
     wanted = _merge(original, changes)
 
     def prepare() -> Planned:
@@ -58,10 +58,9 @@ def clone(original: Job, body: JobClone, caller: Caller, context: Context, idemp
 def store(session: Session, job_id: str, body: JobCreate, planned: Planned, caller: Caller, **more: Any) -> Job:
     """The job's row and what goes with it; ``more``: further columns. Raises QuotaExceeded, and CalibrationError for a
     dataset that was deleted a moment ago."""
-    evaluation = planned.evaluation
-    assert evaluation is not None, "make_job has located it"
-    dataset_id = _keep_dataset(session, planned.calibration.source, caller, "/calibration/source")
-    evaluation_dataset_id = _keep_dataset(session, evaluation.source, caller, "/evaluation/source")
+    spec = planned.spec
+    dataset_id = _keep_dataset(session, spec.calibration.source, caller, "/calibration/source")
+    evaluation_dataset_id = _keep_dataset(session, spec.evaluation.source, caller, "/evaluation/source")
     audit.note(session, caller, "job.submit", job_id)
     return jobs.submit(
         session,
@@ -76,19 +75,10 @@ def store(session: Session, job_id: str, body: JobCreate, planned: Planned, call
         needs_memory_bytes=planned.plan.peak_memory_bytes,
         model=planned.model,
         preset=planned.preset,
-        config=planned.config.to_dict(),
-        mix=planned.mix and service.stored(planned.mix),
-        calibration=service.stored(planned.calibration),
+        spec=spec.to_dict(),
         dataset_id=dataset_id,
-        export=list(body.export),
-        max_shard_size=body.max_shard_size,
-        traceparent=tracing.current(),
-        gate=body.gate,
-        evaluation=service.stored(evaluation),
         evaluation_dataset_id=evaluation_dataset_id,
-        file2file=body.file2file,
-        shard_blocks=body.shard_blocks,
-        nodes=body.nodes,
+        traceparent=tracing.current(),
         publish=planned.publish,
         **more,
     )
@@ -105,20 +95,10 @@ def _keep_dataset(session: Session, source: str | None, caller: Caller, field: s
 
 def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
     model = original.model
-    asked: dict[str, Any] = {
+    asked: dict[str, Any] = asked_of(original) | {
         "model": {"id": model["id"], "revision": model["sha"], "hub_token": model.get("hub_token")}
         if "id" in model
         else model,
-        "config": original.config,
-        "mix": asked_mix(original),
-        "calibration": original.calibration,
-        "export": original.export,
-        "max_shard_size": original.max_shard_size,
-        "gate": original.gate,
-        "evaluation": original.evaluation,
-        "file2file": original.file2file,
-        "shard_blocks": original.shard_blocks,
-        "nodes": original.nodes,
         "name": original.name,
         "labels": original.labels,
         "priority": original.priority,
@@ -126,6 +106,6 @@ def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
     }
     try:
         return JobCreate.model_validate(asked | changes)
-    except ValidationError as error:  # a field that was set to null
+    except ValidationError as error:
         places = [{**found, "loc": ("body", *found["loc"])} for found in error.errors()]
         raise RequestValidationError(places) from error

@@ -72,8 +72,9 @@ class WrongState(Exception):
 
 OUTCOMES = ("succeeded", "failed", "retry", "lost", "cancelled", "paused", "drained")  # how an attempt ended
 
-# What a worker does behind the scenes moves no ETag: a poll between two heartbeats is still answered 304.
-_UNSEEN_COLUMNS = ("version", "updated_at", "lease_expires_at", "num_events", "num_log_lines")
+# What a worker does behind the scenes moves no ETag: a poll between two heartbeats is still answered 304. ``nodes``
+# follows from ``spec``, and a trigger before the update sees it empty.
+_UNSEEN_COLUMNS = ("version", "updated_at", "lease_expires_at", "num_events", "num_log_lines", "nodes")
 
 
 def create_trigger_sql() -> str:

@@ -20,9 +20,12 @@ from api.store.queue.events import NewEvent
 from api.store.tables.jobs import Job
 from bench.service.client import Connection
 from bench.service.stack import Stack
+from quantcore.config import presets
+from quantcore.config.job_spec import JobSpec
 
 NUM_WAKE_UPS = 20
 NUM_POLLS = 5
+SPEC = JobSpec(config=presets.resolve("fp8")).to_dict()
 LOST = (OSError, EOFError)  # TimeoutError is one
 
 
@@ -99,7 +102,7 @@ def streams(stack: Stack, num_clients: int, seconds: float) -> dict[str, Any]:
     with stack.sessions.begin() as session:
         job_id = jobs.submit(
             session, project_id=projects.DEFAULT, submitted_by=None, name="streamed", labels={},
-            preset=None, priority=9, model={"path": "/m"}, config={}, calibration={}, export=["quark"],
+            preset=None, priority=9, model={"path": "/m"}, spec=SPEC,
         ).id  # fmt: skip
         lease = leases.claim(session, worker="bench", lease_s=3600)
     assert lease is not None and lease.job_id == job_id
@@ -151,9 +154,9 @@ def claims(stack: Stack, num_queued: int) -> dict[str, Any]:
     with stack.sessions.begin() as session:
         one = jobs.submit(
             session, project_id=projects.DEFAULT, submitted_by=None, name="queued", labels={}, preset=None,
-            model={"path": "/m"}, config={}, calibration={}, export=["quark"],
+            model={"path": "/m"}, spec=SPEC,
         )  # fmt: skip
-        columns = ", ".join(column.name for column in Job.__table__.columns if column.name != "id")
+        columns = ", ".join(column.name for column in Job.__table__.columns if column.name not in ("id", "nodes"))
         copies = text(
             f"INSERT INTO job (id, {columns}) SELECT 'job_' || md5(n::text), {columns}"
             " FROM job, generate_series(1, :number) AS n WHERE id = :id"

@@ -96,6 +96,13 @@ class Job(Answer):
     config: dict[str, Any]
     preset: str | None = None
     mix: dict[str, Any] | None = None
+    calibration: dict[str, Any] = {}
+    export: list[str] = []
+    evaluation: dict[str, Any] = {}
+    gate: str = "warn"
+    max_shard_size: str = "5GB"
+    file2file: bool = False
+    shard_blocks: bool | None = None
     nodes: int = 1
     cloned_from: str | None = None
     sweep_id: str | None = None
@@ -197,6 +204,44 @@ class Inspection(Answer):
     quantization: dict[str, str | None] | None = None
     estimates: list[Estimate]
     warnings: list[str]
+
+
+class KeptTensor(Answer):
+    """A weight that stays in high precision, and why."""
+
+    name: str
+    reason: str
+
+
+class Plan(Answer):
+    """What a job would do, decided from the model's headers. Sizes are in bytes.
+
+    `capacity` is there if hardware was named: whether the job fits, and how long it takes.
+    """
+
+    model_type: str
+    num_blocks: int
+    num_layers: int
+    layers: list[dict[str, Any]]
+    kept: list[KeptTensor]
+    exports: list[str]
+    config: dict[str, Any]
+    preset: str | None = None
+    mix: dict[str, Any] | None = None
+    calibration: dict[str, Any]
+    evaluation: dict[str, Any] = {}
+    needs_calibration: bool
+    executor: str
+    size_before_bytes: int
+    size_after_bytes: int
+    peak_memory_bytes: int
+    memory_by_phase: dict[str, dict[str, int]] = {}
+    warnings: list[str] = []
+    capacity: dict[str, Any] | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        """A field as JSON data: plans were plain dictionaries once."""
+        return self.model_dump(mode="json")[name]
 
 
 class Sweep(Answer):

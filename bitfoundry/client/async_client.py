@@ -6,12 +6,14 @@ async with AsyncClient("http://127.0.0.1:8765", api_key) as client:
         print(event.kind)
 """
 
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import httpx2
 
 from bitfoundry.client.account import Account
+from bitfoundry.client.connection import Connection
 from bitfoundry.client.datasets import Datasets
 from bitfoundry.client.on_asyncio import AsyncTransport, Twin, asked, run, streamed
 from bitfoundry.client.retention import Retention
@@ -106,12 +108,17 @@ class AsyncClient(Twin[Client]):
 
     def __init__(
         self,
-        base_url: str,
-        api_key: str,
+        base_url: str | None = None,
+        api_key: str | None = None,
         *,
+        home: Path | None = None,
         timeout_s: float = 30.0,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
+        """Without an address and a key, connect to the service that the commands find: see `Connection.find`."""
+        if base_url is None or api_key is None:
+            found = Connection.find(base_url, api_key, home)
+            base_url, api_key = found.url, found.api_key
         super().__init__(Client.over(AsyncTransport(base_url, api_key, timeout_s=timeout_s, transport=transport)))
         self.account = AsyncAccount(self._original.account)
         self.webhooks = AsyncWebhooks(self._original.webhooks)

@@ -1,6 +1,6 @@
 """The service from Python: typed, synchronous, and light (no torch, no web framework).
 
-client = Client("http://127.0.0.1:8765", api_key)
+client = Client()  # the service that `bitfoundry up` runs here; or Client("http://127.0.0.1:8765", api_key)
 job = client.submit("/models/SmolLM2-135M", config="w4a16", export=["compressed_tensors"])
 job = client.wait(job.id)
 client.download(job.id, Path("smollm2-w4a16"))
@@ -19,8 +19,9 @@ from urllib.parse import quote, urlencode
 import httpx2
 
 from bitfoundry.client.account import Account
-from bitfoundry.client.answers import ArtifactFile, Event, Inspection, Job, LogLine, Summary, Sweep
-from bitfoundry.client.bodies import body_of_plan, given, model_of
+from bitfoundry.client.answers import ArtifactFile, Event, Inspection, Job, LogLine, Plan, Summary, Sweep
+from bitfoundry.client.bodies import JobOptions, given, job_body, model_of
+from bitfoundry.client.connection import Connection
 from bitfoundry.client.datasets import Datasets
 from bitfoundry.client.follow import follow
 from bitfoundry.client.retention import Retention
@@ -49,8 +50,18 @@ class Client:
     """
 
     def __init__(
-        self, base_url: str, api_key: str, *, timeout_s: float = 30.0, transport: httpx2.BaseTransport | None = None
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        home: Path | None = None,
+        timeout_s: float = 30.0,
+        transport: httpx2.BaseTransport | None = None,
     ) -> None:
+        """Without an address and a key, connect to the service that the commands find: see `Connection.find`."""
+        if base_url is None or api_key is None:
+            found = Connection.find(base_url, api_key, home)
+            base_url, api_key = found.url, found.api_key
         self._attach(Transport(base_url, api_key, timeout_s=timeout_s, transport=transport))
 
     @classmethod
@@ -72,39 +83,27 @@ class Client:
         *,
         config: str | Mapping[str, Any] | None = None,
         mix: Mapping[str, Any] | None = None,
-        export: Sequence[str] | None = None,
-        calibration: Mapping[str, Any] | None = None,
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
         priority: int | None = None,
         limits: Mapping[str, int] | None = None,
-        max_shard_size: str | None = None,
-        gate: str | None = None,
-        evaluation: Mapping[str, Any] | None = None,
-        file2file: bool | None = None,
-        shard_blocks: bool | None = None,
-        nodes: int | None = None,
         publish: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
+        **options: Unpack[JobOptions],
     ) -> Job:
-        """Queue a job. `model` is a folder of the service's machine, a Hub id `org/name`, or the request's own object;
-        `config` is a preset's name or a whole config; or `mix` {schemes: ["w4a16", "int8_weight_only"], max_bits: 5}
-        asks for the scheme of each layer to be chosen, for `max_bits`, `max_size` or `max_divergence`. A bad job is
-        refused before it is queued.
+        """Queue a job. A bad job is refused before it is queued.
 
-        `priority` is 0 to 9, 9 goes first; `limits` {max_runtime_s, max_pending_s}; files of weights are no larger than
-        `max_shard_size` ("500MB"; "5GB" if nothing is said); with the `gate` "fail" a result that misses a limit fails
-        the job; `evaluation` {num_windows, source, tasks, ...}: how the result is measured; with `file2file` weights go
-        from file to file and no model is run; `shard_blocks`: whether a worker of several processes holds each block in
-        slices; `nodes` workers do it together, which must share a disk; `publish`: where the artifact shall go, as in
-        `publish`. The request is sent again when no answer comes, and still makes one job: with `idempotency_key` also
-        when this program is run again.
+        `model` is a path on the server, a Hub id `org/name`, or the request's own object. `config` is a preset's name,
+        {"preset": "w4a16", "algo_config": [{"name": "gptq"}]}, or a whole config; or `mix` {schemes: ["w4a16",
+        "int8_weight_only"], max_bits: 5} chooses the scheme of each layer for `max_bits`, `max_size` or
+        `max_divergence`. For `options` see JobOptions.
+
+        `priority` is 0 to 9, 9 goes first; `limits` {max_runtime_s, max_pending_s}; `publish` says where the artifact
+        goes, as the method of that name does. The request is sent again when no answer comes, and still makes one job:
+        with `idempotency_key` also when this program is run again.
         """
-        body = body_of_plan(model, config, mix, export, calibration, file2file, shard_blocks)
-        body |= given(
-            name=name, labels=labels, priority=priority, limits=limits, max_shard_size=max_shard_size, gate=gate,
-            evaluation=evaluation, nodes=nodes, publish=publish,
-        )  # fmt: skip
+        body = job_body(model, config, mix, options)
+        body |= given(name=name, labels=labels, priority=priority, limits=limits, publish=publish)
         return self._job("POST", "/v1/jobs", body=body, key=idempotency_key or str(uuid.uuid4()))
 
     def plan(
@@ -113,19 +112,14 @@ class Client:
         *,
         config: str | Mapping[str, Any] | None = None,
         mix: Mapping[str, Any] | None = None,
-        export: Sequence[str] | None = None,
-        calibration: Mapping[str, Any] | None = None,
-        file2file: bool | None = None,
-        shard_blocks: bool | None = None,
         hardware: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """What `submit` would do, layer by layer, without doing it. With `hardware` {devices: "8x80GB", nodes,
+        **options: Unpack[JobOptions],
+    ) -> Plan:
+        """Plan what `submit` would do, layer by layer, without doing it. With `hardware` {devices: "8x80GB", nodes,
         host_memory, disk} its `capacity` says whether the job would fit there, and how long it would take.
         """
-        body = body_of_plan(model, config, mix, export, calibration, file2file, shard_blocks)
-        if hardware is not None:
-            body["hardware"] = hardware
-        return dict(self._service.send("POST", "/v1/plans", body=body, repeat=True).json())
+        body = job_body(model, config, mix, options) | given(hardware=hardware)
+        return Plan.model_validate_json(self._service.send("POST", "/v1/plans", body=body, repeat=True).content)
 
     def get(self, job_id: str) -> Job:
         """One job; ApiError `job_not_found`."""

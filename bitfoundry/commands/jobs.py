@@ -12,12 +12,10 @@ from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.options import (
     AsJson,
-    Export,
     Home,
     JobId,
     Key,
     Labels,
-    Preset,
     Priority,
     Url,
     connect,
@@ -161,27 +159,6 @@ def retry(job_id: JobId, url: Url = None, api_key: Key = None, home: Home = None
         show_job(client.retry(job_id), as_json)
 
 
-def clone(
-    job_id: JobId,
-    config: Preset | None = None,
-    export: Export = None,
-    name: Name = None,
-    label: Labels = None,
-    priority: Priority = None,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
-    as_json: AsJson = False,
-) -> None:
-    """Queue a new job like this one, but for what is given."""
-    chosen = read_config(config) if config else None
-    changes = _given(name, label, priority) | ({"export": export} if export else {})
-    if chosen:
-        changes["config"] = {"preset": chosen} if isinstance(chosen, str) else chosen
-    with connect(url, api_key, home) as client:
-        show_job(client.clone(job_id, changes), as_json)
-
-
 def edit(
     job_id: JobId,
     name: Name = None,
@@ -246,7 +223,7 @@ def cancel_sweep(
 
 COMMANDS: dict[str, Callable[..., None]] = {"list": list_jobs} | {
     command.__name__: command
-    for command in (show, watch, events, logs, cancel, pause, resume, retry, clone, edit, delete)
+    for command in (show, watch, events, logs, cancel, pause, resume, retry, edit, delete)
 }
 SWEEP_COMMANDS: dict[str, Callable[..., None]] = {"submit": submit_sweep, "show": show_sweep, "cancel": cancel_sweep}
 

@@ -6,7 +6,7 @@ Each command imports what it needs when it runs: `bitfoundry list` starts withou
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,6 @@ from rich.text import Text
 from typer.exceptions import Abort, TyperException
 
 from bitfoundry import __version__
-from bitfoundry.client.bodies import given
 from bitfoundry.commands import account as account_commands
 from bitfoundry.commands import backup as backup_commands
 from bitfoundry.commands import datasets as dataset_commands
@@ -27,36 +26,13 @@ from bitfoundry.commands import retention as retention_commands
 from bitfoundry.commands import webhooks as webhook_commands
 from bitfoundry.commands.options import (
     AsJson,
-    Column,
-    ConfigBesideMix,
-    DatasetConfig,
-    Evaluation,
-    Export,
-    File2File,
     Home,
-    HubToken,
     JobId,
     Key,
-    Labels,
-    MaxBits,
-    MaxDivergence,
-    MaxSize,
     Model,
-    Priority,
-    Samples,
-    Schemes,
-    SeqLen,
-    ShardBlocks,
-    Source,
-    Split,
     Url,
     connect,
-    evaluation_of,
     find_home,
-    key_value,
-    mix_of,
-    read_config,
-    show_job,
 )
 from bitfoundry.errors import BitfoundryError
 
@@ -122,176 +98,43 @@ def demo(
         raise typer.Exit(1)
 
 
-def _of_engine(name: str, text: str) -> None:
-    """A command that the engine's own command line reads, its ``--help`` included."""
+def _with_own_flags(name: str, text: str, run: Callable[[list[str]], int | None]) -> None:
+    """A command that reads its command line itself, ``--help`` included. ``run`` gives the exit status, None for 0."""
 
     def command(context: typer.Context) -> None:
-        from quantcore.cli import main as engine
-
-        raise typer.Exit(engine.main([*([] if name == "quantize" else [name]), *context.args]))
+        raise typer.Exit(run(context.args) or 0)
 
     passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     app.command(name, help=f"{text}; see `{name} --help`.", context_settings=passed_on, add_help_option=False)(command)
 
 
+def _of_engine(name: str, text: str) -> None:
+    def run(arguments: list[str]) -> int:
+        from quantcore.cli import main as engine
+
+        return engine.main([*([] if name == "quantize" else [name]), *arguments])
+
+    _with_own_flags(name, text, run)
+
+
+def _about_a_job(name: str, text: str) -> None:
+    def run(arguments: list[str]) -> int | None:
+        from bitfoundry.commands import submission
+
+        return submission.COMMANDS[name](arguments)
+
+    _with_own_flags(name, text, run)
+
+
+_about_a_job("submit", "Queue a job")
+_about_a_job("plan", "Show what a job would do with a model, or need of some hardware, without doing it")
+_about_a_job("clone", "Queue a new job like another one, but for what is given")
 _of_engine("quantize", "Quantize here and now, without any service, with the flags of AMD Quark's script")
 _of_engine("mix", "Choose the scheme of each layer for a size or a quality, from what its rounding costs")
 _of_engine("convert", "Take a quantized model, by Bitfoundry or by others, into another format without loss")
 _of_engine("evaluate", "Measure a model that is there: perplexity, distance from its original, tasks")
 _of_engine("speed", "Time a program that serves a model: tokens a second, memory, beside the original")
 _of_engine("compare", "Results of one model side by side: size against quality, and which no other one beats")
-
-
-@app.command()
-def submit(
-    model: Model,
-    config: ConfigBesideMix = None,
-    schemes: Schemes = None,
-    max_size: MaxSize = None,
-    max_bits: MaxBits = None,
-    max_divergence: MaxDivergence = None,
-    export: Export = None,
-    calibration_source: Source = None,
-    calibration_config: DatasetConfig = None,
-    calibration_split: Split = None,
-    calibration_column: Column = None,
-    num_samples: Samples = None,
-    seq_len: SeqLen = None,
-    name: Annotated[str | None, typer.Option(help="A name to find the job by.")] = None,
-    label: Labels = None,
-    priority: Priority = None,
-    max_runtime_s: Annotated[int | None, typer.Option(min=1, help="Give up after running for so long.")] = None,
-    max_pending_s: Annotated[int | None, typer.Option(min=1, help="Give up after waiting for so long.")] = None,
-    max_shard_size: Annotated[str | None, typer.Option(help="Of each file of weights, as 500MB.")] = None,
-    gate: Annotated[str | None, typer.Option(help="What a missed limit means: off, warn or fail.")] = None,
-    evaluation: Evaluation = None,
-    file2file: File2File = None,
-    shard_blocks: ShardBlocks = None,
-    nodes: Annotated[
-        int | None,
-        typer.Option(min=1, max=64, help="Workers that do it together; they must share a disk. [default: 1]"),
-    ] = None,
-    hub_token: HubToken = None,
-    publish: Annotated[
-        str | None,
-        typer.Option(help="Where the result shall go: org/name on the Hub, a URL, or a JSON file with a whole target."),
-    ] = None,
-    publish_token: Annotated[
-        str | None, typer.Option(help="The name of the Hub token to publish with. [default: --hub-token]")
-    ] = None,
-    wait: Annotated[
-        bool,
-        typer.Option("--wait", help="Stay until it has ended and is published; status 1 if it did not succeed."),
-    ] = False,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
-    as_json: AsJson = False,
-) -> None:
-    """Queue a job. A job that cannot work is refused at once, with the reason."""
-    labels = dict(key_value(each) for each in label) if label else None
-    with connect(url, api_key, home) as client:
-        job = client.submit(
-            _with_token(model, hub_token),
-            config=read_config(config) if config else None,
-            mix=mix_of(schemes, max_size, max_bits, max_divergence),
-            export=export,
-            calibration=given(
-                source=calibration_source,
-                config=calibration_config,
-                split=calibration_split,
-                column=calibration_column,
-                num_samples=num_samples,
-                seq_len=seq_len,
-            )
-            or None,
-            name=name,
-            labels=labels,
-            priority=priority,
-            limits=given(max_runtime_s=max_runtime_s, max_pending_s=max_pending_s) or None,
-            max_shard_size=max_shard_size,
-            gate=gate,
-            evaluation=evaluation_of(evaluation),
-            file2file=file2file,
-            shard_blocks=shard_blocks,
-            nodes=nodes,
-            publish=publish_commands.read_target(publish, publish_token),
-        )
-        if wait:
-            job_commands.show_end(client, job, as_json)
-        else:
-            show_job(job, as_json)
-
-
-@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-def plan(
-    context: typer.Context,
-    model: Model,
-    config: ConfigBesideMix = None,
-    schemes: Schemes = None,
-    max_size: MaxSize = None,
-    max_bits: MaxBits = None,
-    max_divergence: MaxDivergence = None,
-    devices: Annotated[
-        str | None,
-        typer.Option(
-            help="Plan here, without the service, for such hardware: 8x80GB. Then MODEL may be a config.json, and the"
-            " other flags are those of `quantize`, with --nodes, --host_memory and --disk."
-        ),
-    ] = None,
-    export: Export = None,
-    calibration_source: Source = None,
-    calibration_config: DatasetConfig = None,
-    calibration_split: Split = None,
-    calibration_column: Column = None,
-    num_samples: Samples = None,
-    seq_len: SeqLen = None,
-    file2file: File2File = None,
-    shard_blocks: ShardBlocks = None,
-    hub_token: HubToken = None,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
-    as_json: AsJson = False,
-) -> None:
-    """What a job would do with this model: sizes, memory, layers. Nothing is done.
-
-    With --devices: executor, memory of each device, disk and time on that hardware, and what would make it fit.
-    """
-    if devices is not None:
-        if file2file or shard_blocks:
-            raise typer.BadParameter("with --devices every way is looked at: leave --file2file and --shard-blocks out")
-        raise typer.Exit(_plan_here(context.args, model, devices, as_json))
-    if context.args:
-        raise typer.BadParameter(f"{context.args[0]} goes with --devices, for a plan without the service")
-    mix = mix_of(schemes, max_size, max_bits, max_divergence)
-    if config is None and mix is None:
-        raise typer.BadParameter("give --config: a preset's name, or a JSON file with a whole config; or --schemes")
-    calibration = given(
-        source=calibration_source,
-        config=calibration_config,
-        split=calibration_split,
-        column=calibration_column,
-        num_samples=num_samples,
-        seq_len=seq_len,
-    )
-    asked = _with_token(model, hub_token)
-    with connect(url, api_key, home) as client:
-        found = client.plan(
-            asked, config=read_config(config) if config else None, mix=mix, export=export,
-            calibration=calibration or None,
-            file2file=file2file, shard_blocks=shard_blocks,
-        )  # fmt: skip
-    if as_json:
-        terminal.print_json(found)
-        return
-    size = f"{terminal.megabytes(found['size_before_bytes'])} → {terminal.megabytes(found['size_after_bytes'])}"
-    terminal.out.print(f"{found['model_type']}: {found['num_blocks']} blocks, {found['num_layers']} layers to quantize")
-    terminal.out.print(f"size {size}, peak {terminal.megabytes(found['peak_memory_bytes'])}, {found['executor']}")
-    for kept in found["kept"]:
-        terminal.out.print(f"kept {kept['name']}: {kept['reason']}", soft_wrap=True)
-    for warning in found["warnings"]:
-        terminal.out.print(Text.assemble(("warning ", "yellow"), warning), soft_wrap=True)
 
 
 @app.command()
@@ -397,6 +240,8 @@ def run(arguments: list[str]) -> int:
     try:
         status: Any = app(arguments, standalone_mode=False)
         return status if isinstance(status, int) else 0
+    except SystemExit as end:  # of a command that reads its own flags
+        return int(end.code or 0)
     except BitfoundryError as error:
         terminal.explain(error, as_json="--json" in arguments)
         return 1
@@ -417,13 +262,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _plan_here(flags: list[str], model: str, devices: str, as_json: bool) -> int:
-    """The engine's own plan."""
-    from quantcore.cli import main as engine
-
-    return engine.main(["plan", model, "--devices", devices, *flags, *(["--json"] if as_json else [])])
-
-
 def _announce(stack: "LocalStack", as_json: bool) -> None:
     if as_json:
         links = {"url": stack.url, "dashboard": stack.dashboard_link}
@@ -435,8 +273,3 @@ def _announce(stack: "LocalStack", as_json: bool) -> None:
         terminal.out.print(f"data       {stack.home}   logs in {stack.logs}", soft_wrap=True)
         terminal.out.print("Ctrl-C stops it.")
     sys.stdout.flush()
-
-
-def _with_token(model: str, hub_token: str | None) -> str | dict[str, str]:
-    """A model that only the token of that name opens is one on the Hub."""
-    return model if hub_token is None else {"id": model, "hub_token": hub_token}

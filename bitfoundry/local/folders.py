@@ -13,14 +13,6 @@ from bitfoundry.local.child import Owner
 SOCKET_PATH_LIMIT = 100  # bytes: sun_path holds 104 on macOS and 108 on Linux, the file's name included
 
 
-def default_home() -> Path:
-    """The data folder: $BITFOUNDRY_HOME, else bitfoundry below $XDG_DATA_HOME or ~/.local/share."""
-    if home := os.environ.get("BITFOUNDRY_HOME"):
-        return Path(home).expanduser().absolute()
-    base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(base).expanduser().absolute() / "bitfoundry"
-
-
 def cache_dir() -> Path:
     """What may be deleted at any time and is made again: below $XDG_CACHE_HOME or ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -19,10 +19,10 @@ from types import TracebackType
 
 import httpx2
 
-from bitfoundry.client.connection import Connection
+from bitfoundry.client.connection import Connection, default_home
 from bitfoundry.errors import StackError
 from bitfoundry.local.child import finish, spawn, tail
-from bitfoundry.local.folders import Lock, cache_dir, default_home, private_dir
+from bitfoundry.local.folders import Lock, cache_dir, private_dir
 from bitfoundry.local.postgres import Postgres
 from bitfoundry.local.tending import Say, Tended
 from bitfoundry.local.valkey import Valkey

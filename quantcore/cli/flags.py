@@ -1,28 +1,34 @@
-"""The flags of ``bitfoundry quantize``, those of AMD Quark's quantization script, and the Task that they say."""
+"""The flags of ``bitfoundry quantize``, those of AMD Quark's quantization script, and what they say.
+
+``task_of`` makes a Task of them for this machine, ``request_of`` the body of a request to the service: ``submit``,
+``plan`` and ``clone`` take the same flags.
+"""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
 from quantcore.config import presets
 from quantcore.config.algorithms import NAMES, config_of, load_quant_algo_config_from_file
+from quantcore.config.job_spec import JobOptions, MixConfig
 from quantcore.config.quantization import (
-    DEFAULT_SHARD_SIZE,
     CalibrationConfig,
     Config,
     QuantizationConfig,
     parse_config,
 )
 from quantcore.config.quark import read_config
-from quantcore.config.task import GATES, EvaluationConfig, MixConfig, Task
+from quantcore.config.task import EvaluationConfig, Task
 from quantcore.config.values import config_error
 from quantcore.errors import ConfigError, unknown_value
 from quantcore.export import EXPORTERS
@@ -36,6 +42,76 @@ WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
 QUANT_ALGOS = (*NAMES, "smooth")  # AMD Quark's config files say smooth, its flags smoothquant
 
 
+CALIBRATION_FLAGS = {
+    "source": "dataset", "config": "dataset_config", "split": "dataset_split", "column": "dataset_column",
+    "num_samples": "num_calib_data", "seq_len": "seq_len", "seed": "seed",
+}  # fmt: skip
+EVALUATION_FLAGS = {
+    "num_windows": "num_eval_data", "seq_len": "eval_seq_len", "source": "eval_dataset",
+    "config": "eval_dataset_config", "split": "eval_dataset_split", "column": "eval_dataset_column",
+    "stride": "eval_stride", "limit": "limit", "num_fewshot": "num_fewshot", "batch_size": "eval_batch_size",
+}  # fmt: skip
+"""The flag of each field, where it can be passed on as it is."""
+
+ALGORITHM_FLAGS = ("quant_algo", "pre_quantization_optimization", "quant_algo_config_file")
+SCHEME_FLAGS = (
+    "quant_scheme", "group_size", "exclude_layers", "kv_cache_dtype", "layer_quant_scheme", "preset_file", "strict",
+)  # fmt: skip
+EXPORT_FLAGS = ("model_export", "custom_mode", "export_weight_format")
+NODES = "nodes"
+"""The option that only the service has: on one machine torchrun says how many processes there are."""
+
+
+class Flags(argparse.ArgumentParser):
+    """Flags spelled as AMD Quark spells them, with underscores; dashes are understood as well.
+
+    ``aliases`` are older names of flags, understood and not shown. An unknown flag is answered with the nearest one.
+    """
+
+    def __init__(self, *, aliases: Mapping[str, str] | None = None, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+        self._aliases = aliases or {}
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        given = sys.argv[1:] if args is None else args
+        return super().parse_known_args([self._spelled(text) for text in given], namespace)
+
+    def error(self, message: str) -> Any:
+        """Say what is wrong, without the list of all flags."""
+        kind, _, unknown = message.partition(": ")
+        if kind == "unrecognized arguments" and unknown.startswith("--"):
+            name = unknown.split()[0].partition("=")[0]
+            near = difflib.get_close_matches(_underscored(name), self._names(), n=1)
+            message = f"there is no flag {name}." + (f" Did you mean {self._names()[near[0]]}?" if near else "")
+        self.exit(2, f"{self.prog}: error: {message}\nUsage: `{self.prog} --help` lists all flags.\n")
+
+    def given(self, args: Sequence[str]) -> set[str]:
+        """The names (``dest``) of the arguments that ``args`` contain, whatever their values are."""
+        defaults = {action: action.default for action in self._actions}
+        for action in self._actions:
+            action.default = argparse.SUPPRESS
+        try:
+            return set(vars(self.parse_args(args)))
+        finally:
+            for action, default in defaults.items():
+                action.default = default
+
+    def _spelled(self, text: str) -> str:
+        if not text.startswith("-"):
+            return text
+        name, sign, value = text.partition("=")
+        name = self._aliases.get(_underscored(name), name)
+        return self._names().get(_underscored(name), name) + sign + value
+
+    def _names(self) -> dict[str, str]:
+        return {_underscored(name): name for name in self._option_string_actions}
+
+
+def _underscored(name: str) -> str:
+    """``--quant-scheme`` as ``--quant_scheme``."""
+    return f"--{name[2:].replace('-', '_')}" if name.startswith("--") else name
+
+
 def task_of(options: argparse.Namespace) -> Task:
     """The flags as a Task. Raises ConfigError for a value that is not there (yet), with the list of what is."""
     return Task(
@@ -46,10 +122,7 @@ def task_of(options: argparse.Namespace) -> Task:
         calibration=calibration_of(options),
         export=exports_of(options),
         evaluation=_without_windows(options) if options.skip_evaluation else evaluation_of(options),
-        gate=options.gate,
-        max_shard_size=options.max_shard_size,
-        file2file=options.file2file_quantization,
-        shard_blocks=options.shard_blocks,
+        **{name: getattr(options, name) for name in plain_options() if name != NODES},
     )
 
 
@@ -60,15 +133,7 @@ def _without_windows(options: argparse.Namespace) -> EvaluationConfig:
 
 def calibration_of(options: argparse.Namespace) -> CalibrationConfig:
     """Which text, and how much of it."""
-    return CalibrationConfig(
-        source=options.dataset,
-        config=options.dataset_config,
-        split=options.dataset_split,
-        column=options.dataset_column,
-        num_samples=options.num_calib_data,
-        seq_len=options.seq_len,
-        seed=options.seed,
-    )
+    return CalibrationConfig(**{field: getattr(options, flag) for field, flag in CALIBRATION_FLAGS.items()})
 
 
 def exports_of(options: argparse.Namespace) -> tuple[str, ...]:
@@ -106,6 +171,50 @@ def _model(options: argparse.Namespace) -> dict[str, Any]:
     return {"model_id": options.model_dir, "revision": resolve(options.model_dir, options.revision or "main")}
 
 
+def request_of(options: argparse.Namespace, given: set[str]) -> dict[str, Any]:
+    """The fields of a request to the service (``api.jobs.schemas.JobRequest``) that the flags say, beside the model.
+
+    Only what was ``given`` is sent: the service fills in its own defaults. Raises ConfigError.
+    """
+    body: dict[str, Any] = {name: getattr(options, name) for name in plain_options() if name in given}
+    if config := _config_request(options, given):
+        body["config"] = config
+    if given & {"schemes", *BUDGETS}:
+        body["mix"] = _mix_config(options).model_dump(mode="json", exclude_none=True)
+    for field, flags in (("calibration", CALIBRATION_FLAGS), ("evaluation", EVALUATION_FLAGS)):
+        if part := {name: getattr(options, flag) for name, flag in flags.items() if flag in given}:
+            body[field] = part
+    if "tasks" in given:
+        body.setdefault("evaluation", {})["tasks"] = _names(options.tasks)
+    if "skip_evaluation" in given:
+        body.setdefault("evaluation", {})["num_windows"] = 0
+    if given & {*EXPORT_FLAGS}:
+        body["export"] = list(exports_of(options))
+    return body
+
+
+def _config_request(options: argparse.Namespace, given: set[str]) -> dict[str, Any]:
+    """The config of a request: by the preset's name where that says it all, so that lists can show it."""
+    scheme, algorithms = given & {*SCHEME_FLAGS}, [one.to_dict() for one in _chain(options)]
+    if scheme and "quant_scheme" not in given:
+        raise ConfigError(
+            f"--{min(scheme)} changes a scheme, and none is named.", code="config_required",
+            hint="Name it: --quant_scheme w4a16 (`bitfoundry presets` lists them).", field="/config",
+        )  # fmt: skip
+    more = {"algo_config": algorithms} if algorithms else {}
+    if not scheme:
+        return more
+    if scheme <= {"quant_scheme", "group_size", "exclude_layers", "kv_cache_dtype"}:
+        if not options.quant_scheme.endswith(".json"):
+            changes = {"group_size": options.group_size, "exclude": options.exclude_layers}
+            changes |= {"kv_cache": options.kv_cache_dtype}
+            changes = {name: value for name, value in changes.items() if value is not None}
+            return {"preset": options.quant_scheme, **changes, **more}
+        if scheme == {"quant_scheme"}:
+            return _read_json(options.quant_scheme) | more
+    return config_of_flags(options).to_dict()
+
+
 def config_of_flags(options: argparse.Namespace) -> Config:
     """The config of the flags: a preset or a file, then what single flags change of it."""
     exclude = None if options.exclude_layers is None else tuple(options.exclude_layers)
@@ -117,16 +226,24 @@ def config_of_flags(options: argparse.Namespace) -> Config:
                 code="invalid_config",
                 hint="Change them in the file, or give --quant_scheme the name of a preset.",
             )
-        try:
-            config = read_config(json.loads(Path(options.quant_scheme).read_text("utf-8")))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{options.quant_scheme} cannot be read: {error}.", code="invalid_config") from error
+        config = read_config(_read_json(options.quant_scheme))
     else:
         config = presets.resolve(options.quant_scheme, group_size=options.group_size, exclude=exclude, presets=known)
     config = replace(config, layer_quant_config=_with_layer_schemes(config, options.layer_quant_scheme, known))
     config = presets.with_kv_cache(config, options.kv_cache_dtype) if options.kv_cache_dtype else config
     config = replace(config, strict=True) if options.strict else config
     return _with_algorithms(config, options)
+
+
+def _read_json(file: str) -> dict[str, Any]:
+    """The object in a JSON file. Raises ConfigError ``invalid_config``."""
+    try:
+        data = json.loads(Path(file).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}.", code="invalid_config") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{file} holds no JSON object.", code="invalid_config")
+    return data
 
 
 def _with_layer_schemes(
@@ -159,7 +276,20 @@ def _with_layer_schemes(
 
 
 def _with_algorithms(config: Config, options: argparse.Namespace) -> Config:
-    """``config`` with the chain of the flags: --pre_quantization_optimization as given, then --quant_algo."""
+    """``config`` with the chain of the flags, if they name one."""
+    chain = _chain(options)
+    if chain and config.algo_config:
+        raise ConfigError(
+            f"{options.quant_scheme} says its own algorithms.",
+            code="invalid_config",
+            hint="Change its algo_config, or leave out --quant_algo and --pre_quantization_optimization.",
+            field="/algo_config",
+        )
+    return parse_config({**config.to_dict(), "algo_config": chain}) if chain else config
+
+
+def _chain(options: argparse.Namespace) -> list[Any]:
+    """The algorithms of the flags: --pre_quantization_optimization as given, then --quant_algo."""
     before = options.pre_quantization_optimization
     after = [name.strip() for name in options.quant_algo.split(",")] if options.quant_algo else []
     _one_of("pre_quantization_optimization", before, QUANT_ALGOS)
@@ -174,14 +304,7 @@ def _with_algorithms(config: Config, options: argparse.Namespace) -> Config:
             code="invalid_algo_config",
             hint=f"Add it: --quant_algo {','.join((*after, name))}.",
         )
-    if chain and config.algo_config:
-        raise ConfigError(
-            f"{options.quant_scheme} says its own algorithms.",
-            code="invalid_config",
-            hint="Change its algo_config, or leave out --quant_algo and --pre_quantization_optimization.",
-            field="/algo_config",
-        )
-    return parse_config({**config.to_dict(), "algo_config": chain}) if chain else config
+    return chain
 
 
 def _algorithm_files(given: Sequence[tuple[str, str]]) -> dict[type, Any]:
@@ -224,11 +347,10 @@ def _positive(text: str) -> int:
 
 def parser() -> argparse.ArgumentParser:
     scheme_names = ", ".join(presets.PRESETS)
-    flags = argparse.ArgumentParser(
+    flags = Flags(
         prog="bitfoundry quantize",
         description="Quantize a language model, prove the result, write it. Nothing is overwritten.",
         epilog="Schemes: " + scheme_names + "; the names of AMD Quark (w_fp8_a_fp8, ...) work as well.",
-        allow_abbrev=False,
     )
     add = flags.add_argument
     add(
@@ -243,40 +365,55 @@ def parser() -> argparse.ArgumentParser:
         help="folder on the same disk for what a stopped run needs: the same command again goes on behind its last"
         " block. Removed at the end (not for GGUF)",
     )
-    add(
-        "--file2file_quantization",
-        action="store_true",
-        help="weight after weight from file to file, for schemes that need no data: no model is run (nor measured), so"
-        " that any architecture will do",
-    )
-    add(
-        "--shard_blocks",
-        action=argparse.BooleanOptionalAction,
-        help="under torchrun: every process holds a slice of each block instead of all of it (default: where memory is"
-        " short)",
-    )
-    add_scheme(flags)
-    add(
-        "--max_shard_size",
-        default=DEFAULT_SHARD_SIZE,
-        help=f"of each file of weights, as 500MB or 5GB (default: {DEFAULT_SHARD_SIZE}); gguf is one file",
-    )
-    add("--skip_evaluation", action="store_true", help="nothing is measured but what the proof needs")
-    add_evaluation(flags)
-    add("--gate", choices=GATES, default="warn", help="what a missed limit means: fail keeps the result apart")
+    add_job(flags, without=(NODES,))
     add("--json", action="store_true", help="events as JSON lines on stdout instead of a progress bar")
     return flags
 
 
+def add_job(flags: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
+    """Add the flags that say what a job does, but for the options ``without``."""
+    add_scheme(flags)
+    add_options(flags, without)
+    add_evaluation(flags)
+    flags.add_argument("--skip_evaluation", action="store_true", help="measure nothing but what the proof needs")
+
+
+def plain_options() -> list[str]:
+    """The fields of JobOptions that are one word or number: each has a flag of its own, which the field describes."""
+    return [name for name, field in JobOptions.model_fields.items() if field.description]
+
+
+def add_options(flags: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
+    """Add a flag for each of ``plain_options``. Under ``--help`` it is explained by the field's description."""
+    spelled = {"file2file": "file2file_quantization"}  # as in AMD Quark's script
+    group = flags.add_argument_group("execution and result")
+    for name in plain_options():
+        if name in without:
+            continue
+        field = JobOptions.model_fields[name]
+        kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind is not NoneType]
+        is_choice = get_origin(field.annotation) is Literal
+        kind = str if is_choice else get_args(kinds[0])[0] if get_origin(kinds[0]) else kinds[0]
+        told: dict[str, Any] = {"dest": name, "default": field.default, "help": field.description}
+        if field.default not in (None, False):
+            told["help"] += " (default: %(default)s)"
+        if is_choice:
+            told["choices"] = kinds
+        elif kind is bool:
+            told["action"] = "store_true" if field.default is False else argparse.BooleanOptionalAction
+        else:
+            told["type"] = kind
+        group.add_argument(f"--{spelled.get(name, name)}", **told)
+
+
 def add_scheme(flags: argparse.ArgumentParser) -> None:
     """What is quantized how, after what text, into which formats."""
-    add = flags.add_argument
+    add = flags.add_argument_group("scheme").add_argument
     add(
         "--quant_scheme",
         default="fp8",
         help="a preset, or a config .json in the names of docs/config.md (default: fp8)",
     )
-    _add_algorithms(flags)
     add("--kv_cache_dtype", help=f"one of: {', '.join(presets.KV_CACHE_SPECS)} (default: not quantized)")
     add(
         "--layer_quant_scheme",
@@ -290,7 +427,9 @@ def add_scheme(flags: argparse.ArgumentParser) -> None:
     add("--exclude_layers", nargs="*", help="globs of layers to keep (default: lm_head)")
     add("--strict", action="store_true", help="a pattern that fits no layer is an error, and not only a warning")
     add("--group_size", type=int, help="for schemes with groups; -1 is the whole row")
+    _add_algorithms(flags)
     _add_calibration(flags)
+    add = flags.add_argument_group("export").add_argument
     add("--custom_mode", default="quark", help=f"one of: {', '.join(CUSTOM_MODES)}")
     add("--model_export", action="append", help=f"repeat for several: {', '.join(MODEL_EXPORTS)} (default: hf_format)")
     add(
@@ -312,7 +451,7 @@ def add_hardware(flags: argparse.ArgumentParser) -> None:
 def add_evaluation(flags: argparse.ArgumentParser) -> None:
     """The flags that ``evaluation_of`` reads."""
     usual = EvaluationConfig()
-    add = flags.add_argument
+    add = flags.add_argument_group("evaluation").add_argument
     add("--tasks", help="comma list of tasks of lm-evaluation-harness (bitfoundry[eval]), run beside the perplexity")
     add("--eval_batch_size", type=_positive, default=usual.batch_size, help="of these tasks (default: 8)")
     add("--limit", type=_positive, help="documents of each task (default: all)")
@@ -332,24 +471,20 @@ def evaluation_of(options: argparse.Namespace) -> EvaluationConfig:
     try:
         return EvaluationConfig.model_validate(
             {
-                "num_windows": options.num_eval_data,
-                "seq_len": options.eval_seq_len,
-                "source": options.eval_dataset,
-                "config": options.eval_dataset_config,
-                "split": options.eval_dataset_split,
-                "column": options.eval_dataset_column,
-                "stride": options.eval_stride,
-                "tasks": tuple(name.strip() for name in options.tasks.split(",")) if options.tasks else (),
-                "limit": options.limit,
-                "num_fewshot": options.num_fewshot,
+                **{field: getattr(options, flag) for field, flag in EVALUATION_FLAGS.items()},
+                "tasks": _names(options.tasks),
                 "include_path": Path(options.include_path).absolute() if options.include_path else None,
-                "batch_size": options.eval_batch_size,
             }
         )
     except ValidationError as error:
         raise config_error(
             error, "The evaluation", code="invalid_evaluation", hint="See docs/evaluation.md.", prefix="/evaluation"
         ) from error
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    """A comma list."""
+    return tuple(name.strip() for name in text.split(",")) if text else ()
 
 
 def add_speed(flags: argparse.ArgumentParser) -> None:
@@ -370,38 +505,49 @@ def add_speed(flags: argparse.ArgumentParser) -> None:
 def add_mix(flags: argparse.ArgumentParser) -> None:
     """The flags that ``mix_of`` reads."""
     add = flags.add_argument
-    add("--schemes", nargs="+", required=True, help="presets to choose from; 'keep' leaves a layer as it is")
-    budget = flags.add_mutually_exclusive_group(required=True)
-    budget.add_argument("--max_size", help="of all weights, as 90MB: the best mix of that size")
-    budget.add_argument("--max_bits", type=float, help="a weight in the layers that are mixed, with scales: as 4.5")
-    budget.add_argument(
-        "--max_divergence", type=float, help="mean KL in nats a token: the smallest mix as good as that"
-    )
+    add_budget(flags, required=True)
     add("--output", type=_new_file, metavar="FILE", help="where the config goes, as mix.json; nothing is overwritten")
     add("--preset_file", help="JSON with presets of your own")
     add("--model_export", default="hf_format", help=f"whose sizes count, one of: {', '.join(MODEL_EXPORTS)}")
-    _add_calibration(flags, num_samples=32, seq_len=256)
+    _add_calibration(flags)
+
+
+BUDGETS = ("max_size", "max_bits", "max_divergence")
+
+
+def add_budget(flags: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add the schemes of a mix and the three budgets, of which one is given."""
+    group = flags.add_argument_group("mixed precision")
+    group.add_argument(
+        "--schemes",
+        nargs="+",
+        required=required,
+        help="choose the scheme of each layer among these presets, for one budget; 'keep' leaves a layer as it is",
+    )
+    budget = group.add_mutually_exclusive_group(required=required)
+    budget.add_argument("--max_size", help="target size of all weights, as 90MB")
+    budget.add_argument("--max_bits", type=float, help="bits per weight in the mixed layers, scales included: as 4.5")
+    budget.add_argument("--max_divergence", type=float, help="largest mean KL from the original, in nats per token")
+
+
+def _mix_config(options: argparse.Namespace) -> MixConfig:
+    schemes = [name.strip() for text in options.schemes or () for name in text.split(",") if name.strip()]
+    return MixConfig(schemes=tuple(schemes), **{name: getattr(options, name) for name in BUDGETS})
 
 
 def mix_of(options: argparse.Namespace) -> dict[str, Any]:
     """What ``mixing.command.mix`` is called with. Raises ConfigError."""
     _one_of("model_export", [options.model_export], MODEL_EXPORTS)
     known = presets.PRESETS if options.preset_file is None else presets.read_presets(Path(options.preset_file))
-    asked = MixConfig(
-        schemes=options.schemes,
-        max_size=options.max_size,
-        max_bits=options.max_bits,
-        max_divergence=options.max_divergence,
-    )
     return {
-        "asked": resolve_schemes(asked, known),
+        "asked": resolve_schemes(_mix_config(options), known),
         "calibration": calibration_of(options),
         "export": "quark" if options.model_export == "hf_format" else options.model_export,
     }
 
 
 def _add_algorithms(flags: argparse.ArgumentParser) -> None:
-    add = flags.add_argument
+    add = flags.add_argument_group("algorithms").add_argument
     add("--quant_algo", help=f"comma list of: {', '.join(NAMES)} (default: weights are rounded)")
     add(
         "--pre_quantization_optimization",
@@ -420,10 +566,12 @@ def _add_algorithms(flags: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_calibration(flags: argparse.ArgumentParser, num_samples: int = 32, seq_len: int = 512) -> None:
-    add = flags.add_argument
-    add("--num_calib_data", type=_positive, default=num_samples, help=f"calibration samples (default: {num_samples})")
-    add("--seq_len", type=_positive, default=seq_len, help=f"tokens per sample (default: {seq_len})")
+def _add_calibration(flags: argparse.ArgumentParser) -> None:
+    usual = CalibrationConfig()
+    add = flags.add_argument_group("calibration").add_argument
+    shown = "(default: %(default)s)"
+    add("--num_calib_data", type=_positive, default=usual.num_samples, help=f"calibration samples {shown}")
+    add("--seq_len", type=_positive, default=usual.seq_len, help=f"tokens per sample {shown}")
     add(
         "--dataset",
         default="builtin",

@@ -23,7 +23,7 @@ from typing import Any
 
 from quantcore.checkpoint.opening import unchanging
 from quantcore.cli.explain import explained
-from quantcore.cli.flags import add_evaluation, add_mix, add_speed, evaluation_of, mix_of, parser, task_of
+from quantcore.cli.flags import Flags, add_evaluation, add_mix, add_speed, evaluation_of, mix_of, parser, task_of
 from quantcore.config import presets
 from quantcore.config.quantization import json_schema
 from quantcore.config.task import Task, read_task
@@ -121,7 +121,7 @@ def _examine(arguments: list[str]) -> int:
 def _convert(arguments: list[str]) -> int:
     """``convert MODEL_DIR OUTPUT_DIR --to FORMAT``: another format, the same codes."""
     formats = ", ".join(EXPORTERS)
-    flags = argparse.ArgumentParser(
+    flags = Flags(
         prog="bitfoundry convert",
         description="Write a quantized model in another format. Nothing is lost, or it says what would be.",
     )
@@ -188,7 +188,7 @@ def _compare(arguments: list[str]) -> int:
     from quantcore.cli.console import explain, show_comparison
     from quantcore.report.compare import compare
 
-    flags = argparse.ArgumentParser(
+    flags = Flags(
         prog="bitfoundry compare", description="Results of one model side by side: size against quality."
     )
     flags.add_argument("folders", nargs="+", help="artifacts, each with its report.json")
@@ -205,11 +205,10 @@ def _compare(arguments: list[str]) -> int:
 
 def _mix(arguments: list[str]) -> int:
     """``mix MODEL --schemes A B --max_size 90MB``: a config with the scheme that suits each layer."""
-    flags = argparse.ArgumentParser(
+    flags = Flags(
         prog="bitfoundry mix",
         description="A config that gives each layer the scheme that suits it, from what their rounding costs.",
         epilog="Quantize with it: bitfoundry quantize --quant_scheme mix.json ...",
-        allow_abbrev=False,
     )
     flags.add_argument("model", help="a folder, a GGUF file or a model on the Hub")
     add_mix(flags)
@@ -275,7 +274,7 @@ def _publish(arguments: list[str]) -> int:
 
 def _pull(arguments: list[str]) -> int:
     """``pull MODEL_ID --output_dir DIR``: a model from the Hub, each file checked."""
-    flags = argparse.ArgumentParser(
+    flags = Flags(
         prog="bitfoundry pull",
         description="Fetch a model from the Hugging Face Hub, each file held against the hash of its commit. The token "
         "for a private or gated one is huggingface_hub's own: HF_TOKEN, or `hf auth login`.",
@@ -335,7 +334,7 @@ def _quantize(arguments: list[str]) -> int:
 
 def _of_a_model(command: str, description: str) -> argparse.ArgumentParser:
     """The flags of a command that measures a model."""
-    flags = argparse.ArgumentParser(prog=f"bitfoundry {command}", description=description, allow_abbrev=False)
+    flags = Flags(prog=f"bitfoundry {command}", description=description)
     flags.add_argument("model", help="a folder, a GGUF file or a model on the Hub, quantized or not")
     flags.add_argument("--against", metavar="ORIGINAL", help="the float model to compare it with")
     flags.add_argument("--json", action="store_true", help="the result as JSON on stdout, and nothing else")

@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from quantcore.checkpoint.headers import ModelHeaders, read_json
-from quantcore.cli.flags import add_hardware, add_scheme, calibration_of, config_of_flags, exports_of
+from quantcore.cli.flags import Flags, add_hardware, add_scheme, calibration_of, config_of_flags, exports_of
 from quantcore.hub import download as hub
 from quantcore.plan.capacity import Capacity, plan_for
 from quantcore.plan.hardware import GB, parse_hardware
@@ -28,11 +28,10 @@ EXECUTORS = {
 
 
 def parser() -> argparse.ArgumentParser:
-    flags = argparse.ArgumentParser(
+    flags = Flags(
         prog="bitfoundry plan",
         description="What a job would need: executor, memory by part, disk, time; and what would make it fit."
         " No weight is read.",
-        allow_abbrev=False,
     )
     flags.add_argument("model", help="a config.json, a folder with one (and weights or not), or org/name on the Hub")
     add_hardware(flags)

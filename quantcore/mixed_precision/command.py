@@ -13,8 +13,9 @@ import torch
 
 from quantcore.blockwise.savepoint import SavePoint
 from quantcore.checkpoint.tokenizer import load_tokenizer, tokenize_with
+from quantcore.config.job_spec import KEEP, MixConfig, ResolvedMix
 from quantcore.config.quantization import CalibrationConfig, Config, parse_config
-from quantcore.config.task import KEEP, MixConfig, ResolvedMix, Task
+from quantcore.config.task import Task
 from quantcore.data.chat import chat_renderer
 from quantcore.data.windows import token_windows
 from quantcore.errors import ConfigError

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from quantcore.config import presets
 from quantcore.config.algorithms import AlgoConfig
+from quantcore.config.job_spec import KEEP, MixConfig, ResolvedMix
 from quantcore.config.quantization import Config
-from quantcore.config.task import KEEP, MixConfig, ResolvedMix
 from quantcore.errors import QuantError
 from quantcore.plan.resolve import Plan
 

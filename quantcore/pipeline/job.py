@@ -41,7 +41,7 @@ from quantcore.hub.download import fetch
 from quantcore.mixed_precision.command import with_mix
 from quantcore.pipeline.file_to_file import round_files
 from quantcore.pipeline.writer import ResultWriter, write_side_files
-from quantcore.plan.resolve import FILE_TO_FILE, Plan, resolve
+from quantcore.plan.resolve import FILE_TO_FILE, Plan, plan_job
 from quantcore.proof.expectation import Expectation, probe_logits
 from quantcore.proof.judging import Outcome, judge_result, tell_gates
 from quantcore.proof.verify import may_be_whole, prove_in_fresh_process
@@ -86,11 +86,7 @@ def _run(task: Task, emit: Emit, ranks: Ranks, started: float, said: list[Warned
         prove_twin(model, emit)
     savepoint = SavePoint.of(task, ranks)
     task, mixed = with_mix(task, model, savepoint, emit)
-    plan = resolve(
-        task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export,
-        evaluation=task.evaluation, file2file=task.file2file, shard_blocks=task.shard_blocks, warnings=headers.warnings,
-        num_schemes=len(mixed["uniform"]) if mixed else 0,
-    )  # fmt: skip
+    plan = plan_job(task, headers, num_schemes=len(mixed["uniform"]) if mixed else 0)
     for message in plan.warnings:
         emit(Warned("plan", message))
     if ranks.is_first and may_compare_window(model, plan, ranks):

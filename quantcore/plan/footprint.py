@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
+from quantcore.config.job_spec import Evaluation
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import CalibrationConfig, Config
-from quantcore.config.task import Evaluation
 from quantcore.runtime.workload import LOGIT_ROWS, NUM_PROBES, PIECE_BYTES, PROBE_POSITIONS, SOLVED_ROWS, count_sums
 
 RUNTIME_BYTES = 450 << 20

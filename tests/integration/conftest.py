@@ -34,6 +34,8 @@ from api.store.accounts import projects
 from api.store.engine import Sessions, connect, dispose
 from api.store.queue import jobs
 from api.store.tables.jobs import Job, Project
+from quantcore.config import presets
+from quantcore.config.job_spec import JobSpec
 from tests.hub_server import TOKEN, HubServer
 from worker.supervisor import Supervisor
 
@@ -141,24 +143,28 @@ def write_safetensors(path: Path, shapes: dict[str, list[int]]) -> None:
     path.write_bytes(struct.pack("<Q", len(encoded)) + encoded + bytes(offset))
 
 
+def job_columns(model_dir: Path | str = "/nowhere", **asked: Any) -> dict[str, Any]:
+    """The columns of a queued job; ``asked`` are columns, or fields of its JobSpec."""
+    options = {name: asked.pop(name) for name in JobSpec.model_fields if name in asked}
+    columns = {
+        "project_id": projects.DEFAULT,
+        "submitted_by": None,
+        "name": None,
+        "labels": {},
+        "model": {"path": str(model_dir)},
+        "preset": "fp8",
+        "spec": JobSpec(**{"config": presets.resolve("fp8")} | options).to_dict(),
+    }
+    return columns | asked
+
+
 @pytest.fixture
 def submit(sessions: Sessions) -> Callable[..., str]:
     """``submit(model_dir, priority=9)``: a queued job straight in the database. Returns its id."""
 
     def submit(model_dir: Path | str = "/nowhere", **asked: Any) -> str:
-        columns = {
-            "project_id": projects.DEFAULT,
-            "submitted_by": None,
-            "name": None,
-            "labels": {},
-            "model": {"path": str(model_dir)},
-            "preset": "fp8",
-            "config": {},
-            "calibration": {"source": "builtin"},
-            "export": ["quark"],
-        }
         with sessions.begin() as session:
-            return jobs.submit(session, **columns | asked).id
+            return jobs.submit(session, **job_columns(model_dir, **asked)).id
 
     return submit
 

@@ -17,6 +17,7 @@ from api.store.queue.leases import Failure, Lease, Order
 from api.store.queue.waiting import explain
 from api.store.states import ACTIONS, FINAL, State
 from api.store.tables.jobs import Artifact, Attempt, Event, Job
+from quantcore.config import presets
 from tests.integration.conftest import PATIENCE_S
 
 MakeModel = Callable[..., Path]
@@ -439,9 +440,9 @@ def test_a_clone_of_a_hub_model_stays_at_its_commit(submit: Submit, get_job: Get
     from api.jobs.submission import _merge
 
     stored = {"id": "org/name", "revision": "main", "sha": "a" * 40}
-    spec = {"global_quant_config": {"weight": {"dtype": "int8"}}}
-    merged = _merge(get_job(submit(model=stored, config=spec)), {})
-    assert (merged.model.id, merged.model.revision, merged.config) == ("org/name", "a" * 40, spec)
+    config = presets.resolve("int8_weight_only")
+    merged = _merge(get_job(submit(model=stored, config=config)), {})
+    assert (merged.model.id, merged.model.revision, merged.config) == ("org/name", "a" * 40, config.to_dict())
 
 
 def test_conflicts_are_problem_documents(client: TestClient, submit: Submit) -> None:

@@ -99,7 +99,7 @@ def test_the_order_of_patterns_is_kept(client: TestClient, make_model: MakeModel
     with sessions.begin() as session:
         lease = leases.claim(session, worker="w", lease_s=60)
     assert lease
-    assert list(lease.config["layer_quant_config"]) == patterns
+    assert list(lease.spec.config.layer_quant_config) == patterns
 
 
 FULL = {"global_quant_config": {"weight": {"dtype": "int8"}}}

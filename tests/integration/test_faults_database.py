@@ -20,12 +20,11 @@ from api.http.security import create_key
 from api.main import create_app
 from api.settings import Settings
 from api.store import migrate
-from api.store.accounts import projects
 from api.store.engine import Sessions, connect, dispose
 from api.store.queue import jobs, leases
 from api.store.tables.jobs import Attempt, Job
 from bitfoundry.local.stack import Postgres
-from tests.integration.conftest import Server, WorkerProcess
+from tests.integration.conftest import Server, WorkerProcess, job_columns
 from tests.integration.faults import ApiProcess, Line
 from tests.integration.test_worker import outcomes
 from worker.lease import HeldLease
@@ -34,10 +33,6 @@ MakeModel = Callable[..., Path]
 Submit = Callable[..., str]
 StartWorker = Callable[..., WorkerProcess]
 WaitFor = Callable[..., Job]
-JOB_COLUMNS = {
-    "project_id": projects.DEFAULT, "submitted_by": None, "name": None, "labels": {}, "model": {"path": "/nowhere"},
-    "preset": "fp8", "config": {}, "calibration": {"source": "builtin"}, "export": ["quark"],
-}  # fmt: skip
 ENDS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT, "kill -9": signal.SIGKILL}
 
 
@@ -154,7 +149,7 @@ def test_a_worker_that_hears_nothing_ends_its_engine_in_time(own_postgres: Postg
     sessions = connect(own_postgres.url, answer_s=30)
     with sessions.begin() as session:
         session.execute(text("DELETE FROM job"))
-        jobs.submit(session, **JOB_COLUMNS)
+        jobs.submit(session, **job_columns())
         lease = leases.claim(session, worker="w", lease_s=settings.lease_s)
     assert lease is not None
     lost = threading.Event()

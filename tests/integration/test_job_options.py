@@ -125,7 +125,7 @@ def test_uploaded_text_is_a_file_for_the_engine(
     dataset = upload(client, [{"body": PROSE}], column="body")
     job = ended(body(model, evaluation={**SMALL, "source": dataset}, file2file=True, shard_blocks=False))
     task = json.loads((model.parent / "task.json").read_text())
-    assert (job.evaluation["source"], job.evaluation_dataset_id) == (dataset, dataset)
+    assert (job.spec["evaluation"]["source"], job.evaluation_dataset_id) == (dataset, dataset)
     assert Path(task["evaluation"].pop("source")).parent == settings.datasets_dir
     assert task["evaluation"] == {**SMALL, "column": "body", "tasks": [], "batch_size": 8}
     assert (task["file2file"], task["shard_blocks"]) == (True, False)
@@ -152,7 +152,7 @@ def test_text_on_the_hub_is_that_of_the_commit_at_the_submit(
     asked = {**SMALL, "source": "org/set", "split": "test"}
     job = ended(body(model, evaluation=asked))
     task = json.loads((model.parent / "task.json").read_text())
-    assert task["evaluation"]["revision"] == job.evaluation["revision"] == sha
+    assert task["evaluation"]["revision"] == job.spec["evaluation"]["revision"] == sha
     assert task["token_on_stdin"]
     answer = client.post("/v1/jobs", json=body(model, evaluation={**asked, "revision": "nowhere"}))
     assert answer.json()["errors"][0]["pointer"] == "#/evaluation/revision"
@@ -189,7 +189,8 @@ def test_a_clone_a_dry_run_and_a_sweep_know_them(client: TestClient, model: Path
     assert made == [(True, 1), (True, 2), (False, 1), (False, 2)]
     with sessions.begin() as session:
         lease = leases.claim(session, worker="w", lease_s=60)
-    assert lease and (lease.file2file, lease.shard_blocks, lease.evaluation) == (True, False, job["evaluation"])
+    assert lease and (lease.spec.file2file, lease.spec.shard_blocks) == (True, False)
+    assert lease.spec.evaluation.model_dump(mode="json") == job["evaluation"]
 
 
 def test_a_sweep_says_which_way_cannot_be(client: TestClient, model: Path) -> None:

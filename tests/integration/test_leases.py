@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, text
 
-from api.store.accounts import projects
 from api.store.engine import Sessions
 from api.store.queue import control, events, jobs, leases, outbox, workers
 from api.store.queue.events import NewEvent
 from api.store.queue.leases import Failure, Lease, LeaseLost, Order
 from api.store.tables.jobs import Artifact, Attempt, Job, Outbox
+from tests.integration.conftest import job_columns
 
 Submit = Callable[..., str]
 GetJob = Callable[[str], Job]
@@ -54,8 +54,7 @@ def test_submit_writes_job_event_and_message_together(sessions: Sessions, submit
         assert [event.seq for event in events.read(session, job_id, after=0, limit=9)] == [1]
         assert [message.payload for message in session.scalars(select(Outbox))] == [{"v": 1}]
     with pytest.raises(RuntimeError), sessions.begin() as session:
-        asked = {key: {} for key in ("model", "config", "calibration", "labels")}
-        jobs.submit(session, project_id=projects.DEFAULT, submitted_by=None, name=None, preset=None, export=[], **asked)
+        jobs.submit(session, **job_columns())
         raise RuntimeError
     with sessions.begin() as session:
         for table in (Job, Outbox):

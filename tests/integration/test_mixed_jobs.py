@@ -21,8 +21,8 @@ from bitfoundry.client.service import Client
 from bitfoundry.commands import main as cli
 from quantcore.blockwise import savepoint
 from quantcore.cli.main import main
+from quantcore.config.job_spec import MixConfig
 from quantcore.config.quantization import parse_config
-from quantcore.config.task import MixConfig
 from quantcore.mixed_precision import command
 from quantcore.mixed_precision.schemes import resolve
 from quantcore.pipeline import writer as writing
@@ -255,8 +255,9 @@ def test_clones_sweeps_and_leases_know_it(client: TestClient, make_model: MakeMo
     job = client.post("/v1/jobs", json={"model": model, "mix": ASKED, "config": {"algo_config": gptq}}).json()
     with sessions.begin() as session:
         lease = leases.claim(session, worker="w", lease_s=60)
-    assert lease is not None and lease.mix is not None
-    assert lease.mix == engine_mix(max_bits=5.5) and lease.config["algo_config"][0]["name"] == "gptq"
+    assert lease is not None and lease.spec.mix is not None
+    assert lease.spec.to_dict()["mix"] == engine_mix(max_bits=5.5)
+    assert lease.spec.config.algo_config[0].name == "gptq"
     changed = client.post(f"/v1/jobs/{job['id']}/clone", json={"mix": {"schemes": list(SCHEMES), "max_size": "9GB"}})
     assert changed.json()["mix"]["max_size"] == "9GB" and changed.json()["config"] == job["config"]
     plain = client.post(f"/v1/jobs/{job['id']}/clone", json={"mix": None, "config": {"preset": "fp8"}}).json()

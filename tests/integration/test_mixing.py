@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM
 
 from quantcore.cli import main as cli
 from quantcore.config import presets
+from quantcore.config.job_spec import MixConfig
 from quantcore.config.quantization import CalibrationConfig, parse_config
-from quantcore.config.task import EvaluationConfig, MixConfig, Task
+from quantcore.config.task import EvaluationConfig, Task
 from quantcore.data.windows import token_windows
 from quantcore.errors import ConfigError
 from quantcore.evaluation.model import open_model

@@ -109,7 +109,7 @@ def test_every_body_has_an_example_that_fits(document: dict[str, Any]) -> None:
         for name, operation in operations(document).items()
         if "requestBody" in operation and name not in FILES
     }
-    jobs = {"PlanOn", "JobCreate", "JobPatch", "JobClone", "SweepCreate", "UploadCreate", "UploadComplete"}
+    jobs = {"PlanCreate", "JobCreate", "JobPatch", "JobClone", "SweepCreate", "UploadCreate", "UploadComplete"}
     assert bodies == jobs | {
         "PublishTo",
         "ProjectCreate", "ProjectPatch", "KeyCreate", "KeyRotate", "HubTokenPut", "WebhookCreate", "WebhookPatch",

@@ -20,21 +20,15 @@ from sqlalchemy import select, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from api.store.accounts import projects
 from api.store.engine import Sessions
 from api.store.queue import control, jobs, leases
 from api.store.queue.leases import Failure, Lease, LeaseLost
 from api.store.states import ACTIONS, FINAL, HELD, State, WrongState
 from api.store.tables.jobs import Attempt, Job
+from tests.integration.conftest import job_columns
 from tests.params import with_rare
 
 NUM_EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "12"))  # a nightly run may take more
-ASKED: dict[str, Any] = {"submitted_by": None, "name": None, "labels": {}, "model": {"path": "/m"}, "preset": None} | {
-    "project_id": projects.DEFAULT,
-    "config": {},
-    "calibration": {},
-    "export": [],
-}
 
 
 @dataclass
@@ -71,7 +65,7 @@ class Life(RuleBasedStateMachine):
     def submit(self, priority: int) -> Any:
         if len(self.expected) >= 4:
             return multiple()
-        job_id = self.do(jobs.submit, priority=priority, **ASKED).id
+        job_id = self.do(jobs.submit, **job_columns(priority=priority)).id
         self.expected[job_id] = Expected()
         return job_id
 

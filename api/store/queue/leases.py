@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy import ColumnElement, DateTime, cast, delete, func, select, update
 from sqlalchemy.orm import Session
 
@@ -24,6 +26,8 @@ from api.store.queue.logs import NewLine
 from api.store.states import CLAIMABLE, FINAL, HELD, State
 from api.store.tables.jobs import FENCE, QUEUE_ORDER, Artifact, Attempt, Job
 from api.store.tables.seats import Seat
+from quantcore.config.job_spec import JobSpec
+from quantcore.config.values import config_error
 
 MAX_LOST = 3  # a job that takes its worker down with it is given up after this many lost workers
 MAX_BACKOFF_S = 1800
@@ -53,20 +57,22 @@ class Lease:
     job_id: str
     fence: int
     attempt: int
-    model: dict[str, Any]
-    config: dict[str, Any]
-    calibration: dict[str, Any]
-    export: tuple[str, ...]
-    max_shard_size: str
     project_id: str
+    model: dict[str, Any]
+    stored_spec: dict[str, Any]
+    nodes: int
     sealed_hub_token: bytes | None  # the token that ``model`` names, as it is now; None if it names none or it is gone
     traceparent: str | None = None  # of the request that made the job
-    gate: str = "warn"
-    evaluation: dict[str, Any] = field(default_factory=dict)
-    file2file: bool = False
-    shard_blocks: bool | None = None
-    nodes: int = 1
-    mix: dict[str, Any] | None = None
+
+    @cached_property
+    def spec(self) -> JobSpec:
+        """What the job asks for. Raises ConfigError ``unsupported_job`` where another version of the service wrote it
+        and this one does not understand it."""
+        try:
+            return JobSpec.model_validate(self.stored_spec)
+        except ValidationError as error:
+            hint = "Upgrade this worker: it must be as new as the API. Then retry the job."
+            raise config_error(error, "The stored job", code="unsupported_job", hint=hint) from error
 
 
 @dataclass(frozen=True)
@@ -122,9 +128,9 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
     gathering.open_seats(session, job)
     token = job.model.get("hub_token")
     sealed = token and hub_tokens.find_sealed(session, job.project_id, token)
-    asked = (job.model, job.config, job.calibration, tuple(job.export), job.max_shard_size)
-    how = (job.gate, job.evaluation, job.file2file, job.shard_blocks, job.nodes)
-    return Lease(job.id, fence, job.attempt, *asked, job.project_id, sealed, job.traceparent, *how, mix=job.mix)
+    return Lease(
+        job.id, fence, job.attempt, job.project_id, job.model, job.spec, job.nodes, sealed, job.traceparent
+    )
 
 
 def renew(session: Session, lease: Lease, *, lease_s: float) -> Order | None:

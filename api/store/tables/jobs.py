@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
+    Computed,
     FetchedValue,
     ForeignKey,
     Identity,
@@ -57,6 +58,7 @@ def _one_of(column: str, values: object) -> str:
     return f"{column} IN ({', '.join(repr(str(name)) for name in names)})"
 
 
+NODES = "COALESCE((spec ->> 'nodes')::smallint, 1)"
 FENCE = Sequence("fence_seq", metadata=Base.metadata, data_type=BigInteger)
 
 
@@ -206,20 +208,11 @@ class Job(Base):
     # what was asked, with every default filled in
     model: Mapped[dict[str, Any]]
     preset: Mapped[str | None]
-    config: Mapped[dict[str, Any]] = mapped_column(
-        JSON
-    )  # not JSONB, which would sort the patterns: the first one counts
-    mix: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))  # ``quantcore.config.task.ResolvedMix``
-    calibration: Mapped[dict[str, Any]]
+    # ``quantcore.config.job_spec.JobSpec``; not JSONB, which would sort the patterns: the first one counts
+    spec: Mapped[dict[str, Any]] = mapped_column(JSON)
+    nodes: Mapped[int] = mapped_column(SmallInteger, Computed(NODES, persisted=True))  # workers that do it together
     dataset_id: Mapped[str | None] = mapped_column(ForeignKey("dataset.id", ondelete="SET NULL"))
-    export: Mapped[list[str]]
-    max_shard_size: Mapped[str] = mapped_column(server_default="5GB")
-    gate: Mapped[str] = mapped_column(server_default="warn")  # off, warn or fail
-    evaluation: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
     evaluation_dataset_id: Mapped[str | None] = mapped_column(ForeignKey("dataset.id", ondelete="SET NULL"))
-    file2file: Mapped[bool] = mapped_column(server_default="false")
-    shard_blocks: Mapped[bool | None]  # None: where memory is short
-    nodes: Mapped[int] = mapped_column(SmallInteger, server_default="1")  # workers that do it together
     priority: Mapped[int] = mapped_column(SmallInteger, server_default="5")  # 9 goes first
     pinned: Mapped[bool] = mapped_column(server_default="false")  # retention passes it over
     max_runtime_s: Mapped[int | None]  # of all attempts together

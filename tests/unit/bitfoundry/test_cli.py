@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bitfoundry.client.answers import ArtifactFile, Event, Job, LogLine, Summary, Sweep
+from bitfoundry.client.answers import ArtifactFile, Event, Job, KeptTensor, LogLine, Plan, Summary, Sweep
 from bitfoundry.client.connection import Connection
 from bitfoundry.client.user_config import UserConfig
 from bitfoundry.commands import main as cli
@@ -48,6 +48,24 @@ SWEEP = Sweep(
 )
 
 
+PLAN = Plan(
+    model_type="llama",
+    num_blocks=3,
+    num_layers=21,
+    layers=[],
+    kept=[KeptTensor(name="lm_head", reason="excluded")],
+    exports=["quark"],
+    config={},
+    calibration={},
+    needs_calibration=False,
+    executor="streamed",
+    size_before_bytes=2,
+    size_after_bytes=1,
+    peak_memory_bytes=1,
+    warnings=["mind this"],
+)
+
+
 class FakeClient:
     """Remembers what it was asked; answers with JOB unless told to fail."""
 
@@ -79,9 +97,7 @@ class FakeClient:
                 "presets": [{"name": "fp8", "title": "eight bits", "needs_calibration": True}],
                 "artifacts": [ArtifactFile(path="a", bytes=1, sha256="0")],
                 "download": args[1] if len(args) > 1 else None,
-                "plan": {"size_before_bytes": 2, "size_after_bytes": 1, "peak_memory_bytes": 1, "model_type": "llama"}
-                | {"num_blocks": 3, "num_layers": 21, "kept": [{"name": "lm_head", "reason": "excluded"}]}
-                | {"warnings": ["mind this"], "executor": "streamed"},
+                "plan": PLAN,
             }
             return answers.get(name, JOB)
 
@@ -170,7 +186,7 @@ def test_a_mix_is_passed_on(command: str, fake: type[FakeClient], capsys: pytest
     asked = f"{command} /m --schemes w4a16,keep"
     assert cli.run(f"{asked} --max_bits 4.5".split()) == 0
     _, _, named = fake.calls[1]
-    assert (named["config"], named["mix"]) == (None, {"schemes": ["w4a16", "keep"], "max_bits": 4.5})
+    assert "config" not in named and named["mix"] == {"schemes": ["w4a16", "keep"], "max_bits": 4.5}
     for flag in ("--max_size 1GB", "--max_divergence 0.1"):
         assert cli.run(f"{command} /m -c fp8 {flag}".split()) == 2
         assert f"{flag.split()[0]} goes with --schemes" in capsys.readouterr().err
@@ -188,7 +204,6 @@ def test_submit_passes_everything_on(fake: type[FakeClient], tmp_path: Path) -> 
     assert given == ("/m",)
     assert named == {
         "config": {"global_quant_config": {}},
-        "mix": None,
         "export": ["quark", "compressed_tensors"],
         "calibration": {"num_samples": 4},
         "name": "n",
@@ -205,11 +220,46 @@ def test_submit_passes_everything_on(fake: type[FakeClient], tmp_path: Path) -> 
     }
 
 
+def test_submit_takes_the_flags_of_quantize(
+    fake: type[FakeClient], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the spelling of AMD Quark's script and with dashes; only what is given is sent."""
+    line = "submit --model_dir /m --quant_scheme w4a16 --group_size 64 --exclude_layers lm_head *.o_proj"
+    line += " --quant_algo awq,gptq --num_calib_data 7 --seq-len 32 --model_export gguf --skip_evaluation"
+    assert cli.run(line.split()) == 0
+    _, given, named = fake.calls[1]
+    algorithms = named["config"].pop("algo_config")
+    assert given == ("/m",) and [one["name"] for one in algorithms] == ["awq", "gptq"]
+    assert named["config"] == {"preset": "w4a16", "group_size": 64, "exclude": ["lm_head", "*.o_proj"]}
+    assert named["calibration"] == {"num_samples": 7, "seq_len": 32} and named["export"] == ["gguf"]
+    assert named["evaluation"] == {"num_windows": 0}
+    assert cli.run("submit /m --quant_scheme w4a16 --layer_quant_scheme *.v_proj fp8".split()) == 0
+    config = fake.calls[1][2]["config"]
+    assert list(config["layer_quant_config"]) == ["*.v_proj"], "more than a preset can say: a whole config"
+    capsys.readouterr()
+    assert cli.run("submit /m --quant-schema w4a16".split()) == 2
+    assert "Did you mean --quant_scheme?" in capsys.readouterr().err
+    assert cli.run("clone job_1 --group_size 64".split()) == 1
+    assert "--group_size changes a scheme, and none is named" in capsys.readouterr().err
+
+
+def test_a_clone_changes_single_settings(fake: type[FakeClient], monkeypatch: pytest.MonkeyPatch) -> None:
+    text = {"source": "wikitext", "split": "test", "num_samples": 8, "seq_len": 64, "seed": 0}
+    original = JOB.model_copy(update={"calibration": text, "config": {"global_quant_config": {}}})
+    monkeypatch.setattr(fake, "get", lambda self, job_id: original, raising=False)
+    assert cli.run("clone job_1 --num_calib_data 99 --quant_algo gptq --priority 9".split()) == 0
+    _, given, _ = fake.calls[1]
+    assert given[1]["calibration"] == {**text, "num_samples": 99} and given[1]["priority"] == 9
+    assert given[1]["config"].keys() == {"global_quant_config", "algo_config"}
+    assert cli.run("clone job_1 --dataset builtin".split()) == 0
+    assert fake.calls[1][1][1] == {"calibration": {"source": "builtin", "num_samples": 8, "seq_len": 64, "seed": 0}}
+
+
 def test_a_plan_of_the_service_takes_the_way_that_is_asked_for(
     fake: type[FakeClient], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(["plan", "/m", "-c", "mxfp4", "--file2file"]) == 0
-    assert (fake.calls[1][2]["file2file"], fake.calls[1][2]["shard_blocks"]) == (True, None)
+    assert fake.calls[1][2] == {"config": {"preset": "mxfp4"}, "file2file": True}
     assert "peak 0.0 MB, streamed" in capsys.readouterr().out
     assert cli.run(["plan", "/m", "--devices", "1x80GB", "--shard-blocks"]) == 2
     assert "every way is looked at" in capsys.readouterr().err
@@ -218,7 +268,7 @@ def test_a_plan_of_the_service_takes_the_way_that_is_asked_for(
 def test_a_config_file_that_is_no_json_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "broken.json").write_text("{")
     assert cli.run(["submit", "/m", "-c", str(tmp_path / "broken.json")]) == 1
-    assert "cannot be read as a config" in capsys.readouterr().err
+    assert "broken.json cannot be read" in capsys.readouterr().err
 
 
 def test_waiting_for_a_job_that_fails_is_status_1(fake: type[FakeClient], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,13 +338,13 @@ def test_a_plan_for_hardware_needs_no_service(
         assert said.startswith("fits 8 x 192.0 GB on each of 2 nodes: streamed")
 
 
-@pytest.mark.parametrize("flags", [["--nodes", "2", "--config", "fp8"], []])
+@pytest.mark.parametrize("flags", [["--host_memory", "1TB", "--config", "fp8"], []])
 def test_a_plan_of_the_service_takes_no_flags_of_the_engine(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(["plan", "/m", *flags]) == 2
     said = capsys.readouterr().err
-    assert ("goes with --devices" if flags else "give --config") in " ".join(said.replace("│", " ").split())
+    assert ("no flag --host_memory" if flags else "choose a scheme") in said
 
 
 def test_a_plan_for_hardware_that_does_not_fit_has_a_status(capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,6 +358,8 @@ def test_a_config_file_stands_behind_options_and_environment(monkeypatch: pytest
     file = tmp_path / "config.toml"
     file.write_text('url = "http://file"\napi_key = "bf_file"\n')
     file.chmod(0o600)
+    monkeypatch.delenv("BITFOUNDRY_URL")
+    monkeypatch.delenv("BITFOUNDRY_API_KEY")
     options.connect("http://option", "bf_option", None)
     with pytest.raises(BitfoundryError, match="needs an API key"):
         options.connect("http://option", None, None)  # the file's key is for the file's service

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bitfoundry.client.connection import default_home
 from bitfoundry.errors import StackError
 from bitfoundry.local import folders
 from bitfoundry.local.folders import Lock
@@ -78,6 +79,6 @@ def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
 def test_the_home_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BITFOUNDRY_HOME", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert folders.default_home() == tmp_path / "bitfoundry"
+    assert default_home() == tmp_path / "bitfoundry"
     monkeypatch.setenv("BITFOUNDRY_HOME", str(tmp_path / "own"))
-    assert folders.default_home() == tmp_path / "own"
+    assert default_home() == tmp_path / "own"

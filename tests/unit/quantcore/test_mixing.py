@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from quantcore.config import presets
+from quantcore.config.job_spec import MixConfig, check_mix
 from quantcore.config.quantization import parse_config
-from quantcore.config.task import MixConfig, Task, check_mix
+from quantcore.config.task import Task
 from quantcore.errors import ConfigError
 from quantcore.mixed_precision.choice import Mix, Option, Unit, hull, mixes, of_loss, of_size
 from quantcore.mixed_precision.command import bytes_of

@@ -17,9 +17,10 @@ from quantcore import (
     QuantizationSpec,
     SmoothQuantConfig,
 )
+from quantcore.config.job_spec import MixConfig
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.short_specs import HELPER_SPECS
-from quantcore.config.task import EvaluationConfig, MixConfig, Task
+from quantcore.config.task import EvaluationConfig, Task
 from quantcore.errors import ConfigError
 
 FP8 = QuantizationSpec(dtype="fp8_e4m3")

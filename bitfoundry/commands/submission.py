@@ -1,0 +1,194 @@
+"""The commands that say what a job does: `submit`, `plan` and `clone`, with the flags of `quantize`.
+
+They read their own command line, as `quantize` does, so that every flag has one spelling and one help text.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from bitfoundry.client.answers import Plan
+from bitfoundry.client.bodies import given as without_none
+from bitfoundry.client.service import Client
+from bitfoundry.commands import jobs as job_commands
+from bitfoundry.commands import publish as publish_commands
+from bitfoundry.commands import terminal
+from bitfoundry.commands.options import connect, evaluation_of, key_value, show_job
+from bitfoundry.errors import BitfoundryError
+from quantcore.cli.flags import BUDGETS, Flags, add_budget, add_job, request_of
+from quantcore.errors import QuantError
+
+OLDER_NAMES = {
+    "-c": "--quant_scheme", "--config": "--quant_scheme", "--export": "--model_export",
+    "--calibration_source": "--dataset", "--calibration_config": "--dataset_config",
+    "--calibration_split": "--dataset_split", "--calibration_column": "--dataset_column",
+    "--num_samples": "--num_calib_data", "--file2file": "--file2file_quantization",
+}  # fmt: skip
+
+
+PLACE = ("source", "config", "split", "revision", "column")
+
+
+def submit(arguments: list[str]) -> None:
+    """Queue a job, and stay until it has ended with `--wait`."""
+    flags = _flags("submit", "Queue a job. A job that cannot work is refused at once, with the reason.")
+    _add_model(flags)
+    _add_queue(flags)
+    add = flags.add_argument
+    add("--publish", help="where the result goes: org/name on the Hub, a URL, or a JSON file with a whole target")
+    add("--publish_token", metavar="NAME", help="the Hub token to publish with, by its name (default: --hub_token)")
+    add("--wait", action="store_true", help="wait until the job has ended and is published; status 1 if it failed")
+    _add_job(flags)
+    options, given = _parse(flags, arguments)
+    target = publish_commands.read_target(options.publish, options.publish_token)
+    body = _request(flags, options, given) | _queue_fields(options)
+    with connect(options.url, options.api_key, options.home) as client:
+        job = client.submit(_model_of(options), publish=target, **body)
+        if options.wait:
+            job_commands.show_end(client, job, options.json)
+        else:
+            show_job(job, options.json)
+
+
+def plan(arguments: list[str]) -> int | None:
+    """Plan a job on the service; with `--devices` on this machine, for such hardware. Returns the exit status."""
+    if any(text.partition("=")[0] == "--devices" for text in arguments):
+        return _plan_here(arguments)
+    flags = _flags("plan", "Say what a job would do with a model: sizes, memory, layers. Nothing is done.")
+    _add_model(flags)
+    flags.add_argument(
+        "--devices",
+        help="plan without the service, for this hardware: 8x80GB. MODEL may then be a config.json, and --nodes,"
+        " --host_memory and --disk are those of the hardware",
+    )
+    _add_job(flags)
+    options, given = _parse(flags, arguments)
+    body = _request(flags, options, given)
+    with connect(options.url, options.api_key, options.home) as client:
+        found = client.plan(_model_of(options), **body)
+    if options.json:
+        terminal.print_json(found.model_dump(mode="json"))
+    else:
+        _show_plan(found)
+    return None
+
+
+def clone(arguments: list[str]) -> None:
+    """Queue a job like another one, but for the flags that are given."""
+    flags = _flags("clone", "Queue a new job like this one, but for the flags that are given.")
+    flags.add_argument("job_id", help="the job to clone, as `jobs` lists it")
+    _add_queue(flags)
+    _add_job(flags)
+    options, given = _parse(flags, arguments)
+    changes = _request(flags, options, given, needs_scheme=False) | _queue_fields(options)
+    with connect(options.url, options.api_key, options.home) as client:
+        show_job(client.clone(options.job_id, _patch(client, options.job_id, changes)), options.json)
+
+
+def _plan_here(arguments: list[str]) -> int:
+    """The engine's own plan, for hardware that is named."""
+    from quantcore.cli import main as engine
+
+    for text in arguments:
+        if text.lstrip("-").replace("-", "_").startswith(("file2file", "shard_blocks", "no_shard_blocks")):
+            _flags("plan", "").error(f"with --devices every way is looked at: leave {text} out")
+    return engine.main(["plan", *arguments])
+
+
+def _flags(name: str, description: str) -> Flags:
+    usage = "%(prog)s [flags] JOB_ID" if name == "clone" else "%(prog)s [flags] MODEL"
+    return Flags(prog=f"bitfoundry {name}", usage=usage, description=description, aliases=OLDER_NAMES)
+
+
+def _add_model(flags: Flags) -> None:
+    flags.add_argument("model", nargs="?", help="a path on the server, or a model on the Hub: org/name")
+    flags.add_argument("--model_dir", help="the same, as a flag")
+    flags.add_argument("--revision", help="branch, tag or commit of a model on the Hub (default: main)")
+    flags.add_argument("--hub_token", metavar="NAME", help="the project's Hub token for a private model, by its name")
+
+
+def _add_queue(flags: Flags) -> None:
+    add = flags.add_argument_group("queue").add_argument
+    add("--name", help="a name to find the job by")
+    add("--label", action="append", metavar="KEY=VALUE", help="a label to find the job by; repeat for several")
+    add("--priority", type=int, choices=range(10), metavar="0-9", help="9 goes first (default: 5)")
+    add("--max_runtime_s", type=int, help="give up after running for so many seconds (default: no limit)")
+    add("--max_pending_s", type=int, help="give up after waiting for so many seconds (default: no limit)")
+
+
+def _add_job(flags: Flags) -> None:
+    add_job(flags)
+    add_budget(flags, required=False)
+    flags.add_argument("--evaluation", action="append", default=[], metavar="NAME=VALUE",
+                       help="a setting of the evaluation by its name in the API: num_prompts=0")  # fmt: skip
+    add = flags.add_argument_group("service").add_argument
+    add("--url", help="address of the service (default: BITFOUNDRY_URL, the config file, or the one of `up` here)")
+    add("--api-key", "--api_key", dest="api_key", help="its API key (default: BITFOUNDRY_API_KEY, or as for --url)")
+    add("--home", type=Path, help="data folder of the local stack (default: ~/.local/share/bitfoundry)")
+    add("--json", action="store_true", help="JSON for programs instead of text for people")
+
+
+def _parse(flags: Flags, arguments: list[str]) -> tuple[Any, set[str]]:
+    return flags.parse_args(arguments), flags.given(arguments)
+
+
+def _request(flags: Flags, options: Any, given: set[str], *, needs_scheme: bool = True) -> dict[str, Any]:
+    """What the flags say of the job. Raises BitfoundryError, or ends with status 2, for what does not fit together."""
+    if (budgets := given & {*BUDGETS}) and "schemes" not in given:
+        flags.error(f"--{min(budgets)} goes with --schemes")
+    try:
+        body = request_of(options, given)
+    except QuantError as error:
+        raise BitfoundryError(error.message, hint=error.hint, code=error.code) from error
+    if settings := evaluation_of(options.evaluation):
+        body["evaluation"] = body.get("evaluation", {}) | settings
+    if needs_scheme and "mix" not in body and not {"preset", "global_quant_config"} & body.get("config", {}).keys():
+        flags.error("choose a scheme: --quant_scheme w4a16 (see `bitfoundry presets`)")
+    return body
+
+
+def _queue_fields(options: Any) -> dict[str, Any]:
+    limits = without_none(max_runtime_s=options.max_runtime_s, max_pending_s=options.max_pending_s)
+    labels = dict(map(key_value, options.label)) if options.label else None
+    return without_none(name=options.name, labels=labels, priority=options.priority, limits=limits or None)
+
+
+def _model_of(options: Any) -> Any:
+    """A model that a revision or a token goes with is one on the Hub."""
+    model = options.model or options.model_dir
+    if model is None:
+        raise BitfoundryError("no model is named", hint="give a path on the server, or org/name on the Hub")
+    more: dict[str, str] = without_none(revision=options.revision, hub_token=options.hub_token)
+    return {"id": model, **more} if more else model
+
+
+def _patch(client: Client, job_id: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """``changes`` of single settings become whole values: the rest is the cloned job's."""
+    parts = changes.keys() & {"calibration", "evaluation"}
+    algorithms_alone = changes.get("config", {}).keys() == {"algo_config"}
+    if not parts and not algorithms_alone:
+        return changes
+    original = client.get(job_id).model_dump(mode="json")
+    for part in parts:
+        kept = original[part]
+        if "source" in changes[part]:  # where the other text was says nothing of this one
+            kept = {name: value for name, value in kept.items() if name not in PLACE}
+        changes[part] = kept | changes[part]
+    if algorithms_alone:
+        changes["config"] = original["config"] | changes["config"]
+    return changes
+
+
+def _show_plan(found: Plan) -> None:
+    size = f"{terminal.megabytes(found.size_before_bytes)} → {terminal.megabytes(found.size_after_bytes)}"
+    terminal.out.print(f"{found.model_type}: {found.num_blocks} blocks, {found.num_layers} layers to quantize")
+    terminal.out.print(f"size {size}, peak {terminal.megabytes(found.peak_memory_bytes)}, {found.executor}")
+    for kept in found.kept:
+        terminal.out.print(f"kept {kept.name}: {kept.reason}", soft_wrap=True)
+    for warning in found.warnings:
+        terminal.out.print(Text.assemble(("warning ", "yellow"), warning), soft_wrap=True)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int | None]] = {"submit": submit, "plan": plan, "clone": clone}

@@ -1,0 +1,236 @@
+"""The one value that says what a job does: the core of an API request, a row's column, a lease and the engine's task.
+
+``JobOptions`` holds what a request and a planned job have in common. A new option is one field there, the code that
+uses it, and nothing else: the API's schema, the stored job, the lease, the task and the command's flag follow from it.
+A request names its scheme (a preset, or schemes to mix); a ``JobSpec`` holds the whole configs. No torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import Field, StrictBool, StrictInt, field_validator, model_validator
+
+from quantcore.config.quantization import (
+    DEFAULT_SHARD_SIZE,
+    CalibrationConfig,
+    Config,
+    QuantizationConfig,
+    TextSource,
+    parse_size,
+)
+from quantcore.config.values import Settings
+from quantcore.errors import ConfigError
+
+Gate = Literal["off", "warn", "fail"]
+GATES: tuple[Gate, ...] = get_args(Gate)
+TaskName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}$")]
+ExportName = Annotated[str, Field(min_length=1, max_length=100)]
+
+
+class Evaluation(TextSource):
+    """How the result is measured, beside the original.
+
+    ``num_windows`` windows of ``seq_len`` tokens (0: nothing is measured) of held-out text: the part that the
+    calibration leaves of its source, or ``source``, which is named like that, with ``config``, ``split``, ``revision``
+    and ``column``. Windows of such a text start every ``stride`` tokens (default: ``seq_len``); a smaller one gives
+    every token more context. ``num_prompts`` short texts are continued by both models. ``tasks`` of
+    lm-evaluation-harness run with ``limit`` documents and ``num_fewshot`` examples each (None: the task's own),
+    ``batch_size`` at a time.
+    """
+
+    num_windows: Annotated[StrictInt, Field(ge=0, le=1 << 20)] = 12
+    seq_len: Annotated[StrictInt, Field(ge=32, le=131072)] = 512
+    stride: Annotated[StrictInt, Field(ge=1)] | None = None
+    num_prompts: Annotated[StrictInt, Field(ge=0, le=64)] = 4
+    tasks: Annotated[tuple[TaskName, ...], Field(max_length=64)] = ()
+    limit: Annotated[StrictInt, Field(ge=1)] | None = None
+    num_fewshot: Annotated[StrictInt, Field(ge=0, le=64)] | None = None
+    batch_size: Annotated[StrictInt, Field(ge=1, le=4096)] = 8
+
+    @model_validator(mode="after")
+    def _make_sense(self) -> Self:
+        if self.stride is not None and (self.source is None or self.stride > self.seq_len):
+            raise ValueError("stride goes with a source, and is at most seq_len")
+        return self
+
+    @property
+    def text(self) -> CalibrationConfig | None:
+        """Its own text, named as a calibration's is; None for what the calibration leaves."""
+        place = {name: getattr(self, name) for name in TextSource.model_fields}
+        return None if self.source is None else CalibrationConfig(**place)
+
+
+KEEP = "keep"
+MIN_SCHEMES, MAX_SCHEMES = 2, 8
+NO_SCHEME = QuantizationConfig()
+"""The global scheme of a config beside a mix, which says the algorithms alone."""
+Number = Annotated[float, Field(strict=True)]
+
+
+class MixConfig(Settings):
+    """The scheme of each layer is chosen when the job runs, from what its rounding costs: the best mix for one budget.
+
+    ``schemes``: presets to choose from; ``keep`` leaves a layer in high precision. The budget is one of ``max_size``
+    (of all files of weights: as "90MB", or bytes), ``max_bits`` (a weight in the layers that are mixed, with scales)
+    and ``max_divergence`` (mean KL from the original in nats a token: the smallest mix that is measured to keep it).
+    """
+
+    schemes: tuple[str, ...] = Field(
+        examples=[["w4a16", "int8_weight_only"]],
+        json_schema_extra={"minItems": MIN_SCHEMES, "maxItems": MAX_SCHEMES, "uniqueItems": True},
+    )
+    max_size: str | StrictInt | None = Field(default=None, examples=["90MB"])
+    max_bits: Number | None = Field(default=None, json_schema_extra={"exclusiveMinimum": 0})
+    max_divergence: Number | None = Field(default=None, json_schema_extra={"exclusiveMinimum": 0})
+
+    @property
+    def max_bytes(self) -> int | None:
+        return parse_size(self.max_size, "max_size") if isinstance(self.max_size, str) else self.max_size
+
+    @model_validator(mode="after")
+    def _make_sense(self) -> Self:
+        if len(set(self.schemes)) != len(self.schemes) or not MIN_SCHEMES <= len(self.schemes) <= MAX_SCHEMES:
+            raise ConfigError(
+                f"A mix is made of {MIN_SCHEMES} to {MAX_SCHEMES} schemes, each given once; given were: "
+                f"{', '.join(self.schemes)[:200] or 'none'}.",
+                code="invalid_schemes",
+                hint="For example w4a16 and int8_weight_only, with 'keep' for layers that stay as they are.",
+                field="/mix/schemes",
+            )
+        try:
+            given = [one for one in (self.max_bytes, self.max_bits, self.max_divergence) if one is not None]
+        except ConfigError as error:
+            error.field = "/mix/max_size"
+            raise
+        if len(given) != 1 or not 0 < given[0] < math.inf:
+            raise ConfigError(
+                "A mix is made for one budget above 0.",
+                code="invalid_budget",
+                hint="Give one of max_size (90MB), max_bits (4.5), max_divergence (0.02).",
+                field="/mix",
+            )
+        return self
+
+
+class ResolvedMix(MixConfig):
+    """The same with the ``configs`` that the schemes' names stand for, none for ``keep``."""
+
+    configs: dict[str, Config]
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What a MixConfig says, as JSON data."""
+        return self.model_dump(mode="json", exclude={"configs"}, exclude_none=True)
+
+    @model_validator(mode="after")
+    def _all_are_known(self) -> Self:
+        if self.configs.keys() != {*self.schemes} - {KEEP}:
+            raise ValueError(f"configs has the config of every scheme but {KEEP}")
+        return self
+
+
+class JobOptions(Settings):
+    """What decides the result of a job beside its model and its scheme: the options of a request and of a JobSpec."""
+
+    calibration: CalibrationConfig = CalibrationConfig()
+    export: Annotated[tuple[ExportName, ...], Field(max_length=16)] = ("quark",)
+    evaluation: Evaluation = Evaluation()
+    gate: Annotated[Gate, Field(description="What a missed quality limit means: off, warn, or fail.")] = "warn"
+    max_shard_size: Annotated[
+        str,
+        Field(
+            examples=["5GB"],
+            description="Largest file of weights, as 500MB or 5GB, unless one tensor is larger. GGUF is one file.",
+        ),
+    ] = DEFAULT_SHARD_SIZE
+    file2file: Annotated[
+        StrictBool,
+        Field(
+            description="Quantize weight by weight, from file to file. No model is run, or measured: for schemes that "
+            "need no data, and architectures that nobody knows."
+        ),
+    ] = False
+    shard_blocks: Annotated[
+        StrictBool | None,
+        Field(
+            description="Shard each decoder block over the processes of a worker (FSDP2). By default blocks are "
+            "sharded where a device has too little memory for a whole one."
+        ),
+    ] = None
+    nodes: Annotated[
+        StrictInt,
+        Field(ge=1, le=64, description="Number of workers that do the job together. They must share a disk."),
+    ] = 1
+
+    @field_validator("max_shard_size")
+    @classmethod
+    def _is_a_size(cls, text: str) -> str:
+        parse_size(text)
+        return text
+
+    @model_validator(mode="after")
+    def _tasks_can_run(self) -> Self:
+        check_tasks(self.evaluation, file2file=self.file2file)
+        return self
+
+
+class JobSpec(JobOptions):
+    """Everything that decides the result of a job, its model aside: config, mix and ``JobOptions``, all defaults set.
+
+    With a ``mix`` the scheme of each layer is chosen when the job runs; then ``config`` holds the algorithms alone.
+    """
+
+    config: Config
+    mix: ResolvedMix | None = None
+
+    @model_validator(mode="after")
+    def _mix_alone_chooses(self) -> Self:
+        if self.mix is not None:
+            check_mix(self.config, file2file=self.file2file)
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON data without nulls: what a row stores, and ``JobSpec.model_validate`` reads."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+def check_tasks(evaluation: Evaluation, *, file2file: bool) -> None:
+    """Raises ConfigError ``unsupported_config`` for tasks of a model that is not run, or not measured."""
+    if evaluation.tasks and evaluation.num_windows == 0:
+        raise ConfigError(
+            "Tasks are run beside the perplexity, and with num_windows 0 (--skip_evaluation) nothing is measured.",
+            code="unsupported_config",
+            hint="Leave one of them out: give num_windows of 1 or more, or no tasks.",
+            field="/evaluation/tasks",
+        )
+    if file2file and evaluation.tasks:
+        raise ConfigError(
+            "file2file runs no model, which evaluation.tasks need.",
+            code="unsupported_config",
+            hint="Leave one of them out.",
+            field="/evaluation/tasks",
+        )
+
+
+def check_mix(config: Config, *, file2file: bool) -> None:
+    """Raises ConfigError ``unsupported_config`` for what cannot go with a mix: a config that says more than algorithms,
+    for it is the mix that chooses; or a model that is not run."""
+    if file2file:
+        raise ConfigError(
+            "file2file runs no model, and a mix is chosen from what running it shows.",
+            code="unsupported_config",
+            hint="Leave one of them out.",
+            field="/file2file",
+        )
+    nothing = Config(global_quant_config=NO_SCHEME, algo_config=config.algo_config)
+    said = [one.name for one in fields(Config) if getattr(config, one.name) != getattr(nothing, one.name)]
+    if said:
+        raise ConfigError(
+            f"A mix chooses the scheme of every layer, and the config says {said[0]}.",
+            code="unsupported_config",
+            hint="Beside a mix a config holds algo_config and nothing else; or leave the mix out.",
+            field=f"/{said[0]}",
+        )
