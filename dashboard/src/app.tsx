@@ -1,11 +1,11 @@
-import { type ComponentType, Suspense, lazy, useEffect, useMemo, useState, useSyncExternalStore } from "react";
+import { type ComponentType, lazy, Suspense, useEffect, useMemo, useState, useSyncExternalStore } from "react";
 import { connection } from "./api/connection";
 import { Runs } from "./pages/runs";
 import { Link, type Place, usePlace } from "./router";
 import { SessionProvider, SignInPage, useSignIn } from "./sign-in";
 import { Announcer, announce } from "./ui/announcer";
 import { Empty, Loading, Title } from "./ui/basics";
-import { THEMES, type Theme, applyTheme, readTheme } from "./ui/theme";
+import { applyTheme, readTheme, THEMES, type Theme } from "./ui/theme";
 
 type Page = ComponentType<{ place: Place; id: string }>;
 
@@ -47,7 +47,10 @@ const MENU: [string, string, string?][] = [
 export function App() {
   const { door, signIn, signOut } = useSignIn();
   const session = useMemo(
-    () => (typeof door === "object" ? { key: door.key, can: (scope: string) => door.key.scopes.includes(scope), signOut } : null),
+    () =>
+      typeof door === "object"
+        ? { key: door.key, can: (scope: string) => door.key.scopes.includes(scope), signOut }
+        : null,
     [door],
   );
   if (door === "unknown") return <Loading />;

@@ -1,5 +1,5 @@
-import { type FormEvent, createContext, useContext, useEffect, useState } from "react";
-import { Problem, Unreachable, forgetAnswers, get, post, remove, setCsrfToken, whenSignedOut } from "./api/client";
+import { createContext, type FormEvent, useContext, useEffect, useState } from "react";
+import { forgetAnswers, get, Problem, post, remove, setCsrfToken, Unreachable, whenSignedOut } from "./api/client";
 import type { Key, SignIn } from "./api/types";
 import { Failure, Field } from "./ui/basics";
 

@@ -119,8 +119,7 @@ function problem(status: number, body: Record<string, unknown>): Problem {
   return found;
 }
 
-export const get = <T>(path: string, query?: Query, signal?: AbortSignal) =>
-  request<T>("GET", path, { query, signal });
+export const get = <T>(path: string, query?: Query, signal?: AbortSignal) => request<T>("GET", path, { query, signal });
 export const post = <T>(path: string, body?: unknown, query?: Query) => request<T>("POST", path, { body, query });
 export const remove = (path: string) => request<void>("DELETE", path);
 

@@ -1,6 +1,6 @@
 import { useCallback, useEffect, useRef, useState } from "react";
-import { connection } from "./connection";
 import { Unreachable } from "./client";
+import { connection } from "./connection";
 
 export interface Query<T> {
   data: T | undefined;

@@ -26,7 +26,12 @@ it("goes on behind the last event when a connection is cut, and stops at the end
   });
   const told: JobEvent[] = [];
   const links: string[] = [];
-  await follow("job_1", (events) => told.push(...events), (link) => links.push(link), new AbortController().signal);
+  await follow(
+    "job_1",
+    (events) => told.push(...events),
+    (link) => links.push(link),
+    new AbortController().signal,
+  );
   expect(asked).toEqual([undefined, "2"]);
   expect(told.map((event) => event.seq)).toEqual([1, 2, 3]);
   expect(links).toEqual(["open", "lost", "open", "ended"]);
@@ -37,7 +42,12 @@ it("does not come again when there is nothing to come, or no such job", async ()
     const fetched = vi.fn(async () => new Response(status === 204 ? null : "{}", { status }));
     vi.stubGlobal("fetch", fetched);
     const links: string[] = [];
-    await follow("job_1", () => {}, (link) => links.push(link), new AbortController().signal);
+    await follow(
+      "job_1",
+      () => {},
+      (link) => links.push(link),
+      new AbortController().signal,
+    );
     expect(links).toEqual(["ended"]);
     expect(fetched).toHaveBeenCalledTimes(1);
   }

@@ -1,5 +1,5 @@
 // Server-sent events over fetch: unlike EventSource it hears every kind of event, and knows why a stream did not open.
-import { Problem, Unreachable, open } from "./client";
+import { open, Problem, Unreachable } from "./client";
 import type { JobEvent } from "./types";
 
 export interface Message {

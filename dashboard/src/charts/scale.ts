@@ -20,7 +20,12 @@ export function niceTicks(low: number, high: number, count = 5, leastStep = 0): 
 }
 
 /** A linear scale whose range has a little room at both ends, so that no mark lies on the frame; ticks as `niceTicks`. */
-export function linear(values: number[], from: number, to: number, { room = 0.05, count = 5, leastStep = 0 } = {}): Scale {
+export function linear(
+  values: number[],
+  from: number,
+  to: number,
+  { room = 0.05, count = 5, leastStep = 0 } = {},
+): Scale {
   let low = Infinity;
   let high = -Infinity;
   for (const value of values) {

@@ -1,5 +1,5 @@
-import { type KeyboardEvent, type PointerEvent, memo, useLayoutEffect, useMemo, useRef, useState } from "react";
-import { Mark, colourOf, marksPath } from "./marks";
+import { type KeyboardEvent, memo, type PointerEvent, useLayoutEffect, useMemo, useRef, useState } from "react";
+import { colourOf, Mark, marksPath } from "./marks";
 import { linear } from "./scale";
 
 export interface Point {
@@ -48,12 +48,17 @@ export function Scatter(props: Props) {
   // drawn as wide as there is room, so that its text keeps its size
   useLayoutEffect(() => {
     if (!frame.current) return;
-    const observer = new ResizeObserver(([entry]) => entry && setWidth(Math.max(240, Math.round(entry.contentRect.width))));
+    const observer = new ResizeObserver(
+      ([entry]) => entry && setWidth(Math.max(240, Math.round(entry.contentRect.width))),
+    );
     observer.observe(frame.current);
     return () => observer.disconnect();
   }, []);
   const shown = useMemo(() => series.filter((each) => !hidden.has(each.name)), [series, hidden]);
-  const placed = useMemo(() => place(shown, props.front ?? [], width, props.counted ? 1 : 0), [shown, props.front, width, props.counted]);
+  const placed = useMemo(
+    () => place(shown, props.front ?? [], width, props.counted ? 1 : 0),
+    [shown, props.front, width, props.counted],
+  );
   const current = placed.all.find((each) => each.point.name === picked);
 
   const pickNear = (event: PointerEvent<SVGSVGElement>) => {
@@ -88,13 +93,23 @@ export function Scatter(props: Props) {
       {series.length > 1 && (
         <div className="legend">
           {series.map((each) => (
-            <button key={each.name} className="chip" aria-pressed={!hidden.has(each.name)} onClick={() => toggle(each.name)}>
+            <button
+              key={each.name}
+              className="chip"
+              aria-pressed={!hidden.has(each.name)}
+              onClick={() => toggle(each.name)}
+            >
               <Mark look={each.look} /> {each.name}
             </button>
           ))}
         </div>
       )}
-      <div role="group" tabIndex={0} aria-label={`${props.label}. The left and right arrow keys go through its points.`} onKeyDown={step}>
+      <div
+        role="group"
+        tabIndex={0}
+        aria-label={`${props.label}. The left and right arrow keys go through its points.`}
+        onKeyDown={step}
+      >
         <svg ref={frame} height={HEIGHT} role="img" aria-label={props.label} onPointerDown={pickNear}>
           <Axes placed={placed} xLabel={props.xLabel} yLabel={props.yLabel} formatX={formatX} formatY={formatY} />
           <Marks placed={placed} joined={props.joined ?? false} radius={props.radius ?? 3.5} />
@@ -118,7 +133,12 @@ interface Placed {
 
 function place(series: Series[], front: { x: number; y: number }[], width: number, leastStep: number) {
   const points = series.flatMap((each) => each.points);
-  const xs = linear(points.map((point) => point.x), FRAME.left, width - FRAME.right, { count: width / 110, leastStep });
+  const xs = linear(
+    points.map((point) => point.x),
+    FRAME.left,
+    width - FRAME.right,
+    { count: width / 110, leastStep },
+  );
   const ends = points.flatMap(({ y, error = 0 }) => [y - error, y + error]);
   const ys = linear(ends, HEIGHT - FRAME.bottom, FRAME.top);
   const put = (point: Point): Placed => ({ x: xs(point.x), y: ys(point.y), point });
@@ -168,15 +188,29 @@ const Marks = memo(function Marks({ placed, joined, radius }: { placed: Drawing;
   return (
     <g>
       {placed.front.length > 1 && (
-        <polyline points={placed.front.map(({ x, y }) => `${x},${y}`).join(" ")} fill="none" stroke="var(--line-strong)" strokeDasharray="4 4" />
+        <polyline
+          points={placed.front.map(({ x, y }) => `${x},${y}`).join(" ")}
+          fill="none"
+          stroke="var(--line-strong)"
+          strokeDasharray="4 4"
+        />
       )}
       {errorBars.map(({ x, point: { name, y, error = 0 } }) => (
-        <path key={name} d={`M${x} ${placed.ys(y - error)}V${placed.ys(y + error)}m-4 0h8M${x - 4} ${placed.ys(y - error)}h8`} stroke="var(--text)" />
+        <path
+          key={name}
+          d={`M${x} ${placed.ys(y - error)}V${placed.ys(y + error)}m-4 0h8M${x - 4} ${placed.ys(y - error)}h8`}
+          stroke="var(--text)"
+        />
       ))}
       {placed.drawn.map((each) => (
         <g key={each.name}>
           {joined && (
-            <polyline points={each.placed.map(({ x, y }) => `${x.toFixed(1)},${y.toFixed(1)}`).join(" ")} fill="none" stroke={colourOf(each.look)} strokeOpacity={0.45} />
+            <polyline
+              points={each.placed.map(({ x, y }) => `${x.toFixed(1)},${y.toFixed(1)}`).join(" ")}
+              fill="none"
+              stroke={colourOf(each.look)}
+              strokeOpacity={0.45}
+            />
           )}
           <path d={marksPath(each.placed, each.look, radius)} fill={colourOf(each.look)} />
         </g>

@@ -1,12 +1,19 @@
 import { get } from "../api/client";
 import { useQuery } from "../api/query";
 import type { AuditPage } from "../api/types";
-import { Link, type Place, navigate, withParams } from "../router";
+import { Link, navigate, type Place, withParams } from "../router";
 import { Empty, Pending, scrollable, Time, Title } from "../ui/basics";
 
 export default function Audit({ place: { search } }: { place: Place }) {
-  const asked = { action: search.get("action"), object_id: search.get("object_id"), cursor: search.get("cursor"), limit: 100 };
-  const query = useQuery(`audit ${JSON.stringify(asked)}`, (signal) => get<AuditPage>("/v1/audit", asked, signal), { everyMs: 10_000 });
+  const asked = {
+    action: search.get("action"),
+    object_id: search.get("object_id"),
+    cursor: search.get("cursor"),
+    limit: 100,
+  };
+  const query = useQuery(`audit ${JSON.stringify(asked)}`, (signal) => get<AuditPage>("/v1/audit", asked, signal), {
+    everyMs: 10_000,
+  });
   const to = (changes: Record<string, string | null>) => `/audit${withParams(search, { cursor: null, ...changes })}`;
   return (
     <>
@@ -16,10 +23,17 @@ export default function Audit({ place: { search } }: { place: Place }) {
         onSubmit={(event) => {
           event.preventDefault();
           const form = new FormData(event.currentTarget);
-          navigate(to({ action: String(form.get("action")) || null, object_id: String(form.get("object_id")) || null }));
+          navigate(
+            to({ action: String(form.get("action")) || null, object_id: String(form.get("object_id")) || null }),
+          );
         }}
       >
-        <input name="action" aria-label="Action" placeholder="action, as job.cancel" defaultValue={asked.action ?? ""} />
+        <input
+          name="action"
+          aria-label="Action"
+          placeholder="action, as job.cancel"
+          defaultValue={asked.action ?? ""}
+        />
         <input name="object_id" aria-label="Object" placeholder="object's id" defaultValue={asked.object_id ?? ""} />
         <button>Filter</button>
         {(asked.action || asked.object_id) && <Link to="/audit">Show everything</Link>}
@@ -51,7 +65,9 @@ export default function Audit({ place: { search } }: { place: Place }) {
                   <td>
                     <Link to={to({ object_id: entry.object_id })}>{entry.object_id}</Link>
                   </td>
-                  <td>{Object.keys(entry.detail).length > 0 && <code>{JSON.stringify(entry.detail).slice(0, 300)}</code>}</td>
+                  <td>
+                    {Object.keys(entry.detail).length > 0 && <code>{JSON.stringify(entry.detail).slice(0, 300)}</code>}
+                  </td>
                 </tr>
               ))}
             </tbody>
@@ -60,7 +76,9 @@ export default function Audit({ place: { search } }: { place: Place }) {
       )}
       <div className="row spread">
         {asked.cursor ? <Link to={to({})}>← Newest</Link> : <span />}
-        {query.data?.next_cursor && <Link to={`/audit${withParams(search, { cursor: query.data.next_cursor })}`}>Older →</Link>}
+        {query.data?.next_cursor && (
+          <Link to={`/audit${withParams(search, { cursor: query.data.next_cursor })}`}>Older →</Link>
+        )}
       </div>
     </>
   );

@@ -1,7 +1,7 @@
 import { type FormEvent, useState } from "react";
 import { get, post, request } from "../api/client";
-import type { Dataset, Preview, Upload } from "../api/types";
 import { useQuery } from "../api/query";
+import type { Dataset, Preview, Upload } from "../api/types";
 import { formatBytes } from "../format";
 import { Bar, Dialog, Failure, Field, Loading, scrollable } from "../ui/basics";
 
@@ -25,13 +25,20 @@ async function upload(file: File, name: string, column: string, tell: Tell): Pro
 async function uploadInParts(file: File, name: string, column: string, tell: Tell): Promise<Dataset> {
   const { sha256 } = await import("@noble/hashes/sha2.js");
   const hex = (bytes: Uint8Array) => Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
-  const begun = await post<Upload>("/v1/uploads", { filename: file.name, ...(name && { name }), ...(column && { column }) });
+  const begun = await post<Upload>("/v1/uploads", {
+    filename: file.name,
+    ...(name && { name }),
+    ...(column && { column }),
+  });
   const whole = sha256.create();
   for (let start = 0, number = 1; start < file.size; start += PART_BYTES, number += 1) {
     const part = file.slice(start, start + PART_BYTES);
     const bytes = new Uint8Array(await part.arrayBuffer());
     whole.update(bytes);
-    await request("PUT", `/v1/uploads/${begun.id}/parts/${number}`, { raw: part, query: { sha256: hex(sha256(bytes)) } });
+    await request("PUT", `/v1/uploads/${begun.id}/parts/${number}`, {
+      raw: part,
+      query: { sha256: hex(sha256(bytes)) },
+    });
     tell(start + bytes.length);
   }
   return post<Dataset>(`/v1/uploads/${begun.id}/complete`, { sha256: hex(whole.digest()) });
@@ -78,14 +85,30 @@ export function UploadDialog({ onClose, onDone }: { onClose: () => void; onDone:
     <Dialog title="Upload a dataset" onClose={onClose}>
       <form onSubmit={submit}>
         <Field label="File" hint=".jsonl, .json, .csv, .parquet or .txt, or one of these as .gz">
-          {(props) => <input {...props} type="file" required onChange={(event) => setFile(event.target.files?.[0] ?? null)} />}
+          {(props) => (
+            <input {...props} type="file" required onChange={(event) => setFile(event.target.files?.[0] ?? null)} />
+          )}
         </Field>
         <div className="fields">
           <Field label="Name">
-            {(props) => <input {...props} value={name} placeholder={file?.name} onChange={(event) => setName(event.target.value)} />}
+            {(props) => (
+              <input
+                {...props}
+                value={name}
+                placeholder={file?.name}
+                onChange={(event) => setName(event.target.value)}
+              />
+            )}
           </Field>
           <Field label="Column" hint="Where the text or the chat is.">
-            {(props) => <input {...props} value={column} placeholder="text, else messages" onChange={(event) => setColumn(event.target.value)} />}
+            {(props) => (
+              <input
+                {...props}
+                value={column}
+                placeholder="text, else messages"
+                onChange={(event) => setColumn(event.target.value)}
+              />
+            )}
           </Field>
         </div>
         {error && <Failure error={error} />}

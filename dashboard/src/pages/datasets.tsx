@@ -3,7 +3,7 @@ import { get, remove } from "../api/client";
 import { useQuery } from "../api/query";
 import type { Dataset, DatasetPage } from "../api/types";
 import { formatBytes, formatNumber } from "../format";
-import { type Place, Link, withParams } from "../router";
+import { Link, type Place, withParams } from "../router";
 import { useSession } from "../sign-in";
 import { ActionsHead, Confirm, CopyButton, Dialog, Empty, Facts, Pending, scrollable, Time, Title } from "../ui/basics";
 import { DatasetPreview, UploadDialog } from "./dataset-upload";
@@ -11,7 +11,9 @@ import { DatasetPreview, UploadDialog } from "./dataset-upload";
 export default function Datasets({ place: { search } }: { place: Place }) {
   const session = useSession();
   const cursor = search.get("cursor");
-  const query = useQuery(`datasets ${cursor}`, (signal) => get<DatasetPage>("/v1/datasets", { limit: 50, cursor }, signal));
+  const query = useQuery(`datasets ${cursor}`, (signal) =>
+    get<DatasetPage>("/v1/datasets", { limit: 50, cursor }, signal),
+  );
   const [uploading, setUploading] = useState(false);
   const [shown, setShown] = useState<Dataset | null>(null);
   const [deleting, setDeleting] = useState<Dataset | null>(null);
@@ -31,7 +33,9 @@ export default function Datasets({ place: { search } }: { place: Place }) {
         Datasets
       </Title>
       <Pending query={query} />
-      {query.data && datasets.length === 0 && <Empty>No dataset yet. Jobs calibrate on built-in prose unless they name one.</Empty>}
+      {query.data && datasets.length === 0 && (
+        <Empty>No dataset yet. Jobs calibrate on built-in prose unless they name one.</Empty>
+      )}
       {datasets.length > 0 && (
         <div className="table" ref={scrollable}>
           <table>
@@ -78,7 +82,9 @@ export default function Datasets({ place: { search } }: { place: Place }) {
           </table>
         </div>
       )}
-      {query.data?.next_cursor && <Link to={`/datasets${withParams(search, { cursor: query.data.next_cursor })}`}>Older →</Link>}
+      {query.data?.next_cursor && (
+        <Link to={`/datasets${withParams(search, { cursor: query.data.next_cursor })}`}>Older →</Link>
+      )}
       {uploading && <UploadDialog onClose={() => setUploading(false)} onDone={query.reload} />}
       {shown && <DatasetDialog dataset={shown} onClose={() => setShown(null)} />}
       {deleting && (

@@ -1,7 +1,6 @@
-import { type Job, type Progress, progressOf } from "../api/types";
+import { type Job, type Progress, progressOf, summaryOf } from "../api/types";
 import { formatBytes, formatDuration, formatPercent } from "../format";
 import { Bar } from "../ui/basics";
-import { summaryOf } from "../api/types";
 
 /** How far the present phase is, as text: "block 12 of 30". */
 export function formatProgress({ unit, done, total }: Progress): string {
@@ -15,7 +14,11 @@ export function JobProgress({ job }: { job: Job }) {
     const shown = progress && progress.phase === job.phase ? progress : null;
     return (
       <div>
-        <Bar done={shown?.done ?? 0} total={shown?.total ?? 1} label={`${job.phase ?? "starting"} of ${job.name ?? job.id}`} />
+        <Bar
+          done={shown?.done ?? 0}
+          total={shown?.total ?? 1}
+          label={`${job.phase ?? "starting"} of ${job.name ?? job.id}`}
+        />
         <div className="sub">
           {job.phase ?? "starting"}
           {shown && ` · ${formatProgress(shown)}`}

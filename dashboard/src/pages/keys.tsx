@@ -3,7 +3,19 @@ import { get, post, remove, request } from "../api/client";
 import { useQuery } from "../api/query";
 import type { HubToken, Key, List, NewKey } from "../api/types";
 import { useSession } from "../sign-in";
-import { ActionsHead, Code, Confirm, Dialog, Empty, Failure, Field, Pending, scrollable, Time, Title } from "../ui/basics";
+import {
+  ActionsHead,
+  Code,
+  Confirm,
+  Dialog,
+  Empty,
+  Failure,
+  Field,
+  Pending,
+  scrollable,
+  Time,
+  Title,
+} from "../ui/basics";
 
 const SCOPES: [string, string][] = [
   ["jobs:read", "see jobs, plan, download"],
@@ -19,7 +31,10 @@ export default function Keys() {
   const [asking, setAsking] = useState<{ key: Key; action: "rotate" | "revoke" } | null>(null);
   const session = useSession();
   const act = async (key: Key, action: "rotate" | "revoke") => {
-    const answer = await post<Key | NewKey>(`/v1/keys/${key.id}/${action}`, action === "rotate" ? { overlap_s: 3600 } : undefined);
+    const answer = await post<Key | NewKey>(
+      `/v1/keys/${key.id}/${action}`,
+      action === "rotate" ? { overlap_s: 3600 } : undefined,
+    );
     if ("key" in answer) setMade(answer);
     query.reload();
   };
@@ -109,7 +124,11 @@ export default function Keys() {
           onClose={() => setAsking(null)}
           onConfirm={() => act(asking.key, asking.action)}
         >
-          <p>{asking.action === "rotate" ? "It gets a new secret. The one that it has now works for an hour more." : "It opens nothing any more, for ever."}</p>
+          <p>
+            {asking.action === "rotate"
+              ? "It gets a new secret. The one that it has now works for an hour more."
+              : "It opens nothing any more, for ever."}
+          </p>
           {asking.key.id === session.key.id && <p>⚠ It is the key that you are signed in with.</p>}
         </Confirm>
       )}
@@ -119,7 +138,8 @@ export default function Keys() {
 
 function KeyState({ value }: { value: Key }) {
   if (value.revoked_at) return <span className="state bad">✕ Revoked</span>;
-  if (value.expires_at && Date.parse(value.expires_at) < Date.now()) return <span className="state warn">◷ Expired</span>;
+  if (value.expires_at && Date.parse(value.expires_at) < Date.now())
+    return <span className="state warn">◷ Expired</span>;
   return (
     <>
       <span className="state good">✓ Valid</span>
@@ -147,7 +167,8 @@ function NewKeyDialog({ onClose, onMade }: { onClose: () => void; onMade: (key: 
       setError(caught as Error);
     }
   };
-  const toggle = (scope: string) => setScopes((old) => (old.includes(scope) ? old.filter((each) => each !== scope) : [...old, scope]));
+  const toggle = (scope: string) =>
+    setScopes((old) => (old.includes(scope) ? old.filter((each) => each !== scope) : [...old, scope]));
   return (
     <Dialog title="New key" onClose={onClose}>
       <form onSubmit={submit}>
@@ -159,13 +180,16 @@ function NewKeyDialog({ onClose, onMade }: { onClose: () => void; onMade: (key: 
           {SCOPES.filter(([scope]) => session.can(scope)).map(([scope, what]) => (
             <p key={scope}>
               <label>
-                <input type="checkbox" checked={scopes.includes(scope)} onChange={() => toggle(scope)} /> <strong>{scope}</strong> {what}
+                <input type="checkbox" checked={scopes.includes(scope)} onChange={() => toggle(scope)} />{" "}
+                <strong>{scope}</strong> {what}
               </label>
             </p>
           ))}
         </fieldset>
         <Field label="Valid until" hint="Without it the key stays valid.">
-          {(props) => <input {...props} type="datetime-local" value={until} onChange={(event) => setUntil(event.target.value)} />}
+          {(props) => (
+            <input {...props} type="datetime-local" value={until} onChange={(event) => setUntil(event.target.value)} />
+          )}
         </Field>
         {error && <Failure error={error} />}
         <div className="actions">
@@ -199,7 +223,9 @@ function HubTokens() {
   return (
     <section className="card">
       <h2>Tokens for the Hub</h2>
-      <p className="hint">For private and gated models. The project keeps a token sealed; jobs say its name, and nothing ever shows it.</p>
+      <p className="hint">
+        For private and gated models. The project keeps a token sealed; jobs say its name, and nothing ever shows it.
+      </p>
       {query.data?.data.length === 0 && <Empty>No token.</Empty>}
       <table>
         <tbody>
@@ -222,10 +248,28 @@ function HubTokens() {
       </table>
       <form onSubmit={put} className="fields">
         <Field label="Name of the token">
-          {(props) => <input {...props} required pattern="[a-z][a-z0-9\-]{0,62}" placeholder="team" value={name} onChange={(event) => setName(event.target.value)} />}
+          {(props) => (
+            <input
+              {...props}
+              required
+              pattern="[a-z][a-z0-9\-]{0,62}"
+              placeholder="team"
+              value={name}
+              onChange={(event) => setName(event.target.value)}
+            />
+          )}
         </Field>
         <Field label="Token">
-          {(props) => <input {...props} type="password" autoComplete="off" required value={token} onChange={(event) => setToken(event.target.value)} />}
+          {(props) => (
+            <input
+              {...props}
+              type="password"
+              autoComplete="off"
+              required
+              value={token}
+              onChange={(event) => setToken(event.target.value)}
+            />
+          )}
         </Field>
         <div className="field">
           <button>Keep it</button>

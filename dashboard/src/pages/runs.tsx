@@ -1,13 +1,13 @@
 import { type FormEvent, useEffect, useMemo, useRef, useState } from "react";
 import { get, post } from "../api/client";
 import { useQuery } from "../api/query";
-import { type Job, type JobPage, type JobSummary, type State, modelOf, schemeOf } from "../api/types";
+import { type Job, type JobPage, type JobSummary, modelOf, type State, schemeOf } from "../api/types";
 import { plural, shortId, shortName } from "../format";
-import { Link, type Place, navigate, withParams } from "../router";
+import { Link, navigate, type Place, withParams } from "../router";
 import { useSession } from "../sign-in";
 import { announce } from "../ui/announcer";
 import { Confirm, Empty, Failure, Loading, scrollable, Time, Title } from "../ui/basics";
-import { ACTIONS, STATES, STATE_ORDER, StateLabel } from "../ui/states";
+import { ACTIONS, STATE_ORDER, STATES, StateLabel } from "../ui/states";
 import { JobProgress, PerplexityChange, SizeChange } from "./job-progress";
 import { compareAddress, RunKeys, useRunKeys } from "./run-keys";
 
@@ -78,7 +78,10 @@ export function Runs({ place: { search } }: { place: Place }) {
       {selected.size > 0 && (
         <div className="selection" role="region" aria-label="Selected runs">
           <strong>{plural(selected.size, "run")} selected</strong>
-          <button disabled={selected.size < 2 || selected.size > 8} onClick={() => navigate(compareAddress([...selected]))}>
+          <button
+            disabled={selected.size < 2 || selected.size > 8}
+            onClick={() => navigate(compareAddress([...selected]))}
+          >
             Compare
           </button>
           {session.can("jobs:write") && (
@@ -244,7 +247,9 @@ function Search({ search }: { search: URLSearchParams }) {
 }
 
 function ActiveFilters({ search }: { search: URLSearchParams }) {
-  const active = ["label", "sweep", "model"].flatMap((name) => search.getAll(name).map((value) => [name, value] as const));
+  const active = ["label", "sweep", "model"].flatMap((name) =>
+    search.getAll(name).map((value) => [name, value] as const),
+  );
   if (!active.length) return null;
   return (
     <div className="chips">
@@ -321,12 +326,19 @@ function CancelMany({
     const failed = answers.filter((each) => each.status === "rejected");
     onDone();
     announce(`${plural(answers.length - failed.length, "run")} cancelled.`);
-    if (failed[0]) throw new Error(`${failed.length} of ${answers.length} could not be cancelled: ${failed[0].reason.message}`);
+    if (failed[0])
+      throw new Error(`${failed.length} of ${answers.length} could not be cancelled: ${failed[0].reason.message}`);
   };
   return (
-    <Confirm title="Cancel these runs?" action={`Cancel ${plural(possible.length, "run")}`} onConfirm={cancel} onClose={onClose}>
+    <Confirm
+      title="Cancel these runs?"
+      action={`Cancel ${plural(possible.length, "run")}`}
+      onConfirm={cancel}
+      onClose={onClose}
+    >
       <p>
-        What they have computed is thrown away. {ids.length - possible.length > 0 && "Those that have ended stay as they are."}
+        What they have computed is thrown away.{" "}
+        {ids.length - possible.length > 0 && "Those that have ended stay as they are."}
       </p>
     </Confirm>
   );

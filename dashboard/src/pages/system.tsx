@@ -4,7 +4,7 @@ import type { JobSummary, ProjectUsage } from "../api/types";
 import { formatBytes } from "../format";
 import { useSession } from "../sign-in";
 import { Code, Facts, Failure, Loading, Pending, scrollable, Time, Title } from "../ui/basics";
-import { STATES, STATE_ORDER } from "../ui/states";
+import { STATE_ORDER, STATES } from "../ui/states";
 
 interface Health {
   status: string;
@@ -41,7 +41,9 @@ export default function System() {
       </section>
       <section className="card">
         <h2>Jobs of the project</h2>
-        {summary.data && <Facts facts={STATE_ORDER.map((state) => [STATES[state].text, summary.data?.by_state[state] ?? 0])} />}
+        {summary.data && (
+          <Facts facts={STATE_ORDER.map((state) => [STATES[state].text, summary.data?.by_state[state] ?? 0])} />
+        )}
       </section>
       <Quotas />
       <section className="card">
@@ -58,9 +60,13 @@ export default function System() {
       <section className="card">
         <h2>For programs</h2>
         <p>
-          Everything that this page shows comes from the API. <a href="/openapi.json">Its OpenAPI document</a> has every route.
+          Everything that this page shows comes from the API. <a href="/openapi.json">Its OpenAPI document</a> has every
+          route.
         </p>
-        <Code text={`curl -sS ${window.location.origin}/v1/jobs -H "Authorization: Bearer $BITFOUNDRY_API_KEY"`} label="A request with curl" />
+        <Code
+          text={`curl -sS ${window.location.origin}/v1/jobs -H "Authorization: Bearer $BITFOUNDRY_API_KEY"`}
+          label="A request with curl"
+        />
       </section>
     </>
   );
@@ -90,7 +96,8 @@ function Quotas() {
                     <code>{quota}</code>
                   </td>
                   <td>
-                    {show(used, unit)} {unit !== "bytes" && unit} {limit !== null && used >= limit && <span className="state warn">⚠ used up</span>}
+                    {show(used, unit)} {unit !== "bytes" && unit}{" "}
+                    {limit !== null && used >= limit && <span className="state warn">⚠ used up</span>}
                   </td>
                   <td>{limit === null ? "none" : show(limit, unit)}</td>
                 </tr>

@@ -2,9 +2,32 @@ import { type FormEvent, useState } from "react";
 import { get, post, remove, request } from "../api/client";
 import { useQuery } from "../api/query";
 import type { DeliveryPage, List, NewWebhook, Webhook } from "../api/types";
-import { ActionsHead, Code, Confirm, Dialog, Empty, Failure, Field, Loading, Pending, scrollable, Time, Title } from "../ui/basics";
+import {
+  ActionsHead,
+  Code,
+  Confirm,
+  Dialog,
+  Empty,
+  Failure,
+  Field,
+  Loading,
+  Pending,
+  scrollable,
+  Time,
+  Title,
+} from "../ui/basics";
 
-const EVENTS = ["queued", "running", "retry_wait", "cancelling", "pausing", "paused", "succeeded", "failed", "cancelled"].map((state) => `job.${state}`);
+const EVENTS = [
+  "queued",
+  "running",
+  "retry_wait",
+  "cancelling",
+  "pausing",
+  "paused",
+  "succeeded",
+  "failed",
+  "cancelled",
+].map((state) => `job.${state}`);
 
 export default function Webhooks() {
   const query = useQuery("webhooks", (signal) => get<List<Webhook>>("/v1/webhooks", {}, signal), { everyMs: 10_000 });
@@ -27,7 +50,9 @@ export default function Webhooks() {
       </Title>
       {error && <Failure error={error} />}
       <Pending query={query} />
-      {query.data?.data.length === 0 && <Empty>Nobody is told of anything. A webhook gets a signed message when a job changes its state.</Empty>}
+      {query.data?.data.length === 0 && (
+        <Empty>Nobody is told of anything. A webhook gets a signed message when a job changes its state.</Empty>
+      )}
       {query.data && query.data.data.length > 0 && (
         <div className="table" ref={scrollable}>
           <table>
@@ -52,11 +77,17 @@ export default function Webhooks() {
                     <WebhookState webhook={webhook} />
                   </td>
                   <td className="row">
-                    <button className="small" onClick={() => act(post(`/v1/webhooks/${webhook.id}/test`).then(() => setShown(webhook)))}>
+                    <button
+                      className="small"
+                      onClick={() => act(post(`/v1/webhooks/${webhook.id}/test`).then(() => setShown(webhook)))}
+                    >
                       Test
                     </button>
                     {webhook.disabled_at && (
-                      <button className="small" onClick={() => act(request("PATCH", `/v1/webhooks/${webhook.id}`, { body: { enabled: true } }))}>
+                      <button
+                        className="small"
+                        onClick={() => act(request("PATCH", `/v1/webhooks/${webhook.id}`, { body: { enabled: true } }))}
+                      >
                         Enable
                       </button>
                     )}
@@ -138,12 +169,22 @@ function NewWebhookDialog({ onClose, onMade }: { onClose: () => void; onMade: (w
       setError(caught as Error);
     }
   };
-  const toggle = (name: string) => setEvents((old) => (old.includes(name) ? old.filter((each) => each !== name) : [...old, name]));
+  const toggle = (name: string) =>
+    setEvents((old) => (old.includes(name) ? old.filter((each) => each !== name) : [...old, name]));
   return (
     <Dialog title="New webhook" onClose={onClose}>
       <form onSubmit={submit}>
         <Field label="Address" hint="https, and reachable from the service.">
-          {(props) => <input {...props} type="url" required placeholder="https://ci.example.org/bitfoundry" value={url} onChange={(event) => setUrl(event.target.value)} />}
+          {(props) => (
+            <input
+              {...props}
+              type="url"
+              required
+              placeholder="https://ci.example.org/bitfoundry"
+              value={url}
+              onChange={(event) => setUrl(event.target.value)}
+            />
+          )}
         </Field>
         <fieldset>
           <legend>Tell it of</legend>
@@ -198,7 +239,10 @@ function Deliveries({ webhook, onClose }: { webhook: Webhook; onClose: () => voi
               </td>
               <td>
                 {delivery.state !== "pending" && (
-                  <button className="small" onClick={() => post(`${path}/${delivery.id}/redeliver`).then(query.reload, setError)}>
+                  <button
+                    className="small"
+                    onClick={() => post(`${path}/${delivery.id}/redeliver`).then(query.reload, setError)}
+                  >
                     Send again
                   </button>
                 )}

@@ -104,8 +104,16 @@ export default function Workers() {
         </div>
       )}
       {draining && (
-        <Confirm title="Drain this worker?" action="Drain" onClose={() => setDraining(null)} onConfirm={() => act(draining, "drain")}>
-          <p>It takes no more jobs. Those that it has go back to the queue, and go on where they were on another worker with the same disk.</p>
+        <Confirm
+          title="Drain this worker?"
+          action="Drain"
+          onClose={() => setDraining(null)}
+          onConfirm={() => act(draining, "drain")}
+        >
+          <p>
+            It takes no more jobs. Those that it has go back to the queue, and go on where they were on another worker
+            with the same disk.
+          </p>
         </Confirm>
       )}
     </>

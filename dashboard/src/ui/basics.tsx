@@ -238,7 +238,17 @@ export interface Tab {
 }
 
 /** Tabs as the ARIA practices have them: arrows move, one is in the tab order. */
-export function Tabs({ tabs, shown, onShow, label }: { tabs: Tab[]; shown: string; onShow: (id: string) => void; label: string }) {
+export function Tabs({
+  tabs,
+  shown,
+  onShow,
+  label,
+}: {
+  tabs: Tab[];
+  shown: string;
+  onShow: (id: string) => void;
+  label: string;
+}) {
   const move = (step: number) => {
     const index = tabs.findIndex((tab) => tab.id === shown);
     const next = tabs[(index + step + tabs.length) % tabs.length];

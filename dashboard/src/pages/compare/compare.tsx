@@ -3,7 +3,7 @@ import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import { type EventPage, type Job, type JobPage, type Layer, modelOf, schemeOf, summaryOf } from "../../api/types";
 import { shortName } from "../../format";
-import { Link, type Place, navigate } from "../../router";
+import { Link, navigate, type Place } from "../../router";
 import { Empty, Failure, Field, Loading, Time, Title } from "../../ui/basics";
 import { FINAL_STATES, StateLabel } from "../../ui/states";
 import { ConfigDiff } from "./config-diff";
@@ -28,7 +28,10 @@ export default function Compare({ place: { search } }: { place: Place }) {
       {ids.length > 0 && !query.data && !query.error && <Loading />}
       <Chosen jobs={jobs} ids={ids} />
       {ids.length < 2 ? (
-        <Empty>Choose two to eight runs: here, or with the boxes of the list of runs. The first one is what the others are compared with.</Empty>
+        <Empty>
+          Choose two to eight runs: here, or with the boxes of the list of runs. The first one is what the others are
+          compared with.
+        </Empty>
       ) : (
         query.data && <Comparison jobs={jobs} />
       )}
@@ -59,7 +62,9 @@ function Comparison({ jobs }: { jobs: Job[] }) {
 /** Names of runs for charts and tables; those that share one get the end of their id. */
 function uniqueNames(jobs: Job[]): Map<string, string> {
   const count = (label: string) => jobs.filter((job) => labelOf(job) === label).length;
-  return new Map(jobs.map((job) => [job.id, count(labelOf(job)) > 1 ? `${labelOf(job)} …${job.id.slice(-4)}` : labelOf(job)]));
+  return new Map(
+    jobs.map((job) => [job.id, count(labelOf(job)) > 1 ? `${labelOf(job)} …${job.id.slice(-4)}` : labelOf(job)]),
+  );
 }
 
 async function readLayers(id: string, signal: AbortSignal): Promise<Layer[]> {
@@ -90,11 +95,18 @@ function Chosen({ jobs, ids }: { jobs: Job[]; ids: string[] }) {
             {index === 0 && <strong>baseline</strong>}
             <StateLabel state={job.state} /> <Time at={job.created_at} />
             {index > 0 && (
-              <button className="small" onClick={() => navigate(address([job.id, ...ids.filter((id) => id !== job.id)]), { replace: true })}>
+              <button
+                className="small"
+                onClick={() => navigate(address([job.id, ...ids.filter((id) => id !== job.id)]), { replace: true })}
+              >
                 make it the baseline
               </button>
             )}
-            <button className="small" aria-label={`Take ${labelOf(job)} away`} onClick={() => navigate(address(ids.filter((id) => id !== job.id)), { replace: true })}>
+            <button
+              className="small"
+              aria-label={`Take ${labelOf(job)} away`}
+              onClick={() => navigate(address(ids.filter((id) => id !== job.id)), { replace: true })}
+            >
               ✕
             </button>
           </span>
@@ -103,7 +115,13 @@ function Chosen({ jobs, ids }: { jobs: Job[]; ids: string[] }) {
       {ids.length < MOST && (
         <Field label="Add a run that succeeded">
           {(props) => (
-            <select {...props} value="" onChange={(event) => event.target.value && navigate(address([...ids, event.target.value]), { replace: true })}>
+            <select
+              {...props}
+              value=""
+              onChange={(event) =>
+                event.target.value && navigate(address([...ids, event.target.value]), { replace: true })
+              }
+            >
               <option value="">{free.length ? "choose …" : "there is no other one"}</option>
               {free.map((job) => (
                 <option key={job.id} value={job.id}>

@@ -24,7 +24,9 @@ const at = (value: unknown, pointer: string) =>
 export function ConfigDiff({ jobs, names }: { jobs: Job[]; names: Map<string, string> }) {
   const [first, ...others] = jobs;
   if (!first) return null;
-  const pointers = [...new Set(others.flatMap((job) => differences(askedFor(first), askedFor(job)).map((each) => each.pointer)))].sort();
+  const pointers = [
+    ...new Set(others.flatMap((job) => differences(askedFor(first), askedFor(job)).map((each) => each.pointer))),
+  ].sort();
   return (
     <section className="card">
       <h2>What was asked for</h2>

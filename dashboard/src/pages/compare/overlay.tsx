@@ -1,6 +1,6 @@
 import { useMemo, useState } from "react";
 import type { Job, Layer } from "../../api/types";
-import { METRICS, type Metric, kindOf, valueOf } from "../../charts/layers";
+import { kindOf, METRICS, type Metric, valueOf } from "../../charts/layers";
 import { Scatter, type Series } from "../../charts/scatter";
 import { formatNumber } from "../../format";
 import { scrollable } from "../../ui/basics";
@@ -18,14 +18,21 @@ export function LayersOverlay({ runs, names }: { runs: Run[]; names: Map<string,
   const [kind, setKind] = useState("");
   const [picked, setPicked] = useState<string | null>(null);
   const metric = METRICS.find((each) => each.id === metricId) ?? METRICS[0];
-  const kinds = useMemo(() => [...new Set(runs.flatMap((run) => run.layers.map((layer) => kindOf(layer.name))))].sort(), [runs]);
+  const kinds = useMemo(
+    () => [...new Set(runs.flatMap((run) => run.layers.map((layer) => kindOf(layer.name))))].sort(),
+    [runs],
+  );
   const series = useMemo(() => overlay(runs, names, metric, kind), [runs, names, metric, kind]);
   return (
     <section className="card">
       <div className="row spread">
         <h2>Layer by layer</h2>
         <div className="row">
-          <select aria-label="Measure" value={metric.id} onChange={(event) => setMetricId(event.target.value as Metric["id"])}>
+          <select
+            aria-label="Measure"
+            value={metric.id}
+            onChange={(event) => setMetricId(event.target.value as Metric["id"])}
+          >
             {METRICS.map((each) => (
               <option key={each.id} value={each.id}>
                 {each.text}

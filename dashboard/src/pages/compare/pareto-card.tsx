@@ -4,7 +4,7 @@ import { useQuery } from "../../api/query";
 import { type Job, type Report, summaryOf } from "../../api/types";
 import { Scatter, type Series } from "../../charts/scatter";
 import { formatBytes, formatNumber } from "../../format";
-import { type Result, paretoFront } from "./pareto";
+import { paretoFront, type Result } from "./pareto";
 
 export function ParetoCard({ jobs, names }: { jobs: Job[]; names: Map<string, string> }) {
   const [picked, setPicked] = useState<string | null>(null);

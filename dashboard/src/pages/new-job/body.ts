@@ -69,7 +69,12 @@ export function withValue(body: Body, pointer: string, value: unknown): Body {
     if (name === undefined) return value;
     const copy: Record<string, unknown> = { ...(target as Record<string, unknown> | undefined) };
     const member = set(copy[name], rest);
-    if (member === undefined || member === "" || (typeof member === "object" && member !== null && !Array.isArray(member) && Object.keys(member).length === 0)) delete copy[name];
+    if (
+      member === undefined ||
+      member === "" ||
+      (typeof member === "object" && member !== null && !Array.isArray(member) && Object.keys(member).length === 0)
+    )
+      delete copy[name];
     else copy[name] = member;
     return copy;
   };
@@ -77,7 +82,11 @@ export function withValue(body: Body, pointer: string, value: unknown): Body {
 }
 
 export const valueAt = (body: Body, pointer: string) =>
-  pointer.split("/").slice(1).map(unescapePointer).reduce<unknown>((at, name) => (at as Record<string, unknown> | undefined)?.[name], body);
+  pointer
+    .split("/")
+    .slice(1)
+    .map(unescapePointer)
+    .reduce<unknown>((at, name) => (at as Record<string, unknown> | undefined)?.[name], body);
 
 const OF_A_SOURCE = ["source", "column", "config", "split", "revision", "stride"];
 
@@ -130,7 +139,9 @@ export function bodyOf(job: Job, presets: Preset[]): Body {
   const besideMix = algorithms?.length ? { config: { algo_config: algorithms } } : {};
   return {
     model,
-    ...(job.mix ? { ...besideMix, mix: job.mix as unknown as Mix } : { config: isPlain ? { preset: preset.name } : job.config }),
+    ...(job.mix
+      ? { ...besideMix, mix: job.mix as unknown as Mix }
+      : { config: isPlain ? { preset: preset.name } : job.config }),
     calibration: job.calibration as Calibration,
     export: job.export,
     ...(job.name ? { name: job.name } : {}),
@@ -152,6 +163,11 @@ export const labelsText = (labels: Record<string, string> = {}) =>
     .join(", ");
 
 export function readLabels(text: string): Record<string, string> {
-  const pairs = text.split(",").map((each) => each.trim()).filter(Boolean);
-  return Object.fromEntries(pairs.map((pair) => [pair.split("=")[0]?.trim() ?? "", pair.split("=").slice(1).join("=").trim()]));
+  const pairs = text
+    .split(",")
+    .map((each) => each.trim())
+    .filter(Boolean);
+  return Object.fromEntries(
+    pairs.map((pair) => [pair.split("=")[0]?.trim() ?? "", pair.split("=").slice(1).join("=").trim()]),
+  );
 }

@@ -29,7 +29,10 @@ export function asCommand(body: Body, origin: string): string {
   const isFile = body.config !== undefined && !isPlainPreset(body);
   const { repo_id: repo, to, hub_token: writeToken, ...rest } = body.publish ?? {};
   const isPlace = Object.keys(rest).length === 0;
-  const files = [...(isFile ? [asFile("config.json", body.config)] : []), ...(isPlace ? [] : [asFile("publish.json", body.publish)])];
+  const files = [
+    ...(isFile ? [asFile("config.json", body.config)] : []),
+    ...(isPlace ? [] : [asFile("publish.json", body.publish)]),
+  ];
   const config = isFile ? " --config config.json" : body.config ? ` --config ${quoted(presetOf(body) ?? "")}` : "";
   const parts = [`bitfoundry submit ${quoted(body.model.path ?? body.model.id ?? "")}${config}`];
   const add = (option: string, value: unknown) => {
@@ -46,7 +49,8 @@ export function asCommand(body: Body, origin: string): string {
   add("--max-pending-s", body.limits?.max_pending_s);
   add("--max-shard-size", body.max_shard_size);
   add("--gate", body.gate);
-  for (const [name, value] of Object.entries(body.evaluation ?? {})) add("--evaluation", `${name}=${Array.isArray(value) ? value.join(",") : value}`);
+  for (const [name, value] of Object.entries(body.evaluation ?? {}))
+    add("--evaluation", `${name}=${Array.isArray(value) ? value.join(",") : value}`);
   if (body.file2file) parts.push("--file2file");
   if (typeof body.shard_blocks === "boolean") parts.push(body.shard_blocks ? "--shard-blocks" : "--no-shard-blocks");
   add("--publish", isPlace ? (repo ?? to) : "publish.json");

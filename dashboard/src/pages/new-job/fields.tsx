@@ -16,7 +16,16 @@ interface At extends Props {
 }
 
 /** A text or number at a pointer. */
-export function Value({ body, onChange, errorAt, pointer, label, hint, number, placeholder }: At & { number?: boolean }) {
+export function Value({
+  body,
+  onChange,
+  errorAt,
+  pointer,
+  label,
+  hint,
+  number,
+  placeholder,
+}: At & { number?: boolean }) {
   const value = valueAt(body, pointer);
   return (
     <Field label={label} hint={hint} error={errorAt(pointer)}>
@@ -26,7 +35,9 @@ export function Value({ body, onChange, errorAt, pointer, label, hint, number, p
           type={number ? "number" : "text"}
           placeholder={placeholder}
           value={value === undefined ? "" : String(value)}
-          onChange={({ target: { value: next } }) => onChange(withValue(body, pointer, number && next !== "" ? Number(next) : next))}
+          onChange={({ target: { value: next } }) =>
+            onChange(withValue(body, pointer, number && next !== "" ? Number(next) : next))
+          }
         />
       )}
     </Field>
@@ -45,7 +56,10 @@ export function Names({ body, onChange, errorAt, pointer, label, hint, placehold
           value={text}
           onChange={({ target: { value } }) => {
             setText(value);
-            const names = value.split(",").map((each) => each.trim()).filter(Boolean);
+            const names = value
+              .split(",")
+              .map((each) => each.trim())
+              .filter(Boolean);
             onChange(withValue(body, pointer, names.length ? names : undefined));
           }}
         />

@@ -36,23 +36,39 @@ function ModelFields(props: Props) {
       <legend>Model</legend>
       <div className="choices field">
         <label>
-          <input type="radio" name="where" checked={!isHub} onChange={() => onChange({ ...body, model: { path: "" } })} /> A folder of the service
+          <input
+            type="radio"
+            name="where"
+            checked={!isHub}
+            onChange={() => onChange({ ...body, model: { path: "" } })}
+          />{" "}
+          A folder of the service
         </label>
         <label>
-          <input type="radio" name="where" checked={isHub} onChange={() => onChange({ ...body, model: { id: "" } })} /> On the Hugging Face Hub
+          <input type="radio" name="where" checked={isHub} onChange={() => onChange({ ...body, model: { id: "" } })} />{" "}
+          On the Hugging Face Hub
         </label>
       </div>
       {isHub ? (
         <div className="fields">
           <Field label="Id" error={errorAt("/model/id") ?? errorAt("/model")}>
             {(own) => (
-              <input {...own} placeholder="org/name" value={body.model.id} onChange={(event) => onChange({ ...body, model: { ...body.model, id: event.target.value.trim() } })} />
+              <input
+                {...own}
+                placeholder="org/name"
+                value={body.model.id}
+                onChange={(event) => onChange({ ...body, model: { ...body.model, id: event.target.value.trim() } })}
+              />
             )}
           </Field>
           <Value {...props} pointer="/model/revision" label="Revision" placeholder="main" />
           <Field label="Token" hint="For a private model." error={errorAt("/model/hub_token")}>
             {(own) => (
-              <select {...own} value={body.model.hub_token ?? ""} onChange={(event) => onChange(withValue(body, "/model/hub_token", event.target.value))}>
+              <select
+                {...own}
+                value={body.model.hub_token ?? ""}
+                onChange={(event) => onChange(withValue(body, "/model/hub_token", event.target.value))}
+              >
                 <option value="">none</option>
                 {tokens.data?.data.map((token) => (
                   <option key={token.name}>{token.name}</option>
@@ -62,9 +78,18 @@ function ModelFields(props: Props) {
           </Field>
         </div>
       ) : (
-        <Field label="Folder" error={errorAt("/model/path") ?? errorAt("/model")} hint="A path on the service's machine, below the folders that it may read.">
+        <Field
+          label="Folder"
+          error={errorAt("/model/path") ?? errorAt("/model")}
+          hint="A path on the service's machine, below the folders that it may read."
+        >
           {(own) => (
-            <input {...own} placeholder="/models/SmolLM2-135M-Instruct" value={body.model.path ?? ""} onChange={(event) => onChange({ ...body, model: { path: event.target.value.trim() } })} />
+            <input
+              {...own}
+              placeholder="/models/SmolLM2-135M-Instruct"
+              value={body.model.path ?? ""}
+              onChange={(event) => onChange({ ...body, model: { path: event.target.value.trim() } })}
+            />
           )}
         </Field>
       )}
@@ -92,10 +117,12 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
       <legend>Scheme</legend>
       <div className="choices field">
         <label>
-          <input type="radio" name="schemes" checked={!body.mix} onChange={() => onChange(withMix(body, undefined))} /> One for all layers
+          <input type="radio" name="schemes" checked={!body.mix} onChange={() => onChange(withMix(body, undefined))} />{" "}
+          One for all layers
         </label>
         <label>
-          <input type="radio" name="schemes" checked={!!body.mix} onChange={() => onChange(withMix(body, START_MIX))} /> One for each layer, chosen when the job runs
+          <input type="radio" name="schemes" checked={!!body.mix} onChange={() => onChange(withMix(body, START_MIX))} />{" "}
+          One for each layer, chosen when the job runs
         </label>
       </div>
       {body.mix && <MixFields {...props} mix={body.mix} />}
@@ -103,7 +130,11 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
         <>
           <Field label="Preset" hint={preset?.title} error={errorAt("/config/preset") ?? errorAt("/config")}>
             {(own) => (
-              <select {...own} value={preset?.name ?? presetOf(body) ?? ""} onChange={(event) => choose(event.target.value)}>
+              <select
+                {...own}
+                value={preset?.name ?? presetOf(body) ?? ""}
+                onChange={(event) => choose(event.target.value)}
+              >
                 {presets.map((each) => (
                   <option key={each.name} value={each.name}>
                     {each.name}: {each.title}
@@ -115,7 +146,12 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
           <div className="fields">
             <Value {...props} pointer="/config/group_size" label="Group size" number placeholder="as the preset" />
             <Value {...props} pointer="/config/kv_cache" label="KV cache" placeholder="not quantized" />
-            <Names {...props} pointer="/config/exclude" label="Exclude" placeholder={(preset?.config.exclude as string[] | undefined)?.join(", ")} />
+            <Names
+              {...props}
+              pointer="/config/exclude"
+              label="Exclude"
+              placeholder={(preset?.config.exclude as string[] | undefined)?.join(", ")}
+            />
           </div>
           {preset && (
             <button className="small" onClick={() => onChange({ ...body, config: preset.config })}>
@@ -133,7 +169,17 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
             </button>
           </p>
           {schema.data && (
-            <SchemaForm name="config" pointer="/config" schema={schema.data} root={schema.data} value={body.config} errorAt={errorAt} onChange={(config) => onChange({ ...body, config: (config as Record<string, unknown> | undefined) ?? {} })} />
+            <SchemaForm
+              name="config"
+              pointer="/config"
+              schema={schema.data}
+              root={schema.data}
+              value={body.config}
+              errorAt={errorAt}
+              onChange={(config) =>
+                onChange({ ...body, config: (config as Record<string, unknown> | undefined) ?? {} })
+              }
+            />
           )}
         </>
       )}
@@ -141,7 +187,8 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
         <legend>Formats to write</legend>
         {exports.map((name) => (
           <label key={name}>
-            <input type="checkbox" checked={body.export?.includes(name) ?? false} onChange={() => toggle(name)} /> {name}
+            <input type="checkbox" checked={body.export?.includes(name) ?? false} onChange={() => toggle(name)} />{" "}
+            {name}
           </label>
         ))}
         {errorAt("/export") && (
@@ -151,10 +198,18 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
         )}
       </fieldset>
       <label className="row">
-        <input type="checkbox" checked={body.file2file ?? false} aria-describedby="file2file-about" onChange={(event) => onChange(withValue(body, "/file2file", event.target.checked || undefined))} /> From file to file
+        <input
+          type="checkbox"
+          checked={body.file2file ?? false}
+          aria-describedby="file2file-about"
+          onChange={(event) => onChange(withValue(body, "/file2file", event.target.checked || undefined))}
+        />{" "}
+        From file to file
       </label>
       <p id="file2file-about" className={errorAt("/file2file") ? "error" : "hint"}>
-        {errorAt("/file2file") ? `✕ ${errorAt("/file2file")}` : "For schemes that need no data: no model is run, nor measured, and any architecture will do."}
+        {errorAt("/file2file")
+          ? `✕ ${errorAt("/file2file")}`
+          : "For schemes that need no data: no model is run, nor measured, and any architecture will do."}
       </p>
     </fieldset>
   );
@@ -170,7 +225,9 @@ function CalibrationFields(props: Props) {
         <Value {...props} pointer="/calibration/num_samples" label="Samples" number placeholder="32" />
         <Value {...props} pointer="/calibration/seq_len" label="Tokens of a sample" number placeholder="512" />
         <Value {...props} pointer="/calibration/seed" label="Seed" number placeholder="0" />
-        {source !== "builtin" && <Value {...props} pointer="/calibration/column" label="Column" placeholder="text, else messages" />}
+        {source !== "builtin" && (
+          <Value {...props} pointer="/calibration/column" label="Column" placeholder="text, else messages" />
+        )}
       </div>
     </fieldset>
   );
@@ -183,10 +240,23 @@ function PublishFields({ body, onChange, errorAt }: Props) {
       <legend>Publish</legend>
       <div className="choices field">
         <label>
-          <input type="checkbox" checked={!!body.publish} onChange={(event) => change(event.target.checked ? HUB_TARGET : undefined)} /> The artifact goes somewhere once it is proven
+          <input
+            type="checkbox"
+            checked={!!body.publish}
+            onChange={(event) => change(event.target.checked ? HUB_TARGET : undefined)}
+          />{" "}
+          The artifact goes somewhere once it is proven
         </label>
       </div>
-      {body.publish && <TargetFields target={body.publish} onChange={change} errorAt={(name) => errorAt(`/publish/${name}`) ?? (["repo_id", "to"].includes(name) ? errorAt("/publish") : undefined)} />}
+      {body.publish && (
+        <TargetFields
+          target={body.publish}
+          onChange={change}
+          errorAt={(name) =>
+            errorAt(`/publish/${name}`) ?? (["repo_id", "to"].includes(name) ? errorAt("/publish") : undefined)
+          }
+        />
+      )}
     </fieldset>
   );
 }

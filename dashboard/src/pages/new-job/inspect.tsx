@@ -20,11 +20,14 @@ export function Inspect({ model }: { model: ModelRef }) {
   );
   const found = query.data;
   if (!found) return null;
-  const size = found.num_parameters >= 1e9 ? `${(found.num_parameters / 1e9).toFixed(1)} B` : `${(found.num_parameters / 1e6).toFixed(1)} M`;
+  const size =
+    found.num_parameters >= 1e9
+      ? `${(found.num_parameters / 1e9).toFixed(1)} B`
+      : `${(found.num_parameters / 1e6).toFixed(1)} M`;
   return (
     <div className="notice">
-      <strong>{found.architectures.join(", ") || found.model_type}</strong> · {size} parameters · {found.num_blocks} blocks ·{" "}
-      {formatBytes(found.size_bytes)} · {Object.keys(found.dtypes).join(", ")}
+      <strong>{found.architectures.join(", ") || found.model_type}</strong> · {size} parameters · {found.num_blocks}{" "}
+      blocks · {formatBytes(found.size_bytes)} · {Object.keys(found.dtypes).join(", ")}
       {found.license && ` · ${found.license}`}
       {found.warnings.map((warning) => (
         <p key={warning}>⚠ {warning}</p>
@@ -39,7 +42,10 @@ export function Inspect({ model }: { model: ModelRef }) {
                 <td>
                   {Object.entries(each.size_bytes)
                     .map(([format, bytes]) => `${format} ${formatBytes(bytes)}`)
-                    .join(", ") || each.refused?.detail || each.refused?.message || "cannot"}
+                    .join(", ") ||
+                    each.refused?.detail ||
+                    each.refused?.message ||
+                    "cannot"}
                 </td>
               </tr>
             ))}

@@ -20,7 +20,13 @@ export function MixFields({ mix, ...props }: Props & { mix: Mix }) {
   };
   return (
     <div className="fields">
-      <Names {...props} pointer="/mix/schemes" label="Schemes" hint="Presets; keep leaves a layer as it is." errorAt={() => places.map(errorAt).find(Boolean)} />
+      <Names
+        {...props}
+        pointer="/mix/schemes"
+        label="Schemes"
+        hint="Presets; keep leaves a layer as it is."
+        errorAt={() => places.map(errorAt).find(Boolean)}
+      />
       <Field label="Chosen for" error={errorAt("/mix")}>
         {(own) => (
           <select {...own} value={budget} onChange={(event) => change(event.target.value as Budget)}>

@@ -1,9 +1,9 @@
 import { useEffect, useMemo, useState } from "react";
-import { Problem, get, request } from "../../api/client";
+import { get, Problem, request } from "../../api/client";
 import type { Job, List, Plan, Preset } from "../../api/types";
-import { type Place, navigate } from "../../router";
+import { navigate, type Place } from "../../router";
 import { Code, Failure, Loading, TabPanel, Tabs, Title } from "../../ui/basics";
-import { type Body, START, bodyOf } from "./body";
+import { type Body, bodyOf, START } from "./body";
 import { asCommand, asCurl, asPython, missingInCommand } from "./copies";
 import { JobForm } from "./form";
 import { PlanPanel } from "./plan-panel";
@@ -77,7 +77,8 @@ function Editor({ body, onChange }: { body: Body; onChange: (body: Body) => void
 }
 
 /** For a request that is sent twice by accident. `crypto.randomUUID` is only there over TLS. */
-const randomKey = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+const randomKey = () =>
+  Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 
 /** What is wrong at a place of the request, in the words of the service. */
 function pointed(error: Error | undefined) {
@@ -128,7 +129,8 @@ function JsonTab({ body, onChange }: { body: Body; onChange: (body: Body) => voi
     setText(next);
     try {
       const parsed = JSON.parse(next);
-      if (typeof parsed !== "object" || parsed === null || !parsed.model || !(parsed.config || parsed.mix)) throw new Error("`model` and `config` or `mix` must be there");
+      if (typeof parsed !== "object" || parsed === null || !parsed.model || !(parsed.config || parsed.mix))
+        throw new Error("`model` and `config` or `mix` must be there");
       onChange(parsed as Body);
       setWrong("");
     } catch (error) {
@@ -140,7 +142,14 @@ function JsonTab({ body, onChange }: { body: Body; onChange: (body: Body) => voi
       <label className="hidden" htmlFor="request">
         The request as JSON
       </label>
-      <textarea id="request" rows={26} spellCheck={false} value={text} aria-invalid={wrong ? true : undefined} onChange={(event) => edit(event.target.value)} />
+      <textarea
+        id="request"
+        rows={26}
+        spellCheck={false}
+        value={text}
+        aria-invalid={wrong ? true : undefined}
+        onChange={(event) => edit(event.target.value)}
+      />
       {wrong && <p className="error">✕ {wrong}</p>}
     </>
   );

@@ -14,14 +14,26 @@ const DEVICES: [string, number][] = [
 const ROOM_FOR_CACHE = 0.85; // of a device's memory for weights; the rest is for the KV cache and the runtime
 const LAYERS_SHOWN = 400;
 
-export function PlanPanel({ plan, error, isPlanning, hasModel }: { plan?: Plan; error?: Error; isPlanning: boolean; hasModel: boolean }) {
+export function PlanPanel({
+  plan,
+  error,
+  isPlanning,
+  hasModel,
+}: {
+  plan?: Plan;
+  error?: Error;
+  isPlanning: boolean;
+  hasModel: boolean;
+}) {
   return (
     <section className="card plan" aria-label="Plan" aria-busy={isPlanning}>
       <div className="row spread">
         <h2>Plan</h2>
         {isPlanning && <span className="faint">planning …</span>}
       </div>
-      {!hasModel && <Empty>Name a model, and what a job would do with it appears here. Nothing is stored by that.</Empty>}
+      {!hasModel && (
+        <Empty>Name a model, and what a job would do with it appears here. Nothing is stored by that.</Empty>
+      )}
       {hasModel && error && <PlanError error={error} />}
       {hasModel && !plan && !error && <Loading what="Planning" />}
       {hasModel && plan && !error && <PlanFacts plan={plan} />}
@@ -37,7 +49,9 @@ function PlanError({ error }: { error: Error }) {
         error.errors.map((entry) => (
           <p key={`${entry.pointer}${entry.detail}`} className="sub">
             <code>{entry.pointer ?? entry.parameter}</code> {entry.detail}
-            {Array.isArray(entry.allowed) && entry.allowed.length > 0 && <> Allowed: {entry.allowed.slice(0, 30).join(", ")}.</>}
+            {Array.isArray(entry.allowed) && entry.allowed.length > 0 && (
+              <> Allowed: {entry.allowed.slice(0, 30).join(", ")}.</>
+            )}
           </p>
         ))}
     </>
@@ -54,13 +68,23 @@ function PlanFacts({ plan }: { plan: Plan }) {
       ))}
       <Facts
         facts={[
-          ["Size", `${formatBytes(plan.size_before_bytes)} → ${formatBytes(plan.size_after_bytes)} (${formatPercent(plan.size_after_bytes / plan.size_before_bytes - 1, 0)})`],
+          [
+            "Size",
+            `${formatBytes(plan.size_before_bytes)} → ${formatBytes(plan.size_after_bytes)} (${formatPercent(plan.size_after_bytes / plan.size_before_bytes - 1, 0)})`,
+          ],
           ["Peak memory", formatBytes(plan.peak_memory_bytes)],
           ...(plan.time_s ? [["Time", formatDuration(plan.time_s)] as [string, string]] : []),
           ["Layers", `${plan.num_layers} in ${plural(plan.num_blocks, "block")}, ${plan.kept.length} kept`],
           ["Model", plan.model_type],
           ["Way", plan.executor === "file_to_file" ? "from file to file, no model is run" : "block by block"],
-          ["Calibration", plan.needs_calibration ? "needed" : plan.executor === "file_to_file" ? "no text is read" : "only for the measurement"],
+          [
+            "Calibration",
+            plan.needs_calibration
+              ? "needed"
+              : plan.executor === "file_to_file"
+                ? "no text is read"
+                : "only for the measurement",
+          ],
         ]}
       />
       <Memory parts={plan.memory_bytes} />
@@ -114,7 +138,10 @@ function Fits({ plan }: { plan: Plan }) {
           ))}
         </tbody>
       </table>
-      <p className="hint">Original and result: weights in {formatPercent(ROOM_FOR_CACHE, 0).slice(1)} of the memory, the rest for the KV cache.</p>
+      <p className="hint">
+        Original and result: weights in {formatPercent(ROOM_FOR_CACHE, 0).slice(1)} of the memory, the rest for the KV
+        cache.
+      </p>
     </>
   );
 }

@@ -1,6 +1,6 @@
 import { type ReactNode, useState } from "react";
 import { Field } from "../../ui/basics";
-import { type Control, type Schema, controlOf, resolve, unwrap } from "./schema";
+import { type Control, controlOf, resolve, type Schema, unwrap } from "./schema";
 
 interface Props {
   name: string;
@@ -104,7 +104,12 @@ function MapForm({ name, pointer, root, value, onChange, errorAt, control }: Of<
         </div>
       ))}
       <div className="row">
-        <input aria-label={`A new entry of ${name}`} placeholder="*.v_proj" value={key} onChange={(event) => setKey(event.target.value)} />
+        <input
+          aria-label={`A new entry of ${name}`}
+          placeholder="*.v_proj"
+          value={key}
+          onChange={(event) => setKey(event.target.value)}
+        />
         <button
           className="small"
           disabled={!key || key in present}
@@ -123,7 +128,11 @@ function MapForm({ name, pointer, root, value, onChange, errorAt, control }: Of<
 function VariantsForm({ name, pointer, root, value, onChange, errorAt, control }: Of<"variants">) {
   const list = Array.isArray(value) ? (value as Record<string, unknown>[]) : [];
   const replace = (index: number, next: unknown) =>
-    onChange(next === undefined ? list.filter((_, each) => each !== index) : list.map((each, at) => (at === index ? next : each)));
+    onChange(
+      next === undefined
+        ? list.filter((_, each) => each !== index)
+        : list.map((each, at) => (at === index ? next : each)),
+    );
   return (
     <details className="field whole" open={list.length > 0}>
       <summary>
@@ -169,7 +178,9 @@ function ScalarField({ name, pointer, schema, value, onChange, errorAt, control 
             <select
               {...props}
               value={value === undefined || value === null ? "" : String(value)}
-              onChange={({ target: { value: next } }) => onChange(next === "" ? undefined : control.kind === "switch" ? next === "true" : next)}
+              onChange={({ target: { value: next } }) =>
+                onChange(next === "" ? undefined : control.kind === "switch" ? next === "true" : next)
+              }
             >
               <option value="">{known ? `default (${known})` : "default"}</option>
               {options.map((option) => (
@@ -191,7 +202,14 @@ function ScalarField({ name, pointer, schema, value, onChange, errorAt, control 
           );
         }
         if (control.kind === "text") {
-          return <input {...props} placeholder={known} value={typeof value === "string" ? value : ""} onChange={(event) => onChange(event.target.value || undefined)} />;
+          return (
+            <input
+              {...props}
+              placeholder={known}
+              value={typeof value === "string" ? value : ""}
+              onChange={(event) => onChange(event.target.value || undefined)}
+            />
+          );
         }
         return <TypedInput {...props} isList={control.kind === "texts"} value={value} onChange={onChange} />;
       }}
@@ -200,11 +218,26 @@ function ScalarField({ name, pointer, schema, value, onChange, errorAt, control 
 }
 
 /** A list of texts, separated by commas, or any other JSON. What is being typed is kept as it is typed. */
-function TypedInput({ isList, value, onChange, ...props }: { isList: boolean; value: unknown; onChange: (value: unknown) => void; id: string }) {
-  const write = (shown: unknown) => (shown === undefined || shown === null ? "" : isList ? (shown as string[]).join(", ") : JSON.stringify(shown));
+function TypedInput({
+  isList,
+  value,
+  onChange,
+  ...props
+}: {
+  isList: boolean;
+  value: unknown;
+  onChange: (value: unknown) => void;
+  id: string;
+}) {
+  const write = (shown: unknown) =>
+    shown === undefined || shown === null ? "" : isList ? (shown as string[]).join(", ") : JSON.stringify(shown);
   const read = (text: string): unknown => {
     if (!text.trim()) return undefined;
-    if (isList) return text.split(",").map((part) => part.trim()).filter(Boolean);
+    if (isList)
+      return text
+        .split(",")
+        .map((part) => part.trim())
+        .filter(Boolean);
     try {
       return JSON.parse(text);
     } catch {

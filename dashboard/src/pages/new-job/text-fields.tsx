@@ -24,7 +24,13 @@ export function TextFields({ of, label, usual, usualName, more = [], ...props }:
   const [uploading, setUploading] = useState(false);
   const given = body[of]?.source;
   const source = given === usualName ? undefined : given;
-  const named = [...more, ...(datasets.data?.data.map((each): [string, string] => [each.id, `${each.name} (${each.statistics.num_rows} rows)`]) ?? [])];
+  const named = [
+    ...more,
+    ...(datasets.data?.data.map((each): [string, string] => [
+      each.id,
+      `${each.name} (${each.statistics.num_rows} rows)`,
+    ]) ?? []),
+  ];
   const isOther = source !== undefined && !named.some(([name]) => name === source);
   const choose = (name: string) => onChange(withSource(body, of, name === "other" ? "/" : name));
   return (
@@ -32,7 +38,11 @@ export function TextFields({ of, label, usual, usualName, more = [], ...props }:
       <div className="row field">
         <Field label={label} error={errorAt(`/${of}/source`) ?? errorAt(`/${of}`)}>
           {(own) => (
-            <select {...own} value={isOther ? "other" : (source ?? "")} onChange={(event) => choose(event.target.value)}>
+            <select
+              {...own}
+              value={isOther ? "other" : (source ?? "")}
+              onChange={(event) => choose(event.target.value)}
+            >
               <option value="">{usual}</option>
               {named.map(([name, text]) => (
                 <option key={name} value={name}>

@@ -11,7 +11,13 @@ export function Artifacts({ job }: { job: Job }) {
     get<List<ArtifactFile>>(`/v1/jobs/${job.id}/artifacts`, {}, signal),
   );
   if (!job.artifact) {
-    return <Empty>{FINAL_STATES.has(job.state) ? "This run left no artifact." : "There will be files once every export is proven."}</Empty>;
+    return (
+      <Empty>
+        {FINAL_STATES.has(job.state)
+          ? "This run left no artifact."
+          : "There will be files once every export is proven."}
+      </Empty>
+    );
   }
   if (files.error) return <Failure error={files.error} retry={files.reload} />;
   if (!files.data) return <Loading />;
@@ -38,7 +44,8 @@ export function Artifacts({ job }: { job: Job }) {
 }
 
 function Files({ job, files }: { job: Job; files: ArtifactFile[] }) {
-  const place = (file: ArtifactFile) => `/v1/jobs/${job.id}/artifacts/${file.path.split("/").map(encodeURIComponent).join("/")}`;
+  const place = (file: ArtifactFile) =>
+    `/v1/jobs/${job.id}/artifacts/${file.path.split("/").map(encodeURIComponent).join("/")}`;
   return (
     <div className="table" ref={scrollable}>
       <table>

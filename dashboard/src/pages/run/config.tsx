@@ -21,7 +21,12 @@ export function ConfigTab({ job }: { job: Job }) {
             ["Way", job.file2file ? "from file to file, no model is run" : "block by block"],
             ["Priority", job.priority],
             ["Limits", limitsText(job)],
-            ["Labels", Object.entries(job.labels).map(([name, value]) => `${name}=${value}`).join(", ") || "none"],
+            [
+              "Labels",
+              Object.entries(job.labels)
+                .map(([name, value]) => `${name}=${value}`)
+                .join(", ") || "none",
+            ],
           ]}
         />
       </section>
@@ -44,7 +49,10 @@ function factsText(facts: Record<string, unknown>) {
 
 function limitsText(job: Job) {
   const { max_runtime_s: runtime, max_pending_s: pending } = job.limits;
-  const parts = [runtime && `${formatDuration(runtime)} of running`, pending && `${formatDuration(pending)} of waiting`];
+  const parts = [
+    runtime && `${formatDuration(runtime)} of running`,
+    pending && `${formatDuration(pending)} of waiting`,
+  ];
   return parts.filter(Boolean).join(", ") || "none";
 }
 

@@ -1,6 +1,6 @@
 import { useMemo, useState } from "react";
 import type { Layer } from "../../api/types";
-import { METRICS, type Metric, byBadness, seriesByKind, valueOf } from "../../charts/layers";
+import { byBadness, METRICS, type Metric, seriesByKind, valueOf } from "../../charts/layers";
 import { Scatter } from "../../charts/scatter";
 import { formatNumber, plural } from "../../format";
 import { Empty, Facts, scrollable } from "../../ui/basics";
@@ -20,7 +20,11 @@ export function LayersCard({ layers, isRunning }: { layers: Layer[]; isRunning: 
       <div className="row spread">
         <h2>Error of each layer</h2>
         {measured.length > 0 && (
-          <select aria-label="Measure" value={metric.id} onChange={(event) => setMetricId(event.target.value as Metric["id"])}>
+          <select
+            aria-label="Measure"
+            value={metric.id}
+            onChange={(event) => setMetricId(event.target.value as Metric["id"])}
+          >
             {measured.map((each) => (
               <option key={each.id} value={each.id}>
                 {each.text}
@@ -30,7 +34,9 @@ export function LayersCard({ layers, isRunning }: { layers: Layer[]; isRunning: 
         )}
       </div>
       {layers.length === 0 ? (
-        <Empty>{isRunning ? "Layers appear here one by one as they are quantized." : "There are no numbers of layers."}</Empty>
+        <Empty>
+          {isRunning ? "Layers appear here one by one as they are quantized." : "There are no numbers of layers."}
+        </Empty>
       ) : (
         <>
           <Scatter

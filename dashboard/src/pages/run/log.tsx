@@ -78,10 +78,23 @@ export function Log({ job, line }: { job: Job; line: number | null }) {
       {!query.data && !query.error && <Loading />}
       {query.data && !lines.length && <Empty>No lines{level === "debug" ? " yet" : " of this level"}.</Empty>}
       {lines.length > 0 && (
-        <div className="log" ref={box} onWheel={stopAtScroll} onKeyUp={stopAtScroll} tabIndex={0} role="log" aria-live="off" aria-label="The run's log">
+        <div
+          className="log"
+          ref={box}
+          onWheel={stopAtScroll}
+          onKeyUp={stopAtScroll}
+          tabIndex={0}
+          role="log"
+          aria-live="off"
+          aria-label="The run's log"
+        >
           {lines.map((each) => (
             <div key={each.seq} id={`L${each.seq}`} className={each.seq === line ? "marked" : undefined}>
-              <a href={`${BASE}/jobs/${job.id}?tab=log&line=${each.seq}`} title="A link to this line" aria-label={`Line ${each.seq}`}>
+              <a
+                href={`${BASE}/jobs/${job.id}?tab=log&line=${each.seq}`}
+                title="A link to this line"
+                aria-label={`Line ${each.seq}`}
+              >
                 {each.seq}
               </a>
               <time dateTime={each.at} title={formatTime(each.at)}>

@@ -7,7 +7,11 @@ export function MemoryCard({ memory }: { memory: { at: number; bytes: number }[]
   const [picked, setPicked] = useState<string | null>(null);
   const series = useMemo<Series[]>(() => {
     const start = memory[0]?.at ?? 0;
-    const points = memory.map(({ at, bytes }, index) => ({ x: (at - start) / 1000, y: bytes, name: `point ${index + 1}` }));
+    const points = memory.map(({ at, bytes }, index) => ({
+      x: (at - start) / 1000,
+      y: bytes,
+      name: `point ${index + 1}`,
+    }));
     return [{ name: "memory", look: 0, points }];
   }, [memory]);
   if (memory.length < 2) return null;

@@ -1,14 +1,22 @@
 import type { ReactNode } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
-import { type Gate, type Job, type Measured, type Quality, type Report, type Summary, summaryOf } from "../../api/types";
+import {
+  type Gate,
+  type Job,
+  type Measured,
+  type Quality,
+  type Report,
+  type Summary,
+  summaryOf,
+} from "../../api/types";
 import { formatBytes, formatDuration, formatNumber, formatPercent } from "../../format";
 import { Link } from "../../router";
 import { Empty, Facts, scrollable } from "../../ui/basics";
 import { LayersCard } from "./layers-card";
 import { MemoryCard } from "./memory";
 import { publicationText } from "./publish";
-import { type Story, latestLayers } from "./story";
+import { latestLayers, type Story } from "./story";
 
 export function Overview({ job, story }: { job: Job; story: Story }) {
   const summary = summaryOf(job);
@@ -48,7 +56,16 @@ function Result({ job: { id, publication }, summary }: { job: Job; summary: Summ
               : "not measured",
           ],
           ...(summary.gates?.length ? [["Gates", gatesText(summary.gates)] as [string, string]] : []),
-          ...(publication ? [["Publication", <Link key="publication" to={`/jobs/${id}?tab=artifacts`}>{publicationText(publication)}</Link>] as [string, ReactNode]] : []),
+          ...(publication
+            ? [
+                [
+                  "Publication",
+                  <Link key="publication" to={`/jobs/${id}?tab=artifacts`}>
+                    {publicationText(publication)}
+                  </Link>,
+                ] as [string, ReactNode],
+              ]
+            : []),
           ...(summary.mix ? [["Mix", mixText(summary.mix)] as [string, string]] : []),
           ["Layers", `${summary.num_layers_quantized} quantized, ${summary.num_layers_kept} kept`],
           ["Worst layer", `${summary.worst_layer.name} (${formatNumber(summary.worst_layer.sqnr_db)} dB)`],
@@ -133,13 +150,21 @@ function Divergence({ quality: { before, after, divergence, num_tokens } }: { qu
   );
 }
 
-const GATE_LOOKS = { pass: ["", "✓ pass"], warn: ["warn", "⚠ warn"], fail: ["bad", "✕ fail"], skipped: ["faint", "– skipped"] } as const;
+const GATE_LOOKS = {
+  pass: ["", "✓ pass"],
+  warn: ["warn", "⚠ warn"],
+  fail: ["bad", "✕ fail"],
+  skipped: ["faint", "– skipped"],
+} as const;
 
 /** "1 fail, 10 pass, 7 skipped" */
 function gatesText(gates: Gate[]) {
   const statuses = ["fail", "warn", "pass", "skipped"] as const;
   const counts = statuses.map((status) => [gates.filter((gate) => gate.status === status).length, status] as const);
-  return counts.filter(([number]) => number > 0).map((each) => each.join(" ")).join(", ");
+  return counts
+    .filter(([number]) => number > 0)
+    .map((each) => each.join(" "))
+    .join(", ");
 }
 
 function Gates({ gates }: { gates: Gate[] }) {

@@ -1,9 +1,9 @@
 import { useEffect, useRef, useState } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
-import { type Job, failureOf, modelOf, progressOf, schemeOf } from "../../api/types";
+import { failureOf, type Job, modelOf, progressOf, schemeOf } from "../../api/types";
 import { formatDuration, plural, shortName } from "../../format";
-import { Link, type Place, navigate, withParams } from "../../router";
+import { Link, navigate, type Place, withParams } from "../../router";
 import { announce } from "../../ui/announcer";
 import { Bar, Failure, Loading, scrollable, TabPanel, Tabs, Time, Title } from "../../ui/basics";
 import { FINAL_STATES, STATES, StateLabel } from "../../ui/states";
@@ -53,8 +53,7 @@ export default function Run({ id, place: { search, path } }: { id: string; place
         <StateLabel state={job.state} />
         <code>{job.id}</code>
         <span className="faint">
-          {modelOf(job)} · {schemeOf(job)} · by {job.submitted_by?.name ?? "operator"} ·{" "}
-          <Time at={job.created_at} />
+          {modelOf(job)} · {schemeOf(job)} · by {job.submitted_by?.name ?? "operator"} · <Time at={job.created_at} />
           {job.attempt > 1 && ` · attempt ${job.attempt}`}
         </span>
         {job.cloned_from && <Link to={`/jobs/${job.cloned_from}`}>cloned from</Link>}
@@ -138,7 +137,8 @@ function Live({ job, story }: { job: Job; story: Story }) {
 }
 
 function waitingText(job: Job): string {
-  if (job.waiting_reason) return `Waits: ${job.waiting_reason.replaceAll("_", " ")}${job.queue_position ? `, № ${job.queue_position} in the queue` : ""}.`;
+  if (job.waiting_reason)
+    return `Waits: ${job.waiting_reason.replaceAll("_", " ")}${job.queue_position ? `, № ${job.queue_position} in the queue` : ""}.`;
   return FINAL_STATES.has(job.state) ? "It ended before its first phase." : "Starting.";
 }
 
@@ -157,7 +157,8 @@ function Events({ story }: { story: Story }) {
     <div className="table" ref={scrollable}>
       <table>
         <caption>
-          {plural(story.events.length, "event")}, without progress and the numbers of layers. All of them: <code>GET /v1/jobs/…/events</code>
+          {plural(story.events.length, "event")}, without progress and the numbers of layers. All of them:{" "}
+          <code>GET /v1/jobs/…/events</code>
         </caption>
         <thead>
           <tr>

@@ -3,7 +3,12 @@ import type { JobEvent } from "../../api/types";
 import { EMPTY, latestLayers, tell } from "./story";
 
 let seq = 0;
-const event = (kind: string, data: Record<string, unknown>): JobEvent => ({ seq: ++seq, at: "2026-11-22T08:00:00Z", kind, data });
+const event = (kind: string, data: Record<string, unknown>): JobEvent => ({
+  seq: ++seq,
+  at: "2026-11-22T08:00:00Z",
+  kind,
+  data,
+});
 
 it("boils events down", () => {
   const events = [

@@ -1,6 +1,6 @@
 // A job's events, as they come, boiled down to what the page shows.
 import { useEffect, useReducer, useState } from "react";
-import { type Link, follow } from "../../api/stream";
+import { follow, type Link } from "../../api/stream";
 import type { JobEvent, Layer, Progress, State } from "../../api/types";
 
 export interface Story {
@@ -14,7 +14,15 @@ export interface Story {
   lastSeq: number;
 }
 
-export const EMPTY: Story = { layers: [], progress: null, state: null, warnings: [], events: [], memory: [], lastSeq: 0 };
+export const EMPTY: Story = {
+  layers: [],
+  progress: null,
+  state: null,
+  warnings: [],
+  events: [],
+  memory: [],
+  lastSeq: 0,
+};
 
 /** The story with more events. A new attempt quantizes its layers anew, or goes on behind those that are saved. */
 export function tell(story: Story, events: JobEvent[]): Story {
@@ -35,7 +43,8 @@ export function tell(story: Story, events: JobEvent[]): Story {
     }
     if (event.kind === "progress") {
       next.progress = data as unknown as Progress;
-      if (typeof data.memory_bytes === "number") next.memory.push({ at: Date.parse(event.at), bytes: data.memory_bytes });
+      if (typeof data.memory_bytes === "number")
+        next.memory.push({ at: Date.parse(event.at), bytes: data.memory_bytes });
       continue;
     }
     if (event.kind === "state_changed") {
