@@ -51,7 +51,7 @@ export function App() {
       typeof door === "object"
         ? { key: door.key, can: (scope: string) => door.key.scopes.includes(scope), signOut }
         : null,
-    [door],
+    [door, signOut],
   );
   if (door === "unknown") return <Loading />;
   if (door === "unreachable") return <Loading what="The service does not answer: trying again" />;
@@ -90,7 +90,7 @@ function Shell({ keyName, scopes, signOut }: { keyName: string; scopes: string[]
           <span className="faint" title="The key that you are signed in with">
             {keyName}
           </span>
-          <button className="small" onClick={() => void signOut()}>
+          <button type="button" className="small" onClick={() => void signOut()}>
             Sign out
           </button>
         </div>
@@ -155,7 +155,7 @@ function ConnectionNotice() {
       announce("The service answers again.");
       setWasLost(false);
     }
-  }, [lost]);
+  }, [lost, wasLost]);
   if (!lost) return null;
   return (
     <div className="notice warn lost" role="status">

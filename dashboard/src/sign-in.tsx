@@ -1,4 +1,4 @@
-import { createContext, type FormEvent, useContext, useEffect, useState } from "react";
+import { createContext, type FormEvent, useCallback, useContext, useEffect, useState } from "react";
 import { forgetAnswers, get, Problem, post, remove, setCsrfToken, Unreachable, whenSignedOut } from "./api/client";
 import type { Key, SignIn } from "./api/types";
 import { Failure, Field } from "./ui/basics";
@@ -33,36 +33,39 @@ type Door = "unknown" | "closed" | "unreachable" | SignIn;
 export function useSignIn() {
   const [door, setDoor] = useState<Door>("unknown");
 
-  const enter = (signIn: SignIn) => {
+  const enter = useCallback((signIn: SignIn) => {
     setCsrfToken(signIn.csrf_token);
     setDoor(signIn);
-  };
-  const signIn = async (key: string) => enter(await post<SignIn>("/v1/sign-in", { api_key: key }));
-  const look = async () => {
+  }, []);
+  const signIn = useCallback(
+    async (key: string) => enter(await post<SignIn>("/v1/sign-in", { api_key: key })),
+    [enter],
+  );
+  const restore = useCallback(async () => {
     try {
       if (keyOfLink) await signIn(keyOfLink);
       else enter(await get<SignIn>("/v1/sign-in"));
     } catch (error) {
       setDoor(error instanceof Unreachable ? "unreachable" : "closed");
     }
-  };
-  const signOut = async () => {
+  }, [enter, signIn]);
+  const signOut = useCallback(async () => {
     await remove("/v1/sign-in");
     forgetAnswers();
     setDoor("closed");
-  };
+  }, []);
 
   useEffect(() => {
     whenSignedOut(() => {
       forgetAnswers();
       setDoor("closed");
     });
-    void look();
-  }, []);
+    void restore();
+  }, [restore]);
 
   useEffect(() => {
     if (door !== "unreachable") return;
-    const timer = window.setTimeout(look, 2000);
+    const timer = window.setTimeout(restore, 2000);
     return () => window.clearTimeout(timer);
   });
 
@@ -110,6 +113,7 @@ export function SignInPage({ signIn }: { signIn: (key: string) => Promise<void> 
               type="password"
               autoComplete="current-password"
               required
+              // biome-ignore lint/a11y/noAutofocus: the page has this one field
               autoFocus
               value={key}
               onChange={(event) => setKey(event.target.value)}
@@ -117,7 +121,7 @@ export function SignInPage({ signIn }: { signIn: (key: string) => Promise<void> 
           )}
         </Field>
         {error && !refused && <Failure error={error} />}
-        <button className="primary" disabled={busy}>
+        <button type="submit" className="primary" disabled={busy}>
           Sign in
         </button>
       </form>

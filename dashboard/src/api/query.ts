@@ -25,6 +25,7 @@ export function useQuery<T>(
   const latest = useRef(load);
   latest.current = load;
 
+  // biome-ignore lint/correctness/useExhaustiveDependencies: `reload` starts another round
   useEffect(() => {
     if (key === null) return;
     const controller = new AbortController();

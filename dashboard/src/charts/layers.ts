@@ -20,7 +20,7 @@ export const METRICS: [Metric, ...Metric[]] = [
   { id: "output_error", text: "Error of the output", format: asPercent, up: false },
 ];
 
-export const valueOf = (layer: Layer, metric: Metric) => layer[metric.id] ?? null;
+export const metricValue = (layer: Layer, metric: Metric) => layer[metric.id] ?? null;
 
 /** q_proj of model.layers.3.self_attn.q_proj: what is compared over blocks. Experts of a block are one kind. */
 export const kindOf = (name: string) => {
@@ -34,7 +34,7 @@ export function seriesByKind(layers: Layer[], metric: Metric): Series[] {
   const found = new Map<string, Series>();
   const kinds = [...new Set(layers.map((layer) => kindOf(layer.name)))].sort();
   for (const layer of layers) {
-    const y = valueOf(layer, metric);
+    const y = metricValue(layer, metric);
     if (y === null) continue;
     const index = kinds.indexOf(kindOf(layer.name));
     const name = index >= NUM_LOOKS - 1 && kinds.length > NUM_LOOKS ? "others" : (kinds[index] as string);
@@ -47,6 +47,7 @@ export function seriesByKind(layers: Layer[], metric: Metric): Series[] {
 
 /** The worst first. */
 export function byBadness(layers: Layer[], metric: Metric): Layer[] {
-  const bad = (layer: Layer) => (valueOf(layer, metric) ?? (metric.up ? Infinity : -Infinity)) * (metric.up ? -1 : 1);
+  const bad = (layer: Layer) =>
+    (metricValue(layer, metric) ?? (metric.up ? Infinity : -Infinity)) * (metric.up ? -1 : 1);
   return [...layers].sort((a, b) => bad(b) - bad(a));
 }

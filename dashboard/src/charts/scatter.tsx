@@ -94,6 +94,7 @@ export function Scatter(props: Props) {
         <div className="legend">
           {series.map((each) => (
             <button
+              type="button"
               key={each.name}
               className="chip"
               aria-pressed={!hidden.has(each.name)}
@@ -104,8 +105,10 @@ export function Scatter(props: Props) {
           ))}
         </div>
       )}
+      {/* biome-ignore lint/a11y/useSemanticElements: a fieldset groups form controls, not the points of a chart */}
       <div
         role="group"
+        // biome-ignore lint/a11y/noNoninteractiveTabindex: the arrow keys move among its points
         tabIndex={0}
         aria-label={`${props.label}. The left and right arrow keys go through its points.`}
         onKeyDown={step}

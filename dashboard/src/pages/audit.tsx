@@ -35,7 +35,7 @@ export default function Audit({ place: { search } }: { place: Place }) {
           defaultValue={asked.action ?? ""}
         />
         <input name="object_id" aria-label="Object" placeholder="object's id" defaultValue={asked.object_id ?? ""} />
-        <button>Filter</button>
+        <button type="submit">Filter</button>
         {(asked.action || asked.object_id) && <Link to="/audit">Show everything</Link>}
       </form>
       <Pending query={query} />

@@ -74,7 +74,7 @@ export function UploadDialog({ onClose, onDone }: { onClose: () => void; onDone:
         </p>
         <DatasetPreview id={dataset.id} />
         <div className="actions">
-          <button className="primary" onClick={onClose}>
+          <button type="button" className="primary" onClick={onClose}>
             Done
           </button>
         </div>
@@ -114,7 +114,7 @@ export function UploadDialog({ onClose, onDone }: { onClose: () => void; onDone:
         {error && <Failure error={error} />}
         {done !== null && file && <Bar done={done} total={file.size} label="Uploaded" />}
         <div className="actions">
-          <button className="primary" disabled={!file || done !== null}>
+          <button type="submit" className="primary" disabled={!file || done !== null}>
             {done === null ? "Upload" : "Every row is looked at …"}
           </button>
         </div>

@@ -24,7 +24,7 @@ export default function Datasets({ place: { search } }: { place: Place }) {
       <Title
         extra={
           mayWrite && (
-            <button className="primary" onClick={() => setUploading(true)}>
+            <button type="button" className="primary" onClick={() => setUploading(true)}>
               Upload a dataset
             </button>
           )
@@ -54,7 +54,7 @@ export default function Datasets({ place: { search } }: { place: Place }) {
               {datasets.map((dataset) => (
                 <tr key={dataset.id}>
                   <td>
-                    <button className="link" onClick={() => setShown(dataset)}>
+                    <button type="button" className="link" onClick={() => setShown(dataset)}>
                       {dataset.name}
                     </button>
                     <div className="sub">{dataset.id}</div>
@@ -71,7 +71,7 @@ export default function Datasets({ place: { search } }: { place: Place }) {
                   <td className="row">
                     <CopyButton text={dataset.id} label="Copy id" />
                     {mayWrite && (
-                      <button className="small danger" onClick={() => setDeleting(dataset)}>
+                      <button type="button" className="small danger" onClick={() => setDeleting(dataset)}>
                         Delete
                       </button>
                     )}

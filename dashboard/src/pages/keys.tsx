@@ -42,7 +42,7 @@ export default function Keys() {
     <>
       <Title
         extra={
-          <button className="primary" onClick={() => setCreating(true)}>
+          <button type="button" className="primary" onClick={() => setCreating(true)}>
             New key
           </button>
         }
@@ -85,10 +85,14 @@ export default function Keys() {
                   <td>
                     {!key.revoked_at && (
                       <span className="row">
-                        <button className="small" onClick={() => setAsking({ key, action: "rotate" })}>
+                        <button type="button" className="small" onClick={() => setAsking({ key, action: "rotate" })}>
                           Rotate
                         </button>
-                        <button className="small danger" onClick={() => setAsking({ key, action: "revoke" })}>
+                        <button
+                          type="button"
+                          className="small danger"
+                          onClick={() => setAsking({ key, action: "revoke" })}
+                        >
                           Revoke
                         </button>
                       </span>
@@ -193,7 +197,7 @@ function NewKeyDialog({ onClose, onMade }: { onClose: () => void; onMade: (key: 
         </Field>
         {error && <Failure error={error} />}
         <div className="actions">
-          <button className="primary" disabled={!name || !scopes.length}>
+          <button type="submit" className="primary" disabled={!name || !scopes.length}>
             Make the key
           </button>
         </div>
@@ -238,7 +242,7 @@ function HubTokens() {
                 since <Time at={each.updated_at} />
               </td>
               <td>
-                <button className="small danger" onClick={() => setDeleting(each.name)}>
+                <button type="button" className="small danger" onClick={() => setDeleting(each.name)}>
                   Forget
                 </button>
               </td>
@@ -272,7 +276,7 @@ function HubTokens() {
           )}
         </Field>
         <div className="field">
-          <button>Keep it</button>
+          <button type="submit">Keep it</button>
         </div>
       </form>
       {error && <Failure error={error} />}

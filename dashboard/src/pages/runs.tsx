@@ -1,4 +1,4 @@
-import { type FormEvent, useEffect, useMemo, useRef, useState } from "react";
+import { type FormEvent, useEffect, useRef, useState } from "react";
 import { get, post } from "../api/client";
 import { useQuery } from "../api/query";
 import { type Job, type JobPage, type JobSummary, modelOf, type State, schemeOf } from "../api/types";
@@ -37,7 +37,7 @@ export function Runs({ place: { search } }: { place: Place }) {
   const [selected, setSelected] = useState<ReadonlySet<string>>(new Set());
   const [cancelling, setCancelling] = useState(false);
   const shown = jobs.data?.data ?? [];
-  useTold(shown);
+  useAnnounceStateChanges(shown);
 
   const toggle = (id: string) =>
     setSelected((old) => {
@@ -76,22 +76,25 @@ export function Runs({ place: { search } }: { place: Place }) {
         </>
       )}
       {selected.size > 0 && (
-        <div className="selection" role="region" aria-label="Selected runs">
+        <section className="selection" aria-label="Selected runs">
           <strong>{plural(selected.size, "run")} selected</strong>
           <button
+            type="button"
             disabled={selected.size < 2 || selected.size > 8}
             onClick={() => navigate(compareAddress([...selected]))}
           >
             Compare
           </button>
           {session.can("jobs:write") && (
-            <button className="danger" onClick={() => setCancelling(true)}>
+            <button type="button" className="danger" onClick={() => setCancelling(true)}>
               Cancel
             </button>
           )}
-          <button onClick={() => setSelected(new Set())}>Clear</button>
+          <button type="button" onClick={() => setSelected(new Set())}>
+            Clear
+          </button>
           {selected.size > 8 && <span className="faint">At most 8 can be compared.</span>}
-        </div>
+        </section>
       )}
       {cancelling && (
         <CancelMany
@@ -232,17 +235,19 @@ function Search({ search }: { search: URLSearchParams }) {
     navigate(`/${withParams(search, { q: null, label: labels, cursor: null })}`);
   };
   return (
-    <form role="search" onSubmit={byLabel}>
-      <input
-        id="search"
-        type="search"
-        value={text}
-        onChange={(event) => setText(event.target.value)}
-        placeholder="Name, model or label=value"
-        aria-label="Search runs"
-        size={30}
-      />
-    </form>
+    <search>
+      <form onSubmit={byLabel}>
+        <input
+          id="search"
+          type="search"
+          value={text}
+          onChange={(event) => setText(event.target.value)}
+          placeholder="Name, model or label=value"
+          aria-label="Search runs"
+          size={30}
+        />
+      </form>
+    </search>
   );
 }
 
@@ -255,6 +260,7 @@ function ActiveFilters({ search }: { search: URLSearchParams }) {
     <div className="chips">
       {active.map(([name, value]) => (
         <button
+          type="button"
           key={name + value}
           className="chip"
           aria-label={`Remove the filter ${name} ${value}`}
@@ -344,10 +350,9 @@ function CancelMany({
   );
 }
 
-/** Says changes of state of the runs on the page, politely. */
-function useTold(jobs: Job[]) {
+/** Announces to screen readers which runs on the page have changed their state. */
+function useAnnounceStateChanges(jobs: Job[]) {
   const before = useRef(new Map<string, State>());
-  const now = useMemo(() => new Map(jobs.map((job) => [job.id, job.state])), [jobs]);
   useEffect(() => {
     const changed = jobs.filter((job) => {
       const old = before.current.get(job.id);
@@ -357,6 +362,6 @@ function useTold(jobs: Job[]) {
     else if (changed.length) {
       announce(changed.map((job) => `${job.name ?? job.id}: ${STATES[job.state].text}`).join(". "));
     }
-    before.current = now;
-  }, [now]);
+    before.current = new Map(jobs.map((job) => [job.id, job.state]));
+  }, [jobs]);
 }

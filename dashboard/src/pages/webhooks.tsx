@@ -41,7 +41,7 @@ export default function Webhooks() {
     <>
       <Title
         extra={
-          <button className="primary" onClick={() => setCreating(true)}>
+          <button type="button" className="primary" onClick={() => setCreating(true)}>
             New webhook
           </button>
         }
@@ -68,7 +68,7 @@ export default function Webhooks() {
               {query.data.data.map((webhook) => (
                 <tr key={webhook.id}>
                   <td>
-                    <button className="link" onClick={() => setShown(webhook)}>
+                    <button type="button" className="link" onClick={() => setShown(webhook)}>
                       {webhook.url}
                     </button>
                   </td>
@@ -78,6 +78,7 @@ export default function Webhooks() {
                   </td>
                   <td className="row">
                     <button
+                      type="button"
                       className="small"
                       onClick={() => act(post(`/v1/webhooks/${webhook.id}/test`).then(() => setShown(webhook)))}
                     >
@@ -85,13 +86,14 @@ export default function Webhooks() {
                     </button>
                     {webhook.disabled_at && (
                       <button
+                        type="button"
                         className="small"
                         onClick={() => act(request("PATCH", `/v1/webhooks/${webhook.id}`, { body: { enabled: true } }))}
                       >
                         Enable
                       </button>
                     )}
-                    <button className="small danger" onClick={() => setDeleting(webhook)}>
+                    <button type="button" className="small danger" onClick={() => setDeleting(webhook)}>
                       Delete
                     </button>
                   </td>
@@ -198,7 +200,7 @@ function NewWebhookDialog({ onClose, onMade }: { onClose: () => void; onMade: (w
         </fieldset>
         {error && <Failure error={error} />}
         <div className="actions">
-          <button className="primary" disabled={!url || !events.length}>
+          <button type="submit" className="primary" disabled={!url || !events.length}>
             Make the webhook
           </button>
         </div>
@@ -240,6 +242,7 @@ function Deliveries({ webhook, onClose }: { webhook: Webhook; onClose: () => voi
               <td>
                 {delivery.state !== "pending" && (
                   <button
+                    type="button"
                     className="small"
                     onClick={() => post(`${path}/${delivery.id}/redeliver`).then(query.reload, setError)}
                   >

@@ -66,6 +66,7 @@ export default function Workers() {
                   <td>
                     {worker.devices.length === 0 && "CPU"}
                     {(worker.devices as Device[]).map((device, index) => (
+                      // biome-ignore lint/suspicious/noArrayIndexKey: a worker's devices are numbered
                       <div key={index}>
                         {device.name ?? device.kind} {device.memory_bytes ? formatBytes(device.memory_bytes) : ""}
                       </div>
@@ -88,11 +89,11 @@ export default function Workers() {
                   </td>
                   <td>
                     {worker.drain_requested_at === null ? (
-                      <button className="small" onClick={() => setDraining(worker)}>
+                      <button type="button" className="small" onClick={() => setDraining(worker)}>
                         Drain
                       </button>
                     ) : (
-                      <button className="small" onClick={() => act(worker, "uncordon").catch(setError)}>
+                      <button type="button" className="small" onClick={() => act(worker, "uncordon").catch(setError)}>
                         Take jobs again
                       </button>
                     )}

@@ -51,7 +51,11 @@ export function Failure({ error, retry }: { error: Error; retry?: () => void }) 
           <code>{problem.code}</code> {problem.requestId && <>· request {problem.requestId}</>}
         </p>
       )}
-      {retry && <button onClick={retry}>Try again</button>}
+      {retry && (
+        <button type="button" onClick={retry}>
+          Try again
+        </button>
+      )}
     </div>
   );
 }
@@ -106,7 +110,7 @@ export function CopyButton({ text, label = "Copy" }: { text: string; label?: str
     window.setTimeout(() => setCopied(false), 1500);
   };
   return (
-    <button className="small" onClick={copy}>
+    <button type="button" className="small" onClick={copy}>
       {copied ? "Copied" : label}
     </button>
   );
@@ -128,12 +132,12 @@ async function copyText(text: string) {
 
 export function Code({ text, label }: { text: string; label: string }) {
   return (
-    <div className="code">
-      <pre tabIndex={0} aria-label={label}>
+    <figure className="code" aria-label={label}>
+      <pre ref={scrollable}>
         <code>{text}</code>
       </pre>
-      <CopyButton text={text} label={`Copy`} />
-    </div>
+      <CopyButton text={text} />
+    </figure>
   );
 }
 
@@ -183,7 +187,7 @@ export function Dialog({ title, onClose, children }: { title: string; onClose: (
     >
       <div className="dialog-head">
         <h2 id={id}>{title}</h2>
-        <button className="small" onClick={onClose} aria-label="Close">
+        <button type="button" className="small" onClick={onClose} aria-label="Close">
           ✕
         </button>
       </div>
@@ -223,8 +227,10 @@ export function Confirm({
       {children}
       {error && <Failure error={error} />}
       <div className="actions">
-        <button onClick={onClose}>Keep</button>
-        <button className="danger" disabled={busy} onClick={confirm}>
+        <button type="button" onClick={onClose}>
+          Keep
+        </button>
+        <button type="button" className="danger" disabled={busy} onClick={confirm}>
           {action}
         </button>
       </div>
@@ -268,6 +274,7 @@ export function Tabs({
     >
       {tabs.map((tab) => (
         <button
+          type="button"
           key={tab.id}
           id={`tab-${tab.id}`}
           role="tab"
@@ -305,11 +312,11 @@ export function Facts({ facts }: { facts: [string, ReactNode][] }) {
   );
 }
 
-/** For a box around a table: it can be scrolled with the keyboard as soon as it is narrower than the table. */
-export function scrollable(box: HTMLDivElement | null) {
+/** A ref that puts a box into the tab order while its content overflows, so that the keyboard can scroll it. */
+export function scrollable(box: HTMLElement | null) {
   if (!box) return;
   const look = () => {
-    if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+    if (box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight) box.tabIndex = 0;
     else box.removeAttribute("tabindex");
   };
   const observer = new ResizeObserver(look);

@@ -96,6 +96,7 @@ function Chosen({ jobs, ids }: { jobs: Job[]; ids: string[] }) {
             <StateLabel state={job.state} /> <Time at={job.created_at} />
             {index > 0 && (
               <button
+                type="button"
                 className="small"
                 onClick={() => navigate(address([job.id, ...ids.filter((id) => id !== job.id)]), { replace: true })}
               >
@@ -103,6 +104,7 @@ function Chosen({ jobs, ids }: { jobs: Job[]; ids: string[] }) {
               </button>
             )}
             <button
+              type="button"
               className="small"
               aria-label={`Take ${labelOf(job)} away`}
               onClick={() => navigate(address(ids.filter((id) => id !== job.id)), { replace: true })}

@@ -1,6 +1,6 @@
 import { useMemo, useState } from "react";
 import type { Job, Layer } from "../../api/types";
-import { kindOf, METRICS, type Metric, valueOf } from "../../charts/layers";
+import { kindOf, METRICS, type Metric, metricValue } from "../../charts/layers";
 import { Scatter, type Series } from "../../charts/scatter";
 import { formatNumber } from "../../format";
 import { scrollable } from "../../ui/basics";
@@ -76,7 +76,7 @@ function overlay(runs: Run[], names: Map<string, string>, metric: Metric, kind: 
   return runs.map(({ job, layers }, look) => {
     const label = names.get(job.id) ?? job.id;
     const points = layers.flatMap((layer) => {
-      const y = valueOf(layer, metric);
+      const y = metricValue(layer, metric);
       if (y === null || (kind && kindOf(layer.name) !== kind)) return [];
       return [{ x: (order.get(layer.name) ?? 0) + 1, y, name: `${label} ${layer.name}` }];
     });
@@ -90,7 +90,7 @@ function Differing({ runs, names, metric }: { runs: Run[]; names: Map<string, st
     runs.forEach(({ layers }, index) => {
       for (const layer of layers) {
         const row = byName.get(layer.name) ?? runs.map(() => null);
-        row[index] = valueOf(layer, metric);
+        row[index] = metricValue(layer, metric);
         byName.set(layer.name, row);
       }
     });

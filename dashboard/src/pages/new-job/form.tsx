@@ -154,7 +154,7 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
             />
           </div>
           {preset && (
-            <button className="small" onClick={() => onChange({ ...body, config: preset.config })}>
+            <button type="button" className="small" onClick={() => onChange({ ...body, config: preset.config })}>
               Change every detail
             </button>
           )}
@@ -164,7 +164,7 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
         <>
           <p className="row spread">
             A config of your own, in the engine's names.
-            <button className="small" onClick={() => choose("w4a16")}>
+            <button type="button" className="small" onClick={() => choose("w4a16")}>
               Back to presets
             </button>
           </p>

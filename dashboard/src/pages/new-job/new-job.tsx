@@ -65,7 +65,7 @@ function Editor({ body, onChange }: { body: Body; onChange: (body: Body) => void
         </TabPanel>
         {failed && <Failure error={failed} />}
         <div className="actions">
-          <button className="primary" disabled={busy || !plan || !!error} onClick={submit}>
+          <button type="button" className="primary" disabled={busy || !plan || !!error} onClick={submit}>
             Start the job
           </button>
           {!plan && <span className="faint">It can be started once its plan stands.</span>}

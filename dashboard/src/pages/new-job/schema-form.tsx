@@ -37,7 +37,7 @@ function ObjectForm({ name, pointer, root, value, onChange, errorAt, control, sc
     return (
       <div className="field">
         <strong>{name}</strong>{" "}
-        <button className="small" onClick={() => onChange({})} aria-label={`Set ${name}`}>
+        <button type="button" className="small" onClick={() => onChange({})} aria-label={`Set ${name}`}>
           Set
         </button>
         {error && <p className="error">✕ {error}</p>}
@@ -72,7 +72,7 @@ function ObjectForm({ name, pointer, root, value, onChange, errorAt, control, sc
             />
           ))}
         </div>
-        <button className="small" onClick={() => onChange(undefined)}>
+        <button type="button" className="small" onClick={() => onChange(undefined)}>
           Take {name} away
         </button>
       </fieldset>
@@ -111,6 +111,7 @@ function MapForm({ name, pointer, root, value, onChange, errorAt, control }: Of<
           onChange={(event) => setKey(event.target.value)}
         />
         <button
+          type="button"
           className="small"
           disabled={!key || key in present}
           onClick={() => {
@@ -142,6 +143,7 @@ function VariantsForm({ name, pointer, root, value, onChange, errorAt, control }
         const kind = String(each[control.name]);
         return (
           <SchemaForm
+            // biome-ignore lint/suspicious/noArrayIndexKey: entries have no identity but their place
             key={`${index} ${kind}`}
             name={kind}
             pointer={`${pointer}/${index}`}

@@ -53,7 +53,9 @@ export function TextFields({ of, label, usual, usualName, more = [], ...props }:
             </select>
           )}
         </Field>
-        <button onClick={() => setUploading(true)}>Upload a dataset</button>
+        <button type="button" onClick={() => setUploading(true)}>
+          Upload a dataset
+        </button>
       </div>
       {isOther && (
         <div className="fields">

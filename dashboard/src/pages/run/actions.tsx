@@ -43,7 +43,12 @@ export function RunActions({ job, onChange }: { job: Job; onChange: () => void }
   return (
     <div className="row">
       {ACTIONS[job.state].map((action) => (
-        <button key={action} className={WARNINGS[action] ? "danger" : undefined} onClick={() => press(action)}>
+        <button
+          type="button"
+          key={action}
+          className={WARNINGS[action] ? "danger" : undefined}
+          onClick={() => press(action)}
+        >
           {TEXTS[action]}
         </button>
       ))}

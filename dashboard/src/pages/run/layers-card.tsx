@@ -1,6 +1,6 @@
 import { useMemo, useState } from "react";
 import type { Layer } from "../../api/types";
-import { byBadness, METRICS, type Metric, seriesByKind, valueOf } from "../../charts/layers";
+import { byBadness, METRICS, type Metric, metricValue, seriesByKind } from "../../charts/layers";
 import { Scatter } from "../../charts/scatter";
 import { formatNumber, plural } from "../../format";
 import { Empty, Facts, scrollable } from "../../ui/basics";
@@ -9,7 +9,7 @@ const ROWS = 50;
 
 /** What quantization did to each layer: a chart by kind of module, the numbers of one, and all of them as a table. */
 export function LayersCard({ layers, isRunning }: { layers: Layer[]; isRunning: boolean }) {
-  const measured = METRICS.filter((metric) => layers.some((layer) => valueOf(layer, metric) !== null));
+  const measured = METRICS.filter((metric) => layers.some((layer) => metricValue(layer, metric) !== null));
   const [metricId, setMetricId] = useState<Metric["id"]>("relative_error");
   const [picked, setPicked] = useState<string | null>(null);
   const metric = METRICS.find((each) => each.id === metricId) ?? METRICS[0];
@@ -60,19 +60,19 @@ export function LayersCard({ layers, isRunning }: { layers: Layer[]; isRunning: 
 
 function LayerFacts({ layer }: { layer: Layer }) {
   return (
-    <div className="notice" role="region" aria-label="The picked layer">
+    <section className="notice" aria-label="Selected layer">
       <Facts
         facts={[
           ["Layer", <code key="name">{layer.name}</code>],
           ["Block", layer.block],
           ["Scheme", layer.scheme],
           ...METRICS.map((metric): [string, string] => {
-            const value = valueOf(layer, metric);
+            const value = metricValue(layer, metric);
             return [metric.text, value === null ? "not looked at" : metric.format(value)];
           }),
         ]}
       />
-    </div>
+    </section>
   );
 }
 
@@ -111,7 +111,7 @@ function LayerTable({ layers, metric }: { layers: Layer[]; metric: Metric }) {
                     <td className="number">{layer.block}</td>
                     <td>{layer.scheme}</td>
                     {METRICS.map((each) => {
-                      const value = valueOf(layer, each);
+                      const value = metricValue(layer, each);
                       return (
                         <td key={each.id} className="number">
                           {value === null ? "–" : each.format(value)}
@@ -125,13 +125,13 @@ function LayerTable({ layers, metric }: { layers: Layer[]; metric: Metric }) {
           </div>
           {numPages > 1 && (
             <div className="row">
-              <button className="small" disabled={page === 0} onClick={() => setPage(page - 1)}>
+              <button type="button" className="small" disabled={page === 0} onClick={() => setPage(page - 1)}>
                 ←
               </button>
               <span>
                 {page + 1} of {numPages}
               </span>
-              <button className="small" disabled={page >= numPages - 1} onClick={() => setPage(page + 1)}>
+              <button type="button" className="small" disabled={page >= numPages - 1} onClick={() => setPage(page + 1)}>
                 →
               </button>
             </div>

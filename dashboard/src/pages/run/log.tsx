@@ -23,6 +23,7 @@ export function Log({ job, line }: { job: Job; line: number | null }) {
   const box = useRef<HTMLDivElement>(null);
   const isOver = FINAL_STATES.has(job.state);
 
+  // biome-ignore lint/correctness/useExhaustiveDependencies: each of the three selects other lines
   useEffect(() => {
     last.current = 0;
     setLines([]);
@@ -43,12 +44,14 @@ export function Log({ job, line }: { job: Job; line: number | null }) {
     { everyMs: isOver ? 0 : EVERY_MS },
   );
 
+  // biome-ignore lint/correctness/useExhaustiveDependencies: new lines move the end
   useEffect(() => {
     if (follows && box.current) box.current.scrollTop = box.current.scrollHeight;
   }, [lines, follows]);
+  const hasLines = lines.length > 0;
   useEffect(() => {
-    if (line !== null && lines.length) document.getElementById(`L${line}`)?.scrollIntoView({ block: "center" });
-  }, [line, lines.length > 0]);
+    if (line !== null && hasLines) document.getElementById(`L${line}`)?.scrollIntoView({ block: "center" });
+  }, [line, hasLines]);
 
   const stopAtScroll = () => {
     const shown = box.current;
@@ -83,6 +86,7 @@ export function Log({ job, line }: { job: Job; line: number | null }) {
           ref={box}
           onWheel={stopAtScroll}
           onKeyUp={stopAtScroll}
+          // biome-ignore lint/a11y/noNoninteractiveTabindex: the keyboard must be able to scroll it
           tabIndex={0}
           role="log"
           aria-live="off"

@@ -38,11 +38,13 @@ export function Publish({ job }: { job: Job }) {
       {error && <Failure error={error} />}
       {session.can("jobs:write") && (
         <div className="row">
-          <button disabled={isBusy} onClick={() => setAsking(true)}>
+          <button type="button" disabled={isBusy} onClick={() => setAsking(true)}>
             Publish …
           </button>
           {publication?.state === "failed" && (
-            <button onClick={() => post(`/v1/jobs/${job.id}/publish`).catch(setError)}>Try again</button>
+            <button type="button" onClick={() => post(`/v1/jobs/${job.id}/publish`).catch(setError)}>
+              Try again
+            </button>
           )}
         </div>
       )}
@@ -112,7 +114,7 @@ function PublishDialog({ job, onClose }: { job: Job; onClose: () => void }) {
           </div>
         )}
         <div className="actions">
-          <button className="primary" disabled={!(target.repo_id || target.to)}>
+          <button type="submit" className="primary" disabled={!(target.repo_id || target.to)}>
             {plan ? "Publish" : "Check"}
           </button>
         </div>

@@ -37,7 +37,7 @@ export default function Run({ id, place: { search, path } }: { id: string; place
   useEffect(() => {
     if (story.state) query.reload();
   }, [story.state, query.reload]);
-  useStateTold(job);
+  useAnnounceStateChanges(job);
 
   if (!job) return query.error ? <NoRun error={query.error} retry={query.reload} /> : <Loading />;
   const tab = search.get("tab") ?? "overview";
@@ -187,7 +187,8 @@ function Events({ story }: { story: Story }) {
   );
 }
 
-function useStateTold(job: Job | undefined) {
+/** Announces to screen readers that the run has changed its state. */
+function useAnnounceStateChanges(job: Job | undefined) {
   const before = useRef(job?.state);
   useEffect(() => {
     if (job && before.current && before.current !== job.state) announce(`The run is now: ${STATES[job.state].text}.`);

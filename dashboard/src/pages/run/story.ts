@@ -70,6 +70,7 @@ export function useStory(jobId: string, round: number): { story: Story; link: Li
     EMPTY,
   );
   const [link, setLink] = useState<Link>("open");
+  // biome-ignore lint/correctness/useExhaustiveDependencies: another round follows the job again
   useEffect(() => {
     const controller = new AbortController();
     let waiting: JobEvent[] = [];
