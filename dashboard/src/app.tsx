@@ -1,5 +1,6 @@
 import { type ComponentType, lazy, Suspense, useEffect, useMemo, useState, useSyncExternalStore } from "react";
 import { connection } from "./api/connection";
+import { capitalize } from "./format";
 import { Runs } from "./pages/runs";
 import { Link, type Place, usePlace } from "./router";
 import { SessionProvider, SignInPage, useSignIn } from "./sign-in";
@@ -54,7 +55,7 @@ export function App() {
     [door, signOut],
   );
   if (door === "unknown") return <Loading />;
-  if (door === "unreachable") return <Loading what="The service does not answer: trying again" />;
+  if (door === "unreachable") return <Loading what="The service is not responding. Retrying" />;
   if (!session) return <SignInPage signIn={signIn} />;
   return (
     <SessionProvider value={session}>
@@ -68,7 +69,7 @@ function Shell({ keyName, scopes, signOut }: { keyName: string; scopes: string[]
   return (
     <>
       <a className="skip" href="#content">
-        Skip to the content
+        Skip to content
       </a>
       <header className="top">
         <Link to="/" className="brand">
@@ -78,7 +79,7 @@ function Shell({ keyName, scopes, signOut }: { keyName: string; scopes: string[]
           </svg>
           Bitfoundry
         </Link>
-        <nav aria-label="Pages">
+        <nav aria-label="Main">
           {MENU.filter(([, , scope]) => !scope || scopes.includes(scope)).map(([to, text]) => (
             <Link key={to} to={to} aria-current={isShown(to, place.path) ? "page" : undefined}>
               {text}
@@ -87,7 +88,7 @@ function Shell({ keyName, scopes, signOut }: { keyName: string; scopes: string[]
         </nav>
         <div className="who">
           <ThemeChoice />
-          <span className="faint" title="The key that you are signed in with">
+          <span className="faint" title="The API key you are signed in with">
             {keyName}
           </span>
           <button type="button" className="small" onClick={() => void signOut()}>
@@ -116,9 +117,9 @@ function Routed({ place }: { place: Place }) {
   }
   return (
     <>
-      <Title>No such page</Title>
+      <Title>Page not found</Title>
       <Empty>
-        There is nothing at this address. <Link to="/">All runs</Link>
+        This page does not exist. <Link to="/">View all runs</Link>
       </Empty>
     </>
   );
@@ -128,7 +129,7 @@ function ThemeChoice() {
   const [theme, setTheme] = useState<Theme>(readTheme);
   return (
     <select
-      aria-label="Colours"
+      aria-label="Color theme"
       className="small"
       value={theme}
       onChange={(event) => {
@@ -139,7 +140,7 @@ function ThemeChoice() {
     >
       {THEMES.map((each) => (
         <option key={each} value={each}>
-          {each[0]?.toUpperCase() + each.slice(1)}
+          {capitalize(each)}
         </option>
       ))}
     </select>
@@ -152,14 +153,14 @@ function ConnectionNotice() {
   useEffect(() => {
     if (lost) setWasLost(true);
     else if (wasLost) {
-      announce("The service answers again.");
+      announce("The service is responding again.");
       setWasLost(false);
     }
   }, [lost, wasLost]);
   if (!lost) return null;
   return (
     <div className="notice warn lost" role="status">
-      ⚠ The service does not answer. What you see may be old; the page comes back by itself.
+      ⚠ The service is not responding. This data may be out of date. The page reconnects automatically.
     </div>
   );
 }

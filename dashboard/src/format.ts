@@ -56,6 +56,8 @@ export function formatTime(time: string): string {
 export const plural = (count: number, noun: string) =>
   `${count.toLocaleString("en-US")} ${noun}${count === 1 ? "" : "s"}`;
 
+export const capitalize = (text: string) => text.charAt(0).toUpperCase() + text.slice(1);
+
 /** The end of a path or id, which is what tells models apart. */
 export const shortName = (path: string) => path.split("/").filter(Boolean).at(-1) ?? path;
 export const shortId = (id: string) => `${id.slice(0, 4)}…${id.slice(-6)}`;

@@ -14,7 +14,7 @@ export const SessionProvider = SessionContext.Provider;
 
 export function useSession(): Session {
   const session = useContext(SessionContext);
-  if (!session) throw new Error("a page outside of a session");
+  if (!session) throw new Error("useSession needs a SessionProvider above it");
   return session;
 }
 
@@ -97,15 +97,15 @@ export function SignInPage({ signIn }: { signIn: (key: string) => Promise<void> 
     <main className="sign-in">
       <form onSubmit={submit} className="card">
         <h1>Bitfoundry</h1>
-        <p>Quantization of language models, proven before it counts as done.</p>
+        <p>Quantize language models. Every result is verified before it counts as done.</p>
         <Field
           label="API key"
           hint={
             <>
-              It starts with <code>bf_</code>. <code>make up</code> prints one, and a link that needs none.
+              Starts with <code>bf_</code>; shown when the server starts.
             </>
           }
-          error={refused ? "This is not a valid key of this service." : undefined}
+          error={refused ? "This API key is not valid." : undefined}
         >
           {(props) => (
             <input

@@ -18,22 +18,22 @@ it("joins lines of data, and reads other line ends", () => {
 });
 
 it("goes on behind the last event when a connection is cut, and stops at the end", async () => {
-  const asked: (string | undefined)[] = [];
+  const lastIds: (string | undefined)[] = [];
   const bodies = [message(1) + message(2), `${message(3)}event: end\ndata: {"state": "succeeded"}\n\n`];
   vi.stubGlobal("fetch", async (_: string, init: RequestInit) => {
-    asked.push((init.headers as Record<string, string>)["Last-Event-ID"]);
-    return new Response(bodies[asked.length - 1], { status: 200 });
+    lastIds.push((init.headers as Record<string, string>)["Last-Event-ID"]);
+    return new Response(bodies[lastIds.length - 1], { status: 200 });
   });
-  const told: JobEvent[] = [];
+  const received: JobEvent[] = [];
   const links: string[] = [];
   await follow(
     "job_1",
-    (events) => told.push(...events),
+    (events) => received.push(...events),
     (link) => links.push(link),
     new AbortController().signal,
   );
-  expect(asked).toEqual([undefined, "2"]);
-  expect(told.map((event) => event.seq)).toEqual([1, 2, 3]);
+  expect(lastIds).toEqual([undefined, "2"]);
+  expect(received.map((event) => event.seq)).toEqual([1, 2, 3]);
   expect(links).toEqual(["open", "lost", "open", "ended"]);
 });
 

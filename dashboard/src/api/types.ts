@@ -60,7 +60,7 @@ export interface Summary {
   perplexity_after: number | null;
   perplexity_ratio: number | null;
   kl_mean?: number | null;
-  /** Of a job with a mix: `kl_mean` as measured of it, with weights rounded plainly. */
+  /** Of a job with a mix: `kl_mean` is measured without GPTQ. */
   mix?: { layers: Record<string, number>; bits: number; loss: number; kl_mean: number };
   gates?: Gate[];
   worst_layer: { name: string; relative_error: number; sqnr_db: number };
@@ -147,5 +147,5 @@ export type Publication = Schemas["PublicationOut"];
 export const progressOf = (job: Job) => job.progress as Progress | null;
 export const summaryOf = (job: Job) => job.summary as Summary | null;
 export const failureOf = (job: Job) => job.error as JobFailure | null;
-export const schemeOf = (job: Job) => job.preset ?? (job.mix ? "mix" : "own config");
+export const schemeOf = (job: Job) => job.preset ?? (job.mix ? "mixed" : "custom");
 export const modelOf = (job: Job) => String(job.model.id ?? job.model.path ?? "");

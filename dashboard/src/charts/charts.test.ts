@@ -48,7 +48,7 @@ it("more kinds than looks share the last one", () => {
   );
   const series = seriesByKind(many, METRICS[0]);
   expect(series).toHaveLength(8);
-  expect(series.at(-1)).toMatchObject({ name: "others" });
+  expect(series.at(-1)).toMatchObject({ name: "other" });
   expect(series.flatMap((each) => each.points)).toHaveLength(20);
 });
 

@@ -15,9 +15,9 @@ export interface Metric {
 const asPercent = (value: number) => formatPercent(value, 2).replace(/^[+±]/, "");
 
 export const METRICS: [Metric, ...Metric[]] = [
-  { id: "relative_error", text: "Error of the weight", format: asPercent, up: false },
-  { id: "sqnr_db", text: "Signal to noise, dB", format: (value) => formatNumber(value, 4), up: true },
-  { id: "output_error", text: "Error of the output", format: asPercent, up: false },
+  { id: "relative_error", text: "Relative weight error", format: asPercent, up: false },
+  { id: "sqnr_db", text: "SQNR (dB)", format: (value) => formatNumber(value, 4), up: true },
+  { id: "output_error", text: "Relative output error", format: asPercent, up: false },
 ];
 
 export const metricValue = (layer: Layer, metric: Metric) => layer[metric.id] ?? null;
@@ -31,18 +31,18 @@ export const kindOf = (name: string) => {
 
 /** One series a kind of module, along the blocks. Kinds beyond the looks share the last one. */
 export function seriesByKind(layers: Layer[], metric: Metric): Series[] {
-  const found = new Map<string, Series>();
+  const byName = new Map<string, Series>();
   const kinds = [...new Set(layers.map((layer) => kindOf(layer.name)))].sort();
   for (const layer of layers) {
     const y = metricValue(layer, metric);
     if (y === null) continue;
     const index = kinds.indexOf(kindOf(layer.name));
-    const name = index >= NUM_LOOKS - 1 && kinds.length > NUM_LOOKS ? "others" : (kinds[index] as string);
-    const series = found.get(name) ?? { name, look: Math.min(index, NUM_LOOKS - 1), points: [] };
+    const name = index >= NUM_LOOKS - 1 && kinds.length > NUM_LOOKS ? "other" : (kinds[index] as string);
+    const series = byName.get(name) ?? { name, look: Math.min(index, NUM_LOOKS - 1), points: [] };
     series.points.push({ x: layer.block, y, name: layer.name });
-    found.set(name, series);
+    byName.set(name, series);
   }
-  return [...found.values()].sort((a, b) => a.look - b.look);
+  return [...byName.values()].sort((a, b) => a.look - b.look);
 }
 
 /** The worst first. */

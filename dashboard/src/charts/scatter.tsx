@@ -5,7 +5,7 @@ import { linear } from "./scale";
 export interface Point {
   x: number;
   y: number;
-  /** What it is: the name of a layer or a run. */
+  /** The name of a layer or a run. */
   name: string;
   /** Half the length of its error bar. */
   error?: number;
@@ -37,7 +37,7 @@ interface Props {
 const START_WIDTH = 900;
 const HEIGHT = 300;
 const FRAME = { left: 72, right: 14, top: 12, bottom: 40 };
-const NEAR = 30;
+const PICK_RADIUS = 30;
 
 /** Marks at (x, y). The nearest one is picked by pointer; with the arrow keys one after the other, from left to right. */
 export function Scatter(props: Props) {
@@ -66,7 +66,7 @@ export function Scatter(props: Props) {
     if (!box) return;
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
     let best: Placed | undefined;
-    let bestDistance = NEAR ** 2;
+    let bestDistance = PICK_RADIUS ** 2;
     for (const each of placed.all) {
       const distance = (each.x - x) ** 2 + (each.y - y) ** 2;
       if (distance < bestDistance) [best, bestDistance] = [each, distance];
@@ -110,7 +110,7 @@ export function Scatter(props: Props) {
         role="group"
         // biome-ignore lint/a11y/noNoninteractiveTabindex: the arrow keys move among its points
         tabIndex={0}
-        aria-label={`${props.label}. The left and right arrow keys go through its points.`}
+        aria-label={`${props.label}. Use the left and right arrow keys to move between points.`}
         onKeyDown={step}
       >
         <svg ref={frame} height={HEIGHT} role="img" aria-label={props.label} onPointerDown={pickNear}>
@@ -122,7 +122,7 @@ export function Scatter(props: Props) {
       <p role="status" className="sub">
         {current
           ? `${current.point.name}: ${props.xLabel} ${formatX(current.point.x)}, ${props.yLabel} ${formatY(current.point.y)}${current.point.error ? ` ± ${formatY(current.point.error)}` : ""}`
-          : "Click a point, or go through them with the arrow keys."}
+          : "Click a point or use the arrow keys to see its values."}
       </p>
     </div>
   );

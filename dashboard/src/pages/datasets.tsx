@@ -25,7 +25,7 @@ export default function Datasets({ place: { search } }: { place: Place }) {
         extra={
           mayWrite && (
             <button type="button" className="primary" onClick={() => setUploading(true)}>
-              Upload a dataset
+              Upload dataset
             </button>
           )
         }
@@ -34,7 +34,7 @@ export default function Datasets({ place: { search } }: { place: Place }) {
       </Title>
       <Pending query={query} />
       {query.data && datasets.length === 0 && (
-        <Empty>No dataset yet. Jobs calibrate on built-in prose unless they name one.</Empty>
+        <Empty>No datasets yet. Jobs that name no dataset calibrate on built-in prose.</Empty>
       )}
       {datasets.length > 0 && (
         <div className="table" ref={scrollable}>
@@ -45,7 +45,7 @@ export default function Datasets({ place: { search } }: { place: Place }) {
                 <th>Format</th>
                 <th className="number">Rows</th>
                 <th className="number">Size</th>
-                <th>Text in</th>
+                <th>Text column</th>
                 <th>Uploaded</th>
                 <ActionsHead />
               </tr>
@@ -69,7 +69,7 @@ export default function Datasets({ place: { search } }: { place: Place }) {
                     <Time at={dataset.created_at} />
                   </td>
                   <td className="row">
-                    <CopyButton text={dataset.id} label="Copy id" />
+                    <CopyButton text={dataset.id} label="Copy ID" />
                     {mayWrite && (
                       <button type="button" className="small danger" onClick={() => setDeleting(dataset)}>
                         Delete
@@ -90,14 +90,14 @@ export default function Datasets({ place: { search } }: { place: Place }) {
       {deleting && (
         <Confirm
           title={`Delete ${deleting.name}?`}
-          action="Delete"
+          action="Delete dataset"
           onClose={() => setDeleting(null)}
           onConfirm={async () => {
             await remove(`/v1/datasets/${deleting.id}`);
             query.reload();
           }}
         >
-          <p>The file goes, too. Jobs that have ended keep its id.</p>
+          <p>The uploaded file is deleted as well. Jobs that have ended keep the dataset's ID.</p>
         </Confirm>
       )}
     </>
@@ -105,21 +105,24 @@ export default function Datasets({ place: { search } }: { place: Place }) {
 }
 
 function DatasetDialog({ dataset, onClose }: { dataset: Dataset; onClose: () => void }) {
-  const found = dataset.statistics;
+  const { statistics } = dataset;
   return (
     <Dialog title={dataset.name} onClose={onClose}>
       <Facts
         facts={[
-          ["Rows", formatNumber(found.num_rows)],
-          ["Without text", formatNumber(found.num_empty)],
-          ["Duplicates", formatNumber(found.num_duplicates)],
-          ["Chats", formatNumber(found.num_chats)],
-          ["Characters of a row", `${found.chars.min} to ${found.chars.max}, half of them below ${found.chars.median}`],
+          ["Rows", formatNumber(statistics.num_rows)],
+          ["Rows without text", formatNumber(statistics.num_empty)],
+          ["Duplicates", formatNumber(statistics.num_duplicates)],
+          ["Rows with chats", formatNumber(statistics.num_chats)],
+          [
+            "Characters per row",
+            `${statistics.chars.min} to ${statistics.chars.max}, median ${statistics.chars.median}`,
+          ],
           ["Columns", dataset.columns.join(", ")],
         ]}
       />
-      <h3>Lengths</h3>
-      <Histogram bins={found.chars.histogram as { from: number; to: number; count: number }[]} />
+      <h3>Row lengths</h3>
+      <Histogram bins={statistics.chars.histogram as { from: number; to: number; count: number }[]} />
       <DatasetPreview id={dataset.id} />
     </Dialog>
   );

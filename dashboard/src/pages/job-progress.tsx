@@ -17,7 +17,7 @@ export function JobProgress({ job }: { job: Job }) {
         <Bar
           done={shown?.done ?? 0}
           total={shown?.total ?? 1}
-          label={`${job.phase ?? "starting"} of ${job.name ?? job.id}`}
+          label={`${job.name ?? job.id}: ${job.phase ?? "starting"}`}
         />
         <div className="sub">
           {job.phase ?? "starting"}
@@ -30,7 +30,7 @@ export function JobProgress({ job }: { job: Job }) {
   if (job.waiting_reason) {
     return (
       <div className="sub">
-        {job.queue_position ? `№ ${job.queue_position} · ` : ""}
+        {job.queue_position ? `#${job.queue_position} in queue · ` : ""}
         {job.waiting_reason.replaceAll("_", " ")}
       </div>
     );

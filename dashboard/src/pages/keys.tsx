@@ -2,6 +2,7 @@ import { type FormEvent, useState } from "react";
 import { get, post, remove, request } from "../api/client";
 import { useQuery } from "../api/query";
 import type { HubToken, Key, List, NewKey } from "../api/types";
+import { LABELS } from "../labels";
 import { useSession } from "../sign-in";
 import {
   ActionsHead,
@@ -18,10 +19,10 @@ import {
 } from "../ui/basics";
 
 const SCOPES: [string, string][] = [
-  ["jobs:read", "see jobs, plan, download"],
-  ["jobs:write", "submit, change and delete jobs"],
-  ["admin", "manage the project: keys, tokens, webhooks, audit"],
-  ["operator", "manage the service: projects, workers"],
+  ["jobs:read", "View jobs, preview plans and download artifacts"],
+  ["jobs:write", "Submit, change and delete jobs"],
+  ["admin", "Manage the project: keys, tokens, webhooks and audit log"],
+  ["operator", "Manage the service: projects and workers"],
 ];
 
 export default function Keys() {
@@ -56,7 +57,7 @@ export default function Keys() {
             <thead>
               <tr>
                 <th>Key</th>
-                <th>May</th>
+                <th>{LABELS.permissions}</th>
                 <th>State</th>
                 <th>Created</th>
                 <th>Last used</th>
@@ -67,7 +68,7 @@ export default function Keys() {
               {query.data.data.map((key) => (
                 <tr key={key.id}>
                   <td>
-                    <strong>{key.name}</strong> {key.id === session.key.id && <span className="faint">yours</span>}
+                    <strong>{key.name}</strong> {key.id === session.key.id && <span className="faint">current</span>}
                     <div className="sub">
                       <code>{key.prefix}…</code>
                     </div>
@@ -117,23 +118,23 @@ export default function Keys() {
       )}
       {made && (
         <Dialog title={made.name} onClose={() => setMade(null)}>
-          <p>This is the key. It is shown now and never again.</p>
-          <Code text={made.key} label="The new key" />
+          <p>Copy this key now. It will not be shown again.</p>
+          <Code text={made.key} label="New API key" />
         </Dialog>
       )}
       {asking && (
         <Confirm
           title={`${asking.action === "rotate" ? "Rotate" : "Revoke"} ${asking.key.name}?`}
-          action={asking.action === "rotate" ? "Rotate" : "Revoke"}
+          action={asking.action === "rotate" ? "Rotate key" : "Revoke key"}
           onClose={() => setAsking(null)}
           onConfirm={() => act(asking.key, asking.action)}
         >
           <p>
             {asking.action === "rotate"
-              ? "It gets a new secret. The one that it has now works for an hour more."
-              : "It opens nothing any more, for ever."}
+              ? "The key gets a new secret. The current secret works for one more hour."
+              : "The key stops working at once. This cannot be undone."}
           </p>
-          {asking.key.id === session.key.id && <p>⚠ It is the key that you are signed in with.</p>}
+          {asking.key.id === session.key.id && <p>⚠ You are signed in with this key.</p>}
         </Confirm>
       )}
     </>
@@ -176,11 +177,11 @@ function NewKeyDialog({ onClose, onMade }: { onClose: () => void; onMade: (key: 
   return (
     <Dialog title="New key" onClose={onClose}>
       <form onSubmit={submit}>
-        <Field label="Name" hint="Who or what it is for.">
+        <Field label="Name" hint="Who or what uses this key.">
           {(props) => <input {...props} required value={name} onChange={(event) => setName(event.target.value)} />}
         </Field>
         <fieldset>
-          <legend>It may</legend>
+          <legend>{LABELS.permissions}</legend>
           {SCOPES.filter(([scope]) => session.can(scope)).map(([scope, what]) => (
             <p key={scope}>
               <label>
@@ -190,7 +191,7 @@ function NewKeyDialog({ onClose, onMade }: { onClose: () => void; onMade: (key: 
             </p>
           ))}
         </fieldset>
-        <Field label="Valid until" hint="Without it the key stays valid.">
+        <Field label="Expires" hint="Leave empty for a key that does not expire.">
           {(props) => (
             <input {...props} type="datetime-local" value={until} onChange={(event) => setUntil(event.target.value)} />
           )}
@@ -198,7 +199,7 @@ function NewKeyDialog({ onClose, onMade }: { onClose: () => void; onMade: (key: 
         {error && <Failure error={error} />}
         <div className="actions">
           <button type="submit" className="primary" disabled={!name || !scopes.length}>
-            Make the key
+            Create key
           </button>
         </div>
       </form>
@@ -226,11 +227,11 @@ function HubTokens() {
   };
   return (
     <section className="card">
-      <h2>Tokens for the Hub</h2>
+      <h2>Hugging Face Hub tokens</h2>
       <p className="hint">
-        For private and gated models. The project keeps a token sealed; jobs say its name, and nothing ever shows it.
+        For private and gated models. Tokens are stored encrypted and never shown; jobs refer to them by name.
       </p>
-      {query.data?.data.length === 0 && <Empty>No token.</Empty>}
+      {query.data?.data.length === 0 && <Empty>No tokens yet.</Empty>}
       <table>
         <tbody>
           {query.data?.data.map((each) => (
@@ -239,11 +240,11 @@ function HubTokens() {
                 <strong>{each.name}</strong>
               </td>
               <td>
-                since <Time at={each.updated_at} />
+                Updated <Time at={each.updated_at} />
               </td>
               <td>
                 <button type="button" className="small danger" onClick={() => setDeleting(each.name)}>
-                  Forget
+                  Delete
                 </button>
               </td>
             </tr>
@@ -251,7 +252,7 @@ function HubTokens() {
         </tbody>
       </table>
       <form onSubmit={put} className="fields">
-        <Field label="Name of the token">
+        <Field label="Token name">
           {(props) => (
             <input
               {...props}
@@ -276,21 +277,21 @@ function HubTokens() {
           )}
         </Field>
         <div className="field">
-          <button type="submit">Keep it</button>
+          <button type="submit">Save token</button>
         </div>
       </form>
       {error && <Failure error={error} />}
       {deleting && (
         <Confirm
-          title={`Forget ${deleting}?`}
-          action="Forget"
+          title={`Delete the token ${deleting}?`}
+          action="Delete token"
           onClose={() => setDeleting("")}
           onConfirm={async () => {
             await remove(`/v1/hub-tokens/${encodeURIComponent(deleting)}`);
             query.reload();
           }}
         >
-          <p>Jobs that name it and have not downloaded their model yet will fail.</p>
+          <p>Jobs that use it and have not downloaded their model yet will fail.</p>
         </Confirm>
       )}
     </section>

@@ -2,6 +2,7 @@ import { get } from "../api/client";
 import { useQuery } from "../api/query";
 import type { JobSummary, ProjectUsage } from "../api/types";
 import { formatBytes } from "../format";
+import { LABELS } from "../labels";
 import { useSession } from "../sign-in";
 import { Code, Facts, Failure, Loading, Pending, scrollable, Time, Title } from "../ui/basics";
 import { STATE_ORDER, STATES } from "../ui/states";
@@ -40,7 +41,7 @@ export default function System() {
         )}
       </section>
       <section className="card">
-        <h2>Jobs of the project</h2>
+        <h2>Runs by state</h2>
         {summary.data && (
           <Facts facts={STATE_ORDER.map((state) => [STATES[state].text, summary.data?.by_state[state] ?? 0])} />
         )}
@@ -51,21 +52,21 @@ export default function System() {
         <Facts
           facts={[
             ["Key", key.name],
-            ["May", key.scopes.join(", ")],
+            [LABELS.permissions, key.scopes.join(", ")],
             ["Project", <code key="project">{key.project_id}</code>],
-            ["Valid until", key.expires_at ? <Time key="until" at={key.expires_at} /> : "it is revoked"],
+            ["Expires", key.expires_at ? <Time key="until" at={key.expires_at} /> : "never"],
           ]}
         />
       </section>
       <section className="card">
-        <h2>For programs</h2>
+        <h2>API</h2>
         <p>
-          Everything that this page shows comes from the API. <a href="/openapi.json">Its OpenAPI document</a> has every
-          route.
+          Everything in this dashboard comes from the API. The <a href="/openapi.json">OpenAPI document</a> describes
+          every endpoint.
         </p>
         <Code
           text={`curl -sS ${window.location.origin}/v1/jobs -H "Authorization: Bearer $BITFOUNDRY_API_KEY"`}
-          label="A request with curl"
+          label="Example request with curl"
         />
       </section>
     </>
@@ -77,7 +78,7 @@ function Quotas() {
   const show = (value: number, unit: string) => (unit === "bytes" ? formatBytes(value) : value.toLocaleString());
   return (
     <section className="card">
-      <h2>Quotas of the project</h2>
+      <h2>Project quotas</h2>
       <Pending query={query} />
       {query.data && (
         <div className="table" ref={scrollable}>
@@ -97,9 +98,9 @@ function Quotas() {
                   </td>
                   <td>
                     {show(used, unit)} {unit !== "bytes" && unit}{" "}
-                    {limit !== null && used >= limit && <span className="state warn">⚠ used up</span>}
+                    {limit !== null && used >= limit && <span className="state warn">⚠ limit reached</span>}
                   </td>
-                  <td>{limit === null ? "none" : show(limit, unit)}</td>
+                  <td>{limit === null ? "unlimited" : show(limit, unit)}</td>
                 </tr>
               ))}
             </tbody>

@@ -3,7 +3,7 @@ import { useQuery } from "../api/query";
 import type { HubToken, List } from "../api/types";
 import { Field } from "../ui/basics";
 
-/** Where an artifact shall go: a repository on the Hub, or `to` a URL. */
+/** Where an artifact is published: a repository on the Hub, or a storage URL (`to`). */
 export interface Target {
   repo_id?: string;
   private?: boolean;
@@ -34,15 +34,14 @@ export function TargetFields({ target, onChange, errorAt = () => undefined }: Pr
     <>
       <div className="choices field">
         <label>
-          <input type="radio" name="target" checked={!isUrl} onChange={() => onChange(HUB_TARGET)} /> Hugging Face Hub
+          <input type="radio" name="target" checked={!isUrl} onChange={() => onChange(HUB_TARGET)} /> Hub repository
         </label>
         <label>
-          <input type="radio" name="target" checked={isUrl} onChange={() => onChange({ to: "" })} /> A folder behind a
-          URL
+          <input type="radio" name="target" checked={isUrl} onChange={() => onChange({ to: "" })} /> Storage URL
         </label>
       </div>
       {isUrl ? (
-        <Field label="URL" hint="One that the operator allows." error={errorAt("to")}>
+        <Field label="URL" hint="Must be allowed by the operator." error={errorAt("to")}>
           {(props) => (
             <input
               {...props}
@@ -77,14 +76,14 @@ export function TargetFields({ target, onChange, errorAt = () => undefined }: Pr
                 />
               )}
             </Field>
-            <Field label="Token to write with" hint="One that the project keeps." error={errorAt("hub_token")}>
+            <Field label="Write token" hint="A Hub token of the project." error={errorAt("hub_token")}>
               {(props) => (
                 <select
                   {...props}
                   value={target.hub_token ?? ""}
                   onChange={(event) => set("hub_token", event.target.value)}
                 >
-                  <option value="">the job's</option>
+                  <option value="">Same as for the model</option>
                   {tokens.data?.data.map((each) => (
                     <option key={each.name}>{each.name}</option>
                   ))}
@@ -99,7 +98,7 @@ export function TargetFields({ target, onChange, errorAt = () => undefined }: Pr
                 checked={target.private ?? false}
                 onChange={(event) => set("private", event.target.checked)}
               />{" "}
-              Private, if it is made
+              Create as private
             </label>
             <label>
               <input
@@ -107,7 +106,7 @@ export function TargetFields({ target, onChange, errorAt = () => undefined }: Pr
                 checked={target.create_pr ?? false}
                 onChange={(event) => set("create_pr", event.target.checked)}
               />{" "}
-              As a pull request
+              Open a pull request
             </label>
           </div>
         </>

@@ -2,6 +2,7 @@ import { type FormEvent, useState } from "react";
 import { get, post, remove, request } from "../api/client";
 import { useQuery } from "../api/query";
 import type { DeliveryPage, List, NewWebhook, Webhook } from "../api/types";
+import { plural } from "../format";
 import {
   ActionsHead,
   Code,
@@ -51,15 +52,15 @@ export default function Webhooks() {
       {error && <Failure error={error} />}
       <Pending query={query} />
       {query.data?.data.length === 0 && (
-        <Empty>Nobody is told of anything. A webhook gets a signed message when a job changes its state.</Empty>
+        <Empty>No webhooks yet. A webhook receives a signed request when a job changes state.</Empty>
       )}
       {query.data && query.data.data.length > 0 && (
         <div className="table" ref={scrollable}>
           <table>
             <thead>
               <tr>
-                <th>Address</th>
-                <th>Is told of</th>
+                <th>URL</th>
+                <th>Events</th>
                 <th>State</th>
                 <ActionsHead />
               </tr>
@@ -114,23 +115,23 @@ export default function Webhooks() {
         />
       )}
       {made && (
-        <Dialog title="The webhook's secret" onClose={() => setMade(null)}>
-          <p>It signs the messages. It is shown now and never again.</p>
-          <Code text={made.secret} label="The secret" />
+        <Dialog title="Webhook secret" onClose={() => setMade(null)}>
+          <p>Use this secret to verify the signature of each request. Copy it now: it will not be shown again.</p>
+          <Code text={made.secret} label="New webhook secret" />
         </Dialog>
       )}
       {shown && <Deliveries webhook={shown} onClose={() => setShown(null)} />}
       {deleting && (
         <Confirm
           title="Delete this webhook?"
-          action="Delete"
+          action="Delete webhook"
           onClose={() => setDeleting(null)}
           onConfirm={async () => {
             await remove(`/v1/webhooks/${deleting.id}`);
             query.reload();
           }}
         >
-          <p>{deleting.url} is told of nothing any more, also of what is pending.</p>
+          <p>{deleting.url} will receive no more events, including pending deliveries.</p>
         </Confirm>
       )}
     </>
@@ -176,7 +177,7 @@ function NewWebhookDialog({ onClose, onMade }: { onClose: () => void; onMade: (w
   return (
     <Dialog title="New webhook" onClose={onClose}>
       <form onSubmit={submit}>
-        <Field label="Address" hint="https, and reachable from the service.">
+        <Field label="URL" hint="Must use HTTPS and be reachable from the service.">
           {(props) => (
             <input
               {...props}
@@ -189,7 +190,7 @@ function NewWebhookDialog({ onClose, onMade }: { onClose: () => void; onMade: (w
           )}
         </Field>
         <fieldset>
-          <legend>Tell it of</legend>
+          <legend>Events</legend>
           <div className="choices">
             {EVENTS.map((name) => (
               <label key={name}>
@@ -201,7 +202,7 @@ function NewWebhookDialog({ onClose, onMade }: { onClose: () => void; onMade: (w
         {error && <Failure error={error} />}
         <div className="actions">
           <button type="submit" className="primary" disabled={!url || !events.length}>
-            Make the webhook
+            Create webhook
           </button>
         </div>
       </form>
@@ -220,7 +221,7 @@ function Deliveries({ webhook, onClose }: { webhook: Webhook; onClose: () => voi
       {error && <Failure error={error} />}
       {query.error && <Failure error={query.error} retry={query.reload} />}
       {!query.data && !query.error && <Loading />}
-      {query.data?.data.length === 0 && <Empty>Nothing has been sent yet.</Empty>}
+      {query.data?.data.length === 0 && <Empty>No deliveries yet.</Empty>}
       <table>
         <tbody>
           {query.data?.data.map((delivery) => (
@@ -235,7 +236,7 @@ function Deliveries({ webhook, onClose }: { webhook: Webhook; onClose: () => voi
                 {DELIVERY_STATES[delivery.state]}
                 {delivery.tries.slice(-1).map((each) => (
                   <div key={each.at} className="sub">
-                    {each.status ?? each.error} in {each.latency_ms} ms, {delivery.num_tries} tries
+                    {each.status ?? each.error} in {each.latency_ms} ms, {plural(delivery.num_tries, "attempt")}
                   </div>
                 ))}
               </td>
@@ -246,7 +247,7 @@ function Deliveries({ webhook, onClose }: { webhook: Webhook; onClose: () => voi
                     className="small"
                     onClick={() => post(`${path}/${delivery.id}/redeliver`).then(query.reload, setError)}
                   >
-                    Send again
+                    Resend
                   </button>
                 )}
               </td>

@@ -23,12 +23,12 @@ export function Title({ children, extra }: { children: string; extra?: ReactNode
 export function Loading({ what = "Loading" }: { what?: string }) {
   return (
     <p className="empty" role="status">
-      <span className="spinner" aria-hidden="true" /> {what} …
+      <span className="spinner" aria-hidden="true" /> {what}…
     </p>
   );
 }
 
-/** In place of an answer: that it is awaited, or why there is none. Nothing once there is one. */
+/** A loading state or an error in place of data; nothing once the data has arrived. */
 export function Pending({ query }: { query: Query<unknown> }) {
   if (query.data) return null;
   return query.error ? <Failure error={query.error} retry={query.reload} /> : <Loading />;
@@ -38,7 +38,7 @@ export function Empty({ children }: { children: ReactNode }) {
   return <div className="empty">{children}</div>;
 }
 
-/** What went wrong and what to do about it, with the retry if there is one. */
+/** An error, its fix, and a button to retry if `retry` is given. */
 export function Failure({ error, retry }: { error: Error; retry?: () => void }) {
   const problem = error instanceof Problem ? error : undefined;
   return (
@@ -48,7 +48,7 @@ export function Failure({ error, retry }: { error: Error; retry?: () => void }) 
       </p>
       {problem && (
         <p className="faint">
-          <code>{problem.code}</code> {problem.requestId && <>· request {problem.requestId}</>}
+          <code>{problem.code}</code> {problem.requestId && <>· request ID {problem.requestId}</>}
         </p>
       )}
       {retry && (
@@ -147,7 +147,7 @@ export function Field({
   error,
   children,
 }: {
-  label: string;
+  label: ReactNode;
   hint?: ReactNode;
   error?: string;
   children: (props: { id: string; "aria-describedby"?: string; "aria-invalid"?: true }) => ReactNode;
@@ -196,7 +196,7 @@ export function Dialog({ title, onClose, children }: { title: string; onClose: (
   );
 }
 
-/** Asks before something is lost. */
+/** Asks for confirmation before an action that loses something. */
 export function Confirm({
   title,
   action,
@@ -228,7 +228,7 @@ export function Confirm({
       {error && <Failure error={error} />}
       <div className="actions">
         <button type="button" onClick={onClose}>
-          Keep
+          Go back
         </button>
         <button type="button" className="danger" disabled={busy} onClick={confirm}>
           {action}
@@ -315,11 +315,11 @@ export function Facts({ facts }: { facts: [string, ReactNode][] }) {
 /** A ref that puts a box into the tab order while its content overflows, so that the keyboard can scroll it. */
 export function scrollable(box: HTMLElement | null) {
   if (!box) return;
-  const look = () => {
+  const update = () => {
     if (box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight) box.tabIndex = 0;
     else box.removeAttribute("tabindex");
   };
-  const observer = new ResizeObserver(look);
+  const observer = new ResizeObserver(update);
   observer.observe(box);
   for (const child of box.children) observer.observe(child);
   return () => observer.disconnect();

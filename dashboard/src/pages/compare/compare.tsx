@@ -11,10 +11,10 @@ import { LayersOverlay } from "./overlay";
 import { ParetoCard } from "./pareto-card";
 import { ResultsTable } from "./results";
 
-const MOST = 8;
+const MAX_RUNS = 8;
 
 export default function Compare({ place: { search } }: { place: Place }) {
-  const ids = [...new Set(search.getAll("job"))].slice(0, MOST);
+  const ids = [...new Set(search.getAll("job"))].slice(0, MAX_RUNS);
   const query = useQuery(
     ids.length ? `compare ${ids.join()}` : null,
     (signal) => Promise.all(ids.map((id) => get<Job>(`/v1/jobs/${id}`, {}, signal))),
@@ -28,10 +28,7 @@ export default function Compare({ place: { search } }: { place: Place }) {
       {ids.length > 0 && !query.data && !query.error && <Loading />}
       <Chosen jobs={jobs} ids={ids} />
       {ids.length < 2 ? (
-        <Empty>
-          Choose two to eight runs: here, or with the boxes of the list of runs. The first one is what the others are
-          compared with.
-        </Empty>
+        <Empty>Choose two to eight runs here, or by ticking runs in the list. The first run is the baseline.</Empty>
       ) : (
         query.data && <Comparison jobs={jobs} />
       )}
@@ -68,16 +65,16 @@ function uniqueNames(jobs: Job[]): Map<string, string> {
 }
 
 async function readLayers(id: string, signal: AbortSignal): Promise<Layer[]> {
-  const found = new Map<string, Layer>();
+  const layers = new Map<string, Layer>();
   let after = 0;
   for (;;) {
     const page = await get<EventPage>(`/v1/jobs/${id}/events`, { kind: "layer_quantized", limit: 1000, after }, signal);
     for (const event of page.data) {
       const layer = event.data as unknown as Layer;
-      found.set(layer.name, layer);
+      layers.set(layer.name, layer);
     }
     after = page.data.at(-1)?.seq ?? after;
-    if (!page.has_more) return [...found.values()];
+    if (!page.has_more) return [...layers.values()];
   }
 }
 
@@ -100,13 +97,13 @@ function Chosen({ jobs, ids }: { jobs: Job[]; ids: string[] }) {
                 className="small"
                 onClick={() => navigate(address([job.id, ...ids.filter((id) => id !== job.id)]), { replace: true })}
               >
-                make it the baseline
+                Set as baseline
               </button>
             )}
             <button
               type="button"
               className="small"
-              aria-label={`Take ${labelOf(job)} away`}
+              aria-label={`Remove ${labelOf(job)}`}
               onClick={() => navigate(address(ids.filter((id) => id !== job.id)), { replace: true })}
             >
               ✕
@@ -114,8 +111,8 @@ function Chosen({ jobs, ids }: { jobs: Job[]; ids: string[] }) {
           </span>
         ))}
       </div>
-      {ids.length < MOST && (
-        <Field label="Add a run that succeeded">
+      {ids.length < MAX_RUNS && (
+        <Field label="Add a finished run">
           {(props) => (
             <select
               {...props}
@@ -124,7 +121,7 @@ function Chosen({ jobs, ids }: { jobs: Job[]; ids: string[] }) {
                 event.target.value && navigate(address([...ids, event.target.value]), { replace: true })
               }
             >
-              <option value="">{free.length ? "choose …" : "there is no other one"}</option>
+              <option value="">{free.length ? "Choose a run…" : "No other finished runs"}</option>
               {free.map((job) => (
                 <option key={job.id} value={job.id}>
                   {labelOf(job)} · {schemeOf(job)} · {job.id.slice(-6)}

@@ -12,7 +12,7 @@ interface Run {
 
 const ROWS = 30;
 
-/** The same layers of every run in one chart, and those that differ most as a table. */
+/** The layers of all runs in one chart, and a table of those that differ most. */
 export function LayersOverlay({ runs, names }: { runs: Run[]; names: Map<string, string> }) {
   const [metricId, setMetricId] = useState<Metric["id"]>("relative_error");
   const [kind, setKind] = useState("");
@@ -26,10 +26,10 @@ export function LayersOverlay({ runs, names }: { runs: Run[]; names: Map<string,
   return (
     <section className="card">
       <div className="row spread">
-        <h2>Layer by layer</h2>
+        <h2>Layer comparison</h2>
         <div className="row">
           <select
-            aria-label="Measure"
+            aria-label="Metric"
             value={metric.id}
             onChange={(event) => setMetricId(event.target.value as Metric["id"])}
           >
@@ -39,8 +39,8 @@ export function LayersOverlay({ runs, names }: { runs: Run[]; names: Map<string,
               </option>
             ))}
           </select>
-          <select aria-label="Kind of module" value={kind} onChange={(event) => setKind(event.target.value)}>
-            <option value="">all modules</option>
+          <select aria-label="Module type" value={kind} onChange={(event) => setKind(event.target.value)}>
+            <option value="">All modules</option>
             {kinds.map((each) => (
               <option key={each}>{each}</option>
             ))}
@@ -50,7 +50,7 @@ export function LayersOverlay({ runs, names }: { runs: Run[]; names: Map<string,
       <Scatter
         label={`${metric.text} of each layer in ${runs.length} runs`}
         series={series}
-        xLabel="layer, in the model's order"
+        xLabel="layer, in model order"
         yLabel={metric.text}
         formatX={(value) => formatNumber(value)}
         counted
@@ -61,7 +61,7 @@ export function LayersOverlay({ runs, names }: { runs: Run[]; names: Map<string,
         picked={picked}
       />
       <details>
-        <summary>The layers that differ most, as a table</summary>
+        <summary>Layers with the largest differences</summary>
         <Differing runs={runs} names={names} metric={metric} />
       </details>
     </section>
@@ -95,8 +95,8 @@ function Differing({ runs, names, metric }: { runs: Run[]; names: Map<string, st
       }
     });
     const spread = (row: (number | null)[]) => {
-      const known = row.filter((value) => value !== null);
-      return known.length > 1 ? Math.max(...known) - Math.min(...known) : 0;
+      const values = row.filter((value) => value !== null);
+      return values.length > 1 ? Math.max(...values) - Math.min(...values) : 0;
     };
     return [...byName].sort(([, a], [, b]) => spread(b) - spread(a)).slice(0, ROWS);
   }, [runs, metric]);

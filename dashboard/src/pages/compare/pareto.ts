@@ -1,4 +1,4 @@
-// Which runs are worth a look: no other one is both smaller and better.
+// The Pareto-optimal runs: no other run is both smaller and better.
 
 export interface Result {
   id: string;

@@ -1,5 +1,6 @@
 import { type Job, type Summary, schemeOf, summaryOf } from "../../api/types";
 import { formatBytes, formatDuration, formatNumber, formatPercent } from "../../format";
+import { LABELS } from "../../labels";
 import { scrollable } from "../../ui/basics";
 
 interface Row {
@@ -19,47 +20,47 @@ const ROWS: Row[] = [
     better: "less",
   },
   {
-    text: "Perplexity against the original",
+    text: "Perplexity vs. original",
     value: (summary) => summary.perplexity_ratio,
     format: (value) => formatPercent(value - 1, 2),
     better: "less",
   },
   {
-    text: "KL divergence, mean",
+    text: LABELS.klMean,
     value: (summary) => summary.kl_mean,
     format: (value) => formatNumber(value, 3),
     better: "less",
   },
   {
-    text: "Error of the worst layer",
+    text: "Relative weight error, worst layer",
     value: (summary) => summary.worst_layer.relative_error,
     format: (value) => formatPercent(value, 2).slice(1),
     better: "less",
   },
   {
-    text: "Signal to noise of the worst layer, dB",
+    text: "SQNR (dB), worst layer",
     value: (summary) => summary.worst_layer.sqnr_db,
     format: (value) => formatNumber(value),
     better: "more",
   },
   { text: "Layers quantized", value: (summary) => summary.num_layers_quantized, format: String, better: "more" },
-  { text: "Time", value: (summary) => summary.total_s, format: formatDuration, better: "less" },
-  { text: "Peak memory", value: (summary) => summary.peak_memory_bytes, format: formatBytes, better: "less" },
+  { text: "Duration", value: (summary) => summary.total_s, format: formatDuration, better: "less" },
+  { text: LABELS.peakMemory, value: (summary) => summary.peak_memory_bytes, format: formatBytes, better: "less" },
 ];
 
 const NOTHING = { worst_layer: {} } as Summary;
 
-/** Each number, and its change against the first run: with its sign and a word, not by colour alone. */
+/** Each metric and its change from the baseline, marked by sign and word, not by colour alone. */
 export function ResultsTable({ jobs, names }: { jobs: Job[]; names: Map<string, string> }) {
   const [first] = jobs;
   const base = first && summaryOf(first);
   return (
     <div className="table" ref={scrollable}>
       <table>
-        <caption>Changes are against {first && names.get(first.id)}</caption>
+        <caption>Changes are relative to {first && names.get(first.id)}</caption>
         <thead>
           <tr>
-            <th>Measure</th>
+            <th>Metric</th>
             {jobs.map((job) => (
               <th key={job.id} className="number">
                 {names.get(job.id)}

@@ -88,11 +88,11 @@ export const valueAt = (body: Body, pointer: string) =>
     .map(unescapePointer)
     .reduce<unknown>((at, name) => (at as Record<string, unknown> | undefined)?.[name], body);
 
-const OF_A_SOURCE = ["source", "column", "config", "split", "revision", "stride"];
+const SOURCE_FIELDS = ["source", "column", "config", "split", "revision", "stride"];
 
-/** Another text; what was said of the one before goes with it. */
+/** Another source; the settings that belong to the previous one are dropped. */
 export function withSource(body: Body, of: "calibration" | "evaluation", source: string): Body {
-  const kept = Object.entries(body[of] ?? {}).filter(([name]) => !OF_A_SOURCE.includes(name));
+  const kept = Object.entries(body[of] ?? {}).filter(([name]) => !SOURCE_FIELDS.includes(name));
   return withValue(body, `/${of}`, { ...Object.fromEntries(kept), ...(source ? { source } : {}) });
 }
 

@@ -1,4 +1,4 @@
-import { useState } from "react";
+import { type ReactNode, useState } from "react";
 import { Field } from "../../ui/basics";
 import { type Body, valueAt, withValue } from "./body";
 
@@ -10,9 +10,19 @@ export interface Props {
 
 interface At extends Props {
   pointer: string;
-  label: string;
+  label: ReactNode;
   hint?: string;
   placeholder?: string;
+}
+
+/** A label that two sections share, with the section for screen readers: accessible names stay unique. */
+export function Scoped({ to, children }: { to: string; children: string }) {
+  return (
+    <>
+      <span className="hidden">{to} </span>
+      {children}
+    </>
+  );
 }
 
 /** A text or number at a pointer. */

@@ -2,10 +2,11 @@ import { useState } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import type { HubToken, List, Preset } from "../../api/types";
+import { COLUMN_PLACEHOLDER, LABELS } from "../../labels";
 import { Field } from "../../ui/basics";
 import { HUB_TARGET, type Target, TargetFields } from "../target-fields";
 import { labelsText, presetOf, readLabels, START_MIX, withMix, withPreset, withValue } from "./body";
-import { Names, type Props, Value } from "./fields";
+import { Names, type Props, Scoped, Value } from "./fields";
 import { Inspect } from "./inspect";
 import { MeasureFields } from "./measure-fields";
 import { MixFields } from "./mix-fields";
@@ -42,16 +43,16 @@ function ModelFields(props: Props) {
             checked={!isHub}
             onChange={() => onChange({ ...body, model: { path: "" } })}
           />{" "}
-          A folder of the service
+          Local path
         </label>
         <label>
           <input type="radio" name="where" checked={isHub} onChange={() => onChange({ ...body, model: { id: "" } })} />{" "}
-          On the Hugging Face Hub
+          Hugging Face Hub
         </label>
       </div>
       {isHub ? (
         <div className="fields">
-          <Field label="Id" error={errorAt("/model/id") ?? errorAt("/model")}>
+          <Field label="Repository ID" error={errorAt("/model/id") ?? errorAt("/model")}>
             {(own) => (
               <input
                 {...own}
@@ -62,14 +63,14 @@ function ModelFields(props: Props) {
             )}
           </Field>
           <Value {...props} pointer="/model/revision" label="Revision" placeholder="main" />
-          <Field label="Token" hint="For a private model." error={errorAt("/model/hub_token")}>
+          <Field label="Access token" hint="For private and gated models." error={errorAt("/model/hub_token")}>
             {(own) => (
               <select
                 {...own}
                 value={body.model.hub_token ?? ""}
                 onChange={(event) => onChange(withValue(body, "/model/hub_token", event.target.value))}
               >
-                <option value="">none</option>
+                <option value="">None</option>
                 {tokens.data?.data.map((token) => (
                   <option key={token.name}>{token.name}</option>
                 ))}
@@ -79,9 +80,9 @@ function ModelFields(props: Props) {
         </div>
       ) : (
         <Field
-          label="Folder"
+          label="Path on the server"
           error={errorAt("/model/path") ?? errorAt("/model")}
-          hint="A path on the service's machine, below the folders that it may read."
+          hint="Inside an allowed model folder."
         >
           {(own) => (
             <input
@@ -118,11 +119,11 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
       <div className="choices field">
         <label>
           <input type="radio" name="schemes" checked={!body.mix} onChange={() => onChange(withMix(body, undefined))} />{" "}
-          One for all layers
+          Uniform
         </label>
         <label>
           <input type="radio" name="schemes" checked={!!body.mix} onChange={() => onChange(withMix(body, START_MIX))} />{" "}
-          One for each layer, chosen when the job runs
+          {LABELS.mix} (chosen automatically)
         </label>
       </div>
       {body.mix && <MixFields {...props} mix={body.mix} />}
@@ -144,18 +145,18 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
             )}
           </Field>
           <div className="fields">
-            <Value {...props} pointer="/config/group_size" label="Group size" number placeholder="as the preset" />
+            <Value {...props} pointer="/config/group_size" label="Group size" number placeholder="preset default" />
             <Value {...props} pointer="/config/kv_cache" label="KV cache" placeholder="not quantized" />
             <Names
               {...props}
               pointer="/config/exclude"
-              label="Exclude"
+              label="Excluded layers"
               placeholder={(preset?.config.exclude as string[] | undefined)?.join(", ")}
             />
           </div>
           {preset && (
             <button type="button" className="small" onClick={() => onChange({ ...body, config: preset.config })}>
-              Change every detail
+              Advanced settings
             </button>
           )}
         </>
@@ -163,7 +164,7 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
       {isOwn && (
         <>
           <p className="row spread">
-            A config of your own, in the engine's names.
+            Custom config with all settings of the engine.
             <button type="button" className="small" onClick={() => choose("w4a16")}>
               Back to presets
             </button>
@@ -184,7 +185,7 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
         </>
       )}
       <fieldset className="choices" aria-describedby="exports-error">
-        <legend>Formats to write</legend>
+        <legend>{LABELS.exports}</legend>
         {exports.map((name) => (
           <label key={name}>
             <input type="checkbox" checked={body.export?.includes(name) ?? false} onChange={() => toggle(name)} />{" "}
@@ -204,12 +205,12 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
           aria-describedby="file2file-about"
           onChange={(event) => onChange(withValue(body, "/file2file", event.target.checked || undefined))}
         />{" "}
-        From file to file
+        File to file
       </label>
       <p id="file2file-about" className={errorAt("/file2file") ? "error" : "hint"}>
         {errorAt("/file2file")
           ? `✕ ${errorAt("/file2file")}`
-          : "For schemes that need no data: no model is run, nor measured, and any architecture will do."}
+          : "For data-free schemes: any architecture, without running or evaluating the model."}
       </p>
     </fieldset>
   );
@@ -219,14 +220,25 @@ function CalibrationFields(props: Props) {
   const source = props.body.calibration?.source ?? "builtin";
   return (
     <fieldset>
-      <legend>Calibration text</legend>
-      <TextFields {...props} of="calibration" label="From" usual="Built-in prose" usualName="builtin" />
+      <legend>Calibration</legend>
+      <TextFields {...props} of="calibration" label="Calibration text" usual="Built-in prose" usualName="builtin" />
       <div className="fields">
         <Value {...props} pointer="/calibration/num_samples" label="Samples" number placeholder="32" />
-        <Value {...props} pointer="/calibration/seq_len" label="Tokens of a sample" number placeholder="512" />
+        <Value
+          {...props}
+          pointer="/calibration/seq_len"
+          label={<Scoped to="Calibration">Sequence length</Scoped>}
+          number
+          placeholder="512"
+        />
         <Value {...props} pointer="/calibration/seed" label="Seed" number placeholder="0" />
         {source !== "builtin" && (
-          <Value {...props} pointer="/calibration/column" label="Column" placeholder="text, else messages" />
+          <Value
+            {...props}
+            pointer="/calibration/column"
+            label={<Scoped to="Calibration">Text column</Scoped>}
+            placeholder={COLUMN_PLACEHOLDER}
+          />
         )}
       </div>
     </fieldset>
@@ -245,7 +257,7 @@ function PublishFields({ body, onChange, errorAt }: Props) {
             checked={!!body.publish}
             onChange={(event) => change(event.target.checked ? HUB_TARGET : undefined)}
           />{" "}
-          The artifact goes somewhere once it is proven
+          Publish when verified
         </label>
       </div>
       {body.publish && (
@@ -266,10 +278,10 @@ function OtherFields(props: Props) {
   const [labels, setLabels] = useState(labelsText(body.labels));
   return (
     <fieldset>
-      <legend>Name and limits</legend>
+      <legend>Job settings</legend>
       <div className="fields">
         <Value {...props} pointer="/name" label="Name" />
-        <Field label="Labels" hint="team=search, tier=gold" error={errorAt("/labels")}>
+        <Field label="Labels" hint="For example team=search, tier=gold" error={errorAt("/labels")}>
           {(own) => (
             <input
               {...own}
@@ -281,10 +293,10 @@ function OtherFields(props: Props) {
             />
           )}
         </Field>
-        <Value {...props} pointer="/priority" label="Priority" hint="0 to 9, 9 goes first" number placeholder="5" />
-        <Value {...props} pointer="/limits/max_runtime_s" label="Run at most, s" number />
-        <Value {...props} pointer="/limits/max_pending_s" label="Wait at most, s" number />
-        <Value {...props} pointer="/max_shard_size" label="Largest file" placeholder="5GB" />
+        <Value {...props} pointer="/priority" label="Priority" hint="0 to 9, 9 runs first" number placeholder="5" />
+        <Value {...props} pointer="/limits/max_runtime_s" label={`${LABELS.runTimeout} (s)`} number />
+        <Value {...props} pointer="/limits/max_pending_s" label={`${LABELS.queueTimeout} (s)`} number />
+        <Value {...props} pointer="/max_shard_size" label="Max shard size" placeholder="5GB" />
       </div>
     </fieldset>
   );

@@ -1,26 +1,21 @@
+import { COLUMN_PLACEHOLDER, GATE_TEXTS, LABELS } from "../../labels";
 import { Field } from "../../ui/basics";
 import { withValue } from "./body";
-import { Names, type Props, Value } from "./fields";
+import { Names, type Props, Scoped, Value } from "./fields";
 import { TextFields } from "./text-fields";
 
-const GATES: [string, string][] = [
-  ["warn", "is a warning"],
-  ["fail", "fails the job; the artifact is kept apart"],
-  ["off", "is not looked for"],
-];
-
-/** How the result is measured beside the original, and what a missed limit means. */
+/** How the quantized model is compared with the original, and what happens when a limit is exceeded. */
 export function MeasureFields(props: Props) {
   const { body, onChange, errorAt } = props;
   const { source, tasks } = body.evaluation ?? {};
   const hasOwnText = source !== undefined;
   return (
     <fieldset>
-      <legend>Measurement</legend>
+      <legend>{LABELS.evaluation}</legend>
       <Field
-        label="A missed limit"
+        label={LABELS.qualityGate}
         error={errorAt("/gate")}
-        hint="Limits of perplexity, divergence, clipping and more, by scheme."
+        hint="What happens when perplexity, divergence or clipping exceeds its limit. A failed job keeps its artifact, marked as rejected."
       >
         {(own) => (
           <select
@@ -28,7 +23,7 @@ export function MeasureFields(props: Props) {
             value={body.gate ?? "warn"}
             onChange={(event) => onChange(withValue(body, "/gate", event.target.value))}
           >
-            {GATES.map(([name, text]) => (
+            {Object.entries(GATE_TEXTS).map(([name, text]) => (
               <option key={name} value={name}>
                 {text}
               </option>
@@ -39,8 +34,8 @@ export function MeasureFields(props: Props) {
       <TextFields
         {...props}
         of="evaluation"
-        label="Measured on"
-        usual="What calibration leaves of its text"
+        label="Evaluation text"
+        usual="Held-out part of the calibration data"
         more={[["builtin", "Built-in prose"]]}
       />
       <div className="fields">
@@ -48,29 +43,40 @@ export function MeasureFields(props: Props) {
           {...props}
           pointer="/evaluation/num_windows"
           label="Windows"
-          hint="0: nothing is measured"
+          hint="0 skips the evaluation"
           number
           placeholder="12"
         />
-        <Value {...props} pointer="/evaluation/seq_len" label="Tokens of a window" number placeholder="512" />
+        <Value
+          {...props}
+          pointer="/evaluation/seq_len"
+          label={<Scoped to="Evaluation">Sequence length</Scoped>}
+          number
+          placeholder="512"
+        />
         {hasOwnText && (
           <Value
             {...props}
             pointer="/evaluation/stride"
             label="Stride"
-            hint="Less than a window: more context"
+            hint="Less than the sequence length: more context per token"
             number
-            placeholder="a window"
+            placeholder="sequence length"
           />
         )}
         {hasOwnText && source !== "builtin" && (
-          <Value {...props} pointer="/evaluation/column" label="Its column" placeholder="text, else messages" />
+          <Value
+            {...props}
+            pointer="/evaluation/column"
+            label={<Scoped to="Evaluation">Text column</Scoped>}
+            placeholder={COLUMN_PLACEHOLDER}
+          />
         )}
         <Value
           {...props}
           pointer="/evaluation/num_prompts"
           label="Prompts"
-          hint="Texts that both models continue"
+          hint="Sample outputs to generate with both models"
           number
           placeholder="4"
         />
@@ -78,20 +84,20 @@ export function MeasureFields(props: Props) {
           {...props}
           pointer="/evaluation/tasks"
           label="Tasks"
-          hint="Of lm-evaluation-harness, on both models"
+          hint="Tasks of lm-evaluation-harness, run on both models"
           placeholder="gsm8k, piqa"
         />
         {tasks && (
           <>
-            <Value {...props} pointer="/evaluation/limit" label="Documents of a task" number placeholder="all" />
+            <Value {...props} pointer="/evaluation/limit" label="Documents per task" number placeholder="all" />
             <Value
               {...props}
               pointer="/evaluation/num_fewshot"
-              label="Examples of a task"
+              label="Few-shot examples"
               number
-              placeholder="the task's own"
+              placeholder="task default"
             />
-            <Value {...props} pointer="/evaluation/batch_size" label="Documents at a time" number placeholder="8" />
+            <Value {...props} pointer="/evaluation/batch_size" label="Batch size" number placeholder="8" />
           </>
         )}
       </div>

@@ -15,8 +15,8 @@ import {
   withSource,
   withValue,
 } from "./body";
-import { asCommand, asCurl, asPython, missingInCommand, pythonText, quoted } from "./copies";
 import { controlOf, type Schema, unwrap } from "./schema";
+import { asCommand, asCurl, asPython, missingInCommand, pythonText, quoted } from "./snippets";
 
 const BODY: Body = { model: { path: "/models/it's" }, config: { preset: "fp8" }, export: ["quark"] };
 const ORIGIN = "http://127.0.0.1:8765";
@@ -81,7 +81,7 @@ it("a mix takes the config's place, but for the algorithms, and has one budget",
   expect(budgetOf(withBudget(START_MIX, "max_divergence"))).toBe("max_divergence");
 });
 
-it("clones and copies hold a mix", () => {
+it("clones and snippets hold a mix", () => {
   const mix = { schemes: ["w4a16", "keep"], max_size: "90MB" };
   const job = {
     model: { path: "/m" },
@@ -112,7 +112,7 @@ it("clones and copies hold a mix", () => {
   expect(asPython(cloned, ORIGIN)).toContain('mix={"schemes": ["w4a16", "keep"], "max_size": "90MB"},');
 });
 
-it("another text takes what was said of the one before with it", () => {
+it("another source drops the settings of the previous one", () => {
   const body: Body = { ...BODY, evaluation: { source: "wikitext", split: "test", stride: 64, num_windows: 3 } };
   expect(withSource(body, "evaluation", "builtin").evaluation).toEqual({ source: "builtin", num_windows: 3 });
   expect(withSource(body, "evaluation", "").evaluation).toEqual({ num_windows: 3 });
@@ -132,7 +132,7 @@ it("quotes for the shell", () => {
   expect(quoted("it's $HOME")).toBe(`'it'\\''s $HOME'`);
 });
 
-it("copies hold the whole request", () => {
+it("snippets hold the whole request", () => {
   expect(asCurl(BODY, ORIGIN)).toContain(
     `-d '{"model":{"path":"/models/it'\\''s"},"config":{"preset":"fp8"},"export":["quark"]}'`,
   );
@@ -140,13 +140,13 @@ it("copies hold the whole request", () => {
   expect(asCommand(own, ORIGIN)).toContain("cat > config.json <<'JSON'");
   expect(asCommand(own, ORIGIN)).toContain("--label 'team=a b'");
   expect(asCommand(BODY, ORIGIN)).toContain("--config fp8");
-  expect(missingInCommand(own)).toEqual(["the seed"]);
+  expect(missingInCommand(own)).toEqual(["the calibration seed"]);
   expect(asPython(BODY, ORIGIN)).toContain('config="fp8",');
   expect(pythonText({ a: [true, null, 'x"y'] })).toBe('{"a": [True, None, "x\\"y"]}');
 });
 
-it("copies hold how the result is measured and where it goes", () => {
-  const asked: Body = {
+it("snippets hold how the result is measured and where it goes", () => {
+  const request: Body = {
     ...BODY,
     gate: "fail",
     evaluation: { source: "org/my set", num_windows: 0, tasks: ["gsm8k", "piqa"] },
@@ -154,7 +154,7 @@ it("copies hold how the result is measured and where it goes", () => {
     shard_blocks: false,
     publish: { repo_id: "org/out", hub_token: "team" },
   };
-  const command = asCommand(asked, ORIGIN);
+  const command = asCommand(request, ORIGIN);
   for (const part of [
     "--gate fail",
     "--evaluation 'source=org/my set'",
@@ -174,11 +174,11 @@ it("copies hold how the result is measured and where it goes", () => {
   );
   expect(more).toContain("--publish publish.json");
   expect(more).not.toContain("--publish-token");
-  expect(asPython(asked, ORIGIN)).toContain(
+  expect(asPython(request, ORIGIN)).toContain(
     'evaluation={"source": "org/my set", "num_windows": 0, "tasks": ["gsm8k", "piqa"]},',
   );
-  expect(asPython(asked, ORIGIN)).toContain("file2file=True,");
-  expect(asCurl(asked, ORIGIN)).toContain('"gate":"fail"');
+  expect(asPython(request, ORIGIN)).toContain("file2file=True,");
+  expect(asCurl(request, ORIGIN)).toContain('"gate":"fail"');
 });
 
 it("reads the config's schema into controls", () => {

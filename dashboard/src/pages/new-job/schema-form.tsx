@@ -37,8 +37,8 @@ function ObjectForm({ name, pointer, root, value, onChange, errorAt, control, sc
     return (
       <div className="field">
         <strong>{name}</strong>{" "}
-        <button type="button" className="small" onClick={() => onChange({})} aria-label={`Set ${name}`}>
-          Set
+        <button type="button" className="small" onClick={() => onChange({})} aria-label={`Add ${name}`}>
+          Add
         </button>
         {error && <p className="error">✕ {error}</p>}
       </div>
@@ -73,7 +73,7 @@ function ObjectForm({ name, pointer, root, value, onChange, errorAt, control, sc
           ))}
         </div>
         <button type="button" className="small" onClick={() => onChange(undefined)}>
-          Take {name} away
+          Remove {name}
         </button>
       </fieldset>
     </details>
@@ -105,7 +105,7 @@ function MapForm({ name, pointer, root, value, onChange, errorAt, control }: Of<
       ))}
       <div className="row">
         <input
-          aria-label={`A new entry of ${name}`}
+          aria-label={`New entry in ${name}`}
           placeholder="*.v_proj"
           value={key}
           onChange={(event) => setKey(event.target.value)}
@@ -160,7 +160,7 @@ function VariantsForm({ name, pointer, root, value, onChange, errorAt, control }
         value=""
         onChange={(event) => event.target.value && onChange([...list, { [control.name]: event.target.value }])}
       >
-        <option value="">Add …</option>
+        <option value="">Add…</option>
         {Object.keys(control.variants).map((kind) => (
           <option key={kind}>{kind}</option>
         ))}
@@ -170,7 +170,7 @@ function VariantsForm({ name, pointer, root, value, onChange, errorAt, control }
 }
 
 function ScalarField({ name, pointer, schema, value, onChange, errorAt, control }: Props & { control: Control }) {
-  const known = schema.default === undefined || schema.default === null ? "" : String(schema.default);
+  const defaultText = schema.default === undefined || schema.default === null ? "" : String(schema.default);
   return (
     <Field label={name} hint={firstLine(schema.description)} error={errorAt(pointer)}>
       {(props) => {
@@ -184,7 +184,7 @@ function ScalarField({ name, pointer, schema, value, onChange, errorAt, control 
                 onChange(next === "" ? undefined : control.kind === "switch" ? next === "true" : next)
               }
             >
-              <option value="">{known ? `default (${known})` : "default"}</option>
+              <option value="">{defaultText ? `default (${defaultText})` : "default"}</option>
               {options.map((option) => (
                 <option key={option}>{option}</option>
               ))}
@@ -197,7 +197,7 @@ function ScalarField({ name, pointer, schema, value, onChange, errorAt, control 
               {...props}
               type="number"
               step={control.whole ? 1 : "any"}
-              placeholder={known}
+              placeholder={defaultText}
               value={typeof value === "number" ? value : ""}
               onChange={(event) => onChange(event.target.value === "" ? undefined : Number(event.target.value))}
             />
@@ -207,7 +207,7 @@ function ScalarField({ name, pointer, schema, value, onChange, errorAt, control 
           return (
             <input
               {...props}
-              placeholder={known}
+              placeholder={defaultText}
               value={typeof value === "string" ? value : ""}
               onChange={(event) => onChange(event.target.value || undefined)}
             />

@@ -72,11 +72,11 @@ export function controlOf(schema: Schema, root: Schema): Control {
     if (items.type === "string") return { kind: "texts" };
     if (items.discriminator && items.oneOf) {
       const name = items.discriminator.propertyName;
-      const found = Object.entries(items.discriminator.mapping).map(([key, ref]) => [
+      const variants = Object.entries(items.discriminator.mapping).map(([key, ref]) => [
         key,
         resolve({ $ref: ref }, root),
       ]);
-      return { kind: "variants", name, variants: Object.fromEntries(found) };
+      return { kind: "variants", name, variants: Object.fromEntries(variants) };
     }
   }
   if (schema.type === "object" && schema.properties) {

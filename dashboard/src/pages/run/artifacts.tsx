@@ -13,9 +13,7 @@ export function Artifacts({ job }: { job: Job }) {
   if (!job.artifact) {
     return (
       <Empty>
-        {FINAL_STATES.has(job.state)
-          ? "This run left no artifact."
-          : "There will be files once every export is proven."}
+        {FINAL_STATES.has(job.state) ? "This run has no artifact." : "Files appear when verification passes."}
       </Empty>
     );
   }
@@ -25,15 +23,15 @@ export function Artifacts({ job }: { job: Job }) {
   return (
     <>
       <section className="card">
-        <h2>Get it</h2>
-        <Code text={`bitfoundry download ${job.id} model`} label="The command that downloads all files" />
-        {exports.length > 0 && <p className="hint">Then, in the folder that it made:</p>}
+        <h2>Download</h2>
+        <Code text={`bitfoundry download ${job.id} model`} label="Download command" />
+        {exports.length > 0 && <p className="hint">Then, in the downloaded folder:</p>}
         {exports.map(([name, { load, bytes }]) => (
           <div key={name}>
             <h3>
               {name} <span className="faint">{formatBytes(bytes)}</span>
             </h3>
-            <Code text={load} label={`The lines that load ${name}`} />
+            <Code text={load} label={`Code to load ${name}`} />
           </div>
         ))}
       </section>

@@ -7,7 +7,7 @@ import { Empty, Facts, scrollable } from "../../ui/basics";
 
 const ROWS = 50;
 
-/** What quantization did to each layer: a chart by kind of module, the numbers of one, and all of them as a table. */
+/** The quantization error of each layer: a chart by module type, the metrics of the selected layer, and a table of all layers. */
 export function LayersCard({ layers, isRunning }: { layers: Layer[]; isRunning: boolean }) {
   const measured = METRICS.filter((metric) => layers.some((layer) => metricValue(layer, metric) !== null));
   const [metricId, setMetricId] = useState<Metric["id"]>("relative_error");
@@ -18,10 +18,10 @@ export function LayersCard({ layers, isRunning }: { layers: Layer[]; isRunning: 
   return (
     <section className="card">
       <div className="row spread">
-        <h2>Error of each layer</h2>
+        <h2>Quantization error by layer</h2>
         {measured.length > 0 && (
           <select
-            aria-label="Measure"
+            aria-label="Metric"
             value={metric.id}
             onChange={(event) => setMetricId(event.target.value as Metric["id"])}
           >
@@ -34,9 +34,7 @@ export function LayersCard({ layers, isRunning }: { layers: Layer[]; isRunning: 
         )}
       </div>
       {layers.length === 0 ? (
-        <Empty>
-          {isRunning ? "Layers appear here one by one as they are quantized." : "There are no numbers of layers."}
-        </Empty>
+        <Empty>{isRunning ? "Layers appear here as they are quantized." : "No layer metrics."}</Empty>
       ) : (
         <>
           <Scatter
@@ -68,7 +66,7 @@ function LayerFacts({ layer }: { layer: Layer }) {
           ["Scheme", layer.scheme],
           ...METRICS.map((metric): [string, string] => {
             const value = metricValue(layer, metric);
-            return [metric.text, value === null ? "not looked at" : metric.format(value)];
+            return [metric.text, value === null ? "not measured" : metric.format(value)];
           }),
         ]}
       />
@@ -76,7 +74,7 @@ function LayerFacts({ layer }: { layer: Layer }) {
   );
 }
 
-/** The chart's numbers, the worst first; by pages, because there may be thousands. */
+/** The values of the chart as a table, worst first. Paginated: there may be thousands of layers. */
 function LayerTable({ layers, metric }: { layers: Layer[]; metric: Metric }) {
   const [isOpen, setIsOpen] = useState(false);
   const [page, setPage] = useState(0);
@@ -84,12 +82,12 @@ function LayerTable({ layers, metric }: { layers: Layer[]; metric: Metric }) {
   const numPages = Math.ceil(layers.length / ROWS);
   return (
     <details open={isOpen} onToggle={(event) => setIsOpen(event.currentTarget.open)}>
-      <summary>All numbers as a table</summary>
+      <summary>Show as table</summary>
       {isOpen && (
         <>
           <div className="table" ref={scrollable}>
             <table>
-              <caption>The worst first</caption>
+              <caption>Sorted by error, worst first</caption>
               <thead>
                 <tr>
                   <th>Layer</th>
@@ -125,13 +123,25 @@ function LayerTable({ layers, metric }: { layers: Layer[]; metric: Metric }) {
           </div>
           {numPages > 1 && (
             <div className="row">
-              <button type="button" className="small" disabled={page === 0} onClick={() => setPage(page - 1)}>
+              <button
+                type="button"
+                className="small"
+                disabled={page === 0}
+                aria-label="Previous page"
+                onClick={() => setPage(page - 1)}
+              >
                 ←
               </button>
               <span>
                 {page + 1} of {numPages}
               </span>
-              <button type="button" className="small" disabled={page >= numPages - 1} onClick={() => setPage(page + 1)}>
+              <button
+                type="button"
+                className="small"
+                disabled={page >= numPages - 1}
+                aria-label="Next page"
+                onClick={() => setPage(page + 1)}
+              >
                 →
               </button>
             </div>

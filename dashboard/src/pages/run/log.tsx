@@ -2,7 +2,7 @@ import { useEffect, useRef, useState } from "react";
 import { address, get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import type { Job, LogLine, LogPage } from "../../api/types";
-import { formatTime } from "../../format";
+import { capitalize, formatTime } from "../../format";
 import { BASE } from "../../router";
 import { Empty, Failure, Loading } from "../../ui/basics";
 import { FINAL_STATES } from "../../ui/states";
@@ -14,7 +14,7 @@ const AROUND = 200;
 const EVERY_MS = 1500;
 const ICONS: Record<string, string> = { error: "✕", warning: "⚠" };
 
-/** The newest lines, or those around one that somebody has sent a link to; then what comes. */
+/** The newest log lines, or those around a linked line; then new lines as they arrive. */
 export function Log({ job, line }: { job: Job; line: number | null }) {
   const [level, setLevel] = useState("debug");
   const [follows, setFollows] = useState(line === null);
@@ -35,9 +35,9 @@ export function Log({ job, line }: { job: Job; line: number | null }) {
       const path = `/v1/jobs/${job.id}/logs`;
       const start = line === null ? { tail: PAGE } : { after: Math.max(0, line - AROUND) };
       const page = await get<LogPage>(path, { level, ...(last.current ? { after: last.current } : start) }, signal);
-      const known = last.current;
-      const fresh = page.data.filter((each) => each.seq > known);
-      last.current = page.data.at(-1)?.seq ?? known;
+      const lastSeq = last.current;
+      const fresh = page.data.filter((each) => each.seq > lastSeq);
+      last.current = page.data.at(-1)?.seq ?? lastSeq;
       if (fresh.length) setLines((old) => [...old, ...fresh].slice(-MAX_SHOWN));
       return true;
     },
@@ -65,7 +65,7 @@ export function Log({ job, line }: { job: Job; line: number | null }) {
           <select value={level} onChange={(event) => setLevel(event.target.value)}>
             {LEVELS.map((each) => (
               <option key={each} value={each}>
-                {each === "debug" ? "all lines" : `${each} and above`}
+                {each === "debug" ? "All levels" : `${capitalize(each)} and above`}
               </option>
             ))}
           </select>
@@ -79,7 +79,9 @@ export function Log({ job, line }: { job: Job; line: number | null }) {
       </div>
       {query.error && !lines.length && <Failure error={query.error} retry={query.reload} />}
       {!query.data && !query.error && <Loading />}
-      {query.data && !lines.length && <Empty>No lines{level === "debug" ? " yet" : " of this level"}.</Empty>}
+      {query.data && !lines.length && (
+        <Empty>{level === "debug" ? "No log lines yet." : "No log lines at this level."}</Empty>
+      )}
       {lines.length > 0 && (
         <div
           className="log"
@@ -90,13 +92,13 @@ export function Log({ job, line }: { job: Job; line: number | null }) {
           tabIndex={0}
           role="log"
           aria-live="off"
-          aria-label="The run's log"
+          aria-label="Run log"
         >
           {lines.map((each) => (
             <div key={each.seq} id={`L${each.seq}`} className={each.seq === line ? "marked" : undefined}>
               <a
                 href={`${BASE}/jobs/${job.id}?tab=log&line=${each.seq}`}
-                title="A link to this line"
+                title="Link to this line"
                 aria-label={`Line ${each.seq}`}
               >
                 {each.seq}

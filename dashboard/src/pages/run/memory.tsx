@@ -2,7 +2,7 @@ import { useMemo, useState } from "react";
 import { Scatter, type Series } from "../../charts/scatter";
 import { formatBytes, formatDuration } from "../../format";
 
-/** What the engine's processes held, as it told with its progress. */
+/** Memory of the engine's processes, as reported with its progress. */
 export function MemoryCard({ memory }: { memory: { at: number; bytes: number }[] }) {
   const [picked, setPicked] = useState<string | null>(null);
   const series = useMemo<Series[]>(() => {
@@ -19,7 +19,7 @@ export function MemoryCard({ memory }: { memory: { at: number; bytes: number }[]
     <section className="card">
       <h2>Memory over time</h2>
       <Scatter
-        label="The engine's memory over time"
+        label="Engine memory over time"
         series={series}
         xLabel="time"
         yLabel="memory"

@@ -1,6 +1,6 @@
 import { expect, it } from "vitest";
 import type { JobEvent } from "../../api/types";
-import { EMPTY, latestLayers, tell } from "./story";
+import { append, EMPTY, latestLayers } from "./event-log";
 
 let seq = 0;
 const event = (kind: string, data: Record<string, unknown>): JobEvent => ({
@@ -10,7 +10,7 @@ const event = (kind: string, data: Record<string, unknown>): JobEvent => ({
   data,
 });
 
-it("boils events down", () => {
+it("reduces events to what the page shows", () => {
   const events = [
     event("state_changed", { state: "running" }),
     event("phase_started", { phase: "quantize" }),
@@ -18,14 +18,14 @@ it("boils events down", () => {
     event("progress", { phase: "quantize", done: 1, total: 3, unit: "block", memory_bytes: 5 }),
     event("warning", { code: "x", message: "careful" }),
   ];
-  const story = tell(EMPTY, events);
-  expect(story.state).toBe("running");
-  expect(story.progress?.done).toBe(1);
-  expect(story.memory).toEqual([{ at: Date.parse("2026-11-22T08:00:00Z"), bytes: 5 }]);
-  expect(story.warnings).toEqual(["careful"]);
-  expect(story.events.map((each) => each.kind)).toEqual(["state_changed", "phase_started", "warning"]);
-  expect(tell(story, events).layers).toHaveLength(1); // told twice, counted once
-  expect(tell(story, [event("phase_started", { phase: "export" })]).progress).toBeNull();
+  const log = append(EMPTY, events);
+  expect(log.state).toBe("running");
+  expect(log.progress?.done).toBe(1);
+  expect(log.memory).toEqual([{ at: Date.parse("2026-11-22T08:00:00Z"), bytes: 5 }]);
+  expect(log.warnings).toEqual(["careful"]);
+  expect(log.events.map((each) => each.kind)).toEqual(["state_changed", "phase_started", "warning"]);
+  expect(append(log, events).layers).toHaveLength(1); // a repeated event counts once
+  expect(append(log, [event("phase_started", { phase: "export" })]).progress).toBeNull();
 });
 
 it("takes a layer's numbers from the last attempt", () => {
