@@ -1,4 +1,4 @@
-// Numbers and times as text. Everything that is shown goes through here, so that it looks the same everywhere.
+// Numbers and times as text. Every page uses these functions, so that values look the same everywhere.
 
 export function formatBytes(bytes: number | null | undefined): string {
   if (bytes === null || bytes === undefined) return "–";
@@ -20,7 +20,7 @@ export function formatNumber(value: number | null | undefined, digits = 4): stri
   return String(Number(value.toPrecision(digits)));
 }
 
-/** With its sign, so that better and worse need no colour. */
+/** A percentage with its sign, so that no colour is needed to tell an increase from a decrease. */
 export function formatPercent(share: number, digits = 1): string {
   const value = 100 * share;
   const text = Math.abs(value).toFixed(digits);
@@ -58,6 +58,6 @@ export const plural = (count: number, noun: string) =>
 
 export const capitalize = (text: string) => text.charAt(0).toUpperCase() + text.slice(1);
 
-/** The end of a path or id, which is what tells models apart. */
+/** The last part of a path or id, which distinguishes models. */
 export const shortName = (path: string) => path.split("/").filter(Boolean).at(-1) ?? path;
 export const shortId = (id: string) => `${id.slice(0, 4)}…${id.slice(-6)}`;

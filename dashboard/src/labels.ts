@@ -1,4 +1,4 @@
-// Names of what more than one page shows: one idea has one name.
+// Labels that more than one page shows: one idea has one name.
 
 export const LABELS = {
   evaluation: "Evaluation",
@@ -20,8 +20,8 @@ export const GATE_TEXTS: Record<string, string> = { warn: "Warn", fail: "Fail th
 export const executionText = (isFileToFile: boolean) =>
   isFileToFile ? "File to file, without running the model" : "Streamed, block by block";
 
-/** The owner of what was done with no API key: on the server's command line. */
+/** The owner of jobs and audit entries that came from the command line of the server, without an API key. */
 export const OPERATOR = "operator";
 
-/** A text column that is found by its name unless one is given. */
+/** The text columns that are tried if none is given. */
 export const COLUMN_PLACEHOLDER = "text or messages";

@@ -18,7 +18,7 @@ export function useSession(): Session {
   return session;
 }
 
-/** The key that `bitfoundry up` puts behind the # of its link. No server sees that part; it goes from the address. */
+/** Read the key after the # of the link that `bitfoundry up` prints, and remove it from the address. No server sees it. */
 export function takeKeyFromAddress(): string {
   const key = new URLSearchParams(window.location.hash.slice(1)).get("key") ?? "";
   if (key) window.history.replaceState(null, "", window.location.pathname + window.location.search);
@@ -29,7 +29,7 @@ const keyOfLink = takeKeyFromAddress();
 
 type Door = "unknown" | "closed" | "unreachable" | SignIn;
 
-/** Whether this browser is signed in, and how to get in and out. */
+/** The sign-in state of this browser, with functions to sign in and out. */
 export function useSignIn() {
   const [door, setDoor] = useState<Door>("unknown");
 

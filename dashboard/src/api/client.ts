@@ -1,5 +1,5 @@
-// Requests to the service. The key is in a cookie that this script cannot read; what changes something carries the
-// sign-in's CSRF token.
+// Requests to the service. The key is in a cookie that scripts cannot read; requests that change something carry the
+// CSRF token of the sign-in.
 import { connection } from "./connection";
 
 export interface ErrorEntry {
@@ -67,7 +67,7 @@ export function address(path: string, query: Query = {}): string {
   return text ? `${path}?${text}` : path;
 }
 
-// Answers that have an ETag, so that a poll is an empty 304 and gives the very same object: nothing is drawn again.
+// Responses with an ETag: a poll that returns 304 yields the same object, and nothing is rendered again.
 const MAX_REMEMBERED = 100;
 const remembered = new Map<string, { etag: string; body: unknown }>();
 
@@ -123,7 +123,7 @@ export const get = <T>(path: string, query?: Query, signal?: AbortSignal) => req
 export const post = <T>(path: string, body?: unknown, query?: Query) => request<T>("POST", path, { body, query });
 export const remove = (path: string) => request<void>("DELETE", path);
 
-/** For a stream: the response itself, once its status is known to be good. */
+/** Open a stream. Returns the response after its status has been checked. */
 export async function open(path: string, headers: Record<string, string>, signal: AbortSignal): Promise<Response> {
   const response = await send(path, { headers, signal, cache: "no-store" });
   if (!response.ok) throw problem(response.status, await response.json().catch(() => ({})));

@@ -1,4 +1,4 @@
-// Server-sent events over fetch: unlike EventSource it hears every kind of event, and knows why a stream did not open.
+// Server-sent events over fetch. Unlike EventSource, it receives every kind of event and reports why a stream failed to open.
 import { open, Problem, Unreachable } from "./client";
 import type { JobEvent } from "./types";
 
@@ -8,7 +8,7 @@ export interface Message {
   data: string;
 }
 
-/** The whole messages at the start of `text`, and what is left of it. */
+/** The complete messages at the start of `text`, and the rest of it. */
 export function parseMessages(text: string): { messages: Message[]; rest: string } {
   const blocks = text.replaceAll("\r\n", "\n").split("\n\n");
   const rest = blocks.pop() ?? "";

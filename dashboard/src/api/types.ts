@@ -1,4 +1,4 @@
-// The service's answers by short names. `schema.d.ts` is made from the OpenAPI document by every build.
+// Short names for the responses of the service. Every build generates `schema.d.ts` from the OpenAPI document.
 import type { components } from "./schema";
 
 type Schemas = components["schemas"];
@@ -31,7 +31,7 @@ export type SignIn = Schemas["SignInOut"];
 export type ProjectUsage = Schemas["ProjectUsage"];
 export type List<T> = { data: T[] };
 
-// What the document leaves open (`dict` in the service), with the fields that the page shows.
+// Types of what is untyped in the OpenAPI document, with the fields that the pages show.
 export interface Progress {
   phase: string;
   done: number;

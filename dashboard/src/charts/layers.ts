@@ -1,4 +1,4 @@
-// The numbers of layers as series.
+// Layer metrics as series of a chart.
 import type { Layer } from "../api/types";
 import { formatNumber, formatPercent } from "../format";
 import { NUM_LOOKS } from "./marks";
@@ -8,7 +8,7 @@ export interface Metric {
   id: "sqnr_db" | "relative_error" | "output_error";
   text: string;
   format: (value: number) => string;
-  /** Whether more is better. */
+  /** Whether a higher value is better. */
   up: boolean;
 }
 
@@ -22,14 +22,14 @@ export const METRICS: [Metric, ...Metric[]] = [
 
 export const metricValue = (layer: Layer, metric: Metric) => layer[metric.id] ?? null;
 
-/** q_proj of model.layers.3.self_attn.q_proj: what is compared over blocks. Experts of a block are one kind. */
+/** The module type that is compared across blocks: q_proj of model.layers.3.self_attn.q_proj. Experts share one type. */
 export const kindOf = (name: string) => {
   const parts = name.split(".");
   const last = parts.at(-1) ?? name;
   return parts.includes("experts") ? `experts.${last}` : last;
 };
 
-/** One series a kind of module, along the blocks. Kinds beyond the looks share the last one. */
+/** One series per module type, along the blocks. If there are more types than marker styles, the rest share the last. */
 export function seriesByKind(layers: Layer[], metric: Metric): Series[] {
   const byName = new Map<string, Series>();
   const kinds = [...new Set(layers.map((layer) => kindOf(layer.name)))].sort();
@@ -45,7 +45,7 @@ export function seriesByKind(layers: Layer[], metric: Metric): Series[] {
   return [...byName.values()].sort((a, b) => a.look - b.look);
 }
 
-/** The worst first. */
+/** The layers sorted by a metric, worst first. */
 export function byBadness(layers: Layer[], metric: Metric): Layer[] {
   const bad = (layer: Layer) =>
     (metricValue(layer, metric) ?? (metric.up ? Infinity : -Infinity)) * (metric.up ? -1 : 1);

@@ -24,11 +24,11 @@ interface Props {
   yLabel: string;
   formatX: (value: number) => string;
   formatY: (value: number) => string;
-  /** Whether x counts something: blocks, layers. */
+  /** Whether x is a count, such as blocks or layers. */
   counted?: boolean;
   joined?: boolean;
   radius?: number;
-  /** Drawn as a line of steps below the marks. */
+  /** The Pareto front, drawn as a line below the marks. */
   front?: { x: number; y: number }[];
   onPick: (name: string) => void;
   picked: string | null;
@@ -39,13 +39,13 @@ const HEIGHT = 300;
 const FRAME = { left: 72, right: 14, top: 12, bottom: 40 };
 const PICK_RADIUS = 30;
 
-/** Marks at (x, y). The nearest one is picked by pointer; with the arrow keys one after the other, from left to right. */
+/** A scatter chart. A click selects the nearest point; the arrow keys move between points from left to right. */
 export function Scatter(props: Props) {
   const { series, onPick, picked, formatX, formatY } = props;
   const [hidden, setHidden] = useState<ReadonlySet<string>>(new Set());
   const [width, setWidth] = useState(START_WIDTH);
   const frame = useRef<SVGSVGElement>(null);
-  // drawn as wide as there is room, so that its text keeps its size
+  // drawn at the available width, so that the text keeps its size
   useLayoutEffect(() => {
     if (!frame.current) return;
     const observer = new ResizeObserver(
@@ -134,13 +134,13 @@ interface Placed {
   point: Point;
 }
 
-function place(series: Series[], front: { x: number; y: number }[], width: number, leastStep: number) {
+function place(series: Series[], front: { x: number; y: number }[], width: number, minStep: number) {
   const points = series.flatMap((each) => each.points);
   const xs = linear(
     points.map((point) => point.x),
     FRAME.left,
     width - FRAME.right,
-    { count: width / 110, leastStep },
+    { count: width / 110, minStep },
   );
   const ends = points.flatMap(({ y, error = 0 }) => [y - error, y + error]);
   const ys = linear(ends, HEIGHT - FRAME.bottom, FRAME.top);

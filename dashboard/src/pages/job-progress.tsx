@@ -2,12 +2,12 @@ import { type Job, type Progress, progressOf, summaryOf } from "../api/types";
 import { formatBytes, formatDuration, formatPercent } from "../format";
 import { Bar } from "../ui/basics";
 
-/** How far the present phase is, as text: "block 12 of 30". */
+/** The progress of the current phase as text, for example "block 12 of 30". */
 export function formatProgress({ unit, done, total }: Progress): string {
   return unit === "byte" ? `${formatBytes(done)} of ${formatBytes(total)}` : `${unit} ${done} of ${total}`;
 }
 
-/** The live cell of a list: phase, bar and the rest of the phase's time; or why nothing moves. */
+/** The progress cell of a list: phase, bar and remaining time, or the reason why the job waits or failed. */
 export function JobProgress({ job }: { job: Job }) {
   const progress = progressOf(job);
   if (job.state === "running" || job.state === "pausing" || job.state === "cancelling") {

@@ -16,7 +16,7 @@ const PAGE = 50;
 const EVERY_MS = 3000;
 const FILTERS = ["state", "q", "label", "sweep", "model"];
 
-/** The filters of the address as the API takes them. */
+/** The filters in the address, as API parameters. */
 function readFilters(search: URLSearchParams) {
   return Object.fromEntries(FILTERS.map((name) => [name, search.getAll(name)]));
 }

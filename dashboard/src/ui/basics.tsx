@@ -3,7 +3,7 @@ import { Problem } from "../api/client";
 import type { Query } from "../api/query";
 import { formatAge, formatTime } from "../format";
 
-/** The page's heading. It takes the focus when another page is shown, so that a screen reader starts there. */
+/** The heading of a page. It takes the focus when the page opens, so that a screen reader starts there. */
 export function Title({ children, extra }: { children: string; extra?: ReactNode }) {
   const heading = useRef<HTMLHeadingElement>(null);
   useEffect(() => {
@@ -60,7 +60,7 @@ export function Failure({ error, retry }: { error: Error; retry?: () => void }) 
   );
 }
 
-/** The head of a column of buttons. */
+/** The header of a column of action buttons. */
 export function ActionsHead() {
   return (
     <th>
@@ -69,7 +69,7 @@ export function ActionsHead() {
   );
 }
 
-/** How long ago, kept up to date; the exact time on hover. */
+/** A relative time that updates itself, with the exact time on hover. */
 export function Time({ at }: { at: string | null | undefined }) {
   const [now, setNow] = useState(Date.now);
   const then = at ? Date.parse(at) : Number.NaN;
@@ -116,7 +116,7 @@ export function CopyButton({ text, label = "Copy" }: { text: string; label?: str
   );
 }
 
-/** The clipboard of the browser is there over TLS and on this machine only; elsewhere the old way. */
+/** Copies with the clipboard API where it exists (TLS or localhost), otherwise with a hidden text area. */
 async function copyText(text: string) {
   if (navigator.clipboard) {
     await navigator.clipboard.writeText(text).catch(() => undefined);
@@ -167,7 +167,7 @@ export function Field({
   );
 }
 
-/** A dialog of the browser's own: it keeps the focus inside, closes with Escape and gives the focus back. */
+/** A native dialog: it traps the focus, closes with Escape and restores the focus. */
 export function Dialog({ title, onClose, children }: { title: string; onClose: () => void; children: ReactNode }) {
   const dialog = useRef<HTMLDialogElement>(null);
   const id = useId();
@@ -243,7 +243,7 @@ export interface Tab {
   text: string;
 }
 
-/** Tabs as the ARIA practices have them: arrows move, one is in the tab order. */
+/** Tabs after the ARIA practices: arrow keys move between them, and one tab is in the tab order. */
 export function Tabs({
   tabs,
   shown,
@@ -298,7 +298,7 @@ export function TabPanel({ shown, children }: { shown: string; children: ReactNo
   );
 }
 
-/** Name and value beside each other. */
+/** A list of names with their values. */
 export function Facts({ facts }: { facts: [string, ReactNode][] }) {
   return (
     <dl className="facts">

@@ -56,7 +56,7 @@ function Comparison({ jobs }: { jobs: Job[] }) {
   );
 }
 
-/** Names of runs for charts and tables; those that share one get the end of their id. */
+/** Names of runs for charts and tables. Runs with the same name get the end of their id. */
 function uniqueNames(jobs: Job[]): Map<string, string> {
   const count = (label: string) => jobs.filter((job) => labelOf(job) === label).length;
   return new Map(

@@ -7,7 +7,7 @@ interface Row {
   text: string;
   value: (summary: Summary) => number | null | undefined;
   format: (value: number) => string;
-  /** Which way is better. */
+  /** The direction of an improvement. */
   better: "less" | "more";
 }
 

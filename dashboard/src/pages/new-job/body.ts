@@ -1,4 +1,4 @@
-// The request for a job: the one thing that the form, the JSON tab, the plan and the copied commands are all about.
+// The request for a job, shared by the form, the JSON tab, the plan and the code snippets.
 import type { Job, Preset } from "../../api/types";
 import { differences } from "../../diff";
 import type { Target } from "../target-fields";
@@ -44,7 +44,7 @@ export interface Mix {
 
 export interface Body {
   model: ModelRef;
-  /** Left out, or of algorithms alone, beside a mix. */
+  /** Left out for a mix, or holds its algorithms only. */
   config?: Record<string, unknown>;
   mix?: Mix;
   calibration?: Calibration;
@@ -63,7 +63,7 @@ export interface Body {
 
 export const START: Body = { model: { path: "" }, config: { preset: "w4a16" }, export: ["quark"] };
 
-/** `body` with `value` at the pointer; what is empty is left out, because the service fills in its defaults. */
+/** `body` with `value` at the pointer. Empty values are left out: the service fills in its defaults. */
 export function withValue(body: Body, pointer: string, value: unknown): Body {
   const set = (target: unknown, [name, ...rest]: string[]): unknown => {
     if (name === undefined) return value;
@@ -100,33 +100,32 @@ const unescapePointer = (part: string) => part.replaceAll("~1", "/").replaceAll(
 
 export const presetOf = (body: Body) => (typeof body.config?.preset === "string" ? body.config.preset : null);
 
-/** Whether the config is a preset as it stands. */
+/** Whether the config is an unchanged preset. */
 export const isPlainPreset = (body: Body) => presetOf(body) !== null && Object.keys(body.config ?? {}).length === 1;
 
-/** Where a budget of each kind starts. */
+/** The initial value of each kind of budget. */
 export const BUDGETS = { max_size: "90MB", max_bits: 5, max_divergence: 0.02 } as const;
 export type Budget = keyof typeof BUDGETS;
 export const START_MIX: Mix = { schemes: ["w4a16", "int8_weight_only"], max_bits: BUDGETS.max_bits };
 
-/** A scheme for each layer instead of one for all: of the config the algorithms stay. Without a mix it starts anew. */
+/** Switch to mixed precision, keeping only the algorithms of the config; without a mix, switch back to the default config. */
 export function withMix({ config, mix: _, ...rest }: Body, mix: Mix | undefined): Body {
   if (!mix) return { ...rest, config: START.config };
   return { ...rest, ...(config?.algo_config ? { config: { algo_config: config.algo_config } } : {}), mix };
 }
 
-/** There is one of the three. */
+/** The mix with this budget only: exactly one of the three is set. */
 export const withBudget = ({ schemes }: Mix, name: Budget): Mix => ({ schemes, [name]: BUDGETS[name] });
 export const budgetOf = (mix: Mix) => (Object.keys(BUDGETS) as Budget[]).find((name) => mix[name] !== undefined);
 
-/** Another preset; the exports that cannot hold it go, and there is always one. */
+/** Switch to another preset. Exports that cannot hold it are dropped; at least one remains. */
 export function withPreset(body: Body, preset: Preset): Body {
   const kept = (body.export ?? []).filter((name) => preset.exports.includes(name));
   const best = preset.exports.includes("quark") ? "quark" : preset.exports[0];
   return { ...body, config: { preset: preset.name }, export: kept.length ? kept : best ? [best] : [] };
 }
 
-/** The request that makes a job like this one; its preset by name if nothing was changed of it. It is published anew
- * only if that is asked for. */
+/** The request that clones a job. An unchanged preset is given by name; the publish target is not copied. */
 export function bodyOf(job: Job, presets: Preset[]): Body {
   const preset = presets.find((each) => each.name === job.preset || each.aliases.includes(job.preset ?? ""));
   const isPlain = preset && differences(preset.config, job.config).length === 0;
@@ -156,7 +155,7 @@ export function bodyOf(job: Job, presets: Preset[]): Body {
   };
 }
 
-/** "team=search, tier=gold" and back. */
+/** Labels as text, for example "team=search, tier=gold". */
 export const labelsText = (labels: Record<string, string> = {}) =>
   Object.entries(labels)
     .map(([name, value]) => `${name}=${value}`)

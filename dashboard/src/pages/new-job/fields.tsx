@@ -25,7 +25,7 @@ export function Scoped({ to, children }: { to: string; children: string }) {
   );
 }
 
-/** A text or number at a pointer. */
+/** An input for the text or number at a pointer. */
 export function Value({
   body,
   onChange,
@@ -54,7 +54,7 @@ export function Value({
   );
 }
 
-/** Several names at a pointer, written with commas. */
+/** An input for the list of names at a pointer, separated by commas. */
 export function Names({ body, onChange, errorAt, pointer, label, hint, placeholder }: At) {
   const [text, setText] = useState(((valueAt(body, pointer) as string[] | undefined) ?? []).join(", "));
   return (

@@ -76,7 +76,7 @@ function Editor({ body, onChange }: { body: Body; onChange: (body: Body) => void
   );
 }
 
-/** Protects against a request that is sent twice by accident. `crypto.randomUUID` is only there over TLS. */
+/** Protects against a request that is sent twice by accident. `crypto.randomUUID` exists only over TLS. */
 const randomKey = () =>
   Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 

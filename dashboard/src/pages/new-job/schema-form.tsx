@@ -17,7 +17,7 @@ const isObject = (value: unknown): value is Record<string, unknown> =>
 const firstLine = (text: string | undefined) => text?.split(/\n|(?<=\.) /)[0]?.replaceAll("``", "");
 const escapePointer = (part: string) => part.replaceAll("~", "~0").replaceAll("/", "~1");
 
-/** A form for a value that a JSON Schema describes. The service says what is wrong; this only draws it. */
+/** A form for a value that a JSON Schema describes. The service validates it; this component only renders it. */
 export function SchemaForm(props: Props): ReactNode {
   const { schema } = unwrap(props.schema, props.root);
   const control = controlOf(schema, props.root);
@@ -30,7 +30,7 @@ export function SchemaForm(props: Props): ReactNode {
 
 type Of<K extends Control["kind"]> = Props & { control: Extract<Control, { kind: K }> };
 
-/** Fields are drawn once the object is there: a spec may hold a spec, and so on without end. */
+/** Fields are rendered only if the object exists: specs can nest without end. */
 function ObjectForm({ name, pointer, root, value, onChange, errorAt, control, schema }: Of<"object">) {
   const error = errorAt(pointer);
   if (!isObject(value)) {
@@ -219,7 +219,7 @@ function ScalarField({ name, pointer, schema, value, onChange, errorAt, control 
   );
 }
 
-/** A list of texts, separated by commas, or any other JSON. What is being typed is kept as it is typed. */
+/** An input for comma-separated texts, or for any JSON. The text stays as it is typed. */
 function TypedInput({
   isList,
   value,

@@ -1,4 +1,4 @@
-// As much of JSON Schema as the config uses, read into the kinds of controls that there are.
+// The subset of JSON Schema that the config uses, mapped to kinds of form controls.
 
 export interface Schema {
   $ref?: string;
@@ -45,7 +45,7 @@ function without<T extends object>(value: T, name: keyof T): Partial<T> {
   return rest as Partial<T>;
 }
 
-/** The schema without its null, and whether it had one. */
+/** The schema without its null option, and whether it had one. */
 export function unwrap(schema: Schema, root: Schema): { schema: Schema; nullable: boolean } {
   const resolved = resolve(schema, root);
   const options = resolved.anyOf;

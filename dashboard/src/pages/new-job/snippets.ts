@@ -1,7 +1,7 @@
 // The request as code: curl, command line, Python.
 import { type Body, BUDGETS, type Budget, type Calibration, isPlainPreset, presetOf } from "./body";
 
-/** In single quotes, as a POSIX shell reads them. */
+/** Quote a text for a POSIX shell. */
 export const quoted = (text: string) => (/^[\w./:@%+=,-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
 
 export function asCurl(body: Body, origin: string): string {
