@@ -11,7 +11,6 @@ export const LABELS = {
   qualityGate: "Quality gate",
   queueTimeout: "Queue timeout",
   runTimeout: "Run timeout",
-  top1Agreement: "Top-1 agreement",
 } as const;
 
 /** What each value of a job's `gate` does when a limit is exceeded. */

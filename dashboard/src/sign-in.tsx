@@ -18,7 +18,7 @@ export function useSession(): Session {
   return session;
 }
 
-/** Read the key after the # of the link that `bitfoundry up` prints, and remove it from the address. No server sees it. */
+/** Read the key after the # of the link that `bitfoundry up` prints, and remove it. No server sees that part. */
 export function takeKeyFromAddress(): string {
   const key = new URLSearchParams(window.location.hash.slice(1)).get("key") ?? "";
   if (key) window.history.replaceState(null, "", window.location.pathname + window.location.search);

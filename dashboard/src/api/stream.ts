@@ -1,4 +1,4 @@
-// Server-sent events over fetch. Unlike EventSource, it receives every kind of event and reports why a stream failed to open.
+// Server-sent events over fetch. Unlike EventSource, it receives every kind of event and reports why a stream failed.
 import { open, Problem, Unreachable } from "./client";
 import type { JobEvent } from "./types";
 
@@ -32,7 +32,7 @@ export type Link = "open" | "lost" | "ended";
 const FIRST_WAIT_MS = 500;
 const LAST_WAIT_MS = 10_000;
 
-/** Passes on all events of a job from the first one, over any number of connections, until the job ends or `signal` aborts. */
+/** Pass on all events of a job from the first, over any number of connections, until it ends or `signal` aborts. */
 export async function follow(
   jobId: string,
   onEvents: (events: JobEvent[]) => void,

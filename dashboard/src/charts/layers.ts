@@ -22,14 +22,14 @@ export const METRICS: [Metric, ...Metric[]] = [
 
 export const metricValue = (layer: Layer, metric: Metric) => layer[metric.id] ?? null;
 
-/** The module type that is compared across blocks: q_proj of model.layers.3.self_attn.q_proj. Experts share one type. */
+/** The module type, compared across blocks: q_proj of model.layers.3.self_attn.q_proj. Experts share one type. */
 export const kindOf = (name: string) => {
   const parts = name.split(".");
   const last = parts.at(-1) ?? name;
   return parts.includes("experts") ? `experts.${last}` : last;
 };
 
-/** One series per module type, along the blocks. If there are more types than marker styles, the rest share the last. */
+/** One series per module type, along the blocks. Types beyond the number of marker styles share the last one. */
 export function seriesByKind(layers: Layer[], metric: Metric): Series[] {
   const byName = new Map<string, Series>();
   const kinds = [...new Set(layers.map((layer) => kindOf(layer.name)))].sort();

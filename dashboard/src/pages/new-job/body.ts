@@ -108,7 +108,7 @@ export const BUDGETS = { max_size: "90MB", max_bits: 5, max_divergence: 0.02 } a
 export type Budget = keyof typeof BUDGETS;
 export const START_MIX: Mix = { schemes: ["w4a16", "int8_weight_only"], max_bits: BUDGETS.max_bits };
 
-/** Switch to mixed precision, keeping only the algorithms of the config; without a mix, switch back to the default config. */
+/** Switch to mixed precision, keeping the algorithms of the config, or back to the default config without a mix. */
 export function withMix({ config, mix: _, ...rest }: Body, mix: Mix | undefined): Body {
   if (!mix) return { ...rest, config: START.config };
   return { ...rest, ...(config?.algo_config ? { config: { algo_config: config.algo_config } } : {}), mix };

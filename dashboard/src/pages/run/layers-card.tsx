@@ -7,7 +7,7 @@ import { Empty, Facts, scrollable } from "../../ui/basics";
 
 const ROWS = 50;
 
-/** The quantization error of each layer: a chart by module type, the metrics of the selected layer, and a table of all layers. */
+/** The quantization error of each layer: a chart by module type, the selected layer, and a table of all layers. */
 export function LayersCard({ layers, isRunning }: { layers: Layer[]; isRunning: boolean }) {
   const measured = METRICS.filter((metric) => layers.some((layer) => metricValue(layer, metric) !== null));
   const [metricId, setMetricId] = useState<Metric["id"]>("relative_error");

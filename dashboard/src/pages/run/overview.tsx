@@ -144,7 +144,7 @@ function Divergence({ quality: { before, after, divergence, num_tokens } }: { qu
           ["Perplexity after", withError(after.token_perplexity, 5)],
           [LABELS.klMean, withError(divergence.kl_mean, 3)],
           ["KL divergence (99th percentile)", formatNumber(divergence.kl_p99, 3)],
-          [LABELS.top1Agreement, withError(divergence.top1_agreement, 4)],
+          ["Top-1 agreement", withError(divergence.top1_agreement, 4)],
         ]}
       />
     </>
