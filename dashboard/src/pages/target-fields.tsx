@@ -83,7 +83,7 @@ export function TargetFields({ target, onChange, errorAt = () => undefined }: Pr
                   value={target.hub_token ?? ""}
                   onChange={(event) => set("hub_token", event.target.value)}
                 >
-                  <option value="">Same as for the model</option>
+                  <option value="">Job's token</option>
                   {tokens.data?.data.map((each) => (
                     <option key={each.name}>{each.name}</option>
                   ))}
