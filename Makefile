@@ -17,7 +17,7 @@ JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 ARGS ?=
 
-.PHONY: help setup ui openapi screenshots demo test test-all check lint up consumers bench bench-dashboard bench-engines bench-formats bench-scale bench-service clean
+.PHONY: help setup ui openapi screenshots demo test test-all check lint format up consumers bench bench-dashboard bench-engines bench-formats bench-scale bench-service clean
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -75,11 +75,16 @@ test-all: $(UI) consumers  ## all the tests, the slow ones and vLLM included
 	@$(NPM) test
 	@$(PYTEST) $(ARGS)
 
-lint: $(STAMP)  ## ruff and mypy
+lint: $(STAMP) $(NODE_STAMP)  ## check the Python code (ruff, mypy) and the dashboard (Biome, TypeScript)
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(NPM) run lint
 
-check: lint test  ## what a change must pass: ruff, mypy, tests
+format: $(STAMP) $(NODE_STAMP)  ## format the Python code (ruff) and the dashboard (Biome)
+	@$(BIN)/ruff format .
+	@$(NPM) run format
+
+check: lint test  ## what a change must pass: the linters and the tests
 
 bench: $(STAMP)  ## memory and time of the engine, printed and kept under bench/results
 	@$(BIN)/python -m bench $(ARGS)

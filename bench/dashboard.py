@@ -121,11 +121,11 @@ def measure_run(page: Page, job_id: str, num_layers: int) -> dict[str, Any]:
 
     found: dict[str, Any] = {"all layers in the chart": milliseconds(shown)}
     page.evaluate(WATCH)
-    chart = page.get_by_role("group", name="Error of the weight")
+    chart = page.get_by_role("group", name="Relative weight error")
     status = page.locator(".chart [role=status]")
 
     def measure_of(value: str) -> None:
-        page.get_by_label("Measure").select_option(value)
+        page.get_by_label("Metric").select_option(value)
         page.evaluate(DRAWN)
 
     found["another measure"] = milliseconds(lambda: measure_of("sqnr_db"))
@@ -144,7 +144,7 @@ def measure_run(page: Page, job_id: str, num_layers: int) -> dict[str, Any]:
     found["a step with an arrow key"] = round(took / steps, 1)
 
     def table() -> None:
-        page.get_by_text("All numbers as a table").click()
+        page.get_by_text("Show as table").click()
         expect(page.locator("details tbody tr")).to_have_count(50)
 
     found["the table"] = milliseconds(table)

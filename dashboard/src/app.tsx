@@ -1,11 +1,12 @@
-import { type ComponentType, Suspense, lazy, useEffect, useMemo, useState, useSyncExternalStore } from "react";
+import { type ComponentType, lazy, Suspense, useEffect, useMemo, useState, useSyncExternalStore } from "react";
 import { connection } from "./api/connection";
+import { capitalize } from "./format";
 import { Runs } from "./pages/runs";
 import { Link, type Place, usePlace } from "./router";
 import { SessionProvider, SignInPage, useSignIn } from "./sign-in";
 import { Announcer, announce } from "./ui/announcer";
 import { Empty, Loading, Title } from "./ui/basics";
-import { THEMES, type Theme, applyTheme, readTheme } from "./ui/theme";
+import { applyTheme, readTheme, THEMES, type Theme } from "./ui/theme";
 
 type Page = ComponentType<{ place: Place; id: string }>;
 
@@ -47,11 +48,14 @@ const MENU: [string, string, string?][] = [
 export function App() {
   const { door, signIn, signOut } = useSignIn();
   const session = useMemo(
-    () => (typeof door === "object" ? { key: door.key, can: (scope: string) => door.key.scopes.includes(scope), signOut } : null),
-    [door],
+    () =>
+      typeof door === "object"
+        ? { key: door.key, can: (scope: string) => door.key.scopes.includes(scope), signOut }
+        : null,
+    [door, signOut],
   );
   if (door === "unknown") return <Loading />;
-  if (door === "unreachable") return <Loading what="The service does not answer: trying again" />;
+  if (door === "unreachable") return <Loading what="The service is not responding. Retrying" />;
   if (!session) return <SignInPage signIn={signIn} />;
   return (
     <SessionProvider value={session}>
@@ -65,7 +69,7 @@ function Shell({ keyName, scopes, signOut }: { keyName: string; scopes: string[]
   return (
     <>
       <a className="skip" href="#content">
-        Skip to the content
+        Skip to content
       </a>
       <header className="top">
         <Link to="/" className="brand">
@@ -75,7 +79,7 @@ function Shell({ keyName, scopes, signOut }: { keyName: string; scopes: string[]
           </svg>
           Bitfoundry
         </Link>
-        <nav aria-label="Pages">
+        <nav aria-label="Main">
           {MENU.filter(([, , scope]) => !scope || scopes.includes(scope)).map(([to, text]) => (
             <Link key={to} to={to} aria-current={isShown(to, place.path) ? "page" : undefined}>
               {text}
@@ -84,10 +88,10 @@ function Shell({ keyName, scopes, signOut }: { keyName: string; scopes: string[]
         </nav>
         <div className="who">
           <ThemeChoice />
-          <span className="faint" title="The key that you are signed in with">
+          <span className="faint" title="The API key you are signed in with">
             {keyName}
           </span>
-          <button className="small" onClick={() => void signOut()}>
+          <button type="button" className="small" onClick={() => void signOut()}>
             Sign out
           </button>
         </div>
@@ -113,9 +117,9 @@ function Routed({ place }: { place: Place }) {
   }
   return (
     <>
-      <Title>No such page</Title>
+      <Title>Page not found</Title>
       <Empty>
-        There is nothing at this address. <Link to="/">All runs</Link>
+        This page does not exist. <Link to="/">View all runs</Link>
       </Empty>
     </>
   );
@@ -125,7 +129,7 @@ function ThemeChoice() {
   const [theme, setTheme] = useState<Theme>(readTheme);
   return (
     <select
-      aria-label="Colours"
+      aria-label="Color theme"
       className="small"
       value={theme}
       onChange={(event) => {
@@ -136,7 +140,7 @@ function ThemeChoice() {
     >
       {THEMES.map((each) => (
         <option key={each} value={each}>
-          {each[0]?.toUpperCase() + each.slice(1)}
+          {capitalize(each)}
         </option>
       ))}
     </select>
@@ -149,14 +153,14 @@ function ConnectionNotice() {
   useEffect(() => {
     if (lost) setWasLost(true);
     else if (wasLost) {
-      announce("The service answers again.");
+      announce("The service is responding again.");
       setWasLost(false);
     }
-  }, [lost]);
+  }, [lost, wasLost]);
   if (!lost) return null;
   return (
     <div className="notice warn lost" role="status">
-      ⚠ The service does not answer. What you see may be old; the page comes back by itself.
+      ⚠ The service is not responding. This data may be out of date. The page reconnects automatically.
     </div>
   );
 }

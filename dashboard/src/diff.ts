@@ -1,7 +1,7 @@
-// Two JSON values, and where they differ.
+// The differences between two JSON values.
 
 export interface Difference {
-  /** As /global_quant_config/weight/group_size. */
+  /** For example /global_quant_config/weight/group_size. */
   pointer: string;
   before: unknown;
   after: unknown;
@@ -11,9 +11,12 @@ const isObject = (value: unknown): value is Record<string, unknown> =>
   typeof value === "object" && value !== null && !Array.isArray(value);
 
 const isEmpty = (value: unknown) =>
-  value === undefined || value === null || (Array.isArray(value) && value.length === 0) || (isObject(value) && Object.keys(value).length === 0);
+  value === undefined ||
+  value === null ||
+  (Array.isArray(value) && value.length === 0) ||
+  (isObject(value) && Object.keys(value).length === 0);
 
-/** Leaf by leaf. What is absent, null or empty is one and the same: the engine fills all of them in alike. */
+/** The leaves that differ. Absent, null and empty are equal: the engine fills in the same default for each. */
 export function differences(before: unknown, after: unknown, pointer = ""): Difference[] {
   if (isEmpty(before) && isEmpty(after)) return [];
   if ((isObject(before) || isEmpty(before)) && (isObject(after) || isEmpty(after))) {

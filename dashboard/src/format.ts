@@ -1,4 +1,4 @@
-// Numbers and times as text. Everything that is shown goes through here, so that it looks the same everywhere.
+// Numbers and times as text. Every page uses these functions, so that values look the same everywhere.
 
 export function formatBytes(bytes: number | null | undefined): string {
   if (bytes === null || bytes === undefined) return "–";
@@ -20,7 +20,7 @@ export function formatNumber(value: number | null | undefined, digits = 4): stri
   return String(Number(value.toPrecision(digits)));
 }
 
-/** With its sign, so that better and worse need no colour. */
+/** A percentage with its sign, so that no colour is needed to tell an increase from a decrease. */
 export function formatPercent(share: number, digits = 1): string {
   const value = 100 * share;
   const text = Math.abs(value).toFixed(digits);
@@ -32,7 +32,8 @@ export function formatDuration(seconds: number | null | undefined): string {
   if (seconds < 1) return "< 1 s";
   if (seconds < 59.5) return `${Math.round(seconds)} s`;
   const minutes = Math.round(seconds / 60);
-  if (minutes < 60) return seconds < 600 ? `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s` : `${minutes} min`;
+  if (minutes < 60)
+    return seconds < 600 ? `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s` : `${minutes} min`;
   const hours = Math.floor(minutes / 60);
   if (hours < 48) return `${hours} h ${minutes % 60} min`;
   return `${Math.round(hours / 24)} d`;
@@ -40,8 +41,7 @@ export function formatDuration(seconds: number | null | undefined): string {
 
 export function formatAge(milliseconds: number): string {
   const seconds = Math.round(Math.abs(milliseconds) / 1000);
-  const text = (value: number, unit: string) =>
-    milliseconds >= 0 ? `${value} ${unit} ago` : `in ${value} ${unit}`;
+  const text = (value: number, unit: string) => (milliseconds >= 0 ? `${value} ${unit} ago` : `in ${value} ${unit}`);
   if (seconds < 5) return "just now";
   if (seconds < 60) return text(seconds, "s");
   if (seconds < 3600) return text(Math.round(seconds / 60), "min");
@@ -53,8 +53,11 @@ export function formatTime(time: string): string {
   return new Date(time).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
 }
 
-export const plural = (count: number, noun: string) => `${count.toLocaleString("en-US")} ${noun}${count === 1 ? "" : "s"}`;
+export const plural = (count: number, noun: string) =>
+  `${count.toLocaleString("en-US")} ${noun}${count === 1 ? "" : "s"}`;
 
-/** The end of a path or id, which is what tells models apart. */
+export const capitalize = (text: string) => text.charAt(0).toUpperCase() + text.slice(1);
+
+/** The last part of a path or id, which distinguishes models. */
 export const shortName = (path: string) => path.split("/").filter(Boolean).at(-1) ?? path;
 export const shortId = (id: string) => `${id.slice(0, 4)}…${id.slice(-6)}`;

@@ -1,4 +1,4 @@
-// Addresses below /ui. The browser's own history; what a page shows is in its address, so that it can be sent to others.
+// Routing below /ui with the history of the browser. The address holds what a page shows, so that links can be shared.
 import { type AnchorHTMLAttributes, type MouseEvent, useMemo, useSyncExternalStore } from "react";
 
 export const BASE = "/ui";
@@ -31,7 +31,7 @@ export function navigate(to: string, { replace = false } = {}) {
   window.dispatchEvent(new Event(CHANGED));
 }
 
-/** `search` with other values: null takes a parameter away, a list gives it several. */
+/** The query string with changed parameters: null removes one, a list sets several values. */
 export function withParams(search: URLSearchParams, changes: Record<string, string | string[] | null>): string {
   const next = new URLSearchParams(search);
   for (const [name, value] of Object.entries(changes)) {

@@ -1,5 +1,5 @@
-import { type FormEvent, createContext, useContext, useEffect, useState } from "react";
-import { Problem, Unreachable, forgetAnswers, get, post, remove, setCsrfToken, whenSignedOut } from "./api/client";
+import { createContext, type FormEvent, useCallback, useContext, useEffect, useState } from "react";
+import { forgetAnswers, get, Problem, post, remove, setCsrfToken, Unreachable, whenSignedOut } from "./api/client";
 import type { Key, SignIn } from "./api/types";
 import { Failure, Field } from "./ui/basics";
 
@@ -14,11 +14,11 @@ export const SessionProvider = SessionContext.Provider;
 
 export function useSession(): Session {
   const session = useContext(SessionContext);
-  if (!session) throw new Error("a page outside of a session");
+  if (!session) throw new Error("useSession needs a SessionProvider above it");
   return session;
 }
 
-/** The key that `bitfoundry up` puts behind the # of its link. No server sees that part; it goes from the address. */
+/** Read the key after the # of the link that `bitfoundry up` prints, and remove it. No server sees that part. */
 export function takeKeyFromAddress(): string {
   const key = new URLSearchParams(window.location.hash.slice(1)).get("key") ?? "";
   if (key) window.history.replaceState(null, "", window.location.pathname + window.location.search);
@@ -29,40 +29,43 @@ const keyOfLink = takeKeyFromAddress();
 
 type Door = "unknown" | "closed" | "unreachable" | SignIn;
 
-/** Whether this browser is signed in, and how to get in and out. */
+/** The sign-in state of this browser, with functions to sign in and out. */
 export function useSignIn() {
   const [door, setDoor] = useState<Door>("unknown");
 
-  const enter = (signIn: SignIn) => {
+  const enter = useCallback((signIn: SignIn) => {
     setCsrfToken(signIn.csrf_token);
     setDoor(signIn);
-  };
-  const signIn = async (key: string) => enter(await post<SignIn>("/v1/sign-in", { api_key: key }));
-  const look = async () => {
+  }, []);
+  const signIn = useCallback(
+    async (key: string) => enter(await post<SignIn>("/v1/sign-in", { api_key: key })),
+    [enter],
+  );
+  const restore = useCallback(async () => {
     try {
       if (keyOfLink) await signIn(keyOfLink);
       else enter(await get<SignIn>("/v1/sign-in"));
     } catch (error) {
       setDoor(error instanceof Unreachable ? "unreachable" : "closed");
     }
-  };
-  const signOut = async () => {
+  }, [enter, signIn]);
+  const signOut = useCallback(async () => {
     await remove("/v1/sign-in");
     forgetAnswers();
     setDoor("closed");
-  };
+  }, []);
 
   useEffect(() => {
     whenSignedOut(() => {
       forgetAnswers();
       setDoor("closed");
     });
-    void look();
-  }, []);
+    void restore();
+  }, [restore]);
 
   useEffect(() => {
     if (door !== "unreachable") return;
-    const timer = window.setTimeout(look, 2000);
+    const timer = window.setTimeout(restore, 2000);
     return () => window.clearTimeout(timer);
   });
 
@@ -94,15 +97,15 @@ export function SignInPage({ signIn }: { signIn: (key: string) => Promise<void> 
     <main className="sign-in">
       <form onSubmit={submit} className="card">
         <h1>Bitfoundry</h1>
-        <p>Quantization of language models, proven before it counts as done.</p>
+        <p>Quantize language models. Every result is verified before it counts as done.</p>
         <Field
           label="API key"
           hint={
             <>
-              It starts with <code>bf_</code>. <code>make up</code> prints one, and a link that needs none.
+              Starts with <code>bf_</code>; shown when the server starts.
             </>
           }
-          error={refused ? "This is not a valid key of this service." : undefined}
+          error={refused ? "This API key is not valid." : undefined}
         >
           {(props) => (
             <input
@@ -110,6 +113,7 @@ export function SignInPage({ signIn }: { signIn: (key: string) => Promise<void> 
               type="password"
               autoComplete="current-password"
               required
+              // biome-ignore lint/a11y/noAutofocus: the page has this one field
               autoFocus
               value={key}
               onChange={(event) => setKey(event.target.value)}
@@ -117,7 +121,7 @@ export function SignInPage({ signIn }: { signIn: (key: string) => Promise<void> 
           )}
         </Field>
         {error && !refused && <Failure error={error} />}
-        <button className="primary" disabled={busy}>
+        <button type="submit" className="primary" disabled={busy}>
           Sign in
         </button>
       </form>

@@ -48,7 +48,7 @@ def take(stack: LocalStack, model: Path) -> None:
         shoot(page, "runs")
         compared = "&".join(f"job={job.id}" for job in done)
         page.goto(f"/ui/compare?{compared}")
-        expect(page.get_by_role("img", name="Error of the weight")).to_be_visible()
+        expect(page.get_by_role("img", name="Relative weight error")).to_be_visible()
         shoot(page, "compare")
         page.goto(f"/ui/jobs/{done[2].id}")
         expect(page.get_by_text("Each export was read back")).to_be_visible()

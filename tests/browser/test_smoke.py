@@ -21,7 +21,7 @@ PAGES = {
     "/webhooks": "Webhooks",
     "/audit": "Audit",
     "/system": "System",
-    "/nowhere": "No such page",
+    "/nowhere": "Page not found",
 }
 
 
@@ -31,7 +31,7 @@ def test_in_with_a_key_and_out(page: Page, stack: LocalStack, check_accessible: 
     check_accessible(page)
     key.fill("bf_nonsense")
     page.get_by_role("button", name="Sign in").click()
-    expect(page.get_by_text("not a valid key")).to_be_visible()
+    expect(page.get_by_text("This API key is not valid")).to_be_visible()
     key.fill(stack.api_key)
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("heading", name="Runs")).to_be_visible()
@@ -65,19 +65,19 @@ def test_every_page_is_there_and_accessible(
 def test_a_job_is_planned_started_and_cancelled(signed_in: Page, stack: LocalStack, client: Client) -> None:
     page = signed_in
     page.keyboard.press("n")
-    page.get_by_role("textbox", name="Folder").fill(str(stack.home / "nothing"))
+    page.get_by_role("textbox", name="Path on the server").fill(str(stack.home / "nothing"))
     plan = page.get_by_role("region", name="Plan")
     expect(plan.get_by_role("alert")).to_be_visible()  # there is no such model
-    expect(page.get_by_role("button", name="Start the job")).to_be_disabled()
-    page.get_by_role("textbox", name="Folder").fill(str(stack.home.parent / "model"))
+    expect(page.get_by_role("button", name="Start job")).to_be_disabled()
+    page.get_by_role("textbox", name="Path on the server").fill(str(stack.home.parent / "model"))
     expect(page.get_by_text("seq_len is 512, but the model reads at most 256").first).to_be_visible()
-    page.get_by_label("Tokens of a sample").fill("64")
+    page.get_by_label("Calibration Sequence length").fill("64")
     expect(plan.get_by_text("21 in 3 blocks")).to_be_visible()
     page.get_by_label("Name", exact=True).fill("from the page")
     page.get_by_label("Labels").fill("team=search")
-    page.get_by_role("tab", name="Copy as").click()
-    expect(page.get_by_label("As a command")).to_contain_text("--label team=search")
-    page.get_by_role("button", name="Start the job").click()
+    page.get_by_role("tab", name="Code").click()
+    expect(page.get_by_label("Command-line snippet")).to_contain_text("--label team=search")
+    page.get_by_role("button", name="Start job").click()
     expect(page.get_by_role("heading", name="from the page")).to_be_visible()
     page.get_by_role("button", name="Cancel").click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
@@ -95,36 +95,36 @@ def test_the_form_says_how_a_result_is_measured_and_where_it_goes(
 ) -> None:
     page = signed_in
     page.goto("/ui/jobs/new")
-    page.get_by_role("textbox", name="Folder").fill(str(stack.home.parent / "model"))
-    page.get_by_label("Tokens of a sample").fill("64")
+    page.get_by_role("textbox", name="Path on the server").fill(str(stack.home.parent / "model"))
+    page.get_by_label("Calibration Sequence length").fill("64")
     page.get_by_label("Name", exact=True).fill("measured")
-    page.get_by_label("A missed limit").select_option(label="fails the job; the artifact is kept apart")
-    page.get_by_label("Measured on").select_option(label="Built-in prose")
+    page.get_by_label("Quality gate").select_option(label="Fail the job")
+    page.get_by_label("Evaluation text").select_option(label="Built-in prose")
     page.get_by_label("Windows").fill("3")
-    page.get_by_label("Tokens of a window").fill("8")
+    page.get_by_label("Evaluation Sequence length").fill("8")
     plan = page.get_by_role("region", name="Plan")
     expect(plan.get_by_text("/evaluation/seq_len")).to_be_visible()
-    expect(page.get_by_label("Tokens of a window")).to_have_attribute("aria-invalid", "true")
-    page.get_by_label("Tokens of a window").fill("64")
+    expect(page.get_by_label("Evaluation Sequence length")).to_have_attribute("aria-invalid", "true")
+    page.get_by_label("Evaluation Sequence length").fill("64")
     page.get_by_label("Stride").fill("32")
     page.get_by_label("Tasks").fill("gsm8k, piqa")
-    page.get_by_label("Documents of a task").fill("10")
-    page.get_by_label("The artifact goes somewhere").check()
-    page.get_by_label("A folder behind a URL").check()
+    page.get_by_label("Documents per task").fill("10")
+    page.get_by_label("Publish when verified").check()
+    page.get_by_label("Storage URL").check()
     page.get_by_label("URL", exact=True).fill("file:///etc")
     expect(page.get_by_text("does not publish to").first).to_be_visible()
     target = f"file://{stack.home.parent}/published/there"
     page.get_by_label("URL", exact=True).fill(target)
-    page.get_by_label("From file to file").check()
+    page.get_by_label("File to file").check()
     expect(plan.get_by_text("runs no model, which evaluation.tasks need").first).to_be_visible()
     check_accessible(page)
-    page.get_by_label("From file to file").uncheck()
+    page.get_by_label("File to file").uncheck()
     expect(plan.get_by_text("21 in 3 blocks")).to_be_visible()
-    page.get_by_role("tab", name="Copy as").click()
-    command = page.get_by_label("As a command")
+    page.get_by_role("tab", name="Code").click()
+    command = page.get_by_label("Command-line snippet")
     for part in ("--gate fail", "--evaluation tasks=gsm8k,piqa", "--evaluation stride=32", f"--publish {target}"):
         expect(command).to_contain_text(part)
-    page.get_by_role("button", name="Start the job").click()
+    page.get_by_role("button", name="Start job").click()
     expect(page.get_by_role("heading", name="measured")).to_be_visible()
     (job,) = client.list(text="measured")
     client.cancel(job.id)
@@ -136,12 +136,12 @@ def test_the_form_says_how_a_result_is_measured_and_where_it_goes(
     expect(page.get_by_text("tasks gsm8k,piqa")).to_be_visible()
     page.goto(f"/ui/jobs/new?from={job.id}")
     expect(page.get_by_label("Tasks")).to_have_value("gsm8k, piqa")
-    expect(page.get_by_label("A missed limit")).to_have_value("fail")
-    expect(page.get_by_label("The artifact goes somewhere")).not_to_be_checked()
+    expect(page.get_by_label("Quality gate")).to_have_value("fail")
+    expect(page.get_by_label("Publish when verified")).not_to_be_checked()
 
 
 def test_a_lost_connection_is_said_and_comes_back(signed_in: Page, context: BrowserContext) -> None:
-    notice = signed_in.get_by_text("The service does not answer")
+    notice = signed_in.get_by_text("The service is not responding")
     context.set_offline(True)
     expect(notice).to_be_visible()
     context.set_offline(False)

@@ -49,12 +49,12 @@ def test_a_run_is_started_watched_and_proven(
 ) -> None:
     page = signed_in
     page.get_by_role("link", name="New job").first.click()
-    page.get_by_role("textbox", name="Folder").fill(str(stack.home.parent / "deep"))
+    page.get_by_role("textbox", name="Path on the server").fill(str(stack.home.parent / "deep"))
     page.get_by_label("Samples").fill("8")
-    page.get_by_label("Tokens of a sample").fill("128")
+    page.get_by_label("Calibration Sequence length").fill("128")
     page.get_by_label("Name", exact=True).fill("watched")
     page.get_by_label("compressed_tensors").check()
-    page.get_by_role("button", name="Start the job").click()
+    page.get_by_role("button", name="Start job").click()
     expect(page.get_by_role("heading", name="watched")).to_be_visible()
     state = page.locator("main .state").first
     seen = bar_values(page.get_by_role("progressbar"), page, lambda: "Succeeded" in state.inner_text())
@@ -63,14 +63,14 @@ def test_a_run_is_started_watched_and_proven(
 
     expect(page.get_by_text("Each export was read back from disk")).to_be_visible()
     expect(page.get_by_role("cell", name="✓ compressed_tensors")).to_be_visible()
-    chart = page.get_by_role("group", name="Error of the weight of")
+    chart = page.get_by_role("group", name="Relative weight error of")
     expect(chart).to_be_visible()
     expect(page.locator(".chart .legend button")).to_have_count(7)
     chart.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
-    expect(page.get_by_role("region", name="The picked layer")).to_contain_text("model.layers.0.")
-    page.get_by_text("All numbers as a table").click()
+    expect(page.get_by_role("region", name="Selected layer")).to_contain_text("model.layers.0.")
+    page.get_by_text("Show as table").click()
     expect(page.get_by_role("row").filter(has_text="model.layers.").first).to_be_visible()
     check_accessible(page)
     for tab in ("Log", "Config", "Artifacts", "Events"):
@@ -100,15 +100,15 @@ def test_runs_are_compared(signed_in: Page, finished: list[Job], check_accessibl
     size = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="Size", exact=True))
     expect(size).to_contain_text("% better")
     assert "−" in size.inner_text()  # its sign, not only a colour
-    expect(page.get_by_role("img", name="Perplexity by size of each run")).to_be_visible()
+    expect(page.get_by_role("img", name="Perplexity and size of each run")).to_be_visible()
     expect(page.get_by_role("row").filter(has_text="/config/global_quant_config/weight/dtype")).to_contain_text(
         "≠ uint4"
     )
-    page.get_by_label("Add a run that succeeded").select_option(
+    page.get_by_label("Add a finished run").select_option(
         label=f"as int8_dynamic · int8_dynamic · {finished[2].id[-6:]}"
     )
     expect(page.get_by_role("columnheader", name="as int8_dynamic").first).to_be_visible()
-    page.get_by_text("The layers that differ most").click()
+    page.get_by_text("Layers with the largest differences").click()
     check_accessible(page)
 
 
@@ -139,7 +139,7 @@ def test_a_dataset_is_uploaded_and_looked_into(
     assert large.stat().st_size > 17 << 20  # more than a part
     page.goto("/ui/datasets")
     for path, num_rows in ((rows, 200), (large, 6000)):
-        page.get_by_role("button", name="Upload a dataset").click()
+        page.get_by_role("button", name="Upload dataset").click()
         page.get_by_label("File").set_input_files(path)
         page.get_by_role("button", name="Upload", exact=True).click()
         expect(page.get_by_text(f"✓ {num_rows} rows")).to_be_visible(timeout=60_000)
@@ -158,11 +158,11 @@ def test_a_run_goes_on_live_when_the_service_comes_back(signed_in: Page, stack: 
     page.goto(f"/ui/jobs/{job.id}")
     expect(page.locator("main .state").first).to_contain_text("Running", timeout=JOB_LIMIT_MS)
     stack._programs["api"].kill()
-    expect(page.get_by_text("The service does not answer.")).to_be_visible(timeout=30_000)
-    expect(page.get_by_text("The stream of events was cut")).to_be_visible()
+    expect(page.get_by_text("The service is not responding.")).to_be_visible(timeout=30_000)
+    expect(page.get_by_text("The event stream was interrupted")).to_be_visible()
     stack.tend()
-    expect(page.get_by_text("The service does not answer.")).to_be_hidden(timeout=60_000)
-    expect(page.get_by_text("The stream of events was cut")).to_be_hidden(timeout=60_000)
+    expect(page.get_by_text("The service is not responding.")).to_be_hidden(timeout=60_000)
+    expect(page.get_by_text("The event stream was interrupted")).to_be_hidden(timeout=60_000)
     expect(page.locator("main .state").first).to_have_text("✓ Succeeded", timeout=JOB_LIMIT_MS)
     rows = page.evaluate("document.querySelector('.chart [role=img]').ariaLabel")
     assert f"{7 * 12} layers" in rows  # each of them once, whatever connection told it
@@ -174,8 +174,8 @@ def test_keys_and_webhooks_are_made(signed_in: Page, check_accessible: Callable[
     page.get_by_role("button", name="New key").click()
     page.get_by_label("Name", exact=True).fill("nightly")
     check_accessible(page)
-    page.get_by_role("button", name="Make the key").click()
-    expect(page.get_by_label("The new key")).to_contain_text("bf_")
+    page.get_by_role("button", name="Create key").click()
+    expect(page.get_by_label("New API key")).to_contain_text("bf_")
     check_accessible(page)
     page.get_by_role("button", name="Close").click()
     row = page.get_by_role("row").filter(has_text="nightly")
@@ -184,7 +184,7 @@ def test_keys_and_webhooks_are_made(signed_in: Page, check_accessible: Callable[
     expect(row).to_contain_text("Revoked")
     page.goto("/ui/webhooks")
     page.get_by_role("button", name="New webhook").click()
-    page.get_by_label("Address").fill("https://127.0.0.1/hook")
-    page.get_by_role("button", name="Make the webhook").click()
+    page.get_by_label("URL").fill("https://127.0.0.1/hook")
+    page.get_by_role("button", name="Create webhook").click()
     expect(page.get_by_role("dialog").get_by_role("alert")).to_be_visible()  # not a public address
     check_accessible(page)

@@ -1,5 +1,5 @@
 import { beforeEach, expect, it, vi } from "vitest";
-import { Problem, Unreachable, address, forgetAnswers, get, post, setCsrfToken, whenSignedOut } from "./client";
+import { address, forgetAnswers, get, Problem, post, setCsrfToken, Unreachable, whenSignedOut } from "./client";
 import { connection } from "./connection";
 
 const answers: Response[] = [];
@@ -19,7 +19,9 @@ beforeEach(() => {
 const headersOf = (index: number) => sent[index]?.[1].headers as Record<string, string>;
 
 it("writes lists as repeated parameters and leaves out what is empty", () => {
-  expect(address("/v1/jobs", { state: ["a", "b"], q: "", cursor: null, limit: 5 })).toBe("/v1/jobs?state=a&state=b&limit=5");
+  expect(address("/v1/jobs", { state: ["a", "b"], q: "", cursor: null, limit: 5 })).toBe(
+    "/v1/jobs?state=a&state=b&limit=5",
+  );
 });
 
 it("asks with the ETag, and gives the very same object for a 304", async () => {
@@ -42,7 +44,12 @@ it("sends the CSRF token with what changes something, and only there", async () 
 it("tells a problem with its code and hint, and of a 401 that nobody is signed in", async () => {
   const signedOut = vi.fn();
   whenSignedOut(signedOut);
-  const body = { detail: "No.", code: "unauthorized", hint: "Do.", errors: [{ pointer: "#/a", detail: "d", code: "c" }] };
+  const body = {
+    detail: "No.",
+    code: "unauthorized",
+    hint: "Do.",
+    errors: [{ pointer: "#/a", detail: "d", code: "c" }],
+  };
   answers.push(new Response(JSON.stringify(body), { status: 401 }));
   const problem = await get("/v1/jobs").catch((error: Problem) => error);
   expect(problem).toBeInstanceOf(Problem);

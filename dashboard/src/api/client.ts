@@ -1,5 +1,5 @@
-// Requests to the service. The key is in a cookie that this script cannot read; what changes something carries the
-// sign-in's CSRF token.
+// Requests to the service. The key is in a cookie that scripts cannot read; requests that change something carry the
+// CSRF token of the sign-in.
 import { connection } from "./connection";
 
 export interface ErrorEntry {
@@ -10,7 +10,7 @@ export interface ErrorEntry {
   allowed?: unknown;
 }
 
-/** An answer that is a problem (RFC 9457). */
+/** An error response of the service (RFC 9457). */
 export class Problem extends Error {
   readonly status: number;
   readonly code: string;
@@ -19,7 +19,7 @@ export class Problem extends Error {
   readonly requestId: string;
 
   constructor(status: number, body: Record<string, unknown>) {
-    super(String(body.detail ?? `The service answered ${status}.`));
+    super(String(body.detail ?? `The service returned status ${status}.`));
     this.status = status;
     this.code = String(body.code ?? "unknown");
     this.hint = String(body.hint ?? "");
@@ -28,10 +28,10 @@ export class Problem extends Error {
   }
 }
 
-/** No answer at all. */
+/** The service cannot be reached. */
 export class Unreachable extends Error {
   constructor() {
-    super("The service does not answer.");
+    super("The service is not responding.");
   }
 }
 
@@ -67,7 +67,7 @@ export function address(path: string, query: Query = {}): string {
   return text ? `${path}?${text}` : path;
 }
 
-// Answers that have an ETag, so that a poll is an empty 304 and gives the very same object: nothing is drawn again.
+// Responses with an ETag: a poll that returns 304 yields the same object, and nothing is rendered again.
 const MAX_REMEMBERED = 100;
 const remembered = new Map<string, { etag: string; body: unknown }>();
 
@@ -85,13 +85,13 @@ export function forgetAnswers() {
 export async function request<T>(method: string, path: string, options: Options = {}): Promise<T> {
   const url = address(path, options.query);
   const headers: Record<string, string> = { Accept: "application/json", ...options.headers };
-  const known = method === "GET" ? remembered.get(url) : undefined;
-  if (known) headers["If-None-Match"] = known.etag;
+  const cached = method === "GET" ? remembered.get(url) : undefined;
+  if (cached) headers["If-None-Match"] = cached.etag;
   if (method !== "GET") headers["X-CSRF-Token"] = csrfToken;
   if (options.body !== undefined) headers["Content-Type"] = "application/json";
   const body = options.body === undefined ? (options.form ?? options.raw) : JSON.stringify(options.body);
   const response = await send(url, { method, headers, body, signal: options.signal, cache: "no-store" });
-  if (response.status === 304 && known) return known.body as T;
+  if (response.status === 304 && cached) return cached.body as T;
   if (response.status === 204) return undefined as T;
   const answer = await response.json().catch(() => ({}));
   if (!response.ok) throw problem(response.status, answer);
@@ -114,17 +114,16 @@ async function send(url: string, init: RequestInit): Promise<Response> {
 }
 
 function problem(status: number, body: Record<string, unknown>): Problem {
-  const found = new Problem(status, body);
+  const error = new Problem(status, body);
   if (status === 401) onSignedOut();
-  return found;
+  return error;
 }
 
-export const get = <T>(path: string, query?: Query, signal?: AbortSignal) =>
-  request<T>("GET", path, { query, signal });
+export const get = <T>(path: string, query?: Query, signal?: AbortSignal) => request<T>("GET", path, { query, signal });
 export const post = <T>(path: string, body?: unknown, query?: Query) => request<T>("POST", path, { body, query });
 export const remove = (path: string) => request<void>("DELETE", path);
 
-/** For a stream: the response itself, once its status is known to be good. */
+/** Open a stream. Returns the response after its status has been checked. */
 export async function open(path: string, headers: Record<string, string>, signal: AbortSignal): Promise<Response> {
   const response = await send(path, { headers, signal, cache: "no-store" });
   if (!response.ok) throw problem(response.status, await response.json().catch(() => ({})));

@@ -1,4 +1,4 @@
-// Whether the service answers at all. One place for the whole page: every request tells it, one notice shows it.
+// Whether the service responds. Every request reports to it, and one notice shows it.
 type Listener = () => void;
 
 let lost = false;

@@ -1,6 +1,6 @@
 import { useCallback, useEffect, useRef, useState } from "react";
-import { connection } from "./connection";
 import { Unreachable } from "./client";
+import { connection } from "./connection";
 
 export interface Query<T> {
   data: T | undefined;
@@ -12,8 +12,8 @@ const AGAIN_FIRST_MS = 1000;
 const AGAIN_LAST_MS = 15_000;
 
 /**
- * What `load` gives, again every `everyMs` while the page is looked at. `key` says what is asked: with another key the
- * old answer goes, with the same one it stays until the new one is there, also through a lost connection.
+ * The result of `load`, refreshed every `everyMs` while the page is visible. `key` identifies the request: a new key
+ * drops the old result; with the same key it stays until the next one arrives, also while the connection is lost.
  */
 export function useQuery<T>(
   key: string | null,
@@ -25,6 +25,7 @@ export function useQuery<T>(
   const latest = useRef(load);
   latest.current = load;
 
+  // biome-ignore lint/correctness/useExhaustiveDependencies: `reload` starts another round
   useEffect(() => {
     if (key === null) return;
     const controller = new AbortController();
@@ -52,16 +53,16 @@ export function useQuery<T>(
         else if (everyMs) later(Math.max(everyMs, AGAIN_LAST_MS));
       }
     };
-    const seenAgain = () => {
+    const whenVisible = () => {
       if (!document.hidden && everyMs) later(0);
     };
 
     void ask();
-    document.addEventListener("visibilitychange", seenAgain);
+    document.addEventListener("visibilitychange", whenVisible);
     return () => {
       controller.abort();
       window.clearTimeout(timer);
-      document.removeEventListener("visibilitychange", seenAgain);
+      document.removeEventListener("visibilitychange", whenVisible);
     };
   }, [key, everyMs, round]);
 

@@ -18,17 +18,22 @@ it("joins lines of data, and reads other line ends", () => {
 });
 
 it("goes on behind the last event when a connection is cut, and stops at the end", async () => {
-  const asked: (string | undefined)[] = [];
+  const lastIds: (string | undefined)[] = [];
   const bodies = [message(1) + message(2), `${message(3)}event: end\ndata: {"state": "succeeded"}\n\n`];
   vi.stubGlobal("fetch", async (_: string, init: RequestInit) => {
-    asked.push((init.headers as Record<string, string>)["Last-Event-ID"]);
-    return new Response(bodies[asked.length - 1], { status: 200 });
+    lastIds.push((init.headers as Record<string, string>)["Last-Event-ID"]);
+    return new Response(bodies[lastIds.length - 1], { status: 200 });
   });
-  const told: JobEvent[] = [];
+  const received: JobEvent[] = [];
   const links: string[] = [];
-  await follow("job_1", (events) => told.push(...events), (link) => links.push(link), new AbortController().signal);
-  expect(asked).toEqual([undefined, "2"]);
-  expect(told.map((event) => event.seq)).toEqual([1, 2, 3]);
+  await follow(
+    "job_1",
+    (events) => received.push(...events),
+    (link) => links.push(link),
+    new AbortController().signal,
+  );
+  expect(lastIds).toEqual([undefined, "2"]);
+  expect(received.map((event) => event.seq)).toEqual([1, 2, 3]);
   expect(links).toEqual(["open", "lost", "open", "ended"]);
 });
 
@@ -37,7 +42,12 @@ it("does not come again when there is nothing to come, or no such job", async ()
     const fetched = vi.fn(async () => new Response(status === 204 ? null : "{}", { status }));
     vi.stubGlobal("fetch", fetched);
     const links: string[] = [];
-    await follow("job_1", () => {}, (link) => links.push(link), new AbortController().signal);
+    await follow(
+      "job_1",
+      () => {},
+      (link) => links.push(link),
+      new AbortController().signal,
+    );
     expect(links).toEqual(["ended"]);
     expect(fetched).toHaveBeenCalledTimes(1);
   }

@@ -1,5 +1,5 @@
-// Server-sent events over fetch: unlike EventSource it hears every kind of event, and knows why a stream did not open.
-import { Problem, Unreachable, open } from "./client";
+// Server-sent events over fetch. Unlike EventSource, it receives every kind of event and reports why a stream failed.
+import { open, Problem, Unreachable } from "./client";
 import type { JobEvent } from "./types";
 
 export interface Message {
@@ -8,7 +8,7 @@ export interface Message {
   data: string;
 }
 
-/** The whole messages at the start of `text`, and what is left of it. */
+/** The complete messages at the start of `text`, and the rest of it. */
 export function parseMessages(text: string): { messages: Message[]; rest: string } {
   const blocks = text.replaceAll("\r\n", "\n").split("\n\n");
   const rest = blocks.pop() ?? "";
@@ -32,11 +32,11 @@ export type Link = "open" | "lost" | "ended";
 const FIRST_WAIT_MS = 500;
 const LAST_WAIT_MS = 10_000;
 
-/** Tells the job's story from its beginning, over any number of connections, until it has ended or `signal` aborts. */
+/** Pass on all events of a job from the first, over any number of connections, until it ends or `signal` aborts. */
 export async function follow(
   jobId: string,
-  tell: (events: JobEvent[]) => void,
-  say: (link: Link) => void,
+  onEvents: (events: JobEvent[]) => void,
+  onLink: (link: Link) => void,
   signal: AbortSignal,
 ): Promise<void> {
   let last = 0;
@@ -45,8 +45,8 @@ export async function follow(
     try {
       const headers: Record<string, string> = last ? { "Last-Event-ID": String(last) } : {};
       const response = await open(`/v1/jobs/${jobId}/events/stream`, headers, signal);
-      if (response.status === 204 || !response.body) return say("ended");
-      say("open");
+      if (response.status === 204 || !response.body) return onLink("ended");
+      onLink("open");
       waitMs = FIRST_WAIT_MS;
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       let text = "";
@@ -58,17 +58,17 @@ export async function follow(
         const events = messages.filter((each) => each.id).map((each) => JSON.parse(each.data) as JobEvent);
         if (events.length) {
           last = events.at(-1)?.seq ?? last;
-          tell(events);
+          onEvents(events);
         }
-        if (messages.some((each) => each.event === "end")) return say("ended");
+        if (messages.some((each) => each.event === "end")) return onLink("ended");
       }
     } catch (error) {
       if (signal.aborted) return;
-      if (error instanceof Problem && error.status < 500) return say("ended");
+      if (error instanceof Problem && error.status < 500) return onLink("ended");
       if (!(error instanceof Unreachable || error instanceof Problem || error instanceof TypeError)) throw error;
     }
     if (signal.aborted) return;
-    say("lost");
+    onLink("lost");
     await new Promise((wake) => setTimeout(wake, waitMs));
     waitMs = Math.min(LAST_WAIT_MS, waitMs * 2);
   }

@@ -1,4 +1,4 @@
-// The service's answers by short names. `schema.d.ts` is made from the OpenAPI document by every build.
+// Short names for the responses of the service. Every build generates `schema.d.ts` from the OpenAPI document.
 import type { components } from "./schema";
 
 type Schemas = components["schemas"];
@@ -31,7 +31,7 @@ export type SignIn = Schemas["SignInOut"];
 export type ProjectUsage = Schemas["ProjectUsage"];
 export type List<T> = { data: T[] };
 
-// What the document leaves open (`dict` in the service), with the fields that the page shows.
+// Types of what is untyped in the OpenAPI document, with the fields that the pages show.
 export interface Progress {
   phase: string;
   done: number;
@@ -60,7 +60,7 @@ export interface Summary {
   perplexity_after: number | null;
   perplexity_ratio: number | null;
   kl_mean?: number | null;
-  /** Of a job with a mix: `kl_mean` as measured of it, with weights rounded plainly. */
+  /** Of a job with a mix: `kl_mean` is measured without GPTQ. */
   mix?: { layers: Record<string, number>; bits: number; loss: number; kl_mean: number };
   gates?: Gate[];
   worst_layer: { name: string; relative_error: number; sqnr_db: number };
@@ -147,5 +147,5 @@ export type Publication = Schemas["PublicationOut"];
 export const progressOf = (job: Job) => job.progress as Progress | null;
 export const summaryOf = (job: Job) => job.summary as Summary | null;
 export const failureOf = (job: Job) => job.error as JobFailure | null;
-export const schemeOf = (job: Job) => job.preset ?? (job.mix ? "mix" : "own config");
+export const schemeOf = (job: Job) => job.preset ?? (job.mix ? "mixed" : "custom");
 export const modelOf = (job: Job) => String(job.model.id ?? job.model.path ?? "");

@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { METRICS, byBadness, kindOf, seriesByKind } from "./layers";
+import { byBadness, kindOf, METRICS, seriesByKind } from "./layers";
 import { marksPath } from "./marks";
 import { linear, niceTicks } from "./scale";
 
@@ -19,7 +19,13 @@ it("a scale leaves room at both ends, also around one value", () => {
   expect(Number.isFinite(linear([], 0, 100)(0.5))).toBe(true);
 });
 
-const layer = (name: string, block: number, relative_error: number, sqnr_db: number) => ({ name, block, relative_error, sqnr_db, scheme: "int8" });
+const layer = (name: string, block: number, relative_error: number, sqnr_db: number) => ({
+  name,
+  block,
+  relative_error,
+  sqnr_db,
+  scheme: "int8",
+});
 const LAYERS = [
   layer("model.layers.0.self_attn.q_proj", 0, 0.1, 20),
   layer("model.layers.1.self_attn.q_proj", 1, 0.3, 10),
@@ -37,10 +43,12 @@ it("layers of one kind are one series along the blocks", () => {
 });
 
 it("more kinds than looks share the last one", () => {
-  const many = Array.from({ length: 20 }, (_, index) => layer(`layers.0.kind${String(index).padStart(2, "0")}`, 0, 0.1, 20));
+  const many = Array.from({ length: 20 }, (_, index) =>
+    layer(`layers.0.kind${String(index).padStart(2, "0")}`, 0, 0.1, 20),
+  );
   const series = seriesByKind(many, METRICS[0]);
   expect(series).toHaveLength(8);
-  expect(series.at(-1)).toMatchObject({ name: "others" });
+  expect(series.at(-1)).toMatchObject({ name: "other" });
   expect(series.flatMap((each) => each.points)).toHaveLength(20);
 });
 
@@ -49,5 +57,14 @@ it("the worst layer is first, whichever way the measure goes", () => {
 });
 
 it("all marks of a series are one path", () => {
-  expect(marksPath([{ x: 1, y: 2 }, { x: 3, y: 4 }], 1, 2).match(/M/g)).toHaveLength(2);
+  expect(
+    marksPath(
+      [
+        { x: 1, y: 2 },
+        { x: 3, y: 4 },
+      ],
+      1,
+      2,
+    ).match(/M/g),
+  ).toHaveLength(2);
 });

@@ -1,4 +1,4 @@
-// The numbers of layers as series.
+// Layer metrics as series of a chart.
 import type { Layer } from "../api/types";
 import { formatNumber, formatPercent } from "../format";
 import { NUM_LOOKS } from "./marks";
@@ -8,45 +8,46 @@ export interface Metric {
   id: "sqnr_db" | "relative_error" | "output_error";
   text: string;
   format: (value: number) => string;
-  /** Whether more is better. */
+  /** Whether a higher value is better. */
   up: boolean;
 }
 
 const asPercent = (value: number) => formatPercent(value, 2).replace(/^[+±]/, "");
 
 export const METRICS: [Metric, ...Metric[]] = [
-  { id: "relative_error", text: "Error of the weight", format: asPercent, up: false },
-  { id: "sqnr_db", text: "Signal to noise, dB", format: (value) => formatNumber(value, 4), up: true },
-  { id: "output_error", text: "Error of the output", format: asPercent, up: false },
+  { id: "relative_error", text: "Relative weight error", format: asPercent, up: false },
+  { id: "sqnr_db", text: "SQNR (dB)", format: (value) => formatNumber(value, 4), up: true },
+  { id: "output_error", text: "Relative output error", format: asPercent, up: false },
 ];
 
-export const valueOf = (layer: Layer, metric: Metric) => layer[metric.id] ?? null;
+export const metricValue = (layer: Layer, metric: Metric) => layer[metric.id] ?? null;
 
-/** q_proj of model.layers.3.self_attn.q_proj: what is compared over blocks. Experts of a block are one kind. */
+/** The module type, compared across blocks: q_proj of model.layers.3.self_attn.q_proj. Experts share one type. */
 export const kindOf = (name: string) => {
   const parts = name.split(".");
   const last = parts.at(-1) ?? name;
   return parts.includes("experts") ? `experts.${last}` : last;
 };
 
-/** One series a kind of module, along the blocks. Kinds beyond the looks share the last one. */
+/** One series per module type, along the blocks. Types beyond the number of marker styles share the last one. */
 export function seriesByKind(layers: Layer[], metric: Metric): Series[] {
-  const found = new Map<string, Series>();
+  const byName = new Map<string, Series>();
   const kinds = [...new Set(layers.map((layer) => kindOf(layer.name)))].sort();
   for (const layer of layers) {
-    const y = valueOf(layer, metric);
+    const y = metricValue(layer, metric);
     if (y === null) continue;
     const index = kinds.indexOf(kindOf(layer.name));
-    const name = index >= NUM_LOOKS - 1 && kinds.length > NUM_LOOKS ? "others" : (kinds[index] as string);
-    const series = found.get(name) ?? { name, look: Math.min(index, NUM_LOOKS - 1), points: [] };
+    const name = index >= NUM_LOOKS - 1 && kinds.length > NUM_LOOKS ? "other" : (kinds[index] as string);
+    const series = byName.get(name) ?? { name, look: Math.min(index, NUM_LOOKS - 1), points: [] };
     series.points.push({ x: layer.block, y, name: layer.name });
-    found.set(name, series);
+    byName.set(name, series);
   }
-  return [...found.values()].sort((a, b) => a.look - b.look);
+  return [...byName.values()].sort((a, b) => a.look - b.look);
 }
 
-/** The worst first. */
+/** The layers sorted by a metric, worst first. */
 export function byBadness(layers: Layer[], metric: Metric): Layer[] {
-  const bad = (layer: Layer) => (valueOf(layer, metric) ?? (metric.up ? Infinity : -Infinity)) * (metric.up ? -1 : 1);
+  const bad = (layer: Layer) =>
+    (metricValue(layer, metric) ?? (metric.up ? Infinity : -Infinity)) * (metric.up ? -1 : 1);
   return [...layers].sort((a, b) => bad(b) - bad(a));
 }

@@ -1,11 +1,11 @@
-import { type KeyboardEvent, type PointerEvent, memo, useLayoutEffect, useMemo, useRef, useState } from "react";
-import { Mark, colourOf, marksPath } from "./marks";
+import { type KeyboardEvent, memo, type PointerEvent, useLayoutEffect, useMemo, useRef, useState } from "react";
+import { colourOf, Mark, marksPath } from "./marks";
 import { linear } from "./scale";
 
 export interface Point {
   x: number;
   y: number;
-  /** What it is: the name of a layer or a run. */
+  /** The name of a layer or a run. */
   name: string;
   /** Half the length of its error bar. */
   error?: number;
@@ -24,11 +24,11 @@ interface Props {
   yLabel: string;
   formatX: (value: number) => string;
   formatY: (value: number) => string;
-  /** Whether x counts something: blocks, layers. */
+  /** Whether x is a count, such as blocks or layers. */
   counted?: boolean;
   joined?: boolean;
   radius?: number;
-  /** Drawn as a line of steps below the marks. */
+  /** The Pareto front, drawn as a line below the marks. */
   front?: { x: number; y: number }[];
   onPick: (name: string) => void;
   picked: string | null;
@@ -37,23 +37,28 @@ interface Props {
 const START_WIDTH = 900;
 const HEIGHT = 300;
 const FRAME = { left: 72, right: 14, top: 12, bottom: 40 };
-const NEAR = 30;
+const PICK_RADIUS = 30;
 
-/** Marks at (x, y). The nearest one is picked by pointer; with the arrow keys one after the other, from left to right. */
+/** A scatter chart. A click selects the nearest point; the arrow keys move between points from left to right. */
 export function Scatter(props: Props) {
   const { series, onPick, picked, formatX, formatY } = props;
   const [hidden, setHidden] = useState<ReadonlySet<string>>(new Set());
   const [width, setWidth] = useState(START_WIDTH);
   const frame = useRef<SVGSVGElement>(null);
-  // drawn as wide as there is room, so that its text keeps its size
+  // drawn at the available width, so that the text keeps its size
   useLayoutEffect(() => {
     if (!frame.current) return;
-    const observer = new ResizeObserver(([entry]) => entry && setWidth(Math.max(240, Math.round(entry.contentRect.width))));
+    const observer = new ResizeObserver(
+      ([entry]) => entry && setWidth(Math.max(240, Math.round(entry.contentRect.width))),
+    );
     observer.observe(frame.current);
     return () => observer.disconnect();
   }, []);
   const shown = useMemo(() => series.filter((each) => !hidden.has(each.name)), [series, hidden]);
-  const placed = useMemo(() => place(shown, props.front ?? [], width, props.counted ? 1 : 0), [shown, props.front, width, props.counted]);
+  const placed = useMemo(
+    () => place(shown, props.front ?? [], width, props.counted ? 1 : 0),
+    [shown, props.front, width, props.counted],
+  );
   const current = placed.all.find((each) => each.point.name === picked);
 
   const pickNear = (event: PointerEvent<SVGSVGElement>) => {
@@ -61,7 +66,7 @@ export function Scatter(props: Props) {
     if (!box) return;
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
     let best: Placed | undefined;
-    let bestDistance = NEAR ** 2;
+    let bestDistance = PICK_RADIUS ** 2;
     for (const each of placed.all) {
       const distance = (each.x - x) ** 2 + (each.y - y) ** 2;
       if (distance < bestDistance) [best, bestDistance] = [each, distance];
@@ -88,13 +93,26 @@ export function Scatter(props: Props) {
       {series.length > 1 && (
         <div className="legend">
           {series.map((each) => (
-            <button key={each.name} className="chip" aria-pressed={!hidden.has(each.name)} onClick={() => toggle(each.name)}>
+            <button
+              type="button"
+              key={each.name}
+              className="chip"
+              aria-pressed={!hidden.has(each.name)}
+              onClick={() => toggle(each.name)}
+            >
               <Mark look={each.look} /> {each.name}
             </button>
           ))}
         </div>
       )}
-      <div role="group" tabIndex={0} aria-label={`${props.label}. The left and right arrow keys go through its points.`} onKeyDown={step}>
+      {/* biome-ignore lint/a11y/useSemanticElements: a fieldset groups form controls, not the points of a chart */}
+      <div
+        role="group"
+        // biome-ignore lint/a11y/noNoninteractiveTabindex: the arrow keys move among its points
+        tabIndex={0}
+        aria-label={`${props.label}. Use the left and right arrow keys to move between points.`}
+        onKeyDown={step}
+      >
         <svg ref={frame} height={HEIGHT} role="img" aria-label={props.label} onPointerDown={pickNear}>
           <Axes placed={placed} xLabel={props.xLabel} yLabel={props.yLabel} formatX={formatX} formatY={formatY} />
           <Marks placed={placed} joined={props.joined ?? false} radius={props.radius ?? 3.5} />
@@ -104,7 +122,7 @@ export function Scatter(props: Props) {
       <p role="status" className="sub">
         {current
           ? `${current.point.name}: ${props.xLabel} ${formatX(current.point.x)}, ${props.yLabel} ${formatY(current.point.y)}${current.point.error ? ` ± ${formatY(current.point.error)}` : ""}`
-          : "Click a point, or go through them with the arrow keys."}
+          : "Click a point or use the arrow keys to see its values."}
       </p>
     </div>
   );
@@ -116,9 +134,14 @@ interface Placed {
   point: Point;
 }
 
-function place(series: Series[], front: { x: number; y: number }[], width: number, leastStep: number) {
+function place(series: Series[], front: { x: number; y: number }[], width: number, minStep: number) {
   const points = series.flatMap((each) => each.points);
-  const xs = linear(points.map((point) => point.x), FRAME.left, width - FRAME.right, { count: width / 110, leastStep });
+  const xs = linear(
+    points.map((point) => point.x),
+    FRAME.left,
+    width - FRAME.right,
+    { count: width / 110, minStep },
+  );
   const ends = points.flatMap(({ y, error = 0 }) => [y - error, y + error]);
   const ys = linear(ends, HEIGHT - FRAME.bottom, FRAME.top);
   const put = (point: Point): Placed => ({ x: xs(point.x), y: ys(point.y), point });
@@ -168,15 +191,29 @@ const Marks = memo(function Marks({ placed, joined, radius }: { placed: Drawing;
   return (
     <g>
       {placed.front.length > 1 && (
-        <polyline points={placed.front.map(({ x, y }) => `${x},${y}`).join(" ")} fill="none" stroke="var(--line-strong)" strokeDasharray="4 4" />
+        <polyline
+          points={placed.front.map(({ x, y }) => `${x},${y}`).join(" ")}
+          fill="none"
+          stroke="var(--line-strong)"
+          strokeDasharray="4 4"
+        />
       )}
       {errorBars.map(({ x, point: { name, y, error = 0 } }) => (
-        <path key={name} d={`M${x} ${placed.ys(y - error)}V${placed.ys(y + error)}m-4 0h8M${x - 4} ${placed.ys(y - error)}h8`} stroke="var(--text)" />
+        <path
+          key={name}
+          d={`M${x} ${placed.ys(y - error)}V${placed.ys(y + error)}m-4 0h8M${x - 4} ${placed.ys(y - error)}h8`}
+          stroke="var(--text)"
+        />
       ))}
       {placed.drawn.map((each) => (
         <g key={each.name}>
           {joined && (
-            <polyline points={each.placed.map(({ x, y }) => `${x.toFixed(1)},${y.toFixed(1)}`).join(" ")} fill="none" stroke={colourOf(each.look)} strokeOpacity={0.45} />
+            <polyline
+              points={each.placed.map(({ x, y }) => `${x.toFixed(1)},${y.toFixed(1)}`).join(" ")}
+              fill="none"
+              stroke={colourOf(each.look)}
+              strokeOpacity={0.45}
+            />
           )}
           <path d={marksPath(each.placed, each.look, radius)} fill={colourOf(each.look)} />
         </g>

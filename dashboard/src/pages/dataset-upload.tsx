@@ -1,38 +1,46 @@
 import { type FormEvent, useState } from "react";
 import { get, post, request } from "../api/client";
-import type { Dataset, Preview, Upload } from "../api/types";
 import { useQuery } from "../api/query";
+import type { Dataset, Preview, Upload } from "../api/types";
 import { formatBytes } from "../format";
+import { COLUMN_PLACEHOLDER } from "../labels";
 import { Bar, Dialog, Failure, Field, Loading, scrollable } from "../ui/basics";
 
-const IN_ONE_BYTES = 15 << 20; // what one request may carry, with room for the form around it
+const MAX_SINGLE_REQUEST_BYTES = 15 << 20; // what one request may carry, with room for the form around it
 const PART_BYTES = 16 << 20;
 
-type Tell = (done: number) => void;
+type OnProgress = (bytes: number) => void;
 
-/** A small file in one request, a large one in parts, each with its hash. */
-async function upload(file: File, name: string, column: string, tell: Tell): Promise<Dataset> {
-  if (file.size <= IN_ONE_BYTES) {
+/** Upload a small file in one request, a large one in parts, each with its hash. */
+async function upload(file: File, name: string, column: string, onProgress: OnProgress): Promise<Dataset> {
+  if (file.size <= MAX_SINGLE_REQUEST_BYTES) {
     const form = new FormData();
     form.append("file", file);
     if (name) form.append("name", name);
     if (column) form.append("column", column);
     return request<Dataset>("POST", "/v1/datasets", { form });
   }
-  return uploadInParts(file, name, column, tell);
+  return uploadInParts(file, name, column, onProgress);
 }
 
-async function uploadInParts(file: File, name: string, column: string, tell: Tell): Promise<Dataset> {
+async function uploadInParts(file: File, name: string, column: string, onProgress: OnProgress): Promise<Dataset> {
   const { sha256 } = await import("@noble/hashes/sha2.js");
   const hex = (bytes: Uint8Array) => Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
-  const begun = await post<Upload>("/v1/uploads", { filename: file.name, ...(name && { name }), ...(column && { column }) });
+  const begun = await post<Upload>("/v1/uploads", {
+    filename: file.name,
+    ...(name && { name }),
+    ...(column && { column }),
+  });
   const whole = sha256.create();
   for (let start = 0, number = 1; start < file.size; start += PART_BYTES, number += 1) {
     const part = file.slice(start, start + PART_BYTES);
     const bytes = new Uint8Array(await part.arrayBuffer());
     whole.update(bytes);
-    await request("PUT", `/v1/uploads/${begun.id}/parts/${number}`, { raw: part, query: { sha256: hex(sha256(bytes)) } });
-    tell(start + bytes.length);
+    await request("PUT", `/v1/uploads/${begun.id}/parts/${number}`, {
+      raw: part,
+      query: { sha256: hex(sha256(bytes)) },
+    });
+    onProgress(start + bytes.length);
   }
   return post<Dataset>(`/v1/uploads/${begun.id}/complete`, { sha256: hex(whole.digest()) });
 }
@@ -51,9 +59,9 @@ export function UploadDialog({ onClose, onDone }: { onClose: () => void; onDone:
     setError(undefined);
     setDone(0);
     try {
-      const found = await upload(file, name, column, setDone);
-      setDataset(found);
-      onDone(found);
+      const uploaded = await upload(file, name, column, setDone);
+      setDataset(uploaded);
+      onDone(uploaded);
     } catch (caught) {
       setError(caught as Error);
     }
@@ -63,11 +71,11 @@ export function UploadDialog({ onClose, onDone }: { onClose: () => void; onDone:
     return (
       <Dialog title={dataset.name} onClose={onClose}>
         <p>
-          ✓ {dataset.statistics.num_rows} rows, {formatBytes(dataset.bytes)}, text in <code>{dataset.column}</code>.
+          ✓ {dataset.statistics.num_rows} rows, {formatBytes(dataset.bytes)}, text column <code>{dataset.column}</code>.
         </p>
         <DatasetPreview id={dataset.id} />
         <div className="actions">
-          <button className="primary" onClick={onClose}>
+          <button type="button" className="primary" onClick={onClose}>
             Done
           </button>
         </div>
@@ -75,24 +83,40 @@ export function UploadDialog({ onClose, onDone }: { onClose: () => void; onDone:
     );
   }
   return (
-    <Dialog title="Upload a dataset" onClose={onClose}>
+    <Dialog title="Upload dataset" onClose={onClose}>
       <form onSubmit={submit}>
-        <Field label="File" hint=".jsonl, .json, .csv, .parquet or .txt, or one of these as .gz">
-          {(props) => <input {...props} type="file" required onChange={(event) => setFile(event.target.files?.[0] ?? null)} />}
+        <Field label="File" hint=".jsonl, .json, .csv, .parquet or .txt, optionally compressed as .gz">
+          {(props) => (
+            <input {...props} type="file" required onChange={(event) => setFile(event.target.files?.[0] ?? null)} />
+          )}
         </Field>
         <div className="fields">
           <Field label="Name">
-            {(props) => <input {...props} value={name} placeholder={file?.name} onChange={(event) => setName(event.target.value)} />}
+            {(props) => (
+              <input
+                {...props}
+                value={name}
+                placeholder={file?.name}
+                onChange={(event) => setName(event.target.value)}
+              />
+            )}
           </Field>
-          <Field label="Column" hint="Where the text or the chat is.">
-            {(props) => <input {...props} value={column} placeholder="text, else messages" onChange={(event) => setColumn(event.target.value)} />}
+          <Field label="Text column" hint="The column that holds the text or the chat messages.">
+            {(props) => (
+              <input
+                {...props}
+                value={column}
+                placeholder={COLUMN_PLACEHOLDER}
+                onChange={(event) => setColumn(event.target.value)}
+              />
+            )}
           </Field>
         </div>
         {error && <Failure error={error} />}
-        {done !== null && file && <Bar done={done} total={file.size} label="Uploaded" />}
+        {done !== null && file && <Bar done={done} total={file.size} label="Upload progress" />}
         <div className="actions">
-          <button className="primary" disabled={!file || done !== null}>
-            {done === null ? "Upload" : "Every row is looked at …"}
+          <button type="submit" className="primary" disabled={!file || done !== null}>
+            {done === null ? "Upload" : "Uploading and checking rows…"}
           </button>
         </div>
       </form>
@@ -107,7 +131,7 @@ export function DatasetPreview({ id }: { id: string }) {
   return (
     <div className="table" ref={scrollable}>
       <table>
-        <caption>The first rows</caption>
+        <caption>First rows</caption>
         <tbody>
           {query.data.rows.map((row) => (
             <tr key={row.place}>

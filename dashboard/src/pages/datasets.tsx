@@ -3,7 +3,7 @@ import { get, remove } from "../api/client";
 import { useQuery } from "../api/query";
 import type { Dataset, DatasetPage } from "../api/types";
 import { formatBytes, formatNumber } from "../format";
-import { type Place, Link, withParams } from "../router";
+import { Link, type Place, withParams } from "../router";
 import { useSession } from "../sign-in";
 import { ActionsHead, Confirm, CopyButton, Dialog, Empty, Facts, Pending, scrollable, Time, Title } from "../ui/basics";
 import { DatasetPreview, UploadDialog } from "./dataset-upload";
@@ -11,7 +11,9 @@ import { DatasetPreview, UploadDialog } from "./dataset-upload";
 export default function Datasets({ place: { search } }: { place: Place }) {
   const session = useSession();
   const cursor = search.get("cursor");
-  const query = useQuery(`datasets ${cursor}`, (signal) => get<DatasetPage>("/v1/datasets", { limit: 50, cursor }, signal));
+  const query = useQuery(`datasets ${cursor}`, (signal) =>
+    get<DatasetPage>("/v1/datasets", { limit: 50, cursor }, signal),
+  );
   const [uploading, setUploading] = useState(false);
   const [shown, setShown] = useState<Dataset | null>(null);
   const [deleting, setDeleting] = useState<Dataset | null>(null);
@@ -22,8 +24,8 @@ export default function Datasets({ place: { search } }: { place: Place }) {
       <Title
         extra={
           mayWrite && (
-            <button className="primary" onClick={() => setUploading(true)}>
-              Upload a dataset
+            <button type="button" className="primary" onClick={() => setUploading(true)}>
+              Upload dataset
             </button>
           )
         }
@@ -31,7 +33,9 @@ export default function Datasets({ place: { search } }: { place: Place }) {
         Datasets
       </Title>
       <Pending query={query} />
-      {query.data && datasets.length === 0 && <Empty>No dataset yet. Jobs calibrate on built-in prose unless they name one.</Empty>}
+      {query.data && datasets.length === 0 && (
+        <Empty>No datasets yet. Jobs that name no dataset calibrate on built-in prose.</Empty>
+      )}
       {datasets.length > 0 && (
         <div className="table" ref={scrollable}>
           <table>
@@ -41,7 +45,7 @@ export default function Datasets({ place: { search } }: { place: Place }) {
                 <th>Format</th>
                 <th className="number">Rows</th>
                 <th className="number">Size</th>
-                <th>Text in</th>
+                <th>Text column</th>
                 <th>Uploaded</th>
                 <ActionsHead />
               </tr>
@@ -50,7 +54,7 @@ export default function Datasets({ place: { search } }: { place: Place }) {
               {datasets.map((dataset) => (
                 <tr key={dataset.id}>
                   <td>
-                    <button className="link" onClick={() => setShown(dataset)}>
+                    <button type="button" className="link" onClick={() => setShown(dataset)}>
                       {dataset.name}
                     </button>
                     <div className="sub">{dataset.id}</div>
@@ -65,9 +69,9 @@ export default function Datasets({ place: { search } }: { place: Place }) {
                     <Time at={dataset.created_at} />
                   </td>
                   <td className="row">
-                    <CopyButton text={dataset.id} label="Copy id" />
+                    <CopyButton text={dataset.id} label="Copy ID" />
                     {mayWrite && (
-                      <button className="small danger" onClick={() => setDeleting(dataset)}>
+                      <button type="button" className="small danger" onClick={() => setDeleting(dataset)}>
                         Delete
                       </button>
                     )}
@@ -78,20 +82,22 @@ export default function Datasets({ place: { search } }: { place: Place }) {
           </table>
         </div>
       )}
-      {query.data?.next_cursor && <Link to={`/datasets${withParams(search, { cursor: query.data.next_cursor })}`}>Older →</Link>}
+      {query.data?.next_cursor && (
+        <Link to={`/datasets${withParams(search, { cursor: query.data.next_cursor })}`}>Older →</Link>
+      )}
       {uploading && <UploadDialog onClose={() => setUploading(false)} onDone={query.reload} />}
       {shown && <DatasetDialog dataset={shown} onClose={() => setShown(null)} />}
       {deleting && (
         <Confirm
           title={`Delete ${deleting.name}?`}
-          action="Delete"
+          action="Delete dataset"
           onClose={() => setDeleting(null)}
           onConfirm={async () => {
             await remove(`/v1/datasets/${deleting.id}`);
             query.reload();
           }}
         >
-          <p>The file goes, too. Jobs that have ended keep its id.</p>
+          <p>The uploaded file is deleted as well. Jobs that have ended keep the dataset's ID.</p>
         </Confirm>
       )}
     </>
@@ -99,21 +105,24 @@ export default function Datasets({ place: { search } }: { place: Place }) {
 }
 
 function DatasetDialog({ dataset, onClose }: { dataset: Dataset; onClose: () => void }) {
-  const found = dataset.statistics;
+  const { statistics } = dataset;
   return (
     <Dialog title={dataset.name} onClose={onClose}>
       <Facts
         facts={[
-          ["Rows", formatNumber(found.num_rows)],
-          ["Without text", formatNumber(found.num_empty)],
-          ["Duplicates", formatNumber(found.num_duplicates)],
-          ["Chats", formatNumber(found.num_chats)],
-          ["Characters of a row", `${found.chars.min} to ${found.chars.max}, half of them below ${found.chars.median}`],
+          ["Rows", formatNumber(statistics.num_rows)],
+          ["Rows without text", formatNumber(statistics.num_empty)],
+          ["Duplicates", formatNumber(statistics.num_duplicates)],
+          ["Rows with chats", formatNumber(statistics.num_chats)],
+          [
+            "Characters per row",
+            `${statistics.chars.min} to ${statistics.chars.max}, median ${statistics.chars.median}`,
+          ],
           ["Columns", dataset.columns.join(", ")],
         ]}
       />
-      <h3>Lengths</h3>
-      <Histogram bins={found.chars.histogram as { from: number; to: number; count: number }[]} />
+      <h3>Row lengths</h3>
+      <Histogram bins={statistics.chars.histogram as { from: number; to: number; count: number }[]} />
       <DatasetPreview id={dataset.id} />
     </Dialog>
   );

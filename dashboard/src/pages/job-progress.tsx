@@ -1,21 +1,24 @@
-import { type Job, type Progress, progressOf } from "../api/types";
+import { type Job, type Progress, progressOf, summaryOf } from "../api/types";
 import { formatBytes, formatDuration, formatPercent } from "../format";
 import { Bar } from "../ui/basics";
-import { summaryOf } from "../api/types";
 
-/** How far the present phase is, as text: "block 12 of 30". */
+/** The progress of the current phase as text, for example "block 12 of 30". */
 export function formatProgress({ unit, done, total }: Progress): string {
   return unit === "byte" ? `${formatBytes(done)} of ${formatBytes(total)}` : `${unit} ${done} of ${total}`;
 }
 
-/** The live cell of a list: phase, bar and the rest of the phase's time; or why nothing moves. */
+/** The progress cell of a list: phase, bar and remaining time, or the reason why the job waits or failed. */
 export function JobProgress({ job }: { job: Job }) {
   const progress = progressOf(job);
   if (job.state === "running" || job.state === "pausing" || job.state === "cancelling") {
     const shown = progress && progress.phase === job.phase ? progress : null;
     return (
       <div>
-        <Bar done={shown?.done ?? 0} total={shown?.total ?? 1} label={`${job.phase ?? "starting"} of ${job.name ?? job.id}`} />
+        <Bar
+          done={shown?.done ?? 0}
+          total={shown?.total ?? 1}
+          label={`${job.name ?? job.id}: ${job.phase ?? "starting"}`}
+        />
         <div className="sub">
           {job.phase ?? "starting"}
           {shown && ` · ${formatProgress(shown)}`}
@@ -27,7 +30,7 @@ export function JobProgress({ job }: { job: Job }) {
   if (job.waiting_reason) {
     return (
       <div className="sub">
-        {job.queue_position ? `№ ${job.queue_position} · ` : ""}
+        {job.queue_position ? `#${job.queue_position} in queue · ` : ""}
         {job.waiting_reason.replaceAll("_", " ")}
       </div>
     );

@@ -2,14 +2,27 @@ import { type FormEvent, useState } from "react";
 import { get, post, remove, request } from "../api/client";
 import { useQuery } from "../api/query";
 import type { HubToken, Key, List, NewKey } from "../api/types";
+import { LABELS } from "../labels";
 import { useSession } from "../sign-in";
-import { ActionsHead, Code, Confirm, Dialog, Empty, Failure, Field, Pending, scrollable, Time, Title } from "../ui/basics";
+import {
+  ActionsHead,
+  Code,
+  Confirm,
+  Dialog,
+  Empty,
+  Failure,
+  Field,
+  Pending,
+  scrollable,
+  Time,
+  Title,
+} from "../ui/basics";
 
 const SCOPES: [string, string][] = [
-  ["jobs:read", "see jobs, plan, download"],
-  ["jobs:write", "submit, change and delete jobs"],
-  ["admin", "manage the project: keys, tokens, webhooks, audit"],
-  ["operator", "manage the service: projects, workers"],
+  ["jobs:read", "View jobs, preview plans and download artifacts"],
+  ["jobs:write", "Submit, change and delete jobs"],
+  ["admin", "Manage the project: keys, tokens, webhooks and audit log"],
+  ["operator", "Manage the service: projects and workers"],
 ];
 
 export default function Keys() {
@@ -19,7 +32,10 @@ export default function Keys() {
   const [asking, setAsking] = useState<{ key: Key; action: "rotate" | "revoke" } | null>(null);
   const session = useSession();
   const act = async (key: Key, action: "rotate" | "revoke") => {
-    const answer = await post<Key | NewKey>(`/v1/keys/${key.id}/${action}`, action === "rotate" ? { overlap_s: 3600 } : undefined);
+    const answer = await post<Key | NewKey>(
+      `/v1/keys/${key.id}/${action}`,
+      action === "rotate" ? { overlap_s: 3600 } : undefined,
+    );
     if ("key" in answer) setMade(answer);
     query.reload();
   };
@@ -27,7 +43,7 @@ export default function Keys() {
     <>
       <Title
         extra={
-          <button className="primary" onClick={() => setCreating(true)}>
+          <button type="button" className="primary" onClick={() => setCreating(true)}>
             New key
           </button>
         }
@@ -41,7 +57,7 @@ export default function Keys() {
             <thead>
               <tr>
                 <th>Key</th>
-                <th>May</th>
+                <th>{LABELS.permissions}</th>
                 <th>State</th>
                 <th>Created</th>
                 <th>Last used</th>
@@ -52,7 +68,7 @@ export default function Keys() {
               {query.data.data.map((key) => (
                 <tr key={key.id}>
                   <td>
-                    <strong>{key.name}</strong> {key.id === session.key.id && <span className="faint">yours</span>}
+                    <strong>{key.name}</strong> {key.id === session.key.id && <span className="faint">current</span>}
                     <div className="sub">
                       <code>{key.prefix}…</code>
                     </div>
@@ -70,10 +86,14 @@ export default function Keys() {
                   <td>
                     {!key.revoked_at && (
                       <span className="row">
-                        <button className="small" onClick={() => setAsking({ key, action: "rotate" })}>
+                        <button type="button" className="small" onClick={() => setAsking({ key, action: "rotate" })}>
                           Rotate
                         </button>
-                        <button className="small danger" onClick={() => setAsking({ key, action: "revoke" })}>
+                        <button
+                          type="button"
+                          className="small danger"
+                          onClick={() => setAsking({ key, action: "revoke" })}
+                        >
                           Revoke
                         </button>
                       </span>
@@ -98,19 +118,23 @@ export default function Keys() {
       )}
       {made && (
         <Dialog title={made.name} onClose={() => setMade(null)}>
-          <p>This is the key. It is shown now and never again.</p>
-          <Code text={made.key} label="The new key" />
+          <p>Copy this key now. It will not be shown again.</p>
+          <Code text={made.key} label="New API key" />
         </Dialog>
       )}
       {asking && (
         <Confirm
           title={`${asking.action === "rotate" ? "Rotate" : "Revoke"} ${asking.key.name}?`}
-          action={asking.action === "rotate" ? "Rotate" : "Revoke"}
+          action={asking.action === "rotate" ? "Rotate key" : "Revoke key"}
           onClose={() => setAsking(null)}
           onConfirm={() => act(asking.key, asking.action)}
         >
-          <p>{asking.action === "rotate" ? "It gets a new secret. The one that it has now works for an hour more." : "It opens nothing any more, for ever."}</p>
-          {asking.key.id === session.key.id && <p>⚠ It is the key that you are signed in with.</p>}
+          <p>
+            {asking.action === "rotate"
+              ? "The key gets a new secret. The current secret works for one more hour."
+              : "The key stops working at once. This cannot be undone."}
+          </p>
+          {asking.key.id === session.key.id && <p>⚠ You are signed in with this key.</p>}
         </Confirm>
       )}
     </>
@@ -119,7 +143,8 @@ export default function Keys() {
 
 function KeyState({ value }: { value: Key }) {
   if (value.revoked_at) return <span className="state bad">✕ Revoked</span>;
-  if (value.expires_at && Date.parse(value.expires_at) < Date.now()) return <span className="state warn">◷ Expired</span>;
+  if (value.expires_at && Date.parse(value.expires_at) < Date.now())
+    return <span className="state warn">◷ Expired</span>;
   return (
     <>
       <span className="state good">✓ Valid</span>
@@ -147,30 +172,34 @@ function NewKeyDialog({ onClose, onMade }: { onClose: () => void; onMade: (key: 
       setError(caught as Error);
     }
   };
-  const toggle = (scope: string) => setScopes((old) => (old.includes(scope) ? old.filter((each) => each !== scope) : [...old, scope]));
+  const toggle = (scope: string) =>
+    setScopes((old) => (old.includes(scope) ? old.filter((each) => each !== scope) : [...old, scope]));
   return (
     <Dialog title="New key" onClose={onClose}>
       <form onSubmit={submit}>
-        <Field label="Name" hint="Who or what it is for.">
+        <Field label="Name" hint="Who or what uses this key.">
           {(props) => <input {...props} required value={name} onChange={(event) => setName(event.target.value)} />}
         </Field>
         <fieldset>
-          <legend>It may</legend>
+          <legend>{LABELS.permissions}</legend>
           {SCOPES.filter(([scope]) => session.can(scope)).map(([scope, what]) => (
             <p key={scope}>
               <label>
-                <input type="checkbox" checked={scopes.includes(scope)} onChange={() => toggle(scope)} /> <strong>{scope}</strong> {what}
+                <input type="checkbox" checked={scopes.includes(scope)} onChange={() => toggle(scope)} />{" "}
+                <strong>{scope}</strong> {what}
               </label>
             </p>
           ))}
         </fieldset>
-        <Field label="Valid until" hint="Without it the key stays valid.">
-          {(props) => <input {...props} type="datetime-local" value={until} onChange={(event) => setUntil(event.target.value)} />}
+        <Field label="Expires" hint="Leave empty for a key that does not expire.">
+          {(props) => (
+            <input {...props} type="datetime-local" value={until} onChange={(event) => setUntil(event.target.value)} />
+          )}
         </Field>
         {error && <Failure error={error} />}
         <div className="actions">
-          <button className="primary" disabled={!name || !scopes.length}>
-            Make the key
+          <button type="submit" className="primary" disabled={!name || !scopes.length}>
+            Create key
           </button>
         </div>
       </form>
@@ -198,9 +227,11 @@ function HubTokens() {
   };
   return (
     <section className="card">
-      <h2>Tokens for the Hub</h2>
-      <p className="hint">For private and gated models. The project keeps a token sealed; jobs say its name, and nothing ever shows it.</p>
-      {query.data?.data.length === 0 && <Empty>No token.</Empty>}
+      <h2>Hugging Face Hub tokens</h2>
+      <p className="hint">
+        For private and gated models. Tokens are stored encrypted and never shown; jobs refer to them by name.
+      </p>
+      {query.data?.data.length === 0 && <Empty>No tokens yet.</Empty>}
       <table>
         <tbody>
           {query.data?.data.map((each) => (
@@ -209,11 +240,11 @@ function HubTokens() {
                 <strong>{each.name}</strong>
               </td>
               <td>
-                since <Time at={each.updated_at} />
+                Updated <Time at={each.updated_at} />
               </td>
               <td>
-                <button className="small danger" onClick={() => setDeleting(each.name)}>
-                  Forget
+                <button type="button" className="small danger" onClick={() => setDeleting(each.name)}>
+                  Delete
                 </button>
               </td>
             </tr>
@@ -221,28 +252,46 @@ function HubTokens() {
         </tbody>
       </table>
       <form onSubmit={put} className="fields">
-        <Field label="Name of the token">
-          {(props) => <input {...props} required pattern="[a-z][a-z0-9\-]{0,62}" placeholder="team" value={name} onChange={(event) => setName(event.target.value)} />}
+        <Field label="Token name">
+          {(props) => (
+            <input
+              {...props}
+              required
+              pattern="[a-z][a-z0-9\-]{0,62}"
+              placeholder="team"
+              value={name}
+              onChange={(event) => setName(event.target.value)}
+            />
+          )}
         </Field>
         <Field label="Token">
-          {(props) => <input {...props} type="password" autoComplete="off" required value={token} onChange={(event) => setToken(event.target.value)} />}
+          {(props) => (
+            <input
+              {...props}
+              type="password"
+              autoComplete="off"
+              required
+              value={token}
+              onChange={(event) => setToken(event.target.value)}
+            />
+          )}
         </Field>
         <div className="field">
-          <button>Keep it</button>
+          <button type="submit">Save token</button>
         </div>
       </form>
       {error && <Failure error={error} />}
       {deleting && (
         <Confirm
-          title={`Forget ${deleting}?`}
-          action="Forget"
+          title={`Delete the token ${deleting}?`}
+          action="Delete token"
           onClose={() => setDeleting("")}
           onConfirm={async () => {
             await remove(`/v1/hub-tokens/${encodeURIComponent(deleting)}`);
             query.reload();
           }}
         >
-          <p>Jobs that name it and have not downloaded their model yet will fail.</p>
+          <p>Jobs that use it and have not downloaded their model yet will fail.</p>
         </Confirm>
       )}
     </section>

@@ -1,21 +1,22 @@
-import { type FormEvent, useEffect, useMemo, useRef, useState } from "react";
+import { type FormEvent, useEffect, useRef, useState } from "react";
 import { get, post } from "../api/client";
 import { useQuery } from "../api/query";
-import { type Job, type JobPage, type JobSummary, type State, modelOf, schemeOf } from "../api/types";
+import { type Job, type JobPage, type JobSummary, modelOf, type State, schemeOf } from "../api/types";
 import { plural, shortId, shortName } from "../format";
-import { Link, type Place, navigate, withParams } from "../router";
+import { OPERATOR } from "../labels";
+import { Link, navigate, type Place, withParams } from "../router";
 import { useSession } from "../sign-in";
 import { announce } from "../ui/announcer";
 import { Confirm, Empty, Failure, Loading, scrollable, Time, Title } from "../ui/basics";
-import { ACTIONS, STATES, STATE_ORDER, StateLabel } from "../ui/states";
+import { ACTIONS, STATE_ORDER, STATES, StateLabel } from "../ui/states";
 import { JobProgress, PerplexityChange, SizeChange } from "./job-progress";
-import { compareAddress, RunKeys, useRunKeys } from "./run-keys";
+import { compareAddress, ShortcutHelp, useShortcuts } from "./shortcuts";
 
 const PAGE = 50;
 const EVERY_MS = 3000;
 const FILTERS = ["state", "q", "label", "sweep", "model"];
 
-/** The filters of the address as the API takes them. */
+/** The filters in the address, as API parameters. */
 function readFilters(search: URLSearchParams) {
   return Object.fromEntries(FILTERS.map((name) => [name, search.getAll(name)]));
 }
@@ -24,8 +25,8 @@ export function Runs({ place: { search } }: { place: Place }) {
   const session = useSession();
   const filters = readFilters(search);
   const cursor = search.get("cursor");
-  const asked = { ...filters, limit: PAGE, cursor };
-  const jobs = useQuery(`jobs ${JSON.stringify(asked)}`, (signal) => get<JobPage>("/v1/jobs", asked, signal), {
+  const params = { ...filters, limit: PAGE, cursor };
+  const jobs = useQuery(`jobs ${JSON.stringify(params)}`, (signal) => get<JobPage>("/v1/jobs", params, signal), {
     everyMs: EVERY_MS,
   });
   const { state: _, ...others } = filters;
@@ -37,7 +38,7 @@ export function Runs({ place: { search } }: { place: Place }) {
   const [selected, setSelected] = useState<ReadonlySet<string>>(new Set());
   const [cancelling, setCancelling] = useState(false);
   const shown = jobs.data?.data ?? [];
-  useTold(shown);
+  useAnnounceStateChanges(shown);
 
   const toggle = (id: string) =>
     setSelected((old) => {
@@ -45,7 +46,7 @@ export function Runs({ place: { search } }: { place: Place }) {
       if (!next.delete(id)) next.add(id);
       return next;
     });
-  const { cursorId, helpShown, closeHelp } = useRunKeys(shown, toggle, [...selected], session.can("jobs:write"));
+  const { cursorId, helpShown, closeHelp } = useShortcuts(shown, toggle, [...selected], session.can("jobs:write"));
   const isFiltered = FILTERS.some((name) => search.has(name));
 
   return (
@@ -76,19 +77,25 @@ export function Runs({ place: { search } }: { place: Place }) {
         </>
       )}
       {selected.size > 0 && (
-        <div className="selection" role="region" aria-label="Selected runs">
+        <section className="selection" aria-label="Selected runs">
           <strong>{plural(selected.size, "run")} selected</strong>
-          <button disabled={selected.size < 2 || selected.size > 8} onClick={() => navigate(compareAddress([...selected]))}>
+          <button
+            type="button"
+            disabled={selected.size < 2 || selected.size > 8}
+            onClick={() => navigate(compareAddress([...selected]))}
+          >
             Compare
           </button>
           {session.can("jobs:write") && (
-            <button className="danger" onClick={() => setCancelling(true)}>
+            <button type="button" className="danger" onClick={() => setCancelling(true)}>
               Cancel
             </button>
           )}
-          <button onClick={() => setSelected(new Set())}>Clear</button>
-          {selected.size > 8 && <span className="faint">At most 8 can be compared.</span>}
-        </div>
+          <button type="button" onClick={() => setSelected(new Set())}>
+            Clear
+          </button>
+          {selected.size > 8 && <span className="faint">You can compare up to 8 runs.</span>}
+        </section>
       )}
       {cancelling && (
         <CancelMany
@@ -102,7 +109,7 @@ export function Runs({ place: { search } }: { place: Place }) {
           }}
         />
       )}
-      {helpShown && <RunKeys onClose={closeHelp} />}
+      {helpShown && <ShortcutHelp onClose={closeHelp} />}
     </>
   );
 }
@@ -124,7 +131,7 @@ function RunTable({
         <thead>
           <tr>
             <th className="check">
-              <span className="hidden">Selected</span>
+              <span className="hidden">Select</span>
             </th>
             <th>Run</th>
             <th>Preset</th>
@@ -170,7 +177,7 @@ function RunTable({
               <td className="number" data-label="Perplexity">
                 <PerplexityChange job={job} />
               </td>
-              <td data-label="Owner">{job.submitted_by?.name ?? "operator"}</td>
+              <td data-label="Owner">{job.submitted_by?.name ?? OPERATOR}</td>
               <td className="nowrap" data-label="Created">
                 <Time at={job.created_at} />
               </td>
@@ -229,30 +236,35 @@ function Search({ search }: { search: URLSearchParams }) {
     navigate(`/${withParams(search, { q: null, label: labels, cursor: null })}`);
   };
   return (
-    <form role="search" onSubmit={byLabel}>
-      <input
-        id="search"
-        type="search"
-        value={text}
-        onChange={(event) => setText(event.target.value)}
-        placeholder="Name, model or label=value"
-        aria-label="Search runs"
-        size={30}
-      />
-    </form>
+    <search>
+      <form onSubmit={byLabel}>
+        <input
+          id="search"
+          type="search"
+          value={text}
+          onChange={(event) => setText(event.target.value)}
+          placeholder="Name, model or label=value"
+          aria-label="Search runs"
+          size={30}
+        />
+      </form>
+    </search>
   );
 }
 
 function ActiveFilters({ search }: { search: URLSearchParams }) {
-  const active = ["label", "sweep", "model"].flatMap((name) => search.getAll(name).map((value) => [name, value] as const));
+  const active = ["label", "sweep", "model"].flatMap((name) =>
+    search.getAll(name).map((value) => [name, value] as const),
+  );
   if (!active.length) return null;
   return (
     <div className="chips">
       {active.map(([name, value]) => (
         <button
+          type="button"
           key={name + value}
           className="chip"
-          aria-label={`Remove the filter ${name} ${value}`}
+          aria-label={`Remove filter: ${name} ${value}`}
           onClick={() => {
             const rest = search.getAll(name).filter((each) => each !== value);
             navigate(`/${withParams(search, { [name]: rest, cursor: null })}`);
@@ -269,17 +281,17 @@ function NoRuns({ isFiltered, mayWrite }: { isFiltered: boolean; mayWrite: boole
   if (isFiltered) {
     return (
       <Empty>
-        <p>No run fits this filter.</p>
-        <Link to="/">Show all runs</Link>
+        <p>No runs match these filters.</p>
+        <Link to="/">Clear filters</Link>
       </Empty>
     );
   }
   return (
     <Empty>
-      <p>Nothing has been quantized yet.</p>
+      <p>No runs yet.</p>
       {mayWrite && (
         <Link to="/jobs/new" className="button primary">
-          Start the first job
+          Create your first job
         </Link>
       )}
     </Empty>
@@ -289,7 +301,7 @@ function NoRuns({ isFiltered, mayWrite }: { isFiltered: boolean; mayWrite: boole
 function Pages({ search, page }: { search: URLSearchParams; page: JobPage | undefined }) {
   if (!page || (!page.next_cursor && !search.has("cursor"))) return null;
   return (
-    <nav className="row spread" aria-label="Pages of the list">
+    <nav className="row spread" aria-label="Pagination">
       {search.has("cursor") ? <Link to={`/${withParams(search, { cursor: null })}`}>← Newest</Link> : <span />}
       {page.next_cursor && (
         <Link to={`/${withParams(search, { cursor: page.next_cursor })}`} onClick={() => window.scrollTo(0, 0)}>
@@ -321,30 +333,33 @@ function CancelMany({
     const failed = answers.filter((each) => each.status === "rejected");
     onDone();
     announce(`${plural(answers.length - failed.length, "run")} cancelled.`);
-    if (failed[0]) throw new Error(`${failed.length} of ${answers.length} could not be cancelled: ${failed[0].reason.message}`);
+    if (failed[0])
+      throw new Error(`${failed.length} of ${answers.length} runs could not be cancelled: ${failed[0].reason.message}`);
   };
   return (
-    <Confirm title="Cancel these runs?" action={`Cancel ${plural(possible.length, "run")}`} onConfirm={cancel} onClose={onClose}>
-      <p>
-        What they have computed is thrown away. {ids.length - possible.length > 0 && "Those that have ended stay as they are."}
-      </p>
+    <Confirm
+      title="Cancel these runs?"
+      action={`Cancel ${plural(possible.length, "run")}`}
+      onConfirm={cancel}
+      onClose={onClose}
+    >
+      <p>Their progress is lost. {ids.length - possible.length > 0 && "Runs that have ended are not affected."}</p>
     </Confirm>
   );
 }
 
-/** Says changes of state of the runs on the page, politely. */
-function useTold(jobs: Job[]) {
+/** Announces to screen readers which runs on the page have changed their state. */
+function useAnnounceStateChanges(jobs: Job[]) {
   const before = useRef(new Map<string, State>());
-  const now = useMemo(() => new Map(jobs.map((job) => [job.id, job.state])), [jobs]);
   useEffect(() => {
     const changed = jobs.filter((job) => {
       const old = before.current.get(job.id);
       return old && old !== job.state;
     });
-    if (changed.length > 3) announce(`${changed.length} runs changed their state.`);
+    if (changed.length > 3) announce(`${changed.length} runs have changed state.`);
     else if (changed.length) {
       announce(changed.map((job) => `${job.name ?? job.id}: ${STATES[job.state].text}`).join(". "));
     }
-    before.current = now;
-  }, [now]);
+    before.current = new Map(jobs.map((job) => [job.id, job.state]));
+  }, [jobs]);
 }

@@ -2,9 +2,10 @@ import { get } from "../api/client";
 import { useQuery } from "../api/query";
 import type { JobSummary, ProjectUsage } from "../api/types";
 import { formatBytes } from "../format";
+import { LABELS } from "../labels";
 import { useSession } from "../sign-in";
 import { Code, Facts, Failure, Loading, Pending, scrollable, Time, Title } from "../ui/basics";
-import { STATES, STATE_ORDER } from "../ui/states";
+import { STATE_ORDER, STATES } from "../ui/states";
 
 interface Health {
   status: string;
@@ -40,8 +41,10 @@ export default function System() {
         )}
       </section>
       <section className="card">
-        <h2>Jobs of the project</h2>
-        {summary.data && <Facts facts={STATE_ORDER.map((state) => [STATES[state].text, summary.data?.by_state[state] ?? 0])} />}
+        <h2>Runs by state</h2>
+        {summary.data && (
+          <Facts facts={STATE_ORDER.map((state) => [STATES[state].text, summary.data?.by_state[state] ?? 0])} />
+        )}
       </section>
       <Quotas />
       <section className="card">
@@ -49,18 +52,22 @@ export default function System() {
         <Facts
           facts={[
             ["Key", key.name],
-            ["May", key.scopes.join(", ")],
+            [LABELS.permissions, key.scopes.join(", ")],
             ["Project", <code key="project">{key.project_id}</code>],
-            ["Valid until", key.expires_at ? <Time key="until" at={key.expires_at} /> : "it is revoked"],
+            ["Expires", key.expires_at ? <Time key="until" at={key.expires_at} /> : "never"],
           ]}
         />
       </section>
       <section className="card">
-        <h2>For programs</h2>
+        <h2>API</h2>
         <p>
-          Everything that this page shows comes from the API. <a href="/openapi.json">Its OpenAPI document</a> has every route.
+          Everything in this dashboard comes from the API. The <a href="/openapi.json">OpenAPI document</a> describes
+          every endpoint.
         </p>
-        <Code text={`curl -sS ${window.location.origin}/v1/jobs -H "Authorization: Bearer $BITFOUNDRY_API_KEY"`} label="A request with curl" />
+        <Code
+          text={`curl -sS ${window.location.origin}/v1/jobs -H "Authorization: Bearer $BITFOUNDRY_API_KEY"`}
+          label="Example request with curl"
+        />
       </section>
     </>
   );
@@ -71,7 +78,7 @@ function Quotas() {
   const show = (value: number, unit: string) => (unit === "bytes" ? formatBytes(value) : value.toLocaleString());
   return (
     <section className="card">
-      <h2>Quotas of the project</h2>
+      <h2>Project quotas</h2>
       <Pending query={query} />
       {query.data && (
         <div className="table" ref={scrollable}>
@@ -90,9 +97,10 @@ function Quotas() {
                     <code>{quota}</code>
                   </td>
                   <td>
-                    {show(used, unit)} {unit !== "bytes" && unit} {limit !== null && used >= limit && <span className="state warn">⚠ used up</span>}
+                    {show(used, unit)} {unit !== "bytes" && unit}{" "}
+                    {limit !== null && used >= limit && <span className="state warn">⚠ limit reached</span>}
                   </td>
-                  <td>{limit === null ? "none" : show(limit, unit)}</td>
+                  <td>{limit === null ? "unlimited" : show(limit, unit)}</td>
                 </tr>
               ))}
             </tbody>

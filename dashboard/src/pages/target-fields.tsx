@@ -3,7 +3,7 @@ import { useQuery } from "../api/query";
 import type { HubToken, List } from "../api/types";
 import { Field } from "../ui/basics";
 
-/** Where an artifact shall go: a repository on the Hub, or `to` a URL. */
+/** Where an artifact is published: a repository on the Hub, or a storage URL (`to`). */
 export interface Target {
   repo_id?: string;
   private?: boolean;
@@ -34,29 +34,56 @@ export function TargetFields({ target, onChange, errorAt = () => undefined }: Pr
     <>
       <div className="choices field">
         <label>
-          <input type="radio" name="target" checked={!isUrl} onChange={() => onChange(HUB_TARGET)} /> Hugging Face Hub
+          <input type="radio" name="target" checked={!isUrl} onChange={() => onChange(HUB_TARGET)} /> Hub repository
         </label>
         <label>
-          <input type="radio" name="target" checked={isUrl} onChange={() => onChange({ to: "" })} /> A folder behind a URL
+          <input type="radio" name="target" checked={isUrl} onChange={() => onChange({ to: "" })} /> Storage URL
         </label>
       </div>
       {isUrl ? (
-        <Field label="URL" hint="One that the operator allows." error={errorAt("to")}>
-          {(props) => <input {...props} required placeholder="s3://bucket/models/name" value={target.to} onChange={(event) => onChange({ to: event.target.value.trim() })} />}
+        <Field label="URL" hint="Must be allowed by the operator." error={errorAt("to")}>
+          {(props) => (
+            <input
+              {...props}
+              required
+              placeholder="s3://bucket/models/name"
+              value={target.to}
+              onChange={(event) => onChange({ to: event.target.value.trim() })}
+            />
+          )}
         </Field>
       ) : (
         <>
           <Field label="Repository" error={errorAt("repo_id")}>
-            {(props) => <input {...props} required placeholder="org/name" value={target.repo_id ?? ""} onChange={(event) => onChange({ ...target, repo_id: event.target.value.trim() })} />}
+            {(props) => (
+              <input
+                {...props}
+                required
+                placeholder="org/name"
+                value={target.repo_id ?? ""}
+                onChange={(event) => onChange({ ...target, repo_id: event.target.value.trim() })}
+              />
+            )}
           </Field>
           <div className="fields">
             <Field label="Branch" error={errorAt("revision")}>
-              {(props) => <input {...props} placeholder="main" value={target.revision ?? ""} onChange={(event) => set("revision", event.target.value.trim())} />}
-            </Field>
-            <Field label="Token to write with" hint="One that the project keeps." error={errorAt("hub_token")}>
               {(props) => (
-                <select {...props} value={target.hub_token ?? ""} onChange={(event) => set("hub_token", event.target.value)}>
-                  <option value="">the job's</option>
+                <input
+                  {...props}
+                  placeholder="main"
+                  value={target.revision ?? ""}
+                  onChange={(event) => set("revision", event.target.value.trim())}
+                />
+              )}
+            </Field>
+            <Field label="Write token" hint="A Hub token of the project." error={errorAt("hub_token")}>
+              {(props) => (
+                <select
+                  {...props}
+                  value={target.hub_token ?? ""}
+                  onChange={(event) => set("hub_token", event.target.value)}
+                >
+                  <option value="">Job's token</option>
                   {tokens.data?.data.map((each) => (
                     <option key={each.name}>{each.name}</option>
                   ))}
@@ -66,10 +93,20 @@ export function TargetFields({ target, onChange, errorAt = () => undefined }: Pr
           </div>
           <div className="choices">
             <label>
-              <input type="checkbox" checked={target.private ?? false} onChange={(event) => set("private", event.target.checked)} /> Private, if it is made
+              <input
+                type="checkbox"
+                checked={target.private ?? false}
+                onChange={(event) => set("private", event.target.checked)}
+              />{" "}
+              Create as private
             </label>
             <label>
-              <input type="checkbox" checked={target.create_pr ?? false} onChange={(event) => set("create_pr", event.target.checked)} /> As a pull request
+              <input
+                type="checkbox"
+                checked={target.create_pr ?? false}
+                onChange={(event) => set("create_pr", event.target.checked)}
+              />{" "}
+              Open a pull request
             </label>
           </div>
         </>

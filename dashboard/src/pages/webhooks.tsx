@@ -2,9 +2,33 @@ import { type FormEvent, useState } from "react";
 import { get, post, remove, request } from "../api/client";
 import { useQuery } from "../api/query";
 import type { DeliveryPage, List, NewWebhook, Webhook } from "../api/types";
-import { ActionsHead, Code, Confirm, Dialog, Empty, Failure, Field, Loading, Pending, scrollable, Time, Title } from "../ui/basics";
+import { plural } from "../format";
+import {
+  ActionsHead,
+  Code,
+  Confirm,
+  Dialog,
+  Empty,
+  Failure,
+  Field,
+  Loading,
+  Pending,
+  scrollable,
+  Time,
+  Title,
+} from "../ui/basics";
 
-const EVENTS = ["queued", "running", "retry_wait", "cancelling", "pausing", "paused", "succeeded", "failed", "cancelled"].map((state) => `job.${state}`);
+const EVENTS = [
+  "queued",
+  "running",
+  "retry_wait",
+  "cancelling",
+  "pausing",
+  "paused",
+  "succeeded",
+  "failed",
+  "cancelled",
+].map((state) => `job.${state}`);
 
 export default function Webhooks() {
   const query = useQuery("webhooks", (signal) => get<List<Webhook>>("/v1/webhooks", {}, signal), { everyMs: 10_000 });
@@ -18,7 +42,7 @@ export default function Webhooks() {
     <>
       <Title
         extra={
-          <button className="primary" onClick={() => setCreating(true)}>
+          <button type="button" className="primary" onClick={() => setCreating(true)}>
             New webhook
           </button>
         }
@@ -27,14 +51,16 @@ export default function Webhooks() {
       </Title>
       {error && <Failure error={error} />}
       <Pending query={query} />
-      {query.data?.data.length === 0 && <Empty>Nobody is told of anything. A webhook gets a signed message when a job changes its state.</Empty>}
+      {query.data?.data.length === 0 && (
+        <Empty>No webhooks yet. A webhook receives a signed request when a job changes state.</Empty>
+      )}
       {query.data && query.data.data.length > 0 && (
         <div className="table" ref={scrollable}>
           <table>
             <thead>
               <tr>
-                <th>Address</th>
-                <th>Is told of</th>
+                <th>URL</th>
+                <th>Events</th>
                 <th>State</th>
                 <ActionsHead />
               </tr>
@@ -43,7 +69,7 @@ export default function Webhooks() {
               {query.data.data.map((webhook) => (
                 <tr key={webhook.id}>
                   <td>
-                    <button className="link" onClick={() => setShown(webhook)}>
+                    <button type="button" className="link" onClick={() => setShown(webhook)}>
                       {webhook.url}
                     </button>
                   </td>
@@ -52,15 +78,23 @@ export default function Webhooks() {
                     <WebhookState webhook={webhook} />
                   </td>
                   <td className="row">
-                    <button className="small" onClick={() => act(post(`/v1/webhooks/${webhook.id}/test`).then(() => setShown(webhook)))}>
+                    <button
+                      type="button"
+                      className="small"
+                      onClick={() => act(post(`/v1/webhooks/${webhook.id}/test`).then(() => setShown(webhook)))}
+                    >
                       Test
                     </button>
                     {webhook.disabled_at && (
-                      <button className="small" onClick={() => act(request("PATCH", `/v1/webhooks/${webhook.id}`, { body: { enabled: true } }))}>
+                      <button
+                        type="button"
+                        className="small"
+                        onClick={() => act(request("PATCH", `/v1/webhooks/${webhook.id}`, { body: { enabled: true } }))}
+                      >
                         Enable
                       </button>
                     )}
-                    <button className="small danger" onClick={() => setDeleting(webhook)}>
+                    <button type="button" className="small danger" onClick={() => setDeleting(webhook)}>
                       Delete
                     </button>
                   </td>
@@ -81,23 +115,23 @@ export default function Webhooks() {
         />
       )}
       {made && (
-        <Dialog title="The webhook's secret" onClose={() => setMade(null)}>
-          <p>It signs the messages. It is shown now and never again.</p>
-          <Code text={made.secret} label="The secret" />
+        <Dialog title="Webhook secret" onClose={() => setMade(null)}>
+          <p>Use this secret to verify the signature of each request. Copy it now: it will not be shown again.</p>
+          <Code text={made.secret} label="New webhook secret" />
         </Dialog>
       )}
       {shown && <Deliveries webhook={shown} onClose={() => setShown(null)} />}
       {deleting && (
         <Confirm
           title="Delete this webhook?"
-          action="Delete"
+          action="Delete webhook"
           onClose={() => setDeleting(null)}
           onConfirm={async () => {
             await remove(`/v1/webhooks/${deleting.id}`);
             query.reload();
           }}
         >
-          <p>{deleting.url} is told of nothing any more, also of what is pending.</p>
+          <p>{deleting.url} will receive no more events, including pending deliveries.</p>
         </Confirm>
       )}
     </>
@@ -138,15 +172,25 @@ function NewWebhookDialog({ onClose, onMade }: { onClose: () => void; onMade: (w
       setError(caught as Error);
     }
   };
-  const toggle = (name: string) => setEvents((old) => (old.includes(name) ? old.filter((each) => each !== name) : [...old, name]));
+  const toggle = (name: string) =>
+    setEvents((old) => (old.includes(name) ? old.filter((each) => each !== name) : [...old, name]));
   return (
     <Dialog title="New webhook" onClose={onClose}>
       <form onSubmit={submit}>
-        <Field label="Address" hint="https, and reachable from the service.">
-          {(props) => <input {...props} type="url" required placeholder="https://ci.example.org/bitfoundry" value={url} onChange={(event) => setUrl(event.target.value)} />}
+        <Field label="URL" hint="Must use HTTPS and be reachable from the service.">
+          {(props) => (
+            <input
+              {...props}
+              type="url"
+              required
+              placeholder="https://ci.example.org/bitfoundry"
+              value={url}
+              onChange={(event) => setUrl(event.target.value)}
+            />
+          )}
         </Field>
         <fieldset>
-          <legend>Tell it of</legend>
+          <legend>Events</legend>
           <div className="choices">
             {EVENTS.map((name) => (
               <label key={name}>
@@ -157,8 +201,8 @@ function NewWebhookDialog({ onClose, onMade }: { onClose: () => void; onMade: (w
         </fieldset>
         {error && <Failure error={error} />}
         <div className="actions">
-          <button className="primary" disabled={!url || !events.length}>
-            Make the webhook
+          <button type="submit" className="primary" disabled={!url || !events.length}>
+            Create webhook
           </button>
         </div>
       </form>
@@ -177,7 +221,7 @@ function Deliveries({ webhook, onClose }: { webhook: Webhook; onClose: () => voi
       {error && <Failure error={error} />}
       {query.error && <Failure error={query.error} retry={query.reload} />}
       {!query.data && !query.error && <Loading />}
-      {query.data?.data.length === 0 && <Empty>Nothing has been sent yet.</Empty>}
+      {query.data?.data.length === 0 && <Empty>No deliveries yet.</Empty>}
       <table>
         <tbody>
           {query.data?.data.map((delivery) => (
@@ -192,14 +236,18 @@ function Deliveries({ webhook, onClose }: { webhook: Webhook; onClose: () => voi
                 {DELIVERY_STATES[delivery.state]}
                 {delivery.tries.slice(-1).map((each) => (
                   <div key={each.at} className="sub">
-                    {each.status ?? each.error} in {each.latency_ms} ms, {delivery.num_tries} tries
+                    {each.status ?? each.error} in {each.latency_ms} ms, {plural(delivery.num_tries, "attempt")}
                   </div>
                 ))}
               </td>
               <td>
                 {delivery.state !== "pending" && (
-                  <button className="small" onClick={() => post(`${path}/${delivery.id}/redeliver`).then(query.reload, setError)}>
-                    Send again
+                  <button
+                    type="button"
+                    className="small"
+                    onClick={() => post(`${path}/${delivery.id}/redeliver`).then(query.reload, setError)}
+                  >
+                    Resend
                   </button>
                 )}
               </td>

@@ -12,7 +12,7 @@ interface Device {
   memory_bytes?: number;
 }
 
-const STATES = { ready: "✓ Ready", draining: "‖ Draining", blocked: "! Blocked", silent: "? Silent" };
+const STATES = { ready: "✓ Ready", draining: "‖ Draining", blocked: "! Blocked", silent: "? Not responding" };
 
 export default function Workers() {
   const query = useQuery("workers", (signal) => get<List<Worker>>("/v1/workers", {}, signal), { everyMs: 4000 });
@@ -30,7 +30,7 @@ export default function Workers() {
       <Pending query={query} />
       {query.data && workers.length === 0 && (
         <Empty>
-          No worker lives. Jobs wait until one starts: <code>python -m worker</code>, or <code>make up</code>.
+          No workers. Jobs wait until one starts: run <code>python -m worker</code> or <code>make up</code>.
         </Empty>
       )}
       {workers.length > 0 && (
@@ -42,7 +42,7 @@ export default function Workers() {
                 <th>State</th>
                 <th>Devices</th>
                 <th className="number">Memory</th>
-                <th>Now</th>
+                <th>Current jobs</th>
                 <th>Last heartbeat</th>
                 <th>Started</th>
                 <ActionsHead />
@@ -66,6 +66,7 @@ export default function Workers() {
                   <td>
                     {worker.devices.length === 0 && "CPU"}
                     {(worker.devices as Device[]).map((device, index) => (
+                      // biome-ignore lint/suspicious/noArrayIndexKey: a worker's devices are numbered
                       <div key={index}>
                         {device.name ?? device.kind} {device.memory_bytes ? formatBytes(device.memory_bytes) : ""}
                       </div>
@@ -88,12 +89,12 @@ export default function Workers() {
                   </td>
                   <td>
                     {worker.drain_requested_at === null ? (
-                      <button className="small" onClick={() => setDraining(worker)}>
+                      <button type="button" className="small" onClick={() => setDraining(worker)}>
                         Drain
                       </button>
                     ) : (
-                      <button className="small" onClick={() => act(worker, "uncordon").catch(setError)}>
-                        Take jobs again
+                      <button type="button" className="small" onClick={() => act(worker, "uncordon").catch(setError)}>
+                        Resume
                       </button>
                     )}
                   </td>
@@ -104,8 +105,16 @@ export default function Workers() {
         </div>
       )}
       {draining && (
-        <Confirm title="Drain this worker?" action="Drain" onClose={() => setDraining(null)} onConfirm={() => act(draining, "drain")}>
-          <p>It takes no more jobs. Those that it has go back to the queue, and go on where they were on another worker with the same disk.</p>
+        <Confirm
+          title="Drain this worker?"
+          action="Drain worker"
+          onClose={() => setDraining(null)}
+          onConfirm={() => act(draining, "drain")}
+        >
+          <p>
+            The worker takes no new jobs. Its current jobs return to the queue, and another worker with the same disk
+            resumes them where they stopped.
+          </p>
         </Confirm>
       )}
     </>

@@ -1,18 +1,18 @@
-// One polite live region for the whole page. Changes of state are said, not every percent.
+// One polite live region for the whole page. It announces changes of state, not every step of progress.
 import { useEffect, useState } from "react";
 
-let say: (text: string) => void = () => {};
+let setAnnouncement: (text: string) => void = () => {};
 
 export function announce(text: string) {
-  say(text);
+  setAnnouncement(text);
 }
 
 export function Announcer() {
   const [text, setText] = useState("");
   useEffect(() => {
-    say = setText;
+    setAnnouncement = setText;
     return () => {
-      say = () => {};
+      setAnnouncement = () => {};
     };
   }, []);
   return (

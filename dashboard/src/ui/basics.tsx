@@ -3,7 +3,7 @@ import { Problem } from "../api/client";
 import type { Query } from "../api/query";
 import { formatAge, formatTime } from "../format";
 
-/** The page's heading. It takes the focus when another page is shown, so that a screen reader starts there. */
+/** The heading of a page. It takes the focus when the page opens, so that a screen reader starts there. */
 export function Title({ children, extra }: { children: string; extra?: ReactNode }) {
   const heading = useRef<HTMLHeadingElement>(null);
   useEffect(() => {
@@ -23,12 +23,12 @@ export function Title({ children, extra }: { children: string; extra?: ReactNode
 export function Loading({ what = "Loading" }: { what?: string }) {
   return (
     <p className="empty" role="status">
-      <span className="spinner" aria-hidden="true" /> {what} …
+      <span className="spinner" aria-hidden="true" /> {what}…
     </p>
   );
 }
 
-/** In place of an answer: that it is awaited, or why there is none. Nothing once there is one. */
+/** A loading state or an error in place of data; nothing once the data has arrived. */
 export function Pending({ query }: { query: Query<unknown> }) {
   if (query.data) return null;
   return query.error ? <Failure error={query.error} retry={query.reload} /> : <Loading />;
@@ -38,7 +38,7 @@ export function Empty({ children }: { children: ReactNode }) {
   return <div className="empty">{children}</div>;
 }
 
-/** What went wrong and what to do about it, with the retry if there is one. */
+/** An error, its fix, and a button to retry if `retry` is given. */
 export function Failure({ error, retry }: { error: Error; retry?: () => void }) {
   const problem = error instanceof Problem ? error : undefined;
   return (
@@ -48,15 +48,19 @@ export function Failure({ error, retry }: { error: Error; retry?: () => void }) 
       </p>
       {problem && (
         <p className="faint">
-          <code>{problem.code}</code> {problem.requestId && <>· request {problem.requestId}</>}
+          <code>{problem.code}</code> {problem.requestId && <>· request ID {problem.requestId}</>}
         </p>
       )}
-      {retry && <button onClick={retry}>Try again</button>}
+      {retry && (
+        <button type="button" onClick={retry}>
+          Try again
+        </button>
+      )}
     </div>
   );
 }
 
-/** The head of a column of buttons. */
+/** The header of a column of action buttons. */
 export function ActionsHead() {
   return (
     <th>
@@ -65,7 +69,7 @@ export function ActionsHead() {
   );
 }
 
-/** How long ago, kept up to date; the exact time on hover. */
+/** A relative time that updates itself, with the exact time on hover. */
 export function Time({ at }: { at: string | null | undefined }) {
   const [now, setNow] = useState(Date.now);
   const then = at ? Date.parse(at) : Number.NaN;
@@ -106,13 +110,13 @@ export function CopyButton({ text, label = "Copy" }: { text: string; label?: str
     window.setTimeout(() => setCopied(false), 1500);
   };
   return (
-    <button className="small" onClick={copy}>
+    <button type="button" className="small" onClick={copy}>
       {copied ? "Copied" : label}
     </button>
   );
 }
 
-/** The clipboard of the browser is there over TLS and on this machine only; elsewhere the old way. */
+/** Copies with the clipboard API where it exists (TLS or localhost), otherwise with a hidden text area. */
 async function copyText(text: string) {
   if (navigator.clipboard) {
     await navigator.clipboard.writeText(text).catch(() => undefined);
@@ -128,12 +132,12 @@ async function copyText(text: string) {
 
 export function Code({ text, label }: { text: string; label: string }) {
   return (
-    <div className="code">
-      <pre tabIndex={0} aria-label={label}>
+    <figure className="code" aria-label={label}>
+      <pre ref={scrollable}>
         <code>{text}</code>
       </pre>
-      <CopyButton text={text} label={`Copy`} />
-    </div>
+      <CopyButton text={text} />
+    </figure>
   );
 }
 
@@ -143,7 +147,7 @@ export function Field({
   error,
   children,
 }: {
-  label: string;
+  label: ReactNode;
   hint?: ReactNode;
   error?: string;
   children: (props: { id: string; "aria-describedby"?: string; "aria-invalid"?: true }) => ReactNode;
@@ -163,7 +167,7 @@ export function Field({
   );
 }
 
-/** A dialog of the browser's own: it keeps the focus inside, closes with Escape and gives the focus back. */
+/** A native dialog: it traps the focus, closes with Escape and restores the focus. */
 export function Dialog({ title, onClose, children }: { title: string; onClose: () => void; children: ReactNode }) {
   const dialog = useRef<HTMLDialogElement>(null);
   const id = useId();
@@ -183,7 +187,7 @@ export function Dialog({ title, onClose, children }: { title: string; onClose: (
     >
       <div className="dialog-head">
         <h2 id={id}>{title}</h2>
-        <button className="small" onClick={onClose} aria-label="Close">
+        <button type="button" className="small" onClick={onClose} aria-label="Close">
           ✕
         </button>
       </div>
@@ -192,7 +196,7 @@ export function Dialog({ title, onClose, children }: { title: string; onClose: (
   );
 }
 
-/** Asks before something is lost. */
+/** Asks for confirmation before an action that loses something. */
 export function Confirm({
   title,
   action,
@@ -223,8 +227,10 @@ export function Confirm({
       {children}
       {error && <Failure error={error} />}
       <div className="actions">
-        <button onClick={onClose}>Keep</button>
-        <button className="danger" disabled={busy} onClick={confirm}>
+        <button type="button" onClick={onClose}>
+          Go back
+        </button>
+        <button type="button" className="danger" disabled={busy} onClick={confirm}>
           {action}
         </button>
       </div>
@@ -237,8 +243,18 @@ export interface Tab {
   text: string;
 }
 
-/** Tabs as the ARIA practices have them: arrows move, one is in the tab order. */
-export function Tabs({ tabs, shown, onShow, label }: { tabs: Tab[]; shown: string; onShow: (id: string) => void; label: string }) {
+/** Tabs after the ARIA practices: arrow keys move between them, and one tab is in the tab order. */
+export function Tabs({
+  tabs,
+  shown,
+  onShow,
+  label,
+}: {
+  tabs: Tab[];
+  shown: string;
+  onShow: (id: string) => void;
+  label: string;
+}) {
   const move = (step: number) => {
     const index = tabs.findIndex((tab) => tab.id === shown);
     const next = tabs[(index + step + tabs.length) % tabs.length];
@@ -258,6 +274,7 @@ export function Tabs({ tabs, shown, onShow, label }: { tabs: Tab[]; shown: strin
     >
       {tabs.map((tab) => (
         <button
+          type="button"
           key={tab.id}
           id={`tab-${tab.id}`}
           role="tab"
@@ -281,7 +298,7 @@ export function TabPanel({ shown, children }: { shown: string; children: ReactNo
   );
 }
 
-/** Name and value beside each other. */
+/** A list of names with their values. */
 export function Facts({ facts }: { facts: [string, ReactNode][] }) {
   return (
     <dl className="facts">
@@ -295,14 +312,14 @@ export function Facts({ facts }: { facts: [string, ReactNode][] }) {
   );
 }
 
-/** For a box around a table: it can be scrolled with the keyboard as soon as it is narrower than the table. */
-export function scrollable(box: HTMLDivElement | null) {
+/** A ref that puts a box into the tab order while its content overflows, so that the keyboard can scroll it. */
+export function scrollable(box: HTMLElement | null) {
   if (!box) return;
-  const look = () => {
-    if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+  const update = () => {
+    if (box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight) box.tabIndex = 0;
     else box.removeAttribute("tabindex");
   };
-  const observer = new ResizeObserver(look);
+  const observer = new ResizeObserver(update);
   observer.observe(box);
   for (const child of box.children) observer.observe(child);
   return () => observer.disconnect();

@@ -25,7 +25,7 @@ export type Action = "cancel" | "pause" | "resume" | "retry" | "delete";
 
 const WAITING: readonly Action[] = ["cancel", "pause"];
 
-/** What can be done with a job in a state: the table of docs/jobs.md. */
+/** The actions that each state of a job allows, as documented in the page about jobs. */
 export const ACTIONS: Record<State, readonly Action[]> = {
   queued: WAITING,
   running: WAITING,

@@ -1,20 +1,20 @@
-// Light, dark, or as the system has it.
+// The color theme: light, dark, or the one of the system.
 export type Theme = "system" | "light" | "dark";
 export const THEMES: Theme[] = ["system", "light", "dark"];
 
-const KEPT_AS = "bitfoundry.theme";
+const STORAGE_KEY = "bitfoundry.theme";
 
 export function readTheme(): Theme {
-  const kept = localStorage.getItem(KEPT_AS);
-  return kept === "light" || kept === "dark" ? kept : "system";
+  const stored = localStorage.getItem(STORAGE_KEY);
+  return stored === "light" || stored === "dark" ? stored : "system";
 }
 
 export function applyTheme(theme: Theme) {
   if (theme === "system") {
-    localStorage.removeItem(KEPT_AS);
+    localStorage.removeItem(STORAGE_KEY);
     delete document.documentElement.dataset.theme;
   } else {
-    localStorage.setItem(KEPT_AS, theme);
+    localStorage.setItem(STORAGE_KEY, theme);
     document.documentElement.dataset.theme = theme;
   }
 }

@@ -3,7 +3,7 @@ import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import { type EventPage, type Job, type JobPage, type Layer, modelOf, schemeOf, summaryOf } from "../../api/types";
 import { shortName } from "../../format";
-import { Link, type Place, navigate } from "../../router";
+import { Link, navigate, type Place } from "../../router";
 import { Empty, Failure, Field, Loading, Time, Title } from "../../ui/basics";
 import { FINAL_STATES, StateLabel } from "../../ui/states";
 import { ConfigDiff } from "./config-diff";
@@ -11,10 +11,10 @@ import { LayersOverlay } from "./overlay";
 import { ParetoCard } from "./pareto-card";
 import { ResultsTable } from "./results";
 
-const MOST = 8;
+const MAX_RUNS = 8;
 
 export default function Compare({ place: { search } }: { place: Place }) {
-  const ids = [...new Set(search.getAll("job"))].slice(0, MOST);
+  const ids = [...new Set(search.getAll("job"))].slice(0, MAX_RUNS);
   const query = useQuery(
     ids.length ? `compare ${ids.join()}` : null,
     (signal) => Promise.all(ids.map((id) => get<Job>(`/v1/jobs/${id}`, {}, signal))),
@@ -28,7 +28,7 @@ export default function Compare({ place: { search } }: { place: Place }) {
       {ids.length > 0 && !query.data && !query.error && <Loading />}
       <Chosen jobs={jobs} ids={ids} />
       {ids.length < 2 ? (
-        <Empty>Choose two to eight runs: here, or with the boxes of the list of runs. The first one is what the others are compared with.</Empty>
+        <Empty>Choose two to eight runs here, or by ticking runs in the list. The first run is the baseline.</Empty>
       ) : (
         query.data && <Comparison jobs={jobs} />
       )}
@@ -56,23 +56,25 @@ function Comparison({ jobs }: { jobs: Job[] }) {
   );
 }
 
-/** Names of runs for charts and tables; those that share one get the end of their id. */
+/** Names of runs for charts and tables. Runs with the same name get the end of their id. */
 function uniqueNames(jobs: Job[]): Map<string, string> {
   const count = (label: string) => jobs.filter((job) => labelOf(job) === label).length;
-  return new Map(jobs.map((job) => [job.id, count(labelOf(job)) > 1 ? `${labelOf(job)} …${job.id.slice(-4)}` : labelOf(job)]));
+  return new Map(
+    jobs.map((job) => [job.id, count(labelOf(job)) > 1 ? `${labelOf(job)} …${job.id.slice(-4)}` : labelOf(job)]),
+  );
 }
 
 async function readLayers(id: string, signal: AbortSignal): Promise<Layer[]> {
-  const found = new Map<string, Layer>();
+  const layers = new Map<string, Layer>();
   let after = 0;
   for (;;) {
     const page = await get<EventPage>(`/v1/jobs/${id}/events`, { kind: "layer_quantized", limit: 1000, after }, signal);
     for (const event of page.data) {
       const layer = event.data as unknown as Layer;
-      found.set(layer.name, layer);
+      layers.set(layer.name, layer);
     }
     after = page.data.at(-1)?.seq ?? after;
-    if (!page.has_more) return [...found.values()];
+    if (!page.has_more) return [...layers.values()];
   }
 }
 
@@ -90,21 +92,36 @@ function Chosen({ jobs, ids }: { jobs: Job[]; ids: string[] }) {
             {index === 0 && <strong>baseline</strong>}
             <StateLabel state={job.state} /> <Time at={job.created_at} />
             {index > 0 && (
-              <button className="small" onClick={() => navigate(address([job.id, ...ids.filter((id) => id !== job.id)]), { replace: true })}>
-                make it the baseline
+              <button
+                type="button"
+                className="small"
+                onClick={() => navigate(address([job.id, ...ids.filter((id) => id !== job.id)]), { replace: true })}
+              >
+                Set as baseline
               </button>
             )}
-            <button className="small" aria-label={`Take ${labelOf(job)} away`} onClick={() => navigate(address(ids.filter((id) => id !== job.id)), { replace: true })}>
+            <button
+              type="button"
+              className="small"
+              aria-label={`Remove ${labelOf(job)}`}
+              onClick={() => navigate(address(ids.filter((id) => id !== job.id)), { replace: true })}
+            >
               ✕
             </button>
           </span>
         ))}
       </div>
-      {ids.length < MOST && (
-        <Field label="Add a run that succeeded">
+      {ids.length < MAX_RUNS && (
+        <Field label="Add a finished run">
           {(props) => (
-            <select {...props} value="" onChange={(event) => event.target.value && navigate(address([...ids, event.target.value]), { replace: true })}>
-              <option value="">{free.length ? "choose …" : "there is no other one"}</option>
+            <select
+              {...props}
+              value=""
+              onChange={(event) =>
+                event.target.value && navigate(address([...ids, event.target.value]), { replace: true })
+              }
+            >
+              <option value="">{free.length ? "Choose a run…" : "No other finished runs"}</option>
               {free.map((job) => (
                 <option key={job.id} value={job.id}>
                   {labelOf(job)} · {schemeOf(job)} · {job.id.slice(-6)}

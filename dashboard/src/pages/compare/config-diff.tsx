@@ -2,7 +2,7 @@ import type { Job } from "../../api/types";
 import { asText, differences } from "../../diff";
 import { Empty, scrollable } from "../../ui/basics";
 
-const askedFor = (job: Job) => ({
+const configurationOf = (job: Job) => ({
   model: job.model,
   config: job.config,
   calibration: job.calibration,
@@ -20,16 +20,20 @@ const at = (value: unknown, pointer: string) =>
     .map((part) => part.replaceAll("~1", "/").replaceAll("~0", "~"))
     .reduce<unknown>((inner, name) => (inner as Record<string, unknown> | null | undefined)?.[name], value);
 
-/** Every field in which some run was asked for something else than the first one. */
+/** Every field of the configuration in which a run differs from the baseline. */
 export function ConfigDiff({ jobs, names }: { jobs: Job[]; names: Map<string, string> }) {
   const [first, ...others] = jobs;
   if (!first) return null;
-  const pointers = [...new Set(others.flatMap((job) => differences(askedFor(first), askedFor(job)).map((each) => each.pointer)))].sort();
+  const pointers = [
+    ...new Set(
+      others.flatMap((job) => differences(configurationOf(first), configurationOf(job)).map((each) => each.pointer)),
+    ),
+  ].sort();
   return (
     <section className="card">
-      <h2>What was asked for</h2>
+      <h2>Configuration</h2>
       {pointers.length === 0 ? (
-        <Empty>The same: model, config, calibration, formats and measurement.</Empty>
+        <Empty>The runs have the same model, config, calibration, formats and evaluation.</Empty>
       ) : (
         <div className="table diff" ref={scrollable}>
           <table>
@@ -48,8 +52,8 @@ export function ConfigDiff({ jobs, names }: { jobs: Job[]; names: Map<string, st
                     <code>{pointer}</code>
                   </td>
                   {jobs.map((job) => {
-                    const value = asText(at(askedFor(job), pointer));
-                    const isOther = value !== asText(at(askedFor(first), pointer));
+                    const value = asText(at(configurationOf(job), pointer));
+                    const isOther = value !== asText(at(configurationOf(first), pointer));
                     return <td key={job.id}>{isOther ? <ins>≠ {value}</ins> : value}</td>;
                   })}
                 </tr>

@@ -1,6 +1,6 @@
 import { useMemo, useState } from "react";
 import type { Job, Layer } from "../../api/types";
-import { METRICS, type Metric, kindOf, valueOf } from "../../charts/layers";
+import { kindOf, METRICS, type Metric, metricValue } from "../../charts/layers";
 import { Scatter, type Series } from "../../charts/scatter";
 import { formatNumber } from "../../format";
 import { scrollable } from "../../ui/basics";
@@ -12,28 +12,35 @@ interface Run {
 
 const ROWS = 30;
 
-/** The same layers of every run in one chart, and those that differ most as a table. */
+/** The layers of all runs in one chart, and a table of those that differ most. */
 export function LayersOverlay({ runs, names }: { runs: Run[]; names: Map<string, string> }) {
   const [metricId, setMetricId] = useState<Metric["id"]>("relative_error");
   const [kind, setKind] = useState("");
   const [picked, setPicked] = useState<string | null>(null);
   const metric = METRICS.find((each) => each.id === metricId) ?? METRICS[0];
-  const kinds = useMemo(() => [...new Set(runs.flatMap((run) => run.layers.map((layer) => kindOf(layer.name))))].sort(), [runs]);
+  const kinds = useMemo(
+    () => [...new Set(runs.flatMap((run) => run.layers.map((layer) => kindOf(layer.name))))].sort(),
+    [runs],
+  );
   const series = useMemo(() => overlay(runs, names, metric, kind), [runs, names, metric, kind]);
   return (
     <section className="card">
       <div className="row spread">
-        <h2>Layer by layer</h2>
+        <h2>Layer comparison</h2>
         <div className="row">
-          <select aria-label="Measure" value={metric.id} onChange={(event) => setMetricId(event.target.value as Metric["id"])}>
+          <select
+            aria-label="Metric"
+            value={metric.id}
+            onChange={(event) => setMetricId(event.target.value as Metric["id"])}
+          >
             {METRICS.map((each) => (
               <option key={each.id} value={each.id}>
                 {each.text}
               </option>
             ))}
           </select>
-          <select aria-label="Kind of module" value={kind} onChange={(event) => setKind(event.target.value)}>
-            <option value="">all modules</option>
+          <select aria-label="Module type" value={kind} onChange={(event) => setKind(event.target.value)}>
+            <option value="">All modules</option>
             {kinds.map((each) => (
               <option key={each}>{each}</option>
             ))}
@@ -43,7 +50,7 @@ export function LayersOverlay({ runs, names }: { runs: Run[]; names: Map<string,
       <Scatter
         label={`${metric.text} of each layer in ${runs.length} runs`}
         series={series}
-        xLabel="layer, in the model's order"
+        xLabel="layer, in model order"
         yLabel={metric.text}
         formatX={(value) => formatNumber(value)}
         counted
@@ -54,7 +61,7 @@ export function LayersOverlay({ runs, names }: { runs: Run[]; names: Map<string,
         picked={picked}
       />
       <details>
-        <summary>The layers that differ most, as a table</summary>
+        <summary>Layers with the largest differences</summary>
         <Differing runs={runs} names={names} metric={metric} />
       </details>
     </section>
@@ -69,7 +76,7 @@ function overlay(runs: Run[], names: Map<string, string>, metric: Metric, kind: 
   return runs.map(({ job, layers }, look) => {
     const label = names.get(job.id) ?? job.id;
     const points = layers.flatMap((layer) => {
-      const y = valueOf(layer, metric);
+      const y = metricValue(layer, metric);
       if (y === null || (kind && kindOf(layer.name) !== kind)) return [];
       return [{ x: (order.get(layer.name) ?? 0) + 1, y, name: `${label} ${layer.name}` }];
     });
@@ -83,13 +90,13 @@ function Differing({ runs, names, metric }: { runs: Run[]; names: Map<string, st
     runs.forEach(({ layers }, index) => {
       for (const layer of layers) {
         const row = byName.get(layer.name) ?? runs.map(() => null);
-        row[index] = valueOf(layer, metric);
+        row[index] = metricValue(layer, metric);
         byName.set(layer.name, row);
       }
     });
     const spread = (row: (number | null)[]) => {
-      const known = row.filter((value) => value !== null);
-      return known.length > 1 ? Math.max(...known) - Math.min(...known) : 0;
+      const values = row.filter((value) => value !== null);
+      return values.length > 1 ? Math.max(...values) - Math.min(...values) : 0;
     };
     return [...byName].sort(([, a], [, b]) => spread(b) - spread(a)).slice(0, ROWS);
   }, [runs, metric]);

@@ -4,14 +4,14 @@ import { useQuery } from "../../api/query";
 import { type Job, type Report, summaryOf } from "../../api/types";
 import { Scatter, type Series } from "../../charts/scatter";
 import { formatBytes, formatNumber } from "../../format";
-import { type Result, paretoFront } from "./pareto";
+import { paretoFront, type Result } from "./pareto";
 
 export function ParetoCard({ jobs, names }: { jobs: Job[]; names: Map<string, string> }) {
   const [picked, setPicked] = useState<string | null>(null);
   const done = jobs.filter((job) => job.artifact);
   const errors = useQuery(`errors ${done.map((job) => job.id).join()}`, async (signal) => {
-    const found = await Promise.all(done.map(async (job) => [job.id, await readStderr(job.id, signal)] as const));
-    return new Map(found);
+    const entries = await Promise.all(done.map(async (job) => [job.id, await readStderr(job.id, signal)] as const));
+    return new Map(entries);
   });
   const results = useMemo(
     () => jobs.flatMap((job) => resultOf(job, names.get(job.id) ?? job.id, errors.data?.get(job.id))),
@@ -31,9 +31,9 @@ export function ParetoCard({ jobs, names }: { jobs: Job[]; names: Map<string, st
   if (results.length < 2) return null;
   return (
     <section className="card">
-      <h2>Size against quality</h2>
+      <h2>Size vs. quality</h2>
       <Scatter
-        label="Perplexity by size of each run; smaller and lower is better"
+        label="Perplexity and size of each run; lower is better for both"
         series={series}
         xLabel="size"
         yLabel="perplexity"
@@ -45,13 +45,13 @@ export function ParetoCard({ jobs, names }: { jobs: Job[]; names: Map<string, st
         picked={picked}
       />
       <table>
-        <caption>On the front: no other run is both smaller and better</caption>
+        <caption>A run is Pareto-optimal if no other run is both smaller and better.</caption>
         <thead>
           <tr>
             <th>Run</th>
             <th className="number">Size</th>
             <th className="number">Perplexity</th>
-            <th>On the front</th>
+            <th>Pareto-optimal</th>
           </tr>
         </thead>
         <tbody>
@@ -63,7 +63,7 @@ export function ParetoCard({ jobs, names }: { jobs: Job[]; names: Map<string, st
                 {formatNumber(result.perplexity, 5)}
                 {result.stderr ? ` ± ${formatNumber(result.stderr, 2)}` : ""}
               </td>
-              <td>{front.includes(result) ? "✓ yes" : "no"}</td>
+              <td>{front.includes(result) ? "✓ Yes" : "No"}</td>
             </tr>
           ))}
         </tbody>
@@ -72,7 +72,7 @@ export function ParetoCard({ jobs, names }: { jobs: Job[]; names: Map<string, st
   );
 }
 
-/** One standard error of the perplexity, from the report; undefined if nobody measured it. */
+/** One standard error of the perplexity, from the report; undefined if it was not measured. */
 async function readStderr(id: string, signal: AbortSignal): Promise<number | undefined> {
   const report = await get<Report>(`/v1/jobs/${id}/artifacts/report.json`, {}, signal);
   return report.quality?.after.token_perplexity.stderr ?? undefined;

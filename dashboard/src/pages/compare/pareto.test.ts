@@ -4,7 +4,13 @@ import { paretoFront } from "./pareto";
 const run = (id: string, bytes: number, perplexity: number) => ({ id, name: id, bytes, perplexity });
 
 it("keeps what no other run beats in both", () => {
-  const front = paretoFront([run("big", 8, 10), run("worse", 8, 11), run("small", 2, 14), run("beaten", 4, 15), run("middle", 4, 12)]);
+  const front = paretoFront([
+    run("big", 8, 10),
+    run("worse", 8, 11),
+    run("small", 2, 14),
+    run("beaten", 4, 15),
+    run("middle", 4, 12),
+  ]);
   expect(front.map((each) => each.id)).toEqual(["small", "middle", "big"]);
 });
 

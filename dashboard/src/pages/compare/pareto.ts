@@ -1,4 +1,4 @@
-// Which runs are worth a look: no other one is both smaller and better.
+// The Pareto-optimal runs: no other run is both smaller and better.
 
 export interface Result {
   id: string;
@@ -8,7 +8,7 @@ export interface Result {
   stderr?: number;
 }
 
-/** The front from the smallest to the best. Of equals the first one stays. */
+/** The Pareto front, from the smallest to the best run. Of equal runs the first is kept. */
 export function paretoFront(results: Result[]): Result[] {
   const sorted = [...results].sort((a, b) => a.bytes - b.bytes || a.perplexity - b.perplexity);
   const front: Result[] = [];

@@ -1,4 +1,4 @@
-// The request for a job: the one thing that the form, the JSON tab, the plan and the copied commands are all about.
+// The request for a job, shared by the form, the JSON tab, the plan and the code snippets.
 import type { Job, Preset } from "../../api/types";
 import { differences } from "../../diff";
 import type { Target } from "../target-fields";
@@ -44,7 +44,7 @@ export interface Mix {
 
 export interface Body {
   model: ModelRef;
-  /** Left out, or of algorithms alone, beside a mix. */
+  /** Left out for a mix, or holds its algorithms only. */
   config?: Record<string, unknown>;
   mix?: Mix;
   calibration?: Calibration;
@@ -63,13 +63,18 @@ export interface Body {
 
 export const START: Body = { model: { path: "" }, config: { preset: "w4a16" }, export: ["quark"] };
 
-/** `body` with `value` at the pointer; what is empty is left out, because the service fills in its defaults. */
+/** `body` with `value` at the pointer. Empty values are left out: the service fills in its defaults. */
 export function withValue(body: Body, pointer: string, value: unknown): Body {
   const set = (target: unknown, [name, ...rest]: string[]): unknown => {
     if (name === undefined) return value;
     const copy: Record<string, unknown> = { ...(target as Record<string, unknown> | undefined) };
     const member = set(copy[name], rest);
-    if (member === undefined || member === "" || (typeof member === "object" && member !== null && !Array.isArray(member) && Object.keys(member).length === 0)) delete copy[name];
+    if (
+      member === undefined ||
+      member === "" ||
+      (typeof member === "object" && member !== null && !Array.isArray(member) && Object.keys(member).length === 0)
+    )
+      delete copy[name];
     else copy[name] = member;
     return copy;
   };
@@ -77,13 +82,17 @@ export function withValue(body: Body, pointer: string, value: unknown): Body {
 }
 
 export const valueAt = (body: Body, pointer: string) =>
-  pointer.split("/").slice(1).map(unescapePointer).reduce<unknown>((at, name) => (at as Record<string, unknown> | undefined)?.[name], body);
+  pointer
+    .split("/")
+    .slice(1)
+    .map(unescapePointer)
+    .reduce<unknown>((at, name) => (at as Record<string, unknown> | undefined)?.[name], body);
 
-const OF_A_SOURCE = ["source", "column", "config", "split", "revision", "stride"];
+const SOURCE_FIELDS = ["source", "column", "config", "split", "revision", "stride"];
 
-/** Another text; what was said of the one before goes with it. */
+/** Another source; the settings that belong to the previous one are dropped. */
 export function withSource(body: Body, of: "calibration" | "evaluation", source: string): Body {
-  const kept = Object.entries(body[of] ?? {}).filter(([name]) => !OF_A_SOURCE.includes(name));
+  const kept = Object.entries(body[of] ?? {}).filter(([name]) => !SOURCE_FIELDS.includes(name));
   return withValue(body, `/${of}`, { ...Object.fromEntries(kept), ...(source ? { source } : {}) });
 }
 
@@ -91,33 +100,32 @@ const unescapePointer = (part: string) => part.replaceAll("~1", "/").replaceAll(
 
 export const presetOf = (body: Body) => (typeof body.config?.preset === "string" ? body.config.preset : null);
 
-/** Whether the config is a preset as it stands. */
+/** Whether the config is an unchanged preset. */
 export const isPlainPreset = (body: Body) => presetOf(body) !== null && Object.keys(body.config ?? {}).length === 1;
 
-/** Where a budget of each kind starts. */
+/** The initial value of each kind of budget. */
 export const BUDGETS = { max_size: "90MB", max_bits: 5, max_divergence: 0.02 } as const;
 export type Budget = keyof typeof BUDGETS;
 export const START_MIX: Mix = { schemes: ["w4a16", "int8_weight_only"], max_bits: BUDGETS.max_bits };
 
-/** A scheme for each layer instead of one for all: of the config the algorithms stay. Without a mix it starts anew. */
+/** Switch to mixed precision, keeping the algorithms of the config, or back to the default config without a mix. */
 export function withMix({ config, mix: _, ...rest }: Body, mix: Mix | undefined): Body {
   if (!mix) return { ...rest, config: START.config };
   return { ...rest, ...(config?.algo_config ? { config: { algo_config: config.algo_config } } : {}), mix };
 }
 
-/** There is one of the three. */
+/** The mix with this budget only: exactly one of the three is set. */
 export const withBudget = ({ schemes }: Mix, name: Budget): Mix => ({ schemes, [name]: BUDGETS[name] });
 export const budgetOf = (mix: Mix) => (Object.keys(BUDGETS) as Budget[]).find((name) => mix[name] !== undefined);
 
-/** Another preset; the exports that cannot hold it go, and there is always one. */
+/** Switch to another preset. Exports that cannot hold it are dropped; at least one remains. */
 export function withPreset(body: Body, preset: Preset): Body {
   const kept = (body.export ?? []).filter((name) => preset.exports.includes(name));
   const best = preset.exports.includes("quark") ? "quark" : preset.exports[0];
   return { ...body, config: { preset: preset.name }, export: kept.length ? kept : best ? [best] : [] };
 }
 
-/** The request that makes a job like this one; its preset by name if nothing was changed of it. It is published anew
- * only if that is asked for. */
+/** The request that clones a job. An unchanged preset is given by name; the publish target is not copied. */
 export function bodyOf(job: Job, presets: Preset[]): Body {
   const preset = presets.find((each) => each.name === job.preset || each.aliases.includes(job.preset ?? ""));
   const isPlain = preset && differences(preset.config, job.config).length === 0;
@@ -130,7 +138,9 @@ export function bodyOf(job: Job, presets: Preset[]): Body {
   const besideMix = algorithms?.length ? { config: { algo_config: algorithms } } : {};
   return {
     model,
-    ...(job.mix ? { ...besideMix, mix: job.mix as unknown as Mix } : { config: isPlain ? { preset: preset.name } : job.config }),
+    ...(job.mix
+      ? { ...besideMix, mix: job.mix as unknown as Mix }
+      : { config: isPlain ? { preset: preset.name } : job.config }),
     calibration: job.calibration as Calibration,
     export: job.export,
     ...(job.name ? { name: job.name } : {}),
@@ -145,13 +155,18 @@ export function bodyOf(job: Job, presets: Preset[]): Body {
   };
 }
 
-/** "team=search, tier=gold" and back. */
+/** Labels as text, for example "team=search, tier=gold". */
 export const labelsText = (labels: Record<string, string> = {}) =>
   Object.entries(labels)
     .map(([name, value]) => `${name}=${value}`)
     .join(", ");
 
 export function readLabels(text: string): Record<string, string> {
-  const pairs = text.split(",").map((each) => each.trim()).filter(Boolean);
-  return Object.fromEntries(pairs.map((pair) => [pair.split("=")[0]?.trim() ?? "", pair.split("=").slice(1).join("=").trim()]));
+  const pairs = text
+    .split(",")
+    .map((each) => each.trim())
+    .filter(Boolean);
+  return Object.fromEntries(
+    pairs.map((pair) => [pair.split("=")[0]?.trim() ?? "", pair.split("=").slice(1).join("=").trim()]),
+  );
 }

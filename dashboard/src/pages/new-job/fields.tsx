@@ -1,4 +1,4 @@
-import { useState } from "react";
+import { type ReactNode, useState } from "react";
 import { Field } from "../../ui/basics";
 import { type Body, valueAt, withValue } from "./body";
 
@@ -10,13 +10,32 @@ export interface Props {
 
 interface At extends Props {
   pointer: string;
-  label: string;
+  label: ReactNode;
   hint?: string;
   placeholder?: string;
 }
 
-/** A text or number at a pointer. */
-export function Value({ body, onChange, errorAt, pointer, label, hint, number, placeholder }: At & { number?: boolean }) {
+/** A label that two sections share, with the section for screen readers: accessible names stay unique. */
+export function Scoped({ to, children }: { to: string; children: string }) {
+  return (
+    <>
+      <span className="hidden">{to} </span>
+      {children}
+    </>
+  );
+}
+
+/** An input for the text or number at a pointer. */
+export function Value({
+  body,
+  onChange,
+  errorAt,
+  pointer,
+  label,
+  hint,
+  number,
+  placeholder,
+}: At & { number?: boolean }) {
   const value = valueAt(body, pointer);
   return (
     <Field label={label} hint={hint} error={errorAt(pointer)}>
@@ -26,14 +45,16 @@ export function Value({ body, onChange, errorAt, pointer, label, hint, number, p
           type={number ? "number" : "text"}
           placeholder={placeholder}
           value={value === undefined ? "" : String(value)}
-          onChange={({ target: { value: next } }) => onChange(withValue(body, pointer, number && next !== "" ? Number(next) : next))}
+          onChange={({ target: { value: next } }) =>
+            onChange(withValue(body, pointer, number && next !== "" ? Number(next) : next))
+          }
         />
       )}
     </Field>
   );
 }
 
-/** Several names at a pointer, written with commas. */
+/** An input for the list of names at a pointer, separated by commas. */
 export function Names({ body, onChange, errorAt, pointer, label, hint, placeholder }: At) {
   const [text, setText] = useState(((valueAt(body, pointer) as string[] | undefined) ?? []).join(", "));
   return (
@@ -45,7 +66,10 @@ export function Names({ body, onChange, errorAt, pointer, label, hint, placehold
           value={text}
           onChange={({ target: { value } }) => {
             setText(value);
-            const names = value.split(",").map((each) => each.trim()).filter(Boolean);
+            const names = value
+              .split(",")
+              .map((each) => each.trim())
+              .filter(Boolean);
             onChange(withValue(body, pointer, names.length ? names : undefined));
           }}
         />

@@ -2,10 +2,11 @@ import { useState } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import type { HubToken, List, Preset } from "../../api/types";
+import { COLUMN_PLACEHOLDER, LABELS } from "../../labels";
 import { Field } from "../../ui/basics";
 import { HUB_TARGET, type Target, TargetFields } from "../target-fields";
 import { labelsText, presetOf, readLabels, START_MIX, withMix, withPreset, withValue } from "./body";
-import { Names, type Props, Value } from "./fields";
+import { Names, type Props, Scoped, Value } from "./fields";
 import { Inspect } from "./inspect";
 import { MeasureFields } from "./measure-fields";
 import { MixFields } from "./mix-fields";
@@ -36,24 +37,40 @@ function ModelFields(props: Props) {
       <legend>Model</legend>
       <div className="choices field">
         <label>
-          <input type="radio" name="where" checked={!isHub} onChange={() => onChange({ ...body, model: { path: "" } })} /> A folder of the service
+          <input
+            type="radio"
+            name="where"
+            checked={!isHub}
+            onChange={() => onChange({ ...body, model: { path: "" } })}
+          />{" "}
+          Local path
         </label>
         <label>
-          <input type="radio" name="where" checked={isHub} onChange={() => onChange({ ...body, model: { id: "" } })} /> On the Hugging Face Hub
+          <input type="radio" name="where" checked={isHub} onChange={() => onChange({ ...body, model: { id: "" } })} />{" "}
+          Hugging Face Hub
         </label>
       </div>
       {isHub ? (
         <div className="fields">
-          <Field label="Id" error={errorAt("/model/id") ?? errorAt("/model")}>
+          <Field label="Repository ID" error={errorAt("/model/id") ?? errorAt("/model")}>
             {(own) => (
-              <input {...own} placeholder="org/name" value={body.model.id} onChange={(event) => onChange({ ...body, model: { ...body.model, id: event.target.value.trim() } })} />
+              <input
+                {...own}
+                placeholder="org/name"
+                value={body.model.id}
+                onChange={(event) => onChange({ ...body, model: { ...body.model, id: event.target.value.trim() } })}
+              />
             )}
           </Field>
           <Value {...props} pointer="/model/revision" label="Revision" placeholder="main" />
-          <Field label="Token" hint="For a private model." error={errorAt("/model/hub_token")}>
+          <Field label="Access token" hint="For private and gated models." error={errorAt("/model/hub_token")}>
             {(own) => (
-              <select {...own} value={body.model.hub_token ?? ""} onChange={(event) => onChange(withValue(body, "/model/hub_token", event.target.value))}>
-                <option value="">none</option>
+              <select
+                {...own}
+                value={body.model.hub_token ?? ""}
+                onChange={(event) => onChange(withValue(body, "/model/hub_token", event.target.value))}
+              >
+                <option value="">None</option>
                 {tokens.data?.data.map((token) => (
                   <option key={token.name}>{token.name}</option>
                 ))}
@@ -62,9 +79,18 @@ function ModelFields(props: Props) {
           </Field>
         </div>
       ) : (
-        <Field label="Folder" error={errorAt("/model/path") ?? errorAt("/model")} hint="A path on the service's machine, below the folders that it may read.">
+        <Field
+          label="Path on the server"
+          error={errorAt("/model/path") ?? errorAt("/model")}
+          hint="Inside an allowed model folder."
+        >
           {(own) => (
-            <input {...own} placeholder="/models/SmolLM2-135M-Instruct" value={body.model.path ?? ""} onChange={(event) => onChange({ ...body, model: { path: event.target.value.trim() } })} />
+            <input
+              {...own}
+              placeholder="/models/SmolLM2-135M-Instruct"
+              value={body.model.path ?? ""}
+              onChange={(event) => onChange({ ...body, model: { path: event.target.value.trim() } })}
+            />
           )}
         </Field>
       )}
@@ -92,10 +118,12 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
       <legend>Scheme</legend>
       <div className="choices field">
         <label>
-          <input type="radio" name="schemes" checked={!body.mix} onChange={() => onChange(withMix(body, undefined))} /> One for all layers
+          <input type="radio" name="schemes" checked={!body.mix} onChange={() => onChange(withMix(body, undefined))} />{" "}
+          Uniform
         </label>
         <label>
-          <input type="radio" name="schemes" checked={!!body.mix} onChange={() => onChange(withMix(body, START_MIX))} /> One for each layer, chosen when the job runs
+          <input type="radio" name="schemes" checked={!!body.mix} onChange={() => onChange(withMix(body, START_MIX))} />{" "}
+          {LABELS.mix} (chosen automatically)
         </label>
       </div>
       {body.mix && <MixFields {...props} mix={body.mix} />}
@@ -103,7 +131,11 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
         <>
           <Field label="Preset" hint={preset?.title} error={errorAt("/config/preset") ?? errorAt("/config")}>
             {(own) => (
-              <select {...own} value={preset?.name ?? presetOf(body) ?? ""} onChange={(event) => choose(event.target.value)}>
+              <select
+                {...own}
+                value={preset?.name ?? presetOf(body) ?? ""}
+                onChange={(event) => choose(event.target.value)}
+              >
                 {presets.map((each) => (
                   <option key={each.name} value={each.name}>
                     {each.name}: {each.title}
@@ -113,13 +145,18 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
             )}
           </Field>
           <div className="fields">
-            <Value {...props} pointer="/config/group_size" label="Group size" number placeholder="as the preset" />
+            <Value {...props} pointer="/config/group_size" label="Group size" number placeholder="preset default" />
             <Value {...props} pointer="/config/kv_cache" label="KV cache" placeholder="not quantized" />
-            <Names {...props} pointer="/config/exclude" label="Exclude" placeholder={(preset?.config.exclude as string[] | undefined)?.join(", ")} />
+            <Names
+              {...props}
+              pointer="/config/exclude"
+              label="Excluded layers"
+              placeholder={(preset?.config.exclude as string[] | undefined)?.join(", ")}
+            />
           </div>
           {preset && (
-            <button className="small" onClick={() => onChange({ ...body, config: preset.config })}>
-              Change every detail
+            <button type="button" className="small" onClick={() => onChange({ ...body, config: preset.config })}>
+              Advanced settings
             </button>
           )}
         </>
@@ -127,21 +164,32 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
       {isOwn && (
         <>
           <p className="row spread">
-            A config of your own, in the engine's names.
-            <button className="small" onClick={() => choose("w4a16")}>
+            Custom config with all settings of the engine.
+            <button type="button" className="small" onClick={() => choose("w4a16")}>
               Back to presets
             </button>
           </p>
           {schema.data && (
-            <SchemaForm name="config" pointer="/config" schema={schema.data} root={schema.data} value={body.config} errorAt={errorAt} onChange={(config) => onChange({ ...body, config: (config as Record<string, unknown> | undefined) ?? {} })} />
+            <SchemaForm
+              name="config"
+              pointer="/config"
+              schema={schema.data}
+              root={schema.data}
+              value={body.config}
+              errorAt={errorAt}
+              onChange={(config) =>
+                onChange({ ...body, config: (config as Record<string, unknown> | undefined) ?? {} })
+              }
+            />
           )}
         </>
       )}
       <fieldset className="choices" aria-describedby="exports-error">
-        <legend>Formats to write</legend>
+        <legend>{LABELS.exports}</legend>
         {exports.map((name) => (
           <label key={name}>
-            <input type="checkbox" checked={body.export?.includes(name) ?? false} onChange={() => toggle(name)} /> {name}
+            <input type="checkbox" checked={body.export?.includes(name) ?? false} onChange={() => toggle(name)} />{" "}
+            {name}
           </label>
         ))}
         {errorAt("/export") && (
@@ -151,10 +199,18 @@ function SchemeFields(props: Props & { presets: Preset[] }) {
         )}
       </fieldset>
       <label className="row">
-        <input type="checkbox" checked={body.file2file ?? false} aria-describedby="file2file-about" onChange={(event) => onChange(withValue(body, "/file2file", event.target.checked || undefined))} /> From file to file
+        <input
+          type="checkbox"
+          checked={body.file2file ?? false}
+          aria-describedby="file2file-about"
+          onChange={(event) => onChange(withValue(body, "/file2file", event.target.checked || undefined))}
+        />{" "}
+        File to file
       </label>
       <p id="file2file-about" className={errorAt("/file2file") ? "error" : "hint"}>
-        {errorAt("/file2file") ? `✕ ${errorAt("/file2file")}` : "For schemes that need no data: no model is run, nor measured, and any architecture will do."}
+        {errorAt("/file2file")
+          ? `✕ ${errorAt("/file2file")}`
+          : "For data-free schemes: any architecture, without running or evaluating the model."}
       </p>
     </fieldset>
   );
@@ -164,13 +220,26 @@ function CalibrationFields(props: Props) {
   const source = props.body.calibration?.source ?? "builtin";
   return (
     <fieldset>
-      <legend>Calibration text</legend>
-      <TextFields {...props} of="calibration" label="From" usual="Built-in prose" usualName="builtin" />
+      <legend>Calibration</legend>
+      <TextFields {...props} of="calibration" label="Calibration text" usual="Built-in prose" usualName="builtin" />
       <div className="fields">
         <Value {...props} pointer="/calibration/num_samples" label="Samples" number placeholder="32" />
-        <Value {...props} pointer="/calibration/seq_len" label="Tokens of a sample" number placeholder="512" />
+        <Value
+          {...props}
+          pointer="/calibration/seq_len"
+          label={<Scoped to="Calibration">Sequence length</Scoped>}
+          number
+          placeholder="512"
+        />
         <Value {...props} pointer="/calibration/seed" label="Seed" number placeholder="0" />
-        {source !== "builtin" && <Value {...props} pointer="/calibration/column" label="Column" placeholder="text, else messages" />}
+        {source !== "builtin" && (
+          <Value
+            {...props}
+            pointer="/calibration/column"
+            label={<Scoped to="Calibration">Text column</Scoped>}
+            placeholder={COLUMN_PLACEHOLDER}
+          />
+        )}
       </div>
     </fieldset>
   );
@@ -183,10 +252,23 @@ function PublishFields({ body, onChange, errorAt }: Props) {
       <legend>Publish</legend>
       <div className="choices field">
         <label>
-          <input type="checkbox" checked={!!body.publish} onChange={(event) => change(event.target.checked ? HUB_TARGET : undefined)} /> The artifact goes somewhere once it is proven
+          <input
+            type="checkbox"
+            checked={!!body.publish}
+            onChange={(event) => change(event.target.checked ? HUB_TARGET : undefined)}
+          />{" "}
+          Publish when verified
         </label>
       </div>
-      {body.publish && <TargetFields target={body.publish} onChange={change} errorAt={(name) => errorAt(`/publish/${name}`) ?? (["repo_id", "to"].includes(name) ? errorAt("/publish") : undefined)} />}
+      {body.publish && (
+        <TargetFields
+          target={body.publish}
+          onChange={change}
+          errorAt={(name) =>
+            errorAt(`/publish/${name}`) ?? (["repo_id", "to"].includes(name) ? errorAt("/publish") : undefined)
+          }
+        />
+      )}
     </fieldset>
   );
 }
@@ -196,10 +278,10 @@ function OtherFields(props: Props) {
   const [labels, setLabels] = useState(labelsText(body.labels));
   return (
     <fieldset>
-      <legend>Name and limits</legend>
+      <legend>Job settings</legend>
       <div className="fields">
         <Value {...props} pointer="/name" label="Name" />
-        <Field label="Labels" hint="team=search, tier=gold" error={errorAt("/labels")}>
+        <Field label="Labels" hint="For example team=search, tier=gold" error={errorAt("/labels")}>
           {(own) => (
             <input
               {...own}
@@ -211,10 +293,10 @@ function OtherFields(props: Props) {
             />
           )}
         </Field>
-        <Value {...props} pointer="/priority" label="Priority" hint="0 to 9, 9 goes first" number placeholder="5" />
-        <Value {...props} pointer="/limits/max_runtime_s" label="Run at most, s" number />
-        <Value {...props} pointer="/limits/max_pending_s" label="Wait at most, s" number />
-        <Value {...props} pointer="/max_shard_size" label="Largest file" placeholder="5GB" />
+        <Value {...props} pointer="/priority" label="Priority" hint="0 to 9, 9 runs first" number placeholder="5" />
+        <Value {...props} pointer="/limits/max_runtime_s" label={`${LABELS.runTimeout} (s)`} number />
+        <Value {...props} pointer="/limits/max_pending_s" label={`${LABELS.queueTimeout} (s)`} number />
+        <Value {...props} pointer="/max_shard_size" label="Max shard size" placeholder="5GB" />
       </div>
     </fieldset>
   );

@@ -1,26 +1,29 @@
+import { COLUMN_PLACEHOLDER, GATE_TEXTS, LABELS } from "../../labels";
 import { Field } from "../../ui/basics";
 import { withValue } from "./body";
-import { Names, type Props, Value } from "./fields";
+import { Names, type Props, Scoped, Value } from "./fields";
 import { TextFields } from "./text-fields";
 
-const GATES: [string, string][] = [
-  ["warn", "is a warning"],
-  ["fail", "fails the job; the artifact is kept apart"],
-  ["off", "is not looked for"],
-];
-
-/** How the result is measured beside the original, and what a missed limit means. */
+/** How the quantized model is compared with the original, and what happens when a limit is exceeded. */
 export function MeasureFields(props: Props) {
   const { body, onChange, errorAt } = props;
   const { source, tasks } = body.evaluation ?? {};
   const hasOwnText = source !== undefined;
   return (
     <fieldset>
-      <legend>Measurement</legend>
-      <Field label="A missed limit" error={errorAt("/gate")} hint="Limits of perplexity, divergence, clipping and more, by scheme.">
+      <legend>{LABELS.evaluation}</legend>
+      <Field
+        label={LABELS.qualityGate}
+        error={errorAt("/gate")}
+        hint="What happens when perplexity, divergence or clipping exceeds its limit. A failed job keeps its artifact, marked as rejected."
+      >
         {(own) => (
-          <select {...own} value={body.gate ?? "warn"} onChange={(event) => onChange(withValue(body, "/gate", event.target.value))}>
-            {GATES.map(([name, text]) => (
+          <select
+            {...own}
+            value={body.gate ?? "warn"}
+            onChange={(event) => onChange(withValue(body, "/gate", event.target.value))}
+          >
+            {Object.entries(GATE_TEXTS).map(([name, text]) => (
               <option key={name} value={name}>
                 {text}
               </option>
@@ -28,19 +31,73 @@ export function MeasureFields(props: Props) {
           </select>
         )}
       </Field>
-      <TextFields {...props} of="evaluation" label="Measured on" usual="What calibration leaves of its text" more={[["builtin", "Built-in prose"]]} />
+      <TextFields
+        {...props}
+        of="evaluation"
+        label="Evaluation text"
+        usual="Held-out part of the calibration data"
+        more={[["builtin", "Built-in prose"]]}
+      />
       <div className="fields">
-        <Value {...props} pointer="/evaluation/num_windows" label="Windows" hint="0: nothing is measured" number placeholder="12" />
-        <Value {...props} pointer="/evaluation/seq_len" label="Tokens of a window" number placeholder="512" />
-        {hasOwnText && <Value {...props} pointer="/evaluation/stride" label="Stride" hint="Less than a window: more context" number placeholder="a window" />}
-        {hasOwnText && source !== "builtin" && <Value {...props} pointer="/evaluation/column" label="Its column" placeholder="text, else messages" />}
-        <Value {...props} pointer="/evaluation/num_prompts" label="Prompts" hint="Texts that both models continue" number placeholder="4" />
-        <Names {...props} pointer="/evaluation/tasks" label="Tasks" hint="Of lm-evaluation-harness, on both models" placeholder="gsm8k, piqa" />
+        <Value
+          {...props}
+          pointer="/evaluation/num_windows"
+          label="Windows"
+          hint="0 skips the evaluation"
+          number
+          placeholder="12"
+        />
+        <Value
+          {...props}
+          pointer="/evaluation/seq_len"
+          label={<Scoped to="Evaluation">Sequence length</Scoped>}
+          number
+          placeholder="512"
+        />
+        {hasOwnText && (
+          <Value
+            {...props}
+            pointer="/evaluation/stride"
+            label="Stride"
+            hint="Less than the sequence length: more context per token"
+            number
+            placeholder="sequence length"
+          />
+        )}
+        {hasOwnText && source !== "builtin" && (
+          <Value
+            {...props}
+            pointer="/evaluation/column"
+            label={<Scoped to="Evaluation">Text column</Scoped>}
+            placeholder={COLUMN_PLACEHOLDER}
+          />
+        )}
+        <Value
+          {...props}
+          pointer="/evaluation/num_prompts"
+          label="Prompts"
+          hint="Sample outputs to generate with both models"
+          number
+          placeholder="4"
+        />
+        <Names
+          {...props}
+          pointer="/evaluation/tasks"
+          label="Tasks"
+          hint="Tasks of lm-evaluation-harness, run on both models"
+          placeholder="gsm8k, piqa"
+        />
         {tasks && (
           <>
-            <Value {...props} pointer="/evaluation/limit" label="Documents of a task" number placeholder="all" />
-            <Value {...props} pointer="/evaluation/num_fewshot" label="Examples of a task" number placeholder="the task's own" />
-            <Value {...props} pointer="/evaluation/batch_size" label="Documents at a time" number placeholder="8" />
+            <Value {...props} pointer="/evaluation/limit" label="Documents per task" number placeholder="all" />
+            <Value
+              {...props}
+              pointer="/evaluation/num_fewshot"
+              label="Few-shot examples"
+              number
+              placeholder="task default"
+            />
+            <Value {...props} pointer="/evaluation/batch_size" label="Batch size" number placeholder="8" />
           </>
         )}
       </div>

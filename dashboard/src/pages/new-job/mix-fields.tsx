@@ -4,12 +4,12 @@ import { type Budget, budgetOf, type Mix, withBudget } from "./body";
 import { Names, type Props, Value } from "./fields";
 
 const TEXTS: Record<Budget, string> = {
-  max_size: "the size of all weights",
-  max_bits: "bits a weight",
-  max_divergence: "divergence from the original, nats a token",
+  max_size: "Total size of the weights",
+  max_bits: "Average bits per weight",
+  max_divergence: "KL divergence (nats per token)",
 };
 
-/** Which schemes the layers may have, and for what budget the mix is chosen. */
+/** The schemes that the layers may have, and the budget that limits the choice. */
 export function MixFields({ mix, ...props }: Props & { mix: Mix }) {
   const [budget, setBudget] = useState<Budget>(budgetOf(mix) ?? "max_bits");
   const { body, onChange, errorAt } = props;
@@ -20,8 +20,14 @@ export function MixFields({ mix, ...props }: Props & { mix: Mix }) {
   };
   return (
     <div className="fields">
-      <Names {...props} pointer="/mix/schemes" label="Schemes" hint="Presets; keep leaves a layer as it is." errorAt={() => places.map(errorAt).find(Boolean)} />
-      <Field label="Chosen for" error={errorAt("/mix")}>
+      <Names
+        {...props}
+        pointer="/mix/schemes"
+        label="Schemes"
+        hint="Presets to choose from; keep leaves a layer unquantized."
+        errorAt={() => places.map(errorAt).find(Boolean)}
+      />
+      <Field label="Budget" error={errorAt("/mix")}>
         {(own) => (
           <select {...own} value={budget} onChange={(event) => change(event.target.value as Budget)}>
             {Object.entries(TEXTS).map(([name, text]) => (
@@ -32,7 +38,7 @@ export function MixFields({ mix, ...props }: Props & { mix: Mix }) {
           </select>
         )}
       </Field>
-      <Value {...props} key={budget} pointer={`/mix/${budget}`} label="At most" number={budget !== "max_size"} />
+      <Value {...props} key={budget} pointer={`/mix/${budget}`} label="Maximum" number={budget !== "max_size"} />
     </div>
   );
 }

@@ -1,8 +1,22 @@
 import { expect, it } from "vitest";
 import type { Job, Preset } from "../../api/types";
-import { type Body, bodyOf, budgetOf, labelsText, presetOf, readLabels, START_MIX, valueAt, withBudget, withMix, withPreset, withSource, withValue } from "./body";
-import { asCommand, asCurl, asPython, missingInCommand, pythonText, quoted } from "./copies";
-import { type Schema, controlOf, unwrap } from "./schema";
+import {
+  type Body,
+  bodyOf,
+  budgetOf,
+  labelsText,
+  presetOf,
+  readLabels,
+  START_MIX,
+  valueAt,
+  withBudget,
+  withMix,
+  withPreset,
+  withSource,
+  withValue,
+} from "./body";
+import { controlOf, type Schema, unwrap } from "./schema";
+import { asCommand, asCurl, asPython, missingInCommand, pythonText, quoted } from "./snippets";
 
 const BODY: Body = { model: { path: "/models/it's" }, config: { preset: "fp8" }, export: ["quark"] };
 const ORIGIN = "http://127.0.0.1:8765";
@@ -25,19 +39,36 @@ it("another preset keeps the formats that can hold it, and has one at least", ()
 it("clones a job: the commit that it had, and its preset by name unless something was changed", () => {
   const presets = [{ name: "fp8", aliases: ["f"], config: { a: 1 } }] as unknown as Preset[];
   const job = {
-    model: { id: "org/m", revision: "main", sha: "c0ffee" }, preset: "f", config: { a: 1 }, calibration: {}, export: ["quark"],
-    name: null, labels: {}, priority: 5, limits: { max_runtime_s: 60, max_pending_s: null }, max_shard_size: "5GB",
-    gate: "fail", evaluation: { num_windows: 3, tasks: [] }, file2file: false, shard_blocks: null, publish: { repo_id: "org/out" },
+    model: { id: "org/m", revision: "main", sha: "c0ffee" },
+    preset: "f",
+    config: { a: 1 },
+    calibration: {},
+    export: ["quark"],
+    name: null,
+    labels: {},
+    priority: 5,
+    limits: { max_runtime_s: 60, max_pending_s: null },
+    max_shard_size: "5GB",
+    gate: "fail",
+    evaluation: { num_windows: 3, tasks: [] },
+    file2file: false,
+    shard_blocks: null,
+    publish: { repo_id: "org/out" },
   } as unknown as Job;
   expect(bodyOf(job, presets)).toMatchObject({
-    model: { id: "org/m", revision: "c0ffee" }, config: { preset: "fp8" }, limits: { max_runtime_s: 60 },
+    model: { id: "org/m", revision: "c0ffee" },
+    config: { preset: "fp8" },
+    limits: { max_runtime_s: 60 },
   });
   expect(bodyOf({ ...job, config: { a: 2 } }, presets).config).toEqual({ a: 2 });
   const cloned = bodyOf(job, presets);
   for (const name of ["name", "file2file", "shard_blocks", "publish"]) expect(cloned).not.toHaveProperty(name);
   expect(cloned).toMatchObject({ gate: "fail", evaluation: { num_windows: 3 } });
   expect(cloned.evaluation).not.toHaveProperty("tasks");
-  expect(bodyOf({ ...job, file2file: true, shard_blocks: false }, presets)).toMatchObject({ file2file: true, shard_blocks: false });
+  expect(bodyOf({ ...job, file2file: true, shard_blocks: false }, presets)).toMatchObject({
+    file2file: true,
+    shard_blocks: false,
+  });
 });
 
 it("a mix takes the config's place, but for the algorithms, and has one budget", () => {
@@ -50,11 +81,24 @@ it("a mix takes the config's place, but for the algorithms, and has one budget",
   expect(budgetOf(withBudget(START_MIX, "max_divergence"))).toBe("max_divergence");
 });
 
-it("clones and copies hold a mix", () => {
+it("clones and snippets hold a mix", () => {
   const mix = { schemes: ["w4a16", "keep"], max_size: "90MB" };
   const job = {
-    model: { path: "/m" }, preset: null, config: { global_quant_config: {}, exclude: [], algo_config: [] }, mix, calibration: {}, export: ["quark"],
-    name: null, labels: {}, priority: 5, limits: {}, max_shard_size: "5GB", gate: "warn", evaluation: {}, file2file: false, shard_blocks: null,
+    model: { path: "/m" },
+    preset: null,
+    config: { global_quant_config: {}, exclude: [], algo_config: [] },
+    mix,
+    calibration: {},
+    export: ["quark"],
+    name: null,
+    labels: {},
+    priority: 5,
+    limits: {},
+    max_shard_size: "5GB",
+    gate: "warn",
+    evaluation: {},
+    file2file: false,
+    shard_blocks: null,
   } as unknown as Job;
   const cloned = bodyOf(job, []);
   expect(cloned.mix).toEqual(mix);
@@ -68,7 +112,7 @@ it("clones and copies hold a mix", () => {
   expect(asPython(cloned, ORIGIN)).toContain('mix={"schemes": ["w4a16", "keep"], "max_size": "90MB"},');
 });
 
-it("another text takes what was said of the one before with it", () => {
+it("another source drops the settings of the previous one", () => {
   const body: Body = { ...BODY, evaluation: { source: "wikitext", split: "test", stride: 64, num_windows: 3 } };
   expect(withSource(body, "evaluation", "builtin").evaluation).toEqual({ source: "builtin", num_windows: 3 });
   expect(withSource(body, "evaluation", "").evaluation).toEqual({ num_windows: 3 });
@@ -88,34 +132,53 @@ it("quotes for the shell", () => {
   expect(quoted("it's $HOME")).toBe(`'it'\\''s $HOME'`);
 });
 
-it("copies hold the whole request", () => {
-  expect(asCurl(BODY, ORIGIN)).toContain(`-d '{"model":{"path":"/models/it'\\''s"},"config":{"preset":"fp8"},"export":["quark"]}'`);
+it("snippets hold the whole request", () => {
+  expect(asCurl(BODY, ORIGIN)).toContain(
+    `-d '{"model":{"path":"/models/it'\\''s"},"config":{"preset":"fp8"},"export":["quark"]}'`,
+  );
   const own = { ...BODY, config: { global_quant_config: {} }, labels: { team: "a b" }, calibration: { seed: 7 } };
   expect(asCommand(own, ORIGIN)).toContain("cat > config.json <<'JSON'");
   expect(asCommand(own, ORIGIN)).toContain("--label 'team=a b'");
   expect(asCommand(BODY, ORIGIN)).toContain("--config fp8");
-  expect(missingInCommand(own)).toEqual(["the seed"]);
+  expect(missingInCommand(own)).toEqual(["the calibration seed"]);
   expect(asPython(BODY, ORIGIN)).toContain('config="fp8",');
-  expect(pythonText({ a: [true, null, "x\"y"] })).toBe('{"a": [True, None, "x\\"y"]}');
+  expect(pythonText({ a: [true, null, 'x"y'] })).toBe('{"a": [True, None, "x\\"y"]}');
 });
 
-it("copies hold how the result is measured and where it goes", () => {
-  const asked: Body = {
-    ...BODY, gate: "fail", evaluation: { source: "org/my set", num_windows: 0, tasks: ["gsm8k", "piqa"] }, file2file: true,
-    shard_blocks: false, publish: { repo_id: "org/out", hub_token: "team" },
+it("snippets hold how the result is measured and where it goes", () => {
+  const request: Body = {
+    ...BODY,
+    gate: "fail",
+    evaluation: { source: "org/my set", num_windows: 0, tasks: ["gsm8k", "piqa"] },
+    file2file: true,
+    shard_blocks: false,
+    publish: { repo_id: "org/out", hub_token: "team" },
   };
-  const command = asCommand(asked, ORIGIN);
-  for (const part of ["--gate fail", "--evaluation 'source=org/my set'", "--evaluation num_windows=0", "--evaluation tasks=gsm8k,piqa", "--file2file", "--no-shard-blocks", "--publish org/out", "--publish-token team"])
+  const command = asCommand(request, ORIGIN);
+  for (const part of [
+    "--gate fail",
+    "--evaluation 'source=org/my set'",
+    "--evaluation num_windows=0",
+    "--evaluation tasks=gsm8k,piqa",
+    "--file2file",
+    "--no-shard-blocks",
+    "--publish org/out",
+    "--publish-token team",
+  ])
     expect(command).toContain(`${part} \\\n`);
   expect(command).not.toContain("cat >");
   expect(asCommand({ ...BODY, publish: { to: "s3://a/b" } }, ORIGIN)).toContain("--publish s3://a/b");
   const more = asCommand({ ...BODY, publish: { repo_id: "org/out", private: true, hub_token: "team" } }, ORIGIN);
-  expect(more).toContain(`cat > publish.json <<'JSON'\n{\n  "repo_id": "org/out",\n  "private": true,\n  "hub_token": "team"\n}\nJSON`);
+  expect(more).toContain(
+    `cat > publish.json <<'JSON'\n{\n  "repo_id": "org/out",\n  "private": true,\n  "hub_token": "team"\n}\nJSON`,
+  );
   expect(more).toContain("--publish publish.json");
   expect(more).not.toContain("--publish-token");
-  expect(asPython(asked, ORIGIN)).toContain('evaluation={"source": "org/my set", "num_windows": 0, "tasks": ["gsm8k", "piqa"]},');
-  expect(asPython(asked, ORIGIN)).toContain("file2file=True,");
-  expect(asCurl(asked, ORIGIN)).toContain('"gate":"fail"');
+  expect(asPython(request, ORIGIN)).toContain(
+    'evaluation={"source": "org/my set", "num_windows": 0, "tasks": ["gsm8k", "piqa"]},',
+  );
+  expect(asPython(request, ORIGIN)).toContain("file2file=True,");
+  expect(asCurl(request, ORIGIN)).toContain('"gate":"fail"');
 });
 
 it("reads the config's schema into controls", () => {
@@ -125,8 +188,15 @@ it("reads the config's schema into controls", () => {
   const nullable = unwrap({ anyOf: [{ $ref: "#/$defs/Dtype" }, { type: "null" }], description: "Own" }, root);
   expect(nullable).toMatchObject({ nullable: true, schema: { description: "Own" } });
   expect(controlOf(nullable.schema, root)).toEqual({ kind: "choice", options: ["int8"] });
-  const variants = { type: "array", items: { discriminator: { propertyName: "name", mapping: { gptq: "#/$defs/GPTQ" } }, oneOf: [] } };
-  expect(controlOf(variants, root)).toMatchObject({ kind: "variants", name: "name", variants: { gptq: { type: "object" } } });
+  const variants = {
+    type: "array",
+    items: { discriminator: { propertyName: "name", mapping: { gptq: "#/$defs/GPTQ" } }, oneOf: [] },
+  };
+  expect(controlOf(variants, root)).toMatchObject({
+    kind: "variants",
+    name: "name",
+    variants: { gptq: { type: "object" } },
+  });
   expect(controlOf({ type: "array", prefixItems: [] }, root)).toEqual({ kind: "json" });
   expect(controlOf({ type: "array", items: { type: "string" } }, root)).toEqual({ kind: "texts" });
 });

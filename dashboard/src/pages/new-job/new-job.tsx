@@ -1,17 +1,17 @@
 import { useEffect, useMemo, useState } from "react";
-import { Problem, get, request } from "../../api/client";
+import { get, Problem, request } from "../../api/client";
 import type { Job, List, Plan, Preset } from "../../api/types";
-import { type Place, navigate } from "../../router";
+import { navigate, type Place } from "../../router";
 import { Code, Failure, Loading, TabPanel, Tabs, Title } from "../../ui/basics";
-import { type Body, START, bodyOf } from "./body";
-import { asCommand, asCurl, asPython, missingInCommand } from "./copies";
+import { type Body, bodyOf, START } from "./body";
 import { JobForm } from "./form";
 import { PlanPanel } from "./plan-panel";
+import { asCommand, asCurl, asPython, missingInCommand } from "./snippets";
 
 const TABS = [
   { id: "form", text: "Form" },
   { id: "json", text: "JSON" },
-  { id: "copy", text: "Copy as" },
+  { id: "code", text: "Code" },
 ];
 const WAIT_MS = 400;
 
@@ -28,7 +28,7 @@ export default function NewJob({ place: { search } }: { place: Place }) {
   }, [from]);
   return (
     <>
-      <Title>{from ? "Clone a run" : "New job"}</Title>
+      <Title>{from ? "Clone run" : "New job"}</Title>
       {error && <Failure error={error} />}
       {body ? <Editor body={body} onChange={setBody} /> : !error && <Loading />}
     </>
@@ -57,18 +57,18 @@ function Editor({ body, onChange }: { body: Body; onChange: (body: Body) => void
   return (
     <div className="two">
       <div className="card">
-        <Tabs tabs={TABS} shown={tab} onShow={setTab} label="Ways to write the request" />
+        <Tabs tabs={TABS} shown={tab} onShow={setTab} label="Request editor" />
         <TabPanel shown={tab}>
           {tab === "form" && <JobForm body={body} onChange={onChange} errorAt={errorAt} />}
           {tab === "json" && <JsonTab body={body} onChange={onChange} />}
-          {tab === "copy" && <CopyTab body={body} />}
+          {tab === "code" && <CodeTab body={body} />}
         </TabPanel>
         {failed && <Failure error={failed} />}
         <div className="actions">
-          <button className="primary" disabled={busy || !plan || !!error} onClick={submit}>
-            Start the job
+          <button type="button" className="primary" disabled={busy || !plan || !!error} onClick={submit}>
+            Start job
           </button>
-          {!plan && <span className="faint">It can be started once its plan stands.</span>}
+          {!plan && <span className="faint">The job can start when its plan is valid.</span>}
         </div>
       </div>
       <PlanPanel plan={plan} error={error} isPlanning={isPlanning} hasModel={!!(body.model.path || body.model.id)} />
@@ -76,27 +76,28 @@ function Editor({ body, onChange }: { body: Body; onChange: (body: Body) => void
   );
 }
 
-/** For a request that is sent twice by accident. `crypto.randomUUID` is only there over TLS. */
-const randomKey = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+/** Protects against a request that is sent twice by accident. `crypto.randomUUID` exists only over TLS. */
+const randomKey = () =>
+  Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 
-/** What is wrong at a place of the request, in the words of the service. */
+/** The error message of the service for each pointer into the request. */
 function pointed(error: Error | undefined) {
-  const found = new Map<string, string>();
+  const details = new Map<string, string>();
   for (const entry of error instanceof Problem ? error.errors : []) {
     const pointer = (entry.pointer ?? "").replace(/^#/, "");
-    if (!found.has(pointer)) found.set(pointer, entry.detail);
+    if (!details.has(pointer)) details.set(pointer, entry.detail);
   }
-  return (pointer: string) => found.get(pointer);
+  return (pointer: string) => details.get(pointer);
 }
 
-/** The plan of the request as it stands, asked for when nothing has been typed for a moment. */
+/** The plan of the current request, fetched after a short pause in typing. */
 function usePlan(body: Body) {
   const [answer, setAnswer] = useState<{ plan?: Plan; error?: Error }>({});
   const [isPlanning, setIsPlanning] = useState(false);
   const text = JSON.stringify(body);
   useEffect(() => {
-    const asked = JSON.parse(text) as Body;
-    if (!asked.model.path && !asked.model.id) {
+    const current = JSON.parse(text) as Body;
+    if (!current.model.path && !current.model.id) {
       setAnswer({});
       return;
     }
@@ -105,7 +106,7 @@ function usePlan(body: Body) {
     const timer = window.setTimeout(async () => {
       try {
         const query = { dry_run: true };
-        const plan = await request<Plan>("POST", "/v1/jobs", { body: asked, query, signal: controller.signal });
+        const plan = await request<Plan>("POST", "/v1/jobs", { body: current, query, signal: controller.signal });
         setAnswer({ plan });
       } catch (error) {
         if (controller.signal.aborted) return;
@@ -128,7 +129,8 @@ function JsonTab({ body, onChange }: { body: Body; onChange: (body: Body) => voi
     setText(next);
     try {
       const parsed = JSON.parse(next);
-      if (typeof parsed !== "object" || parsed === null || !parsed.model || !(parsed.config || parsed.mix)) throw new Error("`model` and `config` or `mix` must be there");
+      if (typeof parsed !== "object" || parsed === null || !parsed.model || !(parsed.config || parsed.mix))
+        throw new Error("`model` and either `config` or `mix` are required");
       onChange(parsed as Body);
       setWrong("");
     } catch (error) {
@@ -138,29 +140,36 @@ function JsonTab({ body, onChange }: { body: Body; onChange: (body: Body) => voi
   return (
     <>
       <label className="hidden" htmlFor="request">
-        The request as JSON
+        Request JSON
       </label>
-      <textarea id="request" rows={26} spellCheck={false} value={text} aria-invalid={wrong ? true : undefined} onChange={(event) => edit(event.target.value)} />
+      <textarea
+        id="request"
+        rows={26}
+        spellCheck={false}
+        value={text}
+        aria-invalid={wrong ? true : undefined}
+        onChange={(event) => edit(event.target.value)}
+      />
       {wrong && <p className="error">✕ {wrong}</p>}
     </>
   );
 }
 
-function CopyTab({ body }: { body: Body }) {
+function CodeTab({ body }: { body: Body }) {
   const origin = window.location.origin;
   const missing = missingInCommand(body);
   return (
     <>
       <p className="hint">
-        They take the key from <code>BITFOUNDRY_API_KEY</code>.
+        Set <code>BITFOUNDRY_API_KEY</code> to your API key first.
       </p>
       <h3>curl</h3>
-      <Code text={asCurl(body, origin)} label="As curl" />
-      <h3>Command</h3>
-      {missing.length > 0 && <p className="hint">⚠ The command has no option for {missing.join(" and ")}.</p>}
-      <Code text={asCommand(body, origin)} label="As a command" />
+      <Code text={asCurl(body, origin)} label="curl snippet" />
+      <h3>Command line</h3>
+      {missing.length > 0 && <p className="hint">⚠ The command line has no option for {missing.join(" and ")}.</p>}
+      <Code text={asCommand(body, origin)} label="Command-line snippet" />
       <h3>Python</h3>
-      <Code text={asPython(body, origin)} label="As Python" />
+      <Code text={asPython(body, origin)} label="Python snippet" />
     </>
   );
 }

@@ -1,6 +1,7 @@
 import { Problem } from "../../api/client";
 import type { Plan } from "../../api/types";
 import { formatBytes, formatDuration, formatPercent, plural } from "../../format";
+import { executionText, LABELS } from "../../labels";
 import { Empty, Facts, Failure, Loading, scrollable } from "../../ui/basics";
 
 // Common accelerators by their memory, in bytes.
@@ -11,17 +12,27 @@ const DEVICES: [string, number][] = [
   ["141 GB (H200)", 141e9],
   ["192 GB (MI300X, B200)", 192e9],
 ];
-const ROOM_FOR_CACHE = 0.85; // of a device's memory for weights; the rest is for the KV cache and the runtime
+const WEIGHTS_SHARE = 0.85; // of a device's memory for weights; the rest is for the KV cache and the runtime
 const LAYERS_SHOWN = 400;
 
-export function PlanPanel({ plan, error, isPlanning, hasModel }: { plan?: Plan; error?: Error; isPlanning: boolean; hasModel: boolean }) {
+export function PlanPanel({
+  plan,
+  error,
+  isPlanning,
+  hasModel,
+}: {
+  plan?: Plan;
+  error?: Error;
+  isPlanning: boolean;
+  hasModel: boolean;
+}) {
   return (
     <section className="card plan" aria-label="Plan" aria-busy={isPlanning}>
       <div className="row spread">
         <h2>Plan</h2>
-        {isPlanning && <span className="faint">planning …</span>}
+        {isPlanning && <span className="faint">updating…</span>}
       </div>
-      {!hasModel && <Empty>Name a model, and what a job would do with it appears here. Nothing is stored by that.</Empty>}
+      {!hasModel && <Empty>Choose a model to preview the plan.</Empty>}
       {hasModel && error && <PlanError error={error} />}
       {hasModel && !plan && !error && <Loading what="Planning" />}
       {hasModel && plan && !error && <PlanFacts plan={plan} />}
@@ -37,7 +48,9 @@ function PlanError({ error }: { error: Error }) {
         error.errors.map((entry) => (
           <p key={`${entry.pointer}${entry.detail}`} className="sub">
             <code>{entry.pointer ?? entry.parameter}</code> {entry.detail}
-            {Array.isArray(entry.allowed) && entry.allowed.length > 0 && <> Allowed: {entry.allowed.slice(0, 30).join(", ")}.</>}
+            {Array.isArray(entry.allowed) && entry.allowed.length > 0 && (
+              <> Allowed: {entry.allowed.slice(0, 30).join(", ")}.</>
+            )}
           </p>
         ))}
     </>
@@ -54,13 +67,19 @@ function PlanFacts({ plan }: { plan: Plan }) {
       ))}
       <Facts
         facts={[
-          ["Size", `${formatBytes(plan.size_before_bytes)} → ${formatBytes(plan.size_after_bytes)} (${formatPercent(plan.size_after_bytes / plan.size_before_bytes - 1, 0)})`],
-          ["Peak memory", formatBytes(plan.peak_memory_bytes)],
-          ...(plan.time_s ? [["Time", formatDuration(plan.time_s)] as [string, string]] : []),
-          ["Layers", `${plan.num_layers} in ${plural(plan.num_blocks, "block")}, ${plan.kept.length} kept`],
-          ["Model", plan.model_type],
-          ["Way", plan.executor === "file_to_file" ? "from file to file, no model is run" : "block by block"],
-          ["Calibration", plan.needs_calibration ? "needed" : plan.executor === "file_to_file" ? "no text is read" : "only for the measurement"],
+          [
+            "Size",
+            `${formatBytes(plan.size_before_bytes)} → ${formatBytes(plan.size_after_bytes)} (${formatPercent(plan.size_after_bytes / plan.size_before_bytes - 1, 0)})`,
+          ],
+          [LABELS.peakMemory, formatBytes(plan.peak_memory_bytes)],
+          ...(plan.time_s ? [["Estimated time", formatDuration(plan.time_s)] as [string, string]] : []),
+          ["Layers", `${plan.num_layers} in ${plural(plan.num_blocks, "block")}, ${plan.kept.length} not quantized`],
+          ["Architecture", plan.model_type],
+          [LABELS.execution, executionText(plan.executor === "file_to_file")],
+          [
+            "Calibration",
+            plan.needs_calibration ? "required" : plan.executor === "file_to_file" ? "not used" : "evaluation only",
+          ],
         ]}
       />
       <Memory parts={plan.memory_bytes} />
@@ -73,7 +92,7 @@ function PlanFacts({ plan }: { plan: Plan }) {
 function Memory({ parts }: { parts: Record<string, number> }) {
   return (
     <details>
-      <summary>What the memory is for</summary>
+      <summary>Memory breakdown</summary>
       <table>
         <tbody>
           {Object.entries(parts).map(([name, bytes]) => (
@@ -88,19 +107,19 @@ function Memory({ parts }: { parts: Record<string, number> }) {
   );
 }
 
-/** Where the job can run, and where its result can be served. */
+/** The devices that can run the job, and those that can serve its result. */
 function Fits({ plan }: { plan: Plan }) {
-  const mark = (fits: boolean) => (fits ? "✓ fits" : "✕ no");
+  const mark = (fits: boolean) => (fits ? "✓ fits" : "✕ does not fit");
   return (
     <>
-      <h3>What fits where</h3>
+      <h3>Device fit</h3>
       <table>
         <thead>
           <tr>
             <th>Device</th>
             <th>This job</th>
             <th>Original</th>
-            <th>Result</th>
+            <th>Quantized</th>
           </tr>
         </thead>
         <tbody>
@@ -108,13 +127,16 @@ function Fits({ plan }: { plan: Plan }) {
             <tr key={name}>
               <td>{name}</td>
               <td>{mark(plan.peak_memory_bytes <= bytes)}</td>
-              <td>{mark(plan.size_before_bytes <= bytes * ROOM_FOR_CACHE)}</td>
-              <td>{mark(plan.size_after_bytes <= bytes * ROOM_FOR_CACHE)}</td>
+              <td>{mark(plan.size_before_bytes <= bytes * WEIGHTS_SHARE)}</td>
+              <td>{mark(plan.size_after_bytes <= bytes * WEIGHTS_SHARE)}</td>
             </tr>
           ))}
         </tbody>
       </table>
-      <p className="hint">Original and result: weights in {formatPercent(ROOM_FOR_CACHE, 0).slice(1)} of the memory, the rest for the KV cache.</p>
+      <p className="hint">
+        Original and quantized: weights in {formatPercent(WEIGHTS_SHARE, 0).slice(1)} of the memory, the rest for the KV
+        cache.
+      </p>
     </>
   );
 }
@@ -123,7 +145,7 @@ function Layers({ plan }: { plan: Plan }) {
   return (
     <>
       <details>
-        <summary>{plural(plan.layers.length, "layer")} matched</summary>
+        <summary>{plural(plan.layers.length, "layer")} quantized</summary>
         <div className="table" ref={scrollable}>
           <table>
             <tbody>
@@ -132,7 +154,7 @@ function Layers({ plan }: { plan: Plan }) {
                   <td>
                     <code>{layer.name}</code>
                     <div className="sub">
-                      [{layer.shape.join(", ")}] {layer.scheme}, by {layer.chosen_by}
+                      [{layer.shape.join(", ")}] {layer.scheme}, selected by {layer.chosen_by}
                     </div>
                   </td>
                 </tr>
@@ -143,7 +165,7 @@ function Layers({ plan }: { plan: Plan }) {
         {plan.layers.length > LAYERS_SHOWN && <p className="hint">and {plan.layers.length - LAYERS_SHOWN} more</p>}
       </details>
       <details>
-        <summary>{plural(plan.kept.length, "layer")} kept as they are</summary>
+        <summary>{plural(plan.kept.length, "layer")} not quantized</summary>
         <ul>
           {plan.kept.map((each) => (
             <li key={each.name}>

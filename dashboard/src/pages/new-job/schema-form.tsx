@@ -1,6 +1,6 @@
 import { type ReactNode, useState } from "react";
 import { Field } from "../../ui/basics";
-import { type Control, type Schema, controlOf, resolve, unwrap } from "./schema";
+import { type Control, controlOf, resolve, type Schema, unwrap } from "./schema";
 
 interface Props {
   name: string;
@@ -17,7 +17,7 @@ const isObject = (value: unknown): value is Record<string, unknown> =>
 const firstLine = (text: string | undefined) => text?.split(/\n|(?<=\.) /)[0]?.replaceAll("``", "");
 const escapePointer = (part: string) => part.replaceAll("~", "~0").replaceAll("/", "~1");
 
-/** A form for a value that a JSON Schema describes. The service says what is wrong; this only draws it. */
+/** A form for a value that a JSON Schema describes. The service validates it; this component only renders it. */
 export function SchemaForm(props: Props): ReactNode {
   const { schema } = unwrap(props.schema, props.root);
   const control = controlOf(schema, props.root);
@@ -30,15 +30,15 @@ export function SchemaForm(props: Props): ReactNode {
 
 type Of<K extends Control["kind"]> = Props & { control: Extract<Control, { kind: K }> };
 
-/** Fields are drawn once the object is there: a spec may hold a spec, and so on without end. */
+/** Fields are rendered only if the object exists: specs can nest without end. */
 function ObjectForm({ name, pointer, root, value, onChange, errorAt, control, schema }: Of<"object">) {
   const error = errorAt(pointer);
   if (!isObject(value)) {
     return (
       <div className="field">
         <strong>{name}</strong>{" "}
-        <button className="small" onClick={() => onChange({})} aria-label={`Set ${name}`}>
-          Set
+        <button type="button" className="small" onClick={() => onChange({})} aria-label={`Add ${name}`}>
+          Add
         </button>
         {error && <p className="error">✕ {error}</p>}
       </div>
@@ -72,8 +72,8 @@ function ObjectForm({ name, pointer, root, value, onChange, errorAt, control, sc
             />
           ))}
         </div>
-        <button className="small" onClick={() => onChange(undefined)}>
-          Take {name} away
+        <button type="button" className="small" onClick={() => onChange(undefined)}>
+          Remove {name}
         </button>
       </fieldset>
     </details>
@@ -104,8 +104,14 @@ function MapForm({ name, pointer, root, value, onChange, errorAt, control }: Of<
         </div>
       ))}
       <div className="row">
-        <input aria-label={`A new entry of ${name}`} placeholder="*.v_proj" value={key} onChange={(event) => setKey(event.target.value)} />
+        <input
+          aria-label={`New entry in ${name}`}
+          placeholder="*.v_proj"
+          value={key}
+          onChange={(event) => setKey(event.target.value)}
+        />
         <button
+          type="button"
           className="small"
           disabled={!key || key in present}
           onClick={() => {
@@ -123,7 +129,11 @@ function MapForm({ name, pointer, root, value, onChange, errorAt, control }: Of<
 function VariantsForm({ name, pointer, root, value, onChange, errorAt, control }: Of<"variants">) {
   const list = Array.isArray(value) ? (value as Record<string, unknown>[]) : [];
   const replace = (index: number, next: unknown) =>
-    onChange(next === undefined ? list.filter((_, each) => each !== index) : list.map((each, at) => (at === index ? next : each)));
+    onChange(
+      next === undefined
+        ? list.filter((_, each) => each !== index)
+        : list.map((each, at) => (at === index ? next : each)),
+    );
   return (
     <details className="field whole" open={list.length > 0}>
       <summary>
@@ -133,6 +143,7 @@ function VariantsForm({ name, pointer, root, value, onChange, errorAt, control }
         const kind = String(each[control.name]);
         return (
           <SchemaForm
+            // biome-ignore lint/suspicious/noArrayIndexKey: entries have no identity but their place
             key={`${index} ${kind}`}
             name={kind}
             pointer={`${pointer}/${index}`}
@@ -149,7 +160,7 @@ function VariantsForm({ name, pointer, root, value, onChange, errorAt, control }
         value=""
         onChange={(event) => event.target.value && onChange([...list, { [control.name]: event.target.value }])}
       >
-        <option value="">Add …</option>
+        <option value="">Add…</option>
         {Object.keys(control.variants).map((kind) => (
           <option key={kind}>{kind}</option>
         ))}
@@ -159,7 +170,7 @@ function VariantsForm({ name, pointer, root, value, onChange, errorAt, control }
 }
 
 function ScalarField({ name, pointer, schema, value, onChange, errorAt, control }: Props & { control: Control }) {
-  const known = schema.default === undefined || schema.default === null ? "" : String(schema.default);
+  const defaultText = schema.default === undefined || schema.default === null ? "" : String(schema.default);
   return (
     <Field label={name} hint={firstLine(schema.description)} error={errorAt(pointer)}>
       {(props) => {
@@ -169,9 +180,11 @@ function ScalarField({ name, pointer, schema, value, onChange, errorAt, control 
             <select
               {...props}
               value={value === undefined || value === null ? "" : String(value)}
-              onChange={({ target: { value: next } }) => onChange(next === "" ? undefined : control.kind === "switch" ? next === "true" : next)}
+              onChange={({ target: { value: next } }) =>
+                onChange(next === "" ? undefined : control.kind === "switch" ? next === "true" : next)
+              }
             >
-              <option value="">{known ? `default (${known})` : "default"}</option>
+              <option value="">{defaultText ? `default (${defaultText})` : "default"}</option>
               {options.map((option) => (
                 <option key={option}>{option}</option>
               ))}
@@ -184,14 +197,21 @@ function ScalarField({ name, pointer, schema, value, onChange, errorAt, control 
               {...props}
               type="number"
               step={control.whole ? 1 : "any"}
-              placeholder={known}
+              placeholder={defaultText}
               value={typeof value === "number" ? value : ""}
               onChange={(event) => onChange(event.target.value === "" ? undefined : Number(event.target.value))}
             />
           );
         }
         if (control.kind === "text") {
-          return <input {...props} placeholder={known} value={typeof value === "string" ? value : ""} onChange={(event) => onChange(event.target.value || undefined)} />;
+          return (
+            <input
+              {...props}
+              placeholder={defaultText}
+              value={typeof value === "string" ? value : ""}
+              onChange={(event) => onChange(event.target.value || undefined)}
+            />
+          );
         }
         return <TypedInput {...props} isList={control.kind === "texts"} value={value} onChange={onChange} />;
       }}
@@ -199,12 +219,27 @@ function ScalarField({ name, pointer, schema, value, onChange, errorAt, control 
   );
 }
 
-/** A list of texts, separated by commas, or any other JSON. What is being typed is kept as it is typed. */
-function TypedInput({ isList, value, onChange, ...props }: { isList: boolean; value: unknown; onChange: (value: unknown) => void; id: string }) {
-  const write = (shown: unknown) => (shown === undefined || shown === null ? "" : isList ? (shown as string[]).join(", ") : JSON.stringify(shown));
+/** An input for comma-separated texts, or for any JSON. The text stays as it is typed. */
+function TypedInput({
+  isList,
+  value,
+  onChange,
+  ...props
+}: {
+  isList: boolean;
+  value: unknown;
+  onChange: (value: unknown) => void;
+  id: string;
+}) {
+  const write = (shown: unknown) =>
+    shown === undefined || shown === null ? "" : isList ? (shown as string[]).join(", ") : JSON.stringify(shown);
   const read = (text: string): unknown => {
     if (!text.trim()) return undefined;
-    if (isList) return text.split(",").map((part) => part.trim()).filter(Boolean);
+    if (isList)
+      return text
+        .split(",")
+        .map((part) => part.trim())
+        .filter(Boolean);
     try {
       return JSON.parse(text);
     } catch {

@@ -1,4 +1,4 @@
-// As much of JSON Schema as the config uses, read into the kinds of controls that there are.
+// The subset of JSON Schema that the config uses, mapped to kinds of form controls.
 
 export interface Schema {
   $ref?: string;
@@ -45,7 +45,7 @@ function without<T extends object>(value: T, name: keyof T): Partial<T> {
   return rest as Partial<T>;
 }
 
-/** The schema without its null, and whether it had one. */
+/** The schema without its null option, and whether it had one. */
 export function unwrap(schema: Schema, root: Schema): { schema: Schema; nullable: boolean } {
   const resolved = resolve(schema, root);
   const options = resolved.anyOf;
@@ -54,22 +54,29 @@ export function unwrap(schema: Schema, root: Schema): { schema: Schema; nullable
   const nullable = real.length < options.length;
   const only = real.length === 1 ? real[0] : undefined;
   if (!only) return { schema: resolved, nullable };
-  return { schema: { ...resolve(only, root), description: resolved.description ?? resolve(only, root).description }, nullable };
+  return {
+    schema: { ...resolve(only, root), description: resolved.description ?? resolve(only, root).description },
+    nullable,
+  };
 }
 
 export function controlOf(schema: Schema, root: Schema): Control {
   if (schema.const !== undefined) return { kind: "const" };
   if (schema.enum) return { kind: "choice", options: schema.enum };
   if (schema.type === "boolean") return { kind: "switch" };
-  if (schema.type === "integer" || schema.type === "number") return { kind: "number", whole: schema.type === "integer" };
+  if (schema.type === "integer" || schema.type === "number")
+    return { kind: "number", whole: schema.type === "integer" };
   if (schema.type === "string") return { kind: "text" };
   if (schema.type === "array" && schema.items) {
     const items = resolve(schema.items, root);
     if (items.type === "string") return { kind: "texts" };
     if (items.discriminator && items.oneOf) {
       const name = items.discriminator.propertyName;
-      const found = Object.entries(items.discriminator.mapping).map(([key, ref]) => [key, resolve({ $ref: ref }, root)]);
-      return { kind: "variants", name, variants: Object.fromEntries(found) };
+      const variants = Object.entries(items.discriminator.mapping).map(([key, ref]) => [
+        key,
+        resolve({ $ref: ref }, root),
+      ]);
+      return { kind: "variants", name, variants: Object.fromEntries(variants) };
     }
   }
   if (schema.type === "object" && schema.properties) {

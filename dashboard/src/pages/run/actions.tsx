@@ -15,11 +15,11 @@ const TEXTS: Record<Action, string> = {
 };
 
 const WARNINGS: Partial<Record<Action, string>> = {
-  cancel: "What it has computed is thrown away.",
-  delete: "Its events, its log and the files of its artifact go with it.",
+  cancel: "Its progress is lost.",
+  delete: "Its events, log and artifact files are deleted as well. This cannot be undone.",
 };
 
-/** What can be done with the run now. What loses something asks first. */
+/** The actions that the state of the run allows. Destructive ones ask for confirmation. */
 export function RunActions({ job, onChange }: { job: Job; onChange: () => void }) {
   const session = useSession();
   const [asking, setAsking] = useState<Action | null>(null);
@@ -43,7 +43,12 @@ export function RunActions({ job, onChange }: { job: Job; onChange: () => void }
   return (
     <div className="row">
       {ACTIONS[job.state].map((action) => (
-        <button key={action} className={WARNINGS[action] ? "danger" : undefined} onClick={() => press(action)}>
+        <button
+          type="button"
+          key={action}
+          className={WARNINGS[action] ? "danger" : undefined}
+          onClick={() => press(action)}
+        >
           {TEXTS[action]}
         </button>
       ))}
@@ -57,7 +62,7 @@ export function RunActions({ job, onChange }: { job: Job; onChange: () => void }
       {asking && (
         <Confirm
           title={`${TEXTS[asking]} this run?`}
-          action={TEXTS[asking]}
+          action={`${TEXTS[asking]} run`}
           onConfirm={() => act(asking)}
           onClose={() => setAsking(null)}
         >

@@ -11,7 +11,11 @@ export function Artifacts({ job }: { job: Job }) {
     get<List<ArtifactFile>>(`/v1/jobs/${job.id}/artifacts`, {}, signal),
   );
   if (!job.artifact) {
-    return <Empty>{FINAL_STATES.has(job.state) ? "This run left no artifact." : "There will be files once every export is proven."}</Empty>;
+    return (
+      <Empty>
+        {FINAL_STATES.has(job.state) ? "This run has no artifact." : "Files appear when verification passes."}
+      </Empty>
+    );
   }
   if (files.error) return <Failure error={files.error} retry={files.reload} />;
   if (!files.data) return <Loading />;
@@ -19,15 +23,15 @@ export function Artifacts({ job }: { job: Job }) {
   return (
     <>
       <section className="card">
-        <h2>Get it</h2>
-        <Code text={`bitfoundry download ${job.id} model`} label="The command that downloads all files" />
-        {exports.length > 0 && <p className="hint">Then, in the folder that it made:</p>}
+        <h2>Download</h2>
+        <Code text={`bitfoundry download ${job.id} model`} label="Download command" />
+        {exports.length > 0 && <p className="hint">Then, in the downloaded folder:</p>}
         {exports.map(([name, { load, bytes }]) => (
           <div key={name}>
             <h3>
               {name} <span className="faint">{formatBytes(bytes)}</span>
             </h3>
-            <Code text={load} label={`The lines that load ${name}`} />
+            <Code text={load} label={`Code to load ${name}`} />
           </div>
         ))}
       </section>
@@ -38,7 +42,8 @@ export function Artifacts({ job }: { job: Job }) {
 }
 
 function Files({ job, files }: { job: Job; files: ArtifactFile[] }) {
-  const place = (file: ArtifactFile) => `/v1/jobs/${job.id}/artifacts/${file.path.split("/").map(encodeURIComponent).join("/")}`;
+  const place = (file: ArtifactFile) =>
+    `/v1/jobs/${job.id}/artifacts/${file.path.split("/").map(encodeURIComponent).join("/")}`;
   return (
     <div className="table" ref={scrollable}>
       <table>

@@ -1,15 +1,15 @@
 import { useMemo, useState } from "react";
 import type { Layer } from "../../api/types";
-import { METRICS, type Metric, byBadness, seriesByKind, valueOf } from "../../charts/layers";
+import { byBadness, METRICS, type Metric, metricValue, seriesByKind } from "../../charts/layers";
 import { Scatter } from "../../charts/scatter";
 import { formatNumber, plural } from "../../format";
 import { Empty, Facts, scrollable } from "../../ui/basics";
 
 const ROWS = 50;
 
-/** What quantization did to each layer: a chart by kind of module, the numbers of one, and all of them as a table. */
+/** The quantization error of each layer: a chart by module type, the selected layer, and a table of all layers. */
 export function LayersCard({ layers, isRunning }: { layers: Layer[]; isRunning: boolean }) {
-  const measured = METRICS.filter((metric) => layers.some((layer) => valueOf(layer, metric) !== null));
+  const measured = METRICS.filter((metric) => layers.some((layer) => metricValue(layer, metric) !== null));
   const [metricId, setMetricId] = useState<Metric["id"]>("relative_error");
   const [picked, setPicked] = useState<string | null>(null);
   const metric = METRICS.find((each) => each.id === metricId) ?? METRICS[0];
@@ -18,9 +18,13 @@ export function LayersCard({ layers, isRunning }: { layers: Layer[]; isRunning: 
   return (
     <section className="card">
       <div className="row spread">
-        <h2>Error of each layer</h2>
+        <h2>Quantization error by layer</h2>
         {measured.length > 0 && (
-          <select aria-label="Measure" value={metric.id} onChange={(event) => setMetricId(event.target.value as Metric["id"])}>
+          <select
+            aria-label="Metric"
+            value={metric.id}
+            onChange={(event) => setMetricId(event.target.value as Metric["id"])}
+          >
             {measured.map((each) => (
               <option key={each.id} value={each.id}>
                 {each.text}
@@ -30,7 +34,7 @@ export function LayersCard({ layers, isRunning }: { layers: Layer[]; isRunning: 
         )}
       </div>
       {layers.length === 0 ? (
-        <Empty>{isRunning ? "Layers appear here one by one as they are quantized." : "There are no numbers of layers."}</Empty>
+        <Empty>{isRunning ? "Layers appear here as they are quantized." : "No layer metrics."}</Empty>
       ) : (
         <>
           <Scatter
@@ -54,23 +58,23 @@ export function LayersCard({ layers, isRunning }: { layers: Layer[]; isRunning: 
 
 function LayerFacts({ layer }: { layer: Layer }) {
   return (
-    <div className="notice" role="region" aria-label="The picked layer">
+    <section className="notice" aria-label="Selected layer">
       <Facts
         facts={[
           ["Layer", <code key="name">{layer.name}</code>],
           ["Block", layer.block],
           ["Scheme", layer.scheme],
           ...METRICS.map((metric): [string, string] => {
-            const value = valueOf(layer, metric);
-            return [metric.text, value === null ? "not looked at" : metric.format(value)];
+            const value = metricValue(layer, metric);
+            return [metric.text, value === null ? "not measured" : metric.format(value)];
           }),
         ]}
       />
-    </div>
+    </section>
   );
 }
 
-/** The chart's numbers, the worst first; by pages, because there may be thousands. */
+/** The values of the chart as a table, worst first. Paginated: there may be thousands of layers. */
 function LayerTable({ layers, metric }: { layers: Layer[]; metric: Metric }) {
   const [isOpen, setIsOpen] = useState(false);
   const [page, setPage] = useState(0);
@@ -78,12 +82,12 @@ function LayerTable({ layers, metric }: { layers: Layer[]; metric: Metric }) {
   const numPages = Math.ceil(layers.length / ROWS);
   return (
     <details open={isOpen} onToggle={(event) => setIsOpen(event.currentTarget.open)}>
-      <summary>All numbers as a table</summary>
+      <summary>Show as table</summary>
       {isOpen && (
         <>
           <div className="table" ref={scrollable}>
             <table>
-              <caption>The worst first</caption>
+              <caption>Sorted by error, worst first</caption>
               <thead>
                 <tr>
                   <th>Layer</th>
@@ -105,7 +109,7 @@ function LayerTable({ layers, metric }: { layers: Layer[]; metric: Metric }) {
                     <td className="number">{layer.block}</td>
                     <td>{layer.scheme}</td>
                     {METRICS.map((each) => {
-                      const value = valueOf(layer, each);
+                      const value = metricValue(layer, each);
                       return (
                         <td key={each.id} className="number">
                           {value === null ? "–" : each.format(value)}
@@ -119,13 +123,25 @@ function LayerTable({ layers, metric }: { layers: Layer[]; metric: Metric }) {
           </div>
           {numPages > 1 && (
             <div className="row">
-              <button className="small" disabled={page === 0} onClick={() => setPage(page - 1)}>
+              <button
+                type="button"
+                className="small"
+                disabled={page === 0}
+                aria-label="Previous page"
+                onClick={() => setPage(page - 1)}
+              >
                 ←
               </button>
               <span>
                 {page + 1} of {numPages}
               </span>
-              <button className="small" disabled={page >= numPages - 1} onClick={() => setPage(page + 1)}>
+              <button
+                type="button"
+                className="small"
+                disabled={page >= numPages - 1}
+                aria-label="Next page"
+                onClick={() => setPage(page + 1)}
+              >
                 →
               </button>
             </div>

@@ -2,7 +2,7 @@ import { useEffect, useRef, useState } from "react";
 import { address, get } from "../../api/client";
 import { useQuery } from "../../api/query";
 import type { Job, LogLine, LogPage } from "../../api/types";
-import { formatTime } from "../../format";
+import { capitalize, formatTime } from "../../format";
 import { BASE } from "../../router";
 import { Empty, Failure, Loading } from "../../ui/basics";
 import { FINAL_STATES } from "../../ui/states";
@@ -14,7 +14,7 @@ const AROUND = 200;
 const EVERY_MS = 1500;
 const ICONS: Record<string, string> = { error: "✕", warning: "⚠" };
 
-/** The newest lines, or those around one that somebody has sent a link to; then what comes. */
+/** The newest log lines, or those around a linked line; then new lines as they arrive. */
 export function Log({ job, line }: { job: Job; line: number | null }) {
   const [level, setLevel] = useState("debug");
   const [follows, setFollows] = useState(line === null);
@@ -23,6 +23,7 @@ export function Log({ job, line }: { job: Job; line: number | null }) {
   const box = useRef<HTMLDivElement>(null);
   const isOver = FINAL_STATES.has(job.state);
 
+  // biome-ignore lint/correctness/useExhaustiveDependencies: each of the three selects other lines
   useEffect(() => {
     last.current = 0;
     setLines([]);
@@ -34,21 +35,23 @@ export function Log({ job, line }: { job: Job; line: number | null }) {
       const path = `/v1/jobs/${job.id}/logs`;
       const start = line === null ? { tail: PAGE } : { after: Math.max(0, line - AROUND) };
       const page = await get<LogPage>(path, { level, ...(last.current ? { after: last.current } : start) }, signal);
-      const known = last.current;
-      const fresh = page.data.filter((each) => each.seq > known);
-      last.current = page.data.at(-1)?.seq ?? known;
+      const lastSeq = last.current;
+      const fresh = page.data.filter((each) => each.seq > lastSeq);
+      last.current = page.data.at(-1)?.seq ?? lastSeq;
       if (fresh.length) setLines((old) => [...old, ...fresh].slice(-MAX_SHOWN));
       return true;
     },
     { everyMs: isOver ? 0 : EVERY_MS },
   );
 
+  // biome-ignore lint/correctness/useExhaustiveDependencies: new lines move the end
   useEffect(() => {
     if (follows && box.current) box.current.scrollTop = box.current.scrollHeight;
   }, [lines, follows]);
+  const hasLines = lines.length > 0;
   useEffect(() => {
-    if (line !== null && lines.length) document.getElementById(`L${line}`)?.scrollIntoView({ block: "center" });
-  }, [line, lines.length > 0]);
+    if (line !== null && hasLines) document.getElementById(`L${line}`)?.scrollIntoView({ block: "center" });
+  }, [line, hasLines]);
 
   const stopAtScroll = () => {
     const shown = box.current;
@@ -62,7 +65,7 @@ export function Log({ job, line }: { job: Job; line: number | null }) {
           <select value={level} onChange={(event) => setLevel(event.target.value)}>
             {LEVELS.map((each) => (
               <option key={each} value={each}>
-                {each === "debug" ? "all lines" : `${each} and above`}
+                {each === "debug" ? "All levels" : `${capitalize(each)} and above`}
               </option>
             ))}
           </select>
@@ -76,12 +79,28 @@ export function Log({ job, line }: { job: Job; line: number | null }) {
       </div>
       {query.error && !lines.length && <Failure error={query.error} retry={query.reload} />}
       {!query.data && !query.error && <Loading />}
-      {query.data && !lines.length && <Empty>No lines{level === "debug" ? " yet" : " of this level"}.</Empty>}
+      {query.data && !lines.length && (
+        <Empty>{level === "debug" ? "No log lines yet." : "No log lines at this level."}</Empty>
+      )}
       {lines.length > 0 && (
-        <div className="log" ref={box} onWheel={stopAtScroll} onKeyUp={stopAtScroll} tabIndex={0} role="log" aria-live="off" aria-label="The run's log">
+        <div
+          className="log"
+          ref={box}
+          onWheel={stopAtScroll}
+          onKeyUp={stopAtScroll}
+          // biome-ignore lint/a11y/noNoninteractiveTabindex: the keyboard must be able to scroll it
+          tabIndex={0}
+          role="log"
+          aria-live="off"
+          aria-label="Run log"
+        >
           {lines.map((each) => (
             <div key={each.seq} id={`L${each.seq}`} className={each.seq === line ? "marked" : undefined}>
-              <a href={`${BASE}/jobs/${job.id}?tab=log&line=${each.seq}`} title="A link to this line" aria-label={`Line ${each.seq}`}>
+              <a
+                href={`${BASE}/jobs/${job.id}?tab=log&line=${each.seq}`}
+                title="Link to this line"
+                aria-label={`Line ${each.seq}`}
+              >
                 {each.seq}
               </a>
               <time dateTime={each.at} title={formatTime(each.at)}>

@@ -1,16 +1,25 @@
 import type { ReactNode } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
-import { type Gate, type Job, type Measured, type Quality, type Report, type Summary, summaryOf } from "../../api/types";
+import {
+  type Gate,
+  type Job,
+  type Measured,
+  type Quality,
+  type Report,
+  type Summary,
+  summaryOf,
+} from "../../api/types";
 import { formatBytes, formatDuration, formatNumber, formatPercent } from "../../format";
+import { LABELS } from "../../labels";
 import { Link } from "../../router";
 import { Empty, Facts, scrollable } from "../../ui/basics";
+import { type EventLog, latestLayers } from "./event-log";
 import { LayersCard } from "./layers-card";
 import { MemoryCard } from "./memory";
 import { publicationText } from "./publish";
-import { type Story, latestLayers } from "./story";
 
-export function Overview({ job, story }: { job: Job; story: Story }) {
+export function Overview({ job, eventLog }: { job: Job; eventLog: EventLog }) {
   const summary = summaryOf(job);
   const hasReport = job.state === "succeeded";
   const report = useQuery(hasReport ? `report ${job.id}` : null, (signal) =>
@@ -19,12 +28,12 @@ export function Overview({ job, story }: { job: Job; story: Story }) {
   return (
     <>
       {summary && <Result job={job} summary={summary} />}
-      <LayersCard layers={latestLayers(story.layers)} isRunning={!summary} />
+      <LayersCard layers={latestLayers(eventLog.layers)} isRunning={!summary} />
       {report.data && <Proof report={report.data} />}
       <div className="columns">
-        <MemoryCard memory={story.memory} />
-        {(report.data || story.warnings.length > 0) && (
-          <Fallbacks kept={report.data?.kept ?? []} warnings={report.data?.warnings ?? story.warnings} />
+        <MemoryCard memory={eventLog.memory} />
+        {(report.data || eventLog.warnings.length > 0) && (
+          <Fallbacks kept={report.data?.kept ?? []} warnings={report.data?.warnings ?? eventLog.warnings} />
         )}
       </div>
     </>
@@ -47,14 +56,23 @@ function Result({ job: { id, publication }, summary }: { job: Job; summary: Summ
               ? `${formatNumber(before, 5)} → ${formatNumber(after, 5)}${ratio ? ` (${formatPercent(ratio - 1, 2)})` : ""}`
               : "not measured",
           ],
-          ...(summary.gates?.length ? [["Gates", gatesText(summary.gates)] as [string, string]] : []),
-          ...(publication ? [["Publication", <Link key="publication" to={`/jobs/${id}?tab=artifacts`}>{publicationText(publication)}</Link>] as [string, ReactNode]] : []),
-          ...(summary.mix ? [["Mix", mixText(summary.mix)] as [string, string]] : []),
-          ["Layers", `${summary.num_layers_quantized} quantized, ${summary.num_layers_kept} kept`],
+          ...(summary.gates?.length ? [["Quality gates", gatesText(summary.gates)] as [string, string]] : []),
+          ...(publication
+            ? [
+                [
+                  "Publication",
+                  <Link key="publication" to={`/jobs/${id}?tab=artifacts`}>
+                    {publicationText(publication)}
+                  </Link>,
+                ] as [string, ReactNode],
+              ]
+            : []),
+          ...(summary.mix ? [[LABELS.mix, mixText(summary.mix)] as [string, string]] : []),
+          ["Layers", `${summary.num_layers_quantized} quantized, ${summary.num_layers_kept} not quantized`],
           ["Worst layer", `${summary.worst_layer.name} (${formatNumber(summary.worst_layer.sqnr_db)} dB)`],
-          ["Time", formatDuration(summary.total_s)],
+          ["Duration", formatDuration(summary.total_s)],
           [
-            "Peak memory",
+            LABELS.peakMemory,
             `${formatBytes(summary.peak_memory_bytes)} (planned ${formatBytes(summary.planned_peak_memory_bytes)})`,
           ],
           ...Object.entries(summary.failed_tasks ?? {}).map(
@@ -66,26 +84,26 @@ function Result({ job: { id, publication }, summary }: { job: Job; summary: Summ
   );
 }
 
-/** "16 w4a16, 5 int8_weight_only; 4.9 bits a weight, KL 0.12 rounded plainly" */
+/** "16 w4a16, 5 int8_weight_only; 4.9 bits per weight, KL 0.12 without GPTQ" */
 function mixText({ layers, bits, kl_mean: divergence }: NonNullable<Summary["mix"]>) {
   const counts = Object.entries(layers).map(([scheme, number]) => `${number} ${scheme}`);
-  return `${counts.join(", ")}; ${formatNumber(bits, 3)} bits a weight, KL ${formatNumber(divergence, 3)} rounded plainly`;
+  return `${counts.join(", ")}; ${formatNumber(bits, 3)} bits per weight, KL ${formatNumber(divergence, 3)} without GPTQ`;
 }
 
 function Proof({ report }: { report: Report }) {
   return (
     <section className="card">
-      <h2>Proof</h2>
-      <p className="hint">Each export was read back from disk by a process that knew nothing but the files.</p>
+      <h2>Verification</h2>
+      <p className="hint">Each export was read back from disk by a separate process that had only the files.</p>
       <div className="table" ref={scrollable}>
         <table>
           <thead>
             <tr>
               <th>Export</th>
-              <th className="number">Tensors equal</th>
-              <th className="number">Largest difference of logits</th>
+              <th className="number">Matching tensors</th>
+              <th className="number">Max logit difference</th>
               <th className="number">Perplexity</th>
-              <th>Read by another program</th>
+              <th>Loaded by</th>
             </tr>
           </thead>
           <tbody>
@@ -119,38 +137,46 @@ const withError = ({ value, stderr }: Measured, digits: number) =>
 function Divergence({ quality: { before, after, divergence, num_tokens } }: { quality: Quality }) {
   return (
     <>
-      <h3>Against the original, on {formatNumber(num_tokens)} tokens</h3>
+      <h3>Compared with the original on {formatNumber(num_tokens)} tokens</h3>
       <Facts
         facts={[
           ["Perplexity before", withError(before.token_perplexity, 5)],
           ["Perplexity after", withError(after.token_perplexity, 5)],
-          ["KL divergence, mean", withError(divergence.kl_mean, 3)],
-          ["KL divergence, 99 %", formatNumber(divergence.kl_p99, 3)],
-          ["Same first choice", withError(divergence.top1_agreement, 4)],
+          [LABELS.klMean, withError(divergence.kl_mean, 3)],
+          ["KL divergence (99th percentile)", formatNumber(divergence.kl_p99, 3)],
+          ["Top-1 agreement", withError(divergence.top1_agreement, 4)],
         ]}
       />
     </>
   );
 }
 
-const GATE_LOOKS = { pass: ["", "✓ pass"], warn: ["warn", "⚠ warn"], fail: ["bad", "✕ fail"], skipped: ["faint", "– skipped"] } as const;
+const GATE_LOOKS = {
+  pass: ["", "✓ pass"],
+  warn: ["warn", "⚠ warn"],
+  fail: ["bad", "✕ fail"],
+  skipped: ["faint", "– skipped"],
+} as const;
 
 /** "1 fail, 10 pass, 7 skipped" */
 function gatesText(gates: Gate[]) {
   const statuses = ["fail", "warn", "pass", "skipped"] as const;
   const counts = statuses.map((status) => [gates.filter((gate) => gate.status === status).length, status] as const);
-  return counts.filter(([number]) => number > 0).map((each) => each.join(" ")).join(", ");
+  return counts
+    .filter(([number]) => number > 0)
+    .map((each) => each.join(" "))
+    .join(", ");
 }
 
 function Gates({ gates }: { gates: Gate[] }) {
   return (
     <>
-      <h3>Gates: {gatesText(gates)}</h3>
+      <h3>Quality gates: {gatesText(gates)}</h3>
       <div className="table" ref={scrollable}>
         <table>
           <thead>
             <tr>
-              <th>Outcome</th>
+              <th>Result</th>
               <th>Gate</th>
               <th className="number">Value</th>
               <th className="number">Limit</th>
@@ -181,14 +207,14 @@ function Gates({ gates }: { gates: Gate[] }) {
 function Samples({ samples }: { samples: { prompt: string; original: string; quantized: string }[] }) {
   return (
     <details>
-      <summary>What both models write</summary>
+      <summary>Sample outputs</summary>
       <div className="table" ref={scrollable}>
         <table className="samples">
           <thead>
             <tr>
-              <th>After</th>
-              <th>The original writes</th>
-              <th>The quantized model writes</th>
+              <th>Prompt</th>
+              <th>Original model</th>
+              <th>Quantized model</th>
             </tr>
           </thead>
           <tbody>
@@ -206,19 +232,19 @@ function Samples({ samples }: { samples: { prompt: string; original: string; qua
   );
 }
 
-/** Nothing falls back quietly: what was not quantized, and what was warned of. */
+/** No silent fallbacks: lists the layers that were not quantized, and all warnings. */
 function Fallbacks({ kept, warnings }: { kept: { name: string; reason: string }[]; warnings: string[] }) {
   return (
     <section className="card">
       <h2>Fallbacks and warnings</h2>
-      {kept.length + warnings.length === 0 && <Empty>None: everything went as it was planned.</Empty>}
+      {kept.length + warnings.length === 0 && <Empty>No fallbacks or warnings.</Empty>}
       {warnings.map((warning) => (
         <p key={warning}>⚠ {warning}</p>
       ))}
       {kept.length > 0 && (
         <div className="table" ref={scrollable}>
           <table>
-            <caption>Layers that stay as they were</caption>
+            <caption>Layers that were not quantized</caption>
             <tbody>
               {kept.map((each) => (
                 <tr key={each.name}>

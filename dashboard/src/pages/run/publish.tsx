@@ -23,7 +23,7 @@ const LOOKS: Record<string, [string, string]> = {
 
 export const publicationText = ({ state }: Publication) => LOOKS[state]?.[1] ?? state;
 
-/** Where the artifact was published, and the way to publish it. */
+/** Where the artifact is published, and a button to publish it. */
 export function Publish({ job }: { job: Job }) {
   const session = useSession();
   const [asking, setAsking] = useState(false);
@@ -34,15 +34,17 @@ export function Publish({ job }: { job: Job }) {
   return (
     <section className="card">
       <h2>Publish</h2>
-      {publication ? <Shown publication={publication} /> : <p className="faint">It has not been published.</p>}
+      {publication ? <Shown publication={publication} /> : <p className="faint">Not published yet.</p>}
       {error && <Failure error={error} />}
       {session.can("jobs:write") && (
         <div className="row">
-          <button disabled={isBusy} onClick={() => setAsking(true)}>
-            Publish …
+          <button type="button" disabled={isBusy} onClick={() => setAsking(true)}>
+            Publish…
           </button>
           {publication?.state === "failed" && (
-            <button onClick={() => post(`/v1/jobs/${job.id}/publish`).catch(setError)}>Try again</button>
+            <button type="button" onClick={() => post(`/v1/jobs/${job.id}/publish`).catch(setError)}>
+              Try again
+            </button>
           )}
         </div>
       )}
@@ -70,7 +72,9 @@ function Shown({ publication }: { publication: Publication }) {
         {publication.revision && <code>{publication.revision.slice(0, 12)}</code>}
         <Time at={publication.finished_at} />
       </p>
-      {progress && !publication.finished_at && <Bar done={progress.done} total={progress.total} label="Published" />}
+      {progress && !publication.finished_at && (
+        <Bar done={progress.done} total={progress.total} label="Publish progress" />
+      )}
       {error && (
         <p className="error">
           ✕ {error.message} {error.hint} <code>{error.code}</code>
@@ -90,7 +94,7 @@ function PublishDialog({ job, onClose }: { job: Job; onClose: () => void }) {
     try {
       if (!plan) return setPlan(await post<Plan>(`/v1/jobs/${job.id}/publish`, target, { dry_run: true }));
       await post(`/v1/jobs/${job.id}/publish`, target);
-      announce("The artifact is being published.");
+      announce("Publishing has started.");
       onClose();
     } catch (caught) {
       setError(caught as Error);
@@ -101,19 +105,19 @@ function PublishDialog({ job, onClose }: { job: Job; onClose: () => void }) {
     setPlan(undefined);
   };
   return (
-    <Dialog title="Publish the artifact" onClose={onClose}>
+    <Dialog title="Publish artifact" onClose={onClose}>
       <form onSubmit={send}>
         <TargetFields target={target} onChange={change} />
         {error && <Failure error={error} />}
         {plan && (
           <div className="notice good">
-            {plural(plan.files.length, "file")}, {formatBytes(plan.bytes)} at most, to {plan.url}
-            {plan.exists === false && ", which will be made"}.
+            {plural(plan.files.length, "file")}, up to {formatBytes(plan.bytes)}, will be published to {plan.url}
+            {plan.exists === false && ", which will be created"}.
           </div>
         )}
         <div className="actions">
-          <button className="primary" disabled={!(target.repo_id || target.to)}>
-            {plan ? "Publish" : "Check"}
+          <button type="submit" className="primary" disabled={!(target.repo_id || target.to)}>
+            {plan ? "Publish" : "Preview"}
           </button>
         </div>
       </form>

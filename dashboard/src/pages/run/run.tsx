@@ -1,9 +1,10 @@
 import { useEffect, useRef, useState } from "react";
 import { get } from "../../api/client";
 import { useQuery } from "../../api/query";
-import { type Job, failureOf, modelOf, progressOf, schemeOf } from "../../api/types";
-import { formatDuration, plural, shortName } from "../../format";
-import { Link, type Place, navigate, withParams } from "../../router";
+import { failureOf, type Job, modelOf, progressOf, schemeOf } from "../../api/types";
+import { formatDuration, plural, shortId, shortName } from "../../format";
+import { OPERATOR } from "../../labels";
+import { Link, navigate, type Place, withParams } from "../../router";
 import { announce } from "../../ui/announcer";
 import { Bar, Failure, Loading, scrollable, TabPanel, Tabs, Time, Title } from "../../ui/basics";
 import { FINAL_STATES, STATES, StateLabel } from "../../ui/states";
@@ -11,9 +12,9 @@ import { formatProgress } from "../job-progress";
 import { RunActions } from "./actions";
 import { Artifacts } from "./artifacts";
 import { ConfigTab } from "./config";
+import { type EventLog, useEventLog } from "./event-log";
 import { Log } from "./log";
 import { Overview } from "./overview";
-import { type Story, useStory } from "./story";
 
 const EVERY_MS = 2500;
 const TABS = [
@@ -30,14 +31,14 @@ export default function Run({ id, place: { search, path } }: { id: string; place
     everyMs: isOver ? 30_000 : EVERY_MS,
   });
   const [round, setRound] = useState(0);
-  const { story, link } = useStory(id, round);
+  const { log: eventLog, link } = useEventLog(id, round);
   const job = query.data;
 
   useEffect(() => setIsOver(!!job && FINAL_STATES.has(job.state) && !isPublishing(job)), [job]);
   useEffect(() => {
-    if (story.state) query.reload();
-  }, [story.state, query.reload]);
-  useStateTold(job);
+    if (eventLog.state) query.reload();
+  }, [eventLog.state, query.reload]);
+  useAnnounceStateChanges(job);
 
   if (!job) return query.error ? <NoRun error={query.error} retry={query.reload} /> : <Loading />;
   const tab = search.get("tab") ?? "overview";
@@ -53,27 +54,27 @@ export default function Run({ id, place: { search, path } }: { id: string; place
         <StateLabel state={job.state} />
         <code>{job.id}</code>
         <span className="faint">
-          {modelOf(job)} · {schemeOf(job)} · by {job.submitted_by?.name ?? "operator"} ·{" "}
+          {modelOf(job)} · {schemeOf(job)} · submitted by {job.submitted_by?.name ?? OPERATOR} ·{" "}
           <Time at={job.created_at} />
           {job.attempt > 1 && ` · attempt ${job.attempt}`}
         </span>
-        {job.cloned_from && <Link to={`/jobs/${job.cloned_from}`}>cloned from</Link>}
-        {job.sweep_id && <Link to={`/?sweep=${job.sweep_id}`}>its sweep</Link>}
+        {job.cloned_from && <Link to={`/jobs/${job.cloned_from}`}>Cloned from {shortId(job.cloned_from)}</Link>}
+        {job.sweep_id && <Link to={`/?sweep=${job.sweep_id}`}>View sweep</Link>}
       </p>
       {link === "lost" && (
         <div className="notice warn" role="status">
-          ⚠ The stream of events was cut. It goes on where it was as soon as the service answers.
+          ⚠ The event stream was interrupted. It resumes when the service responds.
         </div>
       )}
       <JobFailure job={job} />
-      <Live job={job} story={story} />
-      <Tabs tabs={TABS} shown={tab} onShow={show} label="About this run" />
+      <Live job={job} eventLog={eventLog} />
+      <Tabs tabs={TABS} shown={tab} onShow={show} label="Run details" />
       <TabPanel shown={tab}>
-        {tab === "overview" && <Overview job={job} story={story} />}
+        {tab === "overview" && <Overview job={job} eventLog={eventLog} />}
         {tab === "log" && <Log job={job} line={Number(search.get("line")) || null} />}
         {tab === "config" && <ConfigTab job={job} />}
         {tab === "artifacts" && <Artifacts job={job} />}
-        {tab === "events" && <Events story={story} />}
+        {tab === "events" && <Events eventLog={eventLog} />}
       </TabPanel>
     </>
   );
@@ -86,7 +87,7 @@ function NoRun({ error, retry }: { error: Error; retry: () => void }) {
     <>
       <Title>Run</Title>
       <Failure error={error} retry={retry} />
-      <Link to="/">All runs</Link>
+      <Link to="/">View all runs</Link>
     </>
   );
 }
@@ -100,15 +101,16 @@ function JobFailure({ job }: { job: Job }) {
         <strong>{failure.message}</strong> {failure.hint}
       </p>
       <p className="sub">
-        <code>{failure.code}</code> · {failure.retryable ? "a retry can help" : "a retry alone will not help"}
+        <code>{failure.code}</code> ·{" "}
+        {failure.retryable ? "retrying may help" : "retrying without changes will not help"}
       </p>
     </div>
   );
 }
 
-/** The phases of the present attempt, and how far the present one is. The stream knows it sooner than the job. */
-function Live({ job, story }: { job: Job; story: Story }) {
-  const progress = story.progress ?? progressOf(job);
+/** The phases of the current attempt and the progress of the current phase. Events arrive before the job is polled. */
+function Live({ job, eventLog }: { job: Job; eventLog: EventLog }) {
+  const progress = eventLog.progress ?? progressOf(job);
   const isRunning = !FINAL_STATES.has(job.state) && !!job.phase;
   return (
     <section className="card" aria-label="Phases">
@@ -126,7 +128,7 @@ function Live({ job, story }: { job: Job; story: Story }) {
       </ol>
       {isRunning && progress && progress.phase === job.phase && (
         <>
-          <Bar done={progress.done} total={progress.total} label={`${progress.phase} of this run`} />
+          <Bar done={progress.done} total={progress.total} label={`Progress of ${progress.phase}`} />
           <p className="sub">
             {formatProgress(progress)}
             {progress.eta_s ? ` · ${formatDuration(progress.eta_s)} left in this phase` : ""}
@@ -138,8 +140,9 @@ function Live({ job, story }: { job: Job; story: Story }) {
 }
 
 function waitingText(job: Job): string {
-  if (job.waiting_reason) return `Waits: ${job.waiting_reason.replaceAll("_", " ")}${job.queue_position ? `, № ${job.queue_position} in the queue` : ""}.`;
-  return FINAL_STATES.has(job.state) ? "It ended before its first phase." : "Starting.";
+  if (job.waiting_reason)
+    return `Waiting: ${job.waiting_reason.replaceAll("_", " ")}${job.queue_position ? `, #${job.queue_position} in queue` : ""}.`;
+  return FINAL_STATES.has(job.state) ? "The run ended before its first phase." : "Starting…";
 }
 
 function PhaseTime({ start, end }: { start: string; end: string | null }) {
@@ -152,23 +155,24 @@ function PhaseTime({ start, end }: { start: string; end: string | null }) {
   return <>{formatDuration(((end ? Date.parse(end) : now) - Date.parse(start)) / 1000)}</>;
 }
 
-function Events({ story }: { story: Story }) {
+function Events({ eventLog }: { eventLog: EventLog }) {
   return (
     <div className="table" ref={scrollable}>
       <table>
         <caption>
-          {plural(story.events.length, "event")}, without progress and the numbers of layers. All of them: <code>GET /v1/jobs/…/events</code>
+          {plural(eventLog.events.length, "event")}. Progress and layer metrics are not listed;{" "}
+          <code>GET /v1/jobs/…/events</code> returns all events.
         </caption>
         <thead>
           <tr>
-            <th className="number">№</th>
-            <th>When</th>
-            <th>What</th>
+            <th className="number">#</th>
+            <th>Time</th>
+            <th>Event</th>
             <th>Data</th>
           </tr>
         </thead>
         <tbody>
-          {story.events.map((event) => (
+          {eventLog.events.map((event) => (
             <tr key={event.seq}>
               <td className="number">{event.seq}</td>
               <td className="nowrap">
@@ -186,10 +190,11 @@ function Events({ story }: { story: Story }) {
   );
 }
 
-function useStateTold(job: Job | undefined) {
+/** Announces to screen readers that the run has changed its state. */
+function useAnnounceStateChanges(job: Job | undefined) {
   const before = useRef(job?.state);
   useEffect(() => {
-    if (job && before.current && before.current !== job.state) announce(`The run is now: ${STATES[job.state].text}.`);
+    if (job && before.current && before.current !== job.state) announce(`Run state: ${STATES[job.state].text}.`);
     before.current = job?.state;
   }, [job]);
 }

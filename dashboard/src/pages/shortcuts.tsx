@@ -1,17 +1,17 @@
-// The list of runs from the keyboard.
+// Keyboard shortcuts of the list of runs.
 import { useEffect, useState } from "react";
 import type { Job } from "../api/types";
 import { navigate } from "../router";
 import { Dialog } from "../ui/basics";
 
-const KEYS: [string, string][] = [
-  ["j k", "next and previous run"],
-  ["Enter", "open the run"],
-  ["x", "select it"],
-  ["c", "compare the selected ones"],
-  ["/", "search"],
-  ["n", "new job"],
-  ["?", "these keys"],
+const SHORTCUTS: [string, string][] = [
+  ["j k", "Next or previous run"],
+  ["Enter", "Open run"],
+  ["x", "Select run"],
+  ["c", "Compare selected runs"],
+  ["/", "Search"],
+  ["n", "New job"],
+  ["?", "Show keyboard shortcuts"],
 ];
 
 const isTyping = (target: EventTarget | null) =>
@@ -19,7 +19,7 @@ const isTyping = (target: EventTarget | null) =>
 
 export const compareAddress = (ids: string[]) => `/compare?${ids.map((id) => `job=${id}`).join("&")}`;
 
-export function useRunKeys(jobs: Job[], toggle: (id: string) => void, selected: string[], mayWrite: boolean) {
+export function useShortcuts(jobs: Job[], toggle: (id: string) => void, selected: string[], mayWrite: boolean) {
   const [cursorId, setCursorId] = useState<string | null>(null);
   const [helpShown, setHelpShown] = useState(false);
 
@@ -53,12 +53,12 @@ export function useRunKeys(jobs: Job[], toggle: (id: string) => void, selected: 
   return { cursorId, helpShown, closeHelp: () => setHelpShown(false) };
 }
 
-export function RunKeys({ onClose }: { onClose: () => void }) {
+export function ShortcutHelp({ onClose }: { onClose: () => void }) {
   return (
-    <Dialog title="Keys" onClose={onClose}>
+    <Dialog title="Keyboard shortcuts" onClose={onClose}>
       <table>
         <tbody>
-          {KEYS.map(([key, what]) => (
+          {SHORTCUTS.map(([key, what]) => (
             <tr key={key}>
               <th scope="row">
                 <kbd>{key}</kbd>

@@ -1,29 +1,37 @@
-// A job's events, as they come, boiled down to what the page shows.
+// A job's events as they arrive, reduced to what the page shows.
 import { useEffect, useReducer, useState } from "react";
-import { type Link, follow } from "../../api/stream";
+import { follow, type Link } from "../../api/stream";
 import type { JobEvent, Layer, Progress, State } from "../../api/types";
 
-export interface Story {
+export interface EventLog {
   layers: Layer[];
   progress: Progress | null;
   state: State | null;
   warnings: string[];
-  /** All but the numbers of layers and progress: what a person would call an event. */
+  /** All events but progress and the metrics of layers. */
   events: JobEvent[];
   memory: { at: number; bytes: number }[];
   lastSeq: number;
 }
 
-export const EMPTY: Story = { layers: [], progress: null, state: null, warnings: [], events: [], memory: [], lastSeq: 0 };
+export const EMPTY: EventLog = {
+  layers: [],
+  progress: null,
+  state: null,
+  warnings: [],
+  events: [],
+  memory: [],
+  lastSeq: 0,
+};
 
-/** The story with more events. A new attempt quantizes its layers anew, or goes on behind those that are saved. */
-export function tell(story: Story, events: JobEvent[]): Story {
-  const next: Story = {
-    ...story,
-    layers: [...story.layers],
-    warnings: [...story.warnings],
-    events: [...story.events],
-    memory: [...story.memory],
+/** The log with more events. A new attempt starts over, or resumes after the layers that are saved. */
+export function append(log: EventLog, events: JobEvent[]): EventLog {
+  const next: EventLog = {
+    ...log,
+    layers: [...log.layers],
+    warnings: [...log.warnings],
+    events: [...log.events],
+    memory: [...log.memory],
   };
   for (const event of events) {
     if (event.seq <= next.lastSeq) continue;
@@ -35,7 +43,8 @@ export function tell(story: Story, events: JobEvent[]): Story {
     }
     if (event.kind === "progress") {
       next.progress = data as unknown as Progress;
-      if (typeof data.memory_bytes === "number") next.memory.push({ at: Date.parse(event.at), bytes: data.memory_bytes });
+      if (typeof data.memory_bytes === "number")
+        next.memory.push({ at: Date.parse(event.at), bytes: data.memory_bytes });
       continue;
     }
     if (event.kind === "state_changed") {
@@ -49,23 +58,24 @@ export function tell(story: Story, events: JobEvent[]): Story {
   return next;
 }
 
-/** Of layers that were quantized more than once, by several attempts, the last numbers. */
+/** The latest metrics of each layer: several attempts may have quantized it. */
 export function latestLayers(layers: Layer[]): Layer[] {
   return [...new Map(layers.map((layer) => [layer.name, layer])).values()];
 }
 
-/** Events are gathered and told once a frame: a stored story comes in thousands. */
-export function useStory(jobId: string, round: number): { story: Story; link: Link } {
-  const [story, dispatch] = useReducer(
-    (old: Story, events: JobEvent[] | null) => (events ? tell(old, events) : EMPTY),
+/** The event log of a job, kept up to date. Events arrive by the thousand and are applied in batches. */
+export function useEventLog(jobId: string, round: number): { log: EventLog; link: Link } {
+  const [log, dispatch] = useReducer(
+    (old: EventLog, events: JobEvent[] | null) => (events ? append(old, events) : EMPTY),
     EMPTY,
   );
   const [link, setLink] = useState<Link>("open");
+  // biome-ignore lint/correctness/useExhaustiveDependencies: another round follows the job again
   useEffect(() => {
     const controller = new AbortController();
     let waiting: JobEvent[] = [];
     let timer = 0;
-    const gather = (events: JobEvent[]) => {
+    const enqueue = (events: JobEvent[]) => {
       waiting.push(...events);
       timer ||= window.setTimeout(() => {
         timer = 0;
@@ -74,11 +84,11 @@ export function useStory(jobId: string, round: number): { story: Story; link: Li
       }, 50);
     };
     dispatch(null);
-    void follow(jobId, gather, setLink, controller.signal);
+    void follow(jobId, enqueue, setLink, controller.signal);
     return () => {
       controller.abort();
       window.clearTimeout(timer);
     };
   }, [jobId, round]);
-  return { story, link };
+  return { log, link };
 }

@@ -1,7 +1,7 @@
-// The same request for other hands: curl, the command, Python.
+// The request as code: curl, command line, Python.
 import { type Body, BUDGETS, type Budget, type Calibration, isPlainPreset, presetOf } from "./body";
 
-/** In single quotes, as a POSIX shell reads them. */
+/** Quote a text for a POSIX shell. */
 export const quoted = (text: string) => (/^[\w./:@%+=,-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
 
 export function asCurl(body: Body, origin: string): string {
@@ -24,12 +24,15 @@ const OPTIONS: [keyof Calibration, string][] = [
 
 const asFile = (name: string, content: unknown) => `cat > ${name} <<'JSON'\n${JSON.stringify(content, null, 2)}\nJSON`;
 
-/** The command, with a file for a config that is more than a preset's name, and for a target that is more than a place. */
+/** The command line. A config that is not a plain preset, and a target with settings, are written to files first. */
 export function asCommand(body: Body, origin: string): string {
   const isFile = body.config !== undefined && !isPlainPreset(body);
   const { repo_id: repo, to, hub_token: writeToken, ...rest } = body.publish ?? {};
   const isPlace = Object.keys(rest).length === 0;
-  const files = [...(isFile ? [asFile("config.json", body.config)] : []), ...(isPlace ? [] : [asFile("publish.json", body.publish)])];
+  const files = [
+    ...(isFile ? [asFile("config.json", body.config)] : []),
+    ...(isPlace ? [] : [asFile("publish.json", body.publish)]),
+  ];
   const config = isFile ? " --config config.json" : body.config ? ` --config ${quoted(presetOf(body) ?? "")}` : "";
   const parts = [`bitfoundry submit ${quoted(body.model.path ?? body.model.id ?? "")}${config}`];
   const add = (option: string, value: unknown) => {
@@ -46,7 +49,8 @@ export function asCommand(body: Body, origin: string): string {
   add("--max-pending-s", body.limits?.max_pending_s);
   add("--max-shard-size", body.max_shard_size);
   add("--gate", body.gate);
-  for (const [name, value] of Object.entries(body.evaluation ?? {})) add("--evaluation", `${name}=${Array.isArray(value) ? value.join(",") : value}`);
+  for (const [name, value] of Object.entries(body.evaluation ?? {}))
+    add("--evaluation", `${name}=${Array.isArray(value) ? value.join(",") : value}`);
   if (body.file2file) parts.push("--file2file");
   if (typeof body.shard_blocks === "boolean") parts.push(body.shard_blocks ? "--shard-blocks" : "--no-shard-blocks");
   add("--publish", isPlace ? (repo ?? to) : "publish.json");
@@ -56,11 +60,11 @@ export function asCommand(body: Body, origin: string): string {
   return [...files, parts.join(" \\\n  ")].join("\n");
 }
 
-/** What the command has no option for. */
+/** The fields of the request that the command line has no option for. */
 export function missingInCommand(body: Body): string[] {
-  const revision = body.model.revision && body.model.revision !== "main" ? ["the model's revision"] : [];
-  const ofText = body.calibration?.revision ? ["the revision of the calibration text"] : [];
-  return [...revision, ...ofText, ...(body.calibration?.seed ? ["the seed"] : [])];
+  const revision = body.model.revision && body.model.revision !== "main" ? ["the revision of the model"] : [];
+  const ofText = body.calibration?.revision ? ["the revision of the calibration data"] : [];
+  return [...revision, ...ofText, ...(body.calibration?.seed ? ["the calibration seed"] : [])];
 }
 
 export function asPython(body: Body, origin: string): string {
