@@ -8,16 +8,16 @@ those errors are raised where they are seen, and here they are rows among the ot
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from quantcore.checkpoint.experts import EXPERT
+from quantcore.evaluation.quality import Measure
 from quantcore.events import LayerQuantized, Warned
 from quantcore.plan.resolve import Plan
+from quantcore.proof.gate_result import GateResult, Status
 from quantcore.proof.scheme_limits import SchemeLimits, limits_of
 from quantcore.proof.verify import LOGIT_TOLERANCE, Proof
-
-Status = Literal["pass", "warn", "fail", "skipped"]
 
 EXPERT_SHARE = 0.005  # of the tokens: an expert that saw fewer was hardly calibrated
 ROUNDING_SHARE = 1.05  # an algorithm may be so much worse than plain rounding: no more than noise
@@ -28,21 +28,6 @@ OVERLAP_SHARE = 0.01
 SIZE_SHARE = 0.01
 FALLBACKS = ("layer_saw_few_tokens", "layer_never_called", "expert_saw_few_tokens", "solver", "edge_rejected")
 """Codes of the warnings that say that a layer got less than was asked for."""
-
-
-@dataclass(frozen=True)
-class GateResult:
-    """One row: ``value`` was seen where ``limit`` is allowed; ``detail`` is a sentence for people."""
-
-    gate: str
-    name: str
-    status: Status
-    value: float | None
-    limit: float | None
-    detail: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -155,21 +140,21 @@ def round_trip(seen: Evidence) -> Iterator[GateResult]:
 
 
 def quality(seen: Evidence) -> Iterator[GateResult]:
-    found = seen.main.quality
-    if found is None:
+    measured = seen.main.quality
+    if measured is None:
         yield _skipped("G8", "quality", "no evaluation was asked for")
         return
-    limits, divergence = limits_of(seen.plan), found["divergence"]
-    yield _measured("perplexity_ratio", found["ratio"], limits.perplexity_ratio, limits)
-    yield _measured("kl_mean", divergence["kl_mean"], limits.kl_mean, limits)
-    yield _measured("top1_agreement", divergence["top1_agreement"], limits.top1_agreement, limits, at_least=True)
+    limits, divergence = limits_of(seen.plan), measured.divergence
+    yield _measured("perplexity_ratio", measured.ratio, limits.perplexity_ratio, limits)
+    yield _measured("kl_mean", divergence.kl_mean, limits.kl_mean, limits)
+    yield _measured("top1_agreement", divergence.top1_agreement, limits.top1_agreement, limits, at_least=True)
 
 
 def generation(seen: Evidence) -> Iterator[GateResult]:
     if not seen.main.samples:
         yield _skipped("G9", "generation", "nothing was generated: not asked for, or the model is too large")
         return
-    bad = [one for one in seen.main.samples if one["quantized_is_degenerate"] and not one["original_is_degenerate"]]
+    bad = [text for text in seen.main.samples if text.quantized_is_degenerate and not text.original_is_degenerate]
     num = len(seen.main.samples)
     detail = f"{len(bad)} of {num} texts are empty or one token again and again, unlike the original's"
     yield _row("G9", "generation", len(bad) / num, DEGENERATE_SHARE, detail)
@@ -221,20 +206,26 @@ def _row(
 ) -> GateResult:
     """``worst`` is what a value beyond its limit means. One that is no number is beyond every limit."""
     keeps = value >= limit if at_least else value <= limit
-    return GateResult(gate, name, "pass" if keeps else worst, value, limit, detail)
+    return _result(gate, name, "pass" if keeps else worst, value, limit, detail)
 
 
 def _measured(
-    name: str, found: dict[str, float | None], limit: float, limits: SchemeLimits, *, at_least: bool = False
+    name: str, measure: Measure, limit: float, limits: SchemeLimits, *, at_least: bool = False
 ) -> GateResult:
     """Fails beyond the limit by more than two standard errors; by less, chance may be the reason, and it warns."""
-    value, stderr = found["value"], found["stderr"] or 0.0
+    value, stderr = measure.value, measure.stderr or 0.0
     if value is None:
-        return GateResult("G8", name, "fail", None, limit, f"no number; the limit is that of {limits.scheme}")
+        return _result("G8", name, "fail", None, limit, f"no number; the limit is that of {limits.scheme}")
     beyond = (limit - value) if at_least else (value - limit)
     status: Status = "pass" if beyond <= 0 else "warn" if beyond <= 2 * stderr else "fail"
-    return GateResult("G8", name, status, value, limit, f"± {stderr:.2g}; the limit is that of {limits.scheme}")
+    return _result("G8", name, status, value, limit, f"± {stderr:.2g}; the limit is that of {limits.scheme}")
 
 
 def _skipped(gate: str, name: str, why: str) -> GateResult:
-    return GateResult(gate, name, "skipped", None, None, why)
+    return _result(gate, name, "skipped", None, None, why)
+
+
+def _result(
+    gate: str, name: str, status: Status, value: float | None, limit: float | None, detail: str
+) -> GateResult:
+    return GateResult(gate=gate, name=name, status=status, value=value, limit=limit, detail=detail)

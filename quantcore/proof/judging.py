@@ -16,7 +16,8 @@ from quantcore.events import Emit, GatesJudged, LayerQuantized, Warned
 from quantcore.export import EXPORTERS, Container
 from quantcore.plan.resolve import Plan, export_dir
 from quantcore.proof.expectation import Expectation
-from quantcore.proof.gates import Evidence, GateResult, failed, judge
+from quantcore.proof.gate_result import GateResult
+from quantcore.proof.gates import Evidence, failed, judge
 from quantcore.proof.verify import Proof
 
 

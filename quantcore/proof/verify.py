@@ -12,12 +12,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from pydantic import TypeAdapter
 
 from quantcore.calibration.ranges import Activations
 from quantcore.checkpoint.artifact import digest
@@ -35,8 +36,9 @@ from quantcore.evaluation import harness
 from quantcore.evaluation.baseline_cache import Originals
 from quantcore.evaluation.clipping import Clipping
 from quantcore.evaluation.consumer import check_export, needed_bytes, unread
-from quantcore.evaluation.divergence import measure, summarize
+from quantcore.evaluation.divergence import measure, summarize_both
 from quantcore.evaluation.model import EvaluatedModel, open_model
+from quantcore.evaluation.quality import ConsumerCheck, Quality, Sample, TaskResults
 from quantcore.evaluation.samples import PROMPT_LEN, compare_samples
 from quantcore.evaluation.text import EvaluationText
 from quantcore.events import Emit, Eta, Progress, Warned, parse
@@ -77,26 +79,20 @@ class Proof:
     export: str
     num_tensors_equal: int
     odd_numbers: tuple[str, ...] = ()
-    consumer_check: dict[str, Any] = field(default_factory=dict)
+    consumer_check: ConsumerCheck = field(default_factory=ConsumerCheck)
     max_logit_difference: float | None = None
     clipping: tuple[str, float] | None = None
-    quality: dict[str, Any] | None = None
-    samples: list[dict[str, Any]] | None = None
-    harness: dict[str, Any] | None = None
+    quality: Quality | None = None
+    samples: tuple[Sample, ...] | None = None
+    harness: TaskResults | None = None
     failed_tasks: dict[str, str] = field(default_factory=dict)
 
     @property
     def perplexity(self) -> float | None:
-        return None if self.quality is None else self.quality["after"]["token_perplexity"]["value"]
+        return None if self.quality is None else self.quality.after.token_perplexity.value
 
-    def to_dict(self) -> dict[str, Any]:
-        """What the report says of every export."""
-        return {
-            "num_tensors_equal": self.num_tensors_equal,
-            "max_logit_difference": self.max_logit_difference,
-            "perplexity": self.perplexity,
-            "consumer_check": self.consumer_check,
-        }
+
+_PROOF = TypeAdapter(Proof)
 
 
 @dataclass(frozen=True)
@@ -145,12 +141,12 @@ def prove_all(
             proof = run_model(task, plan, original, written, expected, proof, emit)
         too_large = why_not_held(plan, export, headers)
         if too_large is None:
-            found = check_elsewhere(plan, export_dir(folder, plan, export), export, original, written, emit)
+            check = check_elsewhere(plan, export_dir(folder, plan, export), export, original, written, emit)
         elif export_twin is None:
-            found = {"not_checked": too_large}
+            check = ConsumerCheck(not_checked=too_large)
         else:
-            found = check_twin(task, export, plan, original, export_twin, too_large, emit)
-        yield replace(proof, consumer_check=found)
+            check = check_twin(task, export, plan, original, export_twin, too_large, emit)
+        yield replace(proof, consumer_check=check)
 
 
 def run_model(
@@ -177,7 +173,7 @@ def run_model(
         states = [state[None].to(streamed.device) for state in expected.original_states_NTH]
         with open_model(original).head() as original_logits:
             measured = measure(logits, hidden.states, text, (original_logits, states))
-    proof, known = replace(proof, quality=summarize(measured, text)), Originals(expected.model)
+    proof, known = replace(proof, quality=summarize_both(measured, text)), Originals(expected.model)
     del hidden, states
     release_freed_memory()
     return run_whole(task, plan, original, model, text, known, proof, emit)
@@ -256,28 +252,28 @@ def why_not_held(plan: Plan, export: str, headers: ModelHeaders) -> str | None:
 
 def check_elsewhere(
     plan: Plan, target: Path, export: str, original: Model, written: WrittenCheckpoint, emit: Emit
-) -> dict[str, Any]:
-    """``check_export`` of the files in ``target``."""
+) -> ConsumerCheck:
+    """Apply ``check_export`` to the files in ``target``."""
     ours = partial(open_written, plan, original.headers, written)
     return check_export(export, plan.layers, target, original, ours, emit)
 
 
 def check_twin(
     task: Task, export: str, plan: Plan, original: Model, export_twin: ExportTwin, too_large: str, emit: Emit
-) -> dict[str, Any]:
-    """``check_export`` of a twin that was exported in the same way; ``of_twin`` says so."""
+) -> ConsumerCheck:
+    """Apply ``check_export`` to a small twin that was exported in the same way."""
     if reason := unread(export, plan.layers):
-        return {"not_checked": reason}
+        return ConsumerCheck(not_checked=reason)
     with tempfile.TemporaryDirectory(prefix="bitfoundry-twin-") as scratch:
         try:
             twin = export_twin(task, export, original, Path(scratch))
         except QuantError as error:
-            return {"not_checked": f"{too_large} Nor was a small twin of it checked: {error.message}"}
+            return ConsumerCheck(not_checked=f"{too_large} Nor was a small twin of it checked: {error.message}")
         written = WrittenCheckpoint(twin.plan, twin.folder, export, twin.model.headers)
-        found = check_elsewhere(twin.plan, twin.folder, export, twin.model, written, emit)
-    if "not_checked" in found:
-        return {"not_checked": f"{too_large} Nor was a small twin of it checked: {found['not_checked']}"}
-    return found | {"of_twin": True}
+        check = check_elsewhere(twin.plan, twin.folder, export, twin.model, written, emit)
+    if check.not_checked is not None:
+        return ConsumerCheck(not_checked=f"{too_large} Nor was a small twin of it checked: {check.not_checked}")
+    return check.replace(of_twin=True)
 
 
 def progress(emit: Emit, num_blocks: int) -> Callable[[int], None]:
@@ -412,7 +408,7 @@ def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit
                 for line in process.stdout:
                     data = json.loads(line)
                     if data["kind"] == "proof":
-                        proofs[data["export"]] = Proof(**{key: data[key] for key in data if key != "kind"})
+                        proofs[data["proof"]["export"]] = _PROOF.validate_python(data["proof"])
                     elif data["kind"] == "failed":
                         failure = data
                     elif data["kind"] == "peak_memory":
@@ -434,8 +430,8 @@ def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit
 
 
 def proof_line(proof: Proof) -> str:
-    """The JSON line in which the fresh process reports one export."""
-    return json.dumps({"kind": "proof", **asdict(proof)})
+    """Return the JSON line in which the fresh process reports one export."""
+    return json.dumps({"kind": "proof", "proof": _PROOF.dump_python(proof, mode="json")})
 
 
 def peak_line() -> str:
