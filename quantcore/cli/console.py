@@ -81,8 +81,8 @@ def show_evaluation(result: EvaluationResult) -> None:
         table.add_row(name, f"{before.get(name, '–')}", str(after))
     for task, metrics in result.harness.items():
         for metric, measure in metrics.items():
-            result = measure if isinstance(measure, TaskResult) else TaskResult(original=None, quantized=measure)
-            table.add_row(f"{task} {metric}", f"{result.original or '–'}", str(result.quantized))
+            pair = measure if isinstance(measure, TaskResult) else TaskResult(original=None, quantized=measure)
+            table.add_row(f"{task} {metric}", f"{pair.original or '–'}", str(pair.quantized))
     if both:
         table.add_row("kl mean", "", str(both.divergence.kl_mean))
         table.add_row("top1 agreement", "", str(both.divergence.top1_agreement))

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from quantcore.evaluation.quality import ConsumerCheck, Measure
+from quantcore.proof.gate_result import GateResult
 from quantcore.report import schema
 from quantcore.report.card import model_card
 from quantcore.report.html import page
@@ -68,6 +69,20 @@ def test_values_as_text():
     check = ConsumerCheck(consumer="Transformers 5", logit_difference=0.0012)
     assert str(check) == "Transformers 5 reads the files; its logits differ by 1.2e-03 of their norm."
     assert "small twin" in str(check.replace(of_twin=True))
+
+
+def missed(name, value, limit, detail="± 0.01"):
+    return GateResult(gate="G8", name=name, status="fail", value=value, limit=limit, detail=detail).sentence
+
+
+def test_a_missed_limit_is_a_sentence():
+    assert missed("top1_agreement", 0.6018518518518519, 0.85) == (
+        "Top-1 agreement 60.2 % is below the 85 % limit (± 0.01)."
+    )
+    assert missed("layer_sqnr_db", 3.0, 26.0) == "SQNR of the worst layer 3 dB is below the 26 dB limit (± 0.01)."
+    assert missed("kl_mean", 0.5, 0.035, "x") == "Mean KL divergence 0.5 is above the 0.035 limit (x)."
+    assert missed("perplexity_ratio", math.nan, 2.7).startswith("Perplexity ratio is not a number")
+    assert missed("perplexity_ratio", None, 2.7).startswith("Perplexity ratio is not a number")
 
 
 def test_the_schema_is_that_of_the_types():
