@@ -40,8 +40,8 @@ def is_computed(name: str) -> bool:
 
 def is_ours(model_config: Mapping[str, Any]) -> bool:
     """Whether the folder of this config.json holds an ONNX model with the names of the checkpoint."""
-    said = model_config.get("quantization_config")
-    return isinstance(said, dict) and said.get("quant_method") == QUANT_METHOD
+    quantization_config = model_config.get("quantization_config")
+    return isinstance(quantization_config, dict) and quantization_config.get("quant_method") == QUANT_METHOD
 
 
 def read_onnx_headers(folder: Path) -> dict[str, TensorHeader]:

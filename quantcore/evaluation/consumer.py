@@ -188,8 +188,8 @@ def _load(folder: Path, original: Model, **options: Any) -> tuple[PreTrainedMode
     with opened_weights(folder) as scratch:
         if gguf_file is None:
             raw = read_json(folder / "config.json", "no_config")
-            said = {"quantization_config": raw["quantization_config"]} if "quantization_config" in raw else {}
-            (scratch / "config.json").write_text(json.dumps(without_untrusted(raw) | said), "utf-8")
+            quantization = {key: raw[key] for key in ("quantization_config",) if key in raw}
+            (scratch / "config.json").write_text(json.dumps(without_untrusted(raw) | quantization), "utf-8")
             kind = declared_class(raw)
         else:
             kind = declared_class(original.headers.config)

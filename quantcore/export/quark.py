@@ -140,11 +140,11 @@ class QuarkExporter:
             },
         }
 
-    def knows(self, said: Mapping[str, Any]) -> bool:
-        return said.get("quant_method") == "quark"
+    def matches(self, config: Mapping[str, Any]) -> bool:
+        return config.get("quant_method") == "quark"
 
-    def find_layers(self, said: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
-        config, how = read_quark_config(said), said.get("export") or {}
+    def read_layers(self, quantization_config: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
+        config, how = read_quark_config(quantization_config), quantization_config.get("export") or {}
         if config.softmax_quant_spec is not None:
             raise not_held("its attention probabilities are quantized (softmax_quant_spec)")
         if how.get("weight_format", "real_quantized") != "real_quantized":

@@ -130,10 +130,10 @@ def _experts(config: Mapping[str, Any]) -> dict[str, int] | None:
 
 
 def _quantization(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    said = config.get("quantization_config")
-    if not said:
+    quantization_config = config.get("quantization_config")
+    if not quantization_config:
         return None
-    method = said.get("quant_method") if isinstance(said, dict) else None
+    method = quantization_config.get("quant_method") if isinstance(quantization_config, dict) else None
     return {"quant_method": str(method or "unknown")[:64], "export": None}
 
 

@@ -156,12 +156,12 @@ class OnnxExporter:
         told = [{"config": one.to_dict(), "layers": names} for one, names in groups.items()]
         return {"quant_method": QUANT_METHOD, "groups": told}
 
-    def knows(self, said: Mapping[str, Any]) -> bool:
-        return said.get("quant_method") == QUANT_METHOD
+    def matches(self, config: Mapping[str, Any]) -> bool:
+        return config.get("quant_method") == QUANT_METHOD
 
-    def find_layers(self, said: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
+    def read_layers(self, quantization_config: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
         found = {}
-        for group in said["groups"]:
+        for group in quantization_config["groups"]:
             config = TypeAdapter(QuantizationConfig).validate_python(group["config"])
             for name in group["layers"]:
                 found[name] = StoredLayer(_weight_shape(config, files.shape(f"{name}.weight_codes")), config)
