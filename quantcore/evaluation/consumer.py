@@ -75,7 +75,7 @@ def _is_read_as_expert(weight: QuantizationSpec) -> bool:
 
 
 def needed_bytes(tensors: Mapping[str, TensorHeader], layout: Mapping[str, TensorLayout]) -> int:
-    """What ``check_export`` holds: the model in float32 beside the tensors of the export."""
+    """Return the memory of ``check_export``: the model in float32 beside the tensors of the export."""
     num_values = sum(math.prod(tensor.shape) for tensor in tensors.values())
     return 4 * num_values + sum(tensor.num_bytes for tensor in layout.values())
 
@@ -132,7 +132,7 @@ def check_export(
 
 
 def _program(package: str | None) -> str:
-    """What reads the files, with versions. Raises PackageNotFoundError."""
+    """Name the program that reads the files, with versions. Raises PackageNotFoundError."""
     beside = "" if package is None else f" with {package} {version(package)}"
     return f"Transformers {version('transformers')}{beside}"
 
@@ -209,13 +209,14 @@ def _logits(model: EvaluatedModel, ids_NT: torch.Tensor) -> torch.Tensor:
 
 
 def _rounds_inputs(export: str, layers: tuple[LayerPlan, ...]) -> bool:
-    """Whether the program rounds inputs whatever it is told: LLM.int8()."""
+    """Return True if the program always rounds inputs: LLM.int8()."""
     return export == "bitsandbytes" and any(layer.input_tensors is not None for layer in layers)
 
 
 def _dtype(export: str, layers: tuple[LayerPlan, ...]) -> torch.dtype:
-    """What both compute in. compressed-tensors decodes blocks with scales of their own to bfloat16, and packed experts
-    to the dtype of their scales; bitsandbytes computes in what its config says, fp8 is decoded to bfloat16."""
+    """Return the dtype that both compute in. compressed-tensors decodes blocks with scales of their own to bfloat16,
+    and packed experts to the dtype of their scales; bitsandbytes computes in what its config says, fp8 is decoded to
+    bfloat16."""
     is_rounded = export == "compressed_tensors" and not all(map(_is_decoded_exactly, layers))
     return torch.bfloat16 if is_rounded or export in ("bitsandbytes", "fp8") else torch.float32
 

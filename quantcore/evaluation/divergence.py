@@ -1,4 +1,4 @@
-"""How far a model's predictions are from the original's, token by token on the same text.
+"""Measures how far a model's predictions are from the original's, token by token on the same text.
 
 Perplexity can stay where it is while answers change ("Accuracy is Not All You Need", arXiv:2407.09141); the divergence
 of the two distributions and how often their first choice is the same say more.
@@ -28,7 +28,7 @@ from quantcore.evaluation.text import EvaluationText
 
 @dataclass(frozen=True)
 class Measured:
-    """Of every token but a window's first, [N, T - 1]: the loss, and beside an original its loss and the distance."""
+    """Losses of every token but a window's first, [N, T - 1]; with an original also its losses and the distances."""
 
     losses_NT: torch.Tensor
     original_losses_NT: torch.Tensor | None = None

@@ -61,7 +61,7 @@ def check_folder(evaluation: EvaluationConfig) -> None:
 
 
 def run_tasks(evaluation: EvaluationConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Results:
-    """What the harness says of ``model``; of several ranks to the first of every machine."""
+    """Run the tasks on ``model``. Of several ranks only the first of each machine gets results."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
@@ -108,7 +108,7 @@ def _in_vllm(evaluation: EvaluationConfig, path: Path, python: str) -> tuple[Res
 
 
 def settings(evaluation: EvaluationConfig) -> dict[str, Any]:
-    """All that decides the numbers of a model on these tasks, the files in the folder of local ones included."""
+    """Return everything that decides the results of these tasks, files of local tasks included."""
     folder = evaluation.include_path
     local = [] if folder is None else [path for path in folder.rglob("*") if path.is_file()]
     return {

@@ -202,7 +202,7 @@ def _is_nested(spec: QuantizationSpec) -> bool:
 
 
 def _state(layer: LayerPlan, model_dtype: str, offset: float = 0.0) -> bytes:
-    """What bitsandbytes must know to dequantize, as it writes it; as long for every ``offset``."""
+    """Return the quantization state in bitsandbytes' own encoding; its length is the same for every ``offset``."""
     state = {
         "quant_type": QUANT_TYPES[layer.weight.dtype],
         "blocksize": layer.group_size,

@@ -142,7 +142,7 @@ def _kv_scale(layer: LayerPlan) -> str:
 
 
 def _inputs(tensors: Tensors) -> QParams | None:
-    """What calibration left of the inputs' parameters."""
+    """Read the calibrated parameters of the inputs."""
     import torch
 
     from quantcore.numerics.affine import QParams
@@ -242,7 +242,8 @@ def _spec(args: Mapping[str, Any] | None, scale: str, files: StoredFiles) -> Qua
 
 
 def _scale_type(args: Mapping[str, Any], scale: str, files: StoredFiles) -> ScaleType | None:
-    """That of scales which are no ordinary numbers; None for those that are. Some writers say it only by the tensor."""
+    """Return the scale type of scales that are not ordinary floats, else None. Some writers show it only by the
+    tensor."""
     if args["strategy"] == "tensor_group" or args.get("scale_dtype") == SCALE_DTYPES[ScaleType.e4m3]:
         return ScaleType.e4m3
     is_byte = scale in files.tensors and files.tensors[scale].dtype == "U8"

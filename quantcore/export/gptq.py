@@ -115,7 +115,7 @@ class GptqExporter:
 
     @property
     def _less(self) -> int:
-        """What is taken from a zero point before it is stored."""
+        """Return the offset that is subtracted from a zero point before it is stored."""
         return 1 if self.version == 1 else 0
 
 
@@ -154,7 +154,7 @@ def _groups_in_order(num_inputs: int, group: int) -> bytes:
 
 
 def _dynamic(name: str, quantization_config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What ``dynamic`` says of one layer: ``{"+:pattern": {"bits": 8}}``."""
+    """Return the overrides of one layer in ``dynamic``: ``{"+:pattern": {"bits": 8}}``."""
     for pattern, own in (quantization_config.get("dynamic") or {}).items():
         if not pattern.startswith("-:") and matches(pattern.removeprefix("+:"), name):
             return dict(own)

@@ -52,7 +52,7 @@ def load_lines(export: str, layers: Iterable[LayerPlan], path: str, *, is_read_b
 
 
 def kinds_of(config: Config) -> Kinds:
-    """What tells the layers of ``config`` apart for a program that loads them; the size of groups does not."""
+    """Return the kinds of layers in ``config`` that a loading program distinguishes; group sizes do not count."""
     cached = [config.choose(name, "Linear")[0] for name in CACHED_LAYERS if config.kv_cache_quant_config]
     configs = [config.global_quant_config, *config.layer_quant_config.values(), *cached]
     return frozenset(

@@ -20,7 +20,7 @@ NUM_LINES = 15  # of what a program said before it died
 
 
 def kv_cache_dtype(model: str | Path) -> str:
-    """What vLLM is to be told of the KV cache of ``model``: it uses the scales in the files only for ``fp8``."""
+    """Return vLLM's setting for the KV cache of ``model``: it uses the scales in the files only for ``fp8``."""
     file = Path(model) / "config.json"
     config = read_json(file, "no_config") if file.is_file() else {}
     quantization_config = config.get("quantization_config") or {}
@@ -30,7 +30,7 @@ def kv_cache_dtype(model: str | Path) -> str:
 
 
 def run_elsewhere(script: Path, task: dict[str, Any], *, python: str, program: str) -> dict[str, Any]:
-    """What ``script`` found, run by the interpreter ``python`` of the environment where ``program`` is installed.
+    """Run ``script`` with the interpreter ``python`` of the environment where ``program`` is installed.
 
     ``task`` names at least the ``model``. Raises ConfigError ``no_runtime``, ModelError ``runtime_failed``.
     """

@@ -132,7 +132,7 @@ class GgufExporter:
 
 
 def _spec(kind: BlockType | MinimumK | Q6K) -> QuantizationSpec:
-    """What the blocks of this type hold."""
+    """Return the spec of this type's blocks."""
     has_minimum = kind.dtype.value.startswith("uint")
     scale_type = ScaleType.float16
     if isinstance(kind, Q6K | MinimumK):
@@ -147,10 +147,10 @@ def _spec(kind: BlockType | MinimumK | Q6K) -> QuantizationSpec:
 
 
 SPECS = {kind.name: _spec(kind) for kind in (*BLOCK_TYPES.values(), *K_TYPES.values())}
-"""What a tensor of each of GGUF's types is quantized as."""
+"""Specs of GGUF's types."""
 
 SHORT_ROWS = {Dtype.uint4: Dtype.int5, Dtype.uint5: Dtype.uint5, Dtype.int6: Dtype.int8}
-"""What takes the place of a K-type where rows are no multiple of 256: what llama.cpp's own tool takes."""
+"""Replacements of K-types where rows are no multiple of 256, as in llama.cpp's own tool."""
 
 
 def _fitted(layer: LayerPlan) -> LayerPlan:

@@ -44,7 +44,7 @@ ELEMENT_TYPES = {
 """Our names -> ONNX's numbers for its element types."""
 
 BYTES = {"int8": "I8", "uint8": "U8", "fp8_e4m3": "F8_E4M3", "fp8_e5m2": "F8_E5M2"}
-"""What has 8 bits here, weights and activations, and how it is stored."""
+"""Dtypes with 8 bits, for weights and activations, and their storage types."""
 
 BLOCKS = (16, 32, 64, 128, 256)
 """Inputs that share a scale of 4-bit codes, for which ONNX Runtime has kernels."""
@@ -247,7 +247,7 @@ def _refuse_weight(layer: LayerPlan, weight: QuantizationSpec) -> str | None:
 
 
 def _scale_shape(layer: LayerPlan) -> tuple[int, ...]:
-    """Of the scales of an 8-bit weight [in, out]."""
+    """Return the shape of the scales of an 8-bit weight [in, out]."""
     rows, groups = layer.num_scales
     if layer.weight.qscheme is QSchemeType.per_tensor:
         return ()
