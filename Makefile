@@ -55,8 +55,9 @@ $(UI): $(UI_SOURCES) | $(NODE_STAMP)
 ui-if-possible: $(STAMP)
 	@$(MAKE) --no-print-directory ui || echo "the dashboard could not be built (see above); the API runs without it" >&2
 
-openapi: $(STAMP)  ## write what the dashboard's types are made from, after a change of the API
+openapi: $(STAMP)  ## write the schemas of the API and of report.json, after a change of their types
 	@$(BIN)/python -m api.openapi > dashboard/openapi.json
+	@$(BIN)/python -m quantcore.report.schema > docs/report.schema.json
 
 screenshots: $(UI)  ## pictures of the dashboard, light and dark, into docs/screenshots
 	@$(BIN)/python -m tests.browser.screenshots $(ARGS)

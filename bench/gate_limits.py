@@ -33,15 +33,16 @@ def measure(model_dir: Path, preset: str) -> dict[str, object]:
             evaluation=EvaluationConfig(num_prompts=0),
         )  # fmt: skip
         report = run(task, silence)
-    quality, divergence = report["quality"], report["quality"]["divergence"]
+    assert report is not None and report.quality is not None
+    divergence = report.quality.divergence
     return {
         "preset": preset,
-        "ratio": quality["ratio"],
-        "kl_mean": divergence["kl_mean"],
-        "kl_p99": divergence["kl_p99"],
-        "top1_agreement": divergence["top1_agreement"],
-        "logit_error": divergence["logit_error"],
-        "worst_sqnr_db": min(layer["sqnr_db"] for layer in report["layers"]),
+        "ratio": report.quality.ratio.to_dict(),
+        "kl_mean": divergence.kl_mean.to_dict(),
+        "kl_p99": divergence.kl_p99,
+        "top1_agreement": divergence.top1_agreement.to_dict(),
+        "logit_error": divergence.logit_error,
+        "worst_sqnr_db": min(layer.sqnr_db for layer in report.layers),
     }
 
 

@@ -16,6 +16,7 @@ from api.store.accounts.audit import Caller
 from api.store.engine import Sessions
 from api.store.queue import jobs
 from api.store.tables.jobs import Artifact
+from quantcore.report.values import Report
 
 router = APIRouter(prefix="/jobs/{job_id}/artifacts", tags=["artifacts"], responses=may(404, 409))
 
@@ -30,7 +31,17 @@ def list_artifacts(job_id: JobId, caller: Reader, sessions: SessionsDep) -> File
     return FileList(data=[*files, FileOut(path=manifest.MANIFEST, bytes=size, sha256=found.sha256)])
 
 
-@router.get("/{path:path}", response_class=FileResponse)
+class StoredFile(FileResponse):
+    """A file of an artifact, whatever is in it."""
+
+    media_type = "application/octet-stream"
+
+
+@router.get(
+    "/{path:path}",
+    response_class=StoredFile,
+    responses={200: {"model": Report, "description": "The bytes of the file; the schema is that of report.json."}},
+)
 def download(
     job_id: JobId, path: str, caller: Reader, sessions: SessionsDep, if_none_match: IfNoneMatch = None
 ) -> Response:
@@ -39,7 +50,7 @@ def download(
     headers = {"ETag": f'"{file.sha256}"', "Cache-Control": "private, max-age=31536000, immutable"}
     if view.matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
-    return FileResponse(file_path, headers=headers, media_type="application/octet-stream", filename=file_path.name)
+    return StoredFile(file_path, headers=headers, filename=file_path.name)
 
 
 def _find_artifact(sessions: Sessions, caller: Caller, job_id: str) -> Artifact:

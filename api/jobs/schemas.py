@@ -21,6 +21,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError
 
 from api.jobs import examples
+from api.jobs.schema_of import SchemaOf
 from api.store.queue.listing import JobFilter
 from api.store.queue.waiting import Waiting
 from api.store.states import State
@@ -30,6 +31,7 @@ from quantcore.config.job_spec import JobOptions, JobSpec, MixConfig
 from quantcore.errors import ConfigError
 from quantcore.hub.download import is_model_id
 from quantcore.hub.target import Target
+from quantcore.report.values import Summary
 
 MAX_LABELS = 16
 REVISION = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
@@ -336,7 +338,7 @@ class JobStatus(BaseModel):
     started_at: datetime | None
     finished_at: datetime | None
     error: dict[str, Any] | None
-    summary: dict[str, Any] | None
+    summary: Annotated[dict[str, Any], SchemaOf(Summary)] | None
     artifact: ArtifactOut | None
     publish: dict[str, Any] | None
     publication: PublicationOut | None

@@ -113,6 +113,7 @@ def main() -> None:
     with Clock() as everything:
         clock.__enter__()
         report = pipeline.run(task, emit)
+    assert report is not None
     with ExitStack() as stack, Clock() as evaluate:
         model = read_back(task, stack)
         value = perplexity(model, held_out_NT)
@@ -121,7 +122,7 @@ def main() -> None:
         job, quantize=clock, evaluate=evaluate, perplexity=value, packages=["bitfoundry"],
         note=NOTES.get(job.scheme, ""),
         settings={"preset": PRESETS[job.scheme], "algo_config": [STEPS[step] for step in job.algorithms]},
-        total=everything.seen, warnings=report["warnings"], **more,
+        total=everything.seen, warnings=report.warnings, **more,
     )  # fmt: skip
 
 

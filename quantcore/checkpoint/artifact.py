@@ -27,7 +27,7 @@ SIDE_FILES = (
     "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
     "*.model", "*.jinja", *LICENSES,
 )  # fmt: skip
-"""What travels with a model beside its weights and config.json, byte for byte."""
+"""Files that are copied with a model beside its weights and config.json, byte for byte."""
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def sha256(path: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """What ``path``, a file or a folder, holds now is on the disk when this returns.
+    """Write the content of ``path``, a file or a folder, to the disk before this returns.
 
     Windows syncs files alone, and those that may be written.
     """

@@ -22,7 +22,7 @@ _NOT_TEXT = re.compile(
     r"|token2wav|code_predictor|depth_decoder|diffusion|qformer|perceiver|resampler|projector|connector|adapt|deepstack"
     r"|(^|[._])(vit|clip|siglip|sam|mtp)([._]|$)"
 )
-"""What models call their parts beside the language model, in the paths of modules and in the keys of configs."""
+"""Names of a model's parts beside the language model, in module paths and config keys."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _large(lists: Sequence[BlockList]) -> list[BlockList]:
 
 
 def _of_text(lists: Sequence[BlockList]) -> list[BlockList]:
-    """Those that may be a language model by their names; where some are called a language model, only those."""
+    """Return the lists that may be a language model by their names; if some are called one, only those."""
     lists = [one for one in lists if not _NOT_TEXT.search(one.prefix)]
     return [one for one in lists if _TEXT.search(one.prefix)] or lists
 
@@ -126,7 +126,7 @@ def _text_configs(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _depths(config: Mapping[str, Any]) -> list[int]:
-    """What ``config`` says of the number of blocks: some say it only by a list with an entry for each."""
+    """Yield the number of blocks as ``config`` declares it; some configs do so by a list with an entry for each."""
     depths = [depth for name in DEPTHS if isinstance(depth := config.get(name), int)]
     return depths + [len(kinds) for name in KINDS if isinstance(kinds := config.get(name), list)]
 

@@ -1,4 +1,4 @@
-"""Whether the numbers in config.json can be meant: held against limits and against the headers of the weights.
+"""Checks the numbers in config.json against limits and against the headers of the weights.
 
 They decide what is allocated and what is divided by what, long before a weight is read.
 """

@@ -21,7 +21,7 @@ _DOWN = {"experts.gate_up_proj": "experts.down_proj", "input_linear.weight": "ou
 
 
 def unstack_experts(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
-    """The same bytes, with 3-D stacks of expert weights seen as one matrix [out, in] per expert and projection.
+    """Present 3-D stacks of expert weights as one matrix [out, in] per expert and projection, over the same bytes.
 
     ``X.experts.gate_up_proj`` [E, 2I, H] and ``X.experts.down_proj`` [E, H, I] (Qwen 3.5; Granite calls them
     ``X.input_linear.weight`` and ``X.output_linear.weight``) become ``X.experts.0.gate_proj.weight``, ``up_proj`` and
@@ -97,7 +97,7 @@ def find_routers(shapes: Mapping[str, Sequence[int]]) -> set[str]:
 
 
 def is_stack_of_experts(name: str, shape: Sequence[int]) -> bool:
-    """Whether a tensor holds the weights of several experts, in whatever layout, by its name and its axes."""
+    """Return True if a tensor stacks the weights of several experts, judged by its name and its axes."""
     if len(shape) < 2 or EXPERT.match(name):
         return False
     return ".experts." in name or (len(shape) == 3 and _MOE.search(name) is not None)

@@ -1,4 +1,4 @@
-"""What a model folder holds, read from config.json and the headers of its weight files: no weights, no torch.
+"""Reads config.json and the headers of a model folder's weight files: no weights, no torch.
 
 The folder is not trusted: every name in the index must be a plain file inside it, headers are bounded before they are
 parsed, and what a header promises is held against the file's size. Layout of the header: safetensors format, 8 bytes

@@ -1,4 +1,4 @@
-"""What the matrices of a checkpoint are, as far as names and shapes tell: headers do not know the modules' classes."""
+"""Classifies the matrices of a checkpoint by name and shape: headers do not know the modules' classes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NORM = re.compile(r"(norms?(_?\d+)?|(^|\.)ln(_\w+)?)\.weight$")
 
 
 def is_head(name: str) -> bool:
-    """Whether this is the output projection, which has a weight of its own unless it shares the embedding's."""
+    """Return True for the output projection, which has its own weight unless it shares the embedding's."""
     return _HEAD.search(name) is not None
 
 
@@ -38,7 +38,7 @@ def is_convolution(name: str, shape: Sequence[int]) -> bool:
 
 
 def why_not_linear(name: str, tensor: TensorHeader) -> str:
-    """What the matrix ``name`` is instead of the weight of a linear layer."""
+    """Describe the matrix ``name``, which is not the weight of a linear layer."""
     if _EMBEDDING.search(name):
         return "embedding"
     if _NORM.search(name):

@@ -73,7 +73,7 @@ class TensorLayout:
 
 
 def own_layout(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorLayout]:
-    """What the files of a checkpoint hold: its tensors, stacks as one."""
+    """Return the tensors of a checkpoint as its files store them, stacks as one."""
     layout: dict[str, TensorLayout] = {}
     for name, tensor in tensors.items():
         name, shape = (name, tensor.shape) if tensor.stack is None else (tensor.stack.name, tensor.stack.shape)

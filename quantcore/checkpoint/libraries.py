@@ -1,4 +1,4 @@
-"""What libraries of others see of a model's folder: copies and open files in a folder of ours, never the folder itself.
+"""Gives other libraries copies and open files of a model in a folder of ours, never the model's folder itself.
 
 They open whatever they like by whatever a config says. Here they find plain files that were checked, and nothing else.
 """
@@ -17,7 +17,7 @@ from quantcore.checkpoint.opening import MAX_SIDE_FILE_BYTES, open_file, path_fo
 from quantcore.errors import ModelError
 
 TOKENIZER_FILES = (*SIDE_FILES, "*.json", "*.txt", "*.tiktoken", "*.spm", "*.codes")
-"""All that a tokenizer's class may ask for: every one has names of its own."""
+"""Files that a tokenizer's class may read; each class has its own names."""
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 INDEX = ".safetensors.index.json"

@@ -34,14 +34,14 @@ _COMPUTED = (".rotary_emb.inv_freq", ".attention.masked_bias")  # old checkpoint
 
 
 def is_computed(name: str) -> bool:
-    """Whether a checkpoint's tensor is one that the model computes itself, so that no graph needs it."""
+    """Return True for a tensor that the model computes itself, so that no graph needs it."""
     return name.endswith(_COMPUTED)
 
 
 def is_ours(model_config: Mapping[str, Any]) -> bool:
-    """Whether the folder of this config.json holds an ONNX model with the names of the checkpoint."""
-    said = model_config.get("quantization_config")
-    return isinstance(said, dict) and said.get("quant_method") == QUANT_METHOD
+    """Return True if the folder of this config.json holds an ONNX model with the names of the checkpoint."""
+    quantization_config = model_config.get("quantization_config")
+    return isinstance(quantization_config, dict) and quantization_config.get("quant_method") == QUANT_METHOD
 
 
 def read_onnx_headers(folder: Path) -> dict[str, TensorHeader]:

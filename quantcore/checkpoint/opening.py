@@ -19,7 +19,7 @@ from pathlib import Path
 from quantcore.errors import ModelError
 
 MAX_SIDE_FILE_BYTES = 256 << 20
-"""Of a tokenizer's file, a template, a licence: those of the largest vocabularies are some 30 MB."""
+"""Size limit of a tokenizer's file, a template or a license. Those of the largest vocabularies are some 30 MB."""
 
 VARIABLE = "BITFOUNDRY_READS"
 """In the environment of a worker's engine: the files and folders that its job may read, as JSON."""
@@ -76,7 +76,7 @@ def open_named(path: Path, *, max_bytes: int | None = None) -> BufferedReader:
 
 
 def read_bytes(path: Path, max_bytes: int = MAX_SIDE_FILE_BYTES) -> bytes:
-    """What ``open_file`` finds, whole."""
+    """Return the whole content of the file that ``open_file`` opens."""
     with open_file(path, max_bytes=max_bytes) as file:
         return file.read()
 
@@ -105,7 +105,7 @@ class Seen:
         return path.parent == self.folder or path.parent.resolve() == self.folder
 
     def take(self, stamps: Mapping[str, Stamp]) -> None:
-        """What another process saw. Raises as ``note``."""
+        """Take over the stamps of another process. Raises as ``note``."""
         for name, stamp in stamps.items():
             if self.stamps.setdefault(name, tuple(stamp)) != tuple(stamp):
                 raise _changed(self.folder / name, "is not the file that it was when the job began")

@@ -19,7 +19,7 @@ from quantcore.checkpoint.source import TORCH_DTYPES
 
 MAX_SHARD_BYTES = 5_000_000_000
 MAX_WRITE_BYTES = 1 << 30
-"""Of one call: macOS takes no more than 2 GiB."""
+"""Upper bound on the bytes of one write: macOS takes no more than 2 GiB."""
 
 
 class TensorSink(Protocol):
@@ -52,7 +52,7 @@ class OpenFiles:
         self.close()
 
     def sync(self) -> None:
-        """What was written is on the disk when this returns."""
+        """Flush everything written to the disk."""
         for handle in self._handles:
             os.fsync(handle)
 

@@ -47,7 +47,7 @@ def load_tokenizer(model_dir: Path) -> PreTrainedTokenizerBase:
 
 
 def tokenize_with(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
-    """What gives a text's token ids, without special tokens. It raises ModelError ``bad_tokenizer``."""
+    """Return a function from text to token ids, without special tokens. It raises ModelError ``bad_tokenizer``."""
 
     def tokenize(text: str) -> list[int]:
         try:

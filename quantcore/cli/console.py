@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from string import ascii_uppercase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -14,6 +14,11 @@ from rich.text import Text
 
 from quantcore import events
 from quantcore.errors import QuantError
+
+if TYPE_CHECKING:
+    from quantcore.evaluation.quality import EvaluationResult
+    from quantcore.report.compare import Comparison
+    from quantcore.report.values import Report
 
 _console = Console(stderr=True)
 
@@ -37,57 +42,56 @@ def progress_display() -> Iterator[events.Emit]:
         yield emit
 
 
-def show_report(report: dict[str, Any], output_dir: str) -> None:
+def show_report(report: Report, output_dir: str) -> None:
     """The summary as a table, and the lines that load the result."""
-    from quantcore.report.card import consumer_line
-
-    summary = report["summary"]
+    summary, worst = report.summary, report.summary.worst_layer
     table = Table(show_header=False, box=None)
-    worst = summary["worst_layer"]
-    planned = _mega(summary["planned_peak_memory_bytes"])
+    planned = _mega(summary.planned_peak_memory_bytes)
     rows = [
-        ("size", f"{_mega(summary['size_before_bytes'])} -> {_mega(summary['size_after_bytes'])}"),
-        ("worst layer", f"{worst['name']} (relative error {worst['relative_error']:.4f}, {worst['sqnr_db']:.1f} dB)"),
-        ("time", f"{summary['total_s']:.1f} s"),
-        ("peak memory", f"{_mega(summary['peak_memory_bytes'])} (planned: {planned})"),
+        ("size", f"{_mega(summary.size_before_bytes)} -> {_mega(summary.size_after_bytes)}"),
+        ("worst layer", f"{worst.name} (relative error {worst.relative_error:.4f}, {worst.sqnr_db:.1f} dB)"),
+        ("time", f"{summary.total_s:.1f} s"),
+        ("peak memory", f"{_mega(summary.peak_memory_bytes)} (planned: {planned})"),
         ("written to", output_dir),
     ]
-    if summary["perplexity_before"] is not None:
-        change = 100 * (summary["perplexity_ratio"] - 1)
-        text = f"{summary['perplexity_before']:.3f} -> {summary['perplexity_after']:.3f} ({change:+.2f} %)"
+    before, after, ratio = summary.perplexity_before, summary.perplexity_after, summary.perplexity_ratio
+    if before is not None and after is not None and ratio is not None:
+        text = f"{before:.3f} -> {after:.3f} ({100 * (ratio - 1):+.2f} %)"
         rows.insert(1, ("perplexity", text))
-    rows += [(f"check, {name}", consumer_line(one["consumer_check"])) for name, one in report["proof"].items()]
+    rows += [(f"check, {name}", str(proof.consumer_check)) for name, proof in report.proof.items()]
     for name, text in rows:
         table.add_row(f"[bold]{name}[/]", Text(text))
     out = Console()
     out.print(table)
-    show_failed_tasks(summary["failed_tasks"])
-    for export in summary["exports"].values():
-        out.print(export["load"].replace("'.'", f"'{output_dir}'"), highlight=False, soft_wrap=True)
+    show_failed_tasks(summary.failed_tasks)
+    for export in summary.exports.values():
+        out.print(export.load.replace("'.'", f"'{output_dir}'"), highlight=False, soft_wrap=True)
 
 
-def show_evaluation(result: dict[str, Any]) -> None:
-    """Perplexities, the distance from the original, tasks."""
-    from quantcore.report.card import with_error
+def show_evaluation(result: EvaluationResult) -> None:
+    """Show perplexities, the distance from the original, and tasks."""
+    from quantcore.evaluation.quality import Quality, TaskResult
 
-    quality = result["quality"]
+    quality = result.quality
+    assert quality is not None
+    both = quality if isinstance(quality, Quality) else None
+    before = dict(both.before.rows) if both else {}
     table = Table("", "original", "model", box=None)
-    for name, after in quality["after"].items():
-        if isinstance(after, dict):
-            table.add_row(name.replace("_", " "), with_error(quality.get("before", {}).get(name)), with_error(after))
-    for task, found in result.get("harness", {}).items():
-        for metric, one in found.items():
-            pair = one if "quantized" in one else {"original": None, "quantized": one}
-            table.add_row(f"{task} {metric}", with_error(pair["original"]), with_error(pair["quantized"]))
-    for name in ("kl_mean", "top1_agreement"):
-        if "divergence" in quality:
-            table.add_row(name.replace("_", " "), "", with_error(quality["divergence"][name]))
+    for name, after in quality.after.rows:
+        table.add_row(name, f"{before.get(name, '–')}", str(after))
+    for task, metrics in result.harness.items():
+        for metric, measure in metrics.items():
+            pair = measure if isinstance(measure, TaskResult) else TaskResult(original=None, quantized=measure)
+            table.add_row(f"{task} {metric}", f"{pair.original or '–'}", str(pair.quantized))
+    if both:
+        table.add_row("kl mean", "", str(both.divergence.kl_mean))
+        table.add_row("top1 agreement", "", str(both.divergence.top1_agreement))
     out = Console()
     out.print(table)
-    show_failed_tasks(result["failed_tasks"])
-    out.print(f"{quality['num_tokens']} tokens in {quality['num_windows']} windows, ± one standard error", style="dim")
-    if "served_by" in result:
-        programs = ", ".join(f"{name} {version}" for name, version in result["served_by"].items())
+    show_failed_tasks(result.failed_tasks)
+    out.print(f"{quality.num_tokens} tokens in {quality.num_windows} windows, ± one standard error", style="dim")
+    if result.served_by:
+        programs = ", ".join(f"{name} {version}" for name, version in result.served_by.items())
         out.print(f"the tasks ran in {programs}", style="dim")
 
 
@@ -121,18 +125,15 @@ def show_speed(found: dict[str, Any]) -> None:
     )
 
 
-def show_comparison(found: dict[str, Any]) -> None:
-    """One row a result, from the smallest; a star marks those that no other one beats."""
-    from quantcore.report.card import with_error
-
+def show_comparison(comparison: Comparison) -> None:
+    """Show one row per result, from the smallest; a star marks those on the Pareto front."""
     table = Table("", "result", "scheme", "size", "perplexity", "mean KL", "failed gates", box=None)
-    for row in found["rows"]:
-        star = "*" if row["name"] in found["front"] else ""
-        numbers = (with_error(row["perplexity"]), with_error(row["kl"]), str(row["num_failed_gates"]))
-        table.add_row(star, row["name"], row["scheme"], _mega(row["size_bytes"]), *numbers)
+    for row in comparison.rows:
+        numbers = (str(row.perplexity), str(row.kl), str(row.num_failed_gates))
+        table.add_row("*" if row.is_front else "", row.name, row.scheme, _mega(row.size_bytes), *numbers)
     out = Console()
     out.print(table)
-    for warning in found["warnings"]:
+    for warning in comparison.warnings:
         out.print(f"[yellow]warning[/] {warning}", highlight=False)
 
 
@@ -150,19 +151,18 @@ def show_mix(found: dict[str, Any]) -> None:
     for kind, row in rows.items():
         blocks.add_row(kind, row)
     out.print(blocks)
-    sizes = Table("", "", "layers", "size", "bits a weight", "KL, reckoned", box=None)
+    sizes = Table("", "", "layers", "size", "bits per weight", "KL (estimated)", box=None)
     for name, one in (("mix", found["mix"]), *found["uniform"].items()):
         letter = Text(letters.get(name, ""), style=colours.get(name, ""))
         layers = ", ".join(f"{num} {scheme}" for scheme, num in one["layers"].items()) if name == "mix" else "all"
         sizes.add_row(letter, name, layers, _mega(one["size_bytes"]), f"{one['bits']:.2f}", f"{one['loss']:.2g}")
     out.print(sizes)
-    from quantcore.report.card import with_error
+    from quantcore.evaluation.quality import Quality
 
-    measured = found["mix"]["measured"]
+    measured = Quality.model_validate(found["mix"]["measured"])
     out.print(
-        f"measured of the mix, weights rounded plainly: mean KL {with_error(measured['divergence']['kl_mean'])}, "
-        f"perplexity {with_error(measured['before']['token_perplexity'])} -> "
-        f"{with_error(measured['after']['token_perplexity'])}",
+        f"the mix as measured without GPTQ: mean KL {measured.divergence.kl_mean}, "
+        f"perplexity {measured.before.token_perplexity} -> {measured.after.token_perplexity}",
         highlight=False,
     )
 

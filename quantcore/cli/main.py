@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from quantcore.checkpoint.opening import unchanging
 from quantcore.cli.explain import explained
@@ -28,9 +28,13 @@ from quantcore.config import presets
 from quantcore.config.quantization import json_schema
 from quantcore.config.task import Task, read_task
 from quantcore.errors import QuantError, RankError
+from quantcore.evaluation.quality import EvaluationResult, Record
 from quantcore.events import Completed, Emit, Failed, print_json_lines
 from quantcore.export import EXPORTERS, formats_for
+from quantcore.report.values import Report, Summary
 from quantcore.runtime.parent import end_with_parent
+
+T = TypeVar("T")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -149,7 +153,7 @@ def _evaluate(arguments: list[str]) -> int:
     flags.add_argument("--vllm", metavar="PYTHON", help=where)
     options = flags.parse_args(arguments)
 
-    def work(emit: Emit) -> dict[str, Any]:
+    def work(emit: Emit) -> EvaluationResult:
         from quantcore.evaluation.command import evaluate
         from quantcore.runtime.devices import limit_threads
         from quantcore.runtime.ranks import joined
@@ -320,7 +324,7 @@ def _schema(arguments: list[str]) -> int:
 def _quantize(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
 
-    def work(emit: Emit) -> dict[str, Any]:
+    def work(emit: Emit) -> Report | None:
         return _pipeline(task_of(options), emit)
 
     if options.json:
@@ -329,7 +333,11 @@ def _quantize(arguments: list[str]) -> int:
         return _reporting(work, print_json_lines(sys.stderr))
     from quantcore.cli.console import show_report
 
-    return _shown(work, lambda report: show_report(report, options.output_dir))
+    def show(report: Report | None) -> None:
+        assert report is not None  # this is the first rank
+        show_report(report, options.output_dir)
+
+    return _shown(work, show)
 
 
 def _of_a_model(command: str, description: str) -> argparse.ArgumentParser:
@@ -341,11 +349,11 @@ def _of_a_model(command: str, description: str) -> argparse.ArgumentParser:
     return flags
 
 
-def _print_json(found: object) -> None:
-    print(json.dumps(found, indent=2))
+def _print_json(result: object) -> None:
+    print(json.dumps(result.to_dict() if isinstance(result, Record) else result, indent=2))
 
 
-def _shown(work: Callable[[Emit], dict[str, Any]], show: Callable[[dict[str, Any]], None]) -> int:
+def _shown(work: Callable[[Emit], T], show: Callable[[T], object]) -> int:
     """Run ``work`` under a progress bar, then ``show`` what it gave; a QuantError is explained and gives status 1."""
     from quantcore.cli.console import explain, progress_display
 
@@ -360,10 +368,9 @@ def _shown(work: Callable[[Emit], dict[str, Any]], show: Callable[[dict[str, Any
 
 
 def _status_of(done: object) -> int:
-    """1 if tasks of the evaluation failed, which a report and the result of ``evaluate`` name; else 0."""
-    if not isinstance(done, dict):
-        return 0
-    return 1 if done.get("failed_tasks") or done.get("summary", {}).get("failed_tasks") else 0
+    """Return 1 if tasks of the evaluation failed, which a report and the result of ``evaluate`` name; else 0."""
+    measured = done.summary if isinstance(done, Report) else done
+    return int(isinstance(measured, Summary | EvaluationResult) and bool(measured.failed_tasks))
 
 
 def _saying_nothing(work: Callable[[Emit], object]) -> Callable[[Emit], None]:
@@ -375,7 +382,7 @@ def _saying_nothing(work: Callable[[Emit], object]) -> Callable[[Emit], None]:
     return alone
 
 
-def _pipeline(task: Task, emit: Emit) -> dict[str, Any]:
+def _pipeline(task: Task, emit: Emit) -> Report | None:
     from quantcore.pipeline.job import run
     from quantcore.runtime.devices import limit_threads
     from quantcore.runtime.ranks import joined

@@ -26,7 +26,7 @@ MAX_SECONDS = 5.0
 
 
 def chat_renderer(tokenizer: PreTrainedTokenizerBase) -> Render:
-    """What renders the messages of a chat with the tokenizer's template.
+    """Return a function that renders the messages of a chat with the tokenizer's template.
 
     It raises CalibrationError: ``no_chat_template``, ``bad_chat_template`` for one that is too long, fails on these
     messages, or takes more memory or time than MAX_MEMORY_BYTES and MAX_SECONDS.

@@ -1,4 +1,4 @@
-"""What a data file holds: its first rows, its numbers, its tokens for a model. For a child process: no row is trusted.
+"""Examines a data file: first rows, statistics, tokens for a model. It runs in a child process: no row is trusted.
 
     python -m quantcore examine FILE check|preview|tokens [--column C] [--rows N] [--model DIR] [--seq_len N]
 

@@ -86,7 +86,7 @@ def _open(path: Path) -> Iterator[BinaryIO]:
 
 
 class _Unpacked(io.RawIOBase):
-    """What a gzip file holds, up to the limits: a bomb is seen while it goes off, not afterwards."""
+    """Decompress a gzip file up to the limits, so that a bomb is stopped while it expands."""
 
     def __init__(self, packed: BinaryIO, packed_bytes: int) -> None:
         self._stream = gzip.GzipFile(fileobj=packed)

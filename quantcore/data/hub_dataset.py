@@ -44,9 +44,9 @@ def is_hub_name(source: str) -> bool:
 
 
 def resolve(calibration: CalibrationConfig) -> CalibrationConfig:
-    """The same with an alias written out and the commit that the dataset has now. One request to the Hub.
+    """Resolve an alias, and pin the commit that the dataset has now. This takes one request to the Hub.
 
-    Raises CalibrationError: ``invalid_dataset_name``, ``hub_*`` (see ``checkpoint.hub_errors``).
+    Raises CalibrationError: ``invalid_dataset_name``, ``hub_*`` (see ``hub.errors``).
     """
     given = calibration.model_dump(exclude_none=True)
     calibration = CalibrationConfig(**{**ALIASES.get(calibration.source, {}), **given,

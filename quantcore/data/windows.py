@@ -107,7 +107,7 @@ def _divide_rows(
 
 
 def shuffled(documents: Iterable[str], seed: int) -> Iterator[str]:
-    """The same documents in an order that the seed decides; at most SHUFFLE_ROWS of them wait in memory.
+    """Shuffle documents by the seed; at most SHUFFLE_ROWS of them wait in memory.
 
     A document that arrives takes the place of one drawn at random, which goes on; at the end the rest goes in random
     order. Only ``random()`` is drawn: Python keeps its sequence the same from version to version.

@@ -1,4 +1,4 @@
-"""``bitfoundry evaluate``: a model that is there already, whoever quantized it, alone or beside its original."""
+"""``bitfoundry evaluate``: measures an existing model, whoever quantized it, alone or beside its original."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from quantcore.errors import ConfigError, ModelError, RankError, reason_of
 from quantcore.evaluation import harness
 from quantcore.evaluation.architecture import prove_twin
 from quantcore.evaluation.baseline_cache import Originals
-from quantcore.evaluation.divergence import measure, summarize
+from quantcore.evaluation.divergence import measure, summarize, summarize_both
 from quantcore.evaluation.model import EvaluatedModel, open_model
 from quantcore.evaluation.provenance import environment, identity_of
+from quantcore.evaluation.quality import AbsoluteQuality, EvaluationResult, TaskResults
 from quantcore.evaluation.samples import PROMPT_LEN, compare_samples
 from quantcore.evaluation.text import EvaluationText, of_windows, read_text
 from quantcore.events import Emit, Eta, PhaseStarted, Progress, silence
@@ -28,12 +29,12 @@ from quantcore.runtime.ranks import ALONE, Ranks
 
 
 def evaluate(
-    given: str, against: str | None, evaluation: EvaluationConfig, emit: Emit, *, vllm_python: str | None = None,
+    model_name: str, against: str | None, evaluation: EvaluationConfig, emit: Emit, *, vllm_python: str | None = None,
     ranks: Ranks = ALONE,
-) -> dict[str, Any]:  # fmt: skip
-    """``quality`` (see ``divergence.summarize``), and where asked for ``samples`` and ``harness``, as in a report.
+) -> EvaluationResult:  # fmt: skip
+    """Measure a model; ``samples`` and ``harness`` are there if the ``evaluation`` asks for them.
 
-    Models are folders, GGUF files or ids on the Hub. Without an original nothing is compared. ``vllm_python``: the
+    Models are folders, GGUF files or ids on the Hub. Without an original nothing is compared. ``vllm_python`` is the
     interpreter of an environment with vLLM and lm_eval, in which the tasks run instead of in our engine. With several
     ``ranks`` each calls it: the first one measures the quality, block by block, and all hold the model together where
     it is whole. Raises ModelError, ConfigError.
@@ -41,40 +42,46 @@ def evaluate(
     _check(evaluation, vllm_python, ranks)
     if not ranks.is_first:
         emit = silence
-    path = ranks.share(find_model(given, emit) if ranks.is_first else Path())
+    path = ranks.share(find_model(model_name, emit) if ranks.is_first else Path())
     original_path = ranks.share(find_model(against, emit) if against is not None and ranks.is_first else None)
     emit(PhaseStarted("verify"))
-    served = harness.run_in_vllm(evaluation, path, original_path, vllm_python) if vllm_python else {}
-    found = read_model(path)
+    fields: dict[str, Any] = {}
+    if vllm_python:
+        fields["harness"], fields["served_by"] = harness.run_in_vllm(evaluation, path, original_path, vllm_python)
+    described = read_model(path)
     if ranks.is_first:
-        prove_twin(found, emit)
-    model, tokenizer, text = open_model(found, ranks), load_tokenizer(path), _text(path, evaluation)
+        prove_twin(described, emit)
+    model, tokenizer, text = open_model(described, ranks), load_tokenizer(path), _text(path, evaluation)
     before = None
     if original_path is not None:
         before = open_model(read_model(original_path), ranks), Originals(identity_of(original_path), ranks)
-    result: dict[str, Any] = {"model": given, "against": against, "environment": environment(), **served}
     if ranks.is_first:
-        result["quality"] = _quality(model, before, text, emit)
-    runs_tasks = evaluation.tasks and not vllm_python
+        fields["quality"] = _quality(model, before, text, emit)
     if before is not None and evaluation.num_prompts:
         prompts_NT = text.ids_NT[: evaluation.num_prompts, :PROMPT_LEN]
-        result["samples"] = compare_samples(tokenizer, prompts_NT, before[0], model, before[1])
-    return result | (_run_tasks(evaluation, tokenizer, model, before) if runs_tasks else {"failed_tasks": {}})
+        fields["samples"] = compare_samples(tokenizer, prompts_NT, before[0], model, before[1])
+    if evaluation.tasks and not vllm_python:
+        fields["harness"], failed_tasks = _run_tasks(evaluation, tokenizer, model, before)
+    else:
+        failed_tasks = {}
+    return EvaluationResult(
+        model=model_name, against=against, environment=environment(), failed_tasks=failed_tasks, **fields
+    )
 
 
 def _run_tasks(
     evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase, model: EvaluatedModel,
     before: tuple[EvaluatedModel, Originals] | None,
-) -> dict[str, Any]:  # fmt: skip
-    """``harness``, and ``failed_tasks`` with the reason where the harness breaks: what was measured before stays."""
+) -> tuple[harness.Results | TaskResults, dict[str, str]]:  # fmt: skip
+    """Run the tasks; also return the reason for each task that failed, so that other measurements are not lost."""
     try:
         if before is None:
-            return {"harness": harness.evaluate(evaluation, tokenizer, model), "failed_tasks": {}}
-        return {"harness": harness.compare(evaluation, tokenizer, before[0], model, before[1]), "failed_tasks": {}}
+            return harness.evaluate(evaluation, tokenizer, model), {}
+        return harness.compare(evaluation, tokenizer, before[0], model, before[1]), {}
     except RankError:
         raise
     except Exception as error:  # foreign code, and data from elsewhere
-        return {"harness": {}, "failed_tasks": dict.fromkeys(evaluation.tasks, reason_of(error))}
+        return {}, dict.fromkeys(evaluation.tasks, reason_of(error))
 
 
 def _check(evaluation: EvaluationConfig, vllm_python: str | None, ranks: Ranks) -> None:
@@ -97,7 +104,7 @@ def _check(evaluation: EvaluationConfig, vllm_python: str | None, ranks: Ranks) 
 
 def _quality(
     model: EvaluatedModel, before: tuple[EvaluatedModel, Originals] | None, text: EvaluationText, emit: Emit
-) -> dict[str, Any]:
+) -> AbsoluteQuality:
     states = model.last_states(text, _told(emit, model))
     if before is None:
         with model.head() as logits:
@@ -105,26 +112,26 @@ def _quality(
     original, known = before
     original_states = _original_states(original, known, text, emit)
     with model.head() as logits, original.head() as original_logits:
-        return summarize(measure(logits, states, text, (original_logits, original_states)), text)
+        return summarize_both(measure(logits, states, text, (original_logits, original_states)), text)
 
 
-def find_model(given: str, emit: Emit) -> Path:
-    """A folder or file as it is; what looks like a Hub id is downloaded. Raises ModelError ``model_not_found``."""
-    path = Path(given)
+def find_model(name: str, emit: Emit) -> Path:
+    """Return the path of a folder or file; download a model on the Hub. Raises ModelError ``model_not_found``."""
+    path = Path(name)
     if path.exists():
         return path
-    if hub.is_model_id(given):
+    if hub.is_model_id(name):
         emit(PhaseStarted("download"))
-        return hub.download(given, hub.resolve(given), emit)
+        return hub.download(name, hub.resolve(name), emit)
     raise ModelError(
-        f"There is no model at {given}.",
+        f"There is no model at {name}.",
         code="model_not_found",
         hint="Give a folder with config.json, a GGUF file, or a model on the Hub: org/name.",
     )
 
 
 def _text(path: Path, evaluation: EvaluationConfig) -> EvaluationText:
-    """That of the evaluation, else what calibration with the built-in text would hold out."""
+    """Return the text of the evaluation; by default the held-out part of the built-in calibration text."""
     tokenizer = load_tokenizer(path)
     if evaluation.source is not None:
         return read_text(evaluation, tokenizer)

@@ -33,6 +33,7 @@ from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Dtype, QuantizationSpec, ScaleType
 from quantcore.errors import ModelError, ProofError
 from quantcore.evaluation.model import EvaluatedModel
+from quantcore.evaluation.quality import ConsumerCheck
 from quantcore.events import Emit, Warned
 from quantcore.export import TRANSFORMERS_PACKAGES
 from quantcore.export.exporter import is_plain
@@ -74,7 +75,7 @@ def _is_read_as_expert(weight: QuantizationSpec) -> bool:
 
 
 def needed_bytes(tensors: Mapping[str, TensorHeader], layout: Mapping[str, TensorLayout]) -> int:
-    """What ``check_export`` holds: the model in float32 beside the tensors of the export."""
+    """Return the memory of ``check_export``: the model in float32 beside the tensors of the export."""
     num_values = sum(math.prod(tensor.shape) for tensor in tensors.values())
     return 4 * num_values + sum(tensor.num_bytes for tensor in layout.values())
 
@@ -82,32 +83,30 @@ def needed_bytes(tensors: Mapping[str, TensorHeader], layout: Mapping[str, Tenso
 def check_export(
     export: str, layers: tuple[LayerPlan, ...], folder: Path, original: Model,
     ours: Callable[[torch.dtype], EvaluatedModel], emit: Emit,
-) -> dict[str, Any]:  # fmt: skip
-    """What Transformers makes of the ``export`` in ``folder``, whose ``layers`` were planned for ``original``.
+) -> ConsumerCheck:  # fmt: skip
+    """Read the ``export`` in ``folder`` with Transformers; its ``layers`` were planned for ``original``.
 
-    ``ours`` gives the model that our engine reads from the same files and computes in a dtype. Of the result
-    ``consumer`` names the program with its versions, and ``logit_difference`` is the norm of all differences over that
-    of all logits; or ``not_checked`` says why there is none. Raises ProofError for files that are read without an error
-    as another model: with tensors left at random, or with other logits.
+    ``ours`` gives the model that our engine reads from the same files and computes in a dtype. Raises ProofError for
+    files that are read without an error as another model: with tensors left at random, or with other logits.
     """
     if reason := unread(export, layers):
-        return {"not_checked": reason}
+        return ConsumerCheck(not_checked=reason)
     config = original.headers.config
     try:
         program = _program(TRANSFORMERS_PACKAGES[export])
         ids_NT = _window(config)
     except PackageNotFoundError as error:
-        return {"not_checked": f"{error.name} is not installed."}
+        return ConsumerCheck(not_checked=f"{error.name} is not installed.")
     except ModelError as error:
-        return {"not_checked": error.message}
+        return ConsumerCheck(not_checked=error.message)
     dtype = _dtype(export, layers)
     try:
         theirs_TV, missing = _read_elsewhere(export, folder, original, dtype, ids_NT)
     except Exception as error:  # of a program that is not ours, of whatever kind
-        said = f"{program} does not load these files: {str(error).strip()[:300] or type(error).__name__}"
+        reason = f"{program} does not load these files: {str(error).strip()[:300] or type(error).__name__}"
         if export != "gguf":  # which is for llama.cpp; Transformers knows few of its architectures
-            emit(Warned("consumer_check", said))
-        return {"not_checked": said}
+            emit(Warned("consumer_check", reason))
+        return ConsumerCheck(not_checked=reason)
     if missing:
         raise ProofError(
             f"{program} finds no values for {len(missing)} tensor(s) of the model in the {export} files, first"
@@ -120,7 +119,7 @@ def check_export(
         model = ours(dtype)
         ours_TV = _logits(model if _rounds_inputs(export, layers) else EvaluatedModel(model.streamed), ids_NT)
     except ModelError as error:
-        return {"not_checked": f"{program} loads the files; their logits were not compared: {error.message}"}
+        return ConsumerCheck(not_checked=f"{program} loads the files; their logits were not compared: {error.message}")
     difference, allowed = ((theirs_TV - ours_TV).norm() / ours_TV.norm()).item(), _allowed(export, layers, dtype)
     if not difference <= allowed:
         raise ProofError(
@@ -129,11 +128,11 @@ def check_export(
             code="consumer_reads_otherwise",
             hint="Take another format (fake_quantized is read as an ordinary model), and please report this.",
         )
-    return {"consumer": program, "logit_difference": difference}
+    return ConsumerCheck(consumer=program, logit_difference=difference)
 
 
 def _program(package: str | None) -> str:
-    """What reads the files, with versions. Raises PackageNotFoundError."""
+    """Name the program that reads the files, with versions. Raises PackageNotFoundError."""
     beside = "" if package is None else f" with {package} {version(package)}"
     return f"Transformers {version('transformers')}{beside}"
 
@@ -189,8 +188,8 @@ def _load(folder: Path, original: Model, **options: Any) -> tuple[PreTrainedMode
     with opened_weights(folder) as scratch:
         if gguf_file is None:
             raw = read_json(folder / "config.json", "no_config")
-            said = {"quantization_config": raw["quantization_config"]} if "quantization_config" in raw else {}
-            (scratch / "config.json").write_text(json.dumps(without_untrusted(raw) | said), "utf-8")
+            quantization = {key: raw[key] for key in ("quantization_config",) if key in raw}
+            (scratch / "config.json").write_text(json.dumps(without_untrusted(raw) | quantization), "utf-8")
             kind = declared_class(raw)
         else:
             kind = declared_class(original.headers.config)
@@ -210,13 +209,14 @@ def _logits(model: EvaluatedModel, ids_NT: torch.Tensor) -> torch.Tensor:
 
 
 def _rounds_inputs(export: str, layers: tuple[LayerPlan, ...]) -> bool:
-    """Whether the program rounds inputs whatever it is told: LLM.int8()."""
+    """Return True if the program always rounds inputs: LLM.int8()."""
     return export == "bitsandbytes" and any(layer.input_tensors is not None for layer in layers)
 
 
 def _dtype(export: str, layers: tuple[LayerPlan, ...]) -> torch.dtype:
-    """What both compute in. compressed-tensors decodes blocks with scales of their own to bfloat16, and packed experts
-    to the dtype of their scales; bitsandbytes computes in what its config says, fp8 is decoded to bfloat16."""
+    """Return the dtype that both compute in. compressed-tensors decodes blocks with scales of their own to bfloat16,
+    and packed experts to the dtype of their scales; bitsandbytes computes in what its config says, fp8 is decoded to
+    bfloat16."""
     is_rounded = export == "compressed_tensors" and not all(map(_is_decoded_exactly, layers))
     return torch.bfloat16 if is_rounded or export in ("bitsandbytes", "fp8") else torch.float32
 

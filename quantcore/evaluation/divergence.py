@@ -1,4 +1,4 @@
-"""How far a model's predictions are from the original's, token by token on the same text.
+"""Measures how far a model's predictions are from the original's, token by token on the same text.
 
 Perplexity can stay where it is while answers change ("Accuracy is Not All You Need", arXiv:2407.09141); the divergence
 of the two distributions and how often their first choice is the same say more.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.nn import functional
@@ -23,12 +22,13 @@ from quantcore.evaluation.perplexity import (
     rows_at_a_time,
     token_losses,
 )
+from quantcore.evaluation.quality import AbsoluteQuality, Divergence, Measure, Quality
 from quantcore.evaluation.text import EvaluationText
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Of every token but a window's first, [N, T - 1]: the loss, and beside an original its loss and the distance."""
+    """Losses of every token but a window's first, [N, T - 1]; with an original also its losses and the distances."""
 
     losses_NT: torch.Tensor
     original_losses_NT: torch.Tensor | None = None
@@ -76,36 +76,39 @@ def distance(original_TV: torch.Tensor, logits_TV: torch.Tensor) -> torch.Tensor
     return torch.cat(pieces)
 
 
-def summarize(measured: Measured, text: EvaluationText) -> dict[str, Any]:
-    """``after`` (see ``perplexities``), and where there is an original ``before``, ``ratio`` and ``divergence``.
+def summarize(measured: Measured, text: EvaluationText) -> AbsoluteQuality:
+    """Summarize the losses of one model. Raises NumericsError if they are not finite."""
+    return AbsoluteQuality(
+        num_windows=len(text.ids_NT),
+        seq_len=text.ids_NT.shape[1],
+        num_tokens=int(text.scored_NT.sum()),
+        after=perplexities(measured.losses_NT, text),
+    )
 
-    ``ratio`` is that of the token perplexities, its error from the pairs of losses. ``divergence``: ``kl_mean`` and
-    ``kl_p99`` in nats a token, ``top1_agreement`` (share of tokens), ``logit_error`` (||difference|| / ||logits||).
-    Raises NumericsError if losses are not finite.
-    """
-    result: dict[str, Any] = {
-        "num_windows": len(text.ids_NT),
-        "seq_len": text.ids_NT.shape[1],
-        "num_tokens": int(text.scored_NT.sum()),
-        "after": perplexities(measured.losses_NT, text),
-    }
-    if measured.original_losses_NT is None or measured.distances_NT4 is None:
-        return result
-    scored = text.scored_NT
+
+def summarize_both(measured: Measured, text: EvaluationText) -> Quality:
+    """Summarize the losses of both models and the distance between them. Raises NumericsError if losses are not
+    finite."""
+    assert measured.original_losses_NT is not None and measured.distances_NT4 is not None
+    alone, scored = summarize(measured, text), text.scored_NT
     kl_NT, agrees_NT, lost_NT, power_NT = measured.distances_NT4.unbind(-1)
     lost, power = lost_NT[scored].sum(), power_NT[scored].sum()
-    return result | {
-        "before": perplexities(measured.original_losses_NT, text),
-        "ratio": exponential(*mean_and_stderr(measured.losses_NT - measured.original_losses_NT, scored)),
-        "divergence": {
-            "kl_mean": _with_stderr(kl_NT, scored),
-            "kl_p99": kl_NT[scored].kthvalue(math.ceil(0.99 * int(scored.sum()))).values.item(),
-            "top1_agreement": _with_stderr(agrees_NT, scored),
-            "logit_error": (lost / power).sqrt().item() if power > 0 else 0.0,
-        },
-    }
+    return Quality(
+        num_windows=alone.num_windows,
+        seq_len=alone.seq_len,
+        num_tokens=alone.num_tokens,
+        after=alone.after,
+        before=perplexities(measured.original_losses_NT, text),
+        ratio=exponential(*mean_and_stderr(measured.losses_NT - measured.original_losses_NT, scored)),
+        divergence=Divergence(
+            kl_mean=_with_stderr(kl_NT, scored),
+            kl_p99=kl_NT[scored].kthvalue(math.ceil(0.99 * int(scored.sum()))).values.item(),
+            top1_agreement=_with_stderr(agrees_NT, scored),
+            logit_error=(lost / power).sqrt().item() if power > 0 else 0.0,
+        ),
+    )
 
 
-def _with_stderr(values_NT: torch.Tensor, scored_NT: torch.Tensor) -> dict[str, float | None]:
+def _with_stderr(values_NT: torch.Tensor, scored_NT: torch.Tensor) -> Measure:
     mean, stderr = mean_and_stderr(values_NT, scored_NT)
-    return {"value": mean, "stderr": stderr}
+    return Measure(value=mean, stderr=stderr)

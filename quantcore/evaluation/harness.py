@@ -21,11 +21,12 @@ from quantcore.config.task import EvaluationConfig
 from quantcore.errors import ConfigError, unknown_value
 from quantcore.evaluation.baseline_cache import Originals
 from quantcore.evaluation.model import EvaluatedModel
+from quantcore.evaluation.quality import TaskResult, TaskResults
 from quantcore.runtime.devices import limit_threads
 from quantcore.serving.run_in_env import VLLM_TASKS, kv_cache_dtype, run_elsewhere
 
 Results = dict[str, dict[str, dict[str, float | None]]]
-"""By task and metric (``acc,none``) its ``value`` and ``stderr`` (None where the harness has none)."""
+"""Results of one model by task and metric (``acc,none``): ``{value, stderr}``, as the baseline cache keeps them."""
 
 
 def check(evaluation: EvaluationConfig) -> None:
@@ -60,7 +61,7 @@ def check_folder(evaluation: EvaluationConfig) -> None:
 
 
 def run_tasks(evaluation: EvaluationConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Results:
-    """What the harness says of ``model``; of several ranks to the first of every machine."""
+    """Run the tasks on ``model``. Of several ranks only the first of each machine gets results."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
@@ -78,16 +79,18 @@ def run_tasks(evaluation: EvaluationConfig, model: PreTrainedModel, tokenizer: P
     return {} if found is None else {task: _metrics(rows) for task, rows in found["results"].items()}
 
 
-def run_in_vllm(evaluation: EvaluationConfig, path: Path, original: Path | None, python: str) -> dict[str, Any]:
-    """What the harness says of the files as vLLM serves them (``harness``), and the versions of both (``served_by``).
+def run_in_vllm(
+    evaluation: EvaluationConfig, path: Path, original: Path | None, python: str
+) -> tuple[TaskResults | Results, dict[str, str]]:
+    """Run the tasks on the files as vLLM serves them; also return the versions of both programs.
 
     ``python``: the interpreter of the environment where both are installed. Raises ConfigError ``no_runtime``,
     ModelError ``runtime_failed``.
     """
     after, versions = _in_vllm(evaluation, path, python)
     if original is not None:
-        return {"harness": side_by_side(_in_vllm(evaluation, original, python)[0], after), "served_by": versions}
-    return {"harness": after, "served_by": versions}
+        return side_by_side(_in_vllm(evaluation, original, python)[0], after), versions
+    return after, versions
 
 
 def _in_vllm(evaluation: EvaluationConfig, path: Path, python: str) -> tuple[Results, dict[str, str]]:
@@ -105,7 +108,7 @@ def _in_vllm(evaluation: EvaluationConfig, path: Path, python: str) -> tuple[Res
 
 
 def settings(evaluation: EvaluationConfig) -> dict[str, Any]:
-    """All that decides the numbers of a model on these tasks, the files in the folder of local ones included."""
+    """Return everything that decides the results of these tasks, files of local tasks included."""
     folder = evaluation.include_path
     local = [] if folder is None else [path for path in folder.rglob("*") if path.is_file()]
     return {
@@ -121,17 +124,20 @@ def settings(evaluation: EvaluationConfig) -> dict[str, Any]:
 def compare(
     evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase, original: EvaluatedModel,
     quantized: EvaluatedModel, known: Originals,
-) -> dict[str, Any]:  # fmt: skip
-    """By task and metric ``{original, quantized}``."""
+) -> TaskResults:  # fmt: skip
+    """Run the tasks on both models."""
     before = known.value({"tasks": settings(evaluation)}, lambda: evaluate(evaluation, tokenizer, original))
     return side_by_side(before, evaluate(evaluation, tokenizer, quantized))
 
 
-def side_by_side(before: Results, after: Results) -> dict[str, Any]:
-    """By task and metric ``{original, quantized}``."""
+def side_by_side(before: Results, after: Results) -> TaskResults:
+    """Pair the results of both models."""
     return {
-        task: {metric: {"original": before[task].get(metric), "quantized": value} for metric, value in found.items()}
-        for task, found in after.items()
+        task: {
+            metric: TaskResult.model_validate({"original": before[task].get(metric), "quantized": measure})
+            for metric, measure in metrics.items()
+        }
+        for task, metrics in after.items()
     }
 
 

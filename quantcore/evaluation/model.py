@@ -60,12 +60,12 @@ class EvaluatedModel:
         return list(hidden.states)
 
     def last_states_NTH(self, text: EvaluationText, told: Told) -> torch.Tensor:
-        """The same in one tensor on the host, to be kept."""
+        """Return ``last_states`` as one tensor on the host, to be cached."""
         return torch.cat([state.cpu() for state in self.last_states(text, told)])
 
     @contextmanager
     def head(self) -> Iterator[Outside]:
-        """What makes logits of the states behind the last block."""
+        """Yield a function from the states behind the last block to logits."""
         if not self.has_run:  # whether its blocks return tuples shows when something goes through them
             self.streamed.embed(torch.zeros(1, 2, dtype=torch.long))
             self.has_run = True

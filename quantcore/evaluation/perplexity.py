@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.nn import functional
 
 from quantcore.errors import NumericsError
+from quantcore.evaluation.quality import Measure, Perplexities
 from quantcore.evaluation.text import EvaluationText
 from quantcore.runtime.workload import LOGIT_ROWS, PIECE_BYTES
 
@@ -60,11 +60,11 @@ def mean_and_stderr(values_NT: torch.Tensor, counts_NT: torch.Tensor) -> tuple[f
     return mean, math.sqrt(spread * num / (num - 1)) / counts_N.sum().item()
 
 
-def perplexities(losses_NT: torch.Tensor, text: EvaluationText) -> dict[str, Any]:
-    """``token_perplexity``, ``word_perplexity`` and ``byte_perplexity`` as ``{value, stderr}``, and ``bits_per_byte``.
+def perplexities(losses_NT: torch.Tensor, text: EvaluationText) -> Perplexities:
+    """Compute the perplexities from the losses of all tokens [N, T - 1].
 
     Words and bytes are counted as lm-evaluation-harness does: the same log-likelihood, shared among fewer or more. A
-    value is None where it is beyond all numbers. Raises NumericsError if the losses are not finite.
+    value is None if it is too large for a float. Raises NumericsError if the losses are not finite.
     """
     scored = text.scored_NT
     mean, stderr = mean_and_stderr(losses_NT, scored)
@@ -76,17 +76,17 @@ def perplexities(losses_NT: torch.Tensor, text: EvaluationText) -> dict[str, Any
         )
     per_word = int(scored.sum()) / max(1, text.num_words)
     per_byte = int(scored.sum()) / max(1, text.num_bytes)
-    return {
-        "token_perplexity": exponential(mean, stderr),
-        "word_perplexity": exponential(mean * per_word, None if stderr is None else stderr * per_word),
-        "byte_perplexity": exponential(mean * per_byte, None if stderr is None else stderr * per_byte),
-        "bits_per_byte": mean * per_byte / math.log(2),
-    }
+    return Perplexities(
+        token_perplexity=exponential(mean, stderr),
+        word_perplexity=exponential(mean * per_word, None if stderr is None else stderr * per_word),
+        byte_perplexity=exponential(mean * per_byte, None if stderr is None else stderr * per_byte),
+        bits_per_byte=mean * per_byte / math.log(2),
+    )
 
 
-def exponential(mean: float, stderr: float | None) -> dict[str, float | None]:
-    """exp of a mean, its error to first order."""
+def exponential(mean: float, stderr: float | None) -> Measure:
+    """Compute exp of a mean, with its error to first order."""
     if mean > LARGEST_EXPONENT:
-        return {"value": None, "stderr": None}
+        return Measure(value=None, stderr=None)
     value = math.exp(mean)
-    return {"value": value, "stderr": None if stderr is None else value * stderr}
+    return Measure(value=value, stderr=None if stderr is None else value * stderr)

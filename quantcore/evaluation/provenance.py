@@ -1,4 +1,4 @@
-"""Where a result is from: enough to know the same model and the same text again, and to make the same weights again."""
+"""Records the origin of a result, so that model and text can be recognized and the weights reproduced."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def provenance(task: Task, calibration_NT: torch.Tensor, held_out_NT: torch.Tens
 
 
 def model_identity(task: Task) -> str:
-    """The same for the same bytes: ``hub:ID@COMMIT``, or ``identity_of`` the folder."""
+    """Return an identity of the model's bytes: ``hub:ID@COMMIT``, or ``identity_of`` the folder."""
     return f"hub:{task.model_id}@{task.revision}" if task.model_id else identity_of(task.model_folder)
 
 

@@ -1,14 +1,13 @@
-"""What the original and the quantized model write, side by side: a person sees nonsense at once, and so does a gate."""
+"""Generates samples with the original and the quantized model: a person sees nonsense at once, and so does a gate."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from quantcore.evaluation.baseline_cache import Originals
 from quantcore.evaluation.model import EvaluatedModel
+from quantcore.evaluation.quality import Sample
 from quantcore.runtime.matmul import products_on
 
 PROMPT_LEN = 24
@@ -18,30 +17,32 @@ NEW_TOKENS = 16
 def compare_samples(
     tokenizer: PreTrainedTokenizerBase, prompts_NT: torch.Tensor, original: EvaluatedModel, quantized: EvaluatedModel,
     known: Originals,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """How both models go on after prompts [N, T]: ``prompt``, ``original``, ``quantized``, and
-    whether each of the two is degenerate (see ``is_degenerate``)."""
+) -> tuple[Sample, ...]:  # fmt: skip
+    """Continue prompts [N, T] with both models."""
     eos = tokenizer.eos_token_id
     settings = {"prompts": prompts_NT.tolist(), "new_tokens": NEW_TOKENS, "eos": eos}
     rows = [
         known.value(settings, lambda: continue_prompts(original, prompts_NT, eos)),
         continue_prompts(quantized, prompts_NT, eos),
     ]
-    decode = tokenizer.decode
-    return [
-        {
-            "prompt": decode(prompt),
-            "original": decode(before),
-            "quantized": decode(after),
-            "original_is_degenerate": is_degenerate(before),
-            "quantized_is_degenerate": is_degenerate(after),
-        }
+
+    def decode(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids))
+
+    return tuple(
+        Sample(
+            prompt=decode(prompt),
+            original=decode(before),
+            quantized=decode(after),
+            original_is_degenerate=is_degenerate(before),
+            quantized_is_degenerate=is_degenerate(after),
+        )
         for prompt, before, after in zip(prompts_NT.tolist(), *rows, strict=True)
-    ]
+    )
 
 
 def continue_prompts(model: EvaluatedModel, ids_NT: torch.Tensor, eos_token_id: int | None) -> list[list[int]]:
-    """The most likely NEW_TOKENS tokens after each prompt [N, T], all of one length; fewer where a text ends."""
+    """Return the NEW_TOKENS most likely tokens after each prompt [N, T]; fewer where a text ends."""
     settings = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=False,
         max_new_tokens=NEW_TOKENS,
@@ -54,15 +55,15 @@ def continue_prompts(model: EvaluatedModel, ids_NT: torch.Tensor, eos_token_id: 
 
 
 def generate(model: PreTrainedModel, ids_NT: torch.Tensor, settings: GenerationConfig) -> torch.Tensor:
-    """Prompts and what follows them, [N, T + at most max_new_tokens]."""
+    """Return the prompts with their continuations, [N, T + at most max_new_tokens]."""
     ids_NT = ids_NT.to(model.device)
-    with products_on(model.device):  # in pieces: otherwise the whole head is held in float32, twice
-        found: torch.Tensor = model.generate(  # type: ignore[operator]
+    with products_on(model.device):  # in tiles: otherwise the whole head is held in float32, twice
+        ids: torch.Tensor = model.generate(  # type: ignore[operator]
             ids_NT, attention_mask=torch.ones_like(ids_NT), generation_config=settings
         )
-    return found
+    return ids
 
 
 def is_degenerate(ids: list[int]) -> bool:
-    """Nothing at all, or one and the same token through all of the second half."""
+    """Return True for an empty text, or one whose second half repeats a single token."""
     return not ids or len(set(ids[len(ids) // 2 :])) == 1

@@ -17,7 +17,7 @@ from quantcore.serving.run_in_env import STOPWATCH, kv_cache_dtype, run_elsewher
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked of the program: ``batch_size`` prompts of ``prompt_len`` tokens, ``num_new`` to be written after
+    """Workload of the program: ``batch_size`` prompts of ``prompt_len`` tokens, ``num_new`` to be written after
     each, ``repeats`` times. Raises ConfigError ``invalid_load``."""
 
     prompt_len: int = 256
@@ -74,7 +74,7 @@ def summarize(seen: dict[str, Any], load: Load) -> dict[str, Any]:
 
 
 def _measured(path: Path, runtime: str, python: str, load: Load) -> dict[str, Any]:
-    """What ``stopwatch`` saw."""
+    """Run ``stopwatch`` and return its measurements."""
     told = {"model": str(path), "runtime": runtime, "num_threads": limit_threads()}
     task = {**told, "kv_cache_dtype": kv_cache_dtype(path), **asdict(load)}
     return run_elsewhere(STOPWATCH, task, python=python, program=runtime)

@@ -57,7 +57,7 @@ def of_stream(ids_T: torch.Tensor, tokenizer: PreTrainedTokenizerBase, seq_len: 
 
 
 def overlap(calibration_NT: torch.Tensor, held_out_NT: torch.Tensor) -> float:
-    """The share of the pieces of ``OVERLAP_LEN`` held-out tokens that stand in the calibration windows, too."""
+    """Return the share of spans of ``OVERLAP_LEN`` held-out tokens that also occur in the calibration windows."""
     if min(calibration_NT.shape[1], held_out_NT.shape[1]) < OVERLAP_LEN:
         return 0.0
     seen, asked = _hashes(calibration_NT), _hashes(held_out_NT)[:, ::OVERLAP_LEN]
@@ -80,7 +80,7 @@ def _count(tokenizer: PreTrainedTokenizerBase, pieces: list[list[int]]) -> tuple
 
 
 def evaluation_text(task: Task, held_out_NT: torch.Tensor) -> EvaluationText:
-    """What the task names, else the windows that its calibration leaves."""
+    """Return the text that the task names, else the windows held out from its calibration."""
     tokenizer = load_tokenizer(task.model_folder)
     if has_own_text(task):
         return read_text(task.evaluation, tokenizer)
@@ -88,13 +88,13 @@ def evaluation_text(task: Task, held_out_NT: torch.Tensor) -> EvaluationText:
 
 
 def has_own_text(task: Task) -> bool:
-    """Whether the text to evaluate on is another than the calibration's."""
+    """Return True if the evaluation has its own text."""
     return task.evaluation.source is not None and task.evaluation.num_windows > 0
 
 
 def read_text(evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase) -> EvaluationText:
-    """As many windows as ``evaluation`` asks for, or fewer, from the start of its own ``source``: documents one after
-    the other, each ended like a text. Raises CalibrationError with what the source can give."""
+    """Read as many windows as ``evaluation`` asks for, or fewer, from the start of its own ``source``: documents one
+    after the other, each ended like a text. Raises CalibrationError with what the source can give."""
     text = evaluation.text
     assert text is not None
     tokenize, separator = tokenize_with(tokenizer), tokenizer.eos_token_id

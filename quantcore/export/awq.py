@@ -92,13 +92,14 @@ class AwqExporter:
             "modules_to_not_convert": list(kept),
         }
 
-    def knows(self, said: Mapping[str, Any]) -> bool:
-        return said.get("quant_method") == "awq"
+    def matches(self, config: Mapping[str, Any]) -> bool:
+        return config.get("quant_method") == "awq"
 
-    def find_layers(self, said: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
-        if said.get("version", "gemm") != "gemm" or said.get("bits", said.get("w_bit")) != 4:
-            raise not_held("of AWQ's layouts only gemm with 4 bits is known")
-        size = int(said.get("group_size", said.get("q_group_size", -1)))
+    def read_layers(self, quantization_config: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
+        num_bits = quantization_config.get("bits", quantization_config.get("w_bit"))
+        if quantization_config.get("version", "gemm") != "gemm" or num_bits != 4:
+            raise not_held("only AWQ's gemm layout with 4 bits is supported")
+        size = int(quantization_config.get("group_size", quantization_config.get("q_group_size", -1)))
         spec = QuantizationSpec(dtype=Dtype.uint4, qscheme=QSchemeType.per_group, group_size=size, symmetric=False)
         found = {}
         for name in files.modules_with("qweight"):

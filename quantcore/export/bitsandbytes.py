@@ -151,10 +151,11 @@ class BitsAndBytesExporter:
             "bnb_4bit_compute_dtype": "bfloat16",
         }
 
-    def knows(self, said: Mapping[str, Any]) -> bool:
-        return said.get("quant_method") == "bitsandbytes" or bool(said.get("load_in_4bit") or said.get("load_in_8bit"))
+    def matches(self, config: Mapping[str, Any]) -> bool:
+        loads_quantized = config.get("load_in_4bit") or config.get("load_in_8bit")
+        return config.get("quant_method") == "bitsandbytes" or bool(loads_quantized)
 
-    def find_layers(self, said: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
+    def read_layers(self, quantization_config: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
         found = {}
         for dtype, kind in QUANT_TYPES.items():
             for name in files.modules_with(f"weight.quant_state.bitsandbytes__{kind}"):
@@ -169,7 +170,7 @@ class BitsAndBytesExporter:
                 found[name] = StoredLayer(tuple(state["shape"]), QuantizationConfig(weight=spec))
         inputs = QuantizationSpec(
             dtype=Dtype.int8, qscheme=QSchemeType.per_channel, is_dynamic=True,
-            outlier_threshold=said.get("llm_int8_threshold", 6.0) or None,
+            outlier_threshold=quantization_config.get("llm_int8_threshold", 6.0) or None,
         )  # fmt: skip
         weight = QuantizationSpec(dtype=Dtype.int8, qscheme=QSchemeType.per_channel)
         for name in files.modules_with("SCB"):
@@ -201,7 +202,7 @@ def _is_nested(spec: QuantizationSpec) -> bool:
 
 
 def _state(layer: LayerPlan, model_dtype: str, offset: float = 0.0) -> bytes:
-    """What bitsandbytes must know to dequantize, as it writes it; as long for every ``offset``."""
+    """Return the quantization state in bitsandbytes' own encoding; its length is the same for every ``offset``."""
     state = {
         "quant_type": QUANT_TYPES[layer.weight.dtype],
         "blocksize": layer.group_size,

@@ -127,11 +127,11 @@ class CompressedTensorsExporter:
             "kv_cache_scheme": _args(cache, is_input=True),
         }
 
-    def knows(self, said: Mapping[str, Any]) -> bool:
-        return said.get("quant_method") == "compressed-tensors"
+    def matches(self, config: Mapping[str, Any]) -> bool:
+        return config.get("quant_method") == "compressed-tensors"
 
-    def find_layers(self, said: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
-        return {name: _stored_layer(name, said, files) for name in files.modules_with("weight_scale")}
+    def read_layers(self, quantization_config: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
+        return {name: _stored_layer(name, quantization_config, files) for name in files.modules_with("weight_scale")}
 
     def load_hint(self, path: str) -> str:
         return f"from transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained('{path}')"
@@ -142,7 +142,7 @@ def _kv_scale(layer: LayerPlan) -> str:
 
 
 def _inputs(tensors: Tensors) -> QParams | None:
-    """What calibration left of the inputs' parameters."""
+    """Read the calibrated parameters of the inputs."""
     import torch
 
     from quantcore.numerics.affine import QParams
@@ -182,8 +182,12 @@ def _args(spec: QuantizationSpec | None, *, is_input: bool) -> dict[str, Any] | 
     return args | ({"scale_dtype": SCALE_DTYPES[spec.scale_type]} if spec.scale_type in SCALE_DTYPES else {})
 
 
-def _stored_layer(name: str, said: Mapping[str, Any], files: StoredFiles) -> StoredLayer:
-    groups = [group for group in said["config_groups"].values() if any(_targets(one, name) for one in group["targets"])]
+def _stored_layer(name: str, quantization_config: Mapping[str, Any], files: StoredFiles) -> StoredLayer:
+    groups = [
+        group
+        for group in quantization_config["config_groups"].values()
+        if any(_targets(target, name) for target in group["targets"])
+    ]
     if not groups:
         raise not_held(f"no group of its quantization_config is for {name}")
     if f"{name}.weight_g_idx" in files.tensors:
@@ -197,11 +201,11 @@ def _stored_layer(name: str, said: Mapping[str, Any], files: StoredFiles) -> Sto
     else:
         shape = files.shape(f"{name}.weight")
     output = KV_SCALES.get(name.rpartition(".")[2])
-    cache = tensor_name(name, output) if output else ""
+    cache, kv_cache_scheme = tensor_name(name, output) if output else "", quantization_config.get("kv_cache_scheme")
     config = QuantizationConfig(
         weight=weight,
         input_tensors=_spec(groups[0].get("input_activations"), f"{name}.input_scale", files),
-        output_tensors=_spec(said.get("kv_cache_scheme"), cache, files) if cache in files.tensors else None,
+        output_tensors=_spec(kv_cache_scheme, cache, files) if cache in files.tensors else None,
     )
     return StoredLayer(shape, config)
 
@@ -238,7 +242,8 @@ def _spec(args: Mapping[str, Any] | None, scale: str, files: StoredFiles) -> Qua
 
 
 def _scale_type(args: Mapping[str, Any], scale: str, files: StoredFiles) -> ScaleType | None:
-    """That of scales which are no ordinary numbers; None for those that are. Some writers say it only by the tensor."""
+    """Return the scale type of scales that are not ordinary floats, else None. Some writers show it only by the
+    tensor."""
     if args["strategy"] == "tensor_group" or args.get("scale_dtype") == SCALE_DTYPES[ScaleType.e4m3]:
         return ScaleType.e4m3
     is_byte = scale in files.tensors and files.tensors[scale].dtype == "U8"

@@ -1,4 +1,4 @@
-"""What every exporter can do: say whether it can hold a layer, write its tensors, read them back, describe itself."""
+"""Interface of exporters: check whether a layer fits the format, write its tensors, read them back, describe them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Decoder(Protocol):
     """
 
     def decode(self, layer: LayerPlan, tensors: Tensors) -> QLayer:
-        """What ``encode`` was given, rebuilt from the stored tensors alone."""
+        """Rebuild the argument of ``encode`` from the stored tensors alone."""
 
 
 @runtime_checkable
@@ -74,7 +74,7 @@ class Uniform(Protocol):
     """An exporter whose config.json says some things once for all layers."""
 
     def same_everywhere(self, layer: LayerPlan) -> dict[str, object]:
-        """What those things are for ``layer``, by their names: ``{"group_size": 64}``."""
+        """Return the settings of ``layer`` that all layers must share: ``{"group_size": 64}``."""
 
 
 @runtime_checkable
@@ -207,5 +207,5 @@ def stored_scale_dtype(spec: QuantizationSpec, model_dtype: str) -> str:
 
 
 def holds_codes(export: str) -> bool:
-    """Whether the format's exporter is a Decoder."""
+    """Return True if the format's exporter is a Decoder."""
     return isinstance(EXPORTERS.get(export), Decoder)

@@ -108,15 +108,15 @@ class Fp8Exporter:
             "kv_cache_scheme": "static" if has_cache else None,
         }
 
-    def knows(self, said: Mapping[str, Any]) -> bool:
-        return said.get("quant_method") == "fp8"
+    def matches(self, config: Mapping[str, Any]) -> bool:
+        return config.get("quant_method") == "fp8"
 
-    def find_layers(self, said: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
-        if block := said.get("weight_block_size"):
+    def read_layers(self, quantization_config: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
+        if block := quantization_config.get("weight_block_size"):
             config = _in_blocks(tuple(block))
             names = files.modules_with("weight_scale_inv")
             return {name: StoredLayer(files.shape(f"{name}.weight"), config) for name in names}
-        if said.get("activation_scheme") != "static":
+        if quantization_config.get("activation_scheme") != "static":
             raise not_held("of fp8 only static inputs with one scale, and weights in blocks, are known")
         return {name: _stored_layer(name, files) for name in files.modules_with("weight_scale")}
 

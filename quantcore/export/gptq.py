@@ -103,19 +103,19 @@ class GptqExporter:
             "dynamic": others | {f"-:^{re.escape(name)}$": {} for name in kept},
         }
 
-    def knows(self, said: Mapping[str, Any]) -> bool:
-        version = 2 if said.get("checkpoint_format") == "gptq_v2" else 1
-        return said.get("quant_method") == "gptq" and version == self.version
+    def matches(self, config: Mapping[str, Any]) -> bool:
+        version = 2 if config.get("checkpoint_format") == "gptq_v2" else 1
+        return config.get("quant_method") == "gptq" and version == self.version
 
-    def find_layers(self, said: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
-        return {name: _stored_layer(name, said, files) for name in files.modules_with("qweight")}
+    def read_layers(self, quantization_config: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
+        return {name: _stored_layer(name, quantization_config, files) for name in files.modules_with("qweight")}
 
     def load_hint(self, path: str) -> str:
         return f"from gptqmodel import GPTQModel\nmodel = GPTQModel.load('{path}')"
 
     @property
     def _less(self) -> int:
-        """What is taken from a zero point before it is stored."""
+        """Return the offset that is subtracted from a zero point before it is stored."""
         return 1 if self.version == 1 else 0
 
 
@@ -130,8 +130,8 @@ def _usual(config: Config, layers: tuple[LayerPlan, ...]) -> LayerPlan:
     return next((layer for layer in layers if layer.config.weight == config.global_quant_config.weight), layers[0])
 
 
-def _stored_layer(name: str, said: Mapping[str, Any], files: StoredFiles) -> StoredLayer:
-    own = {**said, **_dynamic(name, said)}
+def _stored_layer(name: str, quantization_config: Mapping[str, Any], files: StoredFiles) -> StoredLayer:
+    own = {**quantization_config, **_dynamic(name, quantization_config)}
     bits, group_size, symmetric = int(own["bits"]), int(own["group_size"]), bool(own.get("sym", True))
     rows, columns = files.shape(f"{name}.qweight")
     num_inputs = rows * WORD_BITS // bits
@@ -153,9 +153,9 @@ def _groups_in_order(num_inputs: int, group: int) -> bytes:
     return array("i", (index // group for index in range(num_inputs))).tobytes()
 
 
-def _dynamic(name: str, said: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What ``dynamic`` says of one layer: ``{"+:pattern": {"bits": 8}}``."""
-    for pattern, own in (said.get("dynamic") or {}).items():
+def _dynamic(name: str, quantization_config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the overrides of one layer in ``dynamic``: ``{"+:pattern": {"bits": 8}}``."""
+    for pattern, own in (quantization_config.get("dynamic") or {}).items():
         if not pattern.startswith("-:") and matches(pattern.removeprefix("+:"), name):
             return dict(own)
     return {}

@@ -1,4 +1,4 @@
-"""What an importer finds in a checkpoint that is quantized already, whoever wrote it. No torch.
+"""Reads the layers of a checkpoint that is already quantized, whoever wrote it. No torch.
 
 An importer knows its ``quantization_config`` and the names of its tensors; ``quantcore.reading.model`` makes a model
 of them.
@@ -75,20 +75,20 @@ class StoredLayer:
 
 @runtime_checkable
 class Importer(Protocol):
-    """An exporter that finds the layers of its own format again."""
+    """An exporter that can also read its own format."""
 
-    def knows(self, said: Mapping[str, Any]) -> bool:
-        """Whether a ``quantization_config`` speaks of this format."""
+    def matches(self, config: Mapping[str, Any]) -> bool:
+        """Return True if a ``quantization_config`` describes this format."""
 
-    def find_layers(self, said: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
-        """The quantized layers by name. Raises ModelError for what this format can say and quantcore cannot hold."""
+    def read_layers(self, config: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
+        """Return the quantized layers by name. Raises ModelError for a variant of the format that is not supported."""
 
 
 MAX_REPETITIONS = 3
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a regular expression of a checkpoint, which may be hostile, fits the beginning of ``name``.
+    """Match a regular expression of a checkpoint, which may be hostile, with the beginning of ``name``.
 
     Raises ModelError for one that could take for ever: with a repeated group, or more than three repetitions.
     """
@@ -99,5 +99,5 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def not_held(what: str, hint: str = "Give the float model that it was made from.") -> ModelError:
-    """The error for a quantized checkpoint of a known format with something that quantcore has no place for."""
+    """Return the error for a variant of a known format that is not supported."""
     return ModelError(f"This quantized checkpoint cannot be read: {what}.", code="unsupported_quantization", hint=hint)

@@ -37,19 +37,22 @@ MAIN = {
 OTHERS = {"vLLM (CPU)": VLLM, "AMD Quark": AMD_QUARK, "Transformers + GPTQModel": TRANSFORMERS}
 
 
-def load_lines(export: str, layers: Iterable[LayerPlan], path: str, checked: dict[str, Any]) -> str:
-    """The lines that load the ``export`` of ``layers`` at ``path``; ``checked``: see ``consumer.check_export``."""
+def load_lines(export: str, layers: Iterable[LayerPlan], path: str, *, is_read_by_transformers: bool) -> str:
+    """Return the Python lines that load the ``export`` of ``layers`` at ``path``.
+
+    ``is_read_by_transformers``: Transformers has read these very files, see ``consumer.check_export``.
+    """
     hint = EXPORTERS.get(export).load_hint(path)
     seen = _seen_by(export, frozenset(map(_kind, layers)))
     if export not in MAIN or MAIN[export] in seen:
         return hint
-    if "consumer" in checked and export != "gguf":
+    if is_read_by_transformers and export != "gguf":
         return TRANSFORMERS.format(path=path)
     return next((OTHERS[name].format(path=path) for name in OTHERS if name in seen), OURS.format(path=path))
 
 
 def kinds_of(config: Config) -> Kinds:
-    """What tells the layers of ``config`` apart for a program that loads them; the size of groups does not."""
+    """Return the kinds of layers in ``config`` that a loading program distinguishes; group sizes do not count."""
     cached = [config.choose(name, "Linear")[0] for name in CACHED_LAYERS if config.kv_cache_quant_config]
     configs = [config.global_quant_config, *config.layer_quant_config.values(), *cached]
     return frozenset(

@@ -140,11 +140,11 @@ class QuarkExporter:
             },
         }
 
-    def knows(self, said: Mapping[str, Any]) -> bool:
-        return said.get("quant_method") == "quark"
+    def matches(self, config: Mapping[str, Any]) -> bool:
+        return config.get("quant_method") == "quark"
 
-    def find_layers(self, said: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
-        config, how = read_quark_config(said), said.get("export") or {}
+    def read_layers(self, quantization_config: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
+        config, how = read_quark_config(quantization_config), quantization_config.get("export") or {}
         if config.softmax_quant_spec is not None:
             raise not_held("its attention probabilities are quantized (softmax_quant_spec)")
         if how.get("weight_format", "real_quantized") != "real_quantized":
@@ -206,7 +206,7 @@ def _usual_form(config: QuantizationConfig, layers: tuple[LayerPlan, ...]) -> Qu
 
 
 def _usual_of_cache(config: Config, layers: tuple[LayerPlan, ...]) -> dict[str, QuantizationConfig]:
-    """What most of the layers have that a pattern of ``kv_cache_quant_config`` decided, by the pattern."""
+    """Return the most common config of the layers of each pattern in ``kv_cache_quant_config``."""
     found: dict[str, Counter[QuantizationConfig]] = {}
     for layer in layers:
         if pattern := _cache_pattern(config, layer):
@@ -289,7 +289,7 @@ def _refuse_stages(layer: LayerPlan) -> str | None:
 
 
 def _is_first_stage(weight: QuantizationSpec) -> bool:
-    """Whether the first stage is what the format knows."""
+    """Return True if the format supports the first stage."""
     first = weight.over
     return first is not None and first.dtype is Dtype.fp8_e4m3 and first.scale_type is ScaleType.float32
 

@@ -1,4 +1,4 @@
-"""What can be known of a target before anything is done: whether the token writes there, and what is there."""
+"""Checks a publish target in advance: whether the token may write there, and what is there."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ MAX_FETCHED_CARD_BYTES = 1 << 20  # its front matter goes into the card of what 
 MAX_TOKENIZER_BYTES = 256 << 20
 NUM_CONNECTIONS = 8
 TOKEN: ContextVar[str | None] = ContextVar("TOKEN", default=None)
-"""What ``fetch`` was given to read private models and datasets with: it is in no environment and no file."""
+"""Token for private models and datasets that ``fetch`` was given: it is in no environment and no file."""
 TIMEOUT_S = 10.0
 FIRST_BYTES = 100_000  # holds the whole header of nearly every file, so that one request does
 
@@ -317,7 +317,7 @@ def read_range(listing: Listing, name: str, begin: int, num_bytes: int) -> bytes
 
 
 def _wanted(listing: Listing, index: bytes) -> list[str]:
-    """What is downloaded: config, index, card, side files, the weights that are read; no pickle by whatever name."""
+    """Select the files to download: config, index, card, side files, weights; never a pickle."""
     side = (name for name in listing.files if matches(name, SIDE_FILES) and not matches(name, PICKLES))
     card = (CARD,) if CARD in listing.files and listing.files[CARD].size <= MAX_FETCHED_CARD_BYTES else ()
     top = (name for name in (CONFIG, INDEX, *card) if name in listing.files)
@@ -340,7 +340,7 @@ def _weights(listing: Listing, index: bytes) -> list[str]:
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a file's name fits one of the patterns of a shell, letter by letter."""
+    """Return True if a file's name matches one of the shell patterns, case-sensitively."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong with the Hugging Face Hub, as errors with stable codes: of a model, or of a dataset.
+"""Turns failures of the Hugging Face Hub into errors with stable codes, for models and datasets.
 
 Only the kind and the HTTP status of the library's error go into ours: its text may hold a signed address, and the
 text of an answer is a stranger's. Imports huggingface_hub, so ``hub`` and ``hub_dataset`` import it late.

@@ -87,7 +87,7 @@ def _is_safe(name: str) -> bool:
 
 
 def _check_manifest(folder: Path, files: dict[str, RemoteFile]) -> None:
-    """What whoever published the model said of it must be true of what has arrived."""
+    """Check the downloaded files against the MANIFEST.json of the publisher."""
     if MANIFEST not in files:
         return
     try:

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Push:
-    """What the steps share."""
+    """State shared by the steps of a push."""
 
     api: HfApi
     task: PublishTask
@@ -125,7 +125,7 @@ def _create(work: _Push) -> None:
 
 
 def _find_commit(work: _Push) -> Published | None:
-    """What an earlier attempt at this publication committed, if anything."""
+    """Find the commit of an earlier attempt at this publication, if there is one."""
     if not work.task.target.create_pr:
         sha = _find_marked(work, work.revision)
         return (sha and Published(sha, work.url_of(sha), is_new=True, num_bytes=0)) or None
@@ -146,7 +146,7 @@ Operations = list[CommitOperationAdd | CommitOperationDelete]
 
 
 def _compare(work: _Push, head: str) -> Operations:
-    """What has to change at ``head``. Files of an artifact that lay there before, by its MANIFEST.json, and are not
+    """Compute the changes at ``head``. Files of an artifact that lay there before, by its MANIFEST.json, and are not
     in this one go: an index that names fewer shards must not lie beside more of them."""
     remote = _files_at(work, head)
     place = work.task.target.place

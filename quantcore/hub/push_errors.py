@@ -1,4 +1,4 @@
-"""What can go wrong on the way to the Hub or to a folder elsewhere, as errors with stable codes.
+"""Turns failures of publishing to the Hub or to a folder into errors with stable codes.
 
 Only the kind and the HTTP status of a library's error go into ours: its text may hold a signed address or a key, and
 the text of an answer is a stranger's.

@@ -85,7 +85,7 @@ def check_url(text: str) -> None:
 
 
 def is_url(text: str) -> bool:
-    """Whether ``check_url`` lets it through."""
+    """Return True if ``check_url`` accepts the URL."""
     try:
         check_url(text)
     except PydanticCustomError:
@@ -94,14 +94,14 @@ def is_url(text: str) -> bool:
 
 
 def real_url(url: str) -> str:
-    """Of a folder on this machine the URL of its real path, links followed; any other as it is. Raises as
+    """Replace a folder on this machine by its real path, links followed; keep any other URL. Raises as
     ``opening.resolved``."""
     scheme, _, path = url.rstrip("/").partition("://")
     return f"file://{resolved(path)}" if scheme == "file" else url.rstrip("/")
 
 
 def is_below(url: str, prefixes: tuple[str, ...]) -> bool:
-    """Whether ``url`` is one of ``prefixes`` or lies in it: whole parts of the path are compared, never letters."""
+    """Return True if ``url`` is one of ``prefixes`` or lies in it; whole path segments are compared."""
     return any(url.rstrip("/") == prefix.rstrip("/") or url.startswith(prefix.rstrip("/") + "/") for prefix in prefixes)
 
 
@@ -115,12 +115,12 @@ def _is_plain(path: str) -> bool:
 
 
 def _is_free(path: str) -> bool:
-    """Whether the Hub takes files below ``path``: it keeps some folders for itself."""
+    """Return True if the Hub accepts files below ``path``: it reserves some folders."""
     return not RESERVED & {part.lower() for part in path.split("/")}
 
 
 def _is_branch(name: str) -> bool:
-    """What git-check-ref-format(1) forbids, as far as ``BRANCH`` lets it through."""
+    """Return True for names that git-check-ref-format(1) forbids and ``BRANCH`` lets through."""
     parts = name.split("/")
     return ".." not in name and all(part and part[0] != "." and not part.endswith((".lock", ".")) for part in parts)
 

@@ -22,6 +22,7 @@ from quantcore.errors import ConfigError
 from quantcore.evaluation.architecture import prove_twin
 from quantcore.evaluation.command import find_model
 from quantcore.evaluation.model import open_model
+from quantcore.evaluation.quality import Quality
 from quantcore.evaluation.text import EvaluationText, of_windows
 from quantcore.events import Emit, PhaseStarted
 from quantcore.export import EXPORTERS, layouts_of
@@ -96,7 +97,7 @@ def choose(
         elsewhere = _bytes_elsewhere(plans, units)
         trial = Trial(model, sensitivity, text, emit)
 
-        def quality(chosen: Mix) -> dict[str, Any]:
+        def quality(chosen: Mix) -> Quality:
             config = config_of(chosen, units, configs)
             return trial.quality(config, plan_of(config))
 
@@ -105,7 +106,7 @@ def choose(
     return {
         "asked": asked.asked,
         "config": config_of(chosen, units, configs).to_dict(),
-        "mix": _described(chosen, units, elsewhere) | {"measured": measured},
+        "mix": _described(chosen, units, elsewhere) | {"measured": measured.to_dict()},
         "uniform": {
             name: _described(Mix(tuple(_option(unit, name) for unit in units)), units, elsewhere)
             for name in asked.schemes
@@ -181,14 +182,14 @@ def config_of(mix: Mix, units: Sequence[Unit], configs: Mapping[str, Config]) ->
 
 
 def _within(
-    asked: MixConfig, units: Sequence[Unit], elsewhere: int, quality: Callable[[Mix], dict[str, Any]]
-) -> tuple[Mix, dict[str, Any]]:
+    asked: MixConfig, units: Sequence[Unit], elsewhere: int, quality: Callable[[Mix], Quality]
+) -> tuple[Mix, Quality]:
     """The mix, and what was measured of it. Raises ConfigError ``budget_too_small``."""
     if asked.max_divergence is None:
         chosen = of_size(units, bytes_of(asked, units, elsewhere))
         return chosen, quality(chosen)
     allowed = target = asked.max_divergence
-    found: list[tuple[Mix, dict[str, Any]]] = []
+    found: list[tuple[Mix, Quality]] = []
     for _ in range(MAX_ROUNDS):
         chosen = of_loss(units, target)
         if any(chosen == before for before, _ in found):
@@ -218,8 +219,9 @@ def bytes_of(asked: MixConfig, units: Sequence[Unit], elsewhere: int) -> int:
     return asked.max_bytes - elsewhere
 
 
-def _divergence(quality: dict[str, Any]) -> float:
-    value: float = quality["divergence"]["kl_mean"]["value"]
+def _divergence(quality: Quality) -> float:
+    value = quality.divergence.kl_mean.value
+    assert value is not None
     return value
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from quantcore.blockwise.algorithms import BlockAlgorithms, Prepared
@@ -12,9 +10,10 @@ from quantcore.calibration.ranges import quantized_activations
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
 from quantcore.evaluation.baseline_cache import Originals
-from quantcore.evaluation.divergence import measure, summarize
+from quantcore.evaluation.divergence import measure, summarize_both
 from quantcore.evaluation.model import open_model
 from quantcore.evaluation.provenance import identity_of
+from quantcore.evaluation.quality import Quality
 from quantcore.evaluation.text import EvaluationText
 from quantcore.events import Emit, Eta, Progress
 from quantcore.mixed_precision.sensitivity import Sensitivity
@@ -37,8 +36,8 @@ class Trial:
         )
         self._states = [state[None].to(self._original.streamed.device) for state in states_NTH]
 
-    def quality(self, config: Config, plan: Plan) -> dict[str, Any]:
-        """Of the model as ``config`` rounds it, beside the original (see ``divergence.summarize``)."""
+    def quality(self, config: Config, plan: Plan) -> Quality:
+        """Of the model as ``config`` rounds it, beside the original (see ``evaluation.quality``)."""
         streamed = self._rounded.streamed
         algorithms = BlockAlgorithms(config, streamed.dtype)
         hidden = streamed.embed(self._text.ids_NT)
@@ -55,14 +54,14 @@ class Trial:
         self._rounded.has_run = True
         return self._compared(algorithms, plan, hidden)
 
-    def _compared(self, algorithms: BlockAlgorithms, plan: Plan, hidden: Hidden) -> dict[str, Any]:
+    def _compared(self, algorithms: BlockAlgorithms, plan: Plan, hidden: Hidden) -> Quality:
         with self._original.head() as original, self._rounded.head() as logits:
             layers = self._modules(plan, None)
             prepared = algorithms.prepare_head(layers, logits, self._sensitivity.behind(plan))
             _round(algorithms, None, layers, prepared)
             with quantized_activations(layers, prepared.activations):
                 measured = measure(logits, list(hidden.states), self._text, (original, self._states))
-        return summarize(measured, self._text)
+        return summarize_both(measured, self._text)
 
     def _modules(self, plan: Plan, index: int | None) -> dict[LayerPlan, nn.Module]:
         return {layer: self._rounded.streamed.find_module(layer.name) for layer in plan.layers_of(index)}

@@ -29,13 +29,13 @@ SCALE_DTYPES = {
 }
 E8M0_BIAS = 127  # exponents of an e8m0 scale run from -127 to 127
 FLOAT32_INFINITY = 0xFF << FLOAT32_MANTISSA_BITS
-PIECE = 1 << 17  # values; with their float32 intermediates they fit the second-level cache of a core
+CACHED_VALUES = 1 << 17  # values; with their float32 intermediates they fit the second-level cache of a core
 E4M3 = FORMATS["fp8_e4m3"]
 
 
 @dataclass(frozen=True)
 class QParams:
-    """What turns codes into values: ``(decode(code) - zero_point) * scale * global_scale``.
+    """Parameters that turn codes into values: ``(decode(code) - zero_point) * scale * global_scale``.
 
     ``scale`` [R, G] is float32 with values that are exact in the stored type. ``zero_point`` [R, G], None if symmetric,
     is int32 codes or a float32 number (see ``with_stored_minimum``). ``global_scale``, a float32 scalar or None, lies
@@ -60,17 +60,17 @@ class QParams:
 
     @property
     def step(self) -> torch.Tensor:
-        """What one unit of the format's grid is worth, [R, G] float32."""
+        """Value of one unit of the format's grid, [R, G] float32."""
         return self.scale if self.global_scale is None else self.scale * self.global_scale
 
 
 def min_max(x_RGS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Smallest and largest value of every group, each [R, G]. NaN in a group gives NaN."""
     size = x_RGS.shape[-1]
-    if x_RGS.device.type != "cpu" or size > PIECE:
+    if x_RGS.device.type != "cpu" or size > CACHED_VALUES:
         return x_RGS.amin(-1), x_RGS.amax(-1)
     # torch reduces short rows of float32 ten times faster than those of bfloat16; a piece is widened in the cache.
-    pieces = torch.split(x_RGS.reshape(-1, size), max(1, PIECE // size))
+    pieces = torch.split(x_RGS.reshape(-1, size), max(1, CACHED_VALUES // size))
     ends = [(piece.amin(-1), piece.amax(-1)) for piece in map(torch.Tensor.float, pieces)]
     minimum, maximum = (torch.cat(end).reshape(x_RGS.shape[:2]) for end in zip(*ends, strict=True))
     return minimum, maximum
@@ -117,7 +117,7 @@ def quantize(x_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec) -> to
 
 
 def dequantize(codes_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec) -> torch.Tensor:
-    """What the codes stand for, float32 [R, G, S]."""
+    """Dequantize codes to float32 [R, G, S]."""
 
     def decode(codes: torch.Tensor, here: QParams) -> torch.Tensor:
         return _unscaled(spec.format.decode(codes), here, spec)
@@ -135,7 +135,7 @@ def fake_quantize(x: torch.Tensor, spec: QuantizationSpec, grouping: Grouping, p
 
 
 def static_params(params: QParams, spec: QuantizationSpec) -> QParams:
-    """What calibration leaves of an activation's parameters: all, or the global scale where groups are dynamic."""
+    """Return the static parameters of an activation: all, or only the global scale if groups are dynamic."""
     if not spec.is_dynamic:
         return params
     assert params.global_scale is not None
@@ -154,7 +154,7 @@ def fake_quantize_activation(x: torch.Tensor, spec: QuantizationSpec, static: QP
         return fake_quantize(x, spec, grouping, QParams(static.scale.to(x.device), zero_point, static.global_scale))
     x_RGS = grouping.split(x)
     known = None if static is None else static.scale.to(x.device)
-    if x_RGS.shape[-1] > PIECE or (known is None and spec.scale_type is ScaleType.e4m3):
+    if x_RGS.shape[-1] > CACHED_VALUES or (known is None and spec.scale_type is ScaleType.e4m3):
         params = find_params(*min_max(x_RGS), spec, torch.float32, known)
         return fake_quantize(x, spec, grouping, params)
 
@@ -181,16 +181,16 @@ def _in_pieces(
     That is three times faster than step after step through main memory, and needs no float32 copy of x. Without
     ``params`` a piece is made of whole groups, so that ``compute`` can find its own.
     """
-    if x_RGS.device.type != "cpu" or x_RGS.numel() <= PIECE or torch.compiler.is_compiling():
+    if x_RGS.device.type != "cpu" or x_RGS.numel() <= CACHED_VALUES or torch.compiler.is_compiling():
         return compute(x_RGS, params).to(dtype)
     rows, groups, size = x_RGS.shape
     x_NS, result_NS = x_RGS.reshape(-1, size), torch.empty(rows * groups, size, dtype=dtype)
-    step = max(1, PIECE // size)
+    step = max(1, CACHED_VALUES // size)
     for start in range(0, rows * groups, step):
         here = slice(start, start + step)
         known = None if params is None else params.of_groups(here)
-        for column in range(0, size, PIECE):
-            there = slice(column, column + PIECE)
+        for column in range(0, size, CACHED_VALUES):
+            there = slice(column, column + CACHED_VALUES)
             result_NS[here, there] = compute(x_NS[here, there], known)
     return result_NS.reshape(x_RGS.shape)
 
@@ -271,7 +271,8 @@ def with_stored_minimum(
 
 
 def minimum_of(zero_point: torch.Tensor, scale: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor:
-    """What the smallest code stands for, float32. ``zero_point_of`` is the inverse, exact after rounding to a type."""
+    """Return the value of the smallest code, float32. ``zero_point_of`` is the inverse, exact after rounding to a
+    type."""
     return (spec.format.min - zero_point) * scale
 
 

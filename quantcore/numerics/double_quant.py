@@ -50,7 +50,7 @@ class NestedScales:
 
 
 def dynamic_map(device: torch.device) -> torch.Tensor:
-    """What the codes stand for, float32 [256], ascending."""
+    """Return the values of all codes, float32 [256], ascending."""
     return kept(_dynamic_map, "dynamic", device)
 
 

@@ -41,7 +41,7 @@ class QTensor:
 
 @dataclass(frozen=True)
 class QLayer:
-    """All that an exporter stores of one layer: its weight and the static parameters of its input and output."""
+    """Quantized layer for an exporter: its weight and the static parameters of its input and output."""
 
     weight: QTensor
     inputs: QParams | None = None
@@ -49,7 +49,7 @@ class QLayer:
 
 
 def is_finite(weight: torch.Tensor) -> bool:
-    """Whether no value is NaN or infinite. NaN passes through both ends; there is no copy of the weight."""
+    """Return True if no value is NaN or infinite. NaN passes through both ends; the weight is not copied."""
     return weight.numel() == 0 or bool(torch.stack(torch.aminmax(weight)).isfinite().all())
 
 

@@ -17,7 +17,7 @@ from quantcore.numerics.affine import QParams, minimum_of, zero_point_of
 from quantcore.numerics.double_quant import NestedScales
 
 LARGEST = {ScaleType.uint6: 63, ScaleType.int8: 127}
-"""What the largest scale of a super-block is in its units: so the float16 number follows from the scales alone."""
+"""Integer that the largest scale of a super-block becomes, so that the float16 scale follows from it."""
 
 
 def as_two_levels(params: QParams, spec: QuantizationSpec) -> QParams:

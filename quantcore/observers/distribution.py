@@ -64,7 +64,8 @@ class Bins:
         return magnitude.add_(rounded.bitwise_right_shift_(31).bitwise_and_(self.num_signed))
 
     def values(self, device: torch.device) -> torch.Tensor:
-        """What each bin stands for, float32 [num]; the first of each sign is 0, the highest may be infinite or NaN."""
+        """Return the value of each bin, float32 [num]; the first of each sign is 0, the highest may be infinite or
+        NaN."""
         magnitude = torch.arange(self.num_signed, dtype=torch.int32, device=device)
         bits = (magnitude + (self.first_exponent << self.mantissa_bits)) << (23 - self.mantissa_bits)
         bits[0] = 0
@@ -154,7 +155,8 @@ def _chunk(x: torch.Tensor) -> int:
 
 @dataclass(frozen=True)
 class Seen:
-    """What was seen under N scales: values_NK ascending, how often each (int64), the exact ends, all of them finite.
+    """Distribution of the values under N scales: values_NK ascending, how often each (int64), the exact ends, all of
+    them finite.
 
     ``num_values`` is the number of values under each scale, ``dtype`` what they came in (the model's own). ``peak`` is
     the largest magnitude under any scale, those outside of this piece included.

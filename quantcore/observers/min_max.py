@@ -1,4 +1,4 @@
-"""All of it: from the smallest to the largest value seen."""
+"""Observer of the exact range, from the smallest to the largest value."""
 
 from __future__ import annotations
 

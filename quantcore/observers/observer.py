@@ -1,4 +1,4 @@
-"""What all observers share: the exact range of everything seen, under every scale."""
+"""Base class of observers: it tracks the exact range of all values under every scale."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OBSERVERS: Registry[type[Observer]] = Registry("observer", "quantcore.observers"
 
 
 def observer_for(spec: QuantizationSpec, grouping: Grouping | None = None) -> Observer:
-    """The observer that ``spec`` asks for. ``grouping`` says which values share a scale; by default a weight's."""
+    """Return the observer of ``spec``. ``grouping`` says which values share a scale; by default a weight's."""
     return OBSERVERS.get(spec.observer_method)(spec, grouping)
 
 

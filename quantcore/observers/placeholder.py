@@ -1,4 +1,4 @@
-"""For tensors that need no learned range."""
+"""Observer for tensors that need no learned range."""
 
 from __future__ import annotations
 

@@ -48,6 +48,7 @@ from quantcore.proof.verify import may_be_whole, prove_in_fresh_process
 from quantcore.reading.dequantize import open_source
 from quantcore.reading.model import Model, read_model
 from quantcore.report.report import Peaks, build_report, write_report
+from quantcore.report.values import Report
 from quantcore.rotation.model_rotation import untie
 from quantcore.runtime.devices import default_device, held_memory_bytes, peak_memory_bytes, release_freed_memory
 from quantcore.runtime.hidden import Hidden
@@ -60,10 +61,10 @@ from quantcore.runtime.workload import NUM_PROBES
 EDGE_PROBE_LEN = 32  # tokens with which edges are proven
 
 
-def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
+def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> Report | None:
     """Quantize, export, prove, seal. Returns the report; ``output_dir`` appears only when all of it is done.
 
-    With several ``ranks`` each calls it. The first one speaks, and gives the report; the others give an empty one.
+    With several ``ranks`` each calls it. The first one emits events and returns the report; the others return None.
     """
     started = time.monotonic()
     if not ranks.is_first:
@@ -76,7 +77,7 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> dict[str, Any]:
         return _run(task, emit, ranks, started, said, seen)
 
 
-def _run(task: Task, emit: Emit, ranks: Ranks, started: float, said: list[Warned], seen: Seen) -> dict[str, Any]:
+def _run(task: Task, emit: Emit, ranks: Ranks, started: float, said: list[Warned], seen: Seen) -> Report | None:
     """``run`` of a model that is here, whose files are ``seen`` to stay what they are."""
     model = read_model(task.model_folder)
     seen.take(ranks.share(seen.stamps if ranks.is_first else {}))
@@ -102,7 +103,7 @@ def _run(task: Task, emit: Emit, ranks: Ranks, started: float, said: list[Warned
         outcome = work(task, model, plan, folder, emit, savepoint, saved)
         peaks_bytes = ranks.gather(peak_memory_bytes())
         if not ranks.is_first:
-            return {}
+            return None
         quantized_s = time.monotonic() - started
         emit(PhaseStarted("export"))
         write_side_files(task, headers, plan, folder)
@@ -121,7 +122,7 @@ def _run(task: Task, emit: Emit, ranks: Ranks, started: float, said: list[Warned
         seen.check()
         seal(folder)
         tell_gates(task, results, emit)
-    emit(Completed(report["summary"]))
+    emit(Completed(report.summary.to_dict()))
     return report
 
 

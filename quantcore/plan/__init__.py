@@ -1,1 +1,1 @@
-"""What a job would do, decided from headers alone: layers, memory, size. No torch."""
+"""Plans a job from headers alone: layers, memory, size. No torch."""

@@ -25,7 +25,7 @@ from quantcore.runtime.workload import SOLVED_ROWS, STATES_SHARE, solving_flops,
 
 STREAMED_FSDP, RESIDENT_FSDP = "streamed_fsdp", "resident_fsdp"
 USABLE = 0.95
-"""Of a device's memory: the rest is lost between its pieces."""
+"""Usable share of a device's memory: the rest is lost to fragmentation."""
 FLOAT_PASSES = 20
 """How often every value passes through memory in float32 while it is rounded, packed and measured."""
 FEWER_SAMPLES = (255, 127, 63, 31)
@@ -35,7 +35,7 @@ GRAM_SHARE = 10 / 16  # of x^T x, which is symmetric: see calibration.sums
 
 @dataclass(frozen=True)
 class Work:
-    """What a job computes, over all blocks. ``num_streams`` of hidden states go through; ``num_values`` are rounded;
+    """Work of a job, over all blocks. ``num_streams`` of hidden states go through; ``num_values`` are rounded;
     a token is multiplied with ``active``; ``grams`` are the matrices' bytes, ``gram_flops`` a token's in them;
     ``shared_grams`` those that every rank gets, ``solving_flops`` what the rank does that has most to do."""
 
@@ -195,7 +195,7 @@ def distinct_blocks(
 
 
 def _names_blocks(config: Config) -> bool:
-    """Whether a pattern can tell one block (or expert) from another: by a number, or by what may stand for one."""
+    """Return True if a pattern can distinguish blocks or experts: it has a number or a wildcard for one."""
     named = (config.kv_cache_quant_config, config.layer_quant_config)
     patterns = [*config.exclude, *(pattern for table in named for pattern in table)]
     return any(re.search(r"(?<![A-Za-z_\d])\d|[?\[]", pattern) for pattern in patterns)
@@ -257,7 +257,7 @@ def _states_on_disk(footprint: Footprint, hardware: Hardware, chosen: Candidate)
 
 
 def _verify(footprint: Footprint, hardware: Hardware, chosen: Candidate) -> Parts:
-    """Of the process that verifies, and of the one that waits: on the CPU, or on the device that both use."""
+    """Return the memory of the process that verifies and of the one that waits: on the CPU or on their device."""
     parts = footprint.verifying(runs_model=chosen.executor != FILE_TO_FILE)
     if not hardware.num_devices:
         return parts
@@ -267,7 +267,7 @@ def _verify(footprint: Footprint, hardware: Hardware, chosen: Candidate) -> Part
 
 
 def _host(footprint: Footprint, hardware: Hardware, chosen: Candidate) -> Parts:
-    """Of all processes of a node, in the phase that takes most."""
+    """Return the memory of all processes of a node, in the phase that takes most."""
     parts = footprint.host() if hardware.num_devices else chosen.parts
     quantize = {name: hardware.ranks_a_node * size for name, size in parts.items()}
     runs_here = chosen.executor != FILE_TO_FILE and not hardware.num_devices
@@ -277,7 +277,7 @@ def _host(footprint: Footprint, hardware: Hardware, chosen: Candidate) -> Parts:
 def _verdict(
     plan: Plan, footprint: Footprint, hardware: Hardware, chosen: Candidate, verify: Parts, host: Parts, disk: Parts
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What does not fit, and what would make it fit."""
+    """Explain what does not fit, and what would make it fit."""
     faults: list[str] = []
     advice: list[str] = []
     if not chosen.fits and hardware.num_devices:

@@ -21,35 +21,35 @@ from quantcore.runtime.workload import LOGIT_ROWS, NUM_PROBES, PIECE_BYTES, PROB
 RUNTIME_BYTES = 450 << 20
 """Python, torch and Transformers before any weight: measured by bench/__main__.py."""
 FLOAT_COPIES = 4
-"""Of the weight that is being rounded, in float32: itself, its codes, what they stand for, what is lost."""
+"""Copies of the weight being rounded, in float32: weight, codes, dequantized values, error."""
 SOLVED_COPIES = 6
-"""Of the rows that a solver takes at a time, in float32: weights, values on the grid and errors, the latter two of
-rounding to nearest as well, and work space."""
+"""Copies of the rows that a solver takes at a time, in float32: weights, values on the grid and errors, the latter two
+of rounding to nearest as well, and work space."""
 WINDOW_COPIES = 4
-"""Of a layer's input of one window, in float32, while it is learned from."""
+"""Copies of a layer's input of one window, in float32, while statistics are collected."""
 WINDOW_COPIES_BACK = 16
-"""The same of a window that goes back through a block: all that its way forward left."""
+"""Copies for a window on the backward pass through a block: all that its forward pass saved."""
 PRODUCT_PIECES = 3
-"""Of such a piece, while a product is computed with it: the piece, as the library packs it, and what comes out."""
+"""Copies of a tile during a matrix product: the tile, the library's packed copy, and the result."""
 DISTANCE_PIECES = 16
-"""The same while the logits of two models are compared: ``divergence.distance`` holds 9, and the allocator keeps most
-of what was freed before."""
+"""Copies of a tile while the logits of two models are compared: ``divergence.distance`` holds 9, and the allocator
+keeps most of what was freed before."""
 GENERATION_BYTES = 256 << 20
-"""What Transformers imports and holds to generate text beside the model, with what loading it left in the allocator."""
+"""Memory of Transformers beside the model while it generates text, with the allocator's rest from loading."""
 WHOLE_BYTES = 1 << 30
 """A model of this size or less may be in memory as a whole to generate text; so may one that takes no more than the
 rest of its job."""
 TASK_RUNTIME_BYTES = 350 << 20
 """lm-evaluation-harness and what it imports, beside the runtime."""
 TASK_TOKENS = 256
-"""Of each document of a task: an assumption, for nobody knows them before they are read."""
+"""Assumed tokens of each document of a task: they are unknown before they are read."""
 TASK_LOGIT_COPIES = 3
-"""Of the logits of a batch of documents in float32."""
+"""Copies of the logits of a batch of documents in float32."""
 DEVICE_RUNTIME_BYTES = 1_500_000_000
 """An accelerator's context and the work space of its libraries."""
 
 OUTPUTS = ("o_proj", "out_proj", "down_proj", "c_proj", "dense", "wo", "w2", "fc2")
-"""What models call the layer of a module that reads what the others gave, whatever its width."""
+"""Names of the layer of a module that reads the output of the others, whatever its width."""
 
 Parts = dict[str, int]
 Input = tuple[str, int, bool]
@@ -57,7 +57,7 @@ Input = tuple[str, int, bool]
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a job's memory depends on, in bytes.
+    """Quantities that decide a job's memory, in bytes.
 
     ``whole``: all tensors; ``outside``: embedding, head and all else around the blocks; ``block``: the largest;
     ``tensor``: the largest read; ``weight``: the one with most values among those that are rounded, in float32;
@@ -161,8 +161,8 @@ class Footprint:
         return {"runtime": RUNTIME_BYTES, **_larger(*moments), **states}
 
     def allows_comparison(self, num_ranks: int = 1) -> bool:
-        """Whether one window may go through the whole model before the first block: if that is small, or takes no more
-        than each of ``num_ranks`` needs anyway."""
+        """Return True if one window may go through the whole model before the first block: it is small, or takes no
+        more than each of ``num_ranks`` needs anyway."""
         needed = max(map(_size, self._moments(num_ranks, num_shards=num_ranks)))
         return _size(self._comparing()) <= max(WHOLE_BYTES, needed)
 
@@ -171,7 +171,7 @@ class Footprint:
         return {"whole_model": self.whole, "embedding_and_head": self.outside, "one_block": self.block} | products
 
     def _moments(self, num_ranks: int = 1, num_shards: int = 1) -> tuple[Parts, ...]:
-        """Of a rank that quantizes, without those with a whole model."""
+        """Return the memory of a rank that quantizes, without phases that hold a whole model."""
         block = self.block if num_shards == 1 else self.block // num_shards + 2 * self.weight // 2
         rounding = FLOAT_COPIES * self.weight
         learning = count_sums(self.num_windows, num_ranks) * self.grams
@@ -189,8 +189,8 @@ class Footprint:
         return moments
 
     def verifying(self, *, runs_model: bool) -> Parts:
-        """Of the fresh process that verifies, and of the one that waits for it. It holds one weight or one block, then
-        the embedding and the head of both models; a whole model only where ``allows_whole``."""
+        """Return the memory of the fresh process that verifies and of the one that waits. It holds one weight or one
+        block, then the embedding and the head of both models; a whole model only where ``allows_whole``."""
         waiting = {"waiting_process": RUNTIME_BYTES + self.held_out * self.measures}
         moments = self._bounded(runs_model=runs_model)
         if runs_model and self.allows_whole(runs_model=runs_model):
@@ -201,13 +201,13 @@ class Footprint:
         return {**waiting, "runtime": RUNTIME_BYTES, **_larger(*moments), **held_out}
 
     def allows_whole(self, *, runs_model: bool) -> bool:
-        """Whether the model may be in memory as a whole: if tasks are to run on it, if it is small, or if the job needs
+        """Return True if the whole model may be in memory: tasks run on it, it is small, or the job needs
         as much anyway."""
         needed = max(map(_size, (*self._moments(), *self._bounded(runs_model=runs_model))))
         return runs_model and (self.task_logits > 0 or self.whole <= max(WHOLE_BYTES, needed))
 
     def allows_check(self, *, runs_model: bool) -> bool:
-        """Whether another program may read the export as a whole: if that is small, or no more than verifying takes."""
+        """Return True if another program may read the whole export: it is small, or needs no more than verifying."""
         limit = max(WHOLE_BYTES, *map(_size, self._bounded(runs_model=runs_model)))
         return self.is_read and _size(self._checking()) <= limit
 
@@ -244,7 +244,7 @@ class Footprint:
         return (*[whole | samples] * self.generates, *[whole | tasks] * bool(self.task_logits))
 
     def _measuring(self) -> Parts:
-        """Of one rank, for all: what each scheme changes in a block, and one window that goes through it and back."""
+        """Return the memory of one rank: the changes of each scheme to a block, and one window forward and backward."""
         return {
             "one_block": self.block,
             "changes_of_one_block": self.num_schemes * self.block,
@@ -322,6 +322,6 @@ def _solved(config: Config, layers: Sequence[LayerPlan], element: int) -> int:
 
 
 def input_of(layer: LayerPlan) -> Input:
-    """What layers of a block have in common that read the same input, as far as names and widths tell."""
+    """Return the key shared by layers of a block that read the same input, judged by names and widths."""
     parent, _, name = layer.name.rpartition(".")
     return parent, layer.in_features, name in OUTPUTS

@@ -1,4 +1,4 @@
-"""What a plan is made for: how many devices of which memory, the host beside them, the disk. And what they are assumed
+"""Hardware of a plan: the number of devices and their memory, the host beside them, the disk. And what they are assumed
 to do in a second."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Speeds:
-    """What the figures of time assume; of one device, or of one node's disk. They are guesses until they are measured.
+    """Assumed speeds of one device, or of one node's disk. They are guesses until they are measured.
 
     ``products``: bfloat16 products of the model, flop/s. ``grams``: float32 products of statistics. ``solving``:
     factorisations and updates. ``rounding``: bytes of float32 values that pass through memory. ``link``: from the host

@@ -1,4 +1,4 @@
-"""What a model is and what could become of it, from its config and the headers of its files: no weight is read."""
+"""Describes a model and its possible exports, from its config and file headers: no weight is read."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def inspect_hub(model_id: str, revision: str = "main") -> tuple[Inspection, str]
 
 
 def inspect(folder: Path, *, is_whole: bool = True) -> Inspection:
-    """What the model in ``folder`` is; not ``is_whole``: an outline, with holes for weights. Raises ModelError."""
+    """Describe the model in ``folder``; not ``is_whole``: an outline, with holes for weights. Raises ModelError."""
     config, stored = read_folder(folder)
     quantization = _quantization(config)
     headers: ModelHeaders | None = None
@@ -110,7 +110,8 @@ def inspect(folder: Path, *, is_whole: bool = True) -> Inspection:
 
 
 def read_license(folder: Path) -> str | None:
-    """The licence that the model's card names in its front matter (``license: apache-2.0``), None without one."""
+    """Return the license that the model's card names in its front matter (``license: apache-2.0``), None without
+    one."""
     try:
         with open_file(folder / "README.md") as file:
             text = file.read(hub.MAX_CARD_BYTES).decode("utf-8", "replace")
@@ -130,10 +131,10 @@ def _experts(config: Mapping[str, Any]) -> dict[str, int] | None:
 
 
 def _quantization(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    said = config.get("quantization_config")
-    if not said:
+    quantization_config = config.get("quantization_config")
+    if not quantization_config:
         return None
-    method = said.get("quant_method") if isinstance(said, dict) else None
+    method = quantization_config.get("quant_method") if isinstance(quantization_config, dict) else None
     return {"quant_method": str(method or "unknown")[:64], "export": None}
 
 

@@ -48,7 +48,7 @@ class KeptTensor:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will happen to every layer.
+    """Plan of every layer.
 
     ``added`` are tensors that the result has and the checkpoint has not: the output projection of a model that shares
     it with the embedding, once a rotation parts the two. ``layouts`` holds, for each export, every tensor that will be
@@ -80,7 +80,7 @@ class Plan:
 
     @property
     def memory_by_phase(self) -> dict[str, dict[str, int]]:
-        """What all processes of the job hold when they hold most, by part, in the phases "quantize" (if one process
+        """Peak memory of all processes of the job, by part, in the phases "quantize" (if one process
         does it alone) and "verify"."""
         return {"quantize": self.memory_of_rank(), "verify": self.footprint.verifying(runs_model=self.runs_model)}
 
@@ -90,21 +90,21 @@ class Plan:
 
     @property
     def allows_whole(self) -> bool:
-        """Whether the model may be in memory as a whole while the result is verified."""
+        """True if the whole model may be in memory while the result is verified."""
         return self.footprint.allows_whole(runs_model=self.runs_model)
 
     @property
     def allows_check(self) -> bool:
-        """Whether another program may read the export as a whole while it is verified."""
+        """True if another program may read the whole export while it is verified."""
         return self.footprint.allows_check(runs_model=self.runs_model)
 
     @property
     def memory_bytes(self) -> dict[str, int]:
-        """The same of the phase that takes most."""
+        """Peak memory by part in the phase that takes most."""
         return max(self.memory_by_phase.values(), key=lambda parts: sum(parts.values()))
 
     def memory_of_rank(self, num_ranks: int = 1, num_shards: int = 1) -> dict[str, int]:
-        """What each of several processes that quantize holds; ``num_shards`` as in ``Footprint.streamed``."""
+        """Return the memory of each of several processes that quantize; ``num_shards`` as in ``Footprint.streamed``."""
         if self.executor == FILE_TO_FILE:
             return self.footprint.file_to_file()
         return self.footprint.streamed(num_ranks=num_ranks, num_shards=num_shards)

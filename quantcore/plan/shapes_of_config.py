@@ -20,7 +20,7 @@ DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 def tensors_of(config: Mapping[str, Any]) -> dict[str, TensorHeader]:
-    """What the files of such a model hold; they have no file and no place yet.
+    """Return the tensors of such a model; they have no file and no place yet.
 
     Raises ModelError ``unsupported_architecture`` for a family that is not known, ``config_implausible`` for numbers
     that are missing or cannot be meant.

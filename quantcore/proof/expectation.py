@@ -1,4 +1,4 @@
-"""What the pipeline knows of its result, written down so that a fresh process can hold the files against it."""
+"""Records what the pipeline computed, so that a fresh process can compare the files with it."""
 
 from __future__ import annotations
 
@@ -55,16 +55,18 @@ class Expectation:
             "original_states": self.original_states_NTH,
         }
         counts = {"num_words": self.held_out.num_words, "num_bytes": self.held_out.num_bytes}
-        said = {"digests": self.digests, "counts": counts, "model": self.model}
-        save_file({name: one for name, one in tensors.items() if one is not None}, folder / "expected.safetensors")
-        (folder / "expected.json").write_text(json.dumps(said), "utf-8")
+        record = {"digests": self.digests, "counts": counts, "model": self.model}
+        stored = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        save_file(stored, folder / "expected.safetensors")
+        (folder / "expected.json").write_text(json.dumps(record), "utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> Expectation:
         tensors = load_file(folder / "expected.safetensors")
-        said = json.loads((folder / "expected.json").read_text("utf-8"))
-        held_out = EvaluationText(tensors["held_out"], tensors["first_scored"], **said["counts"])
-        return cls(held_out, tensors["probe_logits"], tensors.get("original_states"), said["model"], **said["digests"])
+        record = json.loads((folder / "expected.json").read_text("utf-8"))
+        held_out = EvaluationText(tensors["held_out"], tensors["first_scored"], **record["counts"])
+        states = tensors.get("original_states")
+        return cls(held_out, tensors["probe_logits"], states, record["model"], **record["digests"])
 
 
 def probe_logits(logits: Callable[[torch.Tensor], torch.Tensor], states: Sequence[torch.Tensor]) -> torch.Tensor:

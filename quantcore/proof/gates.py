@@ -1,23 +1,23 @@
-"""What a result must keep to before it counts as good: one table of limits, and what each is held against.
+"""Quality gates: the limits that a result must keep, and the measurements they are compared with.
 
-The ids are those of docs/evaluation.md, where the measurements stand that the limits come from. Files that are not what
-was computed, weights that are not finite, and folding that changes the model fail a job whatever its ``gate`` says:
-those errors are raised where they are seen, and here they are rows among the others.
+The ids are those of docs/evaluation.md, where the measurements stand that the limits come from. Files that differ from
+what was computed, weights that are not finite, and folding that changes the model fail a job whatever its ``gate``
+says: those errors are raised where they occur, and are listed here among the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from quantcore.checkpoint.experts import EXPERT
+from quantcore.evaluation.quality import Measure
 from quantcore.events import LayerQuantized, Warned
 from quantcore.plan.resolve import Plan
+from quantcore.proof.gate_result import GateResult, Status
 from quantcore.proof.scheme_limits import SchemeLimits, limits_of
 from quantcore.proof.verify import LOGIT_TOLERANCE, Proof
-
-Status = Literal["pass", "warn", "fail", "skipped"]
 
 EXPERT_SHARE = 0.005  # of the tokens: an expert that saw fewer was hardly calibrated
 ROUNDING_SHARE = 1.05  # an algorithm may be so much worse than plain rounding: no more than noise
@@ -27,31 +27,16 @@ DEGENERATE_SHARE = 0.25  # of the prompts that the original continues well
 OVERLAP_SHARE = 0.01
 SIZE_SHARE = 0.01
 FALLBACKS = ("layer_saw_few_tokens", "layer_never_called", "expert_saw_few_tokens", "solver", "edge_rejected")
-"""Codes of the warnings that say that a layer got less than was asked for."""
-
-
-@dataclass(frozen=True)
-class GateResult:
-    """One row: ``value`` was seen where ``limit`` is allowed; ``detail`` is a sentence for people."""
-
-    gate: str
-    name: str
-    status: Status
-    value: float | None
-    limit: float | None
-    detail: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+"""Codes of the warnings about layers that were not quantized as requested."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that a finished job knows of its result.
+    """Measurements of a finished job that the gates judge.
 
-    ``fold_tolerance``: what moving scales may change in this dtype. ``differing_files``: tokenizer files that are not
-    the source's. ``overlap``: the share of the held-out text that calibration saw. ``sizes``: bytes of the files of
-    each export, and as planned. ``missing_provenance``: what nobody could say of where the result is from.
+    ``fold_tolerance`` is the change that moving scales may cause in this dtype. ``differing_files`` are tokenizer files
+    that differ from the source's. ``overlap`` is the share of the held-out text that calibration saw. ``sizes`` are the
+    bytes of the files of each export, and as planned. ``missing_provenance`` names the fields that are unknown.
     """
 
     plan: Plan
@@ -72,7 +57,7 @@ class Evidence:
 
 
 def judge(evidence: Evidence) -> list[GateResult]:
-    """Every gate, in the order of their ids."""
+    """Apply every gate, in the order of their ids."""
     return [row for gate in GATES for row in gate(evidence)]
 
 
@@ -81,8 +66,8 @@ def failed(results: Sequence[GateResult]) -> list[GateResult]:
 
 
 def finite_numbers(seen: Evidence) -> Iterator[GateResult]:
-    odd = [f"{name}: {one}" for name, proof in seen.proofs.items() for one in proof.odd_numbers]
-    yield _row("G1", "finite_numbers", len(odd), 0, "; ".join(odd[:8]) or "weights, scales and zero points are sound")
+    odd = [f"{name}: {problem}" for name, proof in seen.proofs.items() for problem in proof.odd_numbers]
+    yield _row("G1", "finite_numbers", len(odd), 0, "; ".join(odd[:8]) or "weights, scales and zero points are valid")
 
 
 def calibration_coverage(seen: Evidence) -> Iterator[GateResult]:
@@ -105,13 +90,13 @@ def calibration_coverage(seen: Evidence) -> Iterator[GateResult]:
 
 def layer_error(seen: Evidence) -> Iterator[GateResult]:
     limits = limits_of(seen.plan)
-    layer = min(seen.layers, key=lambda one: one.sqnr_db)
+    layer = min(seen.layers, key=lambda layer: layer.sqnr_db)
     detail = f"worst: {layer.name} ({layer.scheme})"
     yield _row("G3", "layer_sqnr_db", layer.sqnr_db, limits.sqnr_db, detail, at_least=True)
     ratios = {
-        one.name: one.output_error / one.rounding_error
-        for one in seen.layers
-        if one.output_error is not None and one.rounding_error
+        layer.name: layer.output_error / layer.rounding_error
+        for layer in seen.layers
+        if layer.output_error is not None and layer.rounding_error
     }
     if not ratios:
         yield _skipped("G3", "not_worse_than_rounding", "the codes are plain rounding")
@@ -123,9 +108,10 @@ def layer_error(seen: Evidence) -> Iterator[GateResult]:
 
 
 def fallbacks(seen: Evidence) -> Iterator[GateResult]:
-    said = [warning.message for warning in seen.warnings if warning.code in FALLBACKS]
-    share = len(said) / max(1, len(seen.layers))
-    yield _row("G4", "fallbacks", share, FALLBACK_SHARE, " | ".join(said) or "no layer got less than was asked for")
+    messages = [warning.message for warning in seen.warnings if warning.code in FALLBACKS]
+    share = len(messages) / max(1, len(seen.layers))
+    detail = " | ".join(messages) or "every layer was quantized as requested"
+    yield _row("G4", "fallbacks", share, FALLBACK_SHARE, detail)
 
 
 def clipping(seen: Evidence) -> Iterator[GateResult]:
@@ -155,34 +141,34 @@ def round_trip(seen: Evidence) -> Iterator[GateResult]:
 
 
 def quality(seen: Evidence) -> Iterator[GateResult]:
-    found = seen.main.quality
-    if found is None:
-        yield _skipped("G8", "quality", "no evaluation was asked for")
+    measured = seen.main.quality
+    if measured is None:
+        yield _skipped("G8", "quality", "no evaluation was requested")
         return
-    limits, divergence = limits_of(seen.plan), found["divergence"]
-    yield _measured("perplexity_ratio", found["ratio"], limits.perplexity_ratio, limits)
-    yield _measured("kl_mean", divergence["kl_mean"], limits.kl_mean, limits)
-    yield _measured("top1_agreement", divergence["top1_agreement"], limits.top1_agreement, limits, at_least=True)
+    limits, divergence = limits_of(seen.plan), measured.divergence
+    yield _measured("perplexity_ratio", measured.ratio, limits.perplexity_ratio, limits)
+    yield _measured("kl_mean", divergence.kl_mean, limits.kl_mean, limits)
+    yield _measured("top1_agreement", divergence.top1_agreement, limits.top1_agreement, limits, at_least=True)
 
 
 def generation(seen: Evidence) -> Iterator[GateResult]:
     if not seen.main.samples:
-        yield _skipped("G9", "generation", "nothing was generated: not asked for, or the model is too large")
+        yield _skipped("G9", "generation", "nothing was generated: not requested, or the model is too large")
         return
-    bad = [one for one in seen.main.samples if one["quantized_is_degenerate"] and not one["original_is_degenerate"]]
+    bad = [text for text in seen.main.samples if text.quantized_is_degenerate and not text.original_is_degenerate]
     num = len(seen.main.samples)
-    detail = f"{len(bad)} of {num} texts are empty or one token again and again, unlike the original's"
+    detail = f"{len(bad)} of {num} texts are empty or repeat one token, unlike the original's"
     yield _row("G9", "generation", len(bad) / num, DEGENERATE_SHARE, detail)
 
 
 def side_files(seen: Evidence) -> Iterator[GateResult]:
-    detail = ", ".join(seen.differing_files) or "tokenizer, template and generation config are the source's"
+    detail = ", ".join(seen.differing_files) or "tokenizer, template and generation config equal the source's"
     yield _row("G10", "side_files", len(seen.differing_files), 0, detail)
 
 
 def overlap(seen: Evidence) -> Iterator[GateResult]:
     if seen.overlap is None:
-        yield _skipped("G11", "overlap", "nothing was measured, or nothing was learned from text")
+        yield _skipped("G11", "overlap", "nothing was measured, or no calibration text was used")
         return
     detail = "share of the held-out text that calibration saw"
     yield _row("G11", "overlap", seen.overlap, OVERLAP_SHARE, detail, worst="warn")
@@ -201,13 +187,13 @@ def size(seen: Evidence) -> Iterator[GateResult]:
     if not seen.sizes:
         yield _skipped("G14", "size", "the format keeps more than tensors in its files")
         return
-    shares = {name: abs(found / planned - 1) for name, (found, planned) in seen.sizes.items()}
+    shares = {name: abs(written / planned - 1) for name, (written, planned) in seen.sizes.items()}
     name, share = max(shares.items(), key=lambda item: item[1])
     yield _row("G14", "size", share, SIZE_SHARE, f"{name}: {seen.sizes[name][0]} bytes, {seen.sizes[name][1]} planned")
 
 
 def external_reader(seen: Evidence) -> Iterator[GateResult]:
-    yield _skipped("G15", "external_reader", "docs/consumers.md: which programs read files of this format, and agree")
+    yield _skipped("G15", "external_reader", "docs/consumers.md lists the programs that read files of this format")
 
 
 GATES: tuple[Callable[[Evidence], Iterator[GateResult]], ...] = (
@@ -219,22 +205,28 @@ GATES: tuple[Callable[[Evidence], Iterator[GateResult]], ...] = (
 def _row(
     gate: str, name: str, value: float, limit: float, detail: str, *, at_least: bool = False, worst: Status = "fail"
 ) -> GateResult:
-    """``worst`` is what a value beyond its limit means. One that is no number is beyond every limit."""
+    """Compare with a limit; ``worst`` is the status of a value beyond it. NaN is beyond every limit."""
     keeps = value >= limit if at_least else value <= limit
-    return GateResult(gate, name, "pass" if keeps else worst, value, limit, detail)
+    return _result(gate, name, "pass" if keeps else worst, value, limit, detail)
 
 
 def _measured(
-    name: str, found: dict[str, float | None], limit: float, limits: SchemeLimits, *, at_least: bool = False
+    name: str, measure: Measure, limit: float, limits: SchemeLimits, *, at_least: bool = False
 ) -> GateResult:
-    """Fails beyond the limit by more than two standard errors; by less, chance may be the reason, and it warns."""
-    value, stderr = found["value"], found["stderr"] or 0.0
+    """Fail if the value is beyond the limit by more than two standard errors; warn if it is beyond by less."""
+    value, stderr = measure.value, measure.stderr or 0.0
     if value is None:
-        return GateResult("G8", name, "fail", None, limit, f"no number; the limit is that of {limits.scheme}")
+        return _result("G8", name, "fail", None, limit, f"no number; the limit is that of {limits.scheme}")
     beyond = (limit - value) if at_least else (value - limit)
     status: Status = "pass" if beyond <= 0 else "warn" if beyond <= 2 * stderr else "fail"
-    return GateResult("G8", name, status, value, limit, f"± {stderr:.2g}; the limit is that of {limits.scheme}")
+    return _result("G8", name, status, value, limit, f"± {stderr:.2g}; the limit is that of {limits.scheme}")
 
 
 def _skipped(gate: str, name: str, why: str) -> GateResult:
-    return GateResult(gate, name, "skipped", None, None, why)
+    return _result(gate, name, "skipped", None, None, why)
+
+
+def _result(
+    gate: str, name: str, status: Status, value: float | None, limit: float | None, detail: str
+) -> GateResult:
+    return GateResult(gate=gate, name=name, status=status, value=value, limit=limit, detail=detail)

@@ -1,4 +1,4 @@
-"""From what a job left behind to what its gates say."""
+"""Applies the quality gates to the result of a job."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from quantcore.events import Emit, GatesJudged, LayerQuantized, Warned
 from quantcore.export import EXPORTERS, Container
 from quantcore.plan.resolve import Plan, export_dir
 from quantcore.proof.expectation import Expectation
-from quantcore.proof.gates import Evidence, GateResult, failed, judge
+from quantcore.proof.gate_result import GateResult
+from quantcore.proof.gates import Evidence, failed, judge
 from quantcore.proof.verify import Proof
 
 
 @dataclass
 class Outcome:
-    """What the quantizing pass leaves behind besides the written tensors.
+    """Result of the quantizing pass besides the written tensors.
 
-    ``provenance``: see there. ``overlap``: the share of the held-out text that calibration saw, None where nothing was
-    learned from text. ``num_shards``: in how many slices blocks lay on the processes, 1 where each held them whole.
+    ``provenance`` is made by ``evaluation.provenance``. ``overlap`` is the share of the held-out text that calibration
+    saw, None if nothing was learned from text. ``num_shards`` is the number of processes that shared each block, 1 if
+    each held it whole.
     """
 
     expected: Expectation
@@ -40,7 +42,7 @@ class Outcome:
 def judge_result(
     task: Task, headers: ModelHeaders, plan: Plan, folder: Path, outcome: Outcome, proofs: dict[str, Proof]
 ) -> list[GateResult]:
-    """What the gates say of the files in ``folder``; nothing if they are off."""
+    """Judge the files in ``folder``; return nothing if the gates are off."""
     if task.gate == "off":
         return []
     exports = {name: export_dir(folder, plan, name) for name in plan.exports}
@@ -71,22 +73,20 @@ def judge_result(
 
 
 def tell_gates(task: Task, results: list[GateResult], emit: Emit) -> None:
-    """Say what the gates found. Raises GateError if one failed and the task takes that for a failure."""
+    """Report the outcome of the gates. Raises GateError if one failed and the task treats that as a failure."""
     if task.gate == "off":
         return
     emit(GatesJudged(task.gate, [row.to_dict() for row in results]))
-    missed = [
-        f"{row.gate} {row.name}: {row.value} where {row.limit} is allowed ({row.detail})" for row in failed(results)
-    ]
+    missed = [gate.sentence for gate in failed(results)]
     if missed and task.gate == "fail":
         raise GateError(
-            f"The result misses {len(missed)} limit(s): {'; '.join(missed)}.",
+            " ".join(missed),
             code="gate_failed",
-            hint="The artifact was kept apart as rejected. Take a finer scheme, an algorithm or more calibration text;"
-            " or gate: warn.",
+            hint="The artifact is kept in a folder whose name ends in '.rejected'. Try --quant_algo gptq, a scheme with"
+            " more bits or more calibration text; or --gate warn.",
         )
-    for row in missed:
-        emit(Warned("gate_failed", row))
+    for sentence in missed:
+        emit(Warned("gate_failed", sentence))
 
 
 def weights_bytes(folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""How far a scheme may take a model from its original, set from measurements (docs/evaluation.md)."""
+"""Limits of the quality gates for each scheme, set from measurements (docs/evaluation.md)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from quantcore.plan.resolve import Plan
 
 @dataclass(frozen=True)
 class SchemeLimits:
-    """``perplexity_ratio`` and ``kl_mean`` (nats a token) at most, ``top1_agreement`` and ``sqnr_db`` (of the worst
-    layer's weight) at least."""
+    """Upper limits of ``perplexity_ratio`` and ``kl_mean`` (nats per token), lower limits of ``top1_agreement`` and
+    ``sqnr_db`` (of the worst layer's weight)."""
 
     scheme: str
     perplexity_ratio: float
@@ -30,16 +30,16 @@ LIMITS = (
     SchemeLimits("4-bit weights and activations", 6.00, 2.50, 0.25, 13.0),
     SchemeLimits("fewer than 4 bits", 20.0, 4.00, 0.10, 3.0),
 )
-"""From the strictest to the loosest; a result is held to the loosest that one of its layers is in."""
+"""Limits from the strictest to the loosest; the loosest of all its layers applies to a result."""
 
 
 def limits_of(plan: Plan) -> SchemeLimits:
-    """Those of the coarsest scheme in the plan."""
+    """Return the limits of the coarsest scheme in the plan."""
     return LIMITS[max(map(_scheme, plan.layers))]
 
 
 def _scheme(layer: LayerPlan) -> int:
-    """The place in ``LIMITS``."""
+    """Return the index in ``LIMITS``."""
     weight, inputs = layer.weight, layer.input_tensors
     bits = weight.format.bits
     input_bits = 16 if inputs is None or inputs.outlier_threshold is not None else inputs.format.bits

@@ -1,6 +1,6 @@
-"""The proof: a fresh process reads the written files and holds them against what was computed.
+"""The proof: a fresh process reads the written files and compares them with what was computed.
 
-It shares with the pipeline only the plan. Tensors must be equal bit for bit, logits within ``LOGIT_TOLERANCE``, and the
+It shares only the plan with the pipeline. Tensors must be equal bit for bit, logits within ``LOGIT_TOLERANCE``, and the
 perplexity on held-out text is measured on what was read back.
 """
 
@@ -12,12 +12,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from pydantic import TypeAdapter
 
 from quantcore.calibration.ranges import Activations
 from quantcore.checkpoint.artifact import digest
@@ -35,8 +36,9 @@ from quantcore.evaluation import harness
 from quantcore.evaluation.baseline_cache import Originals
 from quantcore.evaluation.clipping import Clipping
 from quantcore.evaluation.consumer import check_export, needed_bytes, unread
-from quantcore.evaluation.divergence import measure, summarize
+from quantcore.evaluation.divergence import measure, summarize_both
 from quantcore.evaluation.model import EvaluatedModel, open_model
+from quantcore.evaluation.quality import ConsumerCheck, Quality, Sample, TaskResults
 from quantcore.evaluation.samples import PROMPT_LEN, compare_samples
 from quantcore.evaluation.text import EvaluationText
 from quantcore.events import Emit, Eta, Progress, Warned, parse
@@ -56,52 +58,44 @@ from quantcore.runtime.streamed_model import StreamedModel
 
 STAMPS = "stamps.json"
 FREE_PARTS = 8
-"""A whole model may take one of so many parts of what is free on an accelerator: other jobs may run there as well."""
+"""A whole model may take 1/8 of the free memory of an accelerator: other jobs may run there as well."""
 LOGIT_TOLERANCE = 1e-3
-"""Largest |difference| of a logit over the largest |logit|: same weights and kernels give 0, float32 noise less."""
+"""Upper bound on the largest |difference| of a logit over the largest |logit|. Same weights and kernels give 0."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What was seen of one export.
+    """Result of verifying one export.
 
-    Every tensor of every export is compared; ``odd_numbers`` says which layers hold numbers that none should, and
-    ``consumer_check`` what a program of others makes of the files (see ``consumer.check_export``). The model
-    that was read back runs once, from the plan's main export: files whose tensors are all equal are the same model. So
-    the rest is None for the others, and from file to file: ``max_logit_difference`` (relative), ``clipping`` (the
-    largest share of a static activation that was cut off, and of which), and if an evaluation was wanted ``quality``
-    (see ``divergence.summarize``), ``samples`` and ``harness`` (by task; see ``harness``). ``failed_tasks``: why a
-    task has no result.
+    Every tensor of every export is compared. ``odd_numbers`` names layers with invalid scales. The model that was read
+    back runs once, from the plan's main export: files whose tensors are all equal are the same model. So the rest is
+    None for the other exports, and for ``file2file``: ``max_logit_difference`` (relative), ``clipping`` (the activation
+    with the largest clipped share, and that share), and if an evaluation was requested ``quality``, ``samples`` and
+    ``harness``. ``failed_tasks`` has the reason why a task has no result.
     """
 
     export: str
     num_tensors_equal: int
     odd_numbers: tuple[str, ...] = ()
-    consumer_check: dict[str, Any] = field(default_factory=dict)
+    consumer_check: ConsumerCheck = field(default_factory=ConsumerCheck)
     max_logit_difference: float | None = None
     clipping: tuple[str, float] | None = None
-    quality: dict[str, Any] | None = None
-    samples: list[dict[str, Any]] | None = None
-    harness: dict[str, Any] | None = None
+    quality: Quality | None = None
+    samples: tuple[Sample, ...] | None = None
+    harness: TaskResults | None = None
     failed_tasks: dict[str, str] = field(default_factory=dict)
 
     @property
     def perplexity(self) -> float | None:
-        return None if self.quality is None else self.quality["after"]["token_perplexity"]["value"]
+        return None if self.quality is None else self.quality.after.token_perplexity.value
 
-    def to_dict(self) -> dict[str, Any]:
-        """What the report says of every export."""
-        return {
-            "num_tensors_equal": self.num_tensors_equal,
-            "max_logit_difference": self.max_logit_difference,
-            "perplexity": self.perplexity,
-            "consumer_check": self.consumer_check,
-        }
+
+_PROOF = TypeAdapter(Proof)
 
 
 @dataclass(frozen=True)
 class Proved:
-    """What the fresh process said: the proof of each export, and the most memory that it held."""
+    """Answer of the fresh process: the proof of each export, and its peak memory."""
 
     proofs: dict[str, Proof]
     peak_memory_bytes: int
@@ -145,12 +139,12 @@ def prove_all(
             proof = run_model(task, plan, original, written, expected, proof, emit)
         too_large = why_not_held(plan, export, headers)
         if too_large is None:
-            found = check_elsewhere(plan, export_dir(folder, plan, export), export, original, written, emit)
+            check = check_elsewhere(plan, export_dir(folder, plan, export), export, original, written, emit)
         elif export_twin is None:
-            found = {"not_checked": too_large}
+            check = ConsumerCheck(not_checked=too_large)
         else:
-            found = check_twin(task, export, plan, original, export_twin, too_large, emit)
-        yield replace(proof, consumer_check=found)
+            check = check_twin(task, export, plan, original, export_twin, too_large, emit)
+        yield replace(proof, consumer_check=check)
 
 
 def run_model(
@@ -177,28 +171,29 @@ def run_model(
         states = [state[None].to(streamed.device) for state in expected.original_states_NTH]
         with open_model(original).head() as original_logits:
             measured = measure(logits, hidden.states, text, (original_logits, states))
-    proof, known = replace(proof, quality=summarize(measured, text)), Originals(expected.model)
+    proof, baselines = replace(proof, quality=summarize_both(measured, text)), Originals(expected.model)
     del hidden, states
     release_freed_memory()
-    return run_whole(task, plan, original, model, text, known, proof, emit)
+    return run_whole(task, plan, original, model, text, baselines, proof, emit)
 
 
 def run_whole(
-    task: Task, plan: Plan, original: Model, model: EvaluatedModel, text: EvaluationText, known: Originals,
+    task: Task, plan: Plan, original: Model, model: EvaluatedModel, text: EvaluationText, baselines: Originals,
     proof: Proof, emit: Emit,
 ) -> Proof:  # fmt: skip
-    """``proof`` with what needs a model as a whole: samples and tasks. What fails or is left out is said."""
+    """Add samples and tasks to ``proof``, which need the whole model; warn about those that fail or are left out."""
     evaluation, tokenizer = task.evaluation, load_tokenizer(task.model_folder)
     if evaluation.num_prompts and may_be_whole(plan, plan.allows_whole):
         with told_if_it_fails("samples_failed", "Both models were to continue some texts", emit):
             prompts_NT = text.ids_NT[: evaluation.num_prompts, :PROMPT_LEN]
-            samples = compare_samples(tokenizer, prompts_NT, open_model(original), model, known)
+            samples = compare_samples(tokenizer, prompts_NT, open_model(original), model, baselines)
             proof = replace(proof, samples=samples)
     elif evaluation.num_prompts:
         emit(Warned("samples_left_out", without_samples(plan)))
     if evaluation.tasks:
         with told_if_it_fails("tasks_failed", "Tasks were to be run", emit) as failure:
-            proof = replace(proof, harness=harness.compare(evaluation, tokenizer, open_model(original), model, known))
+            results = harness.compare(evaluation, tokenizer, open_model(original), model, baselines)
+            proof = replace(proof, harness=results)
         if failure:
             proof = replace(proof, harness={}, failed_tasks=dict.fromkeys(evaluation.tasks, failure[0]))
     return proof
@@ -215,8 +210,8 @@ def open_written(plan: Plan, headers: ModelHeaders, written: WrittenCheckpoint, 
 
 @contextmanager
 def told_if_it_fails(code: str, what: str, emit: Emit) -> Iterator[list[str]]:
-    """Foreign code runs here, for a result that is proven already: its failure is said, and costs no artifact. The
-    list then holds the reason."""
+    """Turn a failure of foreign code into a warning: the artifact is proven already and is kept. The list then holds
+    the reason."""
     reasons: list[str] = []
     try:
         yield reasons
@@ -226,8 +221,8 @@ def told_if_it_fails(code: str, what: str, emit: Emit) -> Iterator[list[str]]:
 
 
 def may_be_whole(plan: Plan, is_planned: bool) -> bool:
-    """Whether the model may be in memory as a whole: if the plan counts on it and the memory is there; on an
-    accelerator, whose memory no plan of the host counts, if that is little of what is free."""
+    """Return True if the whole model fits: the plan counts on it and the memory is free. On an accelerator, whose
+    memory the plan of the host does not count, it may take a small part of what is free."""
     device = default_device()
     if device.type != "cpu":
         return plan.size_before_bytes <= free_memory_bytes(device) // FREE_PARTS
@@ -235,7 +230,7 @@ def may_be_whole(plan: Plan, is_planned: bool) -> bool:
 
 
 def without_samples(plan: Plan) -> str:
-    """Why there are none."""
+    """Explain why there are no samples."""
     size = f"{plan.size_before_bytes / 1e9:.1f} GB"
     if plan.allows_whole:
         return f"No texts were continued: that takes the whole model, {size}, and less memory than that is free."
@@ -246,7 +241,7 @@ def without_samples(plan: Plan) -> str:
 
 
 def why_not_held(plan: Plan, export: str, headers: ModelHeaders) -> str | None:
-    """Why another program may not hold this export as a whole; None if it may."""
+    """Explain why another program may not hold the whole export; return None if it may."""
     needed, free = needed_bytes(headers.tensors, plan.layouts[export]), free_memory_bytes(default_device())
     if plan.allows_check and needed <= free:
         return None
@@ -256,32 +251,32 @@ def why_not_held(plan: Plan, export: str, headers: ModelHeaders) -> str | None:
 
 def check_elsewhere(
     plan: Plan, target: Path, export: str, original: Model, written: WrittenCheckpoint, emit: Emit
-) -> dict[str, Any]:
-    """``check_export`` of the files in ``target``."""
+) -> ConsumerCheck:
+    """Apply ``check_export`` to the files in ``target``."""
     ours = partial(open_written, plan, original.headers, written)
     return check_export(export, plan.layers, target, original, ours, emit)
 
 
 def check_twin(
     task: Task, export: str, plan: Plan, original: Model, export_twin: ExportTwin, too_large: str, emit: Emit
-) -> dict[str, Any]:
-    """``check_export`` of a twin that was exported in the same way; ``of_twin`` says so."""
+) -> ConsumerCheck:
+    """Apply ``check_export`` to a small twin that was exported in the same way."""
     if reason := unread(export, plan.layers):
-        return {"not_checked": reason}
+        return ConsumerCheck(not_checked=reason)
     with tempfile.TemporaryDirectory(prefix="bitfoundry-twin-") as scratch:
         try:
             twin = export_twin(task, export, original, Path(scratch))
         except QuantError as error:
-            return {"not_checked": f"{too_large} Nor was a small twin of it checked: {error.message}"}
+            return ConsumerCheck(not_checked=f"{too_large} Nor was a small twin of it checked: {error.message}")
         written = WrittenCheckpoint(twin.plan, twin.folder, export, twin.model.headers)
-        found = check_elsewhere(twin.plan, twin.folder, export, twin.model, written, emit)
-    if "not_checked" in found:
-        return {"not_checked": f"{too_large} Nor was a small twin of it checked: {found['not_checked']}"}
-    return found | {"of_twin": True}
+        check = check_elsewhere(twin.plan, twin.folder, export, twin.model, written, emit)
+    if check.not_checked is not None:
+        return ConsumerCheck(not_checked=f"{too_large} Nor was a small twin of it checked: {check.not_checked}")
+    return check.replace(of_twin=True)
 
 
 def progress(emit: Emit, num_blocks: int) -> Callable[[int], None]:
-    """Says how many blocks have been verified."""
+    """Return a callback that reports the number of verified blocks."""
     eta = Eta(num_blocks)
     return lambda done: emit(Progress("verify", done, num_blocks, "block", eta.after(done), held_memory_bytes()))
 
@@ -340,10 +335,10 @@ class WrittenCheckpoint:
         return len(self._layers) + len(stored)
 
     def _check_layout(self, tensors: Mapping[str, TensorHeader], export: str) -> None:
-        found = {name: (header.dtype, header.shape) for name, header in tensors.items()}
+        written = {name: (header.dtype, header.shape) for name, header in tensors.items()}
         planned = {name: (layout.dtype, layout.shape) for name, layout in self._layouts.items()}
-        if found != planned:
-            odd = sorted(name for name in found.keys() | planned.keys() if found.get(name) != planned.get(name))
+        if written != planned:
+            odd = sorted(name for name in written.keys() | planned.keys() if written.get(name) != planned.get(name))
             raise ProofError(
                 f"The {export} files hold other tensors than planned, first '{odd[0]}'.", code="proof_layout_differs"
             )
@@ -357,12 +352,12 @@ class WrittenCheckpoint:
 
 
 def odd_numbers(layer: LayerPlan, quantized: QLayer, restored_OI: torch.Tensor) -> list[str]:
-    """What no good layer has: scales below 0, or so small that they lose digits. Raises NumericsError for numbers that
-    are not finite.
+    """Name invalid scales: below 0, or so small that they lose digits. Raises NumericsError for numbers that are not
+    finite.
 
     A scale of 0 is right in formats that keep scales as small whole numbers, and e8m0 goes down to 2^-127.
     """
-    found, finite = [], is_finite(restored_OI)
+    problems, finite = [], is_finite(restored_OI)
     for what, spec, params in (
         ("weight", layer.weight, quantized.weight.params),
         ("input", layer.config.input_tensors, quantized.inputs),
@@ -370,18 +365,18 @@ def odd_numbers(layer: LayerPlan, quantized: QLayer, restored_OI: torch.Tensor) 
     ):
         if spec is None or params is None:
             continue
-        numbers = [one for one in (params.scale, params.zero_point, params.global_scale) if one is not None]
-        finite = finite and all(bool(one.float().isfinite().all()) for one in numbers)
+        numbers = [part for part in (params.scale, params.zero_point, params.global_scale) if part is not None]
+        finite = finite and all(bool(part.float().isfinite().all()) for part in numbers)
         may_be_small = spec.scale_type.in_two_levels or spec.scale_type is ScaleType.e8m0
         if (params.scale < (0.0 if may_be_small else torch.finfo(torch.float32).tiny)).any():
-            found.append(f"{layer.name}: the scales of its {what}")
+            problems.append(f"{layer.name}: the scales of its {what}")
     if not finite:
         raise NumericsError(
             f"The files hold numbers of {layer.name} that are NaN or infinite.",
             code="nonfinite_result",
             hint="Please report this: the artifact is not handed out.",
         )
-    return found
+    return problems
 
 
 def as_floats(activations: Activations) -> list[list[float]]:
@@ -396,7 +391,7 @@ def as_floats(activations: Activations) -> list[list[float]]:
 
 
 def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit: Emit) -> Proved:
-    """Run ``python -m quantcore verify`` on ``folder`` and relay its events. Raises ProofError with what it said, and
+    """Run ``python -m quantcore verify`` on ``folder`` and relay its events. Raises ProofError with its message, and
     ModelError ``model_changed`` (see ``opening.unchanging``)."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".proof-") as scratch:
         expected.save(Path(scratch))
@@ -412,7 +407,7 @@ def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit
                 for line in process.stdout:
                     data = json.loads(line)
                     if data["kind"] == "proof":
-                        proofs[data["export"]] = Proof(**{key: data[key] for key in data if key != "kind"})
+                        proofs[data["proof"]["export"]] = _PROOF.validate_python(data["proof"])
                     elif data["kind"] == "failed":
                         failure = data
                     elif data["kind"] == "peak_memory":
@@ -434,10 +429,10 @@ def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit
 
 
 def proof_line(proof: Proof) -> str:
-    """The JSON line in which the fresh process reports one export."""
-    return json.dumps({"kind": "proof", **asdict(proof)})
+    """Return the JSON line in which the fresh process reports one export."""
+    return json.dumps({"kind": "proof", "proof": _PROOF.dump_python(proof, mode="json")})
 
 
 def peak_line() -> str:
-    """The JSON line in which the fresh process says, at its end, how much memory it held at most."""
+    """Return the JSON line in which the fresh process reports its peak memory at its end."""
     return json.dumps({"kind": "peak_memory", "bytes": peak_memory_bytes()})

@@ -1,1 +1,1 @@
-"""Any model folder as tensors in floating point: safetensors, GGUF, or quantized in a known format."""
+"""Reads any model folder as floating-point tensors: safetensors, GGUF, or quantized in a supported format."""

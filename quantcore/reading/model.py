@@ -38,7 +38,7 @@ GPT_OSS_AS_QUARK = {
     },
 }
 GGUF = {"quant_method": "gguf"}
-"""What config.json would say of a GGUF file with quantized blocks."""
+"""Stands for the quantization_config of a GGUF file with quantized blocks."""
 FLOAT_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
@@ -58,7 +58,7 @@ class QuantizedLayers:
 
     @property
     def config(self) -> Config:
-        """The Config that plans these layers like this: the commonest as the global one, the others by name."""
+        """Return the Config that plans these layers: the most common config as the global one, the others by name."""
         layers = self.layers.values()
         without_outputs = {layer.name: replace(layer.config, output_tensors=None) for layer in layers}
         common = Counter(without_outputs.values()).most_common(1)[0][0]
@@ -78,7 +78,7 @@ class QuantizedLayers:
         )
 
     def layouts(self, layer: LayerPlan) -> dict[str, TensorLayout]:
-        """The parts of a layer in its format (see ``tensor_name``), as its config asks for them."""
+        """Return the layouts of a layer's parts in its format (see ``tensor_name``)."""
         parts = EXPORTERS.get(self.export).layout(layer, self.files.model_dtype)
         return {
             part: replace(layout, shape=self.files.shape(tensor_name(layer.name, part))) if layout.is_text else layout
@@ -99,27 +99,27 @@ class Model:
 
 
 def read_model(path: Path | str) -> Model:
-    """The model in the folder or GGUF file ``path``. Raises ModelError that names what is wrong, or not known."""
+    """Read the headers of the folder or GGUF file ``path``. Raises ModelError for a damaged or unsupported model."""
     folder = Path(path)
     gguf_file = find_gguf(folder)
     check_files(folder if gguf_file is None else gguf_file)
     if gguf_file is None:
         config, tensors = read_folder(folder)
-        said = config.get("quantization_config")
+        quantization_config = config.get("quantization_config")
     else:
         folder = gguf_file.parent
         config, tensors = read_gguf(gguf_file)
-        said = GGUF if any(tensor.dtype in GGUF_BLOCKS for tensor in tensors.values()) else None
-    if not said:
+        quantization_config = GGUF if any(tensor.dtype in GGUF_BLOCKS for tensor in tensors.values()) else None
+    if not quantization_config:
         return Model(folder, ModelHeaders(config, unstack_experts(tensors)))
     dtype = _float_dtype(config, tensors)
-    if isinstance(said, dict) and said.get("quant_method") == GPT_OSS:
+    if isinstance(quantization_config, dict) and quantization_config.get("quant_method") == GPT_OSS:
         tensors, stacks = unstack_mxfp4(tensors)
         files = StoredFiles(folder, tensors, dtype, stacks)
-        quantized, used = _find_quantized(config, GPT_OSS_AS_QUARK, files, GPT_OSS)
+        quantized, used = _read_quantized(config, GPT_OSS_AS_QUARK, files, GPT_OSS)
     else:
         files = StoredFiles(folder, tensors, dtype)
-        quantized, used = _find_quantized(config, said, files)
+        quantized, used = _read_quantized(config, quantization_config, files)
     floats = {name: tensor for name, tensor in tensors.items() if name not in used}
     coded = {**quantized.layers, **quantized.embeddings}
     floats |= {name: _as_float(name, layer, files) for name, layer in coded.items()}
@@ -131,22 +131,23 @@ def read_model(path: Path | str) -> Model:
     return Model(folder, ModelHeaders(plain, floats, (warning,)), quantized)
 
 
-def _find_quantized(
-    config: dict[str, Any], said: Any, files: StoredFiles, called: str | None = None
+def _read_quantized(
+    config: dict[str, Any], quantization_config: Any, files: StoredFiles, format_name: str | None = None
 ) -> tuple[QuantizedLayers, set[str]]:
-    """The layers, and the names of all their tensors; the format is ``called`` so, or as its exporter."""
-    known = {name: exporter for name in EXPORTERS if isinstance(exporter := EXPORTERS.get(name), Importer)}
-    said = said if isinstance(said, dict) else {}
-    export = next((name for name, importer in known.items() if importer.knows(said)), None)
+    """Find the quantized layers and the names of all their tensors. ``format_name`` is by default the exporter's."""
+    importers = {name: exporter for name in EXPORTERS if isinstance(exporter := EXPORTERS.get(name), Importer)}
+    if not isinstance(quantization_config, dict):
+        quantization_config = {}
+    export = next((name for name, importer in importers.items() if importer.matches(quantization_config)), None)
     if export is None:
         raise ModelError(
-            f"The model is already quantized, in a format that is not known here:"
-            f" quant_method '{said.get('quant_method', 'unknown')}'.",
+            f"The model is already quantized, in an unsupported format:"
+            f" quant_method '{quantization_config.get('quant_method', 'unknown')}'.",
             code="already_quantized",
-            hint=f"Give the float model that it was made from, or one of {', '.join(known)}.",
+            hint=f"Give the float model that it was made from, or one of {', '.join(importers)}.",
         )
     try:
-        found = known[export].find_layers(said, files)
+        stored_layers = importers[export].read_layers(quantization_config, files)
         prefix, _ = find_blocks(files.tensors, config)
         layers = {
             f"{name}.weight": LayerPlan(
@@ -156,7 +157,7 @@ def _find_quantized(
                 stored.config,
                 chosen_by="kv_cache_quant_config" if stored.config.output_tensors else "quantization_config",
             )
-            for name, stored in sorted(found.items(), key=lambda item: natural_order(item[0]))
+            for name, stored in sorted(stored_layers.items(), key=lambda item: natural_order(item[0]))
         }
     except (KeyError, TypeError, ValueError, AttributeError, ConfigError, re.error) as error:
         raise ModelError(
@@ -172,13 +173,13 @@ def _find_quantized(
             code="config_implausible",
             hint="The files and config.json do not belong together.",
         )
-    quantized = QuantizedLayers(export, called or export, layers, files, embeddings)
+    quantized = QuantizedLayers(export, format_name or export, layers, files, embeddings)
     coded = (*layers.values(), *embeddings.values())
     return quantized, {name for layer in coded for name in _checked_names(quantized, layer)}
 
 
 def _checked_names(quantized: QuantizedLayers, layer: LayerPlan) -> Iterator[str]:
-    """The names of a layer's tensors, all of them there in the shapes that its config asks for."""
+    """Yield the names of a layer's tensors. Raises ModelError if one has another shape than its config requires."""
     for part, expected in quantized.layouts(layer).items():
         name = tensor_name(layer.name, part)
         shape = quantized.files.shape(name)
@@ -196,9 +197,9 @@ def _block(name: str, prefix: str) -> int | None:
 
 
 def _float_dtype(config: dict[str, Any], tensors: dict[str, TensorHeader]) -> str:
-    said = config.get("dtype") or config.get("torch_dtype")
-    if said in FLOAT_NAMES:
-        return FLOAT_NAMES[str(said)]
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    if dtype in FLOAT_NAMES:
+        return FLOAT_NAMES[str(dtype)]
     kinds = Counter(tensor.dtype for name, tensor in tensors.items() if "norm" in name)
     return max(kinds, key=lambda dtype: kinds[dtype], default="BF16")
 

@@ -1,1 +1,1 @@
-"""What a job tells about its result: report, page, model card, command that reproduces it."""
+"""Describes the result of a job: report, page, model card, command that reproduces it."""

@@ -1,14 +1,14 @@
-"""``report.html``: one file that asks nobody for anything. The chart is SVG, and a table says the same."""
+"""Renders ``report.html``: one file that loads nothing else. Charts are SVG, with a table of the same numbers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
-from quantcore.report.card import budget, consumer_line, with_error
+from quantcore.evaluation.quality import Quality, Sample, TaskResults
+from quantcore.report.values import ExportSummary, LayerError, Mix, MixScheme, Report, Summary
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1b1f24;--paper:#fff;--faint:#57606a;--line:#d0d7de;--mark:#0b5fb0;--pass:#116329;
@@ -29,90 +29,84 @@ svg circle{fill:var(--mark)}svg circle.chosen{fill:var(--fail)}details{margin:.5
 WIDTH, HEIGHT, LEFT, BOTTOM = 960, 260, 56, 28
 
 
-def page(report: dict[str, Any]) -> str:
-    """The report for a person; everything in it is escaped."""
-    name = report["model"].get("id") or Path(report["model"]["path"]).name
+def page(report: Report) -> str:
+    """Return the report as HTML; everything in it is escaped."""
+    title = f"{escape(report.model.name)}, quantized"
     sections = [
-        f"<h1>{escape(name)}, quantized</h1>",
+        f"<h1>{title}</h1>",
         _overview(report),
-        _gates(report["summary"]),
-        _quality(report["quality"]),
-        _harness(report["harness"], report["summary"]["failed_tasks"]),
-        _mix(report["mix"]),
-        _layers(report["layers"]),
-        _samples(report["samples"]),
-        _listing("Warnings", report["warnings"]),
-        _loading(report["summary"]["exports"]),
-        _json("Config", report["config"]),
-        _json("Calibration", report["calibration"]),
-        _json("Evaluation", report["evaluation"]),
-        _json("Provenance", report["provenance"] | {"model": report["model"]}),
-        _json("Environment", report["environment"]),
+        _gates(report.summary),
+        _quality(report.quality),
+        _tasks(report.harness, report.summary.failed_tasks),
+        _mix(report.mix),
+        _layers(report.layers),
+        _samples(report.samples),
+        _listing("Warnings", report.warnings),
+        _loading(report.summary.exports),
+        _json("Config", report.config),
+        _json("Calibration", report.calibration),
+        _json("Evaluation", report.evaluation),
+        _json("Provenance", report.provenance.to_dict() | {"model": report.model.to_dict()}),
+        _json("Environment", report.environment),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{escape(name)}, quantized</title><style>{_STYLE}</style></head><body><main>"
+        f"<title>{title}</title><style>{_STYLE}</style></head><body><main>"
         + "\n".join(filter(None, sections))
         + "</main></body></html>\n"
     )
 
 
-def _overview(report: dict[str, Any]) -> str:
-    summary, worst = report["summary"], report["summary"]["worst_layer"]
-    before, after = summary["size_before_bytes"], summary["size_after_bytes"]
+def _overview(report: Report) -> str:
+    summary, worst = report.summary, report.summary.worst_layer
+    before, after = summary.size_before_bytes, summary.size_after_bytes
+    phases = summary.memory_by_phase.rows if summary.memory_by_phase else []
     rows = [
         ("Size", f"{before / 1e6:.1f} MB → {after / 1e6:.1f} MB ({after / before:.1%})"),
-        ("Layers", f"{summary['num_layers_quantized']} quantized, {summary['num_layers_kept']} kept"),
-        ("Worst layer", f"{worst['name']}: relative error {worst['relative_error']:.4f}, {worst['sqnr_db']:.1f} dB"),
-        ("Time", f"{summary['total_s']:.1f} s, of which {summary['quantize_s']:.1f} s quantizing"),
-        ("Peak memory", _memory(summary)),
-        *((f"Peak memory, {phase}", _memory(one)) for phase, one in summary["memory_by_phase"].items()),
-        *((f"Peak memory, process {one['rank']}", _memory(one)) for one in summary.get("ranks", ())),
+        ("Layers", f"{summary.num_layers_quantized} quantized, {summary.num_layers_kept} kept"),
+        ("Worst layer", f"{worst.name}: relative error {worst.relative_error:.4f}, {worst.sqnr_db:.1f} dB"),
+        ("Time", f"{summary.total_s:.1f} s, of which {summary.quantize_s:.1f} s quantizing"),
+        ("Peak memory", str(summary.memory)),
+        *((f"Peak memory, {phase}", str(use)) for phase, use in phases),
+        *((f"Peak memory, process {use.rank}", str(use)) for use in summary.ranks or ()),
+        *((f"Files: {name}", f"{export.bytes / 1e6:.1f} MB") for name, export in summary.exports.items()),
+        *((f"Other programs: {name}", str(proof.consumer_check)) for name, proof in report.proof.items()),
     ]
-    exports = [(f"Files: {name}", f"{one['bytes'] / 1e6:.1f} MB") for name, one in summary["exports"].items()]
-    proofs = report["proof"].items()
-    checks = [(f"Read by others: {name}", consumer_line(proof["consumer_check"])) for name, proof in proofs]
-    shown = (*rows, *exports, *checks)
-    return _table("", ("", ""), [(f"<b>{escape(name)}</b>", escape(text)) for name, text in shown])
+    return _table("", ("", ""), [(f"<b>{escape(name)}</b>", escape(text)) for name, text in rows])
 
 
-def _memory(one: dict[str, Any]) -> str:
-    """What was held beside what was planned."""
-    return f"{one['peak_memory_bytes'] / 1e6:.0f} MB, planned {one['planned_peak_memory_bytes'] / 1e6:.0f} MB"
-
-
-def _gates(summary: dict[str, Any]) -> str:
-    if summary["gate"] == "off":
-        return "<h2>Gates</h2><p>The gates were off: the result was held against no limit.</p>"
+def _gates(summary: Summary) -> str:
+    if summary.gate == "off":
+        return "<h2>Quality gates</h2><p>The quality gates were off: the result was not compared with any limit.</p>"
     rows = [
         (
-            escape(row["gate"]), escape(row["name"]), f'<b class="{row["status"]}">{row["status"]}</b>',
-            _number(row["value"]), _number(row["limit"]), escape(row["detail"]),
+            escape(gate.gate), escape(gate.name), f'<b class="{gate.status}">{gate.status}</b>', _number(gate.value),
+            _number(gate.limit), escape(gate.detail),
         )
-        for row in summary["gates"]
+        for gate in summary.gates
     ]  # fmt: skip
-    caption = f"A gate that fails {'rejects the result' if summary['gate'] == 'fail' else 'is a warning'}."
-    return "<h2>Gates</h2>" + _table(caption, ("gate", "what", "result", "value", "limit", "detail"), rows)
+    caption = f"A failed gate {'rejects the result' if summary.gate == 'fail' else 'is a warning'}."
+    return "<h2>Quality gates</h2>" + _table(caption, ("gate", "name", "result", "value", "limit", "detail"), rows)
 
 
-def _quality(quality: dict[str, Any] | None) -> str:
+def _quality(quality: Quality | None) -> str:
     if quality is None:
-        return "<h2>Quality</h2><p>No evaluation was asked for.</p>"
+        return "<h2>Quality</h2><p>No evaluation was requested.</p>"
     rows = [
-        (name.replace("_", " "), with_error(quality["before"][name]), with_error(quality["after"][name]))
-        for name in ("token_perplexity", "word_perplexity", "byte_perplexity")
+        (name, str(before), str(after))
+        for (name, before), (_, after) in zip(quality.before.rows, quality.after.rows, strict=True)
     ]
-    divergence = quality["divergence"]
+    divergence = quality.divergence
     distances = [
-        ("ratio of token perplexities", with_error(quality["ratio"])),
-        ("mean KL divergence, nats a token", with_error(divergence["kl_mean"])),
-        ("99th percentile of it", f"{divergence['kl_p99']:.4g}"),
-        ("same first choice, share of tokens", with_error(divergence["top1_agreement"])),
-        ("relative error of the logits", f"{divergence['logit_error']:.4g}"),
+        ("ratio of token perplexities", str(quality.ratio)),
+        ("mean KL divergence, nats per token", str(divergence.kl_mean)),
+        ("99th percentile of the KL divergence", f"{divergence.kl_p99:.4g}"),
+        ("top-1 agreement, share of tokens", str(divergence.top1_agreement)),
+        ("relative error of the logits", f"{divergence.logit_error:.4g}"),
     ]
-    caption = f"{quality['num_tokens']} tokens in {quality['num_windows']} held-out windows, ± one standard error"
+    caption = f"{quality.num_tokens} tokens in {quality.num_windows} held-out windows, ± one standard error"
     return (
         "<h2>Quality</h2>"
         + _table(caption, ("", "original", "quantized"), rows)
@@ -120,53 +114,53 @@ def _quality(quality: dict[str, Any] | None) -> str:
     )
 
 
-def _harness(harness: dict[str, Any] | None, failed_tasks: dict[str, str]) -> str:
+def _tasks(results: TaskResults | None, failed_tasks: Mapping[str, str]) -> str:
     failed = [
         f'<p><b class="fail">{escape(task)} failed</b>: {escape(reason)}</p>' for task, reason in failed_tasks.items()
     ]
-    if not harness:
+    if not results:
         return "<h2>lm-evaluation-harness</h2>" * bool(failed) + "".join(failed)
     rows = [
-        (escape(task), escape(metric), with_error(pair["original"]), with_error(pair["quantized"]))
-        for task, found in harness.items()
-        for metric, pair in found.items()
+        (escape(task), escape(metric), f"{result.original or '–'}", str(result.quantized))
+        for task, metrics in results.items()
+        for metric, result in metrics.items()
     ]
     table = _table("", ("task", "metric", "original", "quantized"), rows)
     return "<h2>lm-evaluation-harness</h2>" + table + "".join(failed)
 
 
-def _mix(mix: dict[str, Any] | None) -> str:
-    """What was chosen, what it was chosen from."""
+def _mix(mix: Mix | None) -> str:
+    """Render the chosen mix and its alternatives."""
     if mix is None:
         return ""
     rows = [
         (
-            escape(name), escape(", ".join(f"{num} {scheme}" for scheme, num in one["layers"].items())),
-            f"{one['size_bytes'] / 1e6:.1f} MB", f"{one['bits']:.2f}", _number(one["loss"]),
+            escape(name), escape(", ".join(f"{num} {layer}" for layer, num in scheme.layers.items())),
+            f"{scheme.size_bytes / 1e6:.1f} MB", f"{scheme.bits:.2f}", _number(scheme.loss),
         )
-        for name, one in (("the mix", mix["chosen"]), *mix["uniform"].items())
+        for name, scheme in (("the mix", mix.chosen), *mix.uniform.items())
     ]  # fmt: skip
-    table = _table("", ("", "layers", "size", "bits a weight", "KL, reckoned"), rows)
-    measured = with_error(mix["chosen"]["measured"]["divergence"]["kl_mean"])
+    table = _table("", ("", "layers", "size", "bits per weight", "KL (estimated)"), rows)
     return (
-        f"<h2>Mixed precision</h2><p>The scheme of each layer was chosen for {escape(budget(mix))}. Measured of the"
-        f" mix, with weights rounded plainly: mean KL {measured} nats a token.</p>{table}{_frontier(mix)}"
+        f"<h2>Mixed precision</h2><p>The scheme of each layer was chosen for {escape(str(mix.asked))}. The mix as"
+        f" measured without GPTQ: mean KL {mix.chosen.measured.divergence.kl_mean} nats per token.</p>{table}"
+        f"{_frontier(mix)}"
     )
 
 
-def _frontier(mix: dict[str, Any]) -> str:
-    """Size against divergence as reckoned: a point for every mix that no other one of its size beats."""
-    found, chosen = mix["frontier"], mix["chosen"]
-    sizes = [one["size_bytes"] for one in (*found, chosen)]
-    least, top = min(sizes), max(one["loss"] for one in (*found, chosen)) or 1.0
+def _frontier(mix: Mix) -> str:
+    """Plot size against estimated divergence: one point for each Pareto-optimal mix."""
+    frontier, chosen = mix.frontier, mix.chosen
+    sizes = [scheme.size_bytes for scheme in (*frontier, chosen)]
+    least, top = min(sizes), max(scheme.loss for scheme in (*frontier, chosen)) or 1.0
     scale = (WIDTH - LEFT - 12) / max(1, max(sizes) - least)
 
-    def point(one: dict[str, Any], look: str) -> str:
-        place = f'cx="{LEFT + (one["size_bytes"] - least) * scale:.1f}" cy="{_height(one["loss"] / top):.1f}"'
-        return f"<circle {place} {look}><title>{one['size_bytes'] / 1e6:.1f} MB, KL {one['loss']:.3g}</title></circle>"
+    def point(scheme: MixScheme, look: str) -> str:
+        place = f'cx="{LEFT + (scheme.size_bytes - least) * scale:.1f}" cy="{_height(scheme.loss / top):.1f}"'
+        return f"<circle {place} {look}><title>{scheme.size_bytes / 1e6:.1f} MB, KL {scheme.loss:.3g}</title></circle>"
 
-    points = "".join(point(one, 'r="3"') for one in found) + point(chosen, 'r="6" class="chosen"')
-    label = f"Size against divergence of {len(found)} mixes; the chosen one is the large point."
+    points = "".join(point(scheme, 'r="3"') for scheme in frontier) + point(chosen, 'r="6" class="chosen"')
+    label = f"Size against divergence of {len(frontier)} mixes; the chosen one is the large point."
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{_grid(top)}{points}'
         f'<text x="{LEFT}" y="{HEIGHT - 6}">{least / 1e6:.1f} MB</text>'
@@ -174,27 +168,27 @@ def _frontier(mix: dict[str, Any]) -> str:
     )
 
 
-def _layers(layers: list[dict[str, Any]]) -> str:
+def _layers(layers: Sequence[LayerError]) -> str:
     rows = [
-        (escape(one["name"]), escape(one["scheme"]), f"{one['relative_error']:.5f}", f"{one['sqnr_db']:.1f}",
-         _number(one["output_error"]))
-        for one in layers
+        (escape(layer.name), escape(layer.scheme), f"{layer.relative_error:.5f}", f"{layer.sqnr_db:.1f}",
+         _number(layer.output_error))
+        for layer in layers
     ]  # fmt: skip
     table = _table("", ("layer", "scheme", "relative error", "SQNR, dB", "output error"), rows)
     return (
-        "<h2>Layers</h2><p>How far each quantized weight is from the original, ‖W − Q‖ / ‖W‖, from the first layer to"
-        f" the last.</p>{_plot(layers)}<details><summary>The same as a table</summary>{table}</details>"
+        "<h2>Layers</h2><p>Relative error of each quantized weight, ‖W − Q‖ / ‖W‖, from the first layer to the"
+        f" last.</p>{_plot(layers)}<details><summary>The same as a table</summary>{table}</details>"
     )
 
 
-def _plot(layers: list[dict[str, Any]]) -> str:
-    """A point a layer; titles say which. The table beside it is what a screen reader gets."""
-    top = max((one["relative_error"] for one in layers), default=0.0) or 1.0
+def _plot(layers: Sequence[LayerError]) -> str:
+    """Plot one point per layer, named by its title; screen readers get the table beside it."""
+    top = max((layer.relative_error for layer in layers), default=0.0) or 1.0
     step = (WIDTH - LEFT - 12) / max(1, len(layers) - 1)
     points = "".join(
-        f'<circle cx="{LEFT + number * step:.1f}" cy="{_height(one["relative_error"] / top):.1f}" r="3">'
-        f"<title>{escape(one['name'])}: {one['relative_error']:.5f}</title></circle>"
-        for number, one in enumerate(layers)
+        f'<circle cx="{LEFT + number * step:.1f}" cy="{_height(layer.relative_error / top):.1f}" r="3">'
+        f"<title>{escape(layer.name)}: {layer.relative_error:.5f}</title></circle>"
+        for number, layer in enumerate(layers)
     )
     label = f"Relative error of {len(layers)} layers, at most {top:.4f}; the table below has every number."
     return (
@@ -205,7 +199,7 @@ def _plot(layers: list[dict[str, Any]]) -> str:
 
 
 def _grid(top: float) -> str:
-    """Lines from 0 to ``top``, with their numbers."""
+    """Draw lines from 0 to ``top``, with their numbers."""
     return "".join(
         f'<line x1="{LEFT}" x2="{WIDTH}" y1="{_height(share):.1f}" y2="{_height(share):.1f}"/>'
         f'<text x="{LEFT - 6}" y="{_height(share) + 4:.1f}" text-anchor="end">{share * top:.3g}</text>'
@@ -217,19 +211,19 @@ def _height(share: float) -> float:
     return HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - 12)
 
 
-def _samples(samples: list[dict[str, Any]] | None) -> str:
+def _samples(samples: Sequence[Sample] | None) -> str:
     if not samples:
         return ""
-    rows = [tuple(escape(one[column]) for column in ("prompt", "original", "quantized")) for one in samples]
-    return "<h2>Samples</h2>" + _table("The most likely continuation", ("prompt", "original", "quantized"), rows)
+    rows = [(escape(sample.prompt), escape(sample.original), escape(sample.quantized)) for sample in samples]
+    return "<h2>Sample outputs</h2>" + _table("Greedy decoding", ("prompt", "original", "quantized"), rows)
 
 
-def _loading(exports: dict[str, Any]) -> str:
-    parts = [f"<h3>{escape(name)}</h3><pre>{escape(one['load'])}</pre>" for name, one in exports.items()]
+def _loading(exports: Mapping[str, ExportSummary]) -> str:
+    parts = [f"<h3>{escape(name)}</h3><pre>{escape(export.load)}</pre>" for name, export in exports.items()]
     return "<h2>Loading</h2>" + "".join(parts)
 
 
-def _listing(title: str, lines: list[str]) -> str:
+def _listing(title: str, lines: Sequence[str]) -> str:
     return f"<h2>{title}</h2><ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>" if lines else ""
 
 
@@ -239,13 +233,13 @@ def _json(title: str, data: Any) -> str:
 
 
 def _table(caption: str, head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Cells are HTML already; the first of a row names it."""
+    """Render a table. Its cells are HTML already; the first cell of a row names the row."""
     top = "".join(f'<th scope="col">{escape(name)}</th>' for name in head) if any(head) else ""
     body = "".join(
         f'<tr><th scope="row">{row[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in row[1:]) + "</tr>" for row in rows
     )
-    said = f"<caption>{escape(caption)}</caption>" if caption else ""
-    return f"<table>{said}{f'<thead><tr>{top}</tr></thead>' if top else ''}<tbody>{body}</tbody></table>"
+    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return f"<table>{title}{f'<thead><tr>{top}</tr></thead>' if top else ''}<tbody>{body}</tbody></table>"
 
 
 def _number(value: float | None) -> str:

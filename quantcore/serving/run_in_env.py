@@ -20,16 +20,17 @@ NUM_LINES = 15  # of what a program said before it died
 
 
 def kv_cache_dtype(model: str | Path) -> str:
-    """What vLLM is to be told of the KV cache of ``model``: it uses the scales in the files only for ``fp8``."""
+    """Return vLLM's setting for the KV cache of ``model``: it uses the scales in the files only for ``fp8``."""
     file = Path(model) / "config.json"
     config = read_json(file, "no_config") if file.is_file() else {}
-    said = config.get("quantization_config") or {}
-    has_scales = said.get("kv_cache_scheme") or (said.get("export") or {}).get("kv_cache_group")
+    quantization_config = config.get("quantization_config") or {}
+    quark_export = quantization_config.get("export") or {}
+    has_scales = quantization_config.get("kv_cache_scheme") or quark_export.get("kv_cache_group")
     return "fp8" if has_scales else "auto"
 
 
 def run_elsewhere(script: Path, task: dict[str, Any], *, python: str, program: str) -> dict[str, Any]:
-    """What ``script`` found, run by the interpreter ``python`` of the environment where ``program`` is installed.
+    """Run ``script`` with the interpreter ``python`` of the environment where ``program`` is installed.
 
     ``task`` names at least the ``model``. Raises ConfigError ``no_runtime``, ModelError ``runtime_failed``.
     """
@@ -45,10 +46,10 @@ def run_elsewhere(script: Path, task: dict[str, Any], *, python: str, program: s
             hint=f"Give the interpreter of the environment where {program} is installed.",
         ) from error
     try:
-        said, complained = process.communicate(json.dumps(task))
+        output, complaints = process.communicate(json.dumps(task))
     finally:
         process.kill()
-    lines = [line for line in said.splitlines() if line.startswith("RESULT ")]
+    lines = [line for line in output.splitlines() if line.startswith("RESULT ")]
     result: dict[str, Any] = json.loads(lines[0][7:]) if lines else {}
     if "missing" in result:
         raise ConfigError(
@@ -57,7 +58,7 @@ def run_elsewhere(script: Path, task: dict[str, Any], *, python: str, program: s
             hint="Install it there, or give the interpreter of the environment where it is.",
         )
     if "error" in result or not result:
-        last = result.get("error") or "\n".join(complained.splitlines()[-NUM_LINES:]) or f"status {process.returncode}"
+        last = result.get("error") or "\n".join(complaints.splitlines()[-NUM_LINES:]) or f"status {process.returncode}"
         raise ModelError(
             f"{program} does not serve {task['model']}: {last}",
             code="runtime_failed",

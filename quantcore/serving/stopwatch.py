@@ -140,7 +140,7 @@ def _prompt(row: int, repetition: int, length: int, vocab_size: int) -> list[int
 
 
 def _peak_memory_bytes() -> int:
-    """Of this process since it began; ``getrusage`` alone would count what its parent held."""
+    """Return the peak memory of this process; ``getrusage`` alone would include its parent's."""
     with contextlib.suppress(OSError):
         status = Path("/proc/self/status").read_text("ascii").splitlines()
         return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM"))
@@ -150,7 +150,7 @@ def _peak_memory_bytes() -> int:
 
 
 def _peak_device_bytes() -> int | None:
-    """Of the accelerator, where there is one and torch holds it."""
+    """Return the peak memory on the accelerator, if there is one that torch uses."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return None

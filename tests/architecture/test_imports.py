@@ -30,6 +30,7 @@ ALLOWED = {
         "quantcore.export",
         "quantcore.reading.model",
         "quantcore.registry",
+        "quantcore.report.values",
         "quantcore.errors",
         "quantcore.checkpoint.opening",
         "quantcore.events",

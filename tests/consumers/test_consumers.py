@@ -56,7 +56,7 @@ def export_all(model: Path, configs: dict[str, Config], formats: tuple[str, ...]
                 model_dir=model, output_dir=folder / name, config=config, export=formats,
                 calibration=CalibrationConfig(seq_len=256), evaluation=EvaluationConfig(num_windows=4, seq_len=256),
             )  # fmt: skip
-            results[name] = (folder / name, pipeline.run(task, lambda event: None)["summary"])
+            results[name] = (folder / name, pipeline.run(task, lambda event: None).to_dict()["summary"])
     windows = folder / "windows.json"
     windows.write_text(json.dumps(seen["windows"]))
     return results, windows

@@ -48,7 +48,7 @@ def quantize(tmp_path, layer, algorithms, *, model_type="llama", export="fake_qu
             export=(export,),
         ),
         lambda event: None,
-    )
+    ).to_dict()
     return folder, out, report
 
 

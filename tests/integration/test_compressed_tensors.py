@@ -42,7 +42,7 @@ LAYER_CONFIGS = {
 
 
 def export(model_dir, folder, config, formats=("compressed_tensors", "fake_quantized")):
-    return run(task(model_dir, folder, config=config, export=formats), lambda event: None)
+    return run(task(model_dir, folder, config=config, export=formats), lambda event: None).to_dict()
 
 
 def assert_loads_as(folder, path, expected_perplexity, tolerance, nvfp4=()):

@@ -58,7 +58,7 @@ def quantized(model_dir, folder, config, *exports, events=None, file2file=True):
         calibration=CalibrationConfig(num_samples=2, seq_len=32),
         evaluation=EvaluationConfig(num_windows=0),
     )  # fmt: skip
-    return pipeline.run(task, (lambda event: None) if events is None else events.append)
+    return pipeline.run(task, (lambda event: None) if events is None else events.append).to_dict()
 
 
 def said_in(folder):

@@ -74,7 +74,7 @@ def dtype(request):
 @pytest.mark.parametrize("name", with_rare(MODELS, ["mixtral", "granitemoe"]))
 def test_plain_transformers_computes_the_quantized_model(tmp_path, name, dtype, proof_in_this_process):
     model_dir = tiny_model(tmp_path / "model", model_type=name, dtype=dtype, **MODELS[name])
-    report = run(task(model_dir, tmp_path / "out"), lambda event: None)
+    report = run(task(model_dir, tmp_path / "out"), lambda event: None).to_dict()
     model = plain(tmp_path / "out")
     assert model.dtype == dtype and report["proof"]["fake_quantized"]["max_logit_difference"] == 0
     assert difference(logits(model), logits(plain(model_dir))) > 0.02  # it is not the float model
@@ -89,7 +89,7 @@ def test_plain_transformers_computes_the_quantized_model(tmp_path, name, dtype, 
 
 def test_the_weights_are_the_rounded_ones_and_all_else_is_as_it_was(tmp_path, proof_in_this_process):
     model_dir = tiny_model(tmp_path / "model", model_type="gpt2", **MODELS["gpt2"])
-    report = run(task(model_dir, tmp_path / "out"), lambda event: None)
+    report = run(task(model_dir, tmp_path / "out"), lambda event: None).to_dict()
     given, written = (load_file(folder / "model.safetensors") for folder in (model_dir, tmp_path / "out"))
     layers = {f"{layer['name']}.weight" for layer in report["layers"]}
     assert len(layers) == 3 * 4
@@ -106,7 +106,7 @@ def test_the_perplexity_of_the_report_is_that_of_plain_transformers(tmp_path, al
     """Also where an algorithm changed tensors that are not quantized."""
     model_dir = tiny_model(tmp_path / "model", dtype=torch.float32)
     config = replace(W4, algo_config=() if algorithm is None else (config_of(algorithm),))
-    report = run(task(model_dir, tmp_path / "out", config), lambda event: None)
+    report = run(task(model_dir, tmp_path / "out", config), lambda event: None).to_dict()
     norms = [load_file(folder / "model.safetensors")["model.layers.1.input_layernorm.weight"]
              for folder in (model_dir, tmp_path / "out")]  # fmt: skip
     assert torch.equal(*norms) == (algorithm is None)
@@ -193,13 +193,14 @@ def test_alone_it_is_a_measure_of_the_weights(llama, tmp_path, proof_in_this_pro
     events = []
     config = presets.resolve("fp8", kv_cache="fp8")
     without_gates = {"gate": "off"}  # their limits are those of trained models
-    report = run(task(llama, tmp_path / "out", config).model_copy(update=without_gates), events.append)
+    report = run(task(llama, tmp_path / "out", config).model_copy(update=without_gates), events.append).to_dict()
     assert {layer["scheme"] for layer in report["layers"]} == {"fp8_e4m3 per_tensor"}
     said = ["fake_quantized holds weights alone: the activations of 21 layer(s) are not quantized."]
     assert report["warnings"] == [event.message for event in events if isinstance(event, Warned)] == said
     weights = presets.resolve("fp8").global_quant_config.weight
     weight_only = Config(global_quant_config=QuantizationConfig(weight=weights), exclude=("lm_head",))
-    other = run(task(llama, tmp_path / "weights", weight_only).model_copy(update=without_gates), lambda event: None)
+    given = task(llama, tmp_path / "weights", weight_only).model_copy(update=without_gates)
+    other = run(given, lambda event: None).to_dict()
     assert report["summary"]["perplexity_after"] == other["summary"]["perplexity_after"] and other["warnings"] == []
     headers = read_local(llama)
     plan = resolve(config, headers.config, headers.tensors, calibration=CALIBRATION, exports=("fake_quantized",))
@@ -209,8 +210,8 @@ def test_alone_it_is_a_measure_of_the_weights(llama, tmp_path, proof_in_this_pro
 @pytest.mark.parametrize("export", [("quark", "fake_quantized"), ("fake_quantized", "quark")])
 def test_beside_another_format_that_one_is_measured(llama, tmp_path, export, proof_in_this_process):
     config = presets.resolve("fp8")
-    report = run(task(llama, tmp_path / "out", config, export), lambda event: None)
-    alone = run(task(llama, tmp_path / "quark", config, ("quark",)), lambda event: None)
+    report = run(task(llama, tmp_path / "out", config, export), lambda event: None).to_dict()
+    alone = run(task(llama, tmp_path / "quark", config, ("quark",)), lambda event: None).to_dict()
     assert {layer["scheme"] for layer in report["layers"]} == {"fp8_e4m3 per_tensor + fp8_e4m3 per_tensor static"}
     assert report["proof"]["fake_quantized"]["max_logit_difference"] is None
     for key in ("perplexity_after", "size_after_bytes"):
@@ -224,7 +225,7 @@ UNIQUE = ("fp8_block", "int4_fp8", "mxint8", "nf4", "nvfp4", "int4_wa_64")
 
 @pytest.mark.parametrize("preset", with_rare(UNIQUE, ["int4_fp8", "mxint8", "nf4", "int4_wa_64"]))
 def test_schemes_that_no_other_format_holds(llama, tmp_path, preset, proof_in_this_process):
-    report = run(task(llama, tmp_path / "out", presets.resolve(preset)), lambda event: None)
+    report = run(task(llama, tmp_path / "out", presets.resolve(preset)), lambda event: None).to_dict()
     assert 0.5 < report["summary"]["perplexity_ratio"] < 2
     assert difference(logits(plain(tmp_path / "out")), logits(plain(llama))) > 1e-3
 
@@ -238,7 +239,7 @@ def test_norms_stay_in_the_dtype_that_they_are_stored_in(tmp_path, algorithm, pr
     tensors = {name: tensor.float() if "norm" in name else tensor for name, tensor in tensors.items()}
     save_file(tensors, model_dir / "model.safetensors", metadata={"format": "pt"})
     config = replace(W4, algo_config=(config_of(algorithm),))
-    report = run(task(model_dir, tmp_path / "out", config), lambda event: None)
+    report = run(task(model_dir, tmp_path / "out", config), lambda event: None).to_dict()
     assert report["proof"]["fake_quantized"]["max_logit_difference"] == 0
     written = load_file(tmp_path / "out" / "model.safetensors")
     changed = [name for name in tensors if "norm" in name and not torch.equal(written[name], tensors[name])]
@@ -255,7 +256,7 @@ def test_biases_are_rounded_where_the_config_says_so(tmp_path, model_type, proof
     model_dir = tiny_model(tmp_path / "model", model_type=model_type, **overrides)
     layer = replace(W4.global_quant_config, bias=QuantizationSpec(dtype="int4"))
     config = replace(W4, global_quant_config=layer, exclude=())
-    report = run(task(model_dir, tmp_path / "out", config), lambda event: None)
+    report = run(task(model_dir, tmp_path / "out", config), lambda event: None).to_dict()
     assert report["proof"]["fake_quantized"]["max_logit_difference"] == 0
     given, written = (Source(folder, read_local(folder).tensors) for folder in (model_dir, tmp_path / "out"))
     biases = [f"{layer['name']}.bias" for layer in report["layers"] if f"{layer['name']}.bias" in given]

@@ -76,7 +76,7 @@ def test_the_bytes_are_those_of_the_pipeline(tmp_path, case):
         name: run(
             task(model_dir, tmp_path / name, given, exports, file2file=name == "files", max_shard_size="100KB"),
             lambda event: None,
-        )
+        ).to_dict()
         for name in ("blocks", "files")
     }
     assert weights_of(tmp_path / "files") == weights_of(tmp_path / "blocks") != {}
@@ -107,7 +107,7 @@ def test_an_architecture_that_transformers_does_not_know(tmp_path):
         run(task(model_dir, tmp_path / "blocks", given), lambda event: None)
     assert "--file2file_quantization" in caught.value.hint
     (model_dir / "tokenizer.json").unlink()
-    report = run(task(model_dir, tmp_path / "files", given, file2file=True), lambda event: None)
+    report = run(task(model_dir, tmp_path / "files", given, file2file=True), lambda event: None).to_dict()
     written = load_file(tmp_path / "files" / "model.safetensors")
     assert len(report["layers"]) == 21
     zeros = {name for name in written if name.endswith("weight_zero_point")}
@@ -244,7 +244,7 @@ def test_quark_s_flag(tmp_path):
 def test_gates_do_not_speak_of_a_model_that_was_not_run(tmp_path):
     report = run(
         task(tiny_model(tmp_path / "model"), tmp_path / "out", config("w4a16"), file2file=True), lambda _: None
-    )
+    ).to_dict()
     [row] = [row for row in report["summary"]["gates"] if row["name"] == "round_trip"]
     assert "no model was run" in row["detail"] and row["limit"] == 0
     with pytest.raises(ConfigError, match="file2file runs no model") as caught:

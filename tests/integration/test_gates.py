@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from api.store import manifest
 from quantcore.blockwise.algorithms import BlockAlgorithms
 from quantcore.errors import GateError, ModelError, NumericsError, ProofError
+from quantcore.evaluation.quality import Sample
 from quantcore.events import GatesJudged, LayerQuantized, Warned
 from quantcore.pipeline.job import run
 from quantcore.proof import gates, judging
@@ -73,7 +74,7 @@ def break_layer(monkeypatch, mutate):
 
 @pytest.mark.parametrize("preset", ["int8_weight_only", "w4a16", "w4a16_sym", "fp8"])
 def test_a_good_model_passes(preset, model_dir, tmp_path, proof_in_this_process):
-    report = run(job(model_dir, tmp_path / "out", preset, "fail"), lambda event: None)
+    report = run(job(model_dir, tmp_path / "out", preset, "fail"), lambda event: None).to_dict()
     assert {row["status"] for row in report["summary"]["gates"]} <= {"pass", "skipped"}
     assert [row["gate"] for row in report["summary"]["gates"] if row["status"] == "skipped"] == (
         ["G3", "G6", "G13", "G15"] if preset == "fp8" else ["G2", "G3", "G5", "G6", "G11", "G13", "G15"]
@@ -87,7 +88,7 @@ def test_a_broken_layer_is_caught_and_kept_apart(mutant, model_dir, tmp_path, mo
     events = []
     with pytest.raises(GateError) as caught:
         run(job(model_dir, tmp_path / "out", preset, "fail"), events.append)
-    assert caught.value.code == "gate_failed" and "G3 layer_sqnr_db" in caught.value.message
+    assert caught.value.code == "gate_failed" and caught.value.message.startswith("SQNR of the worst layer ")
     assert LAYER in caught.value.message
     [rejected] = tmp_path.iterdir()
     assert rejected.name == "out.rejected"
@@ -104,13 +105,13 @@ def test_a_broken_layer_is_caught_and_kept_apart(mutant, model_dir, tmp_path, mo
 def test_who_asks_for_no_more_gets_the_artifact(gate, model_dir, tmp_path, monkeypatch, proof_in_this_process):
     break_layer(monkeypatch, zero)
     events = []
-    report = run(job(model_dir, tmp_path / "out", "w4a16_sym", gate), events.append)
+    report = run(job(model_dir, tmp_path / "out", "w4a16_sym", gate), events.append).to_dict()
     said = [event.message for event in events if isinstance(event, Warned) and event.code == "gate_failed"]
     assert report["summary"]["gate"] == gate and (tmp_path / "out" / "report.json").exists()
     if gate == "off":
         assert not said and report["summary"]["gates"] == []
         return
-    assert said and said[0].startswith("G3 layer_sqnr_db")
+    assert said and said[0].startswith("SQNR of the worst layer ")
     assert "fail" in {row["status"] for row in report["summary"]["gates"]}
 
 
@@ -146,7 +147,7 @@ def test_a_failure_to_generate_costs_no_artifact(model_dir, tmp_path, monkeypatc
 
     monkeypatch.setattr("quantcore.evaluation.samples.generate", fail)
     events = []
-    report = run(job(model_dir, tmp_path / "out", "w4a16", "fail"), events.append)
+    report = run(job(model_dir, tmp_path / "out", "w4a16", "fail"), events.append).to_dict()
     [said] = [event.message for event in events if isinstance(event, Warned) and event.code == "samples_failed"]
     assert "no cache for this model" in said and report["samples"] is None
     assert {row["gate"]: row["status"] for row in report["summary"]["gates"]}["G9"] == "skipped"
@@ -168,9 +169,9 @@ def with_main(seen, **changes):
 
 
 def with_quality(seen, name, value):
-    quality = json.loads(json.dumps(seen.main.quality))
-    (quality if name == "ratio" else quality["divergence"])[name]["value"] = value
-    return with_main(seen, quality=quality)
+    quality, part = seen.main.quality, seen.main.quality if name == "ratio" else seen.main.quality.divergence
+    spoiled = part.replace(**{name: getattr(part, name).replace(value=value)})
+    return with_main(seen, quality=spoiled if name == "ratio" else quality.replace(divergence=spoiled))
 
 
 def with_layer(seen, **changes):
@@ -182,7 +183,9 @@ def with_expert(seen):
     return replace(seen, layers=[*seen.layers, expert])
 
 
-BAD_SAMPLE = {"quantized_is_degenerate": True, "original_is_degenerate": False}
+BAD_SAMPLE = Sample(
+    prompt="", original="", quantized="", quantized_is_degenerate=True, original_is_degenerate=False
+)
 BAD = {
     "finite_numbers": (lambda seen: with_main(seen, odd_numbers=("q_proj: the scales of its weight",)), "fail"),
     "calibration_coverage": (
@@ -198,7 +201,7 @@ BAD = {
     "perplexity_ratio": (lambda seen: with_quality(seen, "ratio", 3.0), "fail"),
     "kl_mean": (lambda seen: with_quality(seen, "kl_mean", 3.0), "fail"),
     "top1_agreement": (lambda seen: with_quality(seen, "top1_agreement", 0.01), "fail"),
-    "generation": (lambda seen: with_main(seen, samples=[BAD_SAMPLE]), "fail"),
+    "generation": (lambda seen: with_main(seen, samples=(BAD_SAMPLE,)), "fail"),
     "side_files": (lambda seen: replace(seen, differing_files=["quark/tokenizer.json"]), "fail"),
     "overlap": (lambda seen: replace(seen, overlap=0.5), "warn"),
     "provenance": (lambda seen: replace(seen, missing_provenance=["model"]), "fail"),
@@ -225,7 +228,7 @@ def test_every_gate_has_a_fault_above(evidence):
 def test_chance_is_no_failure(evidence):
     """Beyond the limit, but by less than two standard errors."""
     limit = next(row.limit for row in gates.judge(evidence) if row.name == "kl_mean")
-    stderr = evidence.main.quality["divergence"]["kl_mean"]["stderr"]
+    stderr = evidence.main.quality.divergence.kl_mean.stderr
     for value, status in ((limit + stderr, "warn"), (limit + 3 * stderr, "fail"), (limit, "pass")):
         assert {row.name: row.status for row in gates.judge(with_quality(evidence, "kl_mean", value))}[
             "kl_mean"

@@ -52,7 +52,7 @@ def run(model, folder, config, exports=("gguf",)):
         model_dir=model, output_dir=folder, config=config, export=exports, calibration=CALIBRATION,
         evaluation=EvaluationConfig(num_windows=3, seq_len=64),
     )  # fmt: skip
-    return pipeline.run(task, lambda event: None)
+    return pipeline.run(task, lambda event: None).to_dict()
 
 
 def read(file):

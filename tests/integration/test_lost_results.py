@@ -51,7 +51,7 @@ def test_a_warning_of_the_fresh_process_is_in_everything_that_travels(model_dir,
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(proof, "sys", SimpleNamespace(executable=str(python)))
     events = []
-    report = run(task(model_dir, tmp_path / "out", "w4a16"), events.append)
+    report = run(task(model_dir, tmp_path / "out", "w4a16"), events.append).to_dict()
     assert "a word from the fresh process" in [getattr(event, "message", "") for event in events]
     assert report["warnings"].count("a word from the fresh process") == 1
     assert all("a word from the fresh process" in text for text in pages_of(tmp_path / "out").values())
@@ -63,7 +63,7 @@ def test_a_warning_of_the_fresh_process_is_in_everything_that_travels(model_dir,
 def test_tasks_that_failed_are_named_with_the_reason(model_dir, tmp_path):
     given = task(model_dir, tmp_path / "out", "w4a16")
     evaluation = given.evaluation.model_copy(update={"tasks": ("tiny_choice", "tiny_rolling")})
-    report = run(given.model_copy(update={"evaluation": evaluation}), lambda event: None)
+    report = run(given.model_copy(update={"evaluation": evaluation}), lambda event: None).to_dict()
     assert report["summary"]["failed_tasks"] == {"tiny_choice": REASON, "tiny_rolling": REASON}
     assert report["harness"] == {} and any(REASON in warning for warning in report["warnings"])
     pages = pages_of(tmp_path / "out")
@@ -119,6 +119,6 @@ def test_tasks_beside_no_evaluation_are_refused(model_dir, tmp_path, capsys):
 @pytest.mark.usefixtures("proof_in_this_process")
 def test_samples_that_are_left_out_are_missed_aloud(model_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(proof, "free_memory_bytes", lambda device: 0)
-    report = run(task(model_dir, tmp_path / "out", "fp8"), lambda event: None)
+    report = run(task(model_dir, tmp_path / "out", "fp8"), lambda event: None).to_dict()
     [said] = [warning for warning in report["warnings"] if "No texts were continued" in warning]
     assert "less memory than that is free" in said and report["samples"] is None

@@ -104,10 +104,11 @@ def test_the_config_is_what_was_promised(model_dir: Path, tmp_path: Path, proof_
         model_dir=model_dir, output_dir=tmp_path / "out", config=parse_config(found["config"]),
         calibration=CALIBRATION, evaluation=EvaluationConfig(num_windows=12, seq_len=32, num_prompts=0),
     )  # fmt: skip
-    report = run(task, silent)
+    report = run(task, silent).to_dict()
     assert report["quality"]["divergence"] == found["mix"]["measured"]["divergence"]
     assert report["summary"]["size_after_bytes"] == found["mix"]["size_bytes"]
-    uniform = run(task.model_copy(update={"config": presets.resolve("w4a16"), "output_dir": tmp_path / "w4"}), silent)
+    plain = task.model_copy(update={"config": presets.resolve("w4a16"), "output_dir": tmp_path / "w4"})
+    uniform = run(plain, silent).to_dict()
     assert uniform["summary"]["size_after_bytes"] == found["uniform"]["w4a16"]["size_bytes"]
     lost, all_alike = (one["quality"]["divergence"]["kl_mean"]["value"] for one in (report, uniform))
     promised = found["mix"]["loss"] / found["uniform"]["w4a16"]["loss"]

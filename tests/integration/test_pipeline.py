@@ -63,7 +63,7 @@ def artifacts(model_dir, tmp_path_factory):
     for preset in ("int8_dynamic", "fp8", "w4a16", "int8_static"):
         folder, events = tmp_path_factory.mktemp("out") / preset, []
         with proving_here() if results else nullcontext():
-            results[preset] = (folder, run(task(model_dir, folder, preset, BOTH), events.append), events)
+            results[preset] = (folder, run(task(model_dir, folder, preset, BOTH), events.append).to_dict(), events)
     return results
 
 
@@ -180,14 +180,14 @@ def test_same_inputs_give_the_same_files(artifacts, model_dir, tmp_path, proof_i
 )
 def test_other_architectures_and_dtypes(tmp_path, overrides, proof_in_this_process):
     model_dir = tiny_model(tmp_path / "model", **overrides)
-    report = run(task(model_dir, tmp_path / "out", "fp8", BOTH), lambda event: None)
+    report = run(task(model_dir, tmp_path / "out", "fp8", BOTH), lambda event: None).to_dict()
     assert report["proof"]["quark"]["max_logit_difference"] == 0
 
 
 def test_an_untied_lm_head_can_be_quantized(tmp_path, proof_in_this_process):
     model_dir = tiny_model(tmp_path / "model", tie_word_embeddings=False)
     config = Config(global_quant_config=presets.PRESETS["fp8"].layer_config)
-    report = run(task(model_dir, tmp_path / "out", config=config), lambda event: None)
+    report = run(task(model_dir, tmp_path / "out", config=config), lambda event: None).to_dict()
     assert report["layers"][-1]["name"] == "lm_head" and report["layers"][-1]["block"] == -1
     assert report["summary"]["num_layers_kept"] == 0
 
@@ -217,7 +217,7 @@ def test_shards_are_as_large_as_they_may_be(tmp_path, proof_in_this_process):
     """Each tensor in the file that the index names; a format of one file says that it is one."""
     model_dir = tiny_model(tmp_path / "model")
     asked = task(model_dir, tmp_path / "out", "gguf_q8_0", ("gguf", "compressed_tensors"))
-    report = run(asked.model_copy(update={"max_shard_size": "90KB"}), lambda event: None)
+    report = run(asked.model_copy(update={"max_shard_size": "90KB"}), lambda event: None).to_dict()
     files = sorted((tmp_path / "out/compressed_tensors").glob("*.safetensors"))
     assert len(files) > 2 and all(file.stat().st_size < 90_000 + 10_000 for file in files)  # and a header
     index = json.loads((tmp_path / "out/compressed_tensors/model.safetensors.index.json").read_text())

@@ -37,7 +37,7 @@ def measured(model_dir, tmp_path_factory):
     evaluation = EvaluationConfig(num_windows=5, seq_len=LENGTH, stride=STRIDE, source=str(text))
     job = task(model_dir, folder / "out", "w4a16", ("quark", "fake_quantized"))
     with proving_here():
-        report = run(job.model_copy(update={"evaluation": evaluation}), lambda event: None)
+        report = run(job.model_copy(update={"evaluation": evaluation}), lambda event: None).to_dict()
     windows = read_text(evaluation, tiny_tokenizer())
     logits = [whole_logits(path, windows.ids_NT) for path in (model_dir, folder / "out" / "fake_quantized")]
     return report, windows, text.read_text(), *logits

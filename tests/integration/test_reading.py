@@ -102,7 +102,7 @@ def quantize(model_dir, output_dir, config, *exports, **rest):
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "read_windows", lambda _: TokenWindows(WINDOWS[:4], WINDOWS[4:]))
-        return pipeline.run(task, lambda event: None)
+        return pipeline.run(task, lambda event: None).to_dict()
 
 
 def config_of(name):

@@ -16,6 +16,7 @@ from quantcore.config.task import EvaluationConfig
 from quantcore.pipeline.job import run
 from quantcore.report.card import code, escape
 from quantcore.report.html import page
+from quantcore.report.values import Report
 from tests.factories import tiny_model
 from tests.integration.conftest import proving_here
 from tests.integration.test_pipeline import BOTH, task
@@ -39,7 +40,7 @@ def artifact(tmp_path_factory):
     (model_dir / "README.md").write_text(CARD)
     folder = tmp_path_factory.mktemp("out") / "out"
     with proving_here():
-        return folder, run(task(model_dir, folder, "w4a16", BOTH), lambda event: None)
+        return folder, run(task(model_dir, folder, "w4a16", BOTH), lambda event: None).to_dict()
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def test_the_report_keeps_to_its_schema(artifact, schema):
 
 def test_without_an_evaluation_it_does_too(artifact, schema, tmp_path, proof_in_this_process):
     given = task(Path(artifact[1]["model"]["path"]), tmp_path / "out", "int8_static")
-    report = run(given.model_copy(update={"evaluation": EvaluationConfig(num_windows=0)}), lambda event: None)
+    report = run(given.model_copy(update={"evaluation": EvaluationConfig(num_windows=0)}), lambda event: None).to_dict()
     jsonschema.validate(json.loads(json.dumps(report)), schema)
     assert report["quality"] is None and "No evaluation" in (tmp_path / "out" / "report.html").read_text()
 
@@ -114,7 +115,7 @@ def test_whatever_a_report_holds_is_text_on_the_page(artifact):
     report["config"]["x"] = evil
     report["layers"][0]["name"] = f'"{evil}'
     report["samples"][0]["quantized"] = evil
-    found = Page(page(report))
+    found = Page(page(Report.model_validate(report)))
     assert found.open == [] and "script" not in found.count and found.text.count("alert(1)") >= 4
 
 
@@ -135,7 +136,7 @@ def test_a_card_that_cannot_be_read_costs_no_job(artifact, card, tmp_path):
     from quantcore.report.card import model_card
 
     (tmp_path / "README.md").write_text(card)
-    assert "## Loading" in model_card(artifact[1], tmp_path)
+    assert "## Loading" in model_card(Report.model_validate(artifact[1]), tmp_path)
 
 
 def test_text_in_markdown_is_text():

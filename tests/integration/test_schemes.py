@@ -34,7 +34,7 @@ def quantize(model_dir, output_dir, preset, export=("quark",), **changes):
         evaluation=EvaluationConfig(num_windows=3, seq_len=64),
         export=export,
     )
-    return run(task, lambda event: None)
+    return run(task, lambda event: None).to_dict()
 
 
 @pytest.mark.parametrize(

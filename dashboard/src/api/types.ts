@@ -29,6 +29,11 @@ export type DeliveryPage = Schemas["DeliveryPage"];
 export type AuditPage = Schemas["AuditPage"];
 export type SignIn = Schemas["SignInOut"];
 export type ProjectUsage = Schemas["ProjectUsage"];
+export type Report = Schemas["Report"];
+export type Summary = Schemas["Summary"];
+export type Quality = Schemas["Quality"];
+export type Measured = Schemas["Measure"];
+export type Gate = Schemas["GateResult"];
 export type List<T> = { data: T[] };
 
 // Types of what is untyped in the OpenAPI document, with the fields that the pages show.
@@ -45,34 +50,6 @@ export interface JobFailure {
   message: string;
   hint?: string;
   retryable?: boolean;
-}
-
-export interface ExportSummary {
-  path: string;
-  bytes: number;
-  load: string;
-}
-
-export interface Summary {
-  size_before_bytes: number;
-  size_after_bytes: number;
-  perplexity_before: number | null;
-  perplexity_after: number | null;
-  perplexity_ratio: number | null;
-  kl_mean?: number | null;
-  /** Of a job with a mix: `kl_mean` is measured without GPTQ. */
-  mix?: { layers: Record<string, number>; bits: number; loss: number; kl_mean: number };
-  gates?: Gate[];
-  worst_layer: { name: string; relative_error: number; sqnr_db: number };
-  num_layers_quantized: number;
-  num_layers_kept: number;
-  quantize_s: number;
-  total_s: number;
-  peak_memory_bytes: number;
-  planned_peak_memory_bytes: number;
-  /** Tasks of lm-evaluation-harness that have no result, each with the reason. */
-  failed_tasks?: Record<string, string>;
-  exports: Record<string, ExportSummary>;
 }
 
 export interface Layer {
@@ -103,49 +80,10 @@ export interface Plan {
   time_s?: number | null;
 }
 
-export interface Measured {
-  value: number | null;
-  stderr: number | null;
-}
-
-export interface Quality {
-  num_tokens: number;
-  before: { token_perplexity: Measured };
-  after: { token_perplexity: Measured };
-  divergence: { kl_mean: Measured; kl_p99: number; top1_agreement: Measured };
-}
-
-export interface Report {
-  summary: Summary;
-  proof?: Record<
-    string,
-    {
-      num_tensors_equal: number;
-      max_logit_difference: number | null;
-      perplexity: number | null;
-      consumer_check?: { consumer?: string; logit_difference?: number; not_checked?: string };
-    }
-  >;
-  quality?: Quality | null;
-  samples?: { prompt: string; original: string; quantized: string }[] | null;
-  kept?: { name: string; reason: string }[];
-  warnings?: string[];
-  environment?: Record<string, string>;
-}
-
-export interface Gate {
-  gate: string;
-  name: string;
-  status: "pass" | "warn" | "fail" | "skipped";
-  value: number | null;
-  limit: number | null;
-  detail: string;
-}
-
 export type Publication = Schemas["PublicationOut"];
 
 export const progressOf = (job: Job) => job.progress as Progress | null;
-export const summaryOf = (job: Job) => job.summary as Summary | null;
+export const summaryOf = (job: Job) => job.summary;
 export const failureOf = (job: Job) => job.error as JobFailure | null;
 export const schemeOf = (job: Job) => job.preset ?? (job.mix ? "mixed" : "custom");
 export const modelOf = (job: Job) => String(job.model.id ?? job.model.path ?? "");

@@ -21,7 +21,7 @@ BLOCK = 32  # codes
 
 @dataclass(frozen=True)
 class BlockType:
-    """One of ggml's types: the dtype of its codes, and whether they count from a minimum or around zero."""
+    """A ggml type: the dtype of its codes, and whether they count from a minimum or around zero."""
 
     name: str
     dtype: Dtype
@@ -34,7 +34,7 @@ class BlockType:
 
     @property
     def num_bytes(self) -> int:
-        """Of one block: codes, scale, minimum."""
+        """Number of bytes of one block: codes, scale, minimum."""
         return BLOCK * self.bits // 8 + 2 + 2 * self.has_minimum
 
     def encode(self, weight: QTensor) -> torch.Tensor:

@@ -64,16 +64,16 @@ class GgufExporter:
         short = [one for one, after in pairs if one.weight.scale_type.is_whole > after.weight.scale_type.is_whole]
         moved = [one for one, after in pairs if one.weight.zero_point_type is not after.weight.zero_point_type]
         moved = [layer for layer in moved if layer not in short]
-        said = []
+        warnings = []
         if moved:
-            said.append(f"gguf stores a float16 scale and minimum: {len(moved)} layer(s) are quantized so.")
+            warnings.append(f"gguf stores a float16 scale and minimum: {len(moved)} layer(s) are quantized so.")
         if short:
             kinds = sorted({f"{_name(one)} in place of {_name(layer)}" for layer, one in pairs if layer in short})
-            said.append(
+            warnings.append(
                 f"The rows of {len(short)} layer(s) are no multiple of {SUPER_BLOCK}, first {short[0].name}:"
                 f" they are stored as {', '.join(kinds)}."
             )
-        return fitted, tuple(said)
+        return fitted, tuple(warnings)
 
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
         kind = _type_of(layer)
@@ -92,10 +92,10 @@ class GgufExporter:
     def quantization_config(self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]) -> None:
         return None
 
-    def knows(self, said: Mapping[str, Any]) -> bool:
-        return said.get("quant_method") == "gguf"
+    def matches(self, config: Mapping[str, Any]) -> bool:
+        return config.get("quant_method") == "gguf"
 
-    def find_layers(self, said: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
+    def read_layers(self, quantization_config: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
         found = {}
         for name, tensor in files.tensors.items():
             if tensor.dtype in GGUF_BLOCKS:
@@ -132,7 +132,7 @@ class GgufExporter:
 
 
 def _spec(kind: BlockType | MinimumK | Q6K) -> QuantizationSpec:
-    """What the blocks of this type hold."""
+    """Return the spec of this type's blocks."""
     has_minimum = kind.dtype.value.startswith("uint")
     scale_type = ScaleType.float16
     if isinstance(kind, Q6K | MinimumK):
@@ -147,10 +147,10 @@ def _spec(kind: BlockType | MinimumK | Q6K) -> QuantizationSpec:
 
 
 SPECS = {kind.name: _spec(kind) for kind in (*BLOCK_TYPES.values(), *K_TYPES.values())}
-"""What a tensor of each of GGUF's types is quantized as."""
+"""Specs of GGUF's types."""
 
 SHORT_ROWS = {Dtype.uint4: Dtype.int5, Dtype.uint5: Dtype.uint5, Dtype.int6: Dtype.int8}
-"""What takes the place of a K-type where rows are no multiple of 256: what llama.cpp's own tool takes."""
+"""Replacements of K-types where rows are no multiple of 256, as in llama.cpp's own tool."""
 
 
 def _fitted(layer: LayerPlan) -> LayerPlan:

@@ -179,7 +179,7 @@ def _model_name(model_config: Mapping[str, Any], model_dir: Path) -> str:
 
 
 def _file_type(layouts: Mapping[str, TensorLayout]) -> int:
-    """What most bytes of blocks are, as one of llama.cpp's file types. Readers only show it."""
+    """Return the llama.cpp file type of most bytes of blocks. Readers only show it."""
     from gguf import LlamaFileType
 
     sizes = Counter[str]()

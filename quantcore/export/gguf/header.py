@@ -1,4 +1,4 @@
-"""What stands before the data of a GGUF file (versions 2 and 3): its fields and where its tensors are. No torch.
+"""Reads the header of a GGUF file (versions 2 and 3): its fields and the places of its tensors. No torch.
 
 The file is not trusted: every length is held against what is left of the file, and the whole header is bounded. Long
 lists (tokens, merges, scores) are passed over: a plan needs none, and tokenizers are read by Transformers.

@@ -35,7 +35,7 @@ class MinimumK:
 
     @property
     def num_bytes(self) -> int:
-        """Of one super-block."""
+        """Number of bytes of one super-block."""
         return 4 + 12 + SUPER_BLOCK * self.bits // 8
 
     def encode(self, weight: QTensor) -> torch.Tensor:

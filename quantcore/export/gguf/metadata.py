@@ -1,4 +1,4 @@
-"""What a GGUF file says of the model besides its tensors: llama.cpp builds the model from these values alone."""
+"""Writes the metadata of a GGUF file: llama.cpp builds the model from these values alone."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def head_size(config: Mapping[str, Any]) -> int:
 
 
 def rope_tensors(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """What the frequencies of RoPE are divided by, float32, where the model's scaling is not a single number.
+    """Return the divisors of the RoPE frequencies, float32, if the model's scaling is not a single number.
 
     Llama 3 (Transformers' ``llama3``) slows down low frequencies, with a ramp between; Phi 3 (``longrope``) lists a
     factor for each, for short and for long contexts.
@@ -119,7 +119,7 @@ def _add_rope(writer: GGUFWriter, config: Mapping[str, Any], head_dim: int) -> N
 
 
 def _longrope_attention(rope: Mapping[str, Any], config: Mapping[str, Any], trained: int) -> float:
-    """What queries and keys grow by: given, or from how much longer the context became."""
+    """Return the factor of queries and keys: configured, or derived from the extension of the context."""
     if rope.get("attention_factor") is not None:
         return float(rope["attention_factor"])
     stretch = config["max_position_embeddings"] / trained
@@ -127,7 +127,7 @@ def _longrope_attention(rope: Mapping[str, Any], config: Mapping[str, Any], trai
 
 
 def warn_of_window(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What to say of a model whose tokens look back less far than llama.cpp lets them."""
+    """Warn about a model whose attention window is shorter than the one llama.cpp uses."""
     window = config.get("sliding_window")
     ignored = window and not config["model_type"].startswith(("gemma", "qwen"))  # a Qwen with windows is refused
     if not ignored or window >= config["max_position_embeddings"]:

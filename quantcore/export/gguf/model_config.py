@@ -33,7 +33,8 @@ Get = Callable[..., Any]
 
 
 def model_config(header: GgufHeader) -> dict[str, Any]:
-    """What config.json would say, but for the dtype. Raises ModelError for an architecture or RoPE not known here."""
+    """Return the config.json of the model, without its dtype. Raises ModelError for an unsupported architecture or
+    RoPE."""
     name = str(header.fields.get("general.architecture"))
 
     def get(key: str, default: Any = None) -> Any:
@@ -81,7 +82,7 @@ def _shapes(header: GgufHeader, model_type: str, get: Get) -> dict[str, Any]:
 
 
 def _only_of(model_type: str, get: Get, config: dict[str, Any]) -> dict[str, Any]:
-    """What some architectures have beside the shapes."""
+    """Return the fields that some architectures have beside the shapes."""
     if model_type == "mixtral":
         return {"num_local_experts": int(get("expert_count")), "num_experts_per_tok": int(get("expert_used_count"))}
     if model_type == "qwen3_moe":

@@ -51,7 +51,7 @@ _QWEN_MOE = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """One of GGUF's architectures. ``blocks``: what a decoder block's modules are called there.
+    """A GGUF architecture. ``blocks`` are the names of a decoder block's modules there.
 
     ``interleaved``: its RoPE turns neighbouring rows of a query or key head, not those of the two halves.
     ``norm_offset``: what RMS norms store less than they multiply with. ``own_head``: whether it may have a separate
@@ -198,7 +198,7 @@ class Places:
 
 
 def stored_part(header: TensorHeader, place: Place) -> TensorHeader:
-    """What is at ``place`` of the file's tensor ``header``: it, or one expert of a stack."""
+    """Return the header of the tensor at ``place``: the whole tensor, or one expert of a stack."""
     shape, begin, size = header.shape, header.begin, header.num_bytes
     if place.index is not None:
         size //= shape[0]

@@ -43,12 +43,12 @@ PRE_TOKENIZERS = {
     (_CASES % (_ENDINGS, _ENDINGS) + r"\p{N}{1,3}" + _CASES_REST,): "gpt-4o",
     (_DBRX,): "dbrx",
 }
-"""What a text is cut by, in order, to llama.cpp's name. ``words`` is the expression inside ByteLevel, GPT-2's."""
+"""Pre-tokenizers, in order, with llama.cpp's names. ``words`` is the expression inside ByteLevel, GPT-2's."""
 
 
 @dataclass(frozen=True)
 class TokenizerData:
-    """What a GGUF file says of a tokenizer. ``special`` are ids by kind (bos, eos, unk, pad ...).
+    """Tokenizer of a GGUF file. ``special`` are ids by kind (bos, eos, unk, pad ...).
 
     ``scores`` is empty for byte-level BPE, ``merges`` for sentencepiece.
     """
@@ -168,14 +168,14 @@ def _pre_tokenizer(data: dict[str, Any], model: dict[str, Any]) -> tuple[str, tu
 
 
 def _adds_space(data: dict[str, Any]) -> bool:
-    """Whether a text gets a space in front before it is cut."""
+    """Return True if a text gets a leading space before it is split."""
     normalizer, splitter = data.get("normalizer") or {}, data.get("pre_tokenizer") or {}
     prepends = any(step.get("type") == "Prepend" for step in normalizer.get("normalizers", [normalizer]))
     return prepends or (splitter.get("type") == "Metaspace" and splitter.get("prepend_scheme", "always") != "never")
 
 
 def _adds_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, bool]:
-    """Whether the tokenizer puts its first token before a text, and its last one behind: seen, not read."""
+    """Return whether the tokenizer adds a first and a last token to a text, found by trying it."""
     plain, ended = (tokenizer("a", add_special_tokens=wanted)["input_ids"] for wanted in (False, True))
     return (
         len(ended) > len(plain) and ended[0] == tokenizer.bos_token_id,

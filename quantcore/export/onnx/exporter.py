@@ -44,7 +44,7 @@ ELEMENT_TYPES = {
 """Our names -> ONNX's numbers for its element types."""
 
 BYTES = {"int8": "I8", "uint8": "U8", "fp8_e4m3": "F8_E4M3", "fp8_e5m2": "F8_E5M2"}
-"""What has 8 bits here, weights and activations, and how it is stored."""
+"""Dtypes with 8 bits, for weights and activations, and their storage types."""
 
 BLOCKS = (16, 32, 64, 128, 256)
 """Inputs that share a scale of 4-bit codes, for which ONNX Runtime has kernels."""
@@ -156,12 +156,12 @@ class OnnxExporter:
         told = [{"config": one.to_dict(), "layers": names} for one, names in groups.items()]
         return {"quant_method": QUANT_METHOD, "groups": told}
 
-    def knows(self, said: Mapping[str, Any]) -> bool:
-        return said.get("quant_method") == QUANT_METHOD
+    def matches(self, config: Mapping[str, Any]) -> bool:
+        return config.get("quant_method") == QUANT_METHOD
 
-    def find_layers(self, said: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
+    def read_layers(self, quantization_config: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
         found = {}
-        for group in said["groups"]:
+        for group in quantization_config["groups"]:
             config = TypeAdapter(QuantizationConfig).validate_python(group["config"])
             for name in group["layers"]:
                 found[name] = StoredLayer(_weight_shape(config, files.shape(f"{name}.weight_codes")), config)
@@ -247,7 +247,7 @@ def _refuse_weight(layer: LayerPlan, weight: QuantizationSpec) -> str | None:
 
 
 def _scale_shape(layer: LayerPlan) -> tuple[int, ...]:
-    """Of the scales of an 8-bit weight [in, out]."""
+    """Return the shape of the scales of an 8-bit weight [in, out]."""
     rows, groups = layer.num_scales
     if layer.weight.qscheme is QSchemeType.per_tensor:
         return ()

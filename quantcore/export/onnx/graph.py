@@ -143,7 +143,7 @@ def _fake(shape: tuple[int, ...], dtype: torch.dtype, fake: FakeTensorMode) -> t
 
 
 def _quantized(module: nn.Module, layer: LayerPlan, x: torch.Tensor) -> torch.Tensor:
-    """What a quantized linear layer computes, in nodes of ONNX."""
+    """Compute a quantized linear layer with ONNX nodes."""
     if layer.input_tensors is not None:
         x = activation(x, layer.input_tensors, _params(module, "input", layer.input_tensors))
     names = ("weight_codes", "weight_scale", "weight_zero_point")

@@ -18,10 +18,10 @@ from quantcore.errors import ConfigError
 from quantcore.numerics.affine import QParams, find_params
 
 OPSET = 21
-"""Of ONNX: the first with 4 bits, fp8 and blocks."""
+"""Opset of ONNX: the first with 4 bits, fp8 and blocks."""
 
 WITH_NODES = ("int8", "uint8", "int16", "uint16")
-"""What activations are sent through QuantizeLinear for."""
+"""Dtypes for which activations pass through QuantizeLinear."""
 
 NARROW = "quantcore.narrow"
 """Marks a node, in its metadata, whose codes have 4 bits: torch has no such tensors, so they are traced as bytes."""

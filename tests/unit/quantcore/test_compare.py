@@ -9,20 +9,12 @@ import pytest
 from quantcore.cli import main as cli
 from quantcore.errors import ConfigError
 from quantcore.report.compare import compare, pareto_front
+from tests import reports
 
 
 def write(folder, size, kl, model="sha256:a", text="t"):
     folder.mkdir()
-    report = {
-        "summary": {"size_after_bytes": size, "gates": [{"status": "fail"}, {"status": "pass"}]},
-        "quality": {
-            "after": {"token_perplexity": {"value": 20 + kl, "stderr": 0.1}},
-            "divergence": {"kl_mean": {"value": kl, "stderr": 0.01}},
-        },
-        "layers": [{"scheme": "int8"}, {"scheme": "fp8"}],
-        "provenance": {"model": model, "held_out_sha256": text},
-    }
-    (folder / "report.json").write_text(json.dumps(report))
+    (folder / "report.json").write_text(json.dumps(reports.report(size=size, kl=kl, model=model, text=text)))
     return str(folder)
 
 
@@ -60,7 +52,7 @@ def test_what_does_not_compare(tmp_path, capsys):
             compare([first, folder])
         codes[name] = caught.value.code
     assert all(name == code for name, code in codes.items())
-    assert "another text" in compare([first, write(tmp_path / "c", 1, 0.1, text="u")])["warnings"][0]
+    assert "another text" in compare([first, write(tmp_path / "c", 1, 0.1, text="u")]).warnings[0]
     report = json.loads((tmp_path / "a" / "report.json").read_text())
     (tmp_path / "a" / "report.json").write_text(json.dumps(report | {"quality": None}))
     assert cli.main(["compare", *itertools.repeat(first, 2)]) == 1

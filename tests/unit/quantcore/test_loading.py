@@ -9,8 +9,7 @@ from quantcore.config.layer_plan import LayerPlan
 from quantcore.export import EXPORTERS
 from quantcore.export.loading import TABLE, kinds_of, load_lines
 
-SEEN = {"consumer": "Transformers 5.23.0 with compressed-tensors 0.20.0", "logit_difference": 0.0}
-UNSEEN = {"not_checked": "It was not."}
+SEEN, UNSEEN = True, False
 
 
 def layers_of(*names):
@@ -19,7 +18,7 @@ def layers_of(*names):
 
 
 @pytest.mark.parametrize(
-    ("export", "schemes", "checked", "program"),
+    ("export", "schemes", "is_read", "program"),
     [
         ("quark", ["w4a16"], UNSEEN, "vllm"),
         ("quark", ["int8_dynamic"], UNSEEN, "vllm"),
@@ -38,8 +37,8 @@ def layers_of(*names):
         ("fake_quantized", ["int8_weight_only", "w4a16"], UNSEEN, "transformers"),
     ],
 )
-def test_a_line_names_a_program_that_was_seen_to_load_it(export, schemes, checked, program):
-    lines = load_lines(export, layers_of(*schemes), "./out", checked)
+def test_a_line_names_a_program_that_was_seen_to_load_it(export, schemes, is_read, program):
+    lines = load_lines(export, layers_of(*schemes), "./out", is_read_by_transformers=is_read)
     assert lines.split()[1] == program and "'./out" in lines
 
 

@@ -28,8 +28,8 @@ def test_the_size_of_the_pieces_does_not_matter(monkeypatch, name, piece):
     params = find_params(*min_max(grouping.split(weight)), spec, torch.bfloat16)
     whole = quantize_weight(weight, params, spec)
     restored, faked = whole.dequantize(), fake_quantize(weight, spec, grouping, params)
-    assert weight.numel() <= affine.PIECE
-    monkeypatch.setattr(affine, "PIECE", piece)
+    assert weight.numel() <= affine.CACHED_VALUES
+    monkeypatch.setattr(affine, "CACHED_VALUES", piece)
     cut = quantize_weight(weight, params, spec)
     assert torch.equal(cut.codes.view(torch.uint8), whole.codes.view(torch.uint8))
     assert torch.equal(replace(whole).dequantize(), restored)
@@ -51,8 +51,8 @@ def test_dynamic_scales_are_those_of_the_whole(monkeypatch, name, dtype):
     grouping = activation_grouping(spec)
     params = find_params(*torch.aminmax(grouping.split(x.float()), dim=-1), spec, torch.float32)
     expected = fake_quantize(x, spec, grouping, params)
-    for piece in (affine.PIECE, 1024, 256, 100):
-        monkeypatch.setattr(affine, "PIECE", piece)
+    for piece in (affine.CACHED_VALUES, 1024, 256, 100):
+        monkeypatch.setattr(affine, "CACHED_VALUES", piece)
         assert torch.equal(fake_quantize_activation(x, spec, None), expected)
 
 

@@ -1,0 +1,150 @@
+"""The values that an evaluation gives: frozen, without torch, and in JSON exactly the fields that were set."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, WithJsonSchema, model_serializer
+
+Number = Annotated[int | float, WithJsonSchema({"type": "number"})]
+"""A number that stays a whole one in JSON if it is one."""
+
+
+class Record(BaseModel):
+    """Base of the values in a report.
+
+    A field with a default is one that a report may lack: older versions did not write it, or it does not apply. JSON
+    has only the fields that were set, so that a report that is read and written again stays the same.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, ser_json_inf_nan="constants", json_schema_extra={"additionalProperties": False}
+    )
+
+    @model_serializer(mode="wrap")
+    def _fields_set(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
+        """Without a return annotation, which would replace the fields in the JSON schema."""
+        return {name: value for name, value in handler(self).items() if name in self.model_fields_set}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The value as JSON data."""
+        return self.model_dump(mode="json")
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with other values in some fields."""
+        return self.model_copy(update=changes)
+
+
+class Measure(Record):
+    """A number and one standard error; null where it is beyond all numbers, or unknown."""
+
+    value: Number | None
+    stderr: Number | None
+
+    def __str__(self) -> str:
+        """``12.34 ± 0.05``"""
+        if self.value is None:
+            return "–"
+        return f"{self.value:.5g}" + ("" if self.stderr is None else f" ± {self.stderr:.2g}")
+
+
+class Perplexities(Record):
+    """Perplexity of one model on the held-out text, per token, word and byte."""
+
+    token_perplexity: Measure
+    word_perplexity: Measure
+    byte_perplexity: Measure
+    bits_per_byte: Number
+
+    @property
+    def rows(self) -> list[tuple[str, Measure]]:
+        """Name and value of each perplexity, as a table shows them."""
+        names = ("token_perplexity", "word_perplexity", "byte_perplexity")
+        return [(name.replace("_", " "), getattr(self, name)) for name in names]
+
+
+class Divergence(Record):
+    """Distance of the predictions from the original's: KL divergence in nats per token, top-1 agreement as a share of
+    the tokens, relative error of the logits (||difference|| / ||logits||)."""
+
+    kl_mean: Measure
+    kl_p99: Number
+    top1_agreement: Measure
+    logit_error: Number
+
+
+class AbsoluteQuality(Record):
+    """Perplexities of one model on its own."""
+
+    num_windows: int
+    seq_len: int
+    num_tokens: int
+    after: Perplexities
+
+
+class Quality(AbsoluteQuality):
+    """Perplexities of the quantized model (``after``) and of the original (``before``), and the distance between both.
+
+    ``ratio`` is that of the token perplexities; its error comes from the pairs of losses.
+    """
+
+    before: Perplexities
+    ratio: Measure
+    divergence: Divergence
+
+
+class Sample(Record):
+    """Continuations of one prompt by both models; a degenerate one is empty, or repeats a single token."""
+
+    prompt: str
+    original: str
+    quantized: str
+    original_is_degenerate: bool
+    quantized_is_degenerate: bool
+
+
+class TaskResult(Record):
+    """One metric of a task of lm-evaluation-harness for both models."""
+
+    original: Measure | None
+    quantized: Measure
+
+
+TaskResults = dict[str, dict[str, TaskResult]]
+"""Results of both models by task and metric (``acc,none``)."""
+
+
+class ConsumerCheck(Record):
+    """Outcome of reading the files with another program: its name with versions, and the norm of the differences of the
+    logits over that of the logits; or the reason why that was not checked."""
+
+    consumer: str | None = None
+    logit_difference: Number | None = None
+    of_twin: Annotated[
+        bool,
+        Field(description="The model does not fit into memory: a small twin, exported in the same way, was read."),
+    ] = False
+    not_checked: str | None = None
+
+    def __str__(self) -> str:
+        """The outcome in a sentence."""
+        if self.consumer is None:
+            return f"not read by another program: {self.not_checked or 'this was not tried.'}"
+        what = "the files of a small twin, exported in the same way" if self.of_twin else "the files"
+        return f"{self.consumer} reads {what}; its logits differ by {self.logit_difference:.1e} of their norm."
+
+
+class EvaluationResult(Record):
+    """Result of ``bitfoundry evaluate``: measurements of a model that exists already, alone or beside its original.
+
+    ``harness`` has one number per metric for a model alone, and a pair for two models.
+    """
+
+    model: str
+    against: str | None
+    environment: dict[str, str]
+    served_by: dict[str, str] = Field(default_factory=dict)
+    quality: Quality | AbsoluteQuality | None = None
+    samples: tuple[Sample, ...] | None = None
+    harness: TaskResults | dict[str, dict[str, Measure]] = Field(default_factory=dict)
+    failed_tasks: dict[str, str] = Field(default_factory=dict)

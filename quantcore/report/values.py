@@ -1,0 +1,233 @@
+"""The types of ``report.json``: frozen, without torch. Times are in seconds, sizes in bytes.
+
+``docs/report.schema.json`` and the API's types are generated from them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from quantcore.config.job_spec import Gate
+from quantcore.evaluation.quality import ConsumerCheck, Number, Quality, Record, Sample, TaskResults
+from quantcore.proof.gate_result import GateResult
+
+SCHEMA_VERSION: Literal[2] = 2
+
+
+class WorstLayer(Record):
+    """The layer whose weight changed most, relative to its size."""
+
+    name: str
+    relative_error: Number
+    sqnr_db: Number
+
+
+class MemoryUse(Record):
+    """Peak memory as measured, and as planned."""
+
+    peak_memory_bytes: int
+    planned_peak_memory_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.peak_memory_bytes / 1e6:.0f} MB, planned {self.planned_peak_memory_bytes / 1e6:.0f} MB"
+
+
+class PhaseMemory(Record):
+    """Peak memory that all processes of the job held together in each phase.
+
+    ``quantize`` counts the process of each rank; ``verify`` the process that verifies and the one that waits for it.
+    """
+
+    quantize: MemoryUse
+    verify: MemoryUse
+
+    @property
+    def rows(self) -> list[tuple[str, MemoryUse]]:
+        """Name and value of each phase."""
+        return [("quantize", self.quantize), ("verify", self.verify)]
+
+
+class RankMemory(MemoryUse):
+    """Peak memory of one process while it quantized."""
+
+    rank: int
+
+
+class ExportSummary(Record):
+    """One checkpoint of the artifact: its folder, its size, and the Python lines that load it."""
+
+    path: str
+    bytes: int
+    load: str
+
+
+class MixSummary(Record):
+    """The chosen mixed-precision scheme in short; ``kl_mean`` is measured without GPTQ or any other algorithm."""
+
+    layers: dict[str, int]
+    bits: Number
+    loss: Number
+    kl_mean: Number
+
+
+class Summary(Record):
+    """The figures of a finished job that a table shows."""
+
+    size_before_bytes: int
+    size_after_bytes: int
+    perplexity_before: Number | None
+    perplexity_after: Number | None
+    perplexity_ratio: Number | None
+    kl_mean: Number | None
+    worst_layer: WorstLayer
+    num_layers_quantized: int
+    num_layers_kept: int
+    mix: MixSummary | None = None
+    quantize_s: Number
+    total_s: Number
+    executor: str = "streamed"
+    peak_memory_bytes: Annotated[int, Field(description="The larger one of memory_by_phase.")]
+    planned_peak_memory_bytes: int
+    memory_by_phase: PhaseMemory | None = None
+    ranks: Annotated[
+        tuple[RankMemory, ...] | None, Field(description="For a job on several processes: peak memory of each.")
+    ] = None
+    failed_tasks: Annotated[
+        dict[str, str],
+        Field(
+            default_factory=dict, description="Tasks of lm-evaluation-harness without a result, each with the reason."
+        ),
+    ]
+    gate: Gate
+    gates: tuple[GateResult, ...]
+    exports: Annotated[dict[str, ExportSummary], Field(min_length=1)]
+
+    @property
+    def memory(self) -> MemoryUse:
+        """Peak memory of the whole job."""
+        return MemoryUse(
+            peak_memory_bytes=self.peak_memory_bytes, planned_peak_memory_bytes=self.planned_peak_memory_bytes
+        )
+
+
+class SourceModel(Record):
+    """Origin of the float model: ``id`` and ``sha`` on the Hub, or the ``path`` of a folder."""
+
+    id: str | None = None
+    sha: str | None = None
+    path: str | None = None
+    model_type: str
+
+    @property
+    def name(self) -> str:
+        """The id on the Hub, or the name of the folder."""
+        return self.id or Path(str(self.path)).name
+
+
+class MixScheme(Record):
+    """A choice of schemes: size of all weight files, bits per weight in the mixed layers, estimated loss in nats per
+    token, and the number of layers with each scheme."""
+
+    size_bytes: int
+    bits: Number
+    loss: Number
+    layers: dict[str, int]
+
+
+class ChosenMix(MixScheme):
+    """The chosen mix; it is ``measured`` without GPTQ or any other algorithm, on held-out text of the calibration's
+    source."""
+
+    measured: Quality
+
+
+class MixBudget(Record):
+    """The mix that was asked for: the schemes to choose from, and one budget."""
+
+    schemes: Annotated[tuple[str, ...], Field(min_length=2)]
+    max_size: str | int | None = None
+    max_bits: Number | None = None
+    max_divergence: Number | None = None
+
+    def __str__(self) -> str:
+        """``max_bits 4.5``"""
+        return " ".join(f"{name} {value}" for name, value in self.to_dict().items() if name != "schemes")
+
+
+class Mix(Record):
+    """How the scheme of each layer was chosen: docs/mixed-precision.md."""
+
+    asked: MixBudget
+    chosen: ChosenMix
+    uniform: dict[str, MixScheme]
+    frontier: Annotated[tuple[MixScheme, ...], Field(min_length=1)]
+
+
+class ExportProof(Record):
+    """Result of reading one export back."""
+
+    num_tensors_equal: int
+    max_logit_difference: Number | None
+    perplexity: Number | None
+    consumer_check: ConsumerCheck = ConsumerCheck()
+
+
+class LayerError(Record):
+    """Error of one quantized layer; see ``quantcore.events.LayerQuantized``."""
+
+    kind: Literal["layer_quantized"]
+    name: str
+    block: Annotated[int, Field(description="-1 outside of the decoder blocks")]
+    relative_error: Number
+    sqnr_db: Number
+    scheme: str
+    output_error: Number | None
+    rounding_error: Number | None
+    num_tokens: int | None
+
+
+class KeptTensor(Record):
+    """A layer that stays in its original precision, and the reason."""
+
+    name: str
+    reason: str
+
+
+class Provenance(Record):
+    """Identity of the model and digests of the texts and the config."""
+
+    model: str
+    calibration_sha256: str
+    held_out_sha256: str
+    config_sha256: str
+    seed: str
+
+
+class Report(Record):
+    """report.json of an artifact. Fields may be added under the same schema_version."""
+
+    schema_version: Literal[2]
+    summary: Summary
+    model: SourceModel
+    config: dict[str, Any]
+    mix: Mix | None = None
+    calibration: dict[str, Any]
+    evaluation: dict[str, Any]
+    proof: dict[str, ExportProof]
+    quality: Quality | None
+    samples: tuple[Sample, ...] | None
+    harness: TaskResults | None
+    layers: Annotated[tuple[LayerError, ...], Field(min_length=1)]
+    edges: tuple[dict[str, Any], ...]
+    kept: tuple[KeptTensor, ...]
+    warnings: tuple[str, ...]
+    provenance: Provenance
+    environment: dict[str, str]
+
+    @property
+    def schemes(self) -> list[str]:
+        """The schemes of the quantized layers, sorted."""
+        return sorted({layer.scheme for layer in self.layers})

@@ -1,0 +1,62 @@
+"""A whole report as JSON data, as ``report.json`` holds it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def measure(value: float, stderr: float | None = 0.1) -> dict[str, float | None]:
+    return {"value": value, "stderr": stderr}
+
+
+def perplexities(value: float) -> dict[str, Any]:
+    names = ("token_perplexity", "word_perplexity", "byte_perplexity")
+    return {**{name: measure(value) for name in names}, "bits_per_byte": 1.5}
+
+
+def gate(status: str) -> dict[str, Any]:
+    return {"gate": "G8", "name": "kl_mean", "status": status, "value": 0.5, "limit": 0, "detail": "± 0.01"}
+
+
+def layer(name: str, scheme: str) -> dict[str, Any]:
+    return {
+        "kind": "layer_quantized", "name": name, "block": 0, "relative_error": 0.01, "sqnr_db": 40.0, "scheme": scheme,
+        "output_error": None, "rounding_error": None, "num_tokens": None,
+    }  # fmt: skip
+
+
+def report(*, size: int = 19000, kl: float = 0.1, model: str = "sha256:a", text: str = "t") -> dict[str, Any]:
+    """A report of schema version 2 as the first release wrote it: fields that came later are missing."""
+    return {
+        "schema_version": 2,
+        "summary": {
+            "size_before_bytes": 38000, "size_after_bytes": size, "perplexity_before": 20.0,
+            "perplexity_after": 20 + kl, "perplexity_ratio": 1 + kl / 20, "kl_mean": kl,
+            "worst_layer": {"name": "b", "relative_error": 0.01, "sqnr_db": 40.0}, "num_layers_quantized": 2,
+            "num_layers_kept": 0, "quantize_s": 1.0, "total_s": 2, "peak_memory_bytes": 1000,
+            "planned_peak_memory_bytes": 1000, "gate": "warn", "gates": [gate("fail"), gate("pass")],
+            "exports": {"quark": {"path": ".", "bytes": size, "load": "LLM('.')"}},
+        },
+        "model": {"path": "/models/tiny", "model_type": "llama"},
+        "config": {"global_quant_config": {}},
+        "calibration": {"num_samples": 8},
+        "evaluation": {"num_windows": 12},
+        "proof": {"quark": {"num_tensors_equal": 9, "max_logit_difference": 0, "perplexity": 20 + kl}},
+        "quality": {
+            "num_windows": 12, "seq_len": 512, "num_tokens": 6000, "after": perplexities(20 + kl),
+            "before": perplexities(20.0), "ratio": measure(1 + kl / 20),
+            "divergence": {
+                "kl_mean": measure(kl, 0.01), "kl_p99": 0.5, "top1_agreement": measure(0.9), "logit_error": 0.1
+            },
+        },
+        "samples": None,
+        "harness": None,
+        "layers": [layer("a", "int8"), layer("b", "fp8")],
+        "edges": [],
+        "kept": [],
+        "warnings": [],
+        "provenance": {
+            "model": model, "calibration_sha256": "c", "held_out_sha256": text, "config_sha256": "f", "seed": "0"
+        },
+        "environment": {"quantcore": "0.1"},
+    }  # fmt: skip
