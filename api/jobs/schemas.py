@@ -15,10 +15,12 @@ from pydantic import (
     RootModel,
     StrictBool,
     StringConstraints,
+    field_serializer,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError
+from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from api.jobs import examples
 from api.jobs.schema_of import SchemaOf
@@ -358,6 +360,11 @@ class JobOut(JobOptions, JobStatus):
     model_config = ConfigDict(
         extra="ignore", json_schema_serialization_defaults_required=True, json_schema_extra={"examples": [examples.JOB]}
     )
+
+    @field_serializer("calibration", "evaluation", mode="wrap")
+    def _without_nulls(self, value: Any, serialize: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
+        """It returns no annotated type, so that the JSON schema stays that of the fields."""
+        return {name: setting for name, setting in serialize(value).items() if setting is not None}
 
     @classmethod
     def of(

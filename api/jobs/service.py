@@ -51,7 +51,7 @@ class Planned:
         """What a plan answers with."""
         spec = self.spec
         answer = self.plan.to_dict() | {"config": spec.config.to_dict(), "preset": self.preset}
-        answer["evaluation"] = spec.evaluation.model_dump(mode="json")
+        answer["evaluation"] = spec.evaluation.model_dump(mode="json", exclude_none=True)
         more = {"mix": spec.mix and spec.mix.asked, "publish": self.publish}
         return answer | {name: value for name, value in more.items() if value}
 

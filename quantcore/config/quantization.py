@@ -13,10 +13,9 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Self
 
-from pydantic import Field, StrictBool, StrictInt, TypeAdapter, ValidationError, field_validator, model_serializer
+from pydantic import Field, StrictBool, StrictInt, TypeAdapter, ValidationError, field_validator
 from pydantic import model_validator as validator
 from pydantic.dataclasses import dataclass
-from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from quantcore.config.algorithms import AlgoConfig, check_chain
 from quantcore.config.spec import (
@@ -288,11 +287,6 @@ class TextSource(Settings):
         if self.source == BUILTIN and self.column is not None:
             raise ValueError("the builtin text has no column")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_nulls(self, serialize: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
-        """Without an annotation, so that the JSON schema stays that of the fields."""
-        return {name: value for name, value in serialize(self).items() if value is not None}
 
 
 class CalibrationConfig(TextSource):

@@ -190,7 +190,7 @@ def test_a_clone_a_dry_run_and_a_sweep_know_them(client: TestClient, model: Path
     with sessions.begin() as session:
         lease = leases.claim(session, worker="w", lease_s=60)
     assert lease and (lease.spec.file2file, lease.spec.shard_blocks) == (True, False)
-    assert lease.spec.evaluation.model_dump(mode="json") == job["evaluation"]
+    assert lease.spec.evaluation.model_dump(mode="json", exclude_none=True) == job["evaluation"]
 
 
 def test_a_sweep_says_which_way_cannot_be(client: TestClient, model: Path) -> None:
