@@ -16,7 +16,7 @@ from operator import or_
 import torch
 from torch import nn
 
-from quantcore.blockwise.running_block import RunningBlock, Streams
+from quantcore.blockwise.running_block import CalibrationStreams, RunningBlock
 from quantcore.calibration.collector import StatsCollector
 from quantcore.calibration.experts import MIN_TOKENS, share_ranges, too_few_tokens
 from quantcore.calibration.ranges import Activations, Watched, collect_ranges, learned, ranges_of_all
@@ -129,27 +129,27 @@ class BlockAlgorithms:
         self._learns = bool(self._smoothings) or self._corrects_biases or self._solver_config != PLAIN
 
     @property
-    def turns_stream(self) -> bool:
+    def rotates_stream(self) -> bool:
         """Whether what lies around the blocks has to be rotated as well."""
         return self._rotation_config is not None and self._rotation_config.r1
 
-    def turned(self, hidden: Hidden) -> Hidden:
+    def rotate_states(self, hidden: Hidden) -> Hidden:
         """The hidden states in front of the first block, in place, as the blocks will read them."""
         if self._rotation_config is None or not len(hidden.states):
             return hidden
         if self._rotation is None:
             self._rotation = ModelRotation(self._rotation_config, hidden.states[0].shape[-1])
-        if self.turns_stream:
+        if self.rotates_stream:
             for window, state in enumerate(hidden.states):
-                hidden.states[window] = self._rotation.turn_state(state)
+                hidden.states[window] = self._rotation.rotate_state(state)
         return hidden
 
-    def turn_outside(
+    def rotate_outside(
         self, model: nn.Module, embed: Callable[[], torch.Tensor], logits: Callable[[torch.Tensor], torch.Tensor],
         like: torch.Tensor,
     ) -> set[str]:  # fmt: skip
         """Rotate what lies around the blocks, if that is asked for; the names of the changed parameters."""
-        return set() if self._rotation is None else self._rotation.turn_outside(model, embed, logits, like)
+        return set() if self._rotation is None else self._rotation.rotate_outside(model, embed, logits, like)
 
     def prepare(self, at: RunningBlock, layers: Modules) -> Prepared:
         """Statistics, scales, ranges: leaves the float block computing what it computed, in a rotated stream or not.
@@ -187,7 +187,7 @@ class BlockAlgorithms:
         return prepared
 
     def prepare_head(
-        self, layers: Modules, logits: Callable[[torch.Tensor], torch.Tensor], streams: Streams
+        self, layers: Modules, logits: Callable[[torch.Tensor], torch.Tensor], streams: CalibrationStreams
     ) -> Prepared:
         """As ``prepare``, for layers behind the last block; ``logits`` runs them on a window."""
         if streams.calibration is None or not layers:
@@ -289,7 +289,7 @@ class BlockAlgorithms:
     def _rotate(self, at: RunningBlock) -> set[str]:
         if self._rotation is None:
             return set()
-        return self._rotation.turn_block(
+        return self._rotation.rotate_block(
             at.block, at.output_of, at.probe.states[0], lambda: self._finder.find(at.block, at.update)
         )
 

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from quantcore.checkpoint.libraries import opened_weights
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.errors import ModelError, QuantError, reason_of
-from quantcore.evaluation.baseline_cache import Originals
+from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.consumer import quiet
 from quantcore.evaluation.model import EvaluatedModel, open_model
 from quantcore.events import Emit, Warned
@@ -51,7 +51,7 @@ def prove_twin(model: Model, emit: Emit) -> None:
     Where Transformers cannot build or run such a twin, a warning says that nothing was proven.
     """
     config = model.headers.config
-    known, twin = Originals(f"twin:{config.get('model_type')}"), json.dumps(twin_config(config), sort_keys=True)
+    known, twin = BaselineCache(f"twin:{config.get('model_type')}"), json.dumps(twin_config(config), sort_keys=True)
     found = known.value({"twin": twin}, lambda: _compare_twin(twin))
     if "reason" in found:
         _not_proven(config, f"no small twin of it could be run by Transformers ({found['reason']})", emit)
@@ -59,7 +59,7 @@ def prove_twin(model: Model, emit: Emit) -> None:
     _check(config, found["differences"], torch.float32)
 
 
-def prove_window(model: Model, known: Originals, emit: Emit) -> None:
+def prove_window(model: Model, known: BaselineCache, emit: Emit) -> None:
     """Compare one window of the model itself, which Transformers loads as a whole. Raises as ``prove_twin``."""
     config, dtype = model.headers.config, TORCH_DTYPES[model.headers.main_dtype]
     found = known.value({"window": WINDOW_LEN}, lambda: _compare_whole(model, dtype))

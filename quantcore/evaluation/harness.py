@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from quantcore.config.task import EvaluationConfig
 from quantcore.errors import ConfigError, unknown_value
-from quantcore.evaluation.baseline_cache import Originals
+from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.model import EvaluatedModel
 from quantcore.runtime.devices import limit_threads
 from quantcore.serving.run_in_env import VLLM_TASKS, kv_cache_dtype, run_elsewhere
@@ -120,7 +120,7 @@ def settings(evaluation: EvaluationConfig) -> dict[str, Any]:
 
 def compare(
     evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase, original: EvaluatedModel,
-    quantized: EvaluatedModel, known: Originals,
+    quantized: EvaluatedModel, known: BaselineCache,
 ) -> dict[str, Any]:  # fmt: skip
     """By task and metric ``{original, quantized}``."""
     before = known.value({"tasks": settings(evaluation)}, lambda: evaluate(evaluation, tokenizer, original))

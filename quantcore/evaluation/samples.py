@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from quantcore.evaluation.baseline_cache import Originals
+from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.model import EvaluatedModel
 from quantcore.runtime.matmul import products_on
 
@@ -17,7 +17,7 @@ NEW_TOKENS = 16
 
 def compare_samples(
     tokenizer: PreTrainedTokenizerBase, prompts_NT: torch.Tensor, original: EvaluatedModel, quantized: EvaluatedModel,
-    known: Originals,
+    known: BaselineCache,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """How both models go on after prompts [N, T]: ``prompt``, ``original``, ``quantized``, and
     whether each of the two is degenerate (see ``is_degenerate``)."""

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from quantcore.blockwise.algorithms import BlockAlgorithms
-from quantcore.blockwise.running_block import RunningBlock, Streams
+from quantcore.blockwise.running_block import CalibrationStreams, RunningBlock
 from quantcore.calibration.ranges import Activations
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.config.layer_plan import LayerPlan
@@ -118,15 +118,15 @@ class Sensitivity:
         """The loaded block, with the windows in front of it if ``plan`` learns from them."""
         return RunningBlock(block, index, self._streams(index, plan))
 
-    def behind(self, plan: Plan) -> Streams:
+    def behind(self, plan: Plan) -> CalibrationStreams:
         """The same behind the last block."""
         return self._streams(self._num_blocks, plan)
 
-    def _streams(self, index: int, plan: Plan) -> Streams:
+    def _streams(self, index: int, plan: Plan) -> CalibrationStreams:
         if not plan.needs_calibration:
-            return Streams(None)
+            return CalibrationStreams(None)
         here = [self._in_front_of(index, window) for window in range(self._num_windows)]
-        return Streams(replace(self._hidden, states=here))
+        return CalibrationStreams(replace(self._hidden, states=here))
 
     def _forward(self, folder: Path) -> States:
         streamed, num = self._model.streamed, self._num_windows

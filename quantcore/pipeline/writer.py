@@ -87,6 +87,11 @@ class ResultWriter:
             row["blocks"].append(index)
             row["largest_change_by_folding"] = max(row["largest_change_by_folding"], prepared.fold_error)
 
+    def write_module(self, solved: Solved, module: nn.Module, prepared: Prepared) -> None:
+        """Write a solved layer's codes, and the bias of its ``module`` if that is rounded."""
+        self.write(solved, prepared.activations)
+        self.write_bias(solved.layer, getattr(module, "bias", None))
+
     def write(self, solved: Solved, activations: dict[LayerPlan, Activations]) -> None:
         """Write one layer's codes, with what calibration learned beside them in the files."""
         self.leave(solved.layer)

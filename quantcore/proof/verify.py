@@ -32,7 +32,7 @@ from quantcore.config.spec import ScaleType
 from quantcore.config.task import Task
 from quantcore.errors import ModelError, NumericsError, ProofError, QuantError, reason_of
 from quantcore.evaluation import harness
-from quantcore.evaluation.baseline_cache import Originals
+from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.clipping import Clipping
 from quantcore.evaluation.consumer import check_export, needed_bytes, unread
 from quantcore.evaluation.divergence import measure, summarize
@@ -177,14 +177,14 @@ def run_model(
         states = [state[None].to(streamed.device) for state in expected.original_states_NTH]
         with open_model(original).head() as original_logits:
             measured = measure(logits, hidden.states, text, (original_logits, states))
-    proof, known = replace(proof, quality=summarize(measured, text)), Originals(expected.model)
+    proof, known = replace(proof, quality=summarize(measured, text)), BaselineCache(expected.model)
     del hidden, states
     release_freed_memory()
     return run_whole(task, plan, original, model, text, known, proof, emit)
 
 
 def run_whole(
-    task: Task, plan: Plan, original: Model, model: EvaluatedModel, text: EvaluationText, known: Originals,
+    task: Task, plan: Plan, original: Model, model: EvaluatedModel, text: EvaluationText, known: BaselineCache,
     proof: Proof, emit: Emit,
 ) -> Proof:  # fmt: skip
     """``proof`` with what needs a model as a whole: samples and tasks. What fails or is left out is said."""

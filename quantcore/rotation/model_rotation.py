@@ -30,11 +30,11 @@ class ModelRotation:
             width, seed=config.seed, random_signs=config.random_r1, block_size=config.rotation_size
         )
 
-    def turn_state(self, state: torch.Tensor) -> torch.Tensor:
+    def rotate_state(self, state: torch.Tensor) -> torch.Tensor:
         """R1 on hidden states [1, T, H] in front of the first block, as the turned blocks read them."""
         return self._stream.apply(state)
 
-    def turn_block(self, block: nn.Module, run: Run, like: torch.Tensor, edges: Callable[[], FoundEdges]) -> set[str]:
+    def rotate_block(self, block: nn.Module, run: Run, like: torch.Tensor, edges: Callable[[], FoundEdges]) -> set[str]:
         """Fold what is asked for into ``block``; the names of the parameters that changed.
 
         ``run`` calls the block with hidden states shaped as ``like``. Raises ModelError ``cannot_rotate``.
@@ -52,7 +52,7 @@ class ModelRotation:
                     changed.update(rotate_values(block, edge, self._of_heads(size)))
         return changed
 
-    def turn_outside(
+    def rotate_outside(
         self, model: nn.Module, embed: Callable[[], torch.Tensor], logits: Run, like: torch.Tensor
     ) -> set[str]:
         """The embeddings, the final norm and the head of ``model``; these two must not share a weight any more."""
