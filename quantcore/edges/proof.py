@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from quantcore.edges.edge import Edge, shape_of, weight_of
-from quantcore.edges.record import Run, Seen, float_tensors, in_float32, watch
+from quantcore.edges.record import BlockRecord, Run, float_tensors, record_block, widened
 from quantcore.runtime.shards import mine
 
 FOLD_TOLERANCE = 1e-3
@@ -37,7 +37,7 @@ def prove(block: nn.Module, run: Run, edges: Sequence[Edge]) -> float:
     if not edges:
         return 0.0
     with exact_norms(block, edges):
-        return folding_changes(block, run, edges, watch(block, run))
+        return folding_changes(block, run, edges, record_block(block, run))
 
 
 def hold(block: nn.Module, change: float) -> bool:
@@ -52,14 +52,14 @@ def exact_norms(block: nn.Module, edges: Sequence[Edge]) -> Iterator[None]:
     with ExitStack() as stack:
         for name in {edge.producer for edge in edges if edge.plus_one}:
             stack.enter_context(_in_input_dtype(block.get_submodule(name)))
-            stack.enter_context(in_float32(block.get_submodule(name), ()))
+            stack.enter_context(widened(block.get_submodule(name), ()))
         yield
 
 
-def folding_changes(block: nn.Module, run: Run, edges: Sequence[Edge], before: Seen) -> float:
+def folding_changes(block: nn.Module, run: Run, edges: Sequence[Edge], before: BlockRecord) -> float:
     """``prove`` where the run without folds has been made already; both within ``exact_norms``."""
     with folded(block, edges) as divisors:
-        after = watch(block, run)
+        after = record_block(block, run)
     changes = [relative_change(before.update, after.update)]
     changes += [relative_change(old, new) for old, new in _paired(before.beside, after.beside)]
     changes += [_typical_change(old, new) for old, new in zip(before.routing, after.routing, strict=True)]

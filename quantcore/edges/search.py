@@ -11,7 +11,7 @@ from torch import nn
 
 from quantcore.edges.edge import Edge, Rejected, shape_of
 from quantcore.edges.proof import divided, exact_norms, folding_changes, hold, random_scales, relative_change
-from quantcore.edges.record import Run, Seen, find_layers, in_float32, watch
+from quantcore.edges.record import BlockRecord, Run, find_layers, record_block, widened
 from quantcore.edges.tracing import EXACT, Reading, Replay, trace
 
 NO_PASSAGE = "what lies between them does not let a scale through"
@@ -27,14 +27,14 @@ UNTOUCHED = 1e-6  # what does not depend on the scaled outputs is computed from 
 class Search:
     """The steps of ``discovery.find_edges``: each hands on what stands and notes what is rejected."""
 
-    def __init__(self, block: nn.Module, run: Run, seen: Seen) -> None:
-        self.block, self.run, self.seen = block, run, seen
+    def __init__(self, block: nn.Module, run: Run, plain: BlockRecord) -> None:
+        self.block, self.run, self.plain = block, run, plain
         self.rejected: list[Rejected] = []
-        self._replay = Replay(block, run, seen)
+        self._replay = Replay(block, run, plain)
         with self._replay.given():
             self._readings = trace(self._replay)
             self._noise = self._replay.noise(tiny=False)
-            self._before = self._replay.seen(self._noise, {})
+            self._before = self._replay.record(self._noise, {})
 
     def passing(self) -> list[Edge]:
         """Of every reading the first candidate through which scales pass; readings of the same outputs as one edge."""
@@ -68,7 +68,7 @@ class Search:
         idle: dict[int, str] = {}
         for name, module in find_layers(self.block).items():
             weight = getattr(module, "weight", None)
-            if name not in self.seen.outputs and isinstance(weight, nn.Parameter) and weight.ndim == 2:
+            if name not in self.plain.outputs and isinstance(weight, nn.Parameter) and weight.ndim == 2:
                 idle.setdefault(shape_of(module)[1], name)
         reached: list[Edge] = []
         for edge in edges:
@@ -94,10 +94,10 @@ class Search:
     def proven(self, edges: list[Edge]) -> list[Edge]:
         """Those that hold together in the real block: all of them, or what is found by taking halves."""
         with exact_norms(self.block, edges):
-            before = watch(self.block, self.run) if any(edge.plus_one for edge in edges) else self.seen
+            before = record_block(self.block, self.run) if any(edge.plus_one for edge in edges) else self.plain
             return self._holding(edges, before)
 
-    def _holding(self, edges: list[Edge], before: Seen) -> list[Edge]:
+    def _holding(self, edges: list[Edge], before: BlockRecord) -> list[Edge]:
         change = folding_changes(self.block, self.run, edges, before) if edges else 0.0
         if hold(self.block, change):
             return edges
@@ -117,7 +117,7 @@ class Search:
     def _reject(self, edge: Edge, reason: str) -> None:
         self.rejected.append(Rejected(edge.producer, edge.consumers, reason))
 
-    def _scaled(self, edges: Sequence[Edge]) -> tuple[Seen, dict[str, torch.Tensor]]:
+    def _scaled(self, edges: Sequence[Edge]) -> tuple[BlockRecord, dict[str, torch.Tensor]]:
         """A run with the outputs of all edges scaled, and the factors [O] of each producer: 1 for its other rows."""
         generator = torch.Generator().manual_seed(1)
         scales = {
@@ -128,7 +128,7 @@ class Search:
         for edge in edges:
             factors[edge.producer][edge.rows] = scales[edge.producer][edge.rows]
         with self._replay.given():
-            return self._replay.seen(self._noise, factors), factors
+            return self._replay.record(self._noise, factors), factors
 
     def _scaled_alike(self, edges: Sequence[Edge]) -> list[bool]:
         """Whether the consumers' inputs are multiplied by the very factors of the outputs."""
@@ -148,17 +148,17 @@ class Search:
         consumers = {name for edge in edges for name in edge.consumers}
         changed = [
             name
-            for name in self.seen.outputs
+            for name in self.plain.outputs
             if name not in consumers and _differ(self._before.inputs(name), after.inputs(name))
         ]
-        leaving = [[seen.update, *seen.beside, *seen.routing] for seen in (self._before, after)]
+        leaving = [[record.update, *record.beside, *record.routing] for record in (self._before, after)]
         return changed + (["what leaves the block"] if _differ(*leaving) else [])
 
     def _divides(self, edge: Edge) -> bool:
         """Whether folding divides the norm's output: it is called alone, with what it was given in the block."""
-        (args, kwargs), norm = self.seen.arguments[edge.producer][0], self.block.get_submodule(edge.producer)
+        (args, kwargs), norm = self.plain.arguments[edge.producer][0], self.block.get_submodule(edge.producer)
         scale_O = random_scales(shape_of(norm)[0], torch.Generator().manual_seed(0))
-        with torch.no_grad(), in_float32(norm, ()):
+        with torch.no_grad(), widened(norm, ()):
             before = norm(*args, **kwargs)
             with divided(self.block, edge, scale_O[edge.rows]):
                 after = norm(*args, **kwargs)
@@ -171,8 +171,8 @@ class Search:
     def _without_producer(self, reading: Reading) -> Rejected:
         if reading.candidates:
             return Rejected(reading.candidates[0].producer, reading.names, NO_PASSAGE)
-        x = self.seen.inputs(reading.names[0])[0]
-        for name, outputs in self.seen.weightless.items():
+        x = self.plain.inputs(reading.names[0])[0]
+        for name, outputs in self.plain.weightless.items():
             if any(_is_norm_of(output, x) for output in outputs):
                 return Rejected(name, reading.names, NO_WEIGHT)
         return Rejected(None, reading.names, NO_PRODUCER)
