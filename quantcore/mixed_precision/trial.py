@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from quantcore.blockwise.algorithms import BlockAlgorithms, Prepared
+from quantcore.blockwise.algorithms import BlockAlgorithms
+from quantcore.blockwise.results import Prepared
 from quantcore.blockwise.running_block import RunningBlock
 from quantcore.calibration.ranges import quantized_activations
 from quantcore.config.layer_plan import LayerPlan

@@ -1,6 +1,6 @@
 """A small twin of a model, quantized and exported as the model was.
 
-Where a model does not fit into memory, another program reads the files of its twin (see ``blocks.twin``): same class,
+Where a model does not fit into memory, another program reads the files of its twin (see ``model.twin``): same class,
 same names, same kinds of layers, written by the same code.
 """
 

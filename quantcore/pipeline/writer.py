@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quantcore.blockwise.algorithms import Prepared, Solved
+from quantcore.blockwise.results import Prepared, Solved
 from quantcore.calibration.ranges import Activations
 from quantcore.checkpoint.artifact import LICENSES, copy_side_files, digest, write_json
 from quantcore.checkpoint.headers import ModelHeaders

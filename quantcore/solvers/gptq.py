@@ -29,7 +29,7 @@ from quantcore.solvers.columns import Columns, Found, Grid, Table
 from quantcore.solvers.hessian import Hessian, order_of
 from quantcore.solvers.measures import Metric, RunMeasure
 from quantcore.solvers.ranges import FullRange, search
-from quantcore.solvers.rtn import alike, observed_ranges, round_all, search_ranges, transposed
+from quantcore.solvers.rtn import group_by_spec, observed_ranges, round_all, search_ranges, transposed
 
 NUM_PASSES = 1  # of coordinate descent: it takes 3 % off the error on other text, a second one would take 1 %
 
@@ -65,9 +65,9 @@ class GPTQ:
             return known[run]
 
         solved: dict[LayerPlan, QTensor] = {}
-        for layers in alike(weights):
+        for layers in group_by_spec(weights):
             given = [global_scales.get(layer) for layer in layers]
-            quantized = self._solve_alike([weights[layer] for layer in layers], given, layers[0].weight, stats, hessian)
+            quantized = self._solve_rows([weights[layer] for layer in layers], given, layers[0].weight, stats, hessian)
             solved.update(zip(layers, quantized, strict=True))
         return {layer: solved[layer] for layer in weights}
 
@@ -83,7 +83,7 @@ class GPTQ:
             )
         return hessian
 
-    def _solve_alike(
+    def _solve_rows(
         self, weights: list[torch.Tensor], global_scales: Sequence[torch.Tensor | None], spec: QuantizationSpec,
         stats: Stats, hessian_of: Callable[[int | None], Hessian],
     ) -> list[QTensor]:  # fmt: skip

@@ -36,7 +36,7 @@ class RTN:
             return round_all(weights, global_scales)
         metric = Metric.of_gram(stats.gram_II)
         quantized = {}
-        for layers in alike(weights):
+        for layers in group_by_spec(weights):
             spec = layers[0].weight
             given = [global_scales.get(layer) for layer in layers]
             found = search_ranges([weights[layer] for layer in layers], spec, metric, given)
@@ -65,7 +65,7 @@ def observed_ranges(weight: torch.Tensor, spec: QuantizationSpec, global_scale: 
     return as_two_levels(find_params(*observer.range(), spec, weight.dtype, global_scale), spec)
 
 
-def alike(weights: Weights) -> list[list[LayerPlan]]:
+def group_by_spec(weights: Weights) -> list[list[LayerPlan]]:
     """The layers in lists of those that have the same spec and dtype."""
     lists: dict[Hashable, list[LayerPlan]] = {}
     for layer, weight_OI in weights.items():

@@ -19,7 +19,7 @@ from quantcore.errors import ConfigError, ModelError, NumericsError
 from quantcore.pipeline import file_to_file
 from quantcore.pipeline import writer as writing
 from quantcore.pipeline.job import run
-from quantcore.solvers.shared import has_global_scale
+from quantcore.solvers.global_scale import has_global_scale
 from tests.factories import MIXTURES, tiny_model
 from tests.integration.forks import config, events_of, forked, task_file
 from tests.integration.test_resume import killed

@@ -266,7 +266,7 @@ def test_rotations_in_blocks():
 
 
 def test_large_weights_are_turned_piece_by_piece(monkeypatch):
-    monkeypatch.setattr(rotation_module, "PIECE", 100)  # one row of 64 or 96 at a time
+    monkeypatch.setattr(rotation_module, "MAX_WIDE_VALUES", 100)  # one row of 64 or 96 at a time
     check_block(Block())
 
 

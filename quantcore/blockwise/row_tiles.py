@@ -9,19 +9,19 @@ from quantcore.config.spec import QuantizationSpec
 from quantcore.runtime import workload
 from quantcore.solvers import GlobalScales, Weights
 from quantcore.solvers.cells import rows_are_apart
-from quantcore.solvers.rtn import alike
-from quantcore.solvers.shared import has_global_scale
+from quantcore.solvers.global_scale import has_global_scale
+from quantcore.solvers.rtn import group_by_spec
 
 Rows = dict[LayerPlan, slice]
 
 
-def pieces(weights: Weights, global_scales: GlobalScales) -> list[Rows]:
+def row_tiles(weights: Weights, global_scales: GlobalScales) -> list[Rows]:
     """The rows of ``weights`` [out, in] of layers that read one input, one piece after the other.
 
     It is a single piece where rows share parameters, or what is stored of those.
     """
     found: list[Rows] = []
-    for layers in alike(weights):
+    for layers in group_by_spec(weights):
         if not all(_is_by_rows(layer.weight, has_its_scale=layer in global_scales) for layer in layers):
             return [{layer: slice(0, len(weight_OI)) for layer, weight_OI in weights.items()}]
         ends, end = {}, 0
@@ -34,7 +34,7 @@ def pieces(weights: Weights, global_scales: GlobalScales) -> list[Rows]:
     return found
 
 
-def joined(parts: Iterable[Rows]) -> Rows:
+def concat(parts: Iterable[Rows]) -> Rows:
     """Neighbours, as one piece."""
     found: Rows = {}
     for part in parts:
