@@ -28,10 +28,10 @@ from quantcore.config.task import Task
 from quantcore.export import EXPORTERS, Container
 from quantcore.runtime.ranks import Ranks
 
-SHARE = 20
-"""Saving waits until the work since the last time took so many times as long as that."""
+MIN_WORK_PER_SAVE = 20
+"""The next save waits until the work since the last one took so many times as long as that save."""
 STATE = "state.json"
-ONCE = "found"
+RESULT_KEY = "found"
 CHUNK_BYTES = 1 << 22
 WEIGHTS = ("*.safetensors", "*.gguf")
 
@@ -88,7 +88,7 @@ class SavePoint:
                 found = find()
                 if path:
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    _replace(path, json.dumps({"fingerprint": self.fingerprint, ONCE: found}))
+                    _replace(path, json.dumps({"fingerprint": self.fingerprint, RESULT_KEY: found}))
         shared: T = self.ranks.share(found)
         return shared
 
@@ -112,7 +112,7 @@ class SavePoint:
         Does nothing where that would take too much of the time.
         """
         began = time.monotonic()
-        if self.folder is None or not self.ranks.share(began - self._saved_at >= SHARE * self._took_s):
+        if self.folder is None or not self.ranks.share(began - self._saved_at >= MIN_WORK_PER_SAVE * self._took_s):
             return
         states = f"states-{next_block}"
         if self.ranks.is_first:
@@ -150,7 +150,7 @@ class SavePoint:
         return notes if isinstance(notes, dict) and notes.get("fingerprint") == self.fingerprint else None
 
     def _read_once(self, path: Path) -> Any:
-        return (self._read_own(path) or {}).get(ONCE)
+        return (self._read_own(path) or {}).get(RESULT_KEY)
 
     def _clear(self) -> None:
         """Leave nothing but what ``once`` has found for this very job."""

@@ -51,8 +51,8 @@ class Stats:
     owner: int = 0
 
     @property
-    def power_I(self) -> torch.Tensor:
-        """The mean of x^2, float32 [I]."""
+    def hessian_diagonal_I(self) -> torch.Tensor:
+        """The mean square of each input, float32 [I]: the diagonal of ``gram_II``, half of the Hessian's."""
         diagonal_I = self.diagonal_I if self.gram_II is None else self.gram_II.diagonal()
         assert diagonal_I is not None, "calibration was not asked for gram_II"
         return diagonal_I.float()

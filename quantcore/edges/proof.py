@@ -17,8 +17,8 @@ from quantcore.edges.edge import Edge, shape_of, weight_of
 from quantcore.edges.record import BlockRecord, Run, float_tensors, record_block, widened
 from quantcore.runtime.shards import mine
 
-FOLD_TOLERANCE = 1e-3
-FLOAT16_TOLERANCE = 1e-2
+MAX_FOLD_CHANGE = 1e-3
+MAX_FOLD_CHANGE_FLOAT16 = 1e-2
 """Largest relative change by true edges.
 
 Measured on 30 tiny architectures: at most 6e-7 in float32 and 0 in bfloat16; in float16, whose small numbers lose bits
@@ -43,7 +43,7 @@ def prove(block: nn.Module, run: Run, edges: Sequence[Edge]) -> float:
 def hold(block: nn.Module, change: float) -> bool:
     """Whether edges of ``block`` stand with this change."""
     is_float16 = any(parameter.dtype == torch.float16 for parameter in block.parameters())
-    return change <= (FLOAT16_TOLERANCE if is_float16 else FOLD_TOLERANCE)
+    return change <= (MAX_FOLD_CHANGE_FLOAT16 if is_float16 else MAX_FOLD_CHANGE)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from quantcore.reading.model import Model, read_model
 
 NUM_HELD_OUT = 12  # windows on which a mix is measured
 MAX_ROUNDS = 4  # of measuring what a mix loses, on the way to one that loses as much as is allowed
-NEAR = 0.9  # of the allowed divergence: a mix that uses so much of it is not looked further into
+ENOUGH_SHARE = 0.9  # of the allowed divergence: a mix that uses so much of it is not looked further into
 
 
 def mix(given: str, asked: ResolvedMix, calibration: CalibrationConfig, emit: Emit, *, export: str) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def _within(
             break
         found.append((chosen, quality(chosen)))
         lost = _divergence(found[-1][1])
-        if NEAR * allowed <= lost <= allowed:
+        if ENOUGH_SHARE * allowed <= lost <= allowed:
             break
         target *= allowed / max(lost, 1e-9)  # what was reckoned is wrong by about this factor
     fitting = [pair for pair in found if _divergence(pair[1]) <= allowed]

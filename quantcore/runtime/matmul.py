@@ -20,7 +20,7 @@ PRODUCTS = frozenset({
     torch.mm, torch.Tensor.__matmul__, torch.Tensor.bmm, torch.Tensor.matmul, torch.Tensor.mm,
 })  # fmt: skip
 NARROW = (torch.bfloat16, torch.float16)
-PIECE = PIECE_BYTES // 4
+MAX_WIDE_VALUES = PIECE_BYTES // 4
 """Values of a weight that are widened at a time."""
 
 
@@ -57,15 +57,15 @@ class WideProducts(TorchFunctionMode):
         narrow = args[0].dtype if func in PRODUCTS and args else None
         if narrow not in NARROW:
             return func(*args, **given)
-        if func is functional.linear and len(args) > 1 and args[1].numel() > PIECE:
-            return _linear_in_pieces(*args, **given)
+        if func is functional.linear and len(args) > 1 and args[1].numel() > MAX_WIDE_VALUES:
+            return _linear_in_tiles(*args, **given)
         args, given = tree_map(_widened, (args, given))
         return func(*args, **given).to(narrow)
 
 
-def _linear_in_pieces(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+def _linear_in_tiles(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
     """``linear`` with some outputs at a time, so that a head or a wide layer is not held in float32 as a whole."""
-    num_rows = max(1, PIECE // weight_OI.shape[1])
+    num_rows = max(1, MAX_WIDE_VALUES // weight_OI.shape[1])
     wide = x.float()
     parts = [
         functional.linear(

@@ -165,7 +165,7 @@ def joined() -> Iterator[Ranks]:
     backend = "gloo"
     if torch.accelerator.is_available():
         torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
-        device = default_device().type  # values go through the host; slices of weights from device to device
+        device = default_device().type  # values go through the host; shards of weights from device to device
         backend = f"cpu:gloo,{device}:{torch.distributed.get_default_backend_for_device(device)}"
     end_with_parent()
     torch.distributed.init_process_group(backend, timeout=TIMEOUT)

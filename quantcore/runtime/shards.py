@@ -1,7 +1,7 @@
-"""Parameters of which every rank has a slice of rows (``DTensor``, FSDP2; see ``runtime.sharded``).
+"""Parameters of which every rank has a shard of rows (``DTensor``, FSDP2; see ``runtime.sharded``).
 
 Parameters that are not sharded are taken as they are: code that reads or changes weights through these functions works
-on both. A layer runs once its slices are brought together by all ranks at once; a rank that has nothing to run then
+on both. A layer runs once its shards are gathered by all ranks at once; a rank that has nothing to run then
 is *idle*: it runs something, of which nobody takes notice.
 """
 

@@ -22,8 +22,8 @@ from quantcore.transforms import Consumer
 
 NUM_STEPS = 20  # alpha is a whole multiple of 1/20
 NUM_ROWS = 1024  # of all consumers together. Few outputs may bear most of the error: not a place to save much
-LEAST_ROWS = 16  # of one consumer
-LEAST_SHARE = 1e-4  # of the largest channel; smaller ones get scales as if they had this much
+MIN_ROWS = 16  # of one consumer
+MIN_CHANNEL_SHARE = 1e-4  # of the largest channel; smaller ones get scales as if they had this much
 WORTHWHILE = 0.95
 """Share of the error without smoothing. What leaves more may be chance, and folding rounds weights: better not."""
 
@@ -36,7 +36,7 @@ def quantized(consumers: Sequence[Consumer]) -> list[Consumer]:
 def share_of_rows(consumer: Consumer, consumers: Sequence[Consumer], num_rows: int = NUM_ROWS) -> int:
     """How many of ``num_rows`` rows are this consumer's, by its size."""
     total = sum(len(other.weight) for other in consumers)
-    return max(LEAST_ROWS, num_rows * len(consumer.weight) // total)
+    return max(MIN_ROWS, num_rows * len(consumer.weight) // total)
 
 
 def largest(edge: Edge, consumers: Sequence[Consumer]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,7 +80,7 @@ def scale_for(step: int, x_F: torch.Tensor, w_F: torch.Tensor) -> torch.Tensor:
     has_signal = (x_F > 0) & (w_F > 0)
     if not has_signal.any():
         return torch.ones_like(x_F)
-    x_F, w_F = (value.clamp(min=LEAST_SHARE * value.max()) for value in (x_F, w_F))
+    x_F, w_F = (value.clamp(min=MIN_CHANNEL_SHARE * value.max()) for value in (x_F, w_F))
     log_F = alpha * x_F.log() - (1 - alpha) * w_F.log()
     least, most = log_F[has_signal].aminmax()
     return torch.where(has_signal, (log_F - (least + most) / 2).exp(), 1.0)

@@ -214,7 +214,7 @@ KILLS = {
 @pytest.mark.parametrize("kill", KILLS)
 def test_killed_it_goes_on_without_what_is_done(undisturbed, tmp_path, monkeypatch, kill, before, after):
     model_dir, expected = undisturbed
-    monkeypatch.setattr(savepoint, "SHARE", 0)
+    monkeypatch.setattr(savepoint, "MIN_WORK_PER_SAVE", 0)
     file = task_file(model_dir, tmp_path / "out", config("w4a16"), file2file=True, resume_dir=str(tmp_path / "resume"))
     owner, name, counts = KILLS[kill]
 
