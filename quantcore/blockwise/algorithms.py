@@ -39,7 +39,7 @@ PLAIN = RTNConfig(range_search=False)
 
 
 class BlockAlgorithms:
-    """What ``config.algo_config`` asks for, made once for a model."""
+    """Runs the algorithms of ``config.algo_config`` on one block after another of a model."""
 
     def __init__(self, config: Config, dtype: torch.dtype, ranks: Ranks = ALONE) -> None:
         self._dtype = dtype
@@ -66,15 +66,15 @@ class BlockAlgorithms:
         self._finder = EdgeFinder()
         self._needs = self._smoother.needs | solver.needs
         self.compares = config.compares
-        """Whether what the quantized blocks give is compared with what the float ones do."""
+        """True if the outputs of quantized blocks are compared with those of the float ones."""
         self.through_quantized = is_sequential or self.compares
-        """Whether statistics are taken behind the quantized blocks."""
+        """True if statistics are taken behind the quantized blocks."""
         self.needs_probe = bool(self._smoother) or self._rotation_config is not None
         self._learns = bool(self._smoother) or self._corrects_biases or self._solver_config != PLAIN
 
     @property
     def rotates_stream(self) -> bool:
-        """Whether what lies around the blocks has to be rotated as well."""
+        """Return whether embeddings and head have to be rotated as well."""
         return self._rotation_config is not None and self._rotation_config.r1
 
     def rotate_states(self, hidden: Hidden) -> Hidden:
@@ -214,7 +214,7 @@ class BlockAlgorithms:
 
 
 def _names(block: nn.Module, layers: Modules) -> dict[LayerPlan, str]:
-    """What the block calls the layers, in its own words."""
+    """Return the name of each layer inside the block."""
     names = {id(module): name for name, module in block.named_modules()}
     return {layer: names[id(module)] for layer, module in layers.items()}
 

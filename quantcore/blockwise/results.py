@@ -1,4 +1,4 @@
-"""What the algorithms know of a block before and after its codes are chosen."""
+"""Results of the algorithms on one block: before its codes are chosen, and after."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Smoother:
 
     @property
     def needs(self) -> Needs:
-        """What all smoothings together ask of calibration."""
+        """The union of what the smoothings need from calibration."""
         return reduce(or_, (smoothing.needs for _, smoothing in self._smoothings), Needs())
 
     def smooth(

@@ -41,7 +41,7 @@ def prove(block: nn.Module, run: Run, edges: Sequence[Edge]) -> float:
 
 
 def hold(block: nn.Module, change: float) -> bool:
-    """Whether edges of ``block`` stand with this change."""
+    """Return whether this change is small enough for edges of ``block``."""
     is_float16 = any(parameter.dtype == torch.float16 for parameter in block.parameters())
     return change <= (MAX_FOLD_CHANGE_FLOAT16 if is_float16 else MAX_FOLD_CHANGE)
 
@@ -124,7 +124,7 @@ def divided(block: nn.Module, edge: Edge, scale_F: torch.Tensor) -> Iterator[Non
 
 @contextmanager
 def _in_input_dtype(module: nn.Module) -> Iterator[None]:
-    """What ``module`` returns has the dtype that it was given, whatever is done to its input after this."""
+    """While this lasts, ``module`` returns the dtype of its input, whatever later hooks do to that."""
     given: list[torch.dtype] = []
 
     def note(module: nn.Module, args: tuple[Any, ...]) -> None:

@@ -38,7 +38,7 @@ def recorded(modules: Mapping[str, nn.Module], wrap: Wrap) -> Iterator[None]:
 
 @dataclass
 class BlockRecord:
-    """What one run of a block showed.
+    """The record of one run of a block.
 
     ``arguments`` (positional, named) and ``outputs`` of every layer, one entry a call, in the order in which they first
     ran; ``weightless`` are the outputs of modules without parameters. ``beside``: what left the block beside its update

@@ -37,7 +37,7 @@ class Search:
             self._before = self._replay.record(self._noise, {})
 
     def passing(self) -> list[Edge]:
-        """Of every reading the first candidate through which scales pass; readings of the same outputs as one edge."""
+        """Return each reading's first candidate that scales pass; readings of the same outputs are one edge."""
         passing: list[Edge] = []
         waiting = list(self._readings)
         for attempt in range(2):
@@ -52,7 +52,7 @@ class Search:
         return _merged(passing)
 
     def alone(self, edges: list[Edge]) -> list[Edge]:
-        """Those whose scaled outputs nothing reads but their consumers: all of them, or what is found by halving."""
+        """Keep edges whose outputs only their consumers read: all of them, or those left by halving."""
         rows = [(edge.producer, row) for edge in edges for row in edge.rows.tolist()]
         others = self._other_readers(edges) if edges else []
         if not others and len(rows) == len(set(rows)):
@@ -64,7 +64,7 @@ class Search:
         return self.alone(edges[:half]) + self.alone(edges[half:])
 
     def reached(self, edges: list[Edge]) -> list[Edge]:
-        """Those whose outputs cannot be read by a layer that did not run: no run would show it."""
+        """Drop edges whose outputs a layer that did not run may read as well: no run would show it."""
         idle: dict[int, str] = {}
         for name, module in find_layers(self.block).items():
             weight = getattr(module, "weight", None)
@@ -92,7 +92,7 @@ class Search:
         return weighted
 
     def proven(self, edges: list[Edge]) -> list[Edge]:
-        """Those that hold together in the real block: all of them, or what is found by taking halves."""
+        """Keep edges that hold together in the real block: all of them, or those left by halving."""
         with exact_norms(self.block, edges):
             before = record_block(self.block, self.run) if any(edge.plus_one for edge in edges) else self.plain
             return self._holding(edges, before)
@@ -131,7 +131,7 @@ class Search:
             return self._replay.record(self._noise, factors), factors
 
     def _scaled_alike(self, edges: Sequence[Edge]) -> list[bool]:
-        """Whether the consumers' inputs are multiplied by the very factors of the outputs."""
+        """Return for each edge whether its consumers' inputs are scaled by the factors of the outputs."""
         if not edges:
             return []
         after, factors = self._scaled(edges)
@@ -143,7 +143,7 @@ class Search:
         return result
 
     def _other_readers(self, edges: Sequence[Edge]) -> list[str]:
-        """What else changes when the outputs of all edges are scaled and those of the consumers are not."""
+        """Name what else changes when the outputs of all edges are scaled and the consumers' are not."""
         after, _ = self._scaled(edges)
         consumers = {name for edge in edges for name in edge.consumers}
         changed = [
@@ -155,7 +155,7 @@ class Search:
         return changed + (["what leaves the block"] if _differ(*leaving) else [])
 
     def _divides(self, edge: Edge) -> bool:
-        """Whether folding divides the norm's output: it is called alone, with what it was given in the block."""
+        """Return whether folding divides the norm's output; it is called alone, with its input in the block."""
         (args, kwargs), norm = self.plain.arguments[edge.producer][0], self.block.get_submodule(edge.producer)
         scale_O = random_scales(shape_of(norm)[0], torch.Generator().manual_seed(0))
         with torch.no_grad(), widened(norm, ()):
@@ -195,7 +195,7 @@ def _differ(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> bo
 
 
 def _is_norm_of(output: Any, x: torch.Tensor) -> bool:
-    """Whether ``x`` is this output, and every token of it has a mean square of about 1."""
+    """Return whether ``x`` is this output, and each token of it has a mean square of about 1."""
     if not isinstance(output, torch.Tensor) or output.shape[-1] != x.shape[-1] or output.numel() != x.numel():
         return False
     power = x.float().square().mean(-1)

@@ -38,7 +38,7 @@ ENOUGH_SHARE = 0.9  # of the allowed divergence: a mix that uses so much of it i
 
 
 def mix(given: str, asked: ResolvedMix, calibration: CalibrationConfig, emit: Emit, *, export: str) -> dict[str, Any]:
-    """What ``choose`` finds for a folder, a GGUF file or a model on the Hub. Raises ConfigError, ModelError."""
+    """Choose a mix for a folder, a GGUF file or a model on the Hub. Raises ConfigError, ModelError."""
     emit(PhaseStarted("resolve"))
     model = read_model(find_model(given, emit))
     emit(PhaseStarted("plan"))
@@ -136,7 +136,7 @@ def _texts(path: Path, calibration: CalibrationConfig) -> tuple[torch.Tensor, Ev
 
 
 def _units(model: Model, plans: Plans, losses: Losses, *, may_keep: bool) -> list[Unit]:
-    """What can be chosen for each unit, and what it takes in the file."""
+    """List the options of each unit, with the bytes that each takes in the file."""
     tensors = model.headers.tensors
     planned = {name: {layer.name: layer for layer in plan.layers} for name, (_, plan) in plans.items()}
     first = next(iter(planned.values()))
@@ -157,7 +157,7 @@ def _units(model: Model, plans: Plans, losses: Losses, *, may_keep: bool) -> lis
 
 
 def _bytes_elsewhere(plans: Plans, units: Sequence[Unit]) -> int:
-    """What no unit takes of the files: embeddings, norms, the head."""
+    """Return the bytes that belong to no unit: embeddings, norms, the head."""
     scheme, (_, first) = next(iter(plans.items()))
     return first.size_after_bytes - sum(_option(unit, scheme).num_bytes for unit in units)
 
@@ -210,7 +210,7 @@ def _within(
 
 
 def bytes_of(asked: MixConfig, units: Sequence[Unit], elsewhere: int) -> int:
-    """What the units may take in all, of a budget for size."""
+    """Return the bytes that all units together may take, by the budget."""
     if asked.max_bits is not None:
         return int(asked.max_bits / 8 * sum(unit.num_weights for unit in units))
     assert asked.max_bytes is not None

@@ -1,4 +1,4 @@
-"""What a config really loses, with weights rounded plainly: one pass through the model, nothing is written."""
+"""A trial measures what a config loses without GPTQ: one pass through the model, nothing is written."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Trial:
         self._states = [state[None].to(self._original.streamed.device) for state in states_NTH]
 
     def quality(self, config: Config, plan: Plan) -> dict[str, Any]:
-        """Of the model as ``config`` rounds it, beside the original (see ``divergence.summarize``)."""
+        """Compare the model as ``config`` rounds it with the original (see ``divergence.summarize``)."""
         streamed = self._rounded.streamed
         algorithms = BlockAlgorithms(config, streamed.dtype)
         hidden = streamed.embed(self._text.ids_NT)

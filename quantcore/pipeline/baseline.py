@@ -1,4 +1,4 @@
-"""What the proof compares the quantized model with: the evaluation text behind the last block of the float model."""
+"""The proof compares with the float model: with its hidden states behind the last block."""
 
 from __future__ import annotations
 

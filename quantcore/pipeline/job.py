@@ -230,7 +230,7 @@ class Texts:
 
     @property
     def cache(self) -> BaselineCache:
-        """What earlier jobs measured of the float model."""
+        """The entries that earlier jobs wrote about the float model."""
         return BaselineCache(self.model)
 
     @property
@@ -260,7 +260,7 @@ def stream_model(task: Task, original: Model, source: Source, plan: Plan, ranks:
 
 
 def may_compare_window(model: Model, plan: Plan, ranks: Ranks) -> bool:
-    """Whether Transformers may load the model whole, and knows how to read its files."""
+    """Return whether Transformers may load the model whole, and can read its files."""
     reads_floats = model.quantized is None and find_gguf(model.folder) is None
     return plan.runs_model and reads_floats and may_be_whole(plan, plan.footprint.allows_comparison(ranks.size))
 

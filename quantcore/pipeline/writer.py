@@ -168,7 +168,7 @@ class ResultWriter:
         self.ranks.wait()
 
     def notes(self) -> dict[str, Any]:
-        """What a process needs to go on from here; all files are on the disk. All ranks call it."""
+        """Return what a process needs to go on from here, all files being on the disk. All ranks call it."""
         for sink in self.sinks.values():
             assert isinstance(sink, Sink)
             sink.sync()
@@ -197,7 +197,7 @@ class ResultWriter:
             self.expected.take(notes["expected"])
 
     def writes(self, owner: int) -> bool:
-        """Whether this rank writes what belongs to the rank ``owner``."""
+        """Return whether this rank writes what belongs to the rank ``owner``."""
         return self.ranks.is_first if self._first_writes_all else self.ranks.rank == owner
 
     def _order(self, event: LayerQuantized) -> int:
@@ -264,7 +264,7 @@ def open_sink(
 
 
 def warn_of_one_file(export: str, task: Task) -> tuple[str, ...]:
-    """What to say of a size of shards for a format that has none; other formats of the task may."""
+    """Warn of a shard size for a format that is one file; other formats of the task may have shards."""
     if not isinstance(EXPORTERS.get(export), Container) or task.max_shard_size == DEFAULT_SHARD_SIZE:
         return ()
     return (f"{export} is one file: max_shard_size {task.max_shard_size} says nothing there.",)

@@ -155,7 +155,7 @@ class InputRotation:
 
 
 def rotates_input(layer: nn.Module) -> bool:
-    """Whether the input of ``layer`` is rotated by R4."""
+    """Return whether R4 rotates the input of ``layer``."""
     return any(isinstance(hook, InputRotation) for hook in layer._forward_pre_hooks.values())
 
 
@@ -198,7 +198,7 @@ def _bias_name(part: nn.Module) -> str:
 
 
 def _fits(edge: Edge, size: int) -> bool:
-    """Whether the channels of ``edge`` are whole heads of this size, each with its values in order."""
+    """Return whether the channels of ``edge`` are whole heads of this size, their values in order."""
     if edge.num_scales % size or len(edge.channels) % size:
         return False
     heads = edge.channels.view(-1, size)
@@ -207,7 +207,7 @@ def _fits(edge: Edge, size: int) -> bool:
 
 
 def _arriving(block: nn.Module, edges: Sequence[Edge], run: Run, x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What the first consumer of each edge reads [T, I], if all values of a token are one random number."""
+    """Return what each edge's first consumer reads [T, I] if all values of a token are one random number."""
     arriving: dict[str, torch.Tensor] = {}
 
     def speak(_: nn.Module, __: Any, output: torch.Tensor, edge: Edge) -> torch.Tensor:

@@ -31,7 +31,7 @@ class StreamNorm:
     plus_one: bool = False
 
     def factor(self, module: nn.Module) -> torch.Tensor | None:
-        """What the norm multiplies the channels with, float32 [H]; None if it has no weight."""
+        """Return the factors of the norm's channels, float32 [H]; None if it has no weight."""
         weight = getattr(module.get_submodule(self.name), "weight", None)
         return None if weight is None else weight.detach().float() + (1.0 if self.plus_one else 0.0)
 
@@ -177,7 +177,7 @@ def close(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def parallel(x: torch.Tensor, y: torch.Tensor, part_of: torch.Tensor | None = None) -> bool:
-    """Whether every row of x is that of y times some number. x may be a difference, and as exact as ``part_of``."""
+    """Return whether each row of x is that of y times a number. x may be a difference of ``part_of`` and another."""
     if x.numel() != y.numel():
         return False
     rows, others = rows_of(x), rows_of(y)

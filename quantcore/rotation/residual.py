@@ -75,7 +75,7 @@ def find_residual(block: nn.Module, run: Run, like: torch.Tensor, rotation: Rota
 
 
 def find_head(model: nn.Module, run: Run, like: torch.Tensor, rotation: Rotation | None = None) -> Residual:
-    """The same for what comes after the last block: the final norm and the layer that gives logits.
+    """Find and prove the readers after the last block: the final norm and the layer that gives logits.
 
     ``run`` takes hidden states shaped as ``like`` [1, T, H] to logits.
     """
@@ -93,7 +93,7 @@ def find_head(model: nn.Module, run: Run, like: torch.Tensor, rotation: Rotation
 def find_embedding(
     model: nn.Module, run: Callable[[], torch.Tensor], width: int, rotation: Rotation | None = None
 ) -> Residual:
-    """The same for what comes before the first block: the writers are embeddings, of tokens and of positions.
+    """Find and prove the writers before the first block: embeddings, of tokens and of positions.
 
     ``run`` embeds some token ids and gives the stream [1, T, H] of ``width`` H.
     """

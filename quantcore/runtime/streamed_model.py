@@ -127,7 +127,7 @@ class StreamedModel:
         return hidden
 
     def _add_window(self, hidden: Hidden, window_T: torch.Tensor) -> None:
-        """What reaches the blocks of one window of token ids [T]."""
+        """Add to ``hidden`` what reaches the blocks for one window of token ids [T]."""
         arguments = [Arguments() for _ in self.blocks]
         ids_NT = window_T[None].to(self.device)
         with self._blocks_replaced(arguments) as relay:
@@ -228,7 +228,7 @@ class StreamedModel:
             self._drop(self.model, names)
 
     def _is_stored_head(self, name: str) -> bool:
-        """Whether this is a parameter of the output projection, and that has a weight of its own."""
+        """Return whether this is a parameter of an output projection with a weight of its own."""
         path = name.rpartition(".")[0]
         head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         return f"{path}.weight" in self._stored and self.model.get_submodule(path) is head

@@ -49,9 +49,9 @@ class Solver(Protocol):
     """Made from its algorithm's config: ``SOLVERS.get("gptq")(GPTQConfig())``."""
 
     needs: Needs
-    """What it asks of calibration."""
+    """The statistics that calibration must gather."""
     notes: list[str]
-    """What was done otherwise than asked for, in words for people; whoever reads it empties it."""
+    """Deviations from the config, in words for people; whoever reads the list empties it."""
 
     def __init__(self, config: Any) -> None: ...
 

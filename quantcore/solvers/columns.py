@@ -35,7 +35,7 @@ class Table:
 
     @classmethod
     def of(cls, params: Sequence[QParams], cells: Sequence[Cells]) -> Table:
-        """Of weights one below another."""
+        """Make the table of weights that lie one below another."""
         pairs = list(zip(params, cells, strict=True))
         scale_JO = torch.cat([where.spread(one.scale) for one, where in pairs], dim=1).contiguous()
         zeros = [where.spread(one.zero_point) for one, where in pairs if one.zero_point is not None]
@@ -46,7 +46,7 @@ class Table:
         return cls(scale_JO, zero_JO, torch.cat(globals_) if globals_ else None)
 
     def of_rows(self, rows: slice) -> Table:
-        """The same of some outputs; a view."""
+        """Return the parameters of some outputs; a view."""
         zero_JO = None if self.zero_JO is None else self.zero_JO[:, rows]
         return Table(self.scale_JO[:, rows], zero_JO, None if self.global_O is None else self.global_O[rows])
 
@@ -86,11 +86,11 @@ class Grid:
             self._zero_JO[group] = params_O.zero_point
 
     def cells(self, start: int, end: int) -> list[Cell]:
-        """Of some inputs one by one, [O] each."""
+        """Return the parameters of some inputs one by one, [O] each."""
         return [self._runs[group] for group in self._group_K[start:end]]
 
     def cell(self, start: int, end: int) -> Cell:
-        """Of some inputs, [K, O]."""
+        """Return the parameters of some inputs, [K, O]."""
         groups = self._group_K[start:end]
         zero = None if self._zero_JO is None else self._zero_JO[groups]
         return Cell(self.table.scale_JO[groups], self._step_JO[groups], zero)

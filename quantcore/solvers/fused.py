@@ -50,7 +50,7 @@ def turns(
 
 @cache
 def _compiled() -> Callable[..., Pair]:
-    """Not before it is needed: what compiles takes seconds to load."""
+    """Compile the loop when it is first needed: the compiler takes seconds to load."""
     return torch.compile(_one_by_one)
 
 

@@ -121,7 +121,7 @@ class GPTQ:
     def _target(
         self, weight_OI: torch.Tensor, stats: Stats, hessian: Hessian
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What the codes are to come near to, and where the first input starts if that is elsewhere [O]."""
+        """Return the weights to round, and another start of the first input [O] where that differs."""
         return weight_OI, None
 
     def _static_params(

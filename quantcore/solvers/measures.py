@@ -1,4 +1,4 @@
-"""What candidates for scales and zero points cost, in units of the layer's output.
+"""The cost of candidates for scales and zero points, in units of the layer's output.
 
 Legend: C candidates, J runs of inputs that share parameters, S inputs of a tile, N of its outputs (see ``cells``).
 """
@@ -35,7 +35,7 @@ class Tile:
     first_SN: torch.Tensor | None = None
 
     def of(self, outputs: slice) -> Tile:
-        """The same of some outputs."""
+        """Return the tile of some outputs."""
         cross_SN = None if self.cross_SN is None else self.cross_SN[:, outputs]
         first_SN = None if self.first_SN is None else self.first_SN[:, outputs]
         return replace(self, weight_SN=self.weight_SN[:, outputs], cross_SN=cross_SN, first_SN=first_SN)
@@ -48,7 +48,7 @@ class Tile:
         return x_SN, spec.format.round_(start_SN, spec.round_method.value)
 
     def error(self, cell: Cell, spec: QuantizationSpec) -> torch.Tensor:
-        """What one candidate costs, [N]."""
+        """Return the cost of one candidate, [N]."""
         e_SN = self._lost_steps(cell, spec)
         if self.gram_SS is None:
             return (self.power_S @ e_SN.square_()).mul_(cell.step).mul_(cell.step)
@@ -86,7 +86,7 @@ class Metric:
 
     @classmethod
     def of_gram(cls, gram_II: torch.Tensor) -> Metric:
-        """That of the inputs whose x x^T has this mean."""
+        """Make the metric of inputs whose x x^T has this mean."""
         return cls(gram_II.diagonal().float(), gram_II.float())
 
     def tiles(
@@ -111,7 +111,7 @@ class Metric:
 
 
 class RunMeasure:
-    """Of one run of inputs, whose parameters [N] belong to single outputs: it may take several tiles."""
+    """Measures one run of inputs, whose parameters [N] belong to single outputs, in one tile or several."""
 
     def __init__(self, tiles: Sequence[Tile], spec: QuantizationSpec) -> None:
         self._slabs, self._spec = tiles, spec
@@ -147,7 +147,7 @@ class RunMeasure:
 
 
 class PooledMeasure:
-    """Of a whole weight whose rows share parameters [R, G]; one measure a run."""
+    """Measures a whole weight whose rows share parameters [R, G], with a measure for each run."""
 
     def __init__(self, cells: Cells, runs: Sequence[RunMeasure]) -> None:
         self._cells, self._runs = cells, runs
@@ -162,7 +162,7 @@ class PooledMeasure:
         return sums_2RG[0] / sums_2RG[1]
 
     def _spread(self, params: QParams) -> Iterator[QParams]:
-        """Those [..., N] of every run."""
+        """Give the parameters [..., N] of every run."""
         scale_JN = self._cells.spread(params.scale)
         zero_JN = None if params.zero_point is None else self._cells.spread(params.zero_point)
         for run in range(len(self._runs)):

@@ -92,7 +92,7 @@ class OutputError:
 
     @property
     def is_static(self) -> bool:
-        """Whether values of the input beyond the calibrated range are cut off."""
+        """Return whether values of the input beyond the calibrated range are cut off."""
         return self._spec is not None and self._spec.is_static
 
     def __call__(self, scale_I: torch.Tensor) -> float:
@@ -121,7 +121,7 @@ def input_range(stats: Stats) -> torch.Tensor:
 
 
 def static(ends_2I: torch.Tensor, spec: QuantizationSpec) -> QParams | None:
-    """What calibration would find for inputs in this range; None where a kernel finds all at run time."""
+    """Return what calibration would find for inputs in this range; None where a kernel finds all itself."""
     if not learns_from_data(spec):
         return None
     grouping = PER_TENSOR if spec.is_dynamic else activation_grouping(spec)

@@ -1,4 +1,4 @@
-"""What the smoothings that search share: rounding under scales that are only tried, and the search for the best alpha.
+"""The search for the best alpha that smoothings share: weights are rounded under scales that are only tried.
 
 Scales are not rounded to powers of two. Folding those would be exact, but the error of outputs grew by 15 to 40 %
 (SmolLM2-135M; uint4 groups, int8 static and dynamic); rounding folded weights to bfloat16 costs 0 to 2 %.
@@ -29,7 +29,7 @@ WORTHWHILE = 0.95
 
 
 def quantized(consumers: Sequence[Consumer]) -> list[Consumer]:
-    """Those whose rounding counts: planned, and reached by tokens."""
+    """Return the consumers whose rounding counts: planned, and reached by tokens."""
     return [consumer for consumer in consumers if consumer.layer is not None and consumer.stats.num_tokens > 0]
 
 
@@ -66,7 +66,7 @@ def mean(edge: Edge, value_I: torch.Tensor) -> torch.Tensor:
 
 
 def sum_of(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Element by element."""
+    """Add ``values`` element by element."""
     return torch.stack([*values]).sum(0)
 
 
