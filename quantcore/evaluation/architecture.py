@@ -32,7 +32,7 @@ from quantcore.model.skeleton import clean_config
 from quantcore.model.twin import build_twin, twin_config
 from quantcore.reading.model import Model, read_model
 from quantcore.runtime.devices import release_freed_memory
-from quantcore.runtime.matmul import products_on
+from quantcore.runtime.matmul import matmul_precision
 from quantcore.runtime.relay import no_chain
 from quantcore.runtime.streamed_model import StreamedModel
 
@@ -87,7 +87,7 @@ def differences(whole: PreTrainedModel, model: EvaluatedModel, windows_NT: torch
                     got = hidden.run_on(one.inputs[index], block, index, window)
                     found[window].append(_difference(got, one.inputs[index + 1]))
         streamed.num_returned, model.has_run = hidden.num_returned, True
-        with model.head() as head, products_on(streamed.device):
+        with model.head() as head, matmul_precision(streamed.device):
             for window, one in enumerate(expected):
                 found[window].append(_difference(head(one.inputs[-1]), one.logits))
     return [_worst(window) for window in found]
@@ -109,7 +109,7 @@ def _run_whole(whole: PreTrainedModel, streamed: StreamedModel, window_T: torch.
         inputs.append(args[0] if args else named["hidden_states"])
         outputs.append(output[0] if isinstance(output, (tuple, list)) else output)
 
-    with ExitStack() as stack, torch.no_grad(), products_on(whole.device):
+    with ExitStack() as stack, torch.no_grad(), matmul_precision(whole.device):
         for block in whole.get_submodule(streamed.blocks_name).children():
             stack.callback(block.register_forward_hook(note, with_kwargs=True).remove)
         logits = whole(input_ids=window_T[None].to(whole.device), use_cache=False).logits

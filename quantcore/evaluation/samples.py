@@ -9,7 +9,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.model import EvaluatedModel
-from quantcore.runtime.matmul import products_on
+from quantcore.runtime.matmul import matmul_precision
 
 PROMPT_LEN = 24
 NEW_TOKENS = 16
@@ -56,7 +56,7 @@ def continue_prompts(model: EvaluatedModel, ids_NT: torch.Tensor, eos_token_id: 
 def generate(model: PreTrainedModel, ids_NT: torch.Tensor, settings: GenerationConfig) -> torch.Tensor:
     """Prompts and what follows them, [N, T + at most max_new_tokens]."""
     ids_NT = ids_NT.to(model.device)
-    with products_on(model.device):  # in pieces: otherwise the whole head is held in float32, twice
+    with matmul_precision(model.device):  # in pieces: otherwise the whole head is held in float32, twice
         found: torch.Tensor = model.generate(  # type: ignore[operator]
             ids_NT, attention_mask=torch.ones_like(ids_NT), generation_config=settings
         )

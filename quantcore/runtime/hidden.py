@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from quantcore.runtime.arguments import WindowArguments
-from quantcore.runtime.matmul import products_on
+from quantcore.runtime.matmul import matmul_precision
 from quantcore.runtime.shards import idling
 from quantcore.runtime.states import States
 
@@ -42,7 +42,7 @@ class Hidden:
     def run_on(self, state: torch.Tensor, block: nn.Module, index: int, window: int) -> torch.Tensor:
         """Return the output of ``block`` for other hidden states of ``window``."""
         beside = self.arguments.of(index, window)
-        with products_on(state.device):
+        with matmul_precision(state.device):
             output = block(state, *beside.positional, **beside.named)
         self.num_returned = len(output) if isinstance(output, (tuple, list)) else 0
         result: torch.Tensor = output[0] if self.num_returned else output

@@ -24,13 +24,13 @@ MAX_WIDE_VALUES = PIECE_BYTES // 4
 """Values of a weight that are widened at a time."""
 
 
-def products_on(device: torch.device) -> AbstractContextManager[object]:
+def matmul_precision(device: torch.device) -> AbstractContextManager[object]:
     """While this lasts, products on ``device`` are computed in the way that is faster there.
 
     x86 processors without AMX multiply float32 about 1.7 times as fast as bfloat16. So operands are widened for the
     product, and what comes out is rounded once, as it is from the sums of a narrow product.
     """
-    return WideProducts() if device.type == "cpu" and _is_wide_faster() else nullcontext()
+    return WideMatmul() if device.type == "cpu" and _is_wide_faster() else nullcontext()
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def tensor_cores(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
         torch.backends.cuda.matmul.fp32_precision = precision
 
 
-class WideProducts(TorchFunctionMode):
+class WideMatmul(TorchFunctionMode):
     """Products of bfloat16 or float16 are computed in float32 and rounded to the dtype of their operands."""
 
     def __torch_function__(

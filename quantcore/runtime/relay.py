@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from quantcore.errors import ModelError, reason_of
 from quantcore.model.names import FROM_FILE_TO_FILE
 from quantcore.runtime.arguments import Arguments
-from quantcore.runtime.matmul import products_on
+from quantcore.runtime.matmul import matmul_precision
 
 MAX_RETURNED = 3
 """The most values that a block may return: the hidden states, and others that the model does not use."""
@@ -142,6 +142,6 @@ class Outside:
 
     def _run(self, ids_NT: torch.Tensor, give: torch.Tensor | None) -> torch.Tensor:
         self.relay.give = give
-        with products_on(self.device):
+        with matmul_precision(self.device):
             result: torch.Tensor = self.model(input_ids=ids_NT.to(self.device), use_cache=False).logits
         return result
