@@ -13,8 +13,8 @@ from quantcore.runtime.hidden import Hidden
 
 
 @dataclass
-class Streams:
-    """Hidden states in front of a block.
+class CalibrationStreams:
+    """Hidden states in front of a block from which the algorithms learn.
 
     ``calibration``: where statistics are taken; None if nothing is learned from data. With ``through_quantized`` they
     have come through the quantized blocks, else through the float ones. ``reference``: the same windows through the
@@ -31,11 +31,11 @@ class Streams:
 
 @dataclass(frozen=True)
 class RunningBlock:
-    """A loaded block, its number, and what stands in front of it."""
+    """A loaded block, its number, and the streams that stand in front of it."""
 
     block: nn.Module
     index: int
-    streams: Streams
+    streams: CalibrationStreams
 
     @property
     def calibration(self) -> Hidden:
@@ -43,9 +43,9 @@ class RunningBlock:
         return self.streams.calibration
 
     def run(self, *, collector: StatsCollector | None = None, advance: bool = False) -> None:
-        """Every calibration window through the block as it is; ``advance`` keeps what comes out.
+        """Take every calibration window through the block as it is; ``advance`` keeps the outputs as the new states.
 
-        With a ``collector`` the reference goes along, one window before the other.
+        With a ``collector`` the reference goes along: each of its windows runs before the calibration window.
         """
         reference = self.streams.reference
         with torch.no_grad():
@@ -63,7 +63,7 @@ class RunningBlock:
             self.calibration.run_idle(self.block, self.index)
 
     def output(self, window: int) -> torch.Tensor:
-        """Of one calibration window, with gradients if they are enabled."""
+        """Return the block's output for one calibration window, with gradients if they are enabled."""
         return self.calibration.run(self.block, self.index, window)
 
     @property
@@ -72,15 +72,15 @@ class RunningBlock:
         return self.streams.probe
 
     def output_of(self, state: torch.Tensor) -> torch.Tensor:
-        """What the block makes of other hidden states of the probe's shape."""
+        """Return the block's output for other hidden states of the probe's shape."""
         return self.probe.run_on(state, self.block, self.index, 0)
 
     def update(self) -> torch.Tensor:
-        """What the block adds to the probe."""
+        """Return what the block adds to the probe."""
         with torch.no_grad():
             return self.output_of(self.probe.states[0]) - self.probe.states[0]
 
-    def leave(self) -> None:
-        """Take the streams that come through quantized blocks to the next one. This block is quantized by now."""
+    def advance_quantized(self) -> None:
+        """Take the calibration windows through this block, quantized by now, if they go through quantized blocks."""
         if self.streams.calibration is not None and self.streams.through_quantized:
             self.run(advance=True)

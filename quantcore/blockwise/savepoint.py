@@ -1,4 +1,4 @@
-"""What a stopped job needs to go on at the block where it was: a folder that outlives the process.
+"""A savepoint lets a stopped job go on at the block where it was: a folder that outlives the process.
 
 It holds the artifact as far as it is written, and after each block (or every few: saving takes at most one part in
 twenty of the time) the hidden states of all streams and the notes of the writer. ``state.json`` names the newest of
@@ -28,10 +28,10 @@ from quantcore.config.task import Task
 from quantcore.export import EXPORTERS, Container
 from quantcore.runtime.ranks import Ranks
 
-SHARE = 20
-"""Saving waits until the work since the last time took so many times as long as that."""
+MIN_WORK_PER_SAVE = 20
+"""The next save waits until the work since the last one took so many times as long as that save."""
 STATE = "state.json"
-ONCE = "found"
+RESULT_KEY = "found"
 CHUNK_BYTES = 1 << 22
 WEIGHTS = ("*.safetensors", "*.gguf")
 
@@ -61,7 +61,7 @@ class SavePoint:
 
     @classmethod
     def of(cls, task: Task, ranks: Ranks) -> SavePoint:
-        """That of ``task``; without a folder where a format must be written in one go (``Container``)."""
+        """Make the savepoint of ``task``; it has no folder if a format must be written in one go."""
         in_one_go = any(isinstance(EXPORTERS.get(export), Container) for export in task.export)
         folder = None if in_one_go else task.resume_dir
         return cls(folder, fingerprint(task) if folder else "", ranks)
@@ -88,12 +88,12 @@ class SavePoint:
                 found = find()
                 if path:
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    _replace(path, json.dumps({"fingerprint": self.fingerprint, ONCE: found}))
+                    _replace(path, json.dumps({"fingerprint": self.fingerprint, RESULT_KEY: found}))
         shared: T = self.ranks.share(found)
         return shared
 
     def holds(self, notes: Mapping[str, Any], stream: str) -> bool:
-        """Whether the states of ``stream`` were saved with ``notes``."""
+        """Return whether the states of ``stream`` were saved with ``notes``."""
         return self.folder is not None and any((self.folder / notes["states"]).glob(f"{stream}.*"))
 
     def restore(self, notes: Mapping[str, Any], streams: Mapping[str, Stream]) -> None:
@@ -112,7 +112,7 @@ class SavePoint:
         Does nothing where that would take too much of the time.
         """
         began = time.monotonic()
-        if self.folder is None or not self.ranks.share(began - self._saved_at >= SHARE * self._took_s):
+        if self.folder is None or not self.ranks.share(began - self._saved_at >= MIN_WORK_PER_SAVE * self._took_s):
             return
         states = f"states-{next_block}"
         if self.ranks.is_first:
@@ -142,7 +142,7 @@ class SavePoint:
         return notes if all(map(_is_whole, (self.folder / notes["states"]).iterdir())) else None
 
     def _read_own(self, path: Path) -> dict[str, Any] | None:
-        """What is in a file of this very job."""
+        """Read a file of this very job; None for any other file."""
         try:
             notes = json.loads(path.read_text("utf-8"))
         except (OSError, ValueError):
@@ -150,7 +150,7 @@ class SavePoint:
         return notes if isinstance(notes, dict) and notes.get("fingerprint") == self.fingerprint else None
 
     def _read_once(self, path: Path) -> Any:
-        return (self._read_own(path) or {}).get(ONCE)
+        return (self._read_own(path) or {}).get(RESULT_KEY)
 
     def _clear(self) -> None:
         """Leave nothing but what ``once`` has found for this very job."""
@@ -164,7 +164,7 @@ class SavePoint:
 
 
 def fingerprint(task: Task) -> str:
-    """Of everything that decides the bytes of the result."""
+    """Hash everything that decides the bytes of the result."""
     model, text = task.model_folder, Path(task.calibration.source)
     weights = [path for pattern in WEIGHTS for path in sorted(model.glob(pattern))]
     files = [model if model.is_file() else model / "config.json", *weights, text]
@@ -189,7 +189,7 @@ def _write_states(path: Path, states: States) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a file of states still is what was written. A damaged one would show in the result's quality alone."""
+    """Check that a file of states is undamaged. Damage would show in the result's quality alone."""
     digest = hashlib.sha256()
     left = path.stat().st_size - digest.digest_size
     with path.open("rb") as file:
@@ -212,7 +212,7 @@ def _read_state(path: Path, number: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Whole or not at all, and on the disk when this returns."""
+    """Replace a file as a whole or not at all; it is on the disk when this returns."""
     new = path.with_suffix(".new")
     with new.open("w", encoding="utf-8") as file:
         file.write(text)

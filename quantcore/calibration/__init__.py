@@ -1,1 +1,1 @@
-"""What is learned from calibration text: statistics of inputs, ranges of activations."""
+"""Calibration learns statistics of inputs and ranges of activations from text."""

@@ -1,4 +1,4 @@
-"""What calibration learns about the inputs of layers, gathered with hooks while a block runs.
+"""The collector gathers statistics of the inputs of layers with hooks, while a block runs.
 
 Legend: T tokens, I inputs.
 """
@@ -62,7 +62,7 @@ class StatsCollector:
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """What runs inside is the float model on the next window: the ``y`` of ``Stats.shift_II``."""
+        """While this lasts, the float model runs on the next window: the ``y`` of ``Stats.shift_II``."""
         self._reference.clear()
         self._is_reference = True
         try:
@@ -71,7 +71,7 @@ class StatsCollector:
             self._is_reference = False
 
     def stats(self, owner: int | None = None) -> dict[str, Stats]:
-        """Of every module that saw a token, in the order in which they first ran; the same object for one input.
+        """Return the statistics of every module that saw a token, in the order in which they first ran.
 
         All ranks call it. The matrices of an input are put together by its owner, and stay there: the ranks share the
         inputs by what it costs to solve their layers, or all are the ``owner``'s.

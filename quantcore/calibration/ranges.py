@@ -1,4 +1,4 @@
-"""What calibration learns about the inputs and outputs of each layer, gathered with hooks while a block runs."""
+"""Ranges of the inputs and outputs of each layer, gathered with hooks while a block runs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def collect_ranges(modules: dict[LayerPlan, nn.Module]) -> Iterator[dict[LayerPl
 
 
 def ranges_of_all(watched: dict[LayerPlan, Watched], ranks: Ranks) -> dict[LayerPlan, Watched]:
-    """What the observers of all ranks have seen, on every rank. In which order they are merged changes no bit."""
+    """Merge the observers of all ranks, on every rank. The order of merging changes no bit."""
     first, *others = ranks.gather(list(watched.values()))
     for other in others:
         for mine, theirs in zip(first, other, strict=True):
@@ -94,7 +94,7 @@ def quantized_activations(
 
 
 def observer_of(spec: QuantizationSpec | None) -> Observer | None:
-    """What learns the range of an activation; None where there is nothing to learn."""
+    """Make the observer that learns an activation's range; None where there is nothing to learn."""
     if spec is None or not learns_from_data(spec):
         return None
     return observer_for(spec, PER_TENSOR if spec.is_dynamic else activation_grouping(spec))

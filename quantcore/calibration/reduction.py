@@ -36,12 +36,12 @@ class Span:
 
     @property
     def chunks(self) -> range:
-        """Those of this rank."""
+        """The chunks of this rank."""
         return self.ranks.part(self.num_chunks)
 
     @property
     def windows(self) -> range:
-        """Those of this rank."""
+        """The windows of this rank."""
         return range(self.first_window(self.chunks.start), self.first_window(self.chunks.stop))
 
     def first_window(self, chunk: int) -> int:
@@ -62,11 +62,11 @@ class Node:
     sums: dict[str, Sums]
 
     def taken(self, names: Collection[str]) -> Node:
-        """The same node of these inputs alone; this one has them no more."""
+        """Take these inputs out of the node, as a node of their own."""
         return Node(self.level, self.index, {name: self.sums.pop(name) for name in names if name in self.sums})
 
     def is_left_of(self, other: Node) -> bool:
-        """Whether the two are the halves of one node."""
+        """Return whether the two are the halves of one node."""
         return self.level == other.level and self.index % 2 == 0 and self.index + 1 == other.index
 
     def joined(self, other: Node) -> Node:
@@ -115,7 +115,7 @@ def root_at(owner: int, nodes: Sequence[Node], span: Span) -> Node | None:
 
 
 class Sums:
-    """Of one input; sums are float32 or float64."""
+    """Running sums over the tokens of one input, in float32 or float64."""
 
     def __init__(self, num_inputs: int, needs: Needs, device: torch.device, first_window: int = 0) -> None:
         self._needs = needs

@@ -1,4 +1,4 @@
-"""What calibration learned about one input tensor: plain values, without the hooks that gathered them."""
+"""Statistics of one input tensor: plain values, without the hooks that gathered them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class Needs:
-    """What of ``Stats`` an algorithm asks for besides what is always there; ``|`` joins the wishes of several.
+    """The fields of ``Stats`` that an algorithm needs beyond those that are always there; ``|`` unites them.
 
     ``sample``: how many tokens. ``shift`` makes calibration run the model with and without quantized layers.
     """
@@ -30,7 +30,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Stats:
-    """Of all tokens x [I] that one or several layers read. Layers that read the same tensor share one object.
+    """Statistics of all tokens x [I] that one or several layers read; these layers share one object.
 
     ``gram_II`` is the mean of x x^T in float32 or float64 (half of GPTQ's Hessian), ``mean_I`` and ``mean_abs_I``
     those of x and |x|, ``largest_I`` the largest |x|; the last three float32. ``sample_TI`` are some of the tokens as
@@ -51,19 +51,19 @@ class Stats:
     owner: int = 0
 
     @property
-    def power_I(self) -> torch.Tensor:
-        """The mean of x^2, float32 [I]."""
+    def hessian_diagonal_I(self) -> torch.Tensor:
+        """The mean square of each input, float32 [I]: the diagonal of ``gram_II``, half of the Hessian's."""
         diagonal_I = self.diagonal_I if self.gram_II is None else self.gram_II.diagonal()
         assert diagonal_I is not None, "calibration was not asked for gram_II"
         return diagonal_I.float()
 
     def for_others(self) -> Stats:
-        """What ranks have that are not the ``owner``."""
+        """Return the statistics as ranks hold them that are not the ``owner``."""
         diagonal_I = None if self.gram_II is None else self.gram_II.diagonal().clone()
         return replace(self, gram_II=None, shift_II=None, diagonal_I=diagonal_I)
 
     def divided(self, scale_I: torch.Tensor) -> Stats:
-        """The same after x is divided by ``scale_I`` [I], all above 0."""
+        """Return the statistics of x / ``scale_I``; scales [I] are above 0."""
         scale = scale_I.float()
         both = scale[:, None] * scale
         return replace(

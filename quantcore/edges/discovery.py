@@ -1,4 +1,4 @@
-"""Which edges a decoder block has: found by watching it run, and proven. No table of architectures, no names.
+"""Which edges a decoder block has: found by recording a run of it, and proven. No table of architectures, no names.
 
 ``tracing`` proposes: for everything that linear layers read, the outputs of the norm or linear layer that it comes
 from. A proposal becomes an edge if a scale passes (what lies between is no activation that would feel it), if nothing
@@ -17,7 +17,7 @@ from torch import nn
 from quantcore.config.algorithms import ScalingLayer
 from quantcore.edges.edge import Edge, FoundEdges, Rejected, shape_of
 from quantcore.edges.proof import hold, prove
-from quantcore.edges.record import Run, watch
+from quantcore.edges.record import Run, record_block
 from quantcore.edges.search import Search
 
 __all__ = ["EdgeFinder", "FoundEdges", "Rejected", "find_edges", "listed_edges", "prove"]
@@ -52,10 +52,10 @@ def find_edges(block: nn.Module, run: Run) -> FoundEdges:
     given outputs, where no layer computes. Its weights end as they were, bit for bit. Mixtures must be split
     (``blocks.experts``), and nothing may be cached from run to run.
     """
-    seen = watch(block, run)
-    search = Search(block, run, seen)
+    plain = record_block(block, run)
+    search = Search(block, run, plain)
     edges = search.proven(search.weighted(search.reached(search.alone(search.passing()))))
-    order = {name: i for i, name in enumerate(seen.arguments)}
+    order = {name: i for i, name in enumerate(plain.arguments)}
     return FoundEdges(
         tuple(sorted(edges, key=lambda edge: order[edge.consumers[0]])),
         tuple(sorted(search.rejected, key=lambda one: order[one.consumers[0]])),

@@ -106,7 +106,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class FoundEdges:
-    """What a block has, and what it has not: between them every tensor that linear layers read."""
+    """The edges of a block, and the rejected ones: together every tensor that linear layers read."""
 
     edges: tuple[Edge, ...]
     rejected: tuple[Rejected, ...]
@@ -126,7 +126,7 @@ def weight_of(module: nn.Module) -> torch.Tensor:
 
 
 def shape_of(module: nn.Module) -> torch.Size:
-    """That of the whole weight: [O] or [O, I]."""
+    """Return the shape of the whole weight: [O] or [O, I]."""
     return canonical(module.get_parameter("weight"), kind_of(module)).shape
 
 

@@ -1,12 +1,14 @@
-"""Running one decoder block while watching its layers, and running it with their outputs given instead of computed.
+"""The recorder: it notes what modules are called with and return, and may give their outputs instead of computing them.
+
+``recorded`` serves edges and rotation; ``record_block`` is what edges look at: one run of a decoder block.
 
 A *layer* here is a module that holds parameters and has no child that does: linear layers, norms, routers. While a
-block is watched every expert of a mixture gets every token, so that what is learned of one holds for all of them.
+block is recorded every expert of a mixture gets every token, so that what is learned of one holds for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,11 +22,23 @@ from quantcore.model.experts import SplitExperts
 Run = Callable[[], torch.Tensor]
 Answer = Callable[[str, int], Any]
 """From the name of a layer and the number of its call, 0 for the first, to what it shall return."""
+Forward = Callable[..., Any]
+Wrap = Callable[[str, Forward], Forward]
+"""From the name and the forward of a module to the forward that stands in its place while the module is recorded."""
+
+
+@contextmanager
+def recorded(modules: Mapping[str, nn.Module], wrap: Wrap) -> Iterator[None]:
+    """While this lasts, each module computes with the forward that ``wrap`` makes of its own."""
+    with ExitStack() as stack:
+        for name, module in modules.items():
+            stack.enter_context(_forward_replaced(module, wrap(name, module.forward)))
+        yield
 
 
 @dataclass
-class Seen:
-    """What one run of a block showed.
+class BlockRecord:
+    """The record of one run of a block.
 
     ``arguments`` (positional, named) and ``outputs`` of every layer, one entry a call, in the order in which they first
     ran; ``weightless`` are the outputs of modules without parameters. ``beside``: what left the block beside its update
@@ -62,28 +76,32 @@ def find_layers(block: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in _leaves(block).items() if _has_parameters(module)}
 
 
-def watch(block: nn.Module, run: Run, answer: Answer | None = None) -> Seen:
+def record_block(block: nn.Module, run: Run, answer: Answer | None = None) -> BlockRecord:
     """Run the block once. With ``answer`` layers return what it gives, and compute nothing."""
-    seen = Seen()
-    with torch.no_grad(), ExitStack() as stack:
-        for name, module in _leaves(block).items():
-            note = _watched if _has_parameters(module) else _watched_weightless
-            stack.enter_context(_forward_replaced(module, note(module.forward, name, seen, answer)))
+    record = BlockRecord()
+    parts = _leaves(block)
+
+    def wrap(name: str, forward: Forward) -> Forward:
+        if not _has_parameters(parts[name]):
+            return _noting_output(forward, name, record)
+        return _noting_calls(forward, name, record, answer)
+
+    with torch.no_grad(), recorded(parts, wrap), ExitStack() as stack:
         for module in block.modules():
             if isinstance(module, SplitExperts):
                 stack.enter_context(
-                    module.register_forward_pre_hook(lambda *call: _to_every_expert(seen, *call), with_kwargs=True)
+                    module.register_forward_pre_hook(lambda *call: _to_every_expert(record, *call), with_kwargs=True)
                 )
         stack.enter_context(
-            block.register_forward_hook(lambda *call: seen.beside.extend(_beside(*call)), with_kwargs=True)
+            block.register_forward_hook(lambda *call: record.beside.extend(_beside(*call)), with_kwargs=True)
         )
-        seen.update = run()
-    return seen
+        record.update = run()
+    return record
 
 
 @contextmanager
-def in_float32(block: nn.Module, layers: Collection[str]) -> Iterator[None]:
-    """All but ``layers`` computes in float32. With their outputs given a block then behaves alike in every dtype."""
+def widened(block: nn.Module, layers: Collection[str]) -> Iterator[None]:
+    """While this lasts, all but ``layers`` computes in float32. With given outputs the dtype then changes nothing."""
     with ExitStack() as stack:
         stack.enter_context(
             block.register_forward_pre_hook(lambda _, args, kwargs: as_float32((args, kwargs)), with_kwargs=True)
@@ -109,28 +127,28 @@ def _has_parameters(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
 
 
-def _watched(forward: Callable[..., Any], name: str, seen: Seen, answer: Answer | None) -> Callable[..., Any]:
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        calls = seen.arguments.setdefault(name, [])
+def _noting_calls(forward: Forward, name: str, record: BlockRecord, answer: Answer | None) -> Forward:
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        calls = record.arguments.setdefault(name, [])
         calls.append((args, kwargs))
         output = forward(*args, **kwargs) if answer is None else answer(name, len(calls) - 1)
-        seen.outputs.setdefault(name, []).append(output)
+        record.outputs.setdefault(name, []).append(output)
         return output
 
-    return watched
+    return noting
 
 
-def _watched_weightless(forward: Callable[..., Any], name: str, seen: Seen, _: Answer | None) -> Callable[..., Any]:
-    def watched(*args: Any, **kwargs: Any) -> Any:
+def _noting_output(forward: Forward, name: str, record: BlockRecord) -> Forward:
+    def noting(*args: Any, **kwargs: Any) -> Any:
         output = forward(*args, **kwargs)
-        seen.weightless.setdefault(name, []).append(output)
+        record.weightless.setdefault(name, []).append(output)
         return output
 
-    return watched
+    return noting
 
 
 @contextmanager
-def _forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+def _forward_replaced(module: nn.Module, forward: Forward) -> Iterator[None]:
     own = module.__dict__.get("forward")
     module.forward = forward
     try:
@@ -143,18 +161,18 @@ def _forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterato
 
 
 def _to_every_expert(
-    seen: Seen, experts: SplitExperts, args: tuple[Any, ...], kwargs: dict[str, Any]
+    record: BlockRecord, experts: SplitExperts, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Note where the tokens would go, then send each to all experts with weights of ours."""
-    given = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), args, strict=False)) | kwargs
-    index_TK, weights_TK = given["top_k_index"], given["top_k_weights"]
+    call = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), args, strict=False)) | kwargs
+    index_TK, weights_TK = call["top_k_index"], call["top_k_weights"]
     num_tokens, num_experts = len(index_TK), experts.num_experts
     routing_TE = torch.zeros(num_tokens, num_experts, device=weights_TK.device)
-    seen.routing.append(routing_TE.scatter_add(1, index_TK.clamp(max=num_experts - 1), weights_TK.float()))
+    record.routing.append(routing_TE.scatter_add(1, index_TK.clamp(max=num_experts - 1), weights_TK.float()))
     every_E = torch.arange(num_experts, device=index_TK.device)
     weights_E = torch.linspace(0.5, 1.5, num_experts, device=weights_TK.device, dtype=weights_TK.dtype)
     everywhere = {"top_k_index": every_E.expand(num_tokens, -1), "top_k_weights": weights_E.expand(num_tokens, -1)}
-    return (), given | everywhere
+    return (), call | everywhere
 
 
 def _beside(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from quantcore.edges.edge import Edge, Rejected, shape_of
 from quantcore.edges.proof import divided, exact_norms, folding_changes, hold, random_scales, relative_change
-from quantcore.edges.record import Run, Seen, find_layers, in_float32, watch
+from quantcore.edges.record import BlockRecord, Run, find_layers, record_block, widened
 from quantcore.edges.tracing import EXACT, Reading, Replay, trace
 
 NO_PASSAGE = "what lies between them does not let a scale through"
@@ -27,17 +27,17 @@ UNTOUCHED = 1e-6  # what does not depend on the scaled outputs is computed from 
 class Search:
     """The steps of ``discovery.find_edges``: each hands on what stands and notes what is rejected."""
 
-    def __init__(self, block: nn.Module, run: Run, seen: Seen) -> None:
-        self.block, self.run, self.seen = block, run, seen
+    def __init__(self, block: nn.Module, run: Run, plain: BlockRecord) -> None:
+        self.block, self.run, self.plain = block, run, plain
         self.rejected: list[Rejected] = []
-        self._replay = Replay(block, run, seen)
+        self._replay = Replay(block, run, plain)
         with self._replay.given():
             self._readings = trace(self._replay)
             self._noise = self._replay.noise(tiny=False)
-            self._before = self._replay.seen(self._noise, {})
+            self._before = self._replay.record(self._noise, {})
 
     def passing(self) -> list[Edge]:
-        """Of every reading the first candidate through which scales pass; readings of the same outputs as one edge."""
+        """Return each reading's first candidate that scales pass; readings of the same outputs are one edge."""
         passing: list[Edge] = []
         waiting = list(self._readings)
         for attempt in range(2):
@@ -52,7 +52,7 @@ class Search:
         return _merged(passing)
 
     def alone(self, edges: list[Edge]) -> list[Edge]:
-        """Those whose scaled outputs nothing reads but their consumers: all of them, or what is found by halving."""
+        """Keep edges whose outputs only their consumers read: all of them, or those left by halving."""
         rows = [(edge.producer, row) for edge in edges for row in edge.rows.tolist()]
         others = self._other_readers(edges) if edges else []
         if not others and len(rows) == len(set(rows)):
@@ -64,11 +64,11 @@ class Search:
         return self.alone(edges[:half]) + self.alone(edges[half:])
 
     def reached(self, edges: list[Edge]) -> list[Edge]:
-        """Those whose outputs cannot be read by a layer that did not run: no run would show it."""
+        """Drop edges whose outputs a layer that did not run may read as well: no run would show it."""
         idle: dict[int, str] = {}
         for name, module in find_layers(self.block).items():
             weight = getattr(module, "weight", None)
-            if name not in self.seen.outputs and isinstance(weight, nn.Parameter) and weight.ndim == 2:
+            if name not in self.plain.outputs and isinstance(weight, nn.Parameter) and weight.ndim == 2:
                 idle.setdefault(shape_of(module)[1], name)
         reached: list[Edge] = []
         for edge in edges:
@@ -92,12 +92,12 @@ class Search:
         return weighted
 
     def proven(self, edges: list[Edge]) -> list[Edge]:
-        """Those that hold together in the real block: all of them, or what is found by taking halves."""
+        """Keep edges that hold together in the real block: all of them, or those left by halving."""
         with exact_norms(self.block, edges):
-            before = watch(self.block, self.run) if any(edge.plus_one for edge in edges) else self.seen
+            before = record_block(self.block, self.run) if any(edge.plus_one for edge in edges) else self.plain
             return self._holding(edges, before)
 
-    def _holding(self, edges: list[Edge], before: Seen) -> list[Edge]:
+    def _holding(self, edges: list[Edge], before: BlockRecord) -> list[Edge]:
         change = folding_changes(self.block, self.run, edges, before) if edges else 0.0
         if hold(self.block, change):
             return edges
@@ -117,7 +117,7 @@ class Search:
     def _reject(self, edge: Edge, reason: str) -> None:
         self.rejected.append(Rejected(edge.producer, edge.consumers, reason))
 
-    def _scaled(self, edges: Sequence[Edge]) -> tuple[Seen, dict[str, torch.Tensor]]:
+    def _scaled(self, edges: Sequence[Edge]) -> tuple[BlockRecord, dict[str, torch.Tensor]]:
         """A run with the outputs of all edges scaled, and the factors [O] of each producer: 1 for its other rows."""
         generator = torch.Generator().manual_seed(1)
         scales = {
@@ -128,10 +128,10 @@ class Search:
         for edge in edges:
             factors[edge.producer][edge.rows] = scales[edge.producer][edge.rows]
         with self._replay.given():
-            return self._replay.seen(self._noise, factors), factors
+            return self._replay.record(self._noise, factors), factors
 
     def _scaled_alike(self, edges: Sequence[Edge]) -> list[bool]:
-        """Whether the consumers' inputs are multiplied by the very factors of the outputs."""
+        """Return for each edge whether its consumers' inputs are scaled by the factors of the outputs."""
         if not edges:
             return []
         after, factors = self._scaled(edges)
@@ -143,22 +143,22 @@ class Search:
         return result
 
     def _other_readers(self, edges: Sequence[Edge]) -> list[str]:
-        """What else changes when the outputs of all edges are scaled and those of the consumers are not."""
+        """Name what else changes when the outputs of all edges are scaled and the consumers' are not."""
         after, _ = self._scaled(edges)
         consumers = {name for edge in edges for name in edge.consumers}
         changed = [
             name
-            for name in self.seen.outputs
+            for name in self.plain.outputs
             if name not in consumers and _differ(self._before.inputs(name), after.inputs(name))
         ]
-        leaving = [[seen.update, *seen.beside, *seen.routing] for seen in (self._before, after)]
+        leaving = [[record.update, *record.beside, *record.routing] for record in (self._before, after)]
         return changed + (["what leaves the block"] if _differ(*leaving) else [])
 
     def _divides(self, edge: Edge) -> bool:
-        """Whether folding divides the norm's output: it is called alone, with what it was given in the block."""
-        (args, kwargs), norm = self.seen.arguments[edge.producer][0], self.block.get_submodule(edge.producer)
+        """Return whether folding divides the norm's output; it is called alone, with its input in the block."""
+        (args, kwargs), norm = self.plain.arguments[edge.producer][0], self.block.get_submodule(edge.producer)
         scale_O = random_scales(shape_of(norm)[0], torch.Generator().manual_seed(0))
-        with torch.no_grad(), in_float32(norm, ()):
+        with torch.no_grad(), widened(norm, ()):
             before = norm(*args, **kwargs)
             with divided(self.block, edge, scale_O[edge.rows]):
                 after = norm(*args, **kwargs)
@@ -171,8 +171,8 @@ class Search:
     def _without_producer(self, reading: Reading) -> Rejected:
         if reading.candidates:
             return Rejected(reading.candidates[0].producer, reading.names, NO_PASSAGE)
-        x = self.seen.inputs(reading.names[0])[0]
-        for name, outputs in self.seen.weightless.items():
+        x = self.plain.inputs(reading.names[0])[0]
+        for name, outputs in self.plain.weightless.items():
             if any(_is_norm_of(output, x) for output in outputs):
                 return Rejected(name, reading.names, NO_WEIGHT)
         return Rejected(None, reading.names, NO_PRODUCER)
@@ -195,7 +195,7 @@ def _differ(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> bo
 
 
 def _is_norm_of(output: Any, x: torch.Tensor) -> bool:
-    """Whether ``x`` is this output, and every token of it has a mean square of about 1."""
+    """Return whether ``x`` is this output, and each token of it has a mean square of about 1."""
     if not isinstance(output, torch.Tensor) or output.shape[-1] != x.shape[-1] or output.numel() != x.numel():
         return False
     power = x.float().square().mean(-1)

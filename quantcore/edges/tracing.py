@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from quantcore.edges.edge import Edge, shape_of
-from quantcore.edges.record import Run, Seen, as_float32, find_layers, in_float32, watch
+from quantcore.edges.record import BlockRecord, Run, as_float32, find_layers, record_block, widened
 
 DIGIT_BITS = 4
 TINY = (-46, -44)  # powers of two; with a digit below -28: squares vanish beside the epsilon of a norm, and products of
@@ -42,13 +42,13 @@ class Replay:
     """The block with given outputs.
 
     ``sources`` are the layers whose outputs are traced, with their number; others (routers that choose, convolutions)
-    return what they returned when the block was watched. ``readers`` are the linear layers whose inputs are traced,
-    ``others`` those where there is no single one.
+    return what they returned in ``plain``, a run of the block as it is. ``readers`` are the linear layers whose inputs
+    are traced, ``others`` those that have no single input.
     """
 
     block: nn.Module
     run: Run
-    watched: Seen
+    plain: BlockRecord
     sources: dict[str, int] = field(init=False)
     readers: list[str] = field(init=False)
     others: list[str] = field(init=False)
@@ -56,11 +56,11 @@ class Replay:
     def __post_init__(self) -> None:
         self.sources, self.readers, self.others = {}, [], []
         for name, module in find_layers(self.block).items():
-            if name in self.watched.outputs and isinstance(getattr(module, "weight", None), nn.Parameter):
+            if name in self.plain.outputs and isinstance(getattr(module, "weight", None), nn.Parameter):
                 self._note(name, shape_of(module))
 
     def _note(self, name: str, shape: torch.Size) -> None:
-        outputs, inputs = self.watched.outputs[name], self.watched.inputs(name)
+        outputs, inputs = self.plain.outputs[name], self.plain.inputs(name)
         is_vector = len(outputs) == 1 and isinstance(outputs[0], torch.Tensor) and outputs[0].shape[-1] == shape[0]
         if is_vector and len(shape) <= 2:
             self.sources[name] = shape[0]
@@ -70,8 +70,8 @@ class Replay:
 
     @contextmanager
     def given(self) -> Iterator[None]:
-        """Runs of ``seen`` lie inside."""
-        with in_float32(self.block, self.watched.outputs):
+        """Runs of ``record`` lie inside."""
+        with widened(self.block, self.plain.outputs):
             yield
 
     def noise(self, *, tiny: bool) -> dict[str, torch.Tensor]:
@@ -80,34 +80,34 @@ class Replay:
         low, high = TINY if tiny else ALL_SIZES
         noise: dict[str, torch.Tensor] = {}
         for name in self.sources:
-            like = self.watched.outputs[name][0]
+            like = self.plain.outputs[name][0]
             size = torch.exp2(low + (high - low) * torch.rand(like.shape, generator=generator))
             sign = torch.randint(2, like.shape, generator=generator) * 2 - 1
             sign.view(-1, like.shape[-1])[0] = 1
             noise[name] = (size * sign).to(like.device)
         return noise
 
-    def seen(self, noise: Mapping[str, torch.Tensor], factors: Mapping[str, torch.Tensor]) -> Seen:
+    def record(self, noise: Mapping[str, torch.Tensor], factors: Mapping[str, torch.Tensor]) -> BlockRecord:
         """One run, with ``factors`` [O] for the outputs of some sources."""
 
         def answer(name: str, call: int) -> object:
             if name not in noise:
-                return as_float32(self.watched.outputs[name][call])
+                return as_float32(self.plain.outputs[name][call])
             return noise[name] * factors[name].to(noise[name].device) if name in factors else noise[name].clone()
 
-        return watch(self.block, self.run, answer)
+        return record_block(self.block, self.run, answer)
 
 
 def trace(replay: Replay) -> list[Reading]:
     """The candidates for every tensor that linear layers read, in the order in which they read it."""
     noise = replay.noise(tiny=True)
-    before = replay.seen(noise, {})
+    before = replay.record(noise, {})
     groups = _readers(replay, before)
     offsets = _offsets(replay.sources)
     total = sum(replay.sources.values())
 
     def logarithms(exponents: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        after = replay.seen(noise, {name: torch.exp2(power.float()) for name, power in exponents.items()})
+        after = replay.record(noise, {name: torch.exp2(power.float()) for name, power in exponents.items()})
         return [_logarithm(before.inputs(names[0])[0], after.inputs(names[0])[0]) for names in groups]
 
     def sums(numbers: Mapping[str, torch.Tensor], num_bits: int) -> list[torch.Tensor]:
@@ -131,11 +131,11 @@ def trace(replay: Replay) -> list[Reading]:
     ]
 
 
-def _readers(replay: Replay, seen: Seen) -> list[tuple[str, ...]]:
+def _readers(replay: Replay, before: BlockRecord) -> list[tuple[str, ...]]:
     """Linear layers by the memory of what they read: all of a run's tensors are alive, so places tell them apart."""
     groups: dict[tuple[int, ...], list[str]] = {}
-    for name in seen.arguments:
-        if name in replay.readers and len(inputs := seen.inputs(name)) == 1:
+    for name in before.arguments:
+        if name in replay.readers and len(inputs := before.inputs(name)) == 1:
             place = (inputs[0].data_ptr(), inputs[0].numel(), inputs[0].shape[-1], inputs[0].stride(-1))
             groups.setdefault(place, []).append(name)
     return [tuple(names) for names in groups.values()]

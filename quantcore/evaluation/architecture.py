@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from quantcore.checkpoint.libraries import opened_weights
 from quantcore.checkpoint.source import TORCH_DTYPES
 from quantcore.errors import ModelError, QuantError, reason_of
-from quantcore.evaluation.baseline_cache import Originals
+from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.consumer import quiet
 from quantcore.evaluation.model import EvaluatedModel, open_model
 from quantcore.events import Emit, Warned
@@ -32,7 +32,7 @@ from quantcore.model.skeleton import clean_config
 from quantcore.model.twin import build_twin, twin_config
 from quantcore.reading.model import Model, read_model
 from quantcore.runtime.devices import release_freed_memory
-from quantcore.runtime.matmul import products_on
+from quantcore.runtime.matmul import matmul_precision
 from quantcore.runtime.relay import no_chain
 from quantcore.runtime.streamed_model import StreamedModel
 
@@ -51,7 +51,7 @@ def prove_twin(model: Model, emit: Emit) -> None:
     Where Transformers cannot build or run such a twin, a warning says that nothing was proven.
     """
     config = model.headers.config
-    known, twin = Originals(f"twin:{config.get('model_type')}"), json.dumps(twin_config(config), sort_keys=True)
+    known, twin = BaselineCache(f"twin:{config.get('model_type')}"), json.dumps(twin_config(config), sort_keys=True)
     found = known.value({"twin": twin}, lambda: _compare_twin(twin))
     if "reason" in found:
         _not_proven(config, f"no small twin of it could be run by Transformers ({found['reason']})", emit)
@@ -59,7 +59,7 @@ def prove_twin(model: Model, emit: Emit) -> None:
     _check(config, found["differences"], torch.float32)
 
 
-def prove_window(model: Model, known: Originals, emit: Emit) -> None:
+def prove_window(model: Model, known: BaselineCache, emit: Emit) -> None:
     """Compare one window of the model itself, which Transformers loads as a whole. Raises as ``prove_twin``."""
     config, dtype = model.headers.config, TORCH_DTYPES[model.headers.main_dtype]
     found = known.value({"window": WINDOW_LEN}, lambda: _compare_whole(model, dtype))
@@ -87,7 +87,7 @@ def differences(whole: PreTrainedModel, model: EvaluatedModel, windows_NT: torch
                     got = hidden.run_on(one.inputs[index], block, index, window)
                     found[window].append(_difference(got, one.inputs[index + 1]))
         streamed.num_returned, model.has_run = hidden.num_returned, True
-        with model.head() as head, products_on(streamed.device):
+        with model.head() as head, matmul_precision(streamed.device):
             for window, one in enumerate(expected):
                 found[window].append(_difference(head(one.inputs[-1]), one.logits))
     return [_worst(window) for window in found]
@@ -109,7 +109,7 @@ def _run_whole(whole: PreTrainedModel, streamed: StreamedModel, window_T: torch.
         inputs.append(args[0] if args else named["hidden_states"])
         outputs.append(output[0] if isinstance(output, (tuple, list)) else output)
 
-    with ExitStack() as stack, torch.no_grad(), products_on(whole.device):
+    with ExitStack() as stack, torch.no_grad(), matmul_precision(whole.device):
         for block in whole.get_submodule(streamed.blocks_name).children():
             stack.callback(block.register_forward_hook(note, with_kwargs=True).remove)
         logits = whole(input_ids=window_T[None].to(whole.device), use_cache=False).logits

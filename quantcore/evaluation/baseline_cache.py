@@ -1,4 +1,4 @@
-"""What is known of originals from jobs before: a sweep over one model measures the float model once.
+"""The baseline cache keeps what jobs measured of a float model, so that a sweep over one model measures it once.
 
 Every entry is a file named by a digest of all that decides it: the model's bytes, the text or task and its settings,
 the versions, the device, and this engine's own source. The folder is BITFOUNDRY_ORIGINALS_DIR (empty: nothing is kept),
@@ -31,25 +31,25 @@ T = TypeVar("T")
 
 
 def folder() -> Path | None:
-    """Where entries are kept, None if they are not."""
-    given = os.environ.get(VARIABLE)
-    if given is not None:
-        return Path(given) if given else None
+    """Return the folder of the entries; None if the cache is switched off."""
+    setting = os.environ.get(VARIABLE)
+    if setting is not None:
+        return Path(setting) if setting else None
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bitfoundry" / "originals"
 
 
 @dataclass(frozen=True)
-class Originals:
-    """The entries of one model (see ``provenance.model_identity``).
+class BaselineCache:
+    """The cache entries of one model, by its identity (see ``provenance.model_identity``).
 
-    Of ``ranks`` that compute a value together the first one reads and keeps it; all call ``value``.
+    Where several ``ranks`` compute a value together, the first one reads and writes the entry; all call ``value``.
     """
 
     model: str
     ranks: Ranks = ALONE
 
-    def known_states(self, settings: dict[str, Any]) -> torch.Tensor | None:
-        """The tensor that was kept for these ``settings``."""
+    def read_states(self, settings: dict[str, Any]) -> torch.Tensor | None:
+        """Return the tensor that is cached for these ``settings``; None without an entry."""
         path = self._path(settings, "safetensors")
         with suppress(OSError, SafetensorError, KeyError):
             if path is not None and path.is_file():
@@ -58,34 +58,36 @@ class Originals:
         return None
 
     def has_states(self, settings: dict[str, Any]) -> bool:
+        """Return whether a tensor is cached for these ``settings``."""
         path = self._path(settings, "safetensors")
         return path is not None and path.is_file()
 
-    def keep_states(self, settings: dict[str, Any], states: torch.Tensor) -> None:
+    def write_states(self, settings: dict[str, Any], states: torch.Tensor) -> None:
+        """Cache ``states`` for these ``settings``, unless they are too large for the cache."""
         if states.nbytes <= MAX_BYTES // 4:
             self._write(self._path(settings, "safetensors"), lambda path: save_file({"states": states}, path))
 
     def states(self, settings: dict[str, Any], compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The tensor that was kept for these ``settings``; else what ``compute`` gives, which is kept."""
-        known = self.known_states(settings)
-        if known is None:
-            known = compute()
-            self.keep_states(settings, known)
-        return known
+        """Return the cached tensor; without an entry, compute and cache it."""
+        states = self.read_states(settings)
+        if states is None:
+            states = compute()
+            self.write_states(settings, states)
+        return states
 
     def value(self, settings: dict[str, Any], compute: Callable[[], T]) -> T:
-        """The JSON data that was kept for these ``settings``; else what ``compute`` gives, which is kept."""
+        """Return the cached JSON data; without an entry, compute and cache them."""
         path = self._path(settings, "json") if self.ranks.is_first else None
-        known: T | None = self.ranks.share(self._read(path))
-        if known is not None:
-            return known
-        found = compute()
-        self._write(path, lambda scratch: Path(scratch).write_text(json.dumps(found), "utf-8"))
-        return found
+        cached: T | None = self.ranks.share(self._read(path))
+        if cached is not None:
+            return cached
+        value = compute()
+        self._write(path, lambda scratch: Path(scratch).write_text(json.dumps(value), "utf-8"))
+        return value
 
     @staticmethod
     def _read(path: Path | None) -> Any:
-        """The JSON data in ``path``, None without it."""
+        """Return the JSON data in ``path``; None without a readable file."""
         with suppress(OSError, ValueError):
             if path is not None and path.is_file():
                 path.touch()
@@ -101,7 +103,7 @@ class Originals:
 
     @staticmethod
     def _write(path: Path | None, write: Callable[[Path], object]) -> None:
-        """Whole or not at all. A cache that cannot be written is none; that is no reason to fail."""
+        """Write an entry as a whole or not at all. A cache that cannot be written is no reason to fail."""
         if path is None:
             return
         scratch = path.with_name(f".{path.name}.{os.getpid()}")
@@ -116,7 +118,7 @@ class Originals:
 
 
 def _make_room(base: Path) -> None:
-    entries = sorted(((path.stat(), path) for path in base.iterdir()), key=lambda one: -one[0].st_mtime_ns)
+    entries = sorted(((path.stat(), path) for path in base.iterdir()), key=lambda entry: -entry[0].st_mtime_ns)
     total = 0
     for status, path in entries:
         total += status.st_size
@@ -126,7 +128,7 @@ def _make_room(base: Path) -> None:
 
 @cache
 def _source() -> list[tuple[str, int, int]]:
-    """This engine's files: another one may compute otherwise."""
+    """List the files of this engine: another version may compute something else."""
     root = Path(quantcore.__file__).parent
     files = sorted(root.rglob("*.py"))
     return [(str(path.relative_to(root)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]

@@ -15,7 +15,7 @@ from quantcore.data.windows import token_windows
 from quantcore.errors import ConfigError, ModelError, RankError, reason_of
 from quantcore.evaluation import harness
 from quantcore.evaluation.architecture import prove_twin
-from quantcore.evaluation.baseline_cache import Originals
+from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.divergence import measure, summarize, summarize_both
 from quantcore.evaluation.model import EvaluatedModel, open_model
 from quantcore.evaluation.provenance import environment, identity_of
@@ -54,7 +54,7 @@ def evaluate(
     model, tokenizer, text = open_model(described, ranks), load_tokenizer(path), _text(path, evaluation)
     before = None
     if original_path is not None:
-        before = open_model(read_model(original_path), ranks), Originals(identity_of(original_path), ranks)
+        before = open_model(read_model(original_path), ranks), BaselineCache(identity_of(original_path), ranks)
     if ranks.is_first:
         fields["quality"] = _quality(model, before, text, emit)
     if before is not None and evaluation.num_prompts:
@@ -71,7 +71,7 @@ def evaluate(
 
 def _run_tasks(
     evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase, model: EvaluatedModel,
-    before: tuple[EvaluatedModel, Originals] | None,
+    before: tuple[EvaluatedModel, BaselineCache] | None,
 ) -> tuple[harness.Results | TaskResults, dict[str, str]]:  # fmt: skip
     """Run the tasks; also return the reason for each task that failed, so that other measurements are not lost."""
     try:
@@ -103,7 +103,7 @@ def _check(evaluation: EvaluationConfig, vllm_python: str | None, ranks: Ranks) 
 
 
 def _quality(
-    model: EvaluatedModel, before: tuple[EvaluatedModel, Originals] | None, text: EvaluationText, emit: Emit
+    model: EvaluatedModel, before: tuple[EvaluatedModel, BaselineCache] | None, text: EvaluationText, emit: Emit
 ) -> AbsoluteQuality:
     states = model.last_states(text, _told(emit, model))
     if before is None:
@@ -146,7 +146,7 @@ def _text(path: Path, evaluation: EvaluationConfig) -> EvaluationText:
 
 
 def _original_states(
-    original: EvaluatedModel, known: Originals, text: EvaluationText, emit: Emit
+    original: EvaluatedModel, known: BaselineCache, text: EvaluationText, emit: Emit
 ) -> list[torch.Tensor]:
     asked = {"windows": text.ids_NT.tolist()}
     states_NTH = known.states(asked, lambda: original.last_states_NTH(text, _told(emit, original)))

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from quantcore.config.task import EvaluationConfig
 from quantcore.errors import ConfigError, unknown_value
-from quantcore.evaluation.baseline_cache import Originals
+from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.model import EvaluatedModel
 from quantcore.evaluation.quality import TaskResult, TaskResults
 from quantcore.runtime.devices import limit_threads
@@ -123,7 +123,7 @@ def settings(evaluation: EvaluationConfig) -> dict[str, Any]:
 
 def compare(
     evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase, original: EvaluatedModel,
-    quantized: EvaluatedModel, known: Originals,
+    quantized: EvaluatedModel, known: BaselineCache,
 ) -> TaskResults:  # fmt: skip
     """Run the tasks on both models."""
     before = known.value({"tasks": settings(evaluation)}, lambda: evaluate(evaluation, tokenizer, original))

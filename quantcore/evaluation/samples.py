@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from quantcore.evaluation.baseline_cache import Originals
+from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.model import EvaluatedModel
 from quantcore.evaluation.quality import Sample
-from quantcore.runtime.matmul import products_on
+from quantcore.runtime.matmul import matmul_precision
 
 PROMPT_LEN = 24
 NEW_TOKENS = 16
@@ -16,7 +16,7 @@ NEW_TOKENS = 16
 
 def compare_samples(
     tokenizer: PreTrainedTokenizerBase, prompts_NT: torch.Tensor, original: EvaluatedModel, quantized: EvaluatedModel,
-    known: Originals,
+    known: BaselineCache,
 ) -> tuple[Sample, ...]:  # fmt: skip
     """Continue prompts [N, T] with both models."""
     eos = tokenizer.eos_token_id
@@ -57,7 +57,7 @@ def continue_prompts(model: EvaluatedModel, ids_NT: torch.Tensor, eos_token_id: 
 def generate(model: PreTrainedModel, ids_NT: torch.Tensor, settings: GenerationConfig) -> torch.Tensor:
     """Return the prompts with their continuations, [N, T + at most max_new_tokens]."""
     ids_NT = ids_NT.to(model.device)
-    with products_on(model.device):  # in tiles: otherwise the whole head is held in float32, twice
+    with matmul_precision(model.device):  # in tiles: otherwise the whole head is held in float32, twice
         ids: torch.Tensor = model.generate(  # type: ignore[operator]
             ids_NT, attention_mask=torch.ones_like(ids_NT), generation_config=settings
         )

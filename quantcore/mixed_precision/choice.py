@@ -88,7 +88,7 @@ def of_loss(units: Sequence[Unit], max_loss: float) -> Mix:
 
 
 def hull(options: Sequence[Option]) -> list[Option]:
-    """Those on the lower convex hull, from the smallest to the one with the least loss."""
+    """Return the options on the lower convex hull, from the smallest to the one with the least loss."""
     best: list[Option] = []
     for option in sorted(options, key=lambda one: (one.num_bytes, one.loss)):
         if best and option.loss >= best[-1].loss:

@@ -36,11 +36,11 @@ from quantcore.reading.model import Model, read_model
 
 NUM_HELD_OUT = 12  # windows on which a mix is measured
 MAX_ROUNDS = 4  # of measuring what a mix loses, on the way to one that loses as much as is allowed
-NEAR = 0.9  # of the allowed divergence: a mix that uses so much of it is not looked further into
+ENOUGH_SHARE = 0.9  # of the allowed divergence: a mix that uses so much of it is not looked further into
 
 
 def mix(given: str, asked: ResolvedMix, calibration: CalibrationConfig, emit: Emit, *, export: str) -> dict[str, Any]:
-    """What ``choose`` finds for a folder, a GGUF file or a model on the Hub. Raises ConfigError, ModelError."""
+    """Choose a mix for a folder, a GGUF file or a model on the Hub. Raises ConfigError, ModelError."""
     emit(PhaseStarted("resolve"))
     model = read_model(find_model(given, emit))
     emit(PhaseStarted("plan"))
@@ -138,7 +138,7 @@ def _texts(path: Path, calibration: CalibrationConfig) -> tuple[torch.Tensor, Ev
 
 
 def _units(model: Model, plans: Plans, losses: Losses, *, may_keep: bool) -> list[Unit]:
-    """What can be chosen for each unit, and what it takes in the file."""
+    """List the options of each unit, with the bytes that each takes in the file."""
     tensors = model.headers.tensors
     planned = {name: {layer.name: layer for layer in plan.layers} for name, (_, plan) in plans.items()}
     first = next(iter(planned.values()))
@@ -159,7 +159,7 @@ def _units(model: Model, plans: Plans, losses: Losses, *, may_keep: bool) -> lis
 
 
 def _bytes_elsewhere(plans: Plans, units: Sequence[Unit]) -> int:
-    """What no unit takes of the files: embeddings, norms, the head."""
+    """Return the bytes that belong to no unit: embeddings, norms, the head."""
     scheme, (_, first) = next(iter(plans.items()))
     return first.size_after_bytes - sum(_option(unit, scheme).num_bytes for unit in units)
 
@@ -196,7 +196,7 @@ def _within(
             break
         found.append((chosen, quality(chosen)))
         lost = _divergence(found[-1][1])
-        if NEAR * allowed <= lost <= allowed:
+        if ENOUGH_SHARE * allowed <= lost <= allowed:
             break
         target *= allowed / max(lost, 1e-9)  # what was reckoned is wrong by about this factor
     fitting = [pair for pair in found if _divergence(pair[1]) <= allowed]
@@ -212,7 +212,7 @@ def _within(
 
 
 def bytes_of(asked: MixConfig, units: Sequence[Unit], elsewhere: int) -> int:
-    """What the units may take in all, of a budget for size."""
+    """Return the bytes that all units together may take, by the budget."""
     if asked.max_bits is not None:
         return int(asked.max_bits / 8 * sum(unit.num_weights for unit in units))
     assert asked.max_bytes is not None

@@ -16,7 +16,7 @@ from quantcore.plan.resolve import Plan
 Plans = dict[str, tuple[Config, Plan]]
 PlanOf = Callable[[Config], Plan]
 PLAN_FIELDS = ("calibration", "export", "shard_blocks")
-"""What a plan can find fault with beside the config: a task's fields."""
+"""A task's fields that a plan may reject, beside its config."""
 
 
 def resolve(asked: MixConfig, known: Mapping[str, presets.Preset] = presets.PRESETS) -> ResolvedMix:

@@ -1,4 +1,4 @@
-"""What each layer's scheme will cost in divergence, measured one layer at a time and without quantizing the model.
+"""The divergence that each layer's scheme costs, measured one layer at a time without quantizing the model.
 
 To second order the divergence KL(original || changed) is half the expected square of what the change does to
 log p(y), y drawn from the original's own predictions: the Fisher information (Martens, "New insights and perspectives
@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from quantcore.blockwise.algorithms import BlockAlgorithms
-from quantcore.blockwise.running_block import RunningBlock, Streams
+from quantcore.blockwise.running_block import CalibrationStreams, RunningBlock
 from quantcore.calibration.ranges import Activations
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.config.layer_plan import LayerPlan
@@ -35,7 +35,7 @@ from quantcore.runtime.states import States, states_kept
 from quantcore.runtime.streamed_model import StreamedModel
 
 Losses = dict[tuple[str, ...], dict[str, float]]
-"""Of every unit (the names of its layers), for each scheme: divergence in nats a token."""
+"""Divergence in nats a token, by unit (the names of its layers) and scheme."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Changed:
     static: Activations
 
     def change_of_log_p(self, call: Call, module: nn.Module, gradients: Gradients) -> float:
-        """What the scheme does to log p(y) by way of this call, to first order."""
+        """Return the scheme's change of log p(y) through this call, to first order."""
         config, x, g = self.layer.config, call.inputs.detach().float(), gradients.at_outputs
         if config.input_tensors is None and config.output_tensors is None:
             return _dot(self.delta_OI.float(), gradients.of_weight)
@@ -74,7 +74,7 @@ class Changed:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Of log p(y), float32: by what a call of a layer gave [..., O], and by the layer's weight [O, I] in this call."""
+    """Float32 gradients of log p(y): by the output [..., O] of a layer's call, and by its weight [O, I] there."""
 
     at_outputs: torch.Tensor
     of_weight: torch.Tensor
@@ -105,7 +105,7 @@ class Sensitivity:
         self._states = self._forward(folder)
 
     def losses(self, seed: int) -> Losses:
-        """Of every unit in every scheme; ``seed`` draws what the original would have said."""
+        """Measure every unit in every scheme; ``seed`` draws the tokens y from the original's predictions."""
         found: Losses = {}
         gradients = self._gradients_behind(torch.Generator().manual_seed(seed))
         for index in reversed(range(self._num_blocks)):
@@ -118,15 +118,15 @@ class Sensitivity:
         """The loaded block, with the windows in front of it if ``plan`` learns from them."""
         return RunningBlock(block, index, self._streams(index, plan))
 
-    def behind(self, plan: Plan) -> Streams:
-        """The same behind the last block."""
+    def behind(self, plan: Plan) -> CalibrationStreams:
+        """Return the streams behind the last block."""
         return self._streams(self._num_blocks, plan)
 
-    def _streams(self, index: int, plan: Plan) -> Streams:
+    def _streams(self, index: int, plan: Plan) -> CalibrationStreams:
         if not plan.needs_calibration:
-            return Streams(None)
+            return CalibrationStreams(None)
         here = [self._in_front_of(index, window) for window in range(self._num_windows)]
-        return Streams(replace(self._hidden, states=here))
+        return CalibrationStreams(replace(self._hidden, states=here))
 
     def _forward(self, folder: Path) -> States:
         streamed, num = self._model.streamed, self._num_windows

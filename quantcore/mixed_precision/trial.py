@@ -1,15 +1,16 @@
-"""What a config really loses, with weights rounded plainly: one pass through the model, nothing is written."""
+"""A trial measures what a config loses without GPTQ: one pass through the model, nothing is written."""
 
 from __future__ import annotations
 
 from torch import nn
 
-from quantcore.blockwise.algorithms import BlockAlgorithms, Prepared
+from quantcore.blockwise.algorithms import BlockAlgorithms
+from quantcore.blockwise.results import Prepared
 from quantcore.blockwise.running_block import RunningBlock
 from quantcore.calibration.ranges import quantized_activations
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
-from quantcore.evaluation.baseline_cache import Originals
+from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.divergence import measure, summarize_both
 from quantcore.evaluation.model import open_model
 from quantcore.evaluation.provenance import identity_of
@@ -31,7 +32,7 @@ class Trial:
         self._emit = emit
         self._original, self._rounded = open_model(model), open_model(model)
         asked = {"windows": text.ids_NT.tolist()}
-        states_NTH = Originals(identity_of(model.folder)).states(
+        states_NTH = BaselineCache(identity_of(model.folder)).states(
             asked, lambda: self._original.last_states_NTH(text, lambda done: None)
         )
         self._states = [state[None].to(self._original.streamed.device) for state in states_NTH]

@@ -21,7 +21,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class ProjectionNames:
-    """What a checkpoint calls the projections of an expert (Mixtral: w1, w3, w2).
+    """A checkpoint's names for the projections of an expert (Mixtral: w1, w3, w2).
 
     Without a ``gate``, ``up`` holds both gate and up: gpt-oss, whose rows take turns (gate 0, up 0, gate 1, ...).
     """
@@ -101,7 +101,7 @@ def split_experts(model: nn.Module, names: ProjectionNames) -> list[str]:
 
 @contextmanager
 def experts_split(block: nn.Module, modules: Iterable[str], names: ProjectionNames) -> Iterator[None]:
-    """The same for some ``modules``, while the context lasts: a model need not hold the layers of all experts at once.
+    """While this lasts, the experts of ``modules`` are split: a model need not hold all experts' layers at once.
 
     The fused modules come back as they were, whatever was loaded into the split ones.
     """

@@ -108,13 +108,13 @@ def place_modules(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, st
 
 
 def stores_single_experts(model: PreTrainedModel) -> bool:
-    """Whether checkpoints of this kind of model hold every expert's matrices by themselves; else they hold stacks."""
+    """Return whether checkpoints of this kind of model hold each expert's matrices singly; else they hold stacks."""
     sources = (source for transform in get_model_conversion_mapping(model) for source in transform.source_patterns)
     return any(_PER_EXPERT.search(source) for source in sources)
 
 
 def projection_names(model: PreTrainedModel) -> ProjectionNames:
-    """What the checkpoints of this kind of model call an expert's projections; the usual names if they do not say."""
+    """Return the names of an expert's projections in checkpoints of this kind; the usual ones by default."""
     if any(is_fused(module) and not module.is_concatenated for module in model.modules()):
         return ProjectionNames(gate=None, up="gate_up_proj")
     names: dict[str, str] = {}

@@ -144,7 +144,7 @@ def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
 
 
 def _has_list(value: Any) -> bool:
-    """Whether RoPE is given number by number (mrope, longrope), which fixes the width of a head."""
+    """Return whether RoPE is given number by number (mrope, longrope), which fixes the width of a head."""
     if isinstance(value, Mapping):
         return any(_has_list(one) for one in value.values())
     return isinstance(value, list)

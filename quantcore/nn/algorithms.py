@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from quantcore.blockwise.algorithms import BlockAlgorithms
-from quantcore.blockwise.running_block import RunningBlock, Streams
+from quantcore.blockwise.running_block import CalibrationStreams, RunningBlock
 from quantcore.calibration.ranges import Activations, quantized_activations
 from quantcore.calibration.reduction import Span
 from quantcore.config.layer_plan import LayerPlan
@@ -75,8 +75,8 @@ def apply_algorithms(
                 log.warning(warning.message)
             activations |= prepared.activations
             with quantized_activations(layers, prepared.activations):
-                at.leave()
-        _turn_outside(model, blocks, batches, algorithms, streams)
+                at.advance_quantized()
+        _rotate_outside(model, blocks, algorithms, streams)
     return Applied(weights, activations)
 
 
@@ -96,7 +96,7 @@ def find_blocks(model: nn.Module, modules: dict[LayerPlan, nn.Module]) -> nn.Mod
 
 def _open_streams(
     model: nn.Module, blocks: nn.ModuleList, batches: Sequence[Any], algorithms: BlockAlgorithms
-) -> Streams:
+) -> CalibrationStreams:
     """What reaches the first block from every batch."""
     hidden = Hidden([])
     with _without_cache(model):
@@ -106,10 +106,10 @@ def _open_streams(
                 hidden.states.append(relay.run(partial(run, model, batch)))
             hidden.num_returned = relay.num_returned
             hidden.arguments.add(arguments)
-    algorithms.turned(hidden)
+    algorithms.rotate_states(hidden)
     shortest = min(range(len(batches)), key=lambda window: hidden.states[window].numel())
     probe = Hidden([hidden.states[shortest]], hidden.arguments.only(shortest))
-    return Streams(
+    return CalibrationStreams(
         hidden,
         Span(sum(len(state) for state in hidden.states)),
         probe=probe,
@@ -118,11 +118,11 @@ def _open_streams(
     )
 
 
-def _turn_outside(
-    model: nn.Module, blocks: nn.ModuleList, batches: Sequence[Any], algorithms: BlockAlgorithms, streams: Streams
+def _rotate_outside(
+    model: nn.Module, blocks: nn.ModuleList, algorithms: BlockAlgorithms, streams: CalibrationStreams
 ) -> None:
-    """Rotate embeddings and head of a Transformers model, if that is asked for; they no longer share a weight then."""
-    if not algorithms.turns_stream:
+    """Rotate embeddings and head of a Transformers model, if the config says so. They do not share a weight then."""
+    if not algorithms.rotates_stream:
         return
     assert streams.probe is not None
     if not isinstance(model, PreTrainedModel):
@@ -138,7 +138,7 @@ def _turn_outside(
         outside = Outside(model, relay, like.device)
         ids_NT = torch.arange(like.shape[1])[None] % model.config.get_text_config().vocab_size
         relay.run(lambda: outside(like))
-        algorithms.turn_outside(model, lambda: outside.embed(ids_NT), outside, like)
+        algorithms.rotate_outside(model, lambda: outside.embed(ids_NT), outside, like)
 
 
 @contextmanager

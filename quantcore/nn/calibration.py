@@ -18,7 +18,7 @@ from quantcore.checkpoint.experts import EXPERT
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.errors import CalibrationError
 from quantcore.nn.log import log
-from quantcore.runtime.matmul import products_on
+from quantcore.runtime.matmul import matmul_precision
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ def run(model: nn.Module, batch: Any) -> Any:
             code="batch_does_not_fit",
             hint="A dict is given as named arguments, a tuple as positional ones: give the model's inputs, no labels.",
         ) from error
-    with products_on(next(model.parameters()).device):
+    with matmul_precision(next(model.parameters()).device):
         return model(*args, **kwargs)
 
 

@@ -43,7 +43,7 @@ from quantcore.nn.gguf import DTYPE_NAMES, export_gguf
 from quantcore.nn.layers import QuantizedLayer, quantized_layers
 from quantcore.nn.names import Stored, find_stored
 from quantcore.nn.onnx import export_onnx
-from quantcore.rotation.fold import turns_input
+from quantcore.rotation.fold import rotates_input
 
 WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
 
@@ -262,7 +262,7 @@ def _check_running(model: nn.Module) -> None:
     """Refuse what the model does while it runs and no file can say."""
     online = (
         ("r3", "queries and keys", lambda part: isinstance(part, HeadRotation)),
-        ("r4", "the input of an MLP's last layer", turns_input),
+        ("r4", "the input of an MLP's last layer", rotates_input),
     )
     for rotation, turned, is_turning in online:
         if any(map(is_turning, model.modules())):

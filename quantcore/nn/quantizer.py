@@ -26,7 +26,7 @@ from quantcore.nn.graph import layers_left, trace
 from quantcore.nn.layers import find_quantizers, quantize_layer, quantized_layers
 from quantcore.nn.log import log
 from quantcore.nn.selection import select_layers
-from quantcore.solvers.shared import shared_global_scales
+from quantcore.solvers.global_scale import shared_global_scales
 
 
 class ModelQuantizer:

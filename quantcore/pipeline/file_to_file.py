@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quantcore.blockwise.algorithms import Solved
+from quantcore.blockwise.results import Solved
 from quantcore.blockwise.savepoint import SavePoint
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
 from quantcore.config.layer_plan import LayerPlan
@@ -33,8 +33,8 @@ from quantcore.reading.dequantize import open_source
 from quantcore.reading.model import Model
 from quantcore.runtime.devices import default_device, release_freed_memory
 from quantcore.runtime.ranks import spread
+from quantcore.solvers.global_scale import by_global_scale, global_scale, has_global_scale
 from quantcore.solvers.rtn import round_to_nearest
-from quantcore.solvers.shared import families, global_scale, has_global_scale
 
 
 def round_files(
@@ -93,7 +93,7 @@ class Weights:
 
 def round_layers(layers: Sequence[LayerPlan], weights: Weights, writer: ResultWriter) -> None:
     """Write the codes of ``layers``, each on one rank; those that share a global scale on the same one."""
-    groups = families(layers)
+    groups = by_global_scale(layers)
     costs = [sum(layer.in_features * layer.out_features for layer in group) for group in groups]
     for group, owner in zip(groups, spread(costs, writer.ranks.size), strict=True):
         if writer.writes(owner):

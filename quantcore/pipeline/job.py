@@ -1,14 +1,16 @@
-"""THE main path, read top to bottom: plan, then block by block load, prepare, solve, write; then prove and seal.
+"""THE main path, read top to bottom: plan; quantize block by block (load, run float, prepare, solve, write, run
+quantized, save); then prove and seal.
 
-Where a mix is asked for, the scheme of each layer is measured and chosen before: then it is a config like any other.
-Memory holds one decoder block at a time. Streams of hidden states walk through the blocks: the calibration windows, the
-held-out windows through the float block, a few probe windows through the quantized one.
+If the task has a mix, the scheme of each layer is measured and chosen first: from then on it is a config like any
+other. Memory holds one decoder block at a time. Streams of hidden states go from block to block (``JobStreams``): the
+calibration windows, the held-out windows through the float block, a few probe windows through the quantized one.
 """
 
 from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,12 @@ import torch
 from torch import nn
 
 from quantcore.blockwise.algorithms import BlockAlgorithms
-from quantcore.blockwise.running_block import RunningBlock, Streams
-from quantcore.blockwise.savepoint import SavePoint, Stream
+from quantcore.blockwise.savepoint import SavePoint
 from quantcore.calibration.ranges import quantized_activations
-from quantcore.calibration.reduction import Span
 from quantcore.checkpoint.artifact import building, seal, write_json
 from quantcore.checkpoint.folder import find_gguf
 from quantcore.checkpoint.opening import Seen, unchanging
-from quantcore.checkpoint.source import TORCH_DTYPES
+from quantcore.checkpoint.source import TORCH_DTYPES, Source
 from quantcore.checkpoint.tokenizer import load_tokenizer, tokenize_with
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.task import Task
@@ -32,14 +32,15 @@ from quantcore.data.windows import TokenWindows, token_windows
 from quantcore.errors import ModelError, at_block
 from quantcore.evaluation import harness
 from quantcore.evaluation.architecture import prove_twin, prove_window
-from quantcore.evaluation.baseline_cache import Originals
-from quantcore.evaluation.model import open_model
+from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.provenance import model_identity, provenance
 from quantcore.evaluation.text import EvaluationText, evaluation_text, has_own_text, overlap
 from quantcore.events import Completed, Emit, Eta, Event, PhaseStarted, Progress, Warned, silence
 from quantcore.hub.download import fetch
 from quantcore.mixed_precision.command import with_mix
+from quantcore.pipeline.baseline import Baseline
 from quantcore.pipeline.file_to_file import round_files
+from quantcore.pipeline.streams import JobStreams
 from quantcore.pipeline.writer import ResultWriter, write_side_files
 from quantcore.plan.resolve import FILE_TO_FILE, Plan, plan_job
 from quantcore.proof.expectation import Expectation, probe_logits
@@ -51,14 +52,10 @@ from quantcore.report.report import Peaks, build_report, write_report
 from quantcore.report.values import Report
 from quantcore.rotation.model_rotation import untie
 from quantcore.runtime.devices import default_device, held_memory_bytes, peak_memory_bytes, release_freed_memory
-from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.ranks import ALONE, Ranks
 from quantcore.runtime.sharded import check_all_finite, sharing_ranks
-from quantcore.runtime.states import states_kept
-from quantcore.runtime.streamed_model import Slices, StreamedModel
+from quantcore.runtime.streamed_model import Shards, StreamedModel
 from quantcore.runtime.workload import NUM_PROBES
-
-EDGE_PROBE_LEN = 32  # tokens with which edges are proven
 
 
 def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> Report | None:
@@ -91,7 +88,7 @@ def _run(task: Task, emit: Emit, ranks: Ranks, started: float, said: list[Warned
     for message in plan.warnings:
         emit(Warned("plan", message))
     if ranks.is_first and may_compare_window(model, plan, ranks):
-        prove_window(model, Originals(model_identity(task)), emit)
+        prove_window(model, BaselineCache(model_identity(task)), emit)
     saved = savepoint.load()
     with ExitStack() as stack:
         folder = task.output_dir
@@ -139,140 +136,130 @@ def noting_warnings(emit: Emit) -> tuple[Emit, list[Warned]]:
 
 
 def quantize(
-    task: Task, given: Model, plan: Plan, folder: Path, emit: Emit, savepoint: SavePoint,
+    task: Task, original: Model, plan: Plan, folder: Path, emit: Emit, savepoint: SavePoint,
     saved: dict[str, Any] | None = None,
 ) -> Outcome:  # fmt: skip
-    """Every block once: run it in float, learn its input ranges, choose codes, write them, run it quantized, drop.
+    """Quantize every block once, one after the other, and then the head. Goes on behind the blocks that were ``saved``.
 
-    Every rank holds the block and takes its share of the windows through it, of the layers and of the writing. It goes
-    on behind the blocks that were ``saved``.
+    Every rank holds the block and takes its share of the windows through it, of the layers and of the writing.
     """
     ranks = savepoint.ranks
-    headers, source = given.headers, open_source(given)
-    windows = ranks.share(read_windows(task) if ranks.is_first else None)
-    assert windows is not None
-    text = ranks.share(evaluation_text(task, windows.held_out_NT))
-    device = default_device()
-    sharing = sharing_ranks(task.shard_blocks, plan.memory_of_rank(), ranks, device)
-    model = StreamedModel(
-        headers.config, source.read, set(headers.tensors), plan.block_prefix, plan.num_blocks,
-        TORCH_DTYPES[headers.main_dtype], device, None if sharing is None else Slices(sharing, source.read_rows),
-        source.expect,
-    )  # fmt: skip
+    texts = read_texts(task, ranks)
+    source = open_source(original)
+    model = stream_model(task, original, source, plan, ranks)
     algorithms = BlockAlgorithms(task.config, model.dtype, ranks)
-    streams = open_streams(model, plan, algorithms, windows.calibration_NT, folder, ranks)
-    probes = algorithms.turned(model.embed(text.ids_NT[:NUM_PROBES]))
-    mine = ranks.part(len(text.ids_NT))
-    source_of = ranks.share(provenance(task, windows.calibration_NT, text.ids_NT) if ranks.is_first else {})
-    known, asked = Originals(source_of["model"]), {"windows": text.ids_NT.tolist()}
-    wanted = task.evaluation.num_windows > 0
-    walks = wanted and (savepoint.holds(saved, "held_out") if saved else not ranks.share(known.has_states(asked)))
-    held_out = model.embed(text.ids_NT[mine.start : mine.stop]) if walks else None
-    expected = Expectation(text, torch.empty(0), model=source_of["model"])
-    writer = ResultWriter(plan, source, expected, emit, ranks)
-    with writer.opened(task, headers, folder, saved):
-        walking = walking_states(streams, probes, held_out, mine.start)
-        first_block = 0 if saved is None else saved["next_block"]
-        if saved is not None:
-            savepoint.restore(saved, walking)
+    baseline = Baseline(original, texts.evaluation, texts.cache, ranks, is_measured=task.evaluation.num_windows > 0)
+    streams = JobStreams.begin(
+        model, plan, algorithms, texts.calibration_NT, texts.evaluation.ids_NT, folder, ranks,
+        with_held_out=baseline.needs_stream(savepoint, saved),
+    )  # fmt: skip
+    writer = ResultWriter(plan, source, Expectation(texts.evaluation, torch.empty(0), model=texts.model), emit, ranks)
+    with writer.opened(task, original.headers, folder, saved):
+        first_block = streams.restore(savepoint, saved)
         eta = Eta(plan.num_blocks - first_block)
         for index in range(first_block, plan.num_blocks):
             with at_block(index):
-                with model.block(index) as block:
-                    layers = find_modules(model, plan.layers_of(index), ranks)
-                    at = RunningBlock(block, index, streams)
-                    model.run_block(block, index, held_out)
-                    prepared = algorithms.prepare(at, layers)
-                    model.run_block(block, index, streams.probe)
-                    for solved in algorithms.solve(at, layers, prepared):
-                        writer.write(solved, prepared.activations)
-                        writer.write_bias(solved.layer, getattr(layers[solved.layer], "bias", None))
-                    writer.note(prepared, index)
-                    writer.write_changed(block, {name: model.stored_name(name, index) for name in prepared.changed})
-                    with quantized_activations(layers, prepared.activations):
-                        model.run_block(block, index, probes)
-                        at.leave()
+                quantize_block(index, model, plan, algorithms, streams, writer)
                 writer.tell()
             left_s = eta.after(index + 1 - first_block)
             emit(Progress("quantize", index + 1, plan.num_blocks, "block", left_s, held_memory_bytes()))
-            if index + 1 < plan.num_blocks and not probes.arguments.pass_values_on:  # those are kept in memory alone
-                savepoint.save(index + 1, walking, writer.notes)
-        finish_head(model, plan, writer, algorithms, streams, probes, text)
-        if held_out is not None:
-            last = [state.cpu() for part in ranks.gather(list(held_out.states)) for state in part]
-            expected.original_states_NTH = torch.cat(last)
-            if ranks.is_first:
-                known.keep_states(asked, expected.original_states_NTH)
-        elif wanted and ranks.is_first:
-            expected.original_states_NTH = known.states(
-                asked, lambda: open_model(given).last_states_NTH(text, lambda done: None)
-            )
+            streams.save(savepoint, index + 1, writer.notes)
+        quantize_head(model, plan, algorithms, streams, writer)
+        writer.expected.original_states_NTH = baseline.last_states_NTH(streams.held_out)
         writer.copy_the_rest()
         writer.finish()
-    seen = overlap(windows.calibration_NT, text.ids_NT) if plan.needs_calibration and wanted else None
-    num_shards = 1 if sharing is None else sharing.size
-    return Outcome(writer.expected, writer.done, writer.warnings, writer.edges, source_of, seen, num_shards)
+    return Outcome(
+        writer.expected, writer.done, writer.warnings, writer.edges, texts.provenance,
+        texts.overlap if plan.needs_calibration and baseline.is_measured else None, model.num_shards,
+    )  # fmt: skip
 
 
-def may_compare_window(model: Model, plan: Plan, ranks: Ranks) -> bool:
-    """Whether Transformers may load the model whole, and knows how to read its files."""
-    reads_floats = model.quantized is None and find_gguf(model.folder) is None
-    return plan.runs_model and reads_floats and may_be_whole(plan, plan.footprint.allows_comparison(ranks.size))
+def quantize_block(
+    index: int, model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, streams: JobStreams, writer: ResultWriter
+) -> None:
+    """Load a block, run it in float, prepare it, solve its layers, write them, run it quantized, drop it."""
+    with model.block(index) as block:
+        layers = find_modules(model, plan.layers_of(index), writer.ranks)
+        at = streams.at(block, index)
+        streams.run_float(at)
+        prepared = algorithms.prepare(at, layers)
+        streams.run_prepared(at)
+        for solved in algorithms.solve(at, layers, prepared):
+            writer.write_module(solved, layers[solved.layer], prepared)
+        writer.note(prepared, index)
+        writer.write_changed(block, {name: model.stored_name(name, index) for name in prepared.changed})
+        with quantized_activations(layers, prepared.activations):
+            streams.run_quantized(at)
 
 
-def open_streams(
-    model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, calibration_NT: torch.Tensor, folder: Path,
-    ranks: Ranks,
-) -> Streams:  # fmt: skip
-    """The hidden states in front of block 0 that the algorithms need; on the disk of ``folder`` if they are many."""
-    if not plan.needs_calibration:
-        return Streams(None)
-    span = Span(len(calibration_NT), ranks)
-    mine = span.windows
-    states = states_kept(len(mine), plan.memory_of_rank()["activations"] // ranks.size, model.device, folder)
-    calibration = algorithms.turned(model.embed(calibration_NT[mine.start : mine.stop], states))
-    probe = model.embed(calibration_NT[:1, :EDGE_PROBE_LEN]) if algorithms.needs_probe else None
-    return Streams(
-        calibration,
-        span,
-        probe=None if probe is None else algorithms.turned(probe),
-        reference=calibration.copy() if algorithms.compares else None,
-        through_quantized=algorithms.through_quantized,
-    )
-
-
-def walking_states(streams: Streams, probes: Hidden, held_out: Hidden | None, first: int) -> dict[str, Stream]:
-    """All hidden states that go from block to block; the held-out windows are those from number ``first`` on."""
-    mine = streams.span.windows.start
-    walking = {
-        "calibration": (streams.calibration, mine, False),
-        "reference": (streams.reference, mine, False),
-        "probe": (streams.probe, 0, True),
-        "probes": (probes, 0, True),
-        "held_out": (held_out, first, False),
-    }
-    return {name: Stream(hidden.states, start, shared) for name, (hidden, start, shared) in walking.items() if hidden}
-
-
-def finish_head(
-    model: StreamedModel, plan: Plan, writer: ResultWriter, algorithms: BlockAlgorithms, streams: Streams,
-    probes: Hidden, text: EvaluationText,
-) -> None:  # fmt: skip
-    """After the last block: lm_head if planned, and the probes' logits."""
+def quantize_head(
+    model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, streams: JobStreams, writer: ResultWriter
+) -> None:
+    """Quantize lm_head if it is planned, and compute the logits of the probes: what follows the last block."""
     with model.head() as outside:
         if plan.added:
             untie(outside.model)
-        ids_NT = text.ids_NT[:1]
-        turned = algorithms.turn_outside(outside.model, lambda: outside.embed(ids_NT), outside, probes.states[0])
-        writer.write_changed(outside.model, {name: model.stored_name(name) for name in turned})
+        ids_NT, probes = writer.expected.held_out.ids_NT[:1], streams.logit_probes
+        rotated = algorithms.rotate_outside(outside.model, lambda: outside.embed(ids_NT), outside, probes.states[0])
+        writer.write_changed(outside.model, {name: model.stored_name(name) for name in rotated})
         layers = find_modules(model, plan.layers_of(None), writer.ranks)
-        prepared = algorithms.prepare_head(layers, outside, streams)
+        prepared = algorithms.prepare_head(layers, outside, streams.learning)
         for solved in algorithms.solve(None, layers, prepared):
-            writer.write(solved, prepared.activations)
-            writer.write_bias(solved.layer, getattr(layers[solved.layer], "bias", None))
+            writer.write_module(solved, layers[solved.layer], prepared)
         writer.note(prepared)
         with quantized_activations(layers, prepared.activations):
             writer.expected.probe_logits = probe_logits(outside, probes.states)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The token windows of a job, and where they and the model come from."""
+
+    calibration_NT: torch.Tensor
+    evaluation: EvaluationText
+    provenance: dict[str, Any]
+
+    @property
+    def model(self) -> str:
+        """The identity of the float model: see ``provenance``."""
+        identity: str = self.provenance["model"]
+        return identity
+
+    @property
+    def cache(self) -> BaselineCache:
+        """The entries that earlier jobs wrote about the float model."""
+        return BaselineCache(self.model)
+
+    @property
+    def overlap(self) -> float:
+        """The share of the evaluation text that calibration saw as well."""
+        return overlap(self.calibration_NT, self.evaluation.ids_NT)
+
+
+def read_texts(task: Task, ranks: Ranks) -> Texts:
+    """Read and tokenize the texts of ``task``; all ranks get the same windows."""
+    windows = ranks.share(read_windows(task) if ranks.is_first else None)
+    assert windows is not None
+    text = ranks.share(evaluation_text(task, windows.held_out_NT))
+    origin = ranks.share(provenance(task, windows.calibration_NT, text.ids_NT) if ranks.is_first else {})
+    return Texts(windows.calibration_NT, text, origin)
+
+
+def stream_model(task: Task, original: Model, source: Source, plan: Plan, ranks: Ranks) -> StreamedModel:
+    """Open the float model to be run block by block; ``ranks`` share each block if the task or the memory says so."""
+    headers, device = original.headers, default_device()
+    sharing = sharing_ranks(task.shard_blocks, plan.memory_of_rank(), ranks, device)
+    return StreamedModel(
+        headers.config, source.read, set(headers.tensors), plan.block_prefix, plan.num_blocks,
+        TORCH_DTYPES[headers.main_dtype], device, None if sharing is None else Shards(sharing, source.read_rows),
+        source.expect,
+    )  # fmt: skip
+
+
+def may_compare_window(model: Model, plan: Plan, ranks: Ranks) -> bool:
+    """Return whether Transformers may load the model whole, and can read its files."""
+    reads_floats = model.quantized is None and find_gguf(model.folder) is None
+    return plan.runs_model and reads_floats and may_be_whole(plan, plan.footprint.allows_comparison(ranks.size))
 
 
 def find_modules(model: StreamedModel, layers: tuple[LayerPlan, ...], ranks: Ranks) -> dict[LayerPlan, nn.Module]:

@@ -1,6 +1,6 @@
 """A small twin of a model, quantized and exported as the model was.
 
-Where a model does not fit into memory, another program reads the files of its twin (see ``blocks.twin``): same class,
+Where a model does not fit into memory, another program reads the files of its twin (see ``model.twin``): same class,
 same names, same kinds of layers, written by the same code.
 """
 
@@ -68,12 +68,12 @@ def _export(task: Task, config: Config, export: str, model: Model, folder: Path)
 
 
 def _weights_alone(config: Config) -> Config:
-    """What rounds weights without any text."""
+    """Keep of ``config`` what rounds weights without any text."""
     return _with(config, lambda layer: QuantizationConfig(weight=layer.weight))
 
 
 def _in_int8(config: Config) -> Config:
-    """The same layers, all in int8 with a scale a row."""
+    """Put the quantized layers of ``config`` in int8 with a scale a row."""
     int8 = presets.resolve("int8_weight_only").global_quant_config
     return _with(config, lambda layer: layer if layer.weight is None else int8)
 

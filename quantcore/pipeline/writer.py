@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quantcore.blockwise.algorithms import Prepared, Solved
+from quantcore.blockwise.results import Prepared, Solved
 from quantcore.calibration.ranges import Activations
 from quantcore.checkpoint.artifact import LICENSES, copy_side_files, digest, write_json
 from quantcore.checkpoint.headers import ModelHeaders
@@ -86,6 +86,11 @@ class ResultWriter:
                 self.edges.append(row := {"blocks": [], "largest_change_by_folding": 0.0, **told})
             row["blocks"].append(index)
             row["largest_change_by_folding"] = max(row["largest_change_by_folding"], prepared.fold_error)
+
+    def write_module(self, solved: Solved, module: nn.Module, prepared: Prepared) -> None:
+        """Write a solved layer's codes, and the bias of its ``module`` if that is rounded."""
+        self.write(solved, prepared.activations)
+        self.write_bias(solved.layer, getattr(module, "bias", None))
 
     def write(self, solved: Solved, activations: dict[LayerPlan, Activations]) -> None:
         """Write one layer's codes, with what calibration learned beside them in the files."""
@@ -163,7 +168,7 @@ class ResultWriter:
         self.ranks.wait()
 
     def notes(self) -> dict[str, Any]:
-        """What a process needs to go on from here; all files are on the disk. All ranks call it."""
+        """Return what a process needs to go on from here, all files being on the disk. All ranks call it."""
         for sink in self.sinks.values():
             assert isinstance(sink, Sink)
             sink.sync()
@@ -192,7 +197,7 @@ class ResultWriter:
             self.expected.take(notes["expected"])
 
     def writes(self, owner: int) -> bool:
-        """Whether this rank writes what belongs to the rank ``owner``."""
+        """Return whether this rank writes what belongs to the rank ``owner``."""
         return self.ranks.is_first if self._first_writes_all else self.ranks.rank == owner
 
     def _order(self, event: LayerQuantized) -> int:
@@ -259,7 +264,7 @@ def open_sink(
 
 
 def warn_of_one_file(export: str, task: Task) -> tuple[str, ...]:
-    """What to say of a size of shards for a format that has none; other formats of the task may."""
+    """Warn of a shard size for a format that is one file; other formats of the task may have shards."""
     if not isinstance(EXPORTERS.get(export), Container) or task.max_shard_size == DEFAULT_SHARD_SIZE:
         return ()
     return (f"{export} is one file: max_shard_size {task.max_shard_size} says nothing there.",)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantcore.blockwise.algorithms import FOLD_TOLERANCE
+from quantcore.blockwise.smoother import MAX_UPDATE_CHANGE
 from quantcore.checkpoint.artifact import differing_side_files
 from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.source import TORCH_DTYPES
@@ -55,7 +55,7 @@ def judge_result(
             edges=outcome.edges,
             proofs=proofs,
             compares=task.config.compares,
-            fold_tolerance=FOLD_TOLERANCE[TORCH_DTYPES[headers.main_dtype]],
+            fold_tolerance=MAX_UPDATE_CHANGE[TORCH_DTYPES[headers.main_dtype]],
             differing_files=[
                 f"{name}/{file}"
                 for name, path in exports.items()

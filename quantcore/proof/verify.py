@@ -33,7 +33,7 @@ from quantcore.config.spec import ScaleType
 from quantcore.config.task import Task
 from quantcore.errors import ModelError, NumericsError, ProofError, QuantError, reason_of
 from quantcore.evaluation import harness
-from quantcore.evaluation.baseline_cache import Originals
+from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.clipping import Clipping
 from quantcore.evaluation.consumer import check_export, needed_bytes, unread
 from quantcore.evaluation.divergence import measure, summarize_both
@@ -171,14 +171,14 @@ def run_model(
         states = [state[None].to(streamed.device) for state in expected.original_states_NTH]
         with open_model(original).head() as original_logits:
             measured = measure(logits, hidden.states, text, (original_logits, states))
-    proof, baselines = replace(proof, quality=summarize_both(measured, text)), Originals(expected.model)
+    proof, baselines = replace(proof, quality=summarize_both(measured, text)), BaselineCache(expected.model)
     del hidden, states
     release_freed_memory()
     return run_whole(task, plan, original, model, text, baselines, proof, emit)
 
 
 def run_whole(
-    task: Task, plan: Plan, original: Model, model: EvaluatedModel, text: EvaluationText, baselines: Originals,
+    task: Task, plan: Plan, original: Model, model: EvaluatedModel, text: EvaluationText, baselines: BaselineCache,
     proof: Proof, emit: Emit,
 ) -> Proof:  # fmt: skip
     """Add samples and tasks to ``proof``, which need the whole model; warn about those that fail or are left out."""

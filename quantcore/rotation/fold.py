@@ -1,10 +1,10 @@
 """Rotations folded into weights (QuaRot, Ashkboos et al. 2024): what stands out in one channel is spread over all.
 
-R1 turns the residual stream, x -> x R: embeddings and writers give turned outputs, the weights of norms move into the
-layers that read them, and these turn back. R2 turns the values of each head between v and o. Both leave the function
-of the float model as it was and cost nothing later. R4 turns the input of a layer while the model runs.
+R1 rotates the residual stream, x -> x R: embeddings and writers give rotated outputs, the weights of norms move into
+the layers that read them, and these rotate back. R2 rotates the values of each head between v and o. Both leave the
+function of the float model as it was and cost nothing later. R4 rotates the input of a layer while the model runs.
 
-Weights change in place, in pieces of float32 that are small beside a matrix. Legend: H width of the stream, [O, I] a
+Weights change in place, in tiles of float32 that are small beside a matrix. Legend: H width of the stream, [O, I] a
 weight, V vocabulary, D values of a head, F outputs that an edge leads on.
 """
 
@@ -25,17 +25,17 @@ from quantcore.errors import CalibrationError
 from quantcore.model.experts import is_fused
 from quantcore.numerics.weight_layout import canonical
 from quantcore.rotation.hadamard import Rotation, orthogonal
-from quantcore.rotation.record import Residual, Run, errors_of, has_matrix, in_float32, random_like, rows_of
+from quantcore.rotation.record import Residual, Run, errors_of, has_matrix, random_like, rows_of, widened_as_used
 from quantcore.rotation.residual import tolerance
 from quantcore.runtime.shards import changing
 
-PIECE = 1 << 22  # values that are in float32 at once
+MAX_WIDE_VALUES = 1 << 22  # of a weight that are in float32 at once
 MIN_TOKENS = 8
 SAME_HEAD = 1e-4  # relative difference of what arrives in two channels of one head: rounding of float32
 
 
-def rotate_block(module: nn.Module, residual: Residual, rotation: Rotation) -> list[str]:
-    """Turn what ``residual`` names in ``module``, a block or the whole model, by R1. Returns the changed parameters.
+def rotate_residual(module: nn.Module, residual: Residual, rotation: Rotation) -> list[str]:
+    """Rotate what ``residual`` names in ``module``, a block or the whole model, by R1. Returns the changed parameters.
 
     The weights of its norms become neutral (1, or 0 where the norm adds 1); the readers take them over. For embeddings
     and the last layer give what ``find_embedding`` and ``find_head`` found. Where these share one weight, the model
@@ -75,7 +75,7 @@ def rotate_rows(weight_OI: torch.Tensor, rotation: Rotation, factor_I: torch.Ten
     Also for embeddings [V, H], whose rows are what they write. Experts may stand before: [E, O, I].
     """
     for matrix_OI in _matrices(weight_OI):
-        for rows_OI in torch.split(matrix_OI, max(1, PIECE // matrix_OI.shape[1])):
+        for rows_OI in torch.split(matrix_OI, max(1, MAX_WIDE_VALUES // matrix_OI.shape[1])):
             wide_OI = rows_OI.to(torch.promote_types(rows_OI.dtype, torch.float32))
             rows_OI.copy_(rotation.apply(wide_OI if factor_I is None else wide_OI * factor_I.to(wide_OI)))
 
@@ -92,9 +92,9 @@ def find_head_size(block: nn.Module, edge: Edge, run: Run, like: torch.Tensor) -
 
 
 def find_head_sizes(block: nn.Module, edges: Sequence[Edge], run: Run, like: torch.Tensor) -> list[int | None]:
-    """For each edge how many neighbouring values (v -> o) R2 may turn among each other: those of one head.
+    """For each edge how many neighbouring values (v -> o) R2 may rotate among each other: those of one head.
 
-    None where it may turn none: an activation or a gate lies between, or nothing but single channels belong together.
+    None where it may rotate none: an activation or a gate lies between, or nothing but single channels belong together.
     All values of a token are set to one random number: what then arrives is the same for all channels of a head, and
     not for channels of two, which look at other tokens. That takes one run for all edges, and two more to prove each
     size with a rotation at work. ``run`` and ``like`` [1, T, H] as in ``find_residual``. Raises CalibrationError for
@@ -107,18 +107,18 @@ def find_head_sizes(block: nn.Module, edges: Sequence[Edge], run: Run, like: tor
             hint=f"Give windows of {MIN_TOKENS} tokens or more, or leave out r2.",
             field="/calibration/seq_len",
         )
-    with torch.no_grad(), in_float32(block):
+    with torch.no_grad(), widened_as_used(block):
         x = random_like(like, seed=1).float()
         arriving = _arriving(block, [edge for edge in edges if has_matrix(block.get_submodule(edge.producer))], run, x)
         sizes = [_head_size(arriving[edge.consumers[0]]) if edge.consumers[0] in arriving else 1 for edge in edges]
         return [
-            size if size > 1 and _fits(edge, size) and _may_turn(block, edge, size, run, x) else None
+            size if size > 1 and _fits(edge, size) and _may_rotate(block, edge, size, run, x) else None
             for edge, size in zip(edges, sizes, strict=True)
         ]
 
 
 def rotate_values(block: nn.Module, edge: Edge, head: Rotation) -> list[str]:
-    """Turn the values of every head of ``edge`` (v -> o) by R2 = ``head``, in place. Returns the changed parameters.
+    """Rotate the values of every head of ``edge`` (v -> o) by R2 = ``head``, in place. Returns the changed parameters.
 
     ``head.size`` is a divisor of what ``find_head_size`` gave. Raises ValueError if it does not fit the edge.
     """
@@ -145,7 +145,7 @@ def rotate_values(block: nn.Module, edge: Edge, head: Rotation) -> list[str]:
 
 
 class InputRotation:
-    """R4: a forward pre-hook that turns a layer's input, x -> x R, while the model runs."""
+    """R4: a forward pre-hook that rotates a layer's input, x -> x R, while the model runs."""
 
     def __init__(self, rotation: Rotation) -> None:
         self.rotation = rotation
@@ -154,18 +154,18 @@ class InputRotation:
         return (self.rotation.apply(args[0]), *args[1:])
 
 
-def turns_input(layer: nn.Module) -> bool:
-    """Whether the input of ``layer`` is turned by R4."""
+def rotates_input(layer: nn.Module) -> bool:
+    """Return whether R4 rotates the input of ``layer``."""
     return any(isinstance(hook, InputRotation) for hook in layer._forward_pre_hooks.values())
 
 
 def rotate_input(block: nn.Module, name: str, rotation: Rotation) -> RemovableHandle:
-    """R4 on the linear layer ``name``: W <- W R in place, and a hook that turns its input while the model runs.
+    """R4 on the linear layer ``name``: W <- W R in place, and a hook that rotates its input while the model runs.
 
-    For layers whose input no weight can turn beforehand: down_proj, behind the activation. A model in memory runs
-    this, also after ``ModelQuantizer``: its layers keep their hooks, and quantize the turned input. A checkpoint cannot
-    say it: with such a weight it is wrong for everything that does not turn the input by the same matrix (of what is
-    known only AMD Quark's loader does, from tensors called ``input_rotation``).
+    For layers whose input no weight can rotate beforehand: down_proj, behind the activation. A model in memory runs
+    this, also after ``ModelQuantizer``: its layers keep their hooks, and quantize the rotated input. A checkpoint
+    cannot say it: with such a weight it is wrong for every program that does not rotate the input by the same matrix
+    (only AMD Quark's loader is known to, from tensors called ``input_rotation``).
 
     R3, on queries and keys behind RoPE, changes no weight: it is in ``nn.attention``.
     """
@@ -198,7 +198,7 @@ def _bias_name(part: nn.Module) -> str:
 
 
 def _fits(edge: Edge, size: int) -> bool:
-    """Whether the channels of ``edge`` are whole heads of this size, each with its values in order."""
+    """Return whether the channels of ``edge`` are whole heads of this size, their values in order."""
     if edge.num_scales % size or len(edge.channels) % size:
         return False
     heads = edge.channels.view(-1, size)
@@ -207,8 +207,8 @@ def _fits(edge: Edge, size: int) -> bool:
 
 
 def _arriving(block: nn.Module, edges: Sequence[Edge], run: Run, x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What the first consumer of each edge reads [T, I], if all values of a token are one random number."""
-    seen: dict[str, torch.Tensor] = {}
+    """Return what each edge's first consumer reads [T, I] if all values of a token are one random number."""
+    arriving: dict[str, torch.Tensor] = {}
 
     def speak(_: nn.Module, __: Any, output: torch.Tensor, edge: Edge) -> torch.Tensor:
         number = random_like(output[..., :1], seed=3)
@@ -216,7 +216,7 @@ def _arriving(block: nn.Module, edges: Sequence[Edge], run: Run, x: torch.Tensor
         return output.index_copy(-1, edge.rows.to(output.device), number.expand(*output.shape[:-1], edge.num_scales))
 
     def listen(_: nn.Module, args: tuple[Any, ...], name: str) -> None:
-        seen[name] = rows_of(args[0])
+        arriving[name] = rows_of(args[0])
 
     with ExitStack() as undo:
         for edge in edges:
@@ -224,7 +224,7 @@ def _arriving(block: nn.Module, edges: Sequence[Edge], run: Run, x: torch.Tensor
             undo.callback(block.get_submodule(edge.producer).register_forward_hook(speaking).remove)
             undo.callback(block.get_submodule(edge.consumers[0]).register_forward_pre_hook(listening).remove)
         run(x)
-    return seen
+    return arriving
 
 
 def _head_size(arriving_TI: torch.Tensor) -> int:
@@ -235,28 +235,28 @@ def _head_size(arriving_TI: torch.Tensor) -> int:
     return gcd(arriving_TI.shape[1], *borders.tolist())
 
 
-def _may_turn(block: nn.Module, edge: Edge, size: int, run: Run, x: torch.Tensor) -> bool:
+def _may_rotate(block: nn.Module, edge: Edge, size: int, run: Run, x: torch.Tensor) -> bool:
     head = orthogonal(size, seed=2)
     before = run(x)
-    with _values_turned(block, edge, head):
+    with _values_rotated(block, edge, head):
         after = run(x)
     return errors_of(before, after, before - x).max().item() <= tolerance(x.dtype)
 
 
 @contextmanager
-def _values_turned(block: nn.Module, edge: Edge, head: Rotation) -> Iterator[None]:
-    """While this lasts, the producer gives turned values and the consumers turn them back."""
+def _values_rotated(block: nn.Module, edge: Edge, head: Rotation) -> Iterator[None]:
+    """While this lasts, the producer gives rotated values and the consumers rotate them back."""
 
-    def turn(_: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
+    def rotate(_: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
         rows = edge.rows.to(output.device)
-        turned = head.repeated(edge.num_scales // head.size).apply(output[..., rows])
-        return output.index_copy(-1, rows, turned)
+        rotated = head.repeated(edge.num_scales // head.size).apply(output[..., rows])
+        return output.index_copy(-1, rows, rotated)
 
-    def turn_back(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def rotate_back(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (head.repeated(len(edge.channels) // head.size).inverse(args[0]), *args[1:])
 
     with ExitStack() as undo:
-        undo.callback(block.get_submodule(edge.producer).register_forward_hook(turn).remove)
+        undo.callback(block.get_submodule(edge.producer).register_forward_hook(rotate).remove)
         for name in edge.consumers:
-            undo.callback(block.get_submodule(name).register_forward_pre_hook(turn_back).remove)
+            undo.callback(block.get_submodule(name).register_forward_pre_hook(rotate_back).remove)
         yield

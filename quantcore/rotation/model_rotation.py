@@ -1,7 +1,7 @@
 """Rotation as an algorithm of a job (QuaRot, Ashkboos et al. 2024): R1 on the residual stream, R2 on values.
 
-Every block is turned when its turn comes, embeddings and head at the end; hidden states are turned once, in front of
-the first block. What is folded where, and the proof that it may be, is in ``blocks.rotation``.
+A block is rotated when it is loaded, embeddings and head at the end; hidden states are rotated once, in front of the
+first block. What is folded where, and the proof that it may be, is in ``fold`` and ``residual``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 from quantcore.config.algorithms import RotationConfig
 from quantcore.edges.edge import Edge, FoundEdges, shape_of
 from quantcore.edges.record import find_layers
-from quantcore.rotation.fold import find_head_sizes, rotate_block, rotate_input, rotate_values
+from quantcore.rotation.fold import find_head_sizes, rotate_input, rotate_residual, rotate_values
 from quantcore.rotation.hadamard import Rotation, orthogonal
 from quantcore.rotation.record import Run, has_matrix
 from quantcore.rotation.residual import find_embedding, find_head, find_residual
@@ -30,38 +30,38 @@ class ModelRotation:
             width, seed=config.seed, random_signs=config.random_r1, block_size=config.rotation_size
         )
 
-    def turn_state(self, state: torch.Tensor) -> torch.Tensor:
-        """R1 on hidden states [1, T, H] in front of the first block, as the turned blocks read them."""
+    def rotate_state(self, state: torch.Tensor) -> torch.Tensor:
+        """R1 on hidden states [1, T, H] in front of the first block, as the rotated blocks read them."""
         return self._stream.apply(state)
 
-    def turn_block(self, block: nn.Module, run: Run, like: torch.Tensor, edges: Callable[[], FoundEdges]) -> set[str]:
-        """Fold what is asked for into ``block``; the names of the parameters that changed.
+    def rotate_block(self, block: nn.Module, run: Run, like: torch.Tensor, edges: Callable[[], FoundEdges]) -> set[str]:
+        """Fold the configured rotations into ``block``; the names of the parameters that changed.
 
         ``run`` calls the block with hidden states shaped as ``like``. Raises ModelError ``cannot_rotate``.
         """
         changed: set[str] = set()
         if self._config.r1:
-            changed.update(rotate_block(block, find_residual(block, run, like), self._stream))
+            changed.update(rotate_residual(block, find_residual(block, run, like), self._stream))
         if self._config.r2 or self._config.r4:
-            found = edges().edges
-            heads = dict(zip(found, find_head_sizes(block, found, run, like), strict=True))
+            all_edges = edges().edges
+            heads = dict(zip(all_edges, find_head_sizes(block, all_edges, run, like), strict=True))
             if self._config.r4:
-                changed.update(self._turn_inputs(block, heads))
+                changed.update(self._rotate_inputs(block, heads))
             for edge, size in heads.items():
                 if self._config.r2 and size is not None:
                     changed.update(rotate_values(block, edge, self._of_heads(size)))
         return changed
 
-    def turn_outside(
+    def rotate_outside(
         self, model: nn.Module, embed: Callable[[], torch.Tensor], logits: Run, like: torch.Tensor
     ) -> set[str]:
-        """The embeddings, the final norm and the head of ``model``; these two must not share a weight any more."""
+        """Rotate embeddings, final norm and head of ``model``; embeddings and head must not share a weight."""
         if not self._config.r1:
             return set()
-        found = [find_embedding(model, embed, like.shape[-1]), find_head(model, logits, like)]
-        return {name for residual in found for name in rotate_block(model, residual, self._stream)}
+        residuals = [find_embedding(model, embed, like.shape[-1]), find_head(model, logits, like)]
+        return {name for residual in residuals for name in rotate_residual(model, residual, self._stream)}
 
-    def _turn_inputs(self, block: nn.Module, heads: dict[Edge, int | None]) -> set[str]:
+    def _rotate_inputs(self, block: nn.Module, heads: dict[Edge, int | None]) -> set[str]:
         """R4 on the layers that read neither the stream nor values of ``heads``; the names of their weights.
 
         Those that read the stream stand behind a norm, or are as wide as it is.
@@ -73,14 +73,14 @@ class ModelRotation:
             if size is not None or not has_matrix(block.get_submodule(edge.producer))
         }
         read = {name for edge in heads for name in edge.consumers}
-        turned = set()
+        rotated = set()
         layers = {name: layer for name, layer in find_layers(block).items() if has_matrix(layer)}
         for name, layer in layers.items():
             width = shape_of(layer)[1]
             if name not in others and (name in read or width != self._stream.size):
                 rotate_input(block, name, orthogonal(width, block_size=self._config.rotation_size))
-                turned.add(f"{name}.weight")
-        return turned
+                rotated.add(f"{name}.weight")
+        return rotated
 
     def _of_heads(self, size: int) -> Rotation:
         return orthogonal(size, seed=self._config.seed, random_signs=self._config.random_r2)

@@ -1,4 +1,4 @@
-"""Running a decoder block, or what lies around the blocks, while watching what has the width of the residual stream.
+"""Recording what has the width of the residual stream while a decoder block runs, or what lies around the blocks.
 
 Legend: H width of the stream, T tokens.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from quantcore.edges.record import Forward, recorded
 from quantcore.model.experts import SplitExperts, is_fused
 from quantcore.runtime.shards import is_sharded
 
@@ -30,7 +31,7 @@ class StreamNorm:
     plus_one: bool = False
 
     def factor(self, module: nn.Module) -> torch.Tensor | None:
-        """What the norm multiplies the channels with, float32 [H]; None if it has no weight."""
+        """Return the factors of the norm's channels, float32 [H]; None if it has no weight."""
         weight = getattr(module.get_submodule(self.name), "weight", None)
         return None if weight is None else weight.detach().float() + (1.0 if self.plus_one else 0.0)
 
@@ -50,38 +51,39 @@ class Residual:
 
 
 @dataclass
-class Seen:
-    """First inputs and outputs of modules, where these have the width of the stream."""
+class StreamRecord:
+    """First inputs and outputs of modules, where these have the width of the stream, and the ``output`` of the run."""
 
     output: torch.Tensor
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-def watch(
+def record_stream(
     module: nn.Module, run: Callable[[], torch.Tensor], width: int, replaced: Mapping[str, Replace] | None = None
-) -> Seen:
+) -> StreamRecord:
     """Run once. What the modules in ``replaced`` return goes through these functions."""
-    seen = Seen(torch.empty(0))
+    record = StreamRecord(torch.empty(0))
 
-    def note(name: str) -> Callable[..., Any]:
-        def hook(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-            given = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)), None)
-            if given is not None and given.shape[-1:] == (width,) and given.is_floating_point():
-                seen.inputs.setdefault(name, given)
-            if isinstance(output, torch.Tensor) and output.shape[-1:] == (width,) and output.is_floating_point():
+    def is_stream(value: Any) -> TypeGuard[torch.Tensor]:
+        return isinstance(value, torch.Tensor) and value.shape[-1:] == (width,) and value.is_floating_point()
+
+    def wrap(name: str, forward: Forward) -> Forward:
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            output = forward(*args, **kwargs)
+            first = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
+            if is_stream(first):
+                record.inputs.setdefault(name, first)
+            if is_stream(output):
                 output = replaced[name](output) if replaced and name in replaced else output
-                seen.outputs.setdefault(name, output)
+                record.outputs.setdefault(name, output)
             return output
 
-        return hook
+        return noting
 
-    with ExitStack() as stack:
-        for name, part in parts_of(module):
-            handle = part.register_forward_hook(note(name), with_kwargs=True)
-            stack.callback(handle.remove)
-        seen.output = run()
-    return seen
+    with recorded(dict(parts_of(module)), wrap):
+        record.output = run()
+    return record
 
 
 def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -96,7 +98,7 @@ def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 @contextmanager
-def in_float32(block: nn.Module) -> Iterator[None]:
+def widened_as_used(block: nn.Module) -> Iterator[None]:
     """While this lasts the block takes, computes and gives float32: its weights are widened, each as it is used."""
 
     def widen(tree: Any) -> Any:
@@ -115,7 +117,7 @@ def in_float32(block: nn.Module) -> Iterator[None]:
     waiting: dict[nn.Module, list[dict[str, Any]]] = {}
     with ExitStack() as undo:
         for part in block.modules():
-            # Slices are brought together before the one and parted behind the other.
+            # Shards are gathered before the one and parted behind the other.
             is_whole = not any(map(is_sharded, part.parameters(recurse=False)))
             undo.callback(part.register_forward_pre_hook(before, with_kwargs=True, prepend=is_whole).remove)
             undo.callback(part.register_forward_hook(after, always_call=True, prepend=not is_whole).remove)
@@ -135,12 +137,12 @@ def has_matrix(part: nn.Module) -> bool:
     return weight is not None and weight.ndim == 2
 
 
-def norm_like(module: nn.Module, seen: Seen) -> list[str]:
+def norm_like(module: nn.Module, record: StreamRecord) -> list[str]:
     """Modules that could be norms: without children or matrices, and their output is not just their input (dropout)."""
     return [
         name
-        for name, given in seen.inputs.items()
-        if name in seen.outputs and _is_simple(module.get_submodule(name)) and not same(given, seen.outputs[name])
+        for name, x in record.inputs.items()
+        if name in record.outputs and _is_simple(module.get_submodule(name)) and not same(x, record.outputs[name])
     ]
 
 
@@ -175,7 +177,7 @@ def close(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def parallel(x: torch.Tensor, y: torch.Tensor, part_of: torch.Tensor | None = None) -> bool:
-    """Whether every row of x is that of y times some number. x may be a difference, and as exact as ``part_of``."""
+    """Return whether each row of x is that of y times a number. x may be a difference of ``part_of`` and another."""
     if x.numel() != y.numel():
         return False
     rows, others = rows_of(x), rows_of(y)

@@ -1,4 +1,4 @@
-"""Who reads a decoder block's residual stream and who writes to it: found by watching the block run, and proven.
+"""Who reads a decoder block's residual stream and who writes to it: found by recording runs of the block, and proven.
 
 If the stream x [1, T, H] becomes x R with an orthogonal R, then readers must multiply their inputs by R^T first and
 writers their outputs by R; both can be folded into weights (``rotation``; QuaRot, Ashkboos et al. 2024). That works
@@ -28,20 +28,20 @@ from quantcore.rotation.record import (
     Replace,
     Residual,
     Run,
-    Seen,
     StreamNorm,
+    StreamRecord,
     close,
     errors_of,
     has_matrix,
-    in_float32,
     is_experts,
     norm_like,
     parallel,
     random_like,
+    record_stream,
     same,
-    watch,
+    widened_as_used,
 )
-from quantcore.rotation.simulate import sent_to_all_experts, turned
+from quantcore.rotation.simulate import rotated, sent_to_all_experts
 
 __all__ = ["Residual", "StreamNorm", "find_embedding", "find_head", "find_residual", "tolerance"]
 
@@ -62,63 +62,63 @@ def find_residual(block: nn.Module, run: Run, like: torch.Tensor, rotation: Rota
     values do not matter. The block is run about ten times and ends as it was. Raises ModelError ``cannot_rotate`` that
     says in words why its stream cannot be rotated.
     """
-    with torch.no_grad(), in_float32(block):
+    with torch.no_grad(), widened_as_used(block):
         x = random_like(like, seed=1).float()
-        plain = watch(block, lambda: run(x), x.shape[-1])
+        plain = record_stream(block, lambda: run(x), x.shape[-1])
         writers, silent, scale = _find_writers(block, lambda: run(x), x, x.shape[-1], plain)
         norms, readers = _find_readers(block, silent, x)
-        found = Residual(norms, tuple(readers), tuple(writers))
+        residual = Residual(norms, tuple(readers), tuple(writers))
         update = (plain.output.float() - scale * x.float()).square().mean().sqrt()
         x = x * (update / x.float().square().mean().sqrt()).clamp(min=1e-3).to(x.dtype)  # neither hides the other
         rotation = rotation or orthogonal(x.shape[-1], seed=2)
-        return replace(found, change=_prove(block, run, x, found, rotation, scale))
+        return replace(residual, change=_prove(block, run, x, residual, rotation, scale))
 
 
 def find_head(model: nn.Module, run: Run, like: torch.Tensor, rotation: Rotation | None = None) -> Residual:
-    """The same for what comes after the last block: the final norm and the layer that gives logits.
+    """Find and prove the readers after the last block: the final norm and the layer that gives logits.
 
     ``run`` takes hidden states shaped as ``like`` [1, T, H] to logits.
     """
     with torch.no_grad():
         x = random_like(like, seed=1)
-        plain = watch(model, lambda: run(x), x.shape[-1])
+        plain = record_stream(model, lambda: run(x), x.shape[-1])
         norms, readers = _find_readers(model, plain, x)
-        found = Residual(norms, tuple(readers))
+        residual = Residual(norms, tuple(readers))
         rotation = rotation or orthogonal(x.shape[-1], seed=2)
-        with turned(model, found, rotation, x.dtype):
+        with rotated(model, residual, rotation, x.dtype):
             after = run(rotation.apply(x))
-        return replace(found, change=_accepted(errors_of(plain.output, after, plain.output).max().item(), x.dtype))
+        return replace(residual, change=_accepted(errors_of(plain.output, after, plain.output).max().item(), x.dtype))
 
 
 def find_embedding(
     model: nn.Module, run: Callable[[], torch.Tensor], width: int, rotation: Rotation | None = None
 ) -> Residual:
-    """The same for what comes before the first block: the writers are embeddings, of tokens and of positions.
+    """Find and prove the writers before the first block: embeddings, of tokens and of positions.
 
     ``run`` embeds some token ids and gives the stream [1, T, H] of ``width`` H.
     """
     with torch.no_grad():
-        plain = watch(model, run, width)
+        plain = record_stream(model, run, width)
         writers, _, _ = _find_writers(model, run, None, width, plain)
-        found = Residual(writers=tuple(writers))
+        residual = Residual(writers=tuple(writers))
         rotation = rotation or orthogonal(width, seed=2)
-        with turned(model, found, rotation, plain.output.dtype):
+        with rotated(model, residual, rotation, plain.output.dtype):
             after = rotation.inverse(run())
         change = errors_of(plain.output, after, plain.output).max().item()
-        return replace(found, change=_accepted(change, plain.output.dtype))
+        return replace(residual, change=_accepted(change, plain.output.dtype))
 
 
 def _find_writers(
-    module: nn.Module, run: Callable[[], torch.Tensor], x: torch.Tensor | None, width: int, plain: Seen
-) -> tuple[list[str], Seen, float]:
-    """Names of the writers, what was seen with all of them silent, and the factor that x then has at the end.
+    module: nn.Module, run: Callable[[], torch.Tensor], x: torch.Tensor | None, width: int, plain: StreamRecord
+) -> tuple[list[str], StreamRecord, float]:
+    """Names of the writers, the record with all of them silent, and the factor that x then has at the end.
 
     Every layer that gives something as wide as the stream is made to return zeros, then one after the other random
     numbers: those of a writer turn up at the end, times one number a token.
     """
     units = [name for name in plain.outputs if is_experts(part := module.get_submodule(name)) or has_matrix(part)]
     silence: dict[str, Replace] = dict.fromkeys(units, torch.zeros_like)
-    silent = watch(module, run, width, silence)
+    silent = record_stream(module, run, width, silence)
     scale = 0.0
     if x is not None:
         scale = (silent.output.float() * x.float()).sum().item() / x.float().square().sum().item()
@@ -135,7 +135,7 @@ def _find_writers(
             noise.append(random_like(output, seed=3))
             return noise[-1]
 
-        loud = watch(module, run, width, {**silence, name: shout})
+        loud = record_stream(module, run, width, {**silence, name: shout})
         if torch.equal(loud.output, silent.output) or not noise:
             continue
         written = loud.output - silent.output
@@ -148,7 +148,7 @@ def _find_writers(
     return writers, silent, scale
 
 
-def _find_readers(module: nn.Module, silent: Seen, x: torch.Tensor) -> tuple[tuple[StreamNorm, ...], list[str]]:
+def _find_readers(module: nn.Module, silent: StreamRecord, x: torch.Tensor) -> tuple[tuple[StreamNorm, ...], list[str]]:
     """Norms whose input is the stream, and the layers that read them, or the stream itself."""
     norms: dict[str, list[str]] = {name: [] for name in norm_like(module, silent) if parallel(silent.inputs[name], x)}
     readers: list[str] = []
@@ -203,17 +203,17 @@ def _examined(module: nn.Module, name: str, readers: list[str], given: torch.Ten
     return StreamNorm(name, tuple(readers), plus_one)
 
 
-def _prove(block: nn.Module, run: Run, x: torch.Tensor, found: Residual, rotation: Rotation, scale: float) -> float:
+def _prove(block: nn.Module, run: Run, x: torch.Tensor, residual: Residual, rotation: Rotation, scale: float) -> float:
     """The largest relative change of the block's update under ``rotation``.
 
     With a mixture twice: with tokens sent to all experts in turn, which tries each of them; then as the routers say,
-    where the median token counts, because a token between two experts may turn over by a rounding.
+    where the median token counts, because a token between two experts may go to the other by a rounding.
     """
     changes: list[float] = []
     for everywhere in (True, False) if any(is_experts(part) for part in block.modules()) else (False,):
         with sent_to_all_experts(block) if everywhere else nullcontext():
             before = run(x)
-            with turned(block, found, rotation, x.dtype):
+            with rotated(block, residual, rotation, x.dtype):
                 after = rotation.inverse(run(rotation.apply(x)))
         update = before.float() - scale * x.float()
         errors_T = errors_of(before, after, update)

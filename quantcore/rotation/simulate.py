@@ -21,63 +21,63 @@ PLAIN = (nn.Linear.forward, Conv1D.forward)  # forwards that are known to be x W
 
 
 @contextmanager
-def turned(module: nn.Module, found: Residual, rotation: Rotation, dtype: torch.dtype) -> Iterator[None]:
+def rotated(module: nn.Module, residual: Residual, rotation: Rotation, dtype: torch.dtype) -> Iterator[None]:
     """While this lasts, the module takes and gives a rotated stream, of ``dtype``.
 
-    Norms are neutral, readers' inputs are turned back and multiplied with the norm's weight, writers' outputs turned:
-    what folding does, without a copy of a matrix. Only routers of classes of their own, which may do anything with
-    their input, are given folded weights.
+    Norms are neutral, readers' inputs are rotated back and multiplied with the norm's weight, writers' outputs are
+    rotated: what folding does, without a copy of a matrix. Only routers of classes of their own, which may do anything
+    with their input, are given folded weights.
     """
     factors: dict[str, torch.Tensor] = {}
     with ExitStack() as undo:
-        for norm in found.norms:
+        for norm in residual.norms:
             factor = norm.factor(module)
             if factor is not None:
                 factors |= dict.fromkeys(norm.readers, factor)
                 weight = module.get_submodule(norm.name).get_parameter("weight").data
                 undo.callback(weight.copy_, weight.clone())
                 weight.fill_(0.0 if norm.plus_one else 1.0)
-        for name in found.readers:
+        for name in residual.readers:
             part, factor = module.get_submodule(name), factors.get(name)
             if type(part).forward in PLAIN or is_experts(part):
-                hook = _turning_back(rotation, factor)
+                hook = _rotating_back(rotation, factor)
                 undo.callback(part.register_forward_pre_hook(hook, with_kwargs=True).remove)
             else:
                 undo.callback(part._parameters.__setitem__, "weight", part._parameters["weight"])
                 wide_OI = part.get_parameter("weight").data.float() * (1.0 if factor is None else factor)
                 part._parameters["weight"] = nn.Parameter(rotation.apply(wide_OI).to(dtype), requires_grad=False)
-        for name in found.writers:
+        for name in residual.writers:
             handle = module.get_submodule(name).register_forward_hook(lambda _, __, output: rotation.apply(output))
             undo.callback(handle.remove)
         yield
 
 
-def _turning_back(rotation: Rotation, factor_H: torch.Tensor | None) -> Callable[..., Any]:
+def _rotating_back(rotation: Rotation, factor_H: torch.Tensor | None) -> Callable[..., Any]:
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        def turn(x: torch.Tensor) -> torch.Tensor:
+        def rotate_back(x: torch.Tensor) -> torch.Tensor:
             wide = rotation.inverse(x.float())
             return (wide if factor_H is None else wide * factor_H).to(x.dtype)
 
         if args:
-            return (turn(args[0]), *args[1:]), kwargs
+            return (rotate_back(args[0]), *args[1:]), kwargs
         first = next(iter(kwargs))
-        return args, {**kwargs, first: turn(kwargs[first])}
+        return args, {**kwargs, first: rotate_back(kwargs[first])}
 
     return hook
 
 
 @contextmanager
 def sent_to_all_experts(block: nn.Module) -> Iterator[None]:
-    """While this lasts, tokens go to a mixture's experts in turn, as many to each, whatever its router says."""
+    """While this lasts, tokens go to a mixture's experts round robin, as many to each, whatever its router says."""
 
     def hook(experts: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), args, strict=False)) | kwargs
-        index_TK, weights_TK = given["top_k_index"], given["top_k_weights"]
+        call = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), args, strict=False)) | kwargs
+        index_TK, weights_TK = call["top_k_index"], call["top_k_weights"]
         num_tokens, num_experts = len(index_TK), _num_experts(experts)
         per_token = max(index_TK.shape[-1], -(-num_experts // num_tokens))
-        turns = torch.arange(num_tokens * per_token, device=index_TK.device) % num_experts
+        experts_K = torch.arange(num_tokens * per_token, device=index_TK.device) % num_experts
         weights = torch.full((num_tokens, per_token), 1 / per_token, device=weights_TK.device, dtype=weights_TK.dtype)
-        return (), given | {"top_k_index": turns.view(num_tokens, per_token), "top_k_weights": weights}
+        return (), call | {"top_k_index": experts_K.view(num_tokens, per_token), "top_k_weights": weights}
 
     with ExitStack() as undo:
         for part in block.modules():

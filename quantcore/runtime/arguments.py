@@ -1,4 +1,4 @@
-"""What a model gives to each decoder block beside the hidden states: masks, RoPE tables, token ids, per-layer inputs.
+"""Arguments of a decoder block beside the hidden states: masks, RoPE tables, token ids, per-layer inputs.
 
 Some of it is the same for every window, some is not (DeepSeek-V4's blocks read token ids, Gemma 4's read embeddings of
 their own, and blocks that share keys and values pass them on in a mapping). So it is kept for every window, and stored
@@ -41,21 +41,21 @@ class WindowArguments:
         return self.of_window[window][index]
 
     def copy(self) -> WindowArguments:
-        """The same arguments for another stream of the same windows, with mappings of its own."""
+        """Copy the arguments for another stream of the same windows, with mappings of its own."""
         other = WindowArguments()
         for window in self.of_window:
             other._append(_with_own_mappings(window))
         return other
 
     def only(self, window: int) -> WindowArguments:
-        """Those of one window, with mappings of its own."""
+        """Copy the arguments of one window, with mappings of its own."""
         other = WindowArguments()
         other._append(_with_own_mappings(self.of_window[window]))
         return other
 
     @property
     def pass_values_on(self) -> bool:
-        """Whether a block has left something for later blocks, such as keys and values, in a mapping."""
+        """Return whether a block has left something for later blocks, such as keys and values, in a mapping."""
         return any(len(mapping) != size for mapping, size in self._mappings)
 
     def _append(self, window: list[Arguments]) -> None:

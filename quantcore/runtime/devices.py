@@ -47,7 +47,7 @@ def release_freed_memory(*, of_device: bool = False) -> None:
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """What may still be taken on ``device``; on the host, as far as the system and this container's limit let us."""
+    """Return the free memory of ``device``; of the host, as far as the system and the container's limit allow."""
     if device.type != "cpu":
         return torch.accelerator.get_memory_info(device)[0]
     available = re.findall(r"^MemAvailable:\s*(\d+) kB$", _text(MEMORY), re.MULTILINE)
@@ -98,7 +98,7 @@ def _status_bytes(name: str) -> int | None:
 
 
 def _text(file: Path) -> str:
-    """What the system says in ``file``; nothing if it has no such file."""
+    """Read a ``file`` of the system; empty if it has no such file."""
     try:
         return file.read_text("utf-8")
     except OSError:

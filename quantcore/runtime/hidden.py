@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from quantcore.runtime.arguments import WindowArguments
-from quantcore.runtime.matmul import products_on
+from quantcore.runtime.matmul import matmul_precision
 from quantcore.runtime.shards import idling
 from quantcore.runtime.states import States
 
@@ -31,7 +31,7 @@ class Hidden:
     idle: Hidden | None = None
 
     def copy(self) -> Self:
-        """The same states, which then go their own way."""
+        """Copy the states, for a stream that goes its own way."""
         states = self.states.copy() if isinstance(self.states, States) else [state.clone() for state in self.states]
         return replace(self, states=states, arguments=self.arguments.copy())
 
@@ -40,9 +40,9 @@ class Hidden:
         return self.run_on(self.states[window], block, index, window)
 
     def run_on(self, state: torch.Tensor, block: nn.Module, index: int, window: int) -> torch.Tensor:
-        """What ``block`` makes of other hidden states of ``window``."""
+        """Return the output of ``block`` for other hidden states of ``window``."""
         beside = self.arguments.of(index, window)
-        with products_on(state.device):
+        with matmul_precision(state.device):
             output = block(state, *beside.positional, **beside.named)
         self.num_returned = len(output) if isinstance(output, (tuple, list)) else 0
         result: torch.Tensor = output[0] if self.num_returned else output

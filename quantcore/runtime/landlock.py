@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # of all architectures
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
 KEPT_CAPABILITIES = frozenset({0, 1, 2, 3, 4, 5, 14, 23, 24})
-"""Of root: files and processes of others, locked memory, priorities, limits. Not to look into other processes."""
-LEAST_ABI = 2  # the first one forbids renames from folder to folder, which artifacts are made by
+"""Root keeps these: files and processes of others, locked memory, priorities, limits; not tracing processes."""
+MIN_ABI = 2  # the first one forbids renames from folder to folder, which artifacts are made by
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 TRUNCATE, IOCTL_DEV = 1 << 14, 1 << 15
@@ -44,7 +44,7 @@ def abi() -> int:
     if sys.platform != "linux":
         return 0
     found = ctypes.CDLL(None).syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
-    return int(found) if found >= LEAST_ABI else 0
+    return int(found) if found >= MIN_ABI else 0
 
 
 def confine(rules: Mapping[str, Sequence[str]]) -> None:

@@ -20,17 +20,17 @@ PRODUCTS = frozenset({
     torch.mm, torch.Tensor.__matmul__, torch.Tensor.bmm, torch.Tensor.matmul, torch.Tensor.mm,
 })  # fmt: skip
 NARROW = (torch.bfloat16, torch.float16)
-PIECE = PIECE_BYTES // 4
+MAX_WIDE_VALUES = PIECE_BYTES // 4
 """Values of a weight that are widened at a time."""
 
 
-def products_on(device: torch.device) -> AbstractContextManager[object]:
+def matmul_precision(device: torch.device) -> AbstractContextManager[object]:
     """While this lasts, products on ``device`` are computed in the way that is faster there.
 
     x86 processors without AMX multiply float32 about 1.7 times as fast as bfloat16. So operands are widened for the
     product, and what comes out is rounded once, as it is from the sums of a narrow product.
     """
-    return WideProducts() if device.type == "cpu" and _is_wide_faster() else nullcontext()
+    return WideMatmul() if device.type == "cpu" and _is_wide_faster() else nullcontext()
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def tensor_cores(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
         torch.backends.cuda.matmul.fp32_precision = precision
 
 
-class WideProducts(TorchFunctionMode):
+class WideMatmul(TorchFunctionMode):
     """Products of bfloat16 or float16 are computed in float32 and rounded to the dtype of their operands."""
 
     def __torch_function__(
@@ -57,15 +57,15 @@ class WideProducts(TorchFunctionMode):
         narrow = args[0].dtype if func in PRODUCTS and args else None
         if narrow not in NARROW:
             return func(*args, **given)
-        if func is functional.linear and len(args) > 1 and args[1].numel() > PIECE:
-            return _linear_in_pieces(*args, **given)
+        if func is functional.linear and len(args) > 1 and args[1].numel() > MAX_WIDE_VALUES:
+            return _linear_in_tiles(*args, **given)
         args, given = tree_map(_widened, (args, given))
         return func(*args, **given).to(narrow)
 
 
-def _linear_in_pieces(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+def _linear_in_tiles(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
     """``linear`` with some outputs at a time, so that a head or a wide layer is not held in float32 as a whole."""
-    num_rows = max(1, PIECE // weight_OI.shape[1])
+    num_rows = max(1, MAX_WIDE_VALUES // weight_OI.shape[1])
     wide = x.float()
     parts = [
         functional.linear(

@@ -50,7 +50,7 @@ class Ranks:
         return range(rank * count // self.size, (rank + 1) * count // self.size)
 
     def share(self, value: T, owner: int = 0) -> T:
-        """What the ``owner`` gives, on every rank; what the others give is dropped."""
+        """Return the ``owner``'s value on every rank; the others' values are dropped."""
         if self.size == 1:
             return value
         parcel = _Parcel.of(value) if self.rank == owner else None
@@ -63,11 +63,11 @@ class Ranks:
         return value if self.rank == owner else found.open()
 
     def gather(self, value: T) -> list[T]:
-        """What all ranks give, in their order, on every rank."""
+        """Return the values of all ranks, in their order, on every rank."""
         return [self.share(value, rank) for rank in range(self.size)]
 
     def move(self, things: dict[K, T], key: K, source: int, target: int) -> None:
-        """What the rank ``source`` has under ``key`` goes to ``target``; other ranks do nothing."""
+        """Move the value under ``key`` from the rank ``source`` to ``target``; other ranks do nothing."""
         if source == target or self.rank not in (source, target):
             return
         with _talking():
@@ -86,7 +86,7 @@ class Ranks:
         things[key] = parcel.open()
 
     def wait(self) -> None:
-        """Until all are here."""
+        """Wait until all ranks are here."""
         if self.size > 1:
             with _talking():
                 torch.distributed.barrier()
@@ -165,7 +165,7 @@ def joined() -> Iterator[Ranks]:
     backend = "gloo"
     if torch.accelerator.is_available():
         torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
-        device = default_device().type  # values go through the host; slices of weights from device to device
+        device = default_device().type  # values go through the host; shards of weights from device to device
         backend = f"cpu:gloo,{device}:{torch.distributed.get_default_backend_for_device(device)}"
     end_with_parent()
     torch.distributed.init_process_group(backend, timeout=TIMEOUT)

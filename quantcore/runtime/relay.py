@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from quantcore.errors import ModelError, reason_of
 from quantcore.model.names import FROM_FILE_TO_FILE
 from quantcore.runtime.arguments import Arguments
-from quantcore.runtime.matmul import products_on
+from quantcore.runtime.matmul import matmul_precision
 
 MAX_RETURNED = 3
 """The most values that a block may return: the hidden states, and others that the model does not use."""
@@ -59,7 +59,7 @@ class Relay:
         raise told or no_chain(f"its code fails around them ({reason_of(failures[0])})") from failures[0]
 
     def reached(self) -> torch.Tensor:
-        """What the first block was given. Raises ModelError if it was not called."""
+        """Return what the first block was given. Raises ModelError if it was not called."""
         if self.seen is None:
             raise no_chain("it never calls the first of them")
         return self.seen
@@ -113,7 +113,7 @@ def _recorder(arguments: Arguments, relay: Relay, *, is_first: bool) -> Callable
 
 
 def _is_all_of(view: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """Whether it is the tensor itself, or a view that shows all of it unchanged (a slice without bounds)."""
+    """Return whether it is the tensor itself, or a view of all of it (a slice without bounds)."""
     return view is tensor or (
         (view.shape, view.stride(), view.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
         and view.data_ptr() == tensor.data_ptr()
@@ -122,7 +122,7 @@ def _is_all_of(view: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Outside:
-    """What lies around the blocks of ``model``, its weights in memory: call it for logits."""
+    """The model around its blocks, with its weights in memory: call it for logits."""
 
     model: PreTrainedModel
     relay: Relay
@@ -142,6 +142,6 @@ class Outside:
 
     def _run(self, ids_NT: torch.Tensor, give: torch.Tensor | None) -> torch.Tensor:
         self.relay.give = give
-        with products_on(self.device):
+        with matmul_precision(self.device):
             result: torch.Tensor = self.model(input_ids=ids_NT.to(self.device), use_cache=False).logits
         return result

@@ -1,7 +1,7 @@
-"""Blocks that do not fit one device: their linear layers lie in slices of rows, one on each rank (FSDP2).
+"""Blocks that do not fit one device: their linear layers lie in shards of rows, one on each rank (FSDP2).
 
 ``torch.distributed.fsdp.fully_shard`` (PyTorch FSDP, Zhao et al. 2023) brings the weight of a layer together right
-before that layer runs and drops it right behind it: at any time a rank holds its slices and one whole layer. It asks
+before that layer runs and drops it right behind it: at any time a rank holds its shards and one whole layer. It asks
 for discipline, since bringing together is done by all ranks at once: each must run every such layer equally often, in
 the same order. So experts that no token reaches run on no tokens, and a rank with fewer windows than others runs the
 block on one that counts for nothing (see ``Hidden.idle``).

@@ -1,7 +1,7 @@
-"""Parameters of which every rank has a slice of rows (``DTensor``, FSDP2; see ``runtime.sharded``).
+"""Parameters of which every rank has a shard of rows (``DTensor``, FSDP2; see ``runtime.sharded``).
 
 Parameters that are not sharded are taken as they are: code that reads or changes weights through these functions works
-on both. A layer runs once its slices are brought together by all ranks at once; a rank that has nothing to run then
+on both. A layer runs once its shards are gathered by all ranks at once; a rank that has nothing to run then
 is *idle*: it runs something, of which nobody takes notice.
 """
 
@@ -18,7 +18,7 @@ _IDLE: ContextVar[bool] = ContextVar("idle", default=False)
 
 
 def is_sharded(tensor: torch.Tensor) -> TypeGuard[Any]:
-    """Whether this is a ``DTensor``, of which each rank has some rows; asked so, it need not be imported."""
+    """Return whether this is a ``DTensor``, of which each rank has some rows, without importing that class."""
     return hasattr(tensor, "full_tensor")
 
 
@@ -68,7 +68,7 @@ def changing(parameter: torch.Tensor) -> Iterator[torch.Tensor]:
 
 @contextmanager
 def idling() -> Iterator[None]:
-    """What runs inside counts for nothing."""
+    """While this lasts, runs of layers are ignored by all observers."""
     before = _IDLE.set(True)
     try:
         yield
@@ -77,5 +77,5 @@ def idling() -> Iterator[None]:
 
 
 def counts(x: torch.Tensor) -> bool:
-    """Whether those who watch a layer shall take notice of its input or output ``x``."""
+    """Return False for passes that no observer may count, and for an ``x`` without values."""
     return x.numel() > 0 and not _IDLE.get()

@@ -40,7 +40,7 @@ class States(MutableSequence[torch.Tensor]):
         self._dtypes: list[torch.dtype] = []
 
     def copy(self) -> Self:
-        """The same states in another place of the same kind."""
+        """Copy the states into another place of the same kind."""
         other = self._empty()
         other.extend(self)
         return other

@@ -42,8 +42,8 @@ ReadTensor = Callable[[str], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Slices:
-    """The ranks that hold a slice of each block, and what gives some rows of a float tensor by its checkpoint name."""
+class Shards:
+    """The ranks that hold a shard of each block; ``read_rows`` gives rows of a float tensor by its checkpoint name."""
 
     ranks: Ranks
     read_rows: Callable[[str, range], torch.Tensor]
@@ -52,18 +52,18 @@ class Slices:
 class StreamedModel:
     """Runs a causal language model block by block. ``read`` gives a float tensor by its checkpoint name (CPU).
 
-    ``names`` are the checkpoint's tensors and ``prefix`` is theirs; the model's own names may differ. With ``slices``
+    ``names`` are the checkpoint's tensors and ``prefix`` is theirs; the model's own names may differ. With ``shards``
     several ranks share every block that is loaded. ``expect`` is told what the next block will read.
     """
 
     def __init__(
         self, raw_config: dict[str, Any], read: ReadTensor, names: set[str], prefix: str, num_blocks: int,
-        dtype: torch.dtype, device: torch.device, slices: Slices | None = None,
+        dtype: torch.dtype, device: torch.device, shards: Shards | None = None,
         expect: Callable[[Iterable[str]], None] = lambda names: None,
     ) -> None:  # fmt: skip
         self._read = read
         self._expect = expect
-        self._slices = slices
+        self._shards = shards
         self.device = device
         self.dtype = dtype
         self.model = build_skeleton(raw_config, dtype)
@@ -80,6 +80,11 @@ class StreamedModel:
                 self._load(self.model, name, name)
             else:
                 set_parameter(self.model, name, buffer.to(device))
+
+    @property
+    def num_shards(self) -> int:
+        """The number of ranks that share each block; 1 if every rank holds blocks whole."""
+        return 1 if self._shards is None else self._shards.ranks.size
 
     @property
     def blocks_name(self) -> str:
@@ -115,14 +120,14 @@ class StreamedModel:
         with self._outside_loaded(head=False):
             for window_T in windows_NT:
                 self._add_window(hidden, window_T)
-            if self._slices is not None:
-                hidden.num_idle = max(self._slices.ranks.gather(len(windows_NT))) - len(windows_NT)
+            if self._shards is not None:
+                hidden.num_idle = max(self._shards.ranks.gather(len(windows_NT))) - len(windows_NT)
                 hidden.idle = Hidden([])
                 self._add_window(hidden.idle, windows_NT.new_zeros(windows_NT.shape[1]))
         return hidden
 
     def _add_window(self, hidden: Hidden, window_T: torch.Tensor) -> None:
-        """What reaches the blocks of one window of token ids [T]."""
+        """Add to ``hidden`` what reaches the blocks for one window of token ids [T]."""
         arguments = [Arguments() for _ in self.blocks]
         ids_NT = window_T[None].to(self.device)
         with self._blocks_replaced(arguments) as relay:
@@ -151,19 +156,19 @@ class StreamedModel:
     def block(self, index: int) -> Iterator[nn.Module]:
         """Block ``index`` with its weights in memory; they are dropped at the end."""
         kept, prefix = self.blocks[index], f"{self._prefix}{index}."
-        if self._slices is not None:  # what was sharded once stays so: take a block that can be thrown away
+        if self._shards is not None:  # what was sharded once stays so: take a block that can be thrown away
             self.blocks[index] = deepcopy(kept)
         block = self.blocks[index]
         with experts_split(block, self._fused_experts(block, index), self._projections):
-            if self._slices is not None:
+            if self._shards is not None:
                 keeps = lambda name: self._keeps_float32(prefix + name)  # noqa: E731
-                shard(block, self._slices.ranks, self.device, keeps)
+                shard(block, self._shards.ranks, self.device, keeps)
             names = [name for name, _ in block.named_parameters()]
             try:
                 for name in names:
                     self._load(block, name, prefix + name)
                 self._expect(self._stored_in_block(index + 1))
-                with nullcontext() if self._slices is None else computing_together():
+                with nullcontext() if self._shards is None else computing_together():
                     yield block
             finally:
                 self.blocks[index] = kept
@@ -223,7 +228,7 @@ class StreamedModel:
             self._drop(self.model, names)
 
     def _is_stored_head(self, name: str) -> bool:
-        """Whether this is a parameter of the output projection, and that has a weight of its own."""
+        """Return whether this is a parameter of an output projection with a weight of its own."""
         path = name.rpartition(".")[0]
         head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         return f"{path}.weight" in self._stored and self.model.get_submodule(path) is head
@@ -241,8 +246,8 @@ class StreamedModel:
         path, _, last = name.rpartition(".")
         stored = self._stored.get(place, place)
         before = getattr(module.get_submodule(path), last)
-        if self._slices is not None and is_sharded(before):
-            mine(before).copy_(self._slices.read_rows(stored, rows_of(before)))
+        if self._shards is not None and is_sharded(before):
+            mine(before).copy_(self._shards.read_rows(stored, rows_of(before)))
             return
         dtype = torch.float32 if self._keeps_float32(place) else before.dtype
         set_parameter(module, name, self._read(stored).to(self.device, dtype))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 SOLVED_ROWS = 4096
-"""Of weights, that GPTQ and its kin take at a time: it bounds the memory. Between such pieces ranks may divide them."""
+"""GPTQ solves so many rows of weights at a time, which bounds the memory. Ranks may divide weights between tiles."""
 NUM_PROBES = 2
 """Windows whose logits are compared between the model in memory and the files."""
 PROBE_POSITIONS = 16
@@ -14,7 +14,7 @@ PROBE_POSITIONS = 16
 LOGIT_ROWS = 128
 """Positions of a window whose logits are computed at a time."""
 PIECE_BYTES = 8 << 20
-"""Of float32 values that a large matrix, or logits, are cut into."""
+"""Large matrices and logits are cut into tiles of so many bytes in float32."""
 
 
 def solving_flops(width: int, num_outputs: int) -> tuple[float, float]:
@@ -32,7 +32,7 @@ def too_large_for_one(costs: Sequence[float], num_ranks: int) -> set[int]:
 
 
 STATES_SHARE = 0.25
-"""Of the free memory: what the hidden states of all windows may take; else they wait on disk."""
+"""Share of the free memory that the hidden states of all windows may take; else they wait on disk."""
 
 
 MAX_CHUNKS = 8
@@ -52,7 +52,6 @@ def count_chunks(num_windows: int) -> int:
 
 
 def count_sums(num_windows: int, num_ranks: int = 1) -> int:
-    """Of one input that a rank has in memory at a time while it learns, at most: one a level of the tree in which they
-    are added, and one more if its chunks begin amid a pair."""
+    """Upper bound on the partial sums a rank holds per input: one a tree level, plus one if its first chunk is odd."""
     share = -(-count_chunks(num_windows) // num_ranks)
     return share.bit_length() + (num_ranks & (num_ranks - 1) > 0 and share > 1)

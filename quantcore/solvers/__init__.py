@@ -1,4 +1,27 @@
-"""Solvers choose the codes of weights, given what calibration learned of their input. One file each."""
+"""Solvers choose the codes of weights, given what calibration learned of their input. One file each.
+
+A layer computes y = W x. Rounding W to Q costs |W x - Q x|^2 over the calibration tokens, which is, row by row,
+(w - q) H (w - q)^T with the Hessian H = X X^T (OBQ, Frantar and Alistarh 2022; GPTQ, Frantar et al. 2022). Axes: O
+outputs (rows of W), I inputs, K inputs in the order in which they are rounded, T tokens.
+
+==============================  ===========================================  ========================================
+paper                           here                                         what it is
+==============================  ===========================================  ========================================
+W                               ``weight_OI``                                float weight, [out, in]
+Q, quant(w)                     ``QTensor``, ``Columns.value_KO``            codes and their parameters
+X, H = 2 X X^T                  ``Stats.gram_II``                            mean of x x^T over tokens: H/2 per token
+diag(H)                         ``Stats.hessian_diagonal_I``                 mean square of each input
+percdamp, lambda                ``damp_percent`` of ``Hessian.of``           share of the mean diagonal, added to it
+act-order, desc_act             ``order_K`` of ``order_of``                  inputs with the largest diag(H) first
+cholesky(H^-1)                  U of H = U U^T, upper triangular             no inverse: see ``Hessian``
+1 / [H_F^-1]_kk                 ``Hessian.squared_u_K`` = U_kk^2             cost of an error in input k
+-err [H_F^-1]_:k / [H_F^-1]_kk  ``Hessian.error_feedback_KK`` = U_lk / U_kk  the same updates, summed over all errors
+H_kl / H_kk                     ``Hessian.row_scaled_KK``                    the same with all other inputs fixed
+(X~ - X) X^T of GPTAQ           ``Stats.shift_II``                           mean of (y - x) x^T, y the float input
+==============================  ===========================================  ========================================
+
+A solver says in ``needs`` which of these calibration must gather.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +49,9 @@ class Solver(Protocol):
     """Made from its algorithm's config: ``SOLVERS.get("gptq")(GPTQConfig())``."""
 
     needs: Needs
-    """What it asks of calibration."""
+    """The statistics that calibration must gather."""
     notes: list[str]
-    """What was done otherwise than asked for, in words for people; whoever reads it empties it."""
+    """Deviations from the config, in words for people; whoever reads the list empties it."""
 
     def __init__(self, config: Any) -> None: ...
 

@@ -97,7 +97,7 @@ class _TunedWeight:
         self.keep()
 
     def value(self) -> torch.Tensor:
-        """What the codes of now stand for, as the module stores it: a leaf of its own (see ``backward``)."""
+        """Return the dequantized weight of the current codes, as the module stores it: a leaf (see ``backward``)."""
         params, spec = self._start.params, self._start.spec
         step = params.step * self._factor
         x = self._scaled(step) + self._offset * self._spacing_RGS

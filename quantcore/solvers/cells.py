@@ -33,7 +33,7 @@ class Cell(NamedTuple):
 
 
 def rows_are_apart(spec: QuantizationSpec) -> bool:
-    """Whether no two rows of a weight share any parameters."""
+    """Return whether no two rows of a weight share any parameters."""
     grouping = weight_grouping(spec)
     return grouping.axis is not None and (grouping.axis % 2 == 1) is not grouping.across
 
@@ -53,7 +53,7 @@ class Cells:
 
     @classmethod
     def of(cls, spec: QuantizationSpec, weight_OI: torch.Tensor) -> Cells:
-        """Of a weight like ``weight_OI``, whose values do not matter."""
+        """Lay out the parameters of a weight shaped like ``weight_OI``, whose values do not matter."""
         grouping = weight_grouping(spec)
         num_outputs, num_inputs = weight_OI.shape
         num_rows, num_groups = grouping.num_scales((num_outputs, num_inputs))

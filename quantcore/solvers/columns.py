@@ -17,8 +17,8 @@ from quantcore.numerics.affine import QParams
 from quantcore.solvers import fused
 from quantcore.solvers.cells import Cell, Cells
 
-LEAF = 16  # inputs that are taken one by one, without matrix products between them
-CHUNK = 64  # inputs that are rounded together where they do not move each other
+ONE_BY_ONE = 16  # inputs that are taken one by one, without matrix products between them
+ROUNDED_TOGETHER = 64  # inputs that are rounded together where they do not move each other
 NUM_PANELS = 4  # of a triangular product: 10/16 of the work of a whole one
 
 
@@ -35,7 +35,7 @@ class Table:
 
     @classmethod
     def of(cls, params: Sequence[QParams], cells: Sequence[Cells]) -> Table:
-        """Of weights one below another."""
+        """Make the table of weights that lie one below another."""
         pairs = list(zip(params, cells, strict=True))
         scale_JO = torch.cat([where.spread(one.scale) for one, where in pairs], dim=1).contiguous()
         zeros = [where.spread(one.zero_point) for one, where in pairs if one.zero_point is not None]
@@ -46,7 +46,7 @@ class Table:
         return cls(scale_JO, zero_JO, torch.cat(globals_) if globals_ else None)
 
     def of_rows(self, rows: slice) -> Table:
-        """The same of some outputs; a view."""
+        """Return the parameters of some outputs; a view."""
         zero_JO = None if self.zero_JO is None else self.zero_JO[:, rows]
         return Table(self.scale_JO[:, rows], zero_JO, None if self.global_O is None else self.global_O[rows])
 
@@ -86,11 +86,11 @@ class Grid:
             self._zero_JO[group] = params_O.zero_point
 
     def cells(self, start: int, end: int) -> list[Cell]:
-        """Of some inputs one by one, [O] each."""
+        """Return the parameters of some inputs one by one, [O] each."""
         return [self._runs[group] for group in self._group_K[start:end]]
 
     def cell(self, start: int, end: int) -> Cell:
-        """Of some inputs, [K, O]."""
+        """Return the parameters of some inputs, [K, O]."""
         groups = self._group_K[start:end]
         zero = None if self._zero_JO is None else self._zero_JO[groups]
         return Cell(self.table.scale_JO[groups], self._step_JO[groups], zero)
@@ -106,7 +106,7 @@ class Grid:
         return self._format.round_(x, self._round_method)
 
     def subtract_(self, x: torch.Tensor, values: torch.Tensor, cell: Cell) -> torch.Tensor:
-        """x [..., O] in place without what ``values`` of the grid stand for."""
+        """x -= dequantize(values), in place; x is [..., O]."""
         return x.addcmul_(values if cell.zero is None else values - cell.zero, cell.step, value=-1)
 
 
@@ -131,29 +131,29 @@ class Columns:
 
     def round(self) -> None:
         """Round each input by itself."""
-        for start in range(0, len(self.value_KO), CHUNK):
-            end = start + CHUNK
+        for start in range(0, len(self.value_KO), ROUNDED_TOGETHER):
+            end = start + ROUNDED_TOGETHER
             cell = self.grid.cell(start, end)
             values = self.grid.round_(self.value_KO[start:end], cell)
             self.grid.subtract_(self.error_KO[start:end], values, cell)
 
-    def sweep(self, feedback_KK: torch.Tensor, found: Found | None = None) -> None:
-        """Round one input after another. Before that, k moves by the sum of feedback[k, l] * error[l], l < k."""
-        self._sweep(0, len(self.value_KO), feedback_KK, found)
+    def sweep(self, error_feedback_KK: torch.Tensor, found: Found | None = None) -> None:
+        """Round one input after another. Before that, k moves by the sum of error_feedback[k, l] * error[l], l < k."""
+        self._sweep(0, len(self.value_KO), error_feedback_KK, found)
 
-    def improve(self, coupling_KK: torch.Tensor) -> None:
+    def improve(self, row_scaled_KK: torch.Tensor) -> None:
         """One pass of coordinate descent: each input in turn is rounded to what is best given all others.
 
-        Before rounding, that is the target plus the sum of coupling[k, l] * error[l] over all l but k.
+        Before rounding, that is the target plus the sum of row_scaled[k, l] * error[l] over all l but k.
         """
         self.value_KO.copy_(self.target_KO)
-        size = -(-len(coupling_KK) // NUM_PANELS)
-        for start in range(0, len(coupling_KK), size):
+        size = -(-len(row_scaled_KK) // NUM_PANELS)
+        for start in range(0, len(row_scaled_KK), size):
             end = start + size
-            self.value_KO[start:end].addmm_(coupling_KK[start:end, start:end].triu(1), self.error_KO[start:end])
-            self.value_KO[start:end].addmm_(coupling_KK[start:end, end:], self.error_KO[end:])
+            self.value_KO[start:end].addmm_(row_scaled_KK[start:end, start:end].triu(1), self.error_KO[start:end])
+            self.value_KO[start:end].addmm_(row_scaled_KK[start:end, end:], self.error_KO[end:])
         self.error_KO.copy_(self.target_KO)
-        self.sweep(coupling_KK)
+        self.sweep(row_scaled_KK)
 
     def cost(self, gram_KK: torch.Tensor) -> torch.Tensor:
         """error^T gram error of every row, [O]."""
@@ -166,29 +166,29 @@ class Columns:
             total_O += torch.linalg.vecdot(moved, self.error_KO[start:end], dim=0)
         return total_O
 
-    def _sweep(self, start: int, end: int, feedback_KK: torch.Tensor, found: Found | None) -> None:
+    def _sweep(self, start: int, end: int, error_feedback_KK: torch.Tensor, found: Found | None) -> None:
         """``sweep`` of some inputs that have moved by all errors before ``start``: half of them, then the rest."""
         size = end - start
         if found is not None and size == found.run:
             found.find(start, end)
             found = None
-        if found is None and size <= LEAF:
-            self._sweep_one_by_one(start, end, feedback_KK)
+        if found is None and size <= ONE_BY_ONE:
+            self._sweep_one_by_one(start, end, error_feedback_KK)
             return
-        unit = LEAF if found is None else found.run
+        unit = ONE_BY_ONE if found is None else found.run
         middle = start + -(-size // (2 * unit)) * unit
-        self._sweep(start, middle, feedback_KK, found)
-        self.value_KO[middle:end].addmm_(feedback_KK[middle:end, start:middle], self.error_KO[start:middle])
-        self._sweep(middle, end, feedback_KK, found)
+        self._sweep(start, middle, error_feedback_KK, found)
+        self.value_KO[middle:end].addmm_(error_feedback_KK[middle:end, start:middle], self.error_KO[start:middle])
+        self._sweep(middle, end, error_feedback_KK, found)
 
-    def _sweep_one_by_one(self, start: int, end: int, feedback_KK: torch.Tensor) -> None:
+    def _sweep_one_by_one(self, start: int, end: int, error_feedback_KK: torch.Tensor) -> None:
         inputs = slice(start, end)
         if fused.pays(self.value_KO.device):
-            part = self.value_KO[inputs], self.error_KO[inputs], feedback_KK[inputs, inputs]
+            part = self.value_KO[inputs], self.error_KO[inputs], error_feedback_KK[inputs, inputs]
             if (done := fused.turns(self.grid, *part, self.grid.cell(start, end))) is not None:
                 self.value_KO[inputs], self.error_KO[inputs] = done
                 return
-        feedback = feedback_KK[inputs, inputs].contiguous().unbind()
+        feedback = error_feedback_KK[inputs, inputs].contiguous().unbind()
         values, errors = self.value_KO[inputs].unbind(), self.error_KO[inputs].unbind()
         for k, cell in enumerate(self.grid.cells(start, end)):
             if k:

@@ -30,15 +30,18 @@ def pays(device: torch.device) -> bool:
 
 
 def turns(
-    grid: Grid, value_KO: torch.Tensor, error_KO: torch.Tensor, feedback_KK: torch.Tensor, cell: Cell
+    grid: Grid, value_KO: torch.Tensor, error_KO: torch.Tensor, error_feedback_KK: torch.Tensor, cell: Cell
 ) -> Pair | None:
-    """``value_KO`` rounded input by input, each after it has moved by feedback[k, l] * error[l] of all l < k, and the
-    errors after that; None where it cannot be compiled. ``cell`` has parameters [K, O]."""
+    """Round ``value_KO`` input by input, each moved first by error_feedback[k, l] * error[l] of all l < k.
+
+    Returns the rounded values and the errors after that; None where it cannot be compiled. ``cell`` has parameters
+    [K, O].
+    """
     global _works
     if not _works:
         return None
     try:
-        return _compiled()(grid, value_KO, error_KO, feedback_KK, cell)
+        return _compiled()(grid, value_KO, error_KO, error_feedback_KK, cell)
     except torch._dynamo.exc.TorchDynamoException as error:
         logger.warning("The inner loop of GPTQ cannot be compiled (%s): it is slower.", type(error).__name__)
         _works = False
@@ -47,19 +50,19 @@ def turns(
 
 @cache
 def _compiled() -> Callable[..., Pair]:
-    """Not before it is needed: what compiles takes seconds to load."""
+    """Compile the loop when it is first needed: the compiler takes seconds to load."""
     return torch.compile(_one_by_one)
 
 
 def _one_by_one(
-    grid: Grid, value_KO: torch.Tensor, error_KO: torch.Tensor, feedback_KK: torch.Tensor, cell: Cell
+    grid: Grid, value_KO: torch.Tensor, error_KO: torch.Tensor, error_feedback_KK: torch.Tensor, cell: Cell
 ) -> Pair:
     values: list[torch.Tensor] = []
     errors: list[torch.Tensor] = []
     for k in range(len(value_KO)):
         value_O, own = value_KO[k].clone(), cell.at(k)
         for before, error_O in enumerate(errors):
-            value_O = value_O + feedback_KK[k, before] * error_O
+            value_O = value_O + error_feedback_KK[k, before] * error_O
         values.append(grid.round_(value_O, own))
         errors.append(grid.subtract_(error_KO[k].clone(), values[k], own))
     return torch.stack(values), torch.stack(errors)

@@ -29,14 +29,14 @@ from quantcore.solvers.columns import Columns, Found, Grid, Table
 from quantcore.solvers.hessian import Hessian, order_of
 from quantcore.solvers.measures import Metric, RunMeasure
 from quantcore.solvers.ranges import FullRange, search
-from quantcore.solvers.rtn import alike, observed_ranges, round_all, search_ranges, transposed
+from quantcore.solvers.rtn import group_by_spec, observed_ranges, round_all, search_ranges, transposed
 
 NUM_PASSES = 1  # of coordinate descent: it takes 3 % off the error on other text, a second one would take 1 %
 
 
 @SOLVERS.add("gptq")
 class GPTQ:
-    """Rounds the inputs with most power first (``desc_act``), or as they stand.
+    """Rounds the inputs with the largest mean square first (``desc_act``), or as they stand.
 
     With ``static_groups`` ranges are found in the weights as they are. Without, those of a group are found when it is
     reached, in weights that already make good earlier errors; ``desc_act`` then orders whole groups, and the inputs
@@ -65,15 +65,15 @@ class GPTQ:
             return known[run]
 
         solved: dict[LayerPlan, QTensor] = {}
-        for layers in alike(weights):
+        for layers in group_by_spec(weights):
             given = [global_scales.get(layer) for layer in layers]
-            quantized = self._solve_alike([weights[layer] for layer in layers], given, layers[0].weight, stats, hessian)
+            quantized = self._solve_rows([weights[layer] for layer in layers], given, layers[0].weight, stats, hessian)
             solved.update(zip(layers, quantized, strict=True))
         return {layer: solved[layer] for layer in weights}
 
     def _hessian(self, stats: Stats, run: int | None, weights: Weights) -> Hessian:
         assert stats.gram_II is not None
-        order_K = order_of(stats.power_I, run, by_power=self._config.desc_act)
+        order_K = order_of(stats.hessian_diagonal_I, run, act_order=self._config.desc_act)
         hessian = Hessian.of(stats.gram_II, stats.num_tokens, order_K, self._config.damp_percent, self._dtype)
         if hessian.damp_percent != hessian.wanted:
             names = ", ".join(layer.name for layer in weights)
@@ -83,7 +83,7 @@ class GPTQ:
             )
         return hessian
 
-    def _solve_alike(
+    def _solve_rows(
         self, weights: list[torch.Tensor], global_scales: Sequence[torch.Tensor | None], spec: QuantizationSpec,
         stats: Stats, hessian_of: Callable[[int | None], Hessian],
     ) -> list[QTensor]:  # fmt: skip
@@ -121,7 +121,7 @@ class GPTQ:
     def _target(
         self, weight_OI: torch.Tensor, stats: Stats, hessian: Hessian
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What the codes are to come near to, and where the first input starts if that is elsewhere [O]."""
+        """Return the weights to round, and another start of the first input [O] where that differs."""
         return weight_OI, None
 
     def _static_params(
@@ -131,9 +131,9 @@ class GPTQ:
         if not self._config.range_search:
             pairs = zip(targets, global_scales, strict=True)
             return [observed_ranges(target_OI, spec, given) for target_OI, given in pairs]
-        counts_I = torch.empty_like(hessian.counts_K)
-        counts_I[hessian.order_K] = hessian.counts_K
-        return search_ranges(targets, spec, Metric(counts_I), global_scales)
+        squared_u_I = torch.empty_like(hessian.squared_u_K)
+        squared_u_I[hessian.order_K] = hessian.squared_u_K
+        return search_ranges(targets, spec, Metric(squared_u_I), global_scales)
 
     def _finder(self, columns: Columns, hessian: Hessian, dtype: torch.dtype) -> Callable[[int, int], None]:
         """Finds the parameters of a run in the weights as they are now."""
@@ -143,8 +143,8 @@ class GPTQ:
             values_SO = columns.value_KO[start:end]
             if self._config.range_search:
                 full = FullRange(values_SO.amin(0), values_SO.amax(0), spec, dtype, global_O)
-                slabs = Metric(hessian.counts_K).slabs(values_SO, slice(start, end), full)
-                params = search(full, RunMeasure(slabs, spec))
+                tiles = Metric(hessian.squared_u_K).tiles(values_SO, slice(start, end), full)
+                params = search(full, RunMeasure(tiles, spec))
             else:
                 observer = observer_for(spec, PER_TOKEN)
                 observer.update(values_SO.T)
@@ -214,14 +214,14 @@ class Qronos(_Shifted):
 
     def _first(self, weight_OI: torch.Tensor, moved_KO: torch.Tensor, hessian: Hessian) -> torch.Tensor | None:
         first = hessian.order_K[0]
-        return weight_OI[:, first] + moved_KO[0] / hessian.power_K[0]
+        return weight_OI[:, first] + moved_KO[0] / hessian.diagonal_K[0]
 
 
 def _choose_codes(columns: Columns, hessian: Hessian, found: Found | None) -> None:
     """Round all, improve that, and let no row be worse than rounded to nearest."""
-    columns.sweep(hessian.feedback_KK, found)
+    columns.sweep(hessian.error_feedback_KK, found)
     for _ in range(NUM_PASSES):
-        columns.improve(hessian.coupling_KK)
+        columns.improve(hessian.row_scaled_KK)
     nearest = Columns(columns.target_KO, columns.grid)
     nearest.round()
     worse_O = columns.cost(hessian.gram_KK) > nearest.cost(hessian.gram_KK)

@@ -1,6 +1,6 @@
-"""What candidates for scales and zero points cost, in units of the layer's output.
+"""The cost of candidates for scales and zero points, in units of the layer's output.
 
-Legend: C candidates, J runs of inputs that share parameters, S inputs of a slab, N of its outputs (see ``cells``).
+Legend: C candidates, J runs of inputs that share parameters, S inputs of a tile, N of its outputs (see ``cells``).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from quantcore.numerics.affine import QParams
 from quantcore.solvers.cells import Cell, Cells
 from quantcore.solvers.ranges import FullRange
 
-SLAB = 128
+TILE_INPUTS = 128
 """Inputs whose errors are weighed together; those of longer runs are taken in parts as if they were independent."""
-NUM_OUTPUTS = 1024  # rows that are worked on at a time: with a slab of inputs they stay in a core's cache
+NUM_OUTPUTS = 1024  # rows that are worked on at a time: with a tile of inputs they stay in a core's cache
 
 
 @dataclass(frozen=True)
-class Slab:
+class Tile:
     """Weights [S, N] (inputs, outputs) and how errors e in them count: sum(power * e^2), or, with ``gram_SS``,
     e^T gram e + 2 e^T cross, where ``cross_SN`` is what the errors of other weights of the row do to these inputs.
 
@@ -34,8 +34,8 @@ class Slab:
     cross_SN: torch.Tensor | None = None
     first_SN: torch.Tensor | None = None
 
-    def of(self, outputs: slice) -> Slab:
-        """The same of some outputs."""
+    def of(self, outputs: slice) -> Tile:
+        """Return the tile of some outputs."""
         cross_SN = None if self.cross_SN is None else self.cross_SN[:, outputs]
         first_SN = None if self.first_SN is None else self.first_SN[:, outputs]
         return replace(self, weight_SN=self.weight_SN[:, outputs], cross_SN=cross_SN, first_SN=first_SN)
@@ -48,7 +48,7 @@ class Slab:
         return x_SN, spec.format.round_(start_SN, spec.round_method.value)
 
     def error(self, cell: Cell, spec: QuantizationSpec) -> torch.Tensor:
-        """What one candidate costs, [N]."""
+        """Return the cost of one candidate, [N]."""
         e_SN = self._lost_steps(cell, spec)
         if self.gram_SS is None:
             return (self.power_S @ e_SN.square_()).mul_(cell.step).mul_(cell.step)
@@ -86,42 +86,42 @@ class Metric:
 
     @classmethod
     def of_gram(cls, gram_II: torch.Tensor) -> Metric:
-        """That of the inputs whose x x^T has this mean."""
+        """Make the metric of inputs whose x x^T has this mean."""
         return cls(gram_II.diagonal().float(), gram_II.float())
 
-    def slabs(
+    def tiles(
         self, weight_SN: torch.Tensor, inputs: slice, full: FullRange, cross_SN: torch.Tensor | None = None
-    ) -> list[Slab]:
-        """The weights of some inputs, cut so that no slab has more than ``SLAB`` of them."""
+    ) -> list[Tile]:
+        """The weights of some inputs, cut so that no tile has more than ``TILE_INPUTS`` of them."""
         first_SN = None
         if full.spec.over is not None and full.global_scale is not None:
             first_SN = full.spec.over.format.round(weight_SN / full.global_scale)
         power_S = self.power_I[inputs]
         gram_SS = None if self.gram_II is None else self.gram_II[inputs, inputs]
         return [
-            Slab(
+            Tile(
                 weight_SN[part],
                 power_S[part],
                 None if gram_SS is None else gram_SS[part, part],
                 None if cross_SN is None else cross_SN[part],
                 None if first_SN is None else first_SN[part],
             )
-            for part in (slice(start, start + SLAB) for start in range(0, len(weight_SN), SLAB))
+            for part in (slice(start, start + TILE_INPUTS) for start in range(0, len(weight_SN), TILE_INPUTS))
         ]
 
 
 class RunMeasure:
-    """Of one run of inputs, whose parameters [N] belong to single outputs: it may take several slabs."""
+    """Measures one run of inputs, whose parameters [N] belong to single outputs, in one tile or several."""
 
-    def __init__(self, slabs: Sequence[Slab], spec: QuantizationSpec) -> None:
-        self._slabs, self._spec = slabs, spec
+    def __init__(self, tiles: Sequence[Tile], spec: QuantizationSpec) -> None:
+        self._slabs, self._spec = tiles, spec
 
     def errors(self, params_CP: QParams) -> torch.Tensor:
         cell = Cell.of(params_CP)
         error_CN = torch.zeros_like(params_CP.scale)
-        for outputs, slab in self._parts():
+        for outputs, tile in self._parts():
             for candidate, error_N in enumerate(error_CN[:, outputs]):
-                error_N += slab.error(cell.at((candidate, outputs)), self._spec)
+                error_N += tile.error(cell.at((candidate, outputs)), self._spec)
         return error_CN
 
     def fit(self, params_P: QParams) -> torch.Tensor:
@@ -132,22 +132,22 @@ class RunMeasure:
         """Numerator and denominator [2, N] of ``fit``."""
         cell = Cell.of(params_P)
         sums_2N = torch.zeros(2, *params_P.scale.shape, device=params_P.scale.device)
-        for outputs, slab in self._parts():
-            sums_2N[:, outputs] += slab.fit(cell.at(outputs), self._spec)
+        for outputs, tile in self._parts():
+            sums_2N[:, outputs] += tile.fit(cell.at(outputs), self._spec)
         return sums_2N
 
-    def _parts(self) -> Iterator[tuple[slice, Slab]]:
-        """The slabs in parts of outputs that suit a core's cache; whole on other devices."""
+    def _parts(self) -> Iterator[tuple[slice, Tile]]:
+        """The tiles in parts of outputs that suit a core's cache; whole on other devices."""
         num_outputs = self._slabs[0].weight_SN.shape[1]
         size = NUM_OUTPUTS if self._slabs[0].weight_SN.is_cpu else num_outputs
         for start in range(0, num_outputs, size):
             outputs = slice(start, start + size)
-            for slab in self._slabs:
-                yield outputs, slab.of(outputs)
+            for tile in self._slabs:
+                yield outputs, tile.of(outputs)
 
 
 class PooledMeasure:
-    """Of a whole weight whose rows share parameters [R, G]; one measure a run."""
+    """Measures a whole weight whose rows share parameters [R, G], with a measure for each run."""
 
     def __init__(self, cells: Cells, runs: Sequence[RunMeasure]) -> None:
         self._cells, self._runs = cells, runs
@@ -162,7 +162,7 @@ class PooledMeasure:
         return sums_2RG[0] / sums_2RG[1]
 
     def _spread(self, params: QParams) -> Iterator[QParams]:
-        """Those [..., N] of every run."""
+        """Give the parameters [..., N] of every run."""
         scale_JN = self._cells.spread(params.scale)
         zero_JN = None if params.zero_point is None else self._cells.spread(params.zero_point)
         for run in range(len(self._runs)):

@@ -18,7 +18,7 @@ from quantcore.formats import Format
 from quantcore.numerics.affine import QParams, as_stored, find_global_scale, find_params, min_max, with_stored_minimum
 
 OCTAVES = (1.0, 2.0, 0.5, 0.25)
-"""What scales that are powers of two are tried at."""
+"""Factors at which scales that are powers of two are tried."""
 WIDEST, NARROWEST, STEP = 1.6, 0.5, 0.1
 """Other ranges are tried down to this share of the full one, at first in steps of about this size."""
 FINER = (0.88, 0.94, 1.06, 1.12)
@@ -26,7 +26,7 @@ FINER = (0.88, 0.94, 1.06, 1.12)
 
 
 class Measure(Protocol):
-    """What a search asks of the weights."""
+    """Measures the error of candidate parameters for a search."""
 
     def errors(self, params_CP: QParams) -> torch.Tensor:
         """The error [C, P] that candidates cause."""
@@ -61,13 +61,13 @@ class FullRange:
 
     @classmethod
     def joined(cls, parts: Sequence[FullRange]) -> Self:
-        """Those of weights one below another."""
+        """Join the ranges of weights that lie one below another."""
         minimum, maximum = (torch.cat(ends) for ends in zip(*((of.minimum, of.maximum) for of in parts), strict=True))
         scales = [of.global_scale.expand(len(of.minimum), 1) for of in parts if of.global_scale is not None]
         return cls(minimum, maximum, parts[0].spec, parts[0].dtype, torch.cat(scales) if scales else None)
 
     def params(self, low: torch.Tensor | float = 1.0, high: torch.Tensor | float = 1.0) -> QParams:
-        """Those of the range whose ends are multiplied by ``low`` and ``high`` [C, P]."""
+        """Return the parameters of the range with its ends multiplied by ``low`` and ``high`` [C, P]."""
         return find_params(self.minimum * low, self.maximum * high, self.spec, self.dtype, self.global_scale)
 
     def of_rows(self, rows: slice, group: int) -> FullRange:

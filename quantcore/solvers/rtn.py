@@ -36,7 +36,7 @@ class RTN:
             return round_all(weights, global_scales)
         metric = Metric.of_gram(stats.gram_II)
         quantized = {}
-        for layers in alike(weights):
+        for layers in group_by_spec(weights):
             spec = layers[0].weight
             given = [global_scales.get(layer) for layer in layers]
             found = search_ranges([weights[layer] for layer in layers], spec, metric, given)
@@ -65,7 +65,7 @@ def observed_ranges(weight: torch.Tensor, spec: QuantizationSpec, global_scale: 
     return as_two_levels(find_params(*observer.range(), spec, weight.dtype, global_scale), spec)
 
 
-def alike(weights: Weights) -> list[list[LayerPlan]]:
+def group_by_spec(weights: Weights) -> list[list[LayerPlan]]:
     """The layers in lists of those that have the same spec and dtype."""
     lists: dict[Hashable, list[LayerPlan]] = {}
     for layer, weight_OI in weights.items():
@@ -108,8 +108,8 @@ def _search_whole(weight_OI: torch.Tensor, full: FullRange, cells: Cells, metric
     """``search_ranges`` of a weight whose rows share parameters."""
     weight_IO = transposed(weight_OI)
     runs = [slice(start, start + cells.run) for start in range(0, len(weight_IO), cells.run)]
-    slabs = (metric.slabs(weight_IO[run], run, full) for run in runs)
-    return search(full, PooledMeasure(cells, [RunMeasure(of_run, full.spec) for of_run in slabs]))
+    tiles = (metric.tiles(weight_IO[run], run, full) for run in runs)
+    return search(full, PooledMeasure(cells, [RunMeasure(of_run, full.spec) for of_run in tiles]))
 
 
 def _search_rows(weight_OI: torch.Tensor, full: FullRange, run: int, metric: Metric) -> QParams:
@@ -126,11 +126,11 @@ def _search_rows(weight_OI: torch.Tensor, full: FullRange, run: int, metric: Met
             inputs, done = slice(group * run, (group + 1) * run), slice(number * run)
             cross_SN = None if gram_II is None else gram_II[inputs, done] @ error_IN[done]
             here = full.of_rows(rows, group)
-            slabs = metric.slabs(weight_IN[inputs], inputs, here, cross_SN)
-            best = search(here, RunMeasure(slabs, full.spec))
+            tiles = metric.tiles(weight_IN[inputs], inputs, here, cross_SN)
+            best = search(here, RunMeasure(tiles, full.spec))
             found.scale[rows, group] = best.scale
             if found.zero_point is not None and best.zero_point is not None:
                 found.zero_point[rows, group] = best.zero_point
             if gram_II is not None:
-                error_IN[number * run : (number + 1) * run] = torch.cat([slab.lost(best, full.spec) for slab in slabs])
+                error_IN[number * run : (number + 1) * run] = torch.cat([tile.lost(best, full.spec) for tile in tiles])
     return found

@@ -36,7 +36,7 @@ from quantcore.transforms.scale_search import (
 )
 
 NUM_TOKENS = 256
-SLACK = 0.1
+MAX_EXCESS_ERROR = 0.1
 """With static ranges the smallest alpha is taken whose error is at most this much above the least: where alpha is large
 every channel fills the calibrated range, and tokens of another text go beyond it."""
 
@@ -70,7 +70,7 @@ class AutoSmoothQuant:
 
         losses = search(lambda step: loss(scale_for(step, x_F, w_F)))
         least, worthwhile = min(losses.values()), WORTHWHILE * loss(torch.ones_like(x_F))
-        enough = (1 + SLACK) * least if is_static else least
+        enough = (1 + MAX_EXCESS_ERROR) * least if is_static else least
         good = [step for step, error in losses.items() if error <= enough and error < worthwhile]
         return scale_for(min(good), x_F, w_F) if good else None
 
@@ -92,7 +92,7 @@ class OutputError:
 
     @property
     def is_static(self) -> bool:
-        """Whether values of the input beyond the calibrated range are cut off."""
+        """Return whether values of the input beyond the calibrated range are cut off."""
         return self._spec is not None and self._spec.is_static
 
     def __call__(self, scale_I: torch.Tensor) -> float:
@@ -121,7 +121,7 @@ def input_range(stats: Stats) -> torch.Tensor:
 
 
 def static(ends_2I: torch.Tensor, spec: QuantizationSpec) -> QParams | None:
-    """What calibration would find for inputs in this range; None where a kernel finds all at run time."""
+    """Return what calibration would find for inputs in this range; None where a kernel finds all itself."""
     if not learns_from_data(spec):
         return None
     grouping = PER_TENSOR if spec.is_dynamic else activation_grouping(spec)

@@ -43,7 +43,7 @@ class AWQ:
         counted = quantized(consumers)
         if not counted:
             return None
-        power_F = mean_over_tokens(edge, counted, [consumer.stats.power_I for consumer in counted])
+        power_F = mean_over_tokens(edge, counted, [consumer.stats.hessian_diagonal_I for consumer in counted])
         x_F, w_F = power_F.sqrt(), mean_weight(edge, counted)
         errors = [RoundingError(consumer, share_of_rows(consumer, counted)) for consumer in counted]
 
@@ -68,7 +68,7 @@ class RoundingError:
     def __init__(self, consumer: Consumer, num_rows: int) -> None:
         assert consumer.layer is not None
         self._weight = TriedWeight(consumer.weight_OI, consumer.layer.weight, num_rows)
-        self._power_I = consumer.stats.power_I
+        self._diagonal_I = consumer.stats.hessian_diagonal_I
         power = self._power(self._weight.weight_RI.clone())
         self._unit = consumer.stats.num_tokens / power.clamp(min=torch.finfo(torch.float32).tiny)
 
@@ -78,4 +78,4 @@ class RoundingError:
 
     def _power(self, weight_RI: torch.Tensor) -> torch.Tensor:
         """The mean square of the outputs that these rows give, summed over rows; overwrites them."""
-        return (weight_RI.square_() @ self._power_I).sum()
+        return (weight_RI.square_() @ self._diagonal_I).sum()

@@ -1,4 +1,4 @@
-"""What the smoothings that search share: rounding under scales that are only tried, and the search for the best alpha.
+"""The search for the best alpha that smoothings share: weights are rounded under scales that are only tried.
 
 Scales are not rounded to powers of two. Folding those would be exact, but the error of outputs grew by 15 to 40 %
 (SmolLM2-135M; uint4 groups, int8 static and dynamic); rounding folded weights to bfloat16 costs 0 to 2 %.
@@ -22,21 +22,21 @@ from quantcore.transforms import Consumer
 
 NUM_STEPS = 20  # alpha is a whole multiple of 1/20
 NUM_ROWS = 1024  # of all consumers together. Few outputs may bear most of the error: not a place to save much
-LEAST_ROWS = 16  # of one consumer
-LEAST_SHARE = 1e-4  # of the largest channel; smaller ones get scales as if they had this much
+MIN_ROWS = 16  # of one consumer
+MIN_CHANNEL_SHARE = 1e-4  # of the largest channel; smaller ones get scales as if they had this much
 WORTHWHILE = 0.95
 """Share of the error without smoothing. What leaves more may be chance, and folding rounds weights: better not."""
 
 
 def quantized(consumers: Sequence[Consumer]) -> list[Consumer]:
-    """Those whose rounding counts: planned, and reached by tokens."""
+    """Return the consumers whose rounding counts: planned, and reached by tokens."""
     return [consumer for consumer in consumers if consumer.layer is not None and consumer.stats.num_tokens > 0]
 
 
 def share_of_rows(consumer: Consumer, consumers: Sequence[Consumer], num_rows: int = NUM_ROWS) -> int:
     """How many of ``num_rows`` rows are this consumer's, by its size."""
     total = sum(len(other.weight) for other in consumers)
-    return max(LEAST_ROWS, num_rows * len(consumer.weight) // total)
+    return max(MIN_ROWS, num_rows * len(consumer.weight) // total)
 
 
 def largest(edge: Edge, consumers: Sequence[Consumer]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,7 +66,7 @@ def mean(edge: Edge, value_I: torch.Tensor) -> torch.Tensor:
 
 
 def sum_of(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Element by element."""
+    """Add ``values`` element by element."""
     return torch.stack([*values]).sum(0)
 
 
@@ -80,7 +80,7 @@ def scale_for(step: int, x_F: torch.Tensor, w_F: torch.Tensor) -> torch.Tensor:
     has_signal = (x_F > 0) & (w_F > 0)
     if not has_signal.any():
         return torch.ones_like(x_F)
-    x_F, w_F = (value.clamp(min=LEAST_SHARE * value.max()) for value in (x_F, w_F))
+    x_F, w_F = (value.clamp(min=MIN_CHANNEL_SHARE * value.max()) for value in (x_F, w_F))
     log_F = alpha * x_F.log() - (1 - alpha) * w_F.log()
     least, most = log_F[has_signal].aminmax()
     return torch.where(has_signal, (log_F - (least + most) / 2).exp(), 1.0)

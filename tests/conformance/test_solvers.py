@@ -44,7 +44,7 @@ def cost(quantized, weight, given):
     """What the layer's output is wrong by, for a constant: with a shift, against the weights that are best for x."""
     target = weight.float()
     if given.shift_II is not None:
-        damped = given.gram_II + 1e-3 * given.power_I.mean() * torch.eye(len(given.gram_II))
+        damped = given.gram_II + 1e-3 * given.hessian_diagonal_I.mean() * torch.eye(len(given.gram_II))
         target = target + torch.linalg.solve(damped, (target @ given.shift_II).T).T
     error = target - quantized.dequantize()
     return ((error @ given.gram_II) * error).sum()

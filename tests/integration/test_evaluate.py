@@ -12,7 +12,7 @@ from quantcore.cli import main as cli
 from quantcore.config.task import EvaluationConfig
 from quantcore.errors import ConfigError, ModelError
 from quantcore.evaluation import harness
-from quantcore.evaluation.baseline_cache import VARIABLE, Originals
+from quantcore.evaluation.baseline_cache import VARIABLE, BaselineCache
 from quantcore.evaluation.command import evaluate
 from quantcore.nn import loading
 from quantcore.pipeline.job import run
@@ -85,13 +85,13 @@ def test_the_original_is_measured_once(model_dir, tmp_path, monkeypatch, proof_i
 def test_another_original_is_another_entry(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     for model in ("sha256:a", "sha256:b"):
-        known = Originals(model)
+        known = BaselineCache(model)
         assert not known.has_states({"x": 1})
-        known.keep_states({"x": 1}, torch.ones(2))
-        assert known.known_states({"x": 2}) is None and torch.equal(known.known_states({"x": 1}), torch.ones(2))
+        known.write_states({"x": 1}, torch.ones(2))
+        assert known.read_states({"x": 2}) is None and torch.equal(known.read_states({"x": 1}), torch.ones(2))
         assert known.value({"y": 1}, lambda: [1]) == [1] == known.value({"y": 1}, lambda: [2])
     monkeypatch.setattr("quantcore.evaluation.baseline_cache.MAX_BYTES", 100)
-    known.keep_states({"x": 3}, torch.ones(2))
+    known.write_states({"x": 3}, torch.ones(2))
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 100
     monkeypatch.setenv(VARIABLE, "")
     assert known.value({"y": 1}, lambda: [3]) == [3]

@@ -19,7 +19,7 @@ from quantcore.errors import ConfigError, ModelError, NumericsError
 from quantcore.pipeline import file_to_file
 from quantcore.pipeline import writer as writing
 from quantcore.pipeline.job import run
-from quantcore.solvers.shared import has_global_scale
+from quantcore.solvers.global_scale import has_global_scale
 from tests.factories import MIXTURES, tiny_model
 from tests.integration.forks import config, events_of, forked, task_file
 from tests.integration.test_resume import killed
@@ -214,7 +214,7 @@ KILLS = {
 @pytest.mark.parametrize("kill", KILLS)
 def test_killed_it_goes_on_without_what_is_done(undisturbed, tmp_path, monkeypatch, kill, before, after):
     model_dir, expected = undisturbed
-    monkeypatch.setattr(savepoint, "SHARE", 0)
+    monkeypatch.setattr(savepoint, "MIN_WORK_PER_SAVE", 0)
     file = task_file(model_dir, tmp_path / "out", config("w4a16"), file2file=True, resume_dir=str(tmp_path / "resume"))
     owner, name, counts = KILLS[kill]
 

@@ -121,7 +121,7 @@ def test_killed_after_measuring_it_keeps_what_was_chosen(
     kill: str, undisturbed: tuple[Path, list[dict[str, Any]]], model_dir: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, proof_in_this_process: None,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(savepoint, "SHARE", 0)  # after every block
+    monkeypatch.setattr(savepoint, "MIN_WORK_PER_SAVE", 0)  # after every block
     resume_dir = tmp_path / "resume"
     file = mixed_task(model_dir, tmp_path / "out", mix=engine_mix(max_bits=5.5), resume_dir=str(resume_dir))
 

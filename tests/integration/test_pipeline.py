@@ -27,7 +27,7 @@ from quantcore.pipeline.job import run
 from quantcore.plan.resolve import resolve
 from quantcore.proof import verify as proof
 from quantcore.proof.expectation import Expectation
-from quantcore.runtime.matmul import products_on
+from quantcore.runtime.matmul import matmul_precision
 from tests.factories import MIXTURES, tiny_model, tiny_tokenizer
 from tests.integration.conftest import proving_here
 from tests.params import with_rare
@@ -125,7 +125,7 @@ def token_windows_of_jobs():
 def perplexity_of(model):
     """With products as the engine has them: how they are summed up moves a tiny random model by 0.2 %."""
     windows = token_windows_of_jobs().held_out_NT
-    with torch.no_grad(), products_on(CPU):
+    with torch.no_grad(), matmul_precision(CPU):
         losses = [model(window[None], labels=window[None]).loss.float() for window in windows]
     return torch.stack(losses).mean().exp().item()
 
@@ -150,7 +150,7 @@ def test_static_scales_are_the_ranges_of_the_float_model(artifacts, model_dir):
     for name, module in whole.named_modules():
         if isinstance(module, torch.nn.Linear) and name != "lm_head":
             module.register_forward_pre_hook(watch(name))
-    with torch.no_grad(), products_on(CPU):
+    with torch.no_grad(), matmul_precision(CPU):
         for window in token_windows_of_jobs().calibration_NT:
             whole(window[None])
     stored = load_file(artifacts["fp8"][0] / "quark" / "model.safetensors")

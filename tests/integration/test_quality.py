@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from quantcore.config.task import EvaluationConfig
 from quantcore.evaluation.text import of_stream, read_text
 from quantcore.pipeline.job import run
-from quantcore.runtime.matmul import products_on
+from quantcore.runtime.matmul import matmul_precision
 from tests.factories import tiny_model, tiny_tokenizer
 from tests.integration.conftest import proving_here
 from tests.integration.test_pipeline import CPU, task
@@ -24,7 +24,7 @@ def model_dir(tmp_path_factory):
 
 def whole_logits(folder, windows_NT):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    with torch.no_grad(), products_on(CPU):
+    with torch.no_grad(), matmul_precision(CPU):
         return torch.stack([model(window[None]).logits[0] for window in windows_NT]).double()
 
 

@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 import torch
 
-from quantcore.blockwise.algorithms import BlockAlgorithms
+from quantcore.blockwise.scheduler import Scheduler
 from quantcore.calibration.ranges import Watched, learned, ranges_of_all
 from quantcore.checkpoint.artifact import sha256
 from quantcore.cli.main import main
@@ -80,7 +80,7 @@ def test_ranks_solve_rows_of_one_layer(tmp_path, monkeypatch, case):
     }.get(case) or CASES[case][1]
     monkeypatch.setattr(workload, "SOLVED_ROWS", 48)
     monkeypatch.setattr(rtn, "NUM_OUTPUTS", 16)
-    solve = BlockAlgorithms._solve_group
+    solve = Scheduler._solve_group
 
     def noted(self, group, weights, global_scales):
         with (tmp_path / "solved").open("a") as file:
@@ -88,7 +88,7 @@ def test_ranks_solve_rows_of_one_layer(tmp_path, monkeypatch, case):
                 file.write(f"{len(weight)} {layer.out_features} {layer.name} {os.environ['RANK']}\n")
         return solve(self, group, weights, global_scales)
 
-    monkeypatch.setattr(BlockAlgorithms, "_solve_group", noted)
+    monkeypatch.setattr(Scheduler, "_solve_group", noted)
     model_dir = tiny_model(tmp_path / "model")
     found = []
     for size in (1, 2, 5):

@@ -24,7 +24,7 @@ from quantcore.export.importer import Importer, matches
 from quantcore.pipeline import job as pipeline
 from quantcore.reading.dequantize import open_source
 from quantcore.reading.model import read_model
-from quantcore.runtime.matmul import products_on
+from quantcore.runtime.matmul import matmul_precision
 from tests.factories import MIXTURES, VOCAB_SIZE, tiny_model
 from tests.params import with_rare
 
@@ -111,7 +111,7 @@ def config_of(name):
 
 def measured(model):
     """Its perplexity, with products as the engine has them on this processor."""
-    with torch.inference_mode(), products_on(model.device):
+    with torch.inference_mode(), matmul_precision(model.device):
         losses = [
             torch.nn.functional.cross_entropy(model(ids[None]).logits[0, :-1].float(), ids[1:]) for ids in WINDOWS[4:]
         ]

@@ -55,7 +55,7 @@ def killed(owner, name, count):
 
 def going_on(folder, model_dir, name, *, kill, ranks=(1, 1), monkeypatch, **more):
     """Run a job that is killed as ``kill`` says, then again: the events of the second time."""
-    monkeypatch.setattr(savepoint, "SHARE", 0)  # after every block
+    monkeypatch.setattr(savepoint, "MIN_WORK_PER_SAVE", 0)  # after every block
     file = task_file(
         model_dir, folder / "out", GIVEN[name], calibration=WINDOWS, resume_dir=str(folder / "resume"), **more
     )
@@ -127,7 +127,7 @@ def test_it_goes_on_with_another_number_of_ranks(undisturbed, tmp_path, monkeypa
 
 def test_another_job_begins_anew(undisturbed, tmp_path, monkeypatch):
     model_dir, _ = undisturbed("dense")
-    monkeypatch.setattr(savepoint, "SHARE", 0)
+    monkeypatch.setattr(savepoint, "MIN_WORK_PER_SAVE", 0)
     resume = tmp_path / "resume"
     file = task_file(model_dir, tmp_path / "out", GIVEN["dense"], calibration=WINDOWS, resume_dir=str(resume))
 

@@ -9,7 +9,7 @@ from transformers import AutoConfig
 from quantcore.errors import ModelError
 from quantcore.evaluation import architecture
 from quantcore.evaluation.architecture import prove_twin, prove_window
-from quantcore.evaluation.baseline_cache import Originals
+from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.events import Warned
 from quantcore.model.twin import VOCAB_SIZE, build_twin, twin_config
 from quantcore.reading.model import read_model
@@ -91,12 +91,12 @@ def test_arguments_of_another_window_are_noticed(deepseek, monkeypatch, mutant):
 
 def test_one_window_of_the_model_itself_is_compared(tmp_path, monkeypatch):
     folder = tiny_model(tmp_path / "model", model_type="qwen3_moe", **MIXTURES["qwen3_moe"])
-    prove_window(read_model(folder), Originals("this"), lambda event: None)
+    prove_window(read_model(folder), BaselineCache("this"), lambda event: None)
     model = read_model(folder)
     model.headers.config["rms_norm_eps"] = 30.0  # the files and what we make of them no longer agree
     monkeypatch.setattr(architecture, "clean_config", lambda config: AutoConfig.from_pretrained(folder))
     with pytest.raises(ModelError, match="something else"):
-        prove_window(model, Originals("this"), lambda event: None)
+        prove_window(model, BaselineCache("this"), lambda event: None)
 
 
 def test_what_cannot_be_built_is_said(monkeypatch, tmp_path):

@@ -23,7 +23,7 @@ from quantcore.config.quantization import Config, QuantizationConfig
 from quantcore.config.spec import QuantizationSpec
 from quantcore.errors import CalibrationError, ModelError
 from quantcore.nn.layers import QuantizedLayer
-from quantcore.rotation.fold import turns_input
+from quantcore.rotation.fold import rotates_input
 from tests.factories import MIXTURES, SHAPE, correlate
 
 UINT2 = QuantizationSpec(dtype="uint2", qscheme="per_group", group_size=16, symmetric=False)
@@ -104,7 +104,7 @@ def test_r4_turns_what_the_last_layers_of_mlps_read(model_type, r1):
     model = tiny(model_type, **MIXTURES.get(model_type, {}))
     before = logits(model)
     ModelQuantizer(config(RotationConfig(r1=r1, r4=True), weight=INT16)).quantize_model(model, batches())
-    turned = {name for name, part in model.named_modules() if turns_input(part)}
+    turned = {name for name, part in model.named_modules() if rotates_input(part)}
     expected = {name for name, part in model.named_modules() if isinstance(part, QuantizedLayer) and LAST.search(name)}
     assert turned == expected and turned
     assert change(model, before) < 5e-3

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from quantcore.runtime import matmul as products
-from quantcore.runtime.matmul import WideProducts, products_on, tensor_cores
+from quantcore.runtime.matmul import WideMatmul, matmul_precision, tensor_cores
 
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -31,7 +31,7 @@ def test_a_product_is_that_of_float32_rounded(product, shapes, dtype):
     given = [random(*shape, dtype=dtype) for shape in shapes]
     expected = product(*(x.float() for x in given)).to(dtype)
     plain = product(*given)
-    with WideProducts():
+    with WideMatmul():
         found = product(*given)
     assert found.dtype == dtype and torch.equal(found, expected)
     torch.testing.assert_close(found, plain, rtol=4 * torch.finfo(dtype).eps, atol=4e-2)
@@ -43,11 +43,11 @@ def test_a_large_weight_is_widened_in_pieces(monkeypatch, piece, has_bias):
     layer, x = nn.Linear(64, 32, bias=has_bias, dtype=torch.bfloat16), random(2, 5, 64)
     wide = layer.double()(x.double())
     layer = layer.bfloat16()
-    monkeypatch.setattr(products, "PIECE", piece)
+    monkeypatch.setattr(products, "MAX_WIDE_VALUES", piece)
     largest = []
     widened = torch.Tensor.float
     monkeypatch.setattr(torch.Tensor, "float", lambda x: largest.append(x.numel()) or widened(x))
-    with WideProducts():
+    with WideMatmul():
         found = layer(x)
     torch.testing.assert_close(found.double(), wide, rtol=torch.finfo(torch.bfloat16).eps, atol=1e-6)
     assert max(largest) <= max(piece, x.numel()) < layer.weight.numel()
@@ -56,7 +56,7 @@ def test_a_large_weight_is_widened_in_pieces(monkeypatch, piece, has_bias):
 def test_named_operands_are_widened_too():
     q, k, v = (random(1, 2, size, 64) for size in (3, 5, 5))
     mask = torch.ones(3, 5, dtype=torch.bool).tril()
-    with WideProducts():
+    with WideMatmul():
         found = functional.scaled_dot_product_attention(q, key=k, value=v, attn_mask=mask)
     expected = functional.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask)
     assert torch.equal(found, expected.bfloat16())
@@ -66,13 +66,13 @@ def test_named_operands_are_widened_too():
 def test_wide_products_stay_as_they_are(dtype):
     x, layer = random(5, 64, dtype=dtype), nn.Linear(64, 8, dtype=dtype)
     expected = layer(x)
-    with WideProducts():
+    with WideMatmul():
         assert torch.equal(layer(x), expected)
 
 
 def test_gradients_pass():
     layer, x = nn.Linear(64, 8, dtype=torch.bfloat16), random(5, 64)
-    with WideProducts():
+    with WideMatmul():
         layer(x).float().square().sum().backward()
     assert layer.weight.grad.dtype == torch.bfloat16 and layer.weight.grad.any() and layer.bias.grad.any()
 
@@ -85,8 +85,8 @@ def test_where_products_are_widened(monkeypatch, machine, amx, wide):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     products._is_wide_faster.cache_clear()
     try:
-        assert isinstance(products_on(torch.device("cpu")), WideProducts) is wide
-        assert not isinstance(products_on(torch.device("cuda")), WideProducts)
+        assert isinstance(matmul_precision(torch.device("cpu")), WideMatmul) is wide
+        assert not isinstance(matmul_precision(torch.device("cuda")), WideMatmul)
     finally:
         products._is_wide_faster.cache_clear()
 

@@ -19,7 +19,7 @@ from quantcore.model.names import projection_names
 from quantcore.nn.quantizer import ModelQuantizer
 from quantcore.rotation import fold as rotation_module
 from quantcore.rotation import residual as residual_module
-from quantcore.rotation.fold import find_head_size, find_head_sizes, rotate_block, rotate_input, rotate_values
+from quantcore.rotation.fold import find_head_size, find_head_sizes, rotate_input, rotate_residual, rotate_values
 from quantcore.rotation.hadamard import orthogonal
 from quantcore.rotation.residual import Residual, StreamNorm, find_embedding, find_head, find_residual
 from tests.factories import MIXTURES, SHAPE
@@ -127,10 +127,10 @@ def distance(x, y):
 
 def rotate_all(model, found, rotation):
     embedding, blocks, head = found
-    changed = rotate_block(model, embedding, rotation)
+    changed = rotate_residual(model, embedding, rotation)
     for block, residual in zip(blocks_of(model), blocks, strict=True):
-        changed += rotate_block(block, residual, rotation)
-    return changed + rotate_block(model, head, rotation)
+        changed += rotate_residual(block, residual, rotation)
+    return changed + rotate_residual(model, head, rotation)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_norms_that_multiply_with_one_plus_weight_are_told_apart():
         block = blocks_of(model)[0]
         found = find_residual(block, calls_of(model)[0], LIKE)
         assert [norm.plus_one for norm in found.norms] == [plus_one] * 2
-        rotate_block(block, found, orthogonal(WIDTH))
+        rotate_residual(block, found, orthogonal(WIDTH))
         assert (block.input_layernorm.weight == neutral).all()
 
 
@@ -188,7 +188,7 @@ def test_blocks_of_fewer_bits_are_proven_in_float32(dtype):
     for key, value in block.state_dict().items():
         assert value.dtype == dtype and torch.equal(value, before[key])
     assert run(LIKE.to(dtype).zero_() + 1).dtype == dtype  # nothing is left of the widening
-    rotate_block(block, found, orthogonal(WIDTH))
+    rotate_residual(block, found, orthogonal(WIDTH))
     assert {parameter.dtype for parameter in block.parameters()} == {dtype}
 
 
@@ -252,7 +252,7 @@ def check_block(block, **kwargs):
     rotation = orthogonal(WIDTH, seed=4, **kwargs)
     x = torch.randn(LIKE.shape)
     before = block(x)
-    rotate_block(block, found, rotation)
+    rotate_residual(block, found, rotation)
     assert distance(rotation.inverse(block(rotation.apply(x))), before) < 1e-5
     return found
 
@@ -266,7 +266,7 @@ def test_rotations_in_blocks():
 
 
 def test_large_weights_are_turned_piece_by_piece(monkeypatch):
-    monkeypatch.setattr(rotation_module, "PIECE", 100)  # one row of 64 or 96 at a time
+    monkeypatch.setattr(rotation_module, "MAX_WIDE_VALUES", 100)  # one row of 64 or 96 at a time
     check_block(Block())
 
 

@@ -18,7 +18,7 @@ from quantcore.errors import ModelError
 from quantcore.model.names import place_tensors
 from quantcore.model.skeleton import build_skeleton, find_block_list
 from quantcore.nn.loading import load
-from quantcore.runtime.matmul import products_on
+from quantcore.runtime.matmul import matmul_precision
 from quantcore.runtime.streamed_model import StreamedModel
 from tests.factories import MIXTURES, SHAPE, tiny_model
 
@@ -71,7 +71,7 @@ def run(model, windows):
 def assert_same_logits(folder, dtype=torch.float32):
     windows = torch.randint(1, 500, (3, 40), generator=torch.Generator().manual_seed(1))
     whole = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-    with torch.no_grad(), products_on(torch.device("cpu")):  # rounded alike: a router may choose otherwise else
+    with torch.no_grad(), matmul_precision(torch.device("cpu")):  # rounded alike: a router may choose otherwise else
         expected = torch.cat([whole(window[None]).logits for window in windows])
     got = run(streamed(folder, dtype), windows)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())

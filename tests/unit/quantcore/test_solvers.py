@@ -18,9 +18,9 @@ from quantcore.numerics.qtensor import quantize_weight
 from quantcore.runtime import workload
 from quantcore.solvers import SOLVERS, fused, gptq
 from quantcore.solvers.cells import Cells
-from quantcore.solvers.columns import LEAF
+from quantcore.solvers.columns import ONE_BY_ONE
 from quantcore.solvers.hessian import Hessian, order_of
-from quantcore.solvers.measures import SLAB, Metric, PooledMeasure, RunMeasure
+from quantcore.solvers.measures import TILE_INPUTS, Metric, PooledMeasure, RunMeasure
 from quantcore.solvers.ranges import FullRange
 from quantcore.solvers.rtn import observed_ranges, round_to_nearest, search_ranges, transposed
 
@@ -169,7 +169,7 @@ class TestGPTQ:
         quantized = solve("gptq", weight, SPECS[name], stats, **options)
         cells = Cells.of(SPECS[name], weight)
         found_on_the_way = not static_groups and cells.is_local and cells.num_scales[1] > 1
-        order = order_of(stats.power_I, cells.run if found_on_the_way else None, by_power=desc_act)
+        order = order_of(stats.hessian_diagonal_I, cells.run if found_on_the_way else None, act_order=desc_act)
         rounded = lambda column, index: rounded_column(column, quantized, index)  # noqa: E731
         expected = textbook_gptq(weight, stats.gram_II, order, 0.02, rounded)
         assert_same(quantized, expected, weight, stats.gram_II)
@@ -177,12 +177,12 @@ class TestGPTQ:
     @pytest.mark.parametrize("name", ["uint4_group", "nvfp4", "int8_channel"])
     def test_descent_is_the_textbook_s_and_only_improves(self, monkeypatch, name):
         weight, stats = weight_without_ties(name), stats_of(tokens(INPUTS.get(name, 96)))
-        damped = stats.gram_II + 0.02 * stats.power_I.mean() * torch.eye(len(stats.power_I))
+        damped = stats.gram_II + 0.02 * stats.hessian_diagonal_I.mean() * torch.eye(len(stats.hessian_diagonal_I))
         results = []
         for num_passes in range(3):
             monkeypatch.setattr(gptq, "NUM_PASSES", num_passes)
             results.append(solve("gptq", weight, SPECS[name], stats, damp_percent=0.02, static_groups=True))
-        order = order_of(stats.power_I, None, by_power=True)
+        order = order_of(stats.hessian_diagonal_I, None, act_order=True)
         rounded = lambda column, index: rounded_column(column, results[0], index)  # noqa: E731
         expected = textbook_descent(results[0].dequantize().double(), weight, stats.gram_II, order, 0.02, rounded)
         assert_same(results[1], expected, weight, damped)
@@ -223,15 +223,15 @@ class TestGPTQ:
         expected = observed_ranges(weight, spec)
         if static_groups:
             assert torch.equal(quantized.params.scale, expected.scale)
-        first = order_of(stats.power_I, 16, by_power=True)[0] // 16  # nothing has moved it yet
+        first = order_of(stats.hessian_diagonal_I, 16, act_order=True)[0] // 16  # nothing has moved it yet
         assert torch.equal(quantized.params.scale[:, first], expected.scale[:, first])
         assert torch.equal(quantized.params.zero_point[:, first], expected.zero_point[:, first])
 
     def test_static_ranges_are_searched_by_what_errors_cost_in_the_end(self):
         weight, stats = weight_without_ties(), stats_of(tokens(96))
         params = solve("gptq", weight, LOCAL["uint4_group"], stats, static_groups=True, damp_percent=0.02).params
-        damped = stats.gram_II.double() + 0.02 * stats.power_I.double().mean() * torch.eye(96)
-        order = order_of(stats.power_I, None, by_power=True)
+        damped = stats.gram_II.double() + 0.02 * stats.hessian_diagonal_I.double().mean() * torch.eye(96)
+        order = order_of(stats.hessian_diagonal_I, None, act_order=True)
         left = [torch.linalg.inv(damped[order[k:]][:, order[k:]])[0, 0] for k in range(96)]
         counts = torch.zeros(96).index_copy(0, order, (1 / torch.stack(left)).float())
         expected = search_ranges([weight], LOCAL["uint4_group"], Metric(counts), [None])[0]
@@ -239,9 +239,9 @@ class TestGPTQ:
 
     def test_the_order(self):
         power = torch.tensor([1.0, 2, 3, 9, 8, 2, 4, 5])
-        assert order_of(power, None, by_power=False).tolist() == list(range(8))
-        assert order_of(power, None, by_power=True).tolist() == [3, 4, 7, 6, 2, 1, 5, 0]
-        assert order_of(power, 4, by_power=True).tolist() == [4, 7, 6, 5, 3, 2, 1, 0]  # 5 4 2 8 have more than 1 2 3 9
+        assert order_of(power, None, act_order=False).tolist() == list(range(8))
+        assert order_of(power, None, act_order=True).tolist() == [3, 4, 7, 6, 2, 1, 5, 0]
+        assert order_of(power, 4, act_order=True).tolist() == [4, 7, 6, 5, 3, 2, 1, 0]  # 5 4 2 8 have more than 1 2 3 9
 
     def test_a_dead_input_is_rounded_and_moves_nothing(self, no_descent):
         weight, stats = weight_of(), stats_of(tokens(96))
@@ -335,7 +335,7 @@ class TestGPTQ:
         monkeypatch.setattr(fused, "pays", lambda device: True)
         monkeypatch.setattr(fused, "turns", lambda *given: done.append(turns(*given)) or done[-1])
         found = solve("gptq", weight, SPECS[name], stats)
-        assert len(done) >= 2 * 96 / LEAF and all(pair is not None for pair in done)
+        assert len(done) >= 2 * 96 / ONE_BY_ONE and all(pair is not None for pair in done)
         assert (wanted.codes != found.codes).double().mean() < 0.005
         assert cost_of(found, weight, stats).sum() < 1.01 * cost_of(wanted, weight, stats).sum()
 
@@ -383,10 +383,10 @@ class TestShifted:
         options = {"static_groups": True, "damp_percent": 0.01}
         quantized = solve("gptaq", weight, LOCAL["uint4_group"], stats, alpha=alpha, **options)
         wanted = (x.double() + alpha * (y.double() - x.double())) @ weight.double().T
-        damping = 0.01 * stats.power_I.mean().item()
+        damping = 0.01 * stats.hessian_diagonal_I.mean().item()
         target = least_squares(x.double(), wanted, weight.double(), damping)
         rounded = lambda column, index: rounded_column(column, quantized, index)  # noqa: E731
-        order = order_of(stats.power_I, None, by_power=True)
+        order = order_of(stats.hessian_diagonal_I, None, act_order=True)
         assert_same(quantized, textbook_gptq(target, stats.gram_II, order, 0.01, rounded), target, stats.gram_II)
 
     def test_qronos_is_its_textbook(self, no_descent):
@@ -394,8 +394,8 @@ class TestShifted:
         weight, (x, y) = weight_without_ties(num_outputs=24), shifted_tokens()
         stats = stats_of(x, y)
         quantized = solve("qronos", weight, LOCAL["uint4_group"], stats, static_groups=True, damp_percent=0.01)
-        damping = 0.01 * stats.power_I.mean().item()
-        order = order_of(stats.power_I, None, by_power=True)
+        damping = 0.01 * stats.hessian_diagonal_I.mean().item()
+        order = order_of(stats.hessian_diagonal_I, None, act_order=True)
         x, y, prior = x.double()[:, order], y.double()[:, order], weight.double()[:, order]
         wanted = y @ prior.T
         left, result = prior.clone(), torch.zeros_like(prior)
@@ -436,9 +436,9 @@ class TestSearch:
     def test_never_worse_than_the_full_range(self, name):
         weight, stats = weight_of(name), stats_of(tokens(INPUTS.get(name, 96)))
         spec = SPECS[name]
-        searched = search_ranges([weight], spec, Metric(stats.power_I), [None])[0]
+        searched = search_ranges([weight], spec, Metric(stats.hessian_diagonal_I), [None])[0]
         before, after = (
-            power_errors(weight, quantize_weight(weight, params, spec), stats.power_I)
+            power_errors(weight, quantize_weight(weight, params, spec), stats.hessian_diagonal_I)
             for params in (full_params(weight, spec), searched)
         )
         assert (after <= before * (1 + 1e-4) + 1e-12).all()
@@ -482,7 +482,7 @@ class TestSearch:
         cost = []
         for one in (full_params(weight, spec), params):
             error = weight.double() - quantize_weight(weight, one, spec).dequantize()
-            size = min(cells.run, SLAB)
+            size = min(cells.run, TILE_INPUTS)
             blocks = [slice(start, start + size) for start in range(0, weight.shape[1], size)]
             cost.append(sum(costs(error[:, block], stats.gram_II[block, block]).sum() for block in blocks))
         assert cost[1] < 0.97 * cost[0]
@@ -497,11 +497,11 @@ class TestSearch:
         factors = torch.tensor([1.0, 0.8, 0.55]).view(3, 1, 1)
         cross = torch.randn(16, 36) if metric == "cross" else None
         weigher = Metric(gram.diagonal(), None if metric == "power" else gram)
-        slabs = weigher.slabs(transposed(weight), slice(0, 16), full.of_rows(slice(None), 0), cross)
+        tiles = weigher.tiles(transposed(weight), slice(0, 16), full.of_rows(slice(None), 0), cross)
         tried = full.params(factors, factors)
         zero_CN = None if tried.zero_point is None else tried.zero_point[..., 0]
         global_N = None if full.global_scale is None else full.global_scale[:, 0]
-        measured = RunMeasure(slabs, spec).errors(QParams(tried.scale[..., 0], zero_CN, global_N)).double()
+        measured = RunMeasure(tiles, spec).errors(QParams(tried.scale[..., 0], zero_CN, global_N)).double()
         for number in range(3):
             zero_NG = None if tried.zero_point is None else tried.zero_point[number]
             params = QParams(tried.scale[number], zero_NG, None if global_N is None else global_N[0])
@@ -523,7 +523,7 @@ class TestSearch:
         weigher = Metric(gram.diagonal(), None if metric == "power" else gram)
         here = full.of_rows(slice(None), 0)
         params = here.params()
-        fitted = RunMeasure(weigher.slabs(transposed(weight), slice(0, 16), here, cross), spec).fit(params)
+        fitted = RunMeasure(weigher.tiles(transposed(weight), slice(0, 16), here, cross), spec).fit(params)
         counted = torch.diag(gram.diagonal()) if metric == "power" else gram
         values = fake_quantize(weight.float(), spec, weight_grouping(spec), full_params(weight, spec)).double()
         codes = values / params.step.double().unsqueeze(1)
@@ -540,13 +540,13 @@ class TestSearch:
     @pytest.mark.parametrize("name", ["uint4_group", "nf4"])
     def test_found_scales_are_near_the_least_squares_ones(self, name):
         weight, spec = torch.cat([weight_of(seed=seed) for seed in range(4)]).float(), LOCAL[name]
-        metric = Metric(stats_of(tokens(96)).power_I)
+        metric = Metric(stats_of(tokens(96)).hessian_diagonal_I)
         found = search_ranges([weight], spec, metric, [None])[0]
         full = FullRange.joined([FullRange.of(weight, spec)])
         before = after = 0.0
         for group in range(6):
             inputs, here = slice(16 * group, 16 * group + 16), full.of_rows(slice(None), group)
-            measure = RunMeasure(metric.slabs(transposed(weight)[inputs], inputs, here), spec)
+            measure = RunMeasure(metric.tiles(transposed(weight)[inputs], inputs, here), spec)
             zero = None if found.zero_point is None else found.zero_point[:, group]
             fitted = measure.fit(QParams(found.scale[:, group], zero))
             both = torch.stack([found.scale[:, group], torch.where(fitted > 0, fitted, 1)])
@@ -559,10 +559,10 @@ class TestSearch:
         spec, weight = POOLED["fp8_block"], weight_of(num_outputs=37)
         full = FullRange.of(weight, spec)
         cells = Cells.of(spec, weight)
-        metric = Metric(stats_of(tokens(96)).power_I)
+        metric = Metric(stats_of(tokens(96)).hessian_diagonal_I)
         runs = [slice(start, start + 24) for start in range(0, 96, 24)]
         measure = PooledMeasure(
-            cells, [RunMeasure(metric.slabs(transposed(weight)[run], run, full), spec) for run in runs]
+            cells, [RunMeasure(metric.tiles(transposed(weight)[run], run, full), spec) for run in runs]
         )
         params = full.params(0.7, 0.7)
         measured = measure.errors(QParams(params.scale.unsqueeze(0), None, None))[0]

@@ -53,7 +53,7 @@ def test_sums_are_those_of_float64():
     assert torch.equal(stats.gram_II, stats.gram_II.T)
     assert torch.equal(stats.largest_I, x.abs().amax(0).float())
     assert torch.allclose(stats.mean_I, x.mean(0).float()) and torch.allclose(stats.mean_abs_I, x.abs().mean(0).float())
-    assert torch.equal(stats.power_I, stats.gram_II.diagonal())
+    assert torch.equal(stats.hessian_diagonal_I, stats.gram_II.diagonal())
 
 
 def test_tokens_count_as_their_hidden_states_are_long():
@@ -220,7 +220,7 @@ def test_the_sums_of_all_ranks_meet_at_any_of_them(num_windows, size):
         for name in ("q", "o"):
             stats = roots[owner].sums[name].stats(owner)
             assert stats.owner == owner and stats.num_tokens == whole[name].num_tokens
-            for part in ("gram_II", "power_I", "largest_I", "mean_I", "mean_abs_I", "sample_TI"):
+            for part in ("gram_II", "hessian_diagonal_I", "largest_I", "mean_I", "mean_abs_I", "sample_TI"):
                 assert torch.equal(getattr(stats, part), getattr(whole[name], part)), part
         with_chunks = [rank for rank in range(size) if spans[rank].chunks]
         assert all(target != source != owner for source, target in moved)

@@ -9,19 +9,19 @@ from quantcore.config.spec import QuantizationSpec
 from quantcore.runtime import workload
 from quantcore.solvers import GlobalScales, Weights
 from quantcore.solvers.cells import rows_are_apart
-from quantcore.solvers.rtn import alike
-from quantcore.solvers.shared import has_global_scale
+from quantcore.solvers.global_scale import has_global_scale
+from quantcore.solvers.rtn import group_by_spec
 
 Rows = dict[LayerPlan, slice]
 
 
-def pieces(weights: Weights, global_scales: GlobalScales) -> list[Rows]:
-    """The rows of ``weights`` [out, in] of layers that read one input, one piece after the other.
+def row_tiles(weights: Weights, global_scales: GlobalScales) -> list[Rows]:
+    """Cut the rows of ``weights`` [out, in] of layers that read one input into tiles, in order.
 
-    It is a single piece where rows share parameters, or what is stored of those.
+    There is a single tile where rows share parameters, or what is stored of those.
     """
-    found: list[Rows] = []
-    for layers in alike(weights):
+    tiles: list[Rows] = []
+    for layers in group_by_spec(weights):
         if not all(_is_by_rows(layer.weight, has_its_scale=layer in global_scales) for layer in layers):
             return [{layer: slice(0, len(weight_OI)) for layer, weight_OI in weights.items()}]
         ends, end = {}, 0
@@ -29,22 +29,22 @@ def pieces(weights: Weights, global_scales: GlobalScales) -> list[Rows]:
             ends[layer] = range(end, end + len(weights[layer]))
             end = ends[layer].stop
         for start in range(0, end, workload.SOLVED_ROWS):
-            piece = {layer: _cut(start, start + workload.SOLVED_ROWS, rows) for layer, rows in ends.items()}
-            found.append({layer: rows for layer, rows in piece.items() if rows.start < rows.stop})
-    return found
+            tile = {layer: _cut(start, start + workload.SOLVED_ROWS, rows) for layer, rows in ends.items()}
+            tiles.append({layer: rows for layer, rows in tile.items() if rows.start < rows.stop})
+    return tiles
 
 
-def joined(parts: Iterable[Rows]) -> Rows:
-    """Neighbours, as one piece."""
-    found: Rows = {}
+def concat(parts: Iterable[Rows]) -> Rows:
+    """Join neighbouring tiles into one."""
+    joined: Rows = {}
     for part in parts:
         for layer, rows in part.items():
-            found[layer] = slice(found[layer].start, rows.stop) if layer in found else rows
-    return found
+            joined[layer] = slice(joined[layer].start, rows.stop) if layer in joined else rows
+    return joined
 
 
 def _cut(start: int, stop: int, rows: range) -> slice:
-    """What of a layer whose rows are ``rows`` of all lies within a piece, counted from its own first row."""
+    """Return the part of a layer's ``rows`` that lies within a tile, counted from the layer's first row."""
     return slice(max(start, rows.start) - rows.start, min(stop, rows.stop) - rows.start)
 
 

@@ -21,14 +21,14 @@ def shared_global_scales(modules: Mapping[LayerPlan, nn.Module]) -> dict[LayerPl
     that need not. It costs nothing: an e4m3 scale has all its bits down to 2^-14 of the largest one.
     """
     found: dict[LayerPlan, torch.Tensor] = {}
-    for layers in families(modules):
+    for layers in by_global_scale(modules):
         if has_global_scale(layers[0].weight):
             weights = (whole(modules[layer].get_parameter("weight")) for layer in layers)
             found |= dict.fromkeys(layers, global_scale(weights, layers[0].weight))
     return found
 
 
-def families(layers: Iterable[LayerPlan]) -> list[list[LayerPlan]]:
+def by_global_scale(layers: Iterable[LayerPlan]) -> list[list[LayerPlan]]:
     """The layers in lists of those that share a global scale; one without is a list by itself."""
     found: dict[object, list[LayerPlan]] = {}
     for layer in layers:

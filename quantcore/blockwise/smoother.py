@@ -1,0 +1,111 @@
+"""Moves scales along the edges of a block, as SmoothQuant, AutoSmoothQuant and AWQ choose them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
+
+import torch
+from torch import nn
+
+from quantcore.blockwise.running_block import RunningBlock
+from quantcore.calibration.experts import MIN_TOKENS
+from quantcore.calibration.stats import Needs, Stats
+from quantcore.config.algorithms import AlgoConfig
+from quantcore.config.layer_plan import LayerPlan
+from quantcore.edges.discovery import FoundEdges, listed_edges
+from quantcore.edges.edge import Edge, kind_of
+from quantcore.errors import NumericsError
+from quantcore.events import Warned
+from quantcore.numerics.weight_layout import canonical
+from quantcore.transforms import SMOOTHINGS, Consumer, Smoothing
+
+MAX_UPDATE_CHANGE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
+"""Largest relative change of a block's update by folding: rounding of the folded weights gives less, a fault far more.
+"""
+
+
+class Smoother:
+    """The smoothings of a job, in the order of its ``configs``."""
+
+    def __init__(self, configs: Sequence[AlgoConfig]) -> None:
+        self._smoothings: list[tuple[AlgoConfig, Smoothing]] = [
+            (config, SMOOTHINGS.get(config.name)(config)) for config in configs
+        ]
+        self._warned_of: set[object] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._smoothings)
+
+    @property
+    def needs(self) -> Needs:
+        """The union of what the smoothings need from calibration."""
+        return reduce(or_, (smoothing.needs for _, smoothing in self._smoothings), Needs())
+
+    def smooth(
+        self, at: RunningBlock, found: FoundEdges, names: dict[LayerPlan, str], stats: dict[str, Stats]
+    ) -> tuple[set[str], list[Warned]]:
+        """Choose and fold the scales of all edges, one smoothing after the other; ``stats`` follow.
+
+        Returns the names of the parameters that changed, and warnings of edges that a config lists in vain.
+        """
+        planned = {name: layer for layer, name in names.items()}
+        changed: set[str] = set()
+        refused: list[Warned] = []
+        for config, smoothing in self._smoothings:
+            listing = getattr(config, "scaling_layers", ())
+            listed = listed_edges(at.block, at.update, listing, found) if listing else found
+            if listing:
+                refused += self._refused(listed)
+            for edge in listed.edges:
+                consumers = [
+                    Consumer(_weight(at.block, name), stats[name], planned.get(name))
+                    for name in edge.consumers
+                    if name in stats and stats[name].num_tokens >= MIN_TOKENS
+                ]
+                if all(consumer.layer is None for consumer in consumers):
+                    continue
+                scale = smoothing.choose(edge, consumers)
+                if scale is not None:
+                    changed.update(edge.fold(at.block, scale))
+                    _divide(stats, edge, scale)
+        return changed, refused
+
+    def _refused(self, listed: FoundEdges) -> list[Warned]:
+        """Return a warning for each edge of ``scaling_layers`` that is none, once a model."""
+        new = [edge for edge in listed.rejected if (edge.producer, edge.consumers) not in self._warned_of]
+        self._warned_of.update((edge.producer, edge.consumers) for edge in new)
+        return [
+            Warned(
+                "edge_rejected",
+                f"No scale can move from {edge.producer} to {', '.join(edge.consumers)}, as scaling_layers wants:"
+                f" {edge.reason}.",
+            )
+            for edge in new
+        ]
+
+
+def _weight(block: nn.Module, name: str) -> torch.Tensor:
+    """Return the weight [out, in], which may be sharded."""
+    module = block.get_submodule(name)
+    return canonical(module.get_parameter("weight"), kind_of(module))
+
+
+def _divide(stats: dict[str, Stats], edge: Edge, scale_F: torch.Tensor) -> None:
+    """Let the statistics of the edge's consumers follow the fold; those that were one object stay one."""
+    before = {name: stats[name] for name in edge.consumers if name in stats}
+    after = {id(input_stats): input_stats.divided(edge.spread(scale_F)) for input_stats in before.values()}
+    stats.update({name: after[id(input_stats)] for name, input_stats in before.items()})
+
+
+def check_fold(index: int, error: float, dtype: torch.dtype) -> None:
+    """Raise NumericsError if folding changed the update of block ``index`` by more than rounding explains."""
+    if error <= MAX_UPDATE_CHANGE[dtype]:
+        return
+    raise NumericsError(
+        f"Moving scales changed what decoder block {index} computes by {error:.1e} of its update;"
+        f" {MAX_UPDATE_CHANGE[dtype]:.0e} is allowed for {dtype}.",
+        code="fold_changed_the_model",
+        hint="Leave smoothquant, autosmoothquant and awq out, or give the checkpoint in float32.",
+    )

@@ -1,0 +1,59 @@
+"""The proof compares with the float model: with its hidden states behind the last block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quantcore.blockwise.savepoint import SavePoint
+from quantcore.evaluation.baseline_cache import BaselineCache
+from quantcore.evaluation.model import open_model
+from quantcore.evaluation.text import EvaluationText
+from quantcore.reading.model import Model
+from quantcore.runtime.hidden import Hidden
+from quantcore.runtime.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The float model's last hidden states: from the cache, or from a stream of the job, which then fills the cache.
+
+    Nothing is compared, and there are none, where ``is_measured`` is False.
+    """
+
+    original: Model
+    text: EvaluationText
+    cache: BaselineCache
+    ranks: Ranks
+    is_measured: bool
+
+    def needs_stream(self, savepoint: SavePoint, saved: Mapping[str, Any] | None) -> bool:
+        """Return whether the job has to take the evaluation windows through the float blocks. All ranks call it."""
+        if not self.is_measured:
+            return False
+        if saved:
+            return savepoint.holds(saved, "held_out")
+        return not self.ranks.share(self.cache.has_states(self._settings))
+
+    def last_states_NTH(self, held_out: Hidden | None) -> torch.Tensor | None:
+        """Return the states behind the last block, on the first rank at least. All ranks call it.
+
+        ``held_out`` has come through all blocks. An entry that left the cache since the job began is computed again.
+        """
+        if held_out is not None:
+            states_NTH = torch.cat([state.cpu() for part in self.ranks.gather(list(held_out.states)) for state in part])
+            if self.ranks.is_first:
+                self.cache.write_states(self._settings, states_NTH)
+            return states_NTH
+        if not (self.is_measured and self.ranks.is_first):
+            return None
+        return self.cache.states(
+            self._settings, lambda: open_model(self.original).last_states_NTH(self.text, lambda done: None)
+        )
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"windows": self.text.ids_NT.tolist()}

@@ -1,0 +1,116 @@
+"""All hidden states that a job takes through the decoder blocks, in one object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from quantcore.blockwise.algorithms import BlockAlgorithms
+from quantcore.blockwise.running_block import CalibrationStreams, RunningBlock
+from quantcore.blockwise.savepoint import SavePoint, Stream
+from quantcore.calibration.reduction import Span
+from quantcore.plan.resolve import Plan
+from quantcore.runtime.hidden import Hidden
+from quantcore.runtime.ranks import Ranks
+from quantcore.runtime.states import states_kept
+from quantcore.runtime.streamed_model import StreamedModel
+from quantcore.runtime.workload import NUM_PROBES
+
+EDGE_PROBE_LEN = 32  # tokens with which edges are proven
+
+
+@dataclass
+class JobStreams:
+    """The hidden states in front of the next block.
+
+    ``learning`` is what the algorithms learn from. ``held_out`` are this rank's evaluation windows, from number
+    ``first_held_out`` on, through the float blocks; None if nobody needs them. ``logit_probes`` are the first
+    evaluation windows through the quantized blocks: the files must give the same logits.
+    """
+
+    model: StreamedModel
+    learning: CalibrationStreams
+    held_out: Hidden | None
+    first_held_out: int
+    logit_probes: Hidden
+
+    @classmethod
+    def begin(
+        cls, model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, calibration_NT: torch.Tensor,
+        evaluation_NT: torch.Tensor, folder: Path, ranks: Ranks, *, with_held_out: bool,
+    ) -> Self:  # fmt: skip
+        """Embed this rank's windows. Many calibration windows wait on the disk of ``folder``."""
+        learning = _open_learning(model, plan, algorithms, calibration_NT, folder, ranks)
+        probes = algorithms.rotate_states(model.embed(evaluation_NT[:NUM_PROBES]))
+        part = ranks.part(len(evaluation_NT))
+        held_out = model.embed(evaluation_NT[part.start : part.stop]) if with_held_out else None
+        return cls(model, learning, held_out, part.start, probes)
+
+    def at(self, block: torch.nn.Module, index: int) -> RunningBlock:
+        """Return the loaded block ``index`` with the streams that the algorithms learn from."""
+        return RunningBlock(block, index, self.learning)
+
+    def run_float(self, at: RunningBlock) -> None:
+        """Take the held-out windows through the block as the checkpoint has it."""
+        self.model.run_block(at.block, at.index, self.held_out)
+
+    def run_prepared(self, at: RunningBlock) -> None:
+        """Take the edge probe through the block whose scales have moved and whose weights are not rounded yet."""
+        self.model.run_block(at.block, at.index, self.learning.probe)
+
+    def run_quantized(self, at: RunningBlock) -> None:
+        """Take the other streams that go through quantized blocks through this one."""
+        self.model.run_block(at.block, at.index, self.logit_probes)
+        at.advance_quantized()
+
+    def save(self, savepoint: SavePoint, next_block: int, notes: Callable[[], Mapping[str, Any]]) -> None:
+        """Save all streams in front of ``next_block``, unless it is the end or blocks pass values on to later ones.
+
+        Such values are kept in memory alone, so a job that stops there starts again.
+        """
+        if next_block < len(self.model.blocks) and not self.logit_probes.arguments.pass_values_on:
+            savepoint.save(next_block, self._by_name(), notes)
+
+    def restore(self, savepoint: SavePoint, saved: Mapping[str, Any] | None) -> int:
+        """Put what was saved into the streams. Returns the number of the block that comes next: 0 without ``saved``."""
+        if saved is None:
+            return 0
+        savepoint.restore(saved, self._by_name())
+        next_block: int = saved["next_block"]
+        return next_block
+
+    def _by_name(self) -> dict[str, Stream]:
+        first = self.learning.span.windows.start
+        named = {
+            "calibration": (self.learning.calibration, first, False),
+            "reference": (self.learning.reference, first, False),
+            "probe": (self.learning.probe, 0, True),
+            "probes": (self.logit_probes, 0, True),
+            "held_out": (self.held_out, self.first_held_out, False),
+        }
+        return {name: Stream(hidden.states, start, shared) for name, (hidden, start, shared) in named.items() if hidden}
+
+
+def _open_learning(
+    model: StreamedModel, plan: Plan, algorithms: BlockAlgorithms, calibration_NT: torch.Tensor, folder: Path,
+    ranks: Ranks,
+) -> CalibrationStreams:  # fmt: skip
+    """Embed this rank's calibration windows and the edge probe, as far as the algorithms need them."""
+    if not plan.needs_calibration:
+        return CalibrationStreams(None)
+    span = Span(len(calibration_NT), ranks)
+    part = span.windows
+    states = states_kept(len(part), plan.memory_of_rank()["activations"] // ranks.size, model.device, folder)
+    calibration = algorithms.rotate_states(model.embed(calibration_NT[part.start : part.stop], states))
+    probe = model.embed(calibration_NT[:1, :EDGE_PROBE_LEN]) if algorithms.needs_probe else None
+    return CalibrationStreams(
+        calibration,
+        span,
+        probe=None if probe is None else algorithms.rotate_states(probe),
+        reference=calibration.copy() if algorithms.compares else None,
+        through_quantized=algorithms.through_quantized,
+    )
