@@ -17,7 +17,7 @@ JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 ARGS ?=
 
-.PHONY: help setup ui openapi docs docs-reference screenshots demo test test-all check lint up consumers bench bench-dashboard bench-engines bench-formats bench-scale bench-service clean
+.PHONY: help setup ui openapi docs screenshots demo test test-all check lint up consumers bench bench-dashboard bench-engines bench-formats bench-scale bench-service clean
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -59,11 +59,9 @@ openapi: $(STAMP)  ## write what the dashboard's types are made from, after a ch
 	@$(BIN)/python -m api.openapi > dashboard/openapi.json
 
 docs: $(STAMP)  ## build the documentation site into build/site; a broken link or anchor fails
+	@$(BIN)/python -m docs.generate
 	@$(BIN)/zensical build --strict --clean
 	@echo "read it in build/site/index.html; search needs a server: $(BIN)/python -m http.server -d build/site"
-
-docs-reference: $(STAMP)  ## write docs/reference from the code, after a change of the API, a command, a setting or an error
-	@$(BIN)/python -m docs.generate
 
 screenshots: $(UI)  ## pictures of the dashboard, light and dark, into docs/screenshots
 	@$(BIN)/python -m tests.browser.screenshots $(ARGS)
