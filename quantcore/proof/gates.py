@@ -1,8 +1,8 @@
 """What a result must keep to before it counts as good: one table of limits, and what each is held against.
 
-The ids are those of docs/evaluation.md, where the measurements stand that the limits come from. Files that are not what
-was computed, weights that are not finite, and folding that changes the model fail a job whatever its ``gate`` says:
-those errors are raised where they are seen, and here they are rows among the others.
+The ids are those of docs/concepts/proof-and-gates.md; docs/benchmarks.md has the measurements that the limits come
+from. Files that are not what was computed, weights that are not finite, and folding that changes the model fail a job
+whatever its ``gate`` says: those errors are raised where they are seen, and here they are rows among the others.
 """
 
 from __future__ import annotations
@@ -207,7 +207,8 @@ def size(seen: Evidence) -> Iterator[GateResult]:
 
 
 def external_reader(seen: Evidence) -> Iterator[GateResult]:
-    yield _skipped("G15", "external_reader", "docs/consumers.md: which programs read files of this format, and agree")
+    detail = "docs/reference/compatibility.md: which programs read files of this format, and agree"
+    yield _skipped("G15", "external_reader", detail)
 
 
 GATES: tuple[Callable[[Evidence], Iterator[GateResult]], ...] = (

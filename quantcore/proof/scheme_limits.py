@@ -1,4 +1,4 @@
-"""How far a scheme may take a model from its original, set from measurements (docs/evaluation.md)."""
+"""How far a scheme may take a model from its original, set from measurements (docs/benchmarks.md)."""
 
 from __future__ import annotations
 

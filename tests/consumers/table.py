@@ -1,4 +1,4 @@
-"""A pytest plugin: what programs that we did not write computed from our files, as the table in docs/consumers.md.
+"""A pytest plugin that writes docs/reference/compatibility.md: what other programs computed from our files.
 
 A test calls the fixture ``agrees``; the run writes the page at its end. Rows of tests that did not run stay as they
 were (quantcore/export/consumers.json, from which a report takes what loads its result), each with the day on which it
@@ -101,7 +101,7 @@ def write(found: list[dict[str, Any]]) -> None:
     rows |= {key_of(row): row for row in found if row["agrees"]}
     ordered = [rows[key] for key in sorted(rows)]
     TABLE.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")
-    (DOCS / "consumers.md").write_text("\n".join([INTRODUCTION, *_table(ordered)]) + "\n", "utf-8")
+    (DOCS / "reference" / "compatibility.md").write_text("\n".join([INTRODUCTION, *_table(ordered)]) + "\n", "utf-8")
 
 
 def key_of(row: dict[str, Any]) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ export type Action = "cancel" | "pause" | "resume" | "retry" | "delete";
 
 const WAITING: readonly Action[] = ["cancel", "pause"];
 
-/** What can be done with a job in a state: the table of docs/jobs.md. */
+/** What can be done with a job in a state: the table of docs/reference/job-states.md. */
 export const ACTIONS: Record<State, readonly Action[]> = {
   queued: WAITING,
   running: WAITING,
