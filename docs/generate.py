@@ -318,9 +318,10 @@ def error_codes() -> str:
         by_code[site.code].append(site)
     parts = [
         "# Error codes",
-        "A code never changes; match on it and not on the texts. The same codes appear in HTTP problems, in `error.code` "
-        "of a job, and in the `--json` output of a command. The status is that of a request that meets the error; a "
-        "job that meets it while it runs ends as `failed` (or waits in `retry_wait`, where a retry can help: 503). In "
+        "A code never changes; match on it and not on the texts. The same codes appear in HTTP problems, in "
+        "`error.code` of a job, and in the `--json` output of a command. The status is that of a request that meets "
+        "the error; a job that meets it while it runs ends as `failed` (or waits in `retry_wait`, where a retry can "
+        "help: 503). In "
         f"a cause, `{{...}}` stands for a value. {NOTE}",
         f"There are {len(by_code)} codes.",
     ]

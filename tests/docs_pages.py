@@ -1,7 +1,7 @@
 """A page of the documentation, read as a reader would: every block that can run, top to bottom, in one shell.
 
-Blocks of ``sh`` and ``console`` (its lines behind ``$``) run in one bash, blocks of ``python`` in one namespace. A block
-that cannot run in a test stands behind a line ``<!-- not run: the reason -->``.
+Blocks of ``sh`` and ``console`` (its lines behind ``$``) run in one bash, blocks of ``python`` in one namespace. A
+block that cannot run in a test stands behind a line ``<!-- not run: the reason -->``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,10 +65,11 @@ def blocks_of(page: str) -> list[Block]:
 
 @dataclass
 class Reading:
-    """What came of a page: what its shell printed, block by block, and the names that its Python made."""
+    """What came of a page: what its shell printed, block by block, the names of its Python, the shell's variables."""
 
     names: dict[str, Any]
     outputs: list[str] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
 
     @property
     def output(self) -> str:
@@ -113,12 +114,13 @@ class Shell:
 
 
 def read_page(
-    page: str, folder: Path, *, names: Mapping[str, Any] | None = None, at: Mapping[str, Callable[[], object]] | None = None,
-    **environment: str,
+    page: str, folder: Path, *, names: Mapping[str, Any] | None = None,
+    at: Mapping[str, Callable[[], object]] | None = None, show: Sequence[str] = (), **environment: str,
 ) -> Reading:  # fmt: skip
     """Run the blocks of a page in ``folder``. ``names`` are there for its Python, ``environment`` for its shell.
 
-    ``at`` says what happens when a reader comes to a heading: a worker is started, say.
+    ``at`` says what happens when a reader comes to a heading: a worker is started, say. ``show`` names variables of the
+    shell that the test wants to see at the end.
     """
     reading = Reading({**(names or {})})
     waiting = dict(at or {})
@@ -134,6 +136,7 @@ def read_page(
                     exec(compile(block.script, f"{page}, {block.heading}", "exec"), reading.names)
                 else:
                     reading.outputs.append(shell.run(block.script))
+            reading.variables.update({name: shell.run(f'printf %s "${name}"').rstrip("\n") for name in show})
     finally:
         shell.close()
     assert not waiting, f"{page} has no block under {list(waiting)}"

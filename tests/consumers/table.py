@@ -35,10 +35,10 @@ KEY = ("consumer", "format", "scheme", "model")
 HEAD = ("consumer", "format", "scheme", "model", "perplexity there", "ours", "difference", "allowed", "seen")
 INTRODUCTION = """# Compatibility with other programs
 
-Perplexity of the same windows of text, computed by other programs from the files that Bitfoundry wrote, and by the job's
-own proof. Programs multiply in other orders, and some round inputs or scales differently: the table says what is allowed.
-`make test-all` runs all of it and writes this page. SmolLM2 is SmolLM2-135M-Instruct; the others are tiny random models,
-whose perplexity only shows that both compute the same.
+Perplexity of the same windows of text, computed by other programs from the files that Bitfoundry wrote, and by the
+job's own proof. Programs multiply in other orders, and some round inputs or scales differently: the table says what is
+allowed. `make test-all` runs all of it and writes this page. SmolLM2 is SmolLM2-135M-Instruct; the others are tiny
+random models, whose perplexity only shows that both compute the same.
 """
 
 
