@@ -348,7 +348,11 @@ def evaluation_of(options: argparse.Namespace) -> EvaluationConfig:
         )
     except ValidationError as error:
         raise config_error(
-            error, "The evaluation", code="invalid_evaluation", hint="See docs/how-to/evaluate.md.", prefix="/evaluation"
+            error,
+            "The evaluation",
+            code="invalid_evaluation",
+            hint="See docs/how-to/evaluate.md.",
+            prefix="/evaluation",
         ) from error
 
 

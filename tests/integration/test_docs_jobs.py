@@ -69,7 +69,7 @@ def test_the_page_of_operators(
     start_worker()
     with server.connect() as http:
         deadline = time.monotonic() + PATIENCE_S
-        while not http.get("/v1/workers").json()["items"]:
+        while not http.get("/v1/workers").json()["data"]:
             assert time.monotonic() < deadline
             time.sleep(0.1)
     read_page("how-to/operate.md", tmp_path, **server.environment)

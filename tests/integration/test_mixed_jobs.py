@@ -2,7 +2,6 @@
 and not."""
 
 import json
-import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
