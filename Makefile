@@ -17,7 +17,7 @@ JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 ARGS ?=
 
-.PHONY: help setup ui openapi screenshots demo test test-all check lint format up consumers bench bench-dashboard bench-engines bench-formats bench-scale bench-service clean
+.PHONY: help setup ui openapi docs screenshots demo test test-all check lint format up consumers bench bench-dashboard bench-engines bench-formats bench-scale bench-service clean
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -58,6 +58,11 @@ ui-if-possible: $(STAMP)
 openapi: $(STAMP)  ## write the schemas of the API and of report.json, after a change of their types
 	@$(BIN)/python -m api.openapi > dashboard/openapi.json
 	@$(BIN)/python -m quantcore.report.schema > docs/report.schema.json
+
+docs: $(STAMP)  ## build the documentation site into build/site; a broken link or anchor fails
+	@$(BIN)/python -m docs.generate
+	@$(BIN)/zensical build --strict --clean
+	@echo "read it in build/site/index.html; search needs a server: $(BIN)/python -m http.server -d build/site"
 
 screenshots: $(UI)  ## pictures of the dashboard, light and dark, into docs/screenshots
 	@$(BIN)/python -m tests.browser.screenshots $(ARGS)

@@ -6,20 +6,26 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fastapi import FastAPI
 from pydantic import SecretStr
 
 from api.main import create_app
 from api.settings import Settings
 
 
-def document() -> str:
-    """JSON text. Without examples, and without problems: those all look the same. Nothing is connected to."""
+def app_of_nothing() -> FastAPI:
+    """The app for its OpenAPI document alone: it is connected to nothing."""
     settings = Settings(
         database_url=SecretStr("postgresql+psycopg://nobody@/nothing"),
         broker_url=SecretStr("redis://nowhere"),
         data_dir=Path("/nowhere"),
     )
-    found = create_app(settings).openapi()
+    return create_app(settings)
+
+
+def document() -> str:
+    """JSON text. Without examples, and without problems: those all look the same."""
+    found = app_of_nothing().openapi()
     for methods in found["paths"].values():
         for operation in methods.values():
             answers = operation["responses"]

@@ -6,7 +6,7 @@ import onnxruntime
 
 
 def session_options(*, optimized: bool = True, static_inputs: bool = False) -> onnxruntime.SessionOptions:
-    """The options that docs/onnx.md names; ``optimized`` False leaves the graph as it was written.
+    """The options that docs/how-to/onnx.md names; ``optimized`` False leaves the graph as it was written.
 
     ``static_inputs``: those of all layers that round theirs to integers are static.
     """

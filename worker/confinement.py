@@ -78,7 +78,8 @@ def tell(settings: Settings) -> None:
     found = describe(settings)
     if found is None:
         logger.warning(
-            "this kernel has no Landlock: engines check what they open, and are not held to it; see docs/running.md"
+            "this kernel has no Landlock: engines check what they open, and are not held to it; "
+            "see docs/concepts/confinement.md"
         )
     else:
         logger.info("engines are confined: %s", found)

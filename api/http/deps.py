@@ -42,7 +42,7 @@ class Context:
                 409,
                 "encryption_not_configured",
                 "This service keeps no secrets: it has no key to seal them with.",
-                hint="Its operator sets BITFOUNDRY_SECRET_KEY_FILE (see docs/accounts.md).",
+                hint="Its operator sets BITFOUNDRY_SECRET_KEY_FILE (see docs/how-to/accounts.md).",
             )
         return vault
 

@@ -95,7 +95,9 @@ def _landlock() -> Finding:
 
     if number := abi():
         return Finding(name="landlock", status="ok", detail=f"ABI {number}: engines reach the files of their job alone")
-    hint = "Linux 5.19 or later with it in /sys/kernel/security/lsm; docs/running.md says what holds without"
+    hint = (
+        "Linux 5.19 or later with it in /sys/kernel/security/lsm; docs/concepts/confinement.md says what holds without"
+    )
     return Finding(name="landlock", status="warning", detail="this kernel has none", hint=hint)
 
 

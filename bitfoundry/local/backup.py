@@ -43,7 +43,7 @@ def back_up(home: Path, target: Path, say: Say) -> None:
     if os.environ.get("DATABASE_URL"):
         raise StackError(
             "the database is not part of the local stack: DATABASE_URL is set",
-            hint="back it up with pg_dump, then copy the data folder (docs/running.md)",
+            hint="back it up with pg_dump, then copy the data folder (docs/how-to/back-up.md)",
         )
     if os.path.lexists(target) or target.is_relative_to(home):
         raise StackError(f"{target} exists, or lies in the data folder", hint="give the name of a new file elsewhere")

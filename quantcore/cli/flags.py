@@ -412,7 +412,7 @@ def add_scheme(flags: argparse.ArgumentParser) -> None:
     add(
         "--quant_scheme",
         default="fp8",
-        help="a preset, or a config .json in the names of docs/config.md (default: fp8)",
+        help="a preset, or a config .json in the names of docs/reference/config.md (default: fp8)",
     )
     add("--kv_cache_dtype", help=f"one of: {', '.join(presets.KV_CACHE_SPECS)} (default: not quantized)")
     add(
@@ -478,7 +478,11 @@ def evaluation_of(options: argparse.Namespace) -> EvaluationConfig:
         )
     except ValidationError as error:
         raise config_error(
-            error, "The evaluation", code="invalid_evaluation", hint="See docs/evaluation.md.", prefix="/evaluation"
+            error,
+            "The evaluation",
+            code="invalid_evaluation",
+            hint="See docs/how-to/evaluate.md.",
+            prefix="/evaluation",
         ) from error
 
 

@@ -327,4 +327,4 @@ def parse_config(data: object) -> Config:
     try:
         return _ADAPTER.validate_python(data)
     except ValidationError as error:
-        raise config_error(error, "The config", hint="Fields are named as in docs/config.md.") from error
+        raise config_error(error, "The config", hint="Fields are named as in docs/reference/config.md.") from error

@@ -1,8 +1,8 @@
 """Quality gates: the limits that a result must keep, and the measurements they are compared with.
 
-The ids are those of docs/evaluation.md, where the measurements stand that the limits come from. Files that differ from
-what was computed, weights that are not finite, and folding that changes the model fail a job whatever its ``gate``
-says: those errors are raised where they occur, and are listed here among the others.
+The ids are those of docs/concepts/proof-and-gates.md; docs/benchmarks.md has the measurements that the limits come
+from. Files that differ from what was computed, weights that are not finite, and folding that changes the model fail a
+job whatever its ``gate`` says: those errors are raised where they occur, and are listed here among the others.
 """
 
 from __future__ import annotations
@@ -193,7 +193,8 @@ def size(seen: Evidence) -> Iterator[GateResult]:
 
 
 def external_reader(seen: Evidence) -> Iterator[GateResult]:
-    yield _skipped("G15", "external_reader", "docs/consumers.md lists the programs that read files of this format")
+    detail = "docs/reference/compatibility.md lists the programs that read files of this format"
+    yield _skipped("G15", "external_reader", detail)
 
 
 GATES: tuple[Callable[[Evidence], Iterator[GateResult]], ...] = (

@@ -1,4 +1,4 @@
-"""Limits of the quality gates for each scheme, set from measurements (docs/evaluation.md)."""
+"""Limits of the quality gates for each scheme, set from measurements (docs/benchmarks.md)."""
 
 from __future__ import annotations
 

@@ -62,6 +62,6 @@ def run_elsewhere(script: Path, task: dict[str, Any], *, python: str, program: s
         raise ModelError(
             f"{program} does not serve {task['model']}: {last}",
             code="runtime_failed",
-            hint="docs/consumers.md says which formats each program reads.",
+            hint="docs/reference/compatibility.md says which formats each program reads.",
         )
     return result

@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROWS = re.findall(r"^\| (F\d+) .*\| ([^|]*) \|$", (ROOT / "docs" / "faults.md").read_text(), flags=re.MULTILINE)
+PAGE = (ROOT / "docs" / "reference" / "failure-modes.md").read_text()
+ROWS = re.findall(r"^\| (F\d+) .*\| ([^|]*) \|$", PAGE, flags=re.MULTILINE)
 
 
 def test_the_list_is_whole() -> None:
@@ -14,7 +15,7 @@ def test_the_list_is_whole() -> None:
 
 
 def test_its_tests_exist() -> None:
-    security = (ROOT / "docs" / "security.md").read_text()
+    security = (ROOT / "docs" / "concepts" / "security.md").read_text()
     promises = re.findall(r"^\| ([^|]*) \|[^|]*\| (`tests/[^|]*) \|$", security, flags=re.MULTILINE)
     assert len(promises) >= 15
     for fault, cell in [*ROWS, *promises]:

@@ -1,4 +1,4 @@
-"""What the README promises exists: the files to read, the commands to type, the pages and pictures it links."""
+"""What README and CONTRIBUTING promise exists: the files to read, the commands to type, the pages and pictures."""
 
 import re
 import subprocess
@@ -6,13 +6,15 @@ import sys
 import tomllib
 from pathlib import Path
 
+from tests.architecture.test_imports import NUM_FUNCTION_LINES_LIMIT, NUM_LINES_LIMIT
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):.*##", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 
 
 def test_six_files_are_named_in_order_and_exist() -> None:
-    section = README.partition("## Six files")[2].partition("\n## ")[0]
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## Code tour")[2].partition("\n## ")[0]
     named = re.findall(r"^\d\. \[?`([^`]+)`", section, flags=re.MULTILINE)
     assert len(named) == 6
     for name in named:
@@ -38,6 +40,11 @@ def test_the_makefile_has_the_house_commands_and_help_names_them() -> None:
     assert {"help", "demo", "test", "test-all", "check", "up", "consumers", "bench"} <= TARGETS
     shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert all(f"make {target}" in shown for target in TARGETS)
+
+
+def test_contributing_states_the_limits_that_are_enforced() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    assert f"at most {NUM_LINES_LIMIT} lines and a function at most {NUM_FUNCTION_LINES_LIMIT}" in text
 
 
 def test_ci_runs_the_tests_of_the_readme() -> None:

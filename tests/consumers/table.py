@@ -1,4 +1,4 @@
-"""A pytest plugin: what programs that we did not write computed from our files, as the table in docs/consumers.md.
+"""A pytest plugin that writes docs/reference/compatibility.md: what other programs computed from our files.
 
 A test calls the fixture ``agrees``; the run writes the page at its end. Rows of tests that did not run stay as they
 were (quantcore/export/consumers.json, from which a report takes what loads its result), each with the day on which it
@@ -33,12 +33,12 @@ CONSUMERS = {  # name: environment, the packages that load the files
 }
 KEY = ("consumer", "format", "scheme", "model")
 HEAD = ("consumer", "format", "scheme", "model", "perplexity there", "ours", "difference", "allowed", "seen")
-INTRODUCTION = """# Seen in other programs
+INTRODUCTION = """# Compatibility with other programs
 
-Perplexity of the same windows of text, computed by programs that we did not write from the files that we wrote, and by
-the job's own proof. They multiply in other orders, and some round inputs or scales otherwise: what is allowed is in the
-table. `make test-all` runs all of it and writes this page; SmolLM2 is SmolLM2-135M-Instruct, the others are tiny random
-models, whose perplexity says nothing but that both compute the same.
+Perplexity of the same windows of text, computed by other programs from the files that Bitfoundry wrote, and by the
+job's own proof. Programs multiply in other orders, and some round inputs or scales differently: the table says what is
+allowed. `make test-all` runs all of it and writes this page. SmolLM2 is SmolLM2-135M-Instruct; the others are tiny
+random models, whose perplexity only shows that both compute the same.
 """
 
 
@@ -101,7 +101,7 @@ def write(found: list[dict[str, Any]]) -> None:
     rows |= {key_of(row): row for row in found if row["agrees"]}
     ordered = [rows[key] for key in sorted(rows)]
     TABLE.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")
-    (DOCS / "consumers.md").write_text("\n".join([INTRODUCTION, *_table(ordered)]) + "\n", "utf-8")
+    (DOCS / "reference" / "compatibility.md").write_text("\n".join([INTRODUCTION, *_table(ordered)]) + "\n", "utf-8")
 
 
 def key_of(row: dict[str, Any]) -> tuple[str, ...]:

@@ -246,7 +246,7 @@ OPT_125M = {
 
 def test_vllm_runs_opt_with_an_fp8_kv_cache(tmp_path, agrees):
     """From compressed_tensors. The names of the quark format are vLLM's fault: it renames k_proj to qkv_proj first, and
-    then has no place for qkv_proj.output_scale. Once that is mended, docs/exports.md is to say so."""
+    then has no place for qkv_proj.output_scale. Once that is mended, docs/reference/formats.md is to say so."""
     config = {"kv": presets.resolve("int8_dynamic", kv_cache="fp8")}
     results, windows = export_all(tiny_model(tmp_path / "model", **OPT_125M), config, FORMATS, tmp_path)
     folder, summary = results["kv"]

@@ -1,4 +1,4 @@
-"""The code of the documentation runs, block after block; its commands are understood, its tables true."""
+"""The pages about the engine: what they show runs, their commands are understood, their tables are true."""
 
 import argparse
 import json
@@ -19,36 +19,27 @@ from quantcore.config.presets import PRESETS
 from quantcore.config.quantization import parse_config
 from quantcore.export import EXPORTERS, formats_for, holds_codes
 from quantcore.serving.stopwatch import RUNTIMES
+from tests.docs_pages import DOCS, blocks_of, read_page
 from tests.factories import tiny_model
 
 pytestmark = pytest.mark.usefixtures("proof_in_this_process")
 
-DOCS = Path(__file__).parents[2] / "docs"
+MODEL = "SmolLM2-135M-Instruct"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A working folder with a model called ``model``."""
-    folder = tmp_path_factory.mktemp("docs")
-    tiny_model(folder / "model", num_hidden_layers=1)
-    return folder
+@pytest.fixture
+def folder(tmp_path):
+    """A working folder with a tiny model where a reader has SmolLM2."""
+    tiny_model(tmp_path / MODEL, num_hidden_layers=1, max_position_embeddings=2048)
+    return tmp_path
 
 
-def test_the_page_of_the_python_api(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "python.md").read_text(), flags=re.DOTALL)
-    assert len(blocks) == 6
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, "docs/python.md", "exec"), names)
+def test_the_page_of_the_python_api(folder):
+    read_page("how-to/python.md", folder)
     assert (folder / "exported" / "model.safetensors").is_file() and (folder / "onnx" / "model.onnx").is_file()
 
 
-ALGORITHMS = (DOCS / "algorithms.md").read_text()
-
-
-def blocks_of(page, language):
-    return re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)
+ALGORITHMS = (DOCS / "how-to" / "algorithms.md").read_text()
 
 
 def rows_of(page, title):
@@ -58,28 +49,34 @@ def rows_of(page, title):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-def test_the_python_of_the_page_of_algorithms(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    blocks = blocks_of(ALGORITHMS, "python")
-    assert len(blocks) == 2
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, "docs/algorithms.md", "exec"), names)
-    assert [one["name"] for one in names["report"]["config"]["algo_config"]] == ["awq", "rtn"]
-    assert (folder / "out" / "model.safetensors").is_file() and names["model"].model.layers[0].mlp.up_proj.frozen
+def commands_of(page):
+    """The lines of a page's blocks for a shell, those that are not run included."""
+    scripts = [block.script for block in blocks_of(page) if block.language in ("sh", "console")]
+    return [line for script in scripts for line in script.replace("\\\n", "").splitlines()]
+
+
+@pytest.mark.slow
+def test_the_page_of_algorithms(folder):
+    names = read_page("how-to/algorithms.md", folder).names
+    assert [algorithm["name"] for algorithm in names["report"]["config"]["algo_config"]] == ["awq", "rtn"]
+    assert names["model"].model.layers[0].mlp.up_proj.frozen
+    made = {path.parent.name for path in folder.glob("**/report.json")}
+    assert made == {"out", "smooth", "half", "out-python", "rounded", "both"}
 
 
 def test_the_commands_of_the_page_of_algorithms(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    (folder / "smooth.json").write_text(re.search(r"`(\{\"name\": \"smoothquant\".*?\})`", ALGORITHMS)[1])
-    commands = [line for block in blocks_of(ALGORITHMS, "sh") for line in block.replace("\\\n", "").splitlines()]
-    said = {}
-    for command in commands:
+    chosen = {}
+    for command in commands_of("how-to/algorithms.md"):
+        if command.startswith("echo "):
+            _, options, _, file = shlex.split(command)
+            (folder / file).write_text(options)
+            continue
         program, verb, *flags = shlex.split(command)
         assert (program, verb) == ("bitfoundry", "quantize")
         task = task_of(parser().parse_args(flags))
-        said[task.output_dir.name] = ([one.name for one in task.config.algo_config], task.export)
-    assert said == {
+        chosen[task.output_dir.name] = ([each.name for each in task.config.algo_config], task.export)
+    assert chosen == {
         "out": (["awq", "rtn"], ("quark",)),
         "smooth": (["rotation", "smoothquant"], ("quark",)),
         "half": (["smoothquant"], ("quark",)),
@@ -89,7 +86,7 @@ def test_the_commands_of_the_page_of_algorithms(folder, monkeypatch):
 
 
 def test_the_json_of_the_page_of_algorithms(tmp_path):
-    config, edges = map(json.loads, blocks_of(ALGORITHMS, "json"))
+    config, edges = (json.loads(block.text) for block in blocks_of("how-to/algorithms.md") if block.language == "json")
     assert [one.name for one in parse_config(config).algo_config] == ["awq", "gptq"]
     (tmp_path / "awq.json").write_text(json.dumps(edges))
     assert len(load_quant_algo_config_from_file(tmp_path / "awq.json").scaling_layers) == 2
@@ -114,64 +111,91 @@ ORDER = ["quark", "compressed_tensors", "fp8", "gptq", "gptq_v2", "awq", "bitsan
          "fake_quantized"]  # fmt: skip
 
 
-def test_the_page_of_mixed_precision(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    page = (DOCS / "mixed-precision.md").read_text().partition("\n## In the service\n")[0]  # that: test_mixed_jobs.py
-    [block] = blocks_of(page, "sh")
-    for line in block.replace("./SmolLM2-135M-Instruct", "./model").replace("./out", "./mixed").splitlines():
-        _, command, *arguments = shlex.split(line)
-        name = [command] if command == "mix" else []
-        assert main([*name, *arguments, "--num_calib_data", "4", "--seq_len", "32"]) == 0
-    assert parse_config(json.loads((folder / "mix.json").read_text())).layer_quant_config
-    assert (folder / "mixed" / "report.json").is_file()
+def test_the_flags_of_the_page_of_mixed_precision():
+    page = (DOCS / "how-to" / "mixed-precision.md").read_text().partition("\n## In the service\n")[0]
     flags = argparse.ArgumentParser()
     add_mix(flags)
     of_quantize = {"--quant_scheme", "--output_dir", "--model_dir", "--quant_algo"}
     assert set(re.findall(r"--[a-z_]+", page)) <= {*flags._option_string_actions, *of_quantize, "--json"}
 
 
-def test_the_page_of_speed() -> None:
-    """The commands run in ``test_speed``; their flags are those that there are."""
-    section = (DOCS / "evaluation.md").read_text().partition("## Speed and memory")[2].partition("\n## ")[0]
+def test_the_flags_of_the_page_of_speed() -> None:
+    page = (DOCS / "how-to" / "measure-speed.md").read_text()
     flags = argparse.ArgumentParser()
     add_speed(flags)
-    assert set(re.findall(r"--[a-z_]+", section)) - {"--against", "--json"} == set(flags._option_string_actions) - {
+    assert set(re.findall(r"--[a-z_]+", page)) - {"--against", "--json"} == set(flags._option_string_actions) - {
         "-h",
         "--help",
     }
-    assert set(re.findall(r"--runtime ([a-z_]+)", section)) <= set(RUNTIMES)
+    assert set(re.findall(r"--runtime ([a-z_]+)", page)) <= set(RUNTIMES)
 
 
-def test_the_page_of_formats(folder, monkeypatch, capsys):
-    monkeypatch.chdir(folder)
-    page = (DOCS / "exports.md").read_text()
+@pytest.mark.slow
+def test_the_page_of_speed(folder):
+    assert "prompt" in read_page("how-to/measure-speed.md", folder).output
+
+
+@pytest.mark.slow
+def test_the_page_of_formats(folder, capsys):
+    read_page("reference/formats.md", folder)
+    assert "uint4 torch.Size([1, 8, 512])" in capsys.readouterr().out
+    assert (folder / "quark" / "MANIFEST.json").is_file()
+
+
+def test_the_table_of_formats():
+    page = (DOCS / "reference" / "formats.md").read_text()
     assert [row[0].strip("[]`").partition("`")[0] for row in rows_of(f"\n## formats\n{page}", "formats")] == ORDER
     assert sorted(ORDER) == sorted(EXPORTERS)
-    flags = "--model_dir model --output_dir awq --quant_scheme uint4_wo_32 --custom_mode awq --seq_len 64"
-    assert main([*flags.split(), "--skip_evaluation", "--json"]) == 0
-    [block] = blocks_of(page, "python")
-    exec(compile(block, "docs/exports.md", "exec"), {})
+
+
+def test_the_python_of_the_page_of_formats(folder, monkeypatch, capsys):
+    """As the page, without a shell and its interpreters."""
+    monkeypatch.chdir(folder)
+    quantize, load, convert = (block for block in blocks_of("reference/formats.md") if block.runs)
+    quick = ["--seq_len", "64", "--skip_evaluation", "--json"]
+    assert main([*shlex.split(quantize.script)[2:], *quick]) == 0
+    exec(compile(load.script, "formats.md", "exec"), {})
     assert "uint4 torch.Size([1, 8, 512])" in capsys.readouterr().out
-    [command] = blocks_of(page, "console")
-    assert main(shlex.split(command.removeprefix("$ bitfoundry"))) == 0
+    assert main(shlex.split(convert.script)[1:]) == 0
     assert (folder / "quark" / "MANIFEST.json").is_file()
 
 
 @pytest.mark.slow
-def test_the_page_of_onnx(folder, monkeypatch, capsys):
-    monkeypatch.chdir(folder)
-    page = (DOCS / "onnx.md").read_text()
-    command, code = *blocks_of(page, "sh"), *blocks_of(page, "python")
-    _, verb, *flags = shlex.split(command)
-    assert verb == "quantize" and main([*flags, "--seq_len", "64", "--skip_evaluation", "--json"]) == 0
-    capsys.readouterr()
-    exec(compile(code, "docs/onnx.md", "exec"), {})
+def test_the_page_of_onnx(folder, capsys):
+    read_page("how-to/onnx.md", folder)
     assert len(capsys.readouterr().out.strip()) > len("The capital of France is")
+
+
+@pytest.mark.slow
+def test_the_page_of_gguf(folder):
+    read_page("how-to/gguf.md", folder)
+    assert (folder / "out-gguf" / "model.gguf").is_file() and (folder / "out-awq" / "MANIFEST.json").is_file()
+
+
+@pytest.mark.slow
+def test_the_page_of_quantizing_locally(folder):
+    report = read_page("how-to/quantize-locally.md", folder).names["report"]
+    assert report["config"]["global_quant_config"]["weight"]["dtype"] == "fp8_e4m3"
+    named = re.findall(r"^\| `(\w+\.\w+)`", (DOCS / "how-to" / "quantize-locally.md").read_text(), flags=re.MULTILINE)
+    made = {path.name for path in (folder / "out").iterdir()}
+    assert set(named) - {"model.gguf", "model.onnx"} <= made
+
+
+@pytest.mark.slow
+def test_the_page_of_resuming(folder):
+    read_page("how-to/resume.md", folder)
+    assert (folder / "out" / "MANIFEST.json").is_file() and not (folder / "out.resume").exists()
+
+
+def test_the_page_of_planning(tmp_path):
+    (tmp_path / "Llama-3.1-405B").mkdir()
+    (tmp_path / "Llama-3.1-405B" / "config.json").write_bytes(LLAMA_405B.read_bytes())
+    assert "fits 8 x 80.0 GB" in read_page("how-to/plan-capacity.md", tmp_path).output
 
 
 def test_the_table_of_presets():
     """As ``bitfoundry quantize presets`` says it."""
-    rows = rows_of((DOCS / "config.md").read_text(), "In three lines")
+    rows = rows_of((DOCS / "reference" / "config.md").read_text(), "Presets")
     expected = []
     for preset in PRESETS.values():
         formats = [name for name in formats_for(preset.config) if holds_codes(name)]
@@ -182,7 +206,6 @@ def test_the_table_of_presets():
     assert rows == expected
 
 
-LARGE = (DOCS / "large-models.md").read_text()
 LLAMA_405B = Path(__file__).parents[1] / "unit" / "quantcore" / "configs" / "llama-3.1-405b.json"
 COMMON = "--num_calib_data 512 --seq_len 2048 --host_memory 1TB --disk 4TB --json"
 
@@ -198,19 +221,22 @@ def planned_row(flags, hardware, capsys):
     return [f"`{flags}`", f"`{hardware}`", f"`{runs}`", device, host, disk, f"{found['seconds']['total'] / 60:.0f} min"]
 
 
-def test_the_figures_of_the_page_of_large_models_are_the_command_s(capsys):
-    rows = rows_of(LARGE, "Llama-3.1-405B on one node, and on two")
+def test_the_planned_figures_are_the_command_s(capsys):
+    rows = rows_of((DOCS / "benchmarks.md").read_text(), "Llama-3.1-405B on one node, and on two")
     assert len(rows) == 8
     for row in rows:
         flags, hardware = (cell.strip("`") for cell in row[:2])
         assert row == planned_row(flags, hardware, capsys)
 
 
-def test_the_commands_of_the_page_of_large_models_are_understood():
-    lines = [line for block in blocks_of(LARGE, "console") for line in block.replace("\\\n", "").splitlines()]
+SCALING = ("plan-capacity", "several-devices", "file-to-file", "resume")
+
+
+def test_the_commands_of_the_pages_about_large_models_are_understood():
+    """Those included that no test can run."""
     kinds = []
-    for line in lines:
-        words = shlex.split(line.removeprefix("$ "))
+    for line in [line for page in SCALING for line in commands_of(f"how-to/{page}.md")]:
+        words = shlex.split(line)
         if words[:2] == ["bitfoundry", "plan"]:
             planning_parser().parse_args(words[2:])
         elif words[:2] == ["bitfoundry", "submit"]:

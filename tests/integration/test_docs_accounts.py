@@ -15,14 +15,11 @@ from api.http.security import SCOPES
 from api.settings import Settings
 from api.store.accounts import projects, webhooks
 from api.store.tables.jobs import Project
+from tests.docs_pages import DOCS, Shell, blocks_of, read_page
 from tests.integration.conftest import ROOT, Server
 from tests.integration.test_webhooks import Receiver, serve
 
-ACCOUNTS, WEBHOOKS = ((ROOT / "docs" / name).read_text() for name in ("accounts.md", "webhooks.md"))
-
-
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)
+ACCOUNTS, WEBHOOKS = ((DOCS / "how-to" / name).read_text() for name in ("accounts.md", "webhooks.md"))
 
 
 @pytest.fixture
@@ -36,44 +33,30 @@ def receiver() -> Iterator[Receiver]:
         yield receiver
 
 
-def run(script: str, server: Server, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {
-        "BITFOUNDRY_URL": server.url,
-        "BITFOUNDRY_API_KEY": server.key,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "NO_PROXY": "127.0.0.1",
-        "COLUMNS": "200",
-        **more,
-    }
-    command = ["bash", "-euo", "pipefail", "-c", script]
-    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
-
-
 def test_the_shell_about_accounts(server: Server, tmp_path: Path) -> None:
-    scripts = blocks(ACCOUNTS, "sh")
-    [private] = [script for script in scripts if "org/private-model" in script]
-    done = run("".join(script for script in scripts if script != private), server, tmp_path, HUB_TOKEN="hf_secret")
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert len(re.findall(r"^bf_[0-9a-f]{12}_[\w-]{43}$", done.stdout, flags=re.MULTILINE)) == 2
-    assert "search" in done.stdout and "hub_token.put" in done.stdout and "key.revoke" in done.stdout
-    assert "hf_secret" not in done.stdout + done.stderr
+    printed = read_page("how-to/accounts.md", tmp_path, HUB_TOKEN="hf_secret", **server.environment).output
+    assert len(re.findall(r"^bf_[0-9a-f]{12}_[\w-]{43}$", printed, flags=re.MULTILINE)) == 2
+    assert "search" in printed and "hub_token.put" in printed and "key.revoke" in printed
+    assert "hf_secret" not in printed
     assert (tmp_path / "secret.key").stat().st_mode & 0o777 == 0o600
-    refused = run(private, server, tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
-    assert refused.returncode == 1 and "hub_" in refused.stderr  # there is no Hub here, and no such model
+    [private] = [block for block in blocks_of("how-to/accounts.md") if block.language == "sh" and block.reason]
+    shell = Shell(tmp_path, server.environment | {"HF_ENDPOINT": "http://127.0.0.1:9"})
+    with pytest.raises(AssertionError, match="hub_"):  # there is no Hub here, and no such model
+        shell.run(private.script)
+    shell.close()
 
 
 def test_the_service_listens_as_the_page_says(settings: Settings, sessions: Any) -> None:
-    [shown] = blocks(ACCOUNTS, "console")
-    command, said = shown.removeprefix("$ ").split("\n", 1)
+    [block] = [block for block in blocks_of("how-to/expose.md") if block.language == "console"]
     environment = os.environ | {
         "DATABASE_URL": settings.database_url.get_secret_value(),
         "BROKER_URL": settings.broker_url.get_secret_value(),
         "BITFOUNDRY_DATA_DIR": str(settings.data_dir),
     }
     done = subprocess.run(
-        [sys.executable, *command.split()[1:]], env=environment, cwd=ROOT, capture_output=True, text=True
+        [sys.executable, *block.script.split()[1:]], env=environment, cwd=ROOT, capture_output=True, text=True
     )
-    assert (done.returncode, done.stderr) == (1, said)
+    assert (done.returncode, done.stderr) == (1, block.shown)
 
 
 def test_the_tables() -> None:
@@ -84,15 +67,11 @@ def test_the_tables() -> None:
 
 
 def test_the_page_about_webhooks(server: Server, receiver: Receiver, tmp_path: Path) -> None:
-    [script] = blocks(WEBHOOKS, "sh")
-    done = run(f'{script}\necho "$SECRET"', server, tmp_path, RECEIVER=receiver.url)
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert "delivered" in done.stdout
-    secret = done.stdout.split()[-1]
-    names: dict[str, Any] = {}
-    for block in blocks(WEBHOOKS, "python"):
-        exec(compile(block, "docs/webhooks.md", "exec"), names)
-    check = names["is_from_bitfoundry"]
+    reading = read_page(
+        "how-to/webhooks.md", tmp_path, show=("SECRET",), RECEIVER=receiver.url, **server.environment
+    )
+    assert "delivered" in reading.output
+    secret, check = reading.variables["SECRET"], reading.names["is_from_bitfoundry"]
     [message] = receiver.wait(1)
     assert check(message.headers, message.body, secret)
     assert not check(message.headers, message.body + b" ", secret)

@@ -4,18 +4,19 @@ import re
 from pathlib import Path
 
 from api.settings import Settings
+from tests.docs_pages import DOCS, Shell, read_page
 from tests.integration.conftest import ROOT, Server
-from tests.integration.test_docs_accounts import blocks, run
 
-PAGE = (ROOT / "docs" / "dashboard.md").read_text()
+PAGE = (DOCS / "how-to" / "dashboard.md").read_text()
 
 
 def test_the_shell_signs_in_and_out(server: Server, tmp_path: Path) -> None:
-    done = run("\n".join(blocks(PAGE, "sh")), server, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert '"has_more":false' in done.stdout
-    again = run('curl -sS -b cookies.txt "$BITFOUNDRY_URL/v1/jobs"', server, tmp_path)
-    assert '"code":"unauthorized"' in again.stdout  # signed out in the service, whatever the file of cookies says
+    printed = read_page("how-to/dashboard.md", tmp_path, **server.environment).output
+    assert '"has_more":false' in printed
+    shell = Shell(tmp_path, server.environment)
+    again = shell.run('curl -sS -b cookies.txt "$BITFOUNDRY_URL/v1/jobs"')
+    shell.close()
+    assert '"code":"unauthorized"' in again  # signed out in the service, whatever the file of cookies says
 
 
 def test_it_names_every_page_of_the_menu() -> None:

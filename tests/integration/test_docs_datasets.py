@@ -1,24 +1,17 @@
 """The page about datasets: its examples run against a real service, its tables are true."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from quantcore.data.hub_dataset import ALIASES
+from tests.docs_pages import DOCS, read_page
 from tests.integration.conftest import Server, WorkerProcess
 
-PAGE = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text()
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+PAGE = (DOCS / "how-to" / "datasets.md").read_text()
 
 
 def test_the_table_of_names_is_that_of_the_code() -> None:
@@ -33,7 +26,7 @@ def test_the_table_of_names_is_that_of_the_code() -> None:
 
 
 def test_every_code_of_the_table_is_one() -> None:
-    section = PAGE.partition("## What can be wrong")[2].partition("\n## ")[0]
+    section = PAGE.partition("## Errors")[2].partition("\n## ")[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     codes = {code for cell in rows for code in re.findall(r"`([a-z_]+)`", cell)}
     root = Path(__file__).parents[2]
@@ -47,28 +40,17 @@ def test_the_shell_and_the_python(
     make_model: Callable[..., Path],
     start_worker: Callable[..., WorkerProcess],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    model = make_model()
-    environment = os.environ | {
-        "BITFOUNDRY_URL": server.url,
-        "BITFOUNDRY_API_KEY": server.key,
-        "MODEL": str(model),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "NO_PROXY": "127.0.0.1",
-    }
-    script = "".join(blocks("sh"))
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert "support chats" in done.stdout and "Question 2" in done.stdout and "parameters" in done.stdout
-    assert json.loads((tmp_path / "model.json").read_text())["num_blocks"] == 2
-
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"URL": server.url, "KEY": server.key}
-    for block in blocks("python"):
-        exec(compile(block, "docs/datasets.md", "exec"), names)
+    names = {"URL": server.url, "KEY": server.key}
+    environment = {"MODEL": str(make_model()), **server.environment}
+    printed = read_page("how-to/datasets.md", tmp_path, names=names, **environment).output
+    assert "support chats" in printed and "Question 2" in printed
     said = capsys.readouterr().out
     assert re.search(r"dst_[0-9a-f]{32} 2000", said) and "Line 1 {'messages'" in said and "\n400 0 0 " in said
+
+
+def test_the_page_of_models(server: Server, make_model: Callable[..., Path], tmp_path: Path) -> None:
+    printed = read_page("reference/models.md", tmp_path, MODEL=str(make_model()), **server.environment).output
+    assert "parameters" in printed
+    assert json.loads((tmp_path / "model.json").read_text())["num_blocks"] == 2

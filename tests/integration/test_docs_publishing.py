@@ -1,32 +1,25 @@
 """The page about publishing: its examples run against a real service, its tables are true."""
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from api.jobs.schemas import PublishTo
 from api.settings import Settings
 from api.store.tables.publications import PublicationState
+from tests.docs_pages import DOCS, read_page
 from tests.hub_server import TOKEN, HubServer
 from tests.integration.conftest import Server, WorkerProcess
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "publishing.md").read_text()
+PAGE = (DOCS / "how-to" / "publish.md").read_text()
 
 
 @pytest.fixture
 def settings(settings: Settings, tmp_path: Path) -> Settings:
     return settings.model_copy(update={"publish_urls": (f"file://{tmp_path}/out",)})
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
 def first_column(heading: str) -> list[str]:
@@ -37,10 +30,10 @@ def first_column(heading: str) -> list[str]:
 
 def test_the_tables_are_true() -> None:
     assert set(first_column("## With the job")) == set(PublishTo.model_fields)
-    assert first_column("## What becomes of it") == list(PublicationState)
+    assert first_column("## States of a publication") == list(PublicationState)
     paths = [path for package in ("api", "quantcore", "worker") for path in (ROOT / package).rglob("*.py")]
     source = "".join(path.read_text() for path in paths)
-    codes = {*first_column("## What can go wrong"), *re.findall(r"`([a-z_]+)`", PAGE.partition("A request can")[2])}
+    codes = {*first_column("## Errors"), *re.findall(r"`([a-z_]+)`", PAGE.partition("A request can")[2])}
     assert len(codes) > 20
     assert [code for code in codes if f'"{code}"' not in source] == ["hf_xet"]
 
@@ -60,23 +53,12 @@ def test_the_examples(
 ) -> None:  # fmt: skip
     start_worker()
     model = make_model()
-    environment = os.environ | {
-        "BITFOUNDRY_URL": server.url,
-        "BITFOUNDRY_API_KEY": server.key,
-        "MODEL": str(model),
-        "WRITE_TOKEN": TOKEN,
-        "ALLOWED": f"file://{tmp_path}/out",
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "NO_PROXY": "127.0.0.1",
-    }
-    script = "".join(blocks("sh"))
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert TOKEN not in done.stdout + done.stderr
-    assert f"to {hub.url}/org/another, which will be made" in done.stdout
-    assert done.stdout.count("published to org/another (main)") == 2
+    names = {"URL": server.url, "KEY": server.key, "MODEL": str(model)}
+    more = {"MODEL": str(model), "WRITE_TOKEN": TOKEN, "ALLOWED": f"file://{tmp_path}/out"}
+    reading = read_page("how-to/publish.md", tmp_path, names=names, **more, **server.environment)
+    assert TOKEN not in reading.output
+    assert f"to {hub.url}/org/another, which will be made" in reading.output
+    assert reading.output.count("published to org/another (main)") == 2
     another = hub.repositories["org/another"]
     assert another.private and another.history[0].title == "fp8, proven"
     assert any(name.startswith("fp8/") for name in another.commits[another.refs["refs/pr/1"]])
@@ -85,8 +67,5 @@ def test_the_examples(
         assert (tmp_path / folder / "model.safetensors").read_bytes() == weights
         assert (tmp_path / folder / "MANIFEST.json").is_file()
 
-    names: dict[str, Any] = {"URL": server.url, "KEY": server.key, "MODEL": str(model)}
-    for block in blocks("python"):
-        exec(compile(block, "docs/publishing.md", "exec"), names)
     sha = hub.repositories["org/from-python"].refs["main"]
     assert f"published {sha} {hub.url}/org/from-python/commit/{sha}" in capsys.readouterr().out

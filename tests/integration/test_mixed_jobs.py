@@ -2,7 +2,6 @@
 and not."""
 
 import json
-import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from quantcore.config.quantization import parse_config
 from quantcore.mixed_precision import command
 from quantcore.mixed_precision.schemes import resolve
 from quantcore.pipeline import writer as writing
+from tests.docs_pages import blocks_of, read_page
 from tests.factories import tiny_model
 from tests.integration.conftest import REAL_ENGINE, ROOT, Server, WorkerProcess
 from tests.integration.forks import events_of, forked, task_file
@@ -190,19 +190,25 @@ def test_a_budget_that_is_too_small_is_said(size: int, model_dir: Path, tmp_path
 @pytest.fixture
 def model(settings: Settings) -> Path:
     """One that the service may read."""
-    return tiny_model(settings.model_roots[0] / "tiny", dtype=torch.float32, rank=8)
+    return tiny_model(settings.model_roots[0] / "tiny", dtype=torch.float32, rank=8, max_position_embeddings=2048)
 
 
 @pytest.mark.slow
 def test_the_page_of_mixed_precision_in_the_service(
-    server: Server, model: Path, settings: Settings, start_worker: StartWorker, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A real job by the page's words."""
+    server: Server, model: Path, settings: Settings, start_worker: StartWorker, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Its commands, and a real job by its words."""
     start_worker(settings.model_copy(update=REAL_ENGINE))
-    page = (ROOT / "docs" / "mixed-precision.md").read_text().partition("\n## In the service\n")[2]
-    [code], [command] = (re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL) for language in ("python", "sh"))
-    names: dict[str, Any] = {"URL": server.url, "KEY": server.key, "MODEL": str(model)}
-    exec(compile(code, "docs/mixed-precision.md", "exec"), names)
+    (tmp_path / "reader").mkdir()
+    (tmp_path / "reader" / "SmolLM2-135M-Instruct").symlink_to(model)
+    given = {"URL": server.url, "KEY": server.key, "MODEL": str(model)}
+    reading = read_page(
+        "how-to/mixed-precision.md", tmp_path / "reader", names=given, MODEL=str(model), **server.environment
+    )
+    names = reading.names
+    assert parse_config(json.loads((tmp_path / "reader" / "mix.json").read_text())).layer_quant_config
+    assert (tmp_path / "reader" / "out" / "report.json").is_file()
     job: answers.Job = names["job"]
     assert job.state == "succeeded" and job.summary is not None, job.error
     assert repr(job.summary["mix"]) in capsys.readouterr().out
@@ -221,7 +227,8 @@ def test_the_page_of_mixed_precision_in_the_service(
         assert report["summary"]["size_after_bytes"] == report["mix"]["chosen"]["size_bytes"]
         again = client.clone(job.id)
         assert (again.mix, again.config) == (job.mix, job.config)
-        flags = shlex.split(command.replace("$MODEL", str(model)))[1:]
+        submit = next(block for block in blocks_of("how-to/mixed-precision.md") if "submit" in block.script)
+        flags = shlex.split(submit.script.replace("$MODEL", str(model)))[1:]
         assert cli.run([*flags, "--url", server.url, "--api-key", server.key, "--json"]) == 0
         asked = json.loads(capsys.readouterr().out)["mix"]
         assert asked == {"schemes": [*SCHEMES, "keep"], "max_size": "90MB"}

