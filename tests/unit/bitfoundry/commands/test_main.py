@@ -271,7 +271,7 @@ def test_the_module_is_the_command() -> None:
     assert ran.stdout.startswith("bitfoundry 0.")
 
 
-LLAMA_405B = Path(__file__).parents[1] / "quantcore" / "configs" / "llama-3.1-405b.json"
+LLAMA_405B = Path(__file__).parents[2] / "quantcore" / "configs" / "llama-3.1-405b.json"
 
 
 @pytest.mark.parametrize("as_json", [True, False])

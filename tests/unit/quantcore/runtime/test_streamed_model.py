@@ -22,7 +22,7 @@ from quantcore.runtime.matmul import products_on
 from quantcore.runtime.streamed_model import StreamedModel
 from tests.factories import MIXTURES, SHAPE, tiny_model
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 ARCHITECTURES = {
     "llama": {},
@@ -228,7 +228,7 @@ WALK = """
 import os, sys
 from pathlib import Path
 import torch
-from tests.unit.quantcore.test_single import streamed
+from tests.unit.quantcore.runtime.test_streamed_model import streamed
 
 model = streamed(Path(sys.argv[1]), torch.bfloat16)
 model.embed(torch.ones(2, 64, dtype=torch.long))

@@ -20,7 +20,7 @@ from quantcore.plan.hardware import GB, Hardware, parse_hardware
 from quantcore.plan.resolve import resolve
 from quantcore.plan.shapes_of_config import tensors_of
 
-CONFIGS = Path(__file__).parent / "configs"
+CONFIGS = Path(__file__).parents[1] / "configs"
 LONG = CalibrationConfig(num_samples=512, seq_len=2048)
 LLAMA, DEEPSEEK, QWEN, MIXTRAL = "llama-3.1-405b", "deepseek-v3", "qwen3-235b-a22b", "mixtral-8x22b"
 

@@ -10,7 +10,7 @@ from quantcore.errors import QuantError
 from quantcore.hub.pull import pull
 from quantcore.hub.push import push
 from tests.hub_server import TOKEN, HubServer
-from tests.unit.quantcore.test_push import hub, make_task, silence  # noqa: F401  a fixture
+from tests.unit.quantcore.hub.test_push import hub, make_task, silence  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 

@@ -18,7 +18,7 @@ from bitfoundry.errors import StackError
 from bitfoundry.local.backup import back_up, restore
 from bitfoundry.local.stack import LocalStack, Postgres
 from tests.integration.conftest import STUB_ENGINE
-from tests.unit.bitfoundry.test_stack import make_model
+from tests.unit.bitfoundry.local.test_stack import make_model
 
 FILE = "artifacts/job_1/abc/model.safetensors"
 
