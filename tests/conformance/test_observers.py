@@ -17,7 +17,7 @@ from quantcore.observers import OBSERVERS, Observer, distribution, names, observ
 from quantcore.observers.distribution import Bins
 from quantcore.observers.mse import MSEObserver
 from quantcore.observers.percentile import PercentileObserver
-from tests.params import with_rare
+from tests.support.params import with_rare
 
 METHODS = [method for method in OBSERVERS if method != "placeholder"]
 CLASS_PART = {method: part for part, method in OBSERVER_METHODS.items()}

@@ -10,7 +10,7 @@ from quantcore.config.spec import SUPER_BLOCK
 from quantcore.solvers import SOLVERS
 from quantcore.solvers.rtn import round_to_nearest
 from tests.conformance.test_exporters import CONFIGS
-from tests.params import with_rare
+from tests.support.params import with_rare
 
 SOLVER_CONFIGS = {
     "rtn": [RTNConfig(), RTNConfig(range_search=False)],

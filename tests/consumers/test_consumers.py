@@ -22,7 +22,7 @@ from quantcore.config.quantization import CalibrationConfig, Config, parse_confi
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.pipeline import job as pipeline
 from quantcore.proof.expectation import Expectation
-from tests.factories import tiny_model
+from tests.support.models import tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

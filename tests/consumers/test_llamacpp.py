@@ -11,7 +11,7 @@ import torch
 from quantcore.checkpoint.tokenizer import load_tokenizer
 from quantcore.config import presets
 from tests.consumers.test_consumers import TOLERANCE, check, export_all, smollm2  # noqa: F401  (a fixture)
-from tests.factories import MIXTURES, tiny_model
+from tests.support.models import MIXTURES, tiny_model
 from tests.unit.quantcore.export.gguf.test_tokenizer import CUTS, byte_level, saved, sentencepiece
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -34,7 +34,7 @@ from api.store.accounts import projects
 from api.store.engine import Sessions, connect, dispose
 from api.store.queue import jobs
 from api.store.tables.jobs import Job, Project
-from tests.hub_server import TOKEN, HubServer
+from tests.support.hub_server import TOKEN, HubServer
 from worker.supervisor import Supervisor
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ REAL_ENGINE: dict[str, Any] = {
     "lease_s": 15,
 }
 """Settings for the real engine, which needs more than a stub's time between two heartbeats."""
-STUB_ENGINE = Path(__file__).with_name("stub_engine.py")
+STUB_ENGINE = ROOT / "tests" / "support" / "stub_engine.py"
 TABLES = (
     "outbox, event, log_line, attempt, seat, publication, artifact, job, sweep, worker, idempotency_key, upload_part, "
     "upload, dataset, api_key, sign_in, audit_entry, hub_token, webhook, webhook_delivery, retention_policy, "

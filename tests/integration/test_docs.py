@@ -19,7 +19,7 @@ from quantcore.config.presets import PRESETS
 from quantcore.config.quantization import parse_config
 from quantcore.export import EXPORTERS, formats_for, holds_codes
 from quantcore.serving.stopwatch import RUNTIMES
-from tests.factories import tiny_model
+from tests.support.models import tiny_model
 
 pytestmark = pytest.mark.usefixtures("proof_in_this_process")
 

@@ -18,9 +18,9 @@ from quantcore.nn import loading
 from quantcore.pipeline.job import run
 from quantcore.runtime.shards import is_sharded, mine
 from quantcore.runtime.streamed_model import StreamedModel
-from tests.factories import tiny_model, tiny_tokenizer
-from tests.integration.forks import forked
 from tests.integration.test_pipeline import task
+from tests.support.forks import forked
+from tests.support.models import tiny_model, tiny_tokenizer
 
 ASKED = EvaluationConfig(num_windows=3, seq_len=64, num_prompts=2)
 

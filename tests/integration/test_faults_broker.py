@@ -22,8 +22,8 @@ from api.store.queue.wakeups import QUEUE, make_celery, sender
 from api.store.tables.jobs import Attempt, Job, Outbox
 from bitfoundry.local.stack import Valkey
 from tests.integration.conftest import PATIENCE_S, WorkerProcess
-from tests.integration.faults import ApiProcess
 from tests.integration.test_worker import outcomes, post
+from tests.support.faults import ApiProcess
 
 MakeModel = Callable[..., Path]
 Submit = Callable[..., str]

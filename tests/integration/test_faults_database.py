@@ -26,8 +26,8 @@ from api.store.queue import jobs, leases
 from api.store.tables.jobs import Attempt, Job
 from bitfoundry.local.stack import Postgres
 from tests.integration.conftest import Server, WorkerProcess
-from tests.integration.faults import ApiProcess, Line
 from tests.integration.test_worker import outcomes
+from tests.support.faults import ApiProcess, Line
 from worker.lease import HeldLease
 
 MakeModel = Callable[..., Path]

@@ -26,8 +26,8 @@ from quantcore.pipeline import job as pipeline
 from quantcore.plan.resolve import resolve
 from quantcore.proof.verify import WrittenCheckpoint
 from quantcore.solvers.rtn import round_to_nearest
-from tests.factories import MIXTURES, tiny_model
-from tests.params import with_rare
+from tests.support.models import MIXTURES, tiny_model
+from tests.support.params import with_rare
 
 CALIBRATION = CalibrationConfig(num_samples=4, seq_len=64)
 SIXTEEN = {"query_pre_attn_scalar": 16, "sliding_window": 8}

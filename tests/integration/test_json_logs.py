@@ -14,7 +14,7 @@ from api.json_log import JsonFormatter
 from api.settings import Settings
 from api.store.engine import Sessions
 from tests.integration.conftest import WorkerProcess
-from tests.integration.faults import ApiProcess
+from tests.support.faults import ApiProcess
 
 
 def lines(log: Path) -> list[dict[str, str]]:

@@ -28,9 +28,9 @@ from quantcore.plan.resolve import resolve
 from quantcore.proof import verify as proof
 from quantcore.proof.expectation import Expectation
 from quantcore.runtime.matmul import products_on
-from tests.factories import MIXTURES, tiny_model, tiny_tokenizer
 from tests.integration.conftest import proving_here
-from tests.params import with_rare
+from tests.support.models import MIXTURES, tiny_model, tiny_tokenizer
+from tests.support.params import with_rare
 
 CPU = torch.device("cpu")
 

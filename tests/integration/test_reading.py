@@ -25,8 +25,8 @@ from quantcore.pipeline import job as pipeline
 from quantcore.reading.dequantize import open_source
 from quantcore.reading.model import read_model
 from quantcore.runtime.matmul import products_on
-from tests.factories import MIXTURES, VOCAB_SIZE, tiny_model
-from tests.params import with_rare
+from tests.support.models import MIXTURES, VOCAB_SIZE, tiny_model
+from tests.support.params import with_rare
 
 WINDOWS = torch.arange(6 * 32).mul(7).remainder(509).view(6, 32)  # fewer than any model here has
 

@@ -10,9 +10,9 @@ import pytest
 from quantcore.blockwise import savepoint
 from quantcore.cli.main import main
 from quantcore.pipeline import writer as writing
-from tests.factories import MIXTURES, tiny_model
-from tests.integration.forks import config, events_of, forked, seen_of, task_file
-from tests.params import with_rare
+from tests.support.forks import config, events_of, forked, seen_of, task_file
+from tests.support.models import MIXTURES, tiny_model
+from tests.support.params import with_rare
 
 pytestmark = pytest.mark.usefixtures("proof_in_this_process")
 

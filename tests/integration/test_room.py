@@ -17,8 +17,8 @@ from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.tables.jobs import Job
 from tests.integration.conftest import PATIENCE_S, WorkerProcess, wait_for_empty
-from tests.integration.faults import ApiProcess, on_a_small_disk, seen_by
 from tests.integration.test_worker import outcomes
+from tests.support.faults import ApiProcess, on_a_small_disk, seen_by
 from worker.workspace import remove_attempt
 
 EVERYTHING = 1 << 60

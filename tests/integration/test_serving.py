@@ -20,7 +20,7 @@ from api.store.accounts import keys
 from api.store.engine import Sessions
 from bitfoundry.local.stack import LocalStack
 from tests.integration.conftest import PATIENCE_S, ROOT, Server, is_alive, wait_gone
-from tests.params import with_rare
+from tests.support.params import with_rare
 
 Serve = Callable[..., str]
 

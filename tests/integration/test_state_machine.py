@@ -26,7 +26,7 @@ from api.store.queue import control, jobs, leases
 from api.store.queue.leases import Failure, Lease, LeaseLost
 from api.store.states import ACTIONS, FINAL, HELD, State, WrongState
 from api.store.tables.jobs import Attempt, Job
-from tests.params import with_rare
+from tests.support.params import with_rare
 
 NUM_EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "12"))  # a nightly run may take more
 ASKED: dict[str, Any] = {"submitted_by": None, "name": None, "labels": {}, "model": {"path": "/m"}, "preset": None} | {

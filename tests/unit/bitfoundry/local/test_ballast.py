@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.integration.faults import on_a_small_disk
+from tests.support.faults import on_a_small_disk
 
 FILL_AND_COME_BACK = """
 import sys, time

@@ -12,7 +12,7 @@ from quantcore.checkpoint.headers import read_local
 from quantcore.checkpoint.tokenizer import load_tokenizer, tokenize_with
 from quantcore.errors import ModelError
 from quantcore.model.skeleton import build_skeleton
-from tests.factories import tiny_model, tiny_tokenizer
+from tests.support.models import tiny_model, tiny_tokenizer
 
 REFUSED = "config_implausible"
 NOT_BUILT = "unsupported_architecture"

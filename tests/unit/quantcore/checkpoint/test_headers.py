@@ -12,7 +12,7 @@ import pytest
 from quantcore.checkpoint.config_checks import LARGEST
 from quantcore.checkpoint.headers import read_folder, read_local
 from quantcore.errors import ModelError
-from tests.factories import tiny_model
+from tests.support.models import tiny_model
 
 
 @pytest.fixture(scope="module")

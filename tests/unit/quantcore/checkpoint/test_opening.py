@@ -14,7 +14,7 @@ from quantcore.data.files import read_rows
 from quantcore.errors import ModelError, QuantError
 from quantcore.plan.inspection import inspect
 from quantcore.reading.model import read_model
-from tests.factories import tiny_model
+from tests.support.models import tiny_model
 
 SECRET = "the key that seals every secret"
 

@@ -17,7 +17,7 @@ from quantcore.checkpoint.layout import TensorLayout
 from quantcore.checkpoint.sink import Sink
 from quantcore.checkpoint.source import TORCH_DTYPES, Source
 from quantcore.errors import ModelError
-from tests.factories import tiny_model
+from tests.support.models import tiny_model
 
 NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 

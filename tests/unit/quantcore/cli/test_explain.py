@@ -11,7 +11,7 @@ from quantcore.cli.explain import TRACEBACK, explained
 from quantcore.errors import ModelError, QuantError
 from quantcore.events import PhaseStarted
 from quantcore.pipeline import job as pipeline
-from tests.factories import tiny_model
+from tests.support.models import tiny_model
 
 ERRORS = {
     "unexpected_error": (KeyError("states"), "phase 'quantize': KeyError: 'states'", False),

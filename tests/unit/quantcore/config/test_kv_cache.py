@@ -14,7 +14,7 @@ from quantcore.config.quantization import CalibrationConfig
 from quantcore.nn.layers import quantized_layers
 from quantcore.plan.resolve import resolve
 from quantcore.reading.model import read_model
-from tests.factories import MIXTURES, SHAPE, tiny_model
+from tests.support.models import MIXTURES, SHAPE, tiny_model
 
 INT8 = QuantizationConfig(weight=QuantizationSpec(dtype="int8", qscheme="per_channel"))
 FP8_KV = presets.resolve("fp8", kv_cache="fp8")

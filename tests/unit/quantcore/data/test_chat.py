@@ -8,7 +8,7 @@ import pytest
 from quantcore.data import chat
 from quantcore.data.chat import chat_renderer
 from quantcore.errors import CalibrationError
-from tests.factories import tiny_tokenizer
+from tests.support.models import tiny_tokenizer
 
 MESSAGES = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "bye"}]
 

@@ -1,4 +1,4 @@
-"""Datasets on the Hub as the engine reads them, against our stand-in (see tests/hub_server.py for what it is)."""
+"""Datasets on the Hub as the engine reads them, against our stand-in of it (tests.support.hub_server)."""
 
 import gzip
 import io
@@ -19,7 +19,7 @@ from quantcore.config.quantization import CalibrationConfig
 from quantcore.data import hub_dataset
 from quantcore.data.documents import read_documents
 from quantcore.errors import CalibrationError
-from tests.hub_server import HubServer
+from tests.support.hub_server import HubServer
 
 CARD = b"""---
 configs:

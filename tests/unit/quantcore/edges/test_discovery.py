@@ -12,9 +12,9 @@ from transformers.pytorch_utils import Conv1D
 from quantcore.config.algorithms import ScalingLayer
 from quantcore.edges.discovery import EdgeFinder, FoundEdges, find_edges, listed_edges, prove
 from quantcore.edges.edge import Edge
-from tests.decoder_blocks import RunOf, model_in_memory, run_of
-from tests.factories import MIXTURES, SHAPE
-from tests.known_edges import KNOWN, as_known
+from tests.support.decoder_blocks import RunOf, model_in_memory, run_of
+from tests.support.known_edges import KNOWN, as_known
+from tests.support.models import MIXTURES, SHAPE
 
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 

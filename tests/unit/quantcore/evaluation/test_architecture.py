@@ -15,7 +15,7 @@ from quantcore.model.twin import VOCAB_SIZE, build_twin, twin_config
 from quantcore.reading.model import read_model
 from quantcore.runtime.arguments import WindowArguments
 from quantcore.runtime.relay import Relay
-from tests.factories import MIXTURES, tiny_model
+from tests.support.models import MIXTURES, tiny_model
 
 FAMILIES = {
     "llama": {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576, "num_hidden_layers": 30},

@@ -12,7 +12,7 @@ import torch
 
 from quantcore.formats import FORMATS, CodebookFormat, FloatFormat, IntFormat, tables
 from quantcore.formats.floats import decode_e8m0, encode_e8m0
-from tests.params import with_rare
+from tests.support.params import with_rare
 
 NAMES = (
     "int2 int3 int4 int5 int6 int8 int16 uint2 uint4 uint5 uint8 uint16 float16 bfloat16 fp8_e4m3 fp8_e4m3fnuz "

@@ -1,4 +1,4 @@
-"""The Hub as the engine uses it, against our stand-in of it (see tests/hub_server.py for what that does not cover)."""
+"""The Hub as the engine uses it, against our stand-in (tests.support.hub_server says what that does not cover)."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from quantcore.config.task import Task
 from quantcore.errors import ModelError
 from quantcore.events import Event, PhaseStarted, Progress
 from quantcore.hub import download as hub
-from tests.hub_server import TOKEN, HubServer
+from tests.support.hub_server import TOKEN, HubServer
 
 CONFIG = json.dumps({"model_type": "llama", "num_hidden_layers": 1}).encode()
 INDEX = "model.safetensors.index.json"

@@ -9,7 +9,7 @@ from quantcore.cli import main as cli
 from quantcore.errors import QuantError
 from quantcore.hub.pull import pull
 from quantcore.hub.push import push
-from tests.hub_server import TOKEN, HubServer
+from tests.support.hub_server import TOKEN, HubServer
 from tests.unit.quantcore.hub.test_push import hub, make_task, silence  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")

@@ -15,7 +15,7 @@ from quantcore.events import Event, Progress
 from quantcore.hub.push import push
 from quantcore.hub.push_task import MANIFEST, ManifestFile, PublishTask
 from quantcore.hub.target import Target
-from tests.hub_server import TOKEN, HubServer, Repository
+from tests.support.hub_server import TOKEN, HubServer, Repository
 
 # huggingface_hub hands files to httpx2 in the older of its two ways
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")

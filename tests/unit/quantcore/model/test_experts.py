@@ -20,7 +20,7 @@ from quantcore.config.layer_plan import LayerPlan
 from quantcore.errors import CalibrationError
 from quantcore.model.experts import ProjectionNames, SplitExperts, experts_split, is_fused, split_experts
 from quantcore.model.names import projection_names
-from tests.factories import MIXTURES, SHAPE
+from tests.support.models import MIXTURES, SHAPE
 
 USUAL = ("gate_proj", "up_proj", "down_proj")
 PROJECTIONS = {

@@ -24,7 +24,7 @@ from quantcore.config.spec import QuantizationSpec
 from quantcore.errors import CalibrationError, ModelError
 from quantcore.nn.layers import QuantizedLayer
 from quantcore.rotation.fold import turns_input
-from tests.factories import MIXTURES, SHAPE, correlate
+from tests.support.models import MIXTURES, SHAPE, correlate
 
 UINT2 = QuantizationSpec(dtype="uint2", qscheme="per_group", group_size=16, symmetric=False)
 INT16 = QuantizationSpec(dtype="int16", qscheme="per_channel", ch_axis=0)

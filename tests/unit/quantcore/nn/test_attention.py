@@ -25,7 +25,7 @@ from quantcore import (
 from quantcore.nn.attention import HeadRotation, attention_watched, quantized_attention
 from quantcore.nn.tensor_quantizer import TensorQuantizer
 from quantcore.rotation.hadamard import orthogonal
-from tests.factories import MIXTURES, SHAPE
+from tests.support.models import MIXTURES, SHAPE
 
 FP8 = QuantizationSpec(dtype="fp8_e4m3")
 DYNAMIC = QuantizationSpec(dtype="fp8_e4m3", qscheme="per_channel", is_dynamic=True)

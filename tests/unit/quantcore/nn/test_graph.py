@@ -25,7 +25,7 @@ from quantcore import (
 )
 from quantcore.nn.graph import trace
 from quantcore.nn.layers import quantized_layers
-from tests.factories import SHAPE
+from tests.support.models import SHAPE
 
 INT8 = QuantizationSpec(dtype="int8", qscheme="per_channel")
 STATIC = QuantizationConfig(weight=INT8, input_tensors=QuantizationSpec(dtype="int8", symmetric=False))

@@ -20,7 +20,7 @@ from quantcore import (
 )
 from quantcore.config import presets
 from quantcore.nn.layers import QuantizedLayer
-from tests.factories import SHAPE
+from tests.support.models import SHAPE
 
 INT8 = QuantizationSpec(dtype="int8", qscheme="per_channel")
 STATIC = QuantizationConfig(weight=INT8, input_tensors=QuantizationSpec(dtype="fp8_e4m3"))

@@ -7,7 +7,7 @@ import pytest
 from quantcore.checkpoint.headers import read_local
 from quantcore.errors import ModelError
 from quantcore.plan.shapes_of_config import FAMILIES, tensors_of
-from tests.factories import MIXTURES, tiny_model
+from tests.support.models import MIXTURES, tiny_model
 
 MORE = {
     "llama": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},

@@ -22,7 +22,7 @@ from quantcore.rotation import residual as residual_module
 from quantcore.rotation.fold import find_head_size, find_head_sizes, rotate_block, rotate_input, rotate_values
 from quantcore.rotation.hadamard import orthogonal
 from quantcore.rotation.residual import Residual, StreamNorm, find_embedding, find_head, find_residual
-from tests.factories import MIXTURES, SHAPE
+from tests.support.models import MIXTURES, SHAPE
 
 NUM_TOKENS, WIDTH = 24, SHAPE["hidden_size"]
 LIKE = torch.empty(1, NUM_TOKENS, WIDTH)

@@ -20,7 +20,7 @@ from quantcore.model.skeleton import build_skeleton, find_block_list
 from quantcore.nn.loading import load
 from quantcore.runtime.matmul import products_on
 from quantcore.runtime.streamed_model import StreamedModel
-from tests.factories import MIXTURES, SHAPE, tiny_model
+from tests.support.models import MIXTURES, SHAPE, tiny_model
 
 ROOT = Path(__file__).parents[4]
 

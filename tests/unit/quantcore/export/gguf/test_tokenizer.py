@@ -15,7 +15,7 @@ from quantcore.export.gguf.tokenizer import (
     USER_DEFINED,
     describe_tokenizer,
 )
-from tests.factories import tiny_tokenizer
+from tests.support.models import tiny_tokenizer
 
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"

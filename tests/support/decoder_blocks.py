@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from quantcore.model.experts import split_experts
 from quantcore.model.names import projection_names
-from tests.factories import MIXTURES, SHAPE
+from tests.support.models import MIXTURES, SHAPE
 
 NUM_TOKENS = 24
 _SIXTEEN = {"query_pre_attn_scalar": 16, "sliding_window": 8}

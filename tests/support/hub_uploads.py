@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tests.hub_server import HubServer, Repository
+    from tests.support.hub_server import HubServer, Repository
 
 USER, ORGANIZATIONS = "alice", ("org",)
 LFS_SUFFIXES = (".safetensors", ".bin", ".model", ".parquet", ".gguf", ".onnx")

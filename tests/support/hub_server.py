@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.hub_uploads import Commit, Connection, Faults, Uploads, blob_id, is_large, sha256
+from tests.support.hub_uploads import Commit, Connection, Faults, Uploads, blob_id, is_large, sha256
 
 TOKEN = "hf_canaryCanaryCanaryCanary"
 
