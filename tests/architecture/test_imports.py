@@ -3,14 +3,13 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("quantcore", "api", "worker", "bitfoundry", "migrations")
+from tests.support.sources import MODULES, PACKAGES, ROOT, module_name, sources, tree_of
+
 NUM_LINES_LIMIT = 450
 NUM_FUNCTION_LINES_LIMIT = 80
 
@@ -53,23 +52,6 @@ ALLOWED = {
 }
 
 PLUG_INS = ("observers", "solvers", "transforms", "formats", "export")
-
-
-def sources() -> Iterator[Path]:
-    for package in PACKAGES:
-        yield from sorted((ROOT / package).rglob("*.py"))
-
-
-def module_name(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), str(path))
-
-
-MODULES = {module_name(path): path for path in sources()}
 
 
 def imports(module: str, *, at_import: bool = False) -> set[str]:

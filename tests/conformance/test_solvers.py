@@ -9,7 +9,7 @@ from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.spec import SUPER_BLOCK
 from quantcore.solvers import SOLVERS
 from quantcore.solvers.rtn import round_to_nearest
-from tests.conformance.test_exporters import CONFIGS
+from tests.support.exporting import CONFIGS
 from tests.support.params import with_rare
 
 SOLVER_CONFIGS = {

@@ -23,7 +23,7 @@ from api.settings import Settings
 from api.store.accounts import projects
 from api.store.engine import Sessions
 from api.store.queue import leases, workers
-from tests.integration.test_api_security import bearer, walk
+from tests.support.api import bearer, limit, refused_for, walk
 
 MakeModel = Callable[..., Path]
 Submit = Callable[..., str]
@@ -284,17 +284,6 @@ def test_a_missing_scope_is_named(scope: str, client: TestClient, sessions: Sess
 
 
 # quotas and rates
-
-
-def limit(client: TestClient, **quotas: Any) -> None:
-    answer = client.patch(f"/v1/projects/{projects.DEFAULT}", json=quotas)
-    assert answer.status_code == 200, answer.text
-
-
-def refused_for(answer: Any, quota: str) -> bool:
-    problem = answer.json()
-    assert (answer.status_code, problem["code"], problem["errors"][0]["parameter"]) == (429, "quota_exceeded", quota)
-    return int(answer.headers["retry-after"]) > 0
 
 
 def test_waiting_jobs_have_a_quota(client: TestClient, make_model: MakeModel, other: dict[str, str]) -> None:

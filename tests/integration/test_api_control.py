@@ -17,7 +17,7 @@ from api.store.queue.leases import Failure, Lease, Order
 from api.store.queue.waiting import explain
 from api.store.states import ACTIONS, FINAL, State
 from api.store.tables.jobs import Artifact, Attempt, Event, Job
-from tests.integration.conftest import PATIENCE_S
+from tests.support.service import PATIENCE_S
 
 MakeModel = Callable[..., Path]
 Submit = Callable[..., str]

@@ -25,9 +25,9 @@ from api.main import create_app
 from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.tables.jobs import Job
-from tests.integration.conftest import PATIENCE_S, REAL_ENGINE, WorkerProcess
 from tests.support.hub_server import HubServer
 from tests.support.models import tiny_model
+from tests.support.service import PATIENCE_S, REAL_ENGINE, WorkerProcess
 
 ROWS = [{"id": number, "text": f"this is row number {number} " * 3} for number in range(200)]
 CONTENT = "".join(json.dumps(row) + "\n" for row in ROWS).encode()

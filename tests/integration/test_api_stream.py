@@ -19,8 +19,8 @@ from api.store.queue import control, jobs, leases
 from api.store.queue.events import NewEvent
 from api.store.queue.leases import Lease
 from bitfoundry.client.service import Client
-from tests.integration.conftest import PATIENCE_S, Server
-from tests.integration.test_api_logs import write
+from tests.support.attempts import write
+from tests.support.service import PATIENCE_S, Server
 
 Submit = Callable[..., str]
 

@@ -19,7 +19,7 @@ from bitfoundry.client.retention import Retention
 from bitfoundry.client.service import Client
 from bitfoundry.client.webhooks import Webhooks
 from bitfoundry.errors import ApiError, WaitTimeout
-from tests.integration.conftest import Server, WorkerProcess
+from tests.support.service import Server, WorkerProcess
 
 
 def test_it_can_do_all_that_the_other_can() -> None:

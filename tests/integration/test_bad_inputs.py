@@ -18,8 +18,8 @@ from fastapi.testclient import TestClient
 from api.http.security import create_key
 from api.store.engine import Sessions
 from api.store.queue import control
-from tests.integration.conftest import Server
-from tests.integration.test_api_jobs import body
+from tests.support.api import body
+from tests.support.service import Server
 
 MakeModel = Callable[..., Path]
 INT8 = {"dtype": "int8"}

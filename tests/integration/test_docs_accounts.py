@@ -15,14 +15,11 @@ from api.http.security import SCOPES
 from api.settings import Settings
 from api.store.accounts import projects, webhooks
 from api.store.tables.jobs import Project
-from tests.integration.conftest import ROOT, Server
-from tests.integration.test_webhooks import Receiver, serve
+from tests.support.docs import blocks, run
+from tests.support.receiver import Receiver, serve
+from tests.support.service import ROOT, Server
 
 ACCOUNTS, WEBHOOKS = ((ROOT / "docs" / name).read_text() for name in ("accounts.md", "webhooks.md"))
-
-
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)
 
 
 @pytest.fixture
@@ -34,19 +31,6 @@ def settings(settings: Settings) -> Settings:
 def receiver() -> Iterator[Receiver]:
     with serve() as receiver:
         yield receiver
-
-
-def run(script: str, server: Server, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {
-        "BITFOUNDRY_URL": server.url,
-        "BITFOUNDRY_API_KEY": server.key,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "NO_PROXY": "127.0.0.1",
-        "COLUMNS": "200",
-        **more,
-    }
-    command = ["bash", "-euo", "pipefail", "-c", script]
-    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
 
 
 def test_the_shell_about_accounts(server: Server, tmp_path: Path) -> None:

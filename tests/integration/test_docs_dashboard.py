@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from api.settings import Settings
-from tests.integration.conftest import ROOT, Server
-from tests.integration.test_docs_accounts import blocks, run
+from tests.support.docs import blocks, run
+from tests.support.service import ROOT, Server
 
 PAGE = (ROOT / "docs" / "dashboard.md").read_text()
 

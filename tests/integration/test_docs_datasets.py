@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from quantcore.data.hub_dataset import ALIASES
-from tests.integration.conftest import Server, WorkerProcess
+from tests.support.service import Server, WorkerProcess
 
 PAGE = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text()
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from api.store.states import ACTIONS, State
-from tests.integration.conftest import Server, WorkerProcess
+from tests.support.service import Server, WorkerProcess
 
 PAGE = (Path(__file__).parents[2] / "docs" / "jobs.md").read_text()
 

@@ -13,8 +13,8 @@ import pytest
 from api.jobs.schemas import PublishTo
 from api.settings import Settings
 from api.store.tables.publications import PublicationState
-from tests.integration.conftest import Server, WorkerProcess
 from tests.support.hub_server import TOKEN, HubServer
+from tests.support.service import Server, WorkerProcess
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "publishing.md").read_text()

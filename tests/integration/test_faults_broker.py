@@ -21,9 +21,10 @@ from api.store.queue.outbox import WAKE
 from api.store.queue.wakeups import QUEUE, make_celery, sender
 from api.store.tables.jobs import Attempt, Job, Outbox
 from bitfoundry.local.stack import Valkey
-from tests.integration.conftest import PATIENCE_S, WorkerProcess
-from tests.integration.test_worker import outcomes, post
+from tests.support.api import post
+from tests.support.attempts import outcomes
 from tests.support.faults import ApiProcess
+from tests.support.service import PATIENCE_S, WorkerProcess
 
 MakeModel = Callable[..., Path]
 Submit = Callable[..., str]

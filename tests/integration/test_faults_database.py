@@ -25,9 +25,9 @@ from api.store.engine import Sessions, connect, dispose
 from api.store.queue import jobs, leases
 from api.store.tables.jobs import Attempt, Job
 from bitfoundry.local.stack import Postgres
-from tests.integration.conftest import Server, WorkerProcess
-from tests.integration.test_worker import outcomes
+from tests.support.attempts import outcomes
 from tests.support.faults import ApiProcess, Line
+from tests.support.service import Server, WorkerProcess
 from worker.lease import HeldLease
 
 MakeModel = Callable[..., Path]

@@ -20,8 +20,8 @@ from api.main import create_app
 from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.queue import control
-from tests.integration.conftest import PATIENCE_S, Server
-from tests.integration.test_api_security import DOOR, PLACES, walk
+from tests.support.api import DOOR, PLACES, walk
+from tests.support.service import PATIENCE_S, Server
 
 SIGN_IN = "POST /v1/sign-in HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 

@@ -23,7 +23,7 @@ from api.store import manifest, migrate
 from api.store.engine import Sessions
 from api.store.queue import integrity, leases
 from bitfoundry.local.stack import Postgres
-from tests.integration.conftest import PATIENCE_S, ROOT, environment_of
+from tests.support.service import PATIENCE_S, ROOT, environment_of
 
 Submit = Callable[..., str]
 

@@ -13,8 +13,8 @@ from api import json_log
 from api.json_log import JsonFormatter
 from api.settings import Settings
 from api.store.engine import Sessions
-from tests.integration.conftest import WorkerProcess
 from tests.support.faults import ApiProcess
+from tests.support.service import WorkerProcess
 
 
 def lines(log: Path) -> list[dict[str, str]]:

@@ -13,8 +13,8 @@ import pytest
 from api.http.security import create_key
 from api.settings import Settings
 from api.store.engine import Sessions
-from tests.integration.conftest import PATIENCE_S
 from tests.support.faults import ApiProcess
+from tests.support.service import PATIENCE_S
 
 ROWS = b'{"text": "a few words of a row"}\n'
 PARTS = (ROWS * 50_000, ROWS * 10)

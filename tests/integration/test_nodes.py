@@ -20,9 +20,9 @@ from api.store.queue import control, events
 from api.store.tables.jobs import Artifact, Attempt, Job
 from quantcore.checkpoint.artifact import sha256
 from quantcore.config import presets
-from tests.integration.conftest import PATIENCE_S, ROOT, WorkerProcess, wait_for_empty
-from tests.integration.test_gangs import StartHere, run_as
+from tests.support.attempts import StartHere, run_as
 from tests.support.models import tiny_model
+from tests.support.service import PATIENCE_S, ROOT, WorkerProcess, wait_for_empty
 
 pytestmark = pytest.mark.slow
 

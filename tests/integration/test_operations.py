@@ -14,8 +14,9 @@ from sqlalchemy import text
 from api.store.engine import Sessions
 from api.store.queue import leases, workers
 from api.store.tables.jobs import Job
-from tests.integration.conftest import PATIENCE_S, Server, WorkerProcess, wait_gone
-from tests.integration.test_worker_orders import outcomes, post
+from tests.support.api import post
+from tests.support.attempts import outcomes
+from tests.support.service import PATIENCE_S, Server, WorkerProcess, wait_gone
 
 MakeModel = Callable[..., Path]
 StartWorker = Callable[..., WorkerProcess]
@@ -58,7 +59,7 @@ def test_a_drained_worker_gives_its_job_back_and_rests(
     assert client.post(f"{place}/uncordon").json()["state"] == "ready"
     row = wait_for(job_id, "succeeded")
     assert (row.attempt, row.failure_count, row.lost_count) == (2, 0, 0)
-    assert outcomes(sessions) == ["drained", "succeeded"]
+    assert outcomes(sessions, job_id) == ["drained", "succeeded"]
     assert process.drain() == 0
     assert client.get("/v1/workers").json()["data"] == []
     assert client.get(place).status_code == 404

@@ -18,10 +18,10 @@ from api.store.engine import Sessions
 from api.store.tables.jobs import Job
 from bitfoundry.commands import main as cli
 from quantcore.hub.pull import pull
-from tests.integration.conftest import REAL_ENGINE, Server, WorkerProcess, is_alive, wait_gone
 from tests.support.hub_server import TOKEN, HubServer
 from tests.support.models import tiny_model
 from tests.support.params import with_rare
+from tests.support.service import REAL_ENGINE, Server, WorkerProcess, is_alive, wait_gone
 
 LIMIT_S = 60.0
 TARGET = {"repo_id": "org/tiny-int8", "hub_token": "team"}

@@ -22,9 +22,8 @@ from api.store.accounts import projects
 from api.store.accounts.projects import QUOTAS, QuotaExceeded
 from api.store.engine import Sessions
 from bitfoundry.commands import main as cli
-from tests.integration.conftest import PATIENCE_S, Server
-from tests.integration.test_api_accounts import limit, refused_for
-from tests.integration.test_api_security import bearer
+from tests.support.api import bearer, limit, refused_for
+from tests.support.service import PATIENCE_S, Server
 
 ROWS = b"".join(b'{"text": "row %d of some that are long enough"}\n' % number for number in range(8))
 HOOK = {"url": "http://127.0.0.1:9/", "event_types": ["job.failed"]}

@@ -16,9 +16,9 @@ from api.main import create_app
 from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.tables.jobs import Job
-from tests.integration.conftest import PATIENCE_S, WorkerProcess, wait_for_empty
-from tests.integration.test_worker import outcomes
+from tests.support.attempts import outcomes
 from tests.support.faults import ApiProcess, on_a_small_disk, seen_by
+from tests.support.service import PATIENCE_S, WorkerProcess, wait_for_empty
 from worker.workspace import remove_attempt
 
 EVERYTHING = 1 << 60

@@ -19,8 +19,8 @@ from api.settings import Settings
 from api.store.accounts import keys
 from api.store.engine import Sessions
 from bitfoundry.local.stack import LocalStack
-from tests.integration.conftest import PATIENCE_S, ROOT, Server, is_alive, wait_gone
 from tests.support.params import with_rare
+from tests.support.service import PATIENCE_S, ROOT, Server, is_alive, wait_gone
 
 Serve = Callable[..., str]
 

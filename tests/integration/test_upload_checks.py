@@ -20,8 +20,8 @@ from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.ids import new_id
 from api.store.tables.jobs import Project
-from tests.integration.conftest import PATIENCE_S, wait_gone
 from tests.support.faults import ApiProcess
+from tests.support.service import PATIENCE_S, wait_gone
 
 MAX_READER_BYTES = 5 << 29  # its limit of 2 GiB, and the libraries that it maps
 ANSWER_S = 40  # an upload of somebody else, on a busy machine; what is slow here takes minutes

@@ -19,26 +19,16 @@ from api.main import create_app
 from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.queue import events
-from api.store.tables.jobs import Artifact, Attempt, Job, Outbox
-from tests.integration.conftest import PATIENCE_S, WorkerProcess, is_alive, wait_for_empty, wait_gone
+from api.store.tables.jobs import Artifact, Job, Outbox
+from tests.support.api import post
+from tests.support.attempts import outcomes
+from tests.support.service import PATIENCE_S, WorkerProcess, is_alive, wait_for_empty, wait_gone
 
 MakeModel = Callable[..., Path]
 Submit = Callable[..., str]
 StartWorker = Callable[..., WorkerProcess]
 WaitFor = Callable[..., Job]
 ReadPids = Callable[..., list[list[int]]]
-
-
-def outcomes(sessions: Sessions, job_id: str) -> list[str | None]:
-    with sessions.begin() as session:
-        wanted = select(Attempt.outcome).where(Attempt.job_id == job_id).order_by(Attempt.number)
-        return list(session.scalars(wanted))
-
-
-def post(client: TestClient, model: Path) -> str:
-    answer = client.post("/v1/jobs", json={"model": {"path": str(model)}, "config": {"preset": "fp8"}})
-    assert answer.status_code == 202, answer.text
-    return str(answer.json()["id"])
 
 
 def patient(settings: Settings, **changes: Any) -> Settings:

@@ -3,33 +3,22 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select
 
 from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.queue import events, workers
-from api.store.tables.jobs import Attempt, Job
-from tests.integration.conftest import PATIENCE_S, WorkerProcess, is_alive, wait_for_empty, wait_gone
+from api.store.tables.jobs import Job
+from tests.support.api import post
+from tests.support.attempts import outcomes
+from tests.support.service import PATIENCE_S, WorkerProcess, is_alive, wait_for_empty, wait_gone
 
 MakeModel = Callable[..., Path]
 StartWorker = Callable[..., WorkerProcess]
 WaitFor = Callable[..., Job]
 ReadPids = Callable[..., list[list[int]]]
-
-
-def post(client: TestClient, model: Path, **asked: Any) -> str:
-    answer = client.post("/v1/jobs", json={"model": {"path": str(model)}, "config": {"preset": "fp8"}} | asked)
-    assert answer.status_code == 202, answer.text
-    return str(answer.json()["id"])
-
-
-def outcomes(sessions: Sessions) -> list[str | None]:
-    with sessions.begin() as session:
-        return list(session.scalars(select(Attempt.outcome).order_by(Attempt.number)))
 
 
 @pytest.mark.parametrize("mode", ["slow_once", "ignores_sigterm"])
@@ -54,7 +43,7 @@ def test_pause_ends_the_engine_and_resume_starts_it_again(
     assert client.post(f"/v1/jobs/{job_id}/resume").json()["state"] == "queued"
     job = wait_for(job_id, "succeeded")
     assert (job.attempt, job.failure_count, job.lost_count) == (2, 0, 0)
-    assert outcomes(sessions) == ["paused", "succeeded"]
+    assert outcomes(sessions, job_id) == ["paused", "succeeded"]
 
 
 def test_a_pause_of_a_job_whose_worker_dies_is_kept(
@@ -69,7 +58,7 @@ def test_a_pause_of_a_job_whose_worker_dies_is_kept(
     wait_for(job_id, "paused")
     client.post(f"/v1/jobs/{job_id}/resume")
     wait_for(job_id, "succeeded")
-    assert outcomes(sessions) == ["lost", "succeeded"]
+    assert outcomes(sessions, job_id) == ["lost", "succeeded"]
 
 
 @pytest.mark.parametrize("how", ["pause", "drain", "kill"])

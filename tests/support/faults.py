@@ -20,7 +20,7 @@ import httpx2
 from pydantic import SecretStr
 
 from api.settings import Settings
-from tests.integration.conftest import ROOT, environment_of
+from tests.support.service import ROOT, environment_of
 
 START_S = 40.0
 

@@ -17,8 +17,7 @@ from bitfoundry.client.service import Client
 from bitfoundry.errors import StackError
 from bitfoundry.local.backup import back_up, restore
 from bitfoundry.local.stack import LocalStack, Postgres
-from tests.integration.conftest import STUB_ENGINE
-from tests.unit.bitfoundry.local.test_stack import make_model
+from tests.support.service import STUB_ENGINE, make_model
 
 FILE = "artifacts/job_1/abc/model.safetensors"
 

@@ -20,7 +20,7 @@ from bitfoundry.client.connection import Connection
 from bitfoundry.client.service import Client
 from bitfoundry.errors import ApiError
 from bitfoundry.local.stack import LocalStack
-from tests.integration.conftest import write_safetensors
+from tests.support.service import make_model
 
 
 def _hear_interrupts() -> None:
@@ -113,16 +113,6 @@ def is_ready(client: Client, part: str) -> bool:
 def new_child(process: subprocess.Popen[str], program: str, before: int) -> bool:
     children = psutil.Process(process.pid).children()
     return any(each.name() == program and each.pid != before for each in children)
-
-
-def make_model(home: Path) -> Path:
-    """Enough of one to be planned, beside the home; its job fails."""
-    folder = home.with_name("model")
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "max_position_embeddings": 1024}
-    (folder / "config.json").write_text(json.dumps(config))
-    write_safetensors(folder / "model.safetensors", {"model.layers.0.self_attn.q_proj.weight": [64, 64]})
-    return folder
 
 
 def connections(process: psutil.Process) -> list[Any]:

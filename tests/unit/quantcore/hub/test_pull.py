@@ -10,7 +10,7 @@ from quantcore.errors import QuantError
 from quantcore.hub.pull import pull
 from quantcore.hub.push import push
 from tests.support.hub_server import TOKEN, HubServer
-from tests.unit.quantcore.hub.test_push import hub, make_task, silence  # noqa: F401  a fixture
+from tests.support.publishing import make_task, silence
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
@@ -20,7 +20,7 @@ def read(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
-def test_what_was_pushed_comes_back(hub: HubServer, tmp_path: Path) -> None:  # noqa: F811
+def test_what_was_pushed_comes_back(hub: HubServer, tmp_path: Path) -> None:
     done = push(make_task(tmp_path / "artifact"), TOKEN, silence)
     files = hub.repositories["org/new"].commits[done.revision]
     files["evil.py"] = files["pytorch_model.bin"] = files["../outside.txt"] = b"x"
@@ -34,7 +34,7 @@ def test_what_was_pushed_comes_back(hub: HubServer, tmp_path: Path) -> None:  # 
     assert not hub.asked("/cdn/")
 
 
-def test_what_is_not_the_commits_is_refused(hub: HubServer, tmp_path: Path) -> None:  # noqa: F811
+def test_what_is_not_the_commits_is_refused(hub: HubServer, tmp_path: Path) -> None:
     done = push(make_task(tmp_path / "artifact"), TOKEN, silence)
     hub.tampered["config.json"] = b'{"a": 2}'
     with pytest.raises(QuantError, match="not what the Hub has") as caught:
@@ -48,7 +48,7 @@ def test_what_is_not_the_commits_is_refused(hub: HubServer, tmp_path: Path) -> N
 
 
 def test_the_command_and_a_gated_model(
-    hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     hub.add("org/closed", {"config.json": b"{}", "model.safetensors": b"w"}, private=True)
     arguments = ["pull", "org/closed", "--output_dir", str(tmp_path / "out"), "--json"]

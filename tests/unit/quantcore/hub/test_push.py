@@ -1,76 +1,24 @@
 """Pushes to our stand-in of the Hub: what is committed, what is not sent twice, and every fault with its code."""
 
-import hashlib
-import json
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-import huggingface_hub
 import pytest
-from huggingface_hub import constants
 
 from quantcore.errors import QuantError
 from quantcore.events import Event, Progress
 from quantcore.hub.push import push
-from quantcore.hub.push_task import MANIFEST, ManifestFile, PublishTask
-from quantcore.hub.target import Target
+from quantcore.hub.push_task import MANIFEST
 from tests.support.hub_server import TOKEN, HubServer, Repository
+from tests.support.publishing import WEIGHTS, assert_is_there, make_task, silence, task_of
 
 # huggingface_hub hands files to httpx2 in the older of its two ways
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
-WEIGHTS = bytes(range(256)) * 8192  # 2 MiB
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    with HubServer() as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr("time.sleep", lambda seconds: None)  # the library waits seconds between its tries
-        yield hub
-        huggingface_hub.close_session()  # type: ignore[attr-defined]
-
-
-def make_task(folder: Path, *, attempt: int = 1, publication_id: str = "pub_1", **target: object) -> PublishTask:
-    files = {"model.safetensors": WEIGHTS, "config.json": b'{"a": 1}', "sub/report.json": b"{}", "README.md": b"# M\n"}
-    return task_of(folder, files, attempt=attempt, publication_id=publication_id, **target)
-
-
-def task_of(
-    folder: Path, files: dict[str, bytes], *, attempt: int = 1, publication_id: str = "pub_1", **target: object
-) -> PublishTask:
-    listed = []
-    for name, data in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-        listed.append(ManifestFile(path=name, size=len(data), sha256=hashlib.sha256(data).hexdigest()))
-    return PublishTask(
-        publication_id=publication_id, attempt=attempt, folder=folder, files=tuple(listed),
-        target=Target.model_validate({"repo_id": "org/new"} | target),
-    )  # fmt: skip
-
-
-def silence(event: Event) -> None:
-    pass
 
 
 def repository_of(hub: HubServer, branch: str = "main") -> tuple[Repository, dict[str, bytes]]:
     repository = hub.repositories["org/new"]
     return repository, repository.commits[repository.refs[branch]]
-
-
-def assert_is_there(task: PublishTask, found: dict[str, bytes], top: str = "") -> None:
-    manifest = json.loads(found[top + MANIFEST])
-    assert manifest["format"] == 1
-    assert [entry["path"] for entry in manifest["files"]] == sorted(file.path for file in task.files)
-    for entry in manifest["files"]:
-        data = found[top + entry["path"]]
-        assert (len(data), hashlib.sha256(data).hexdigest()) == (entry["size"], entry["sha256"])
 
 
 def test_one_commit_with_every_file(hub: HubServer, tmp_path: Path) -> None:

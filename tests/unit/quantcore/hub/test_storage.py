@@ -14,7 +14,7 @@ from quantcore.hub import storage
 from quantcore.hub.push_task import MANIFEST, PublishTask, digest
 from quantcore.hub.storage import NOTE, store
 from quantcore.hub.target import Target, is_below
-from tests.unit.quantcore.hub.test_push import assert_is_there, make_task, silence, task_of
+from tests.support.publishing import assert_is_there, make_task, silence, task_of
 
 
 @pytest.fixture(params=["file", "memory"])

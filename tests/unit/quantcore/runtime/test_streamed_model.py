@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.random_model import write_random_model
-from quantcore.checkpoint.blocks import find_blocks
 from quantcore.checkpoint.headers import read_local
 from quantcore.checkpoint.source import Source
 from quantcore.errors import ModelError
@@ -19,8 +18,8 @@ from quantcore.model.names import place_tensors
 from quantcore.model.skeleton import build_skeleton, find_block_list
 from quantcore.nn.loading import load
 from quantcore.runtime.matmul import products_on
-from quantcore.runtime.streamed_model import StreamedModel
 from tests.support.models import MIXTURES, SHAPE, tiny_model
+from tests.support.streamed import streamed
 
 ROOT = Path(__file__).parents[4]
 
@@ -48,15 +47,6 @@ ARCHITECTURES = {
     "bloom": {},  # its blocks return a tuple
     **MIXTURES,
 }  # fmt: skip
-
-
-def streamed(folder, dtype=torch.float32):
-    headers = read_local(folder)
-    prefix, num_blocks = find_blocks(headers.tensors, headers.config)
-    source = Source(folder, headers.tensors)
-    return StreamedModel(
-        headers.config, source.read, set(headers.tensors), prefix, num_blocks, dtype, torch.device("cpu")
-    )
 
 
 def run(model, windows):
@@ -228,7 +218,7 @@ WALK = """
 import os, sys
 from pathlib import Path
 import torch
-from tests.unit.quantcore.runtime.test_streamed_model import streamed
+from tests.support.streamed import streamed
 
 model = streamed(Path(sys.argv[1]), torch.bfloat16)
 model.embed(torch.ones(2, 64, dtype=torch.long))
