@@ -4,25 +4,31 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.config.task import EvaluationConfig, Task
+from quantcore.events import Emit
 from quantcore.pipeline import job as pipeline
 from quantcore.proof.expectation import Expectation
+from quantcore.proof.verify import Proved
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = 0.04
 """Consumers multiply in other orders and round scales otherwise: gaps of 1 to 3 % on a few hundred tokens are noise."""
 
 
-def export_all(model: Path, configs: dict[str, Config], formats: tuple[str, ...], folder: Path):
+def export_all(
+    model: Path, configs: dict[str, Config], formats: tuple[str, ...], folder: Path
+) -> tuple[dict[str, tuple[Path, dict[str, Any]]], Path]:
     """(name -> (artifact folder, summary), file with the windows that the perplexity was measured on)."""
-    results, seen = {}, {}
+    results: dict[str, tuple[Path, dict[str, Any]]] = {}
+    seen: dict[str, list[list[int]]] = {}
     prove = pipeline.prove_in_fresh_process
 
-    def keep_windows(task, folder, expected: Expectation, emit):
+    def keep_windows(task: Task, folder: Path, expected: Expectation, emit: Emit) -> Proved:
         seen["windows"] = expected.held_out.ids_NT.tolist()
         return prove(task, folder, expected, emit)
 
@@ -39,7 +45,7 @@ def export_all(model: Path, configs: dict[str, Config], formats: tuple[str, ...]
     return results, windows
 
 
-def run_in(environment, script, *arguments):
+def run_in(environment: str, script: str, *arguments: str | Path) -> tuple[Any, str]:
     """Run a check script in a consumer's environment: its RESULT line or None, and all that it printed."""
     python = ROOT / ".venv-consumers" / environment / "bin" / "python"
     assert python.exists(), f"run `make consumers` first: {python} is missing"
@@ -51,7 +57,7 @@ def run_in(environment, script, *arguments):
     return json.loads(found[-1].removeprefix("RESULT ")) if found else None, process.stdout + process.stderr
 
 
-def check(environment, script, *arguments):
+def check(environment: str, script: str, *arguments: str | Path) -> Any:
     """The RESULT line of a check script in a consumer's environment."""
     result, printed = run_in(environment, script, *arguments)
     assert result is not None, printed[-6000:]

@@ -1,5 +1,7 @@
 """Layers to export: every layer config of the presets and some more, the shapes, and which exporter accepts which."""
 
+from collections.abc import Iterator
+
 import torch
 
 from quantcore.config import presets
@@ -46,7 +48,7 @@ CONFIGS = {**{name: preset.layer_config for name, preset in presets.PRESETS.item
 SHAPES = [(64, 128), (8, 64), (72, 192), (128, 256), (200, 256)]
 
 
-def static(spec):
+def static(spec: QuantizationSpec | None) -> QParams | None:
     if spec is None or not learns_from_data(spec):
         return None
     zero_point = None if spec.symmetric else torch.tensor([[-17]], dtype=torch.int32)
@@ -54,7 +56,7 @@ def static(spec):
     return QParams(scale) if spec.is_dynamic else QParams(scale.reshape(1, 1), zero_point)
 
 
-def solved(config, shape):
+def solved(config: QuantizationConfig, shape: tuple[int, int]) -> tuple[LayerPlan, QLayer]:
     layer = LayerPlan("model.layers.0.self_attn.k_proj", 0, shape, config)
     weight = torch.randn(shape, dtype=torch.float32).bfloat16()
     weight[3] = 0  # a dead row
@@ -63,7 +65,7 @@ def solved(config, shape):
     return layer, QLayer(quantized, static(config.input_tensors), static(config.output_tensors))
 
 
-def accepting(name):
+def accepting(name: str) -> Iterator[tuple[str, LayerPlan, QLayer]]:
     """The shapes and configs that the exporter takes, so that a refusal is a decision and not a crash."""
     exporter = EXPORTERS.get(name)
     for config_name, config in CONFIGS.items():

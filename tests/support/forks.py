@@ -6,7 +6,9 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from quantcore.checkpoint.artifact import sha256
 from quantcore.config import presets
@@ -17,11 +19,14 @@ NUM_WINDOWS = 70  # four chunks of windows, which do not divide it
 START_S = 240
 
 
-def config(preset, *steps):
+def config(preset: str, *steps: dict[str, Any]) -> dict[str, Any]:
     return {**presets.resolve(preset).to_dict(), "algo_config": list(steps)}
 
 
-def task_file(model_dir: Path, output_dir: Path, given, exports=("quark", "fake_quantized"), **more) -> Path:
+def task_file(
+    model_dir: Path, output_dir: Path, given: dict[str, Any],
+    exports: Sequence[str] = ("quark", "fake_quantized"), **more: Any,
+) -> Path:  # fmt: skip
     file = output_dir.with_suffix(".json")
     task = {
         "model_dir": str(model_dir), "output_dir": str(output_dir), "config": given, "export": exports,
@@ -33,7 +38,7 @@ def task_file(model_dir: Path, output_dir: Path, given, exports=("quark", "fake_
     return file
 
 
-def forked(work, size: int, folder: Path) -> list[int]:
+def forked(work: Callable[[int], int], size: int, folder: Path) -> list[int | None]:
     """The exit statuses of ``size`` ranks that call ``work(rank)``; what they print goes to files in ``folder``."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -55,11 +60,11 @@ def forked(work, size: int, folder: Path) -> list[int]:
     return [process.exitcode for process in ranks]
 
 
-def events_of(folder: Path, rank: int = 0):
+def events_of(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / f"out.{rank}").read_text().splitlines()]
 
 
-def seen_of(folder: Path, output_dir: Path):
+def seen_of(folder: Path, output_dir: Path) -> tuple[dict[str, str], float, float, list[str], list[str]]:
     """Digests of all weights, and what was said of them."""
     files = {path.relative_to(output_dir).as_posix(): sha256(path) for path in output_dir.rglob("*.safetensors")}
     events = events_of(folder)
@@ -70,11 +75,11 @@ def seen_of(folder: Path, output_dir: Path):
     return files, summary["perplexity_before"], summary["perplexity_after"], told, layers
 
 
-def killed(owner, name, count):
+def killed(owner: Any, name: str, count: int) -> Callable[..., Any]:
     """``owner.name`` as it is, but the process ends with its call number ``count``."""
     whole, calls = getattr(owner, name), []
 
-    def call(*arguments, **options):
+    def call(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
         if len(calls) == count:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,6 +1,7 @@
 """Tasks of lm-evaluation-harness that need no network."""
 
 import json
+from pathlib import Path
 
 TASK = """
 task: tiny_choice
@@ -30,7 +31,7 @@ metadata: {{version: 1.0}}
 """
 
 
-def write_tasks(folder):
+def write_tasks(folder: Path) -> Path:
     """Two tasks that need no network: ``tiny_choice`` and ``tiny_rolling``."""
     words = "for if while class return import from def".split()
     rows = [

@@ -1,13 +1,16 @@
 """Small jobs of the engine, and perplexities to compare theirs with."""
 
+from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from quantcore.config import presets
-from quantcore.config.quantization import CalibrationConfig
+from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.config.task import EvaluationConfig, Task
-from quantcore.data.windows import token_windows
+from quantcore.data.windows import TokenWindows, token_windows
 from quantcore.runtime.matmul import products_on
 from tests.support.models import tiny_tokenizer
 
@@ -15,7 +18,10 @@ CPU = torch.device("cpu")
 BOTH = ("quark", "compressed_tensors")
 
 
-def task(model_dir, output_dir, preset="fp8", export=("quark",), config=None, **changes):
+def task(
+    model_dir: Path, output_dir: Path, preset: str = "fp8", export: Sequence[str] = ("quark",),
+    config: Config | None = None, **changes: Any,
+) -> Task:  # fmt: skip
     group_size = 32 if preset.startswith("w4a16") else None
     return Task(
         model_dir=model_dir,
@@ -29,7 +35,7 @@ def task(model_dir, output_dir, preset="fp8", export=("quark",), config=None, **
 
 
 @cache
-def token_windows_of_jobs():
+def token_windows_of_jobs() -> TokenWindows:
     """Those of ``task``."""
     tokenizer = tiny_tokenizer()
     return token_windows(
@@ -39,7 +45,7 @@ def token_windows_of_jobs():
     )  # fmt: skip
 
 
-def perplexity_of(model):
+def perplexity_of(model: torch.nn.Module) -> float:
     """With products as the engine has them: how they are summed up moves a tiny random model by 0.2 %."""
     windows = token_windows_of_jobs().held_out_NT
     with torch.no_grad(), products_on(CPU):
@@ -47,5 +53,5 @@ def perplexity_of(model):
     return torch.stack(losses).mean().exp().item()
 
 
-def math_close(a, b, share):
+def math_close(a: float, b: float, share: float) -> bool:
     return abs(a - b) <= share * abs(b)

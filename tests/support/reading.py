@@ -1,11 +1,13 @@
 """Jobs on fixed windows of random tokens, and perplexities on the same windows."""
 
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from quantcore.config.quantization import CalibrationConfig
+from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.data.windows import TokenWindows
 from quantcore.pipeline import job as pipeline
@@ -14,7 +16,7 @@ from quantcore.runtime.matmul import products_on
 WINDOWS = torch.arange(6 * 32).mul(7).remainder(509).view(6, 32)  # fewer than any model here has
 
 
-def quantize(model_dir, output_dir, config, *exports, **rest):
+def quantize(model_dir: Path, output_dir: Path, config: Config, *exports: str, **rest: Any) -> dict[str, Any]:
     """The report of a job on WINDOWS."""
     task = Task(
         model_dir=model_dir, output_dir=output_dir, config=config, export=exports,
@@ -26,7 +28,7 @@ def quantize(model_dir, output_dir, config, *exports, **rest):
         return pipeline.run(task, lambda event: None)
 
 
-def measured(model):
+def measured(model: torch.nn.Module) -> float:
     """Its perplexity, with products as the engine has them on this processor."""
     with torch.inference_mode(), products_on(model.device):
         losses = [

@@ -1,5 +1,7 @@
 """A model folder as a streamed model."""
 
+from pathlib import Path
+
 import torch
 
 from quantcore.checkpoint.blocks import find_blocks
@@ -8,7 +10,7 @@ from quantcore.checkpoint.source import Source
 from quantcore.runtime.streamed_model import StreamedModel
 
 
-def streamed(folder, dtype=torch.float32):
+def streamed(folder: Path, dtype: torch.dtype = torch.float32) -> StreamedModel:
     headers = read_local(folder)
     prefix, num_blocks = find_blocks(headers.tensors, headers.config)
     source = Source(folder, headers.tensors)

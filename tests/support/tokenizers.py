@@ -1,5 +1,8 @@
 """Small tokenizers of the kinds that GGUF knows."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -25,12 +28,14 @@ CUTS = {
 }
 
 
-def saved(folder, tokenizer, **special):
+def saved(folder: Path, tokenizer: Tokenizer, **special: str) -> Path:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
     return folder
 
 
-def byte_level(pre_tokenizer=None, *, ignore_merges=False):
+def byte_level(
+    pre_tokenizer: pre_tokenizers.PreTokenizer | None = None, *, ignore_merges: bool = False
+) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
     tokenizer.pre_tokenizer = pre_tokenizer or CUTS["gpt-2"]
     trainer = trainers.BpeTrainer(
@@ -41,7 +46,7 @@ def byte_level(pre_tokenizer=None, *, ignore_merges=False):
     return tokenizer
 
 
-def sentencepiece(added=("▁▁",)):
+def sentencepiece(added: Sequence[str] = ("▁▁",)) -> Tokenizer:
     """As Llama 2's tokenizer.json: BPE with byte fallback, spaces as ▁ with one in front."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁tehacd"]
     merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("c", "a"), ("ca", "t"), ("▁", "cat")]
