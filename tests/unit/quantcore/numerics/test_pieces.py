@@ -20,8 +20,7 @@ SPECS = {name: preset.layer_config.weight for name, preset in PRESETS.items()} |
 
 
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("piece", [64, 1000, 4096])
-def test_the_size_of_the_pieces_does_not_matter(monkeypatch, name, piece):
+def test_the_size_of_the_pieces_does_not_matter(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     spec = SPECS[name]
     weight = torch.randn(128, 256).bfloat16()
     grouping = weight_grouping(spec)
@@ -29,11 +28,12 @@ def test_the_size_of_the_pieces_does_not_matter(monkeypatch, name, piece):
     whole = quantize_weight(weight, params, spec)
     restored, faked = whole.dequantize(), fake_quantize(weight, spec, grouping, params)
     assert weight.numel() <= affine.PIECE
-    monkeypatch.setattr(affine, "PIECE", piece)
-    cut = quantize_weight(weight, params, spec)
-    assert torch.equal(cut.codes.view(torch.uint8), whole.codes.view(torch.uint8))
-    assert torch.equal(replace(whole).dequantize(), restored)
-    assert torch.equal(fake_quantize(weight, spec, grouping, params), faked)
+    for piece in (64, 1000, 4096):
+        monkeypatch.setattr(affine, "PIECE", piece)
+        cut = quantize_weight(weight, params, spec)
+        assert torch.equal(cut.codes.view(torch.uint8), whole.codes.view(torch.uint8)), piece
+        assert torch.equal(replace(whole).dequantize(), restored), piece
+        assert torch.equal(fake_quantize(weight, spec, grouping, params), faked), piece
 
 
 DYNAMIC = {

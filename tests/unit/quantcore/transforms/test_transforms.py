@@ -1,7 +1,7 @@
 """Smoothings: formulas against plain loops, the search against trying everything, and errors measured on the data."""
 
 import math
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -150,19 +150,18 @@ def test_a_weight_may_have_two_bytes(dtype):
         assert got is not None and got.dtype == torch.float32
 
 
-@pytest.mark.parametrize("length", [1, 5, 16, 100, 576])
-@pytest.mark.parametrize("wanted", [1, 16, 100, 5000])
 @pytest.mark.parametrize("height", [1, 32, 576])
-def test_positions_are_spread_evenly(length, wanted, height):
-    got = spread_evenly(length, wanted, height).tolist()
-    assert got[0] == 0 and len(set(got)) == len(got) and max(got) < length
-    if wanted >= length:
-        assert got == list(range(length))
-    if height == 1:
-        assert 0.6 * min(wanted, length) <= len(got) <= 1.6 * wanted
-        assert len({b - a for a, b in pairwise(got)}) <= 1
-    for piece in {position // height for position in got}:  # a piece comes whole
-        assert set(range(piece * height, min(length, (piece + 1) * height))) <= set(got)
+def test_positions_are_spread_evenly(height: int) -> None:
+    for length, wanted in product([1, 5, 16, 100, 576], [1, 16, 100, 5000]):
+        got, case = spread_evenly(length, wanted, height).tolist(), (length, wanted)
+        assert got[0] == 0 and len(set(got)) == len(got) and max(got) < length, case
+        if wanted >= length:
+            assert got == list(range(length)), case
+        if height == 1:
+            assert 0.6 * min(wanted, length) <= len(got) <= 1.6 * wanted, case
+            assert len({b - a for a, b in pairwise(got)}) <= 1, case
+        for piece in {position // height for position in got}:  # a piece comes whole
+            assert set(range(piece * height, min(length, (piece + 1) * height))) <= set(got), case
 
 
 def test_rows_are_shared_out_by_size():
