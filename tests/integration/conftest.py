@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,12 +30,12 @@ from api.store.tables.jobs import Job, Project
 from tests.support.hub_server import TOKEN, HubServer
 from tests.support.proofs import prove_here
 from tests.support.service import (
-    PATIENCE_S,
     STUB_ENGINE,
     Server,
     WorkerProcess,
     write_stub_model,
 )
+from tests.support.waiting import PATIENCE_S, wait_until
 from worker.supervisor import Supervisor
 
 TABLES = (
@@ -150,13 +149,17 @@ def wait_for(get_job: Callable[[str], Job]) -> Callable[..., Job]:
     """``wait_for(job_id, "running")``: the job once it is in one of the states."""
 
     def wait(job_id: str, *states: str, timeout_s: float = PATIENCE_S, phase: str | None = None) -> Job:
-        deadline = time.monotonic() + timeout_s
-        while True:
+        job = get_job(job_id)
+
+        def is_there() -> bool:
+            nonlocal job
             job = get_job(job_id)
-            if job.state in states and (phase is None or job.phase == phase):
-                return job
-            assert time.monotonic() < deadline, f"still {job.state} (phase {job.phase}), error {job.error}"
-            time.sleep(0.05)
+            return job.state in states and (phase is None or job.phase == phase)
+
+        wait_until(
+            is_there, timeout_s=timeout_s, note=lambda: f"still {job.state} (phase {job.phase}), error {job.error}"
+        )
+        return job
 
     return wait
 
@@ -176,10 +179,8 @@ def server(settings: Settings, sessions: Sessions) -> Iterator[Server]:
     running = uvicorn.Server(config)
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + PATIENCE_S
-    while not running.started:
-        assert time.monotonic() < deadline and thread.is_alive()
-        time.sleep(0.02)
+    wait_until(lambda: running.started or not thread.is_alive())
+    assert running.started
     port = running.servers[0].sockets[0].getsockname()[1]
     yield Server(f"http://127.0.0.1:{port}", create_key(sessions, "test"))
     running.should_exit = True
@@ -231,13 +232,12 @@ def read_pids() -> Callable[[Path], list[list[int]]]:
     """The process ids that the stub noted: one [engine, grandchild] a start."""
 
     def read(path: Path, num_starts: int = 1, timeout_s: float = PATIENCE_S) -> list[list[int]]:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            lines = path.read_text().splitlines() if path.exists() else []
-            if len(lines) >= num_starts:
-                return [json.loads(line) for line in lines]
-            assert time.monotonic() < deadline, "the engine did not start"
-            time.sleep(0.05)
+        def starts() -> list[list[int]]:
+            lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+            return [json.loads(line) for line in lines if line.endswith("\n")]
+
+        wait_until(lambda: len(starts()) >= num_starts, timeout_s=timeout_s, note=lambda: "the engine did not start")
+        return starts()
 
     return read
 

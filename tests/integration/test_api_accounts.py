@@ -421,14 +421,16 @@ def test_processes_count_together_and_alone_without_a_broker(
     key = bearer(create_key(sessions, "k"))
     few = settings.model_copy(update={"requests_per_minute": 10})
     with TestClient(create_app(few), headers=key) as first, TestClient(create_app(few), headers=key) as second:
+        began = time.monotonic()
         statuses = [client.get("/v1/presets").status_code for _ in range(8) for client in (first, second)]
+        usual_s = time.monotonic() - began
     assert statuses == [200] * 10 + [429] * 6
     away = few.model_copy(update={"broker_url": SecretStr("redis+socket:///nowhere/valkey.sock")})
     with TestClient(create_app(away), headers=key) as alone:
         began = time.monotonic()
         answers = [alone.get("/v1/presets").status_code for _ in range(25)]  # a minute may end on the way
         assert answers[0] == 200 and set(answers) == {200, 429}
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 5 + 10 * usual_s
     assert caplog.text.count("counted by each process for itself") == 1  # and not asked again at every request
 
 

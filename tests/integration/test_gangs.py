@@ -4,7 +4,6 @@ Those that are to be killed are processes of their own; the others are threads o
 """
 
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from api.store.tables.seats import Seat, SeatState
 from quantcore.config import presets
 from tests.support.attempts import AWorker, StartHere, outcomes, run_as
 from tests.support.service import STUB_ENGINE, WorkerProcess, is_alive, wait_for_empty, wait_gone
+from tests.support.waiting import wait_until
 
 MakeModel = Callable[..., Path]
 Submit = Callable[..., str]
@@ -301,10 +301,8 @@ def test_two_workers_do_it_together(
     """Once both are there; the one that comes first waits, and says so. Both log to their ends, one writes."""
     start_here()
     job_id = submit(make_model(node_mode="ends late"), nodes=2)
-    deadline = time.monotonic() + LIMIT_S
-    while client.get(f"/v1/jobs/{job_id}").json()["waiting_reason"] != "needs 2 workers at once: 1 is there":
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    reason = "needs 2 workers at once: 1 is there"
+    wait_until(lambda: client.get(f"/v1/jobs/{job_id}").json()["waiting_reason"] == reason, timeout_s=LIMIT_S)
     start_here()
     job = wait_for(job_id, "succeeded")
     assert (job.attempt, job.failure_count) == (1, 0)

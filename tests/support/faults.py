@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +20,7 @@ from pydantic import SecretStr
 
 from api.settings import Settings
 from tests.support.service import ROOT, environment_of
-
-START_S = 40.0
+from tests.support.waiting import wait_until
 
 
 def free_port() -> int:
@@ -54,13 +52,14 @@ class ApiProcess:
             self.process = subprocess.Popen(
                 self._command, cwd=ROOT, env=self._environment, stdout=stream, stderr=stream
             )
-        deadline = time.monotonic() + START_S
-        while True:
-            with suppress(httpx2.TransportError):
-                httpx2.get(f"{self.url}/healthz/live", trust_env=False)
-                return
-            assert self.process.poll() is None and time.monotonic() < deadline, self._log.read_text()
-            time.sleep(0.05)
+        wait_until(self._answers, note=self._log.read_text)
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, self._log.read_text()
+        with suppress(httpx2.TransportError):
+            httpx2.get(f"{self.url}/healthz/live", trust_env=False)
+            return True
+        return False
 
     def stop(self) -> None:
         """As a rolling restart does."""

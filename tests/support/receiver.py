@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests.support.service import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 @dataclass
@@ -36,10 +36,11 @@ class Receiver:
     status: int = 204
 
     def wait(self, number: int, timeout_s: float = PATIENCE_S) -> list[Message]:
-        deadline = time.monotonic() + timeout_s
-        while len(self.messages) < number:
-            assert time.monotonic() < deadline, f"{len(self.messages)} of {number} messages came"
-            time.sleep(0.02)
+        wait_until(
+            lambda: len(self.messages) >= number,
+            timeout_s=timeout_s,
+            note=lambda: f"{len(self.messages)} of {number} messages came",
+        )
         return self.messages
 
 

@@ -17,10 +17,9 @@ from sqlalchemy import text
 
 from api.settings import Settings
 from api.store.engine import Sessions
+from tests.support.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60
-"""How long a test waits for what shall happen: a busy machine is no failure."""
 REAL_ENGINE: dict[str, Any] = {
     "engine_command": "{python} {launcher} -m quantcore run",
     "confine_engine": True,
@@ -123,18 +122,16 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_for_empty(folder: Path) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while list(folder.iterdir()):
-        assert time.monotonic() < deadline, list(folder.iterdir())
-        time.sleep(0.05)
+    wait_until(lambda: not list(folder.iterdir()), note=lambda: list(folder.iterdir()))
 
 
 def wait_gone(pids: list[int], timeout_s: float = PATIENCE_S) -> None:
     """Until none of the processes is alive."""
-    deadline = time.monotonic() + timeout_s
-    while alive := [pid for pid in pids if is_alive(pid)]:
-        assert time.monotonic() < deadline, f"still alive: {alive}"
-        time.sleep(0.05)
+    wait_until(
+        lambda: not any(map(is_alive, pids)),
+        timeout_s=timeout_s,
+        note=lambda: f"still alive: {[pid for pid in pids if is_alive(pid)]}",
+    )
 
 
 def make_model(home: Path) -> Path:

@@ -7,7 +7,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from bitfoundry.client.service import Client
 from bitfoundry.errors import ApiError
 from bitfoundry.local.stack import LocalStack
 from tests.support.service import make_model
+from tests.support.waiting import wait_until
 
 
 def _hear_interrupts() -> None:
@@ -94,13 +94,6 @@ def client_of(home: Path) -> Client:
     connection = Connection.read(home)
     assert connection is not None
     return Client(connection.url, connection.api_key)
-
-
-def wait_until(reached: Callable[[], object], limit_s: float = 60.0) -> None:
-    limit = time.monotonic() + limit_s
-    while not reached():
-        assert time.monotonic() < limit
-        time.sleep(0.2)
 
 
 def is_ready(client: Client, part: str) -> bool:
