@@ -21,7 +21,7 @@ Widths = tuple[int, int]
 
 def write_random_model(folder: Path, *, num_blocks: int, widths: Widths = TINY_LLAMA, vocab_size: int = VOCAB) -> int:
     """Write a bfloat16 Llama with a small vocabulary; the weights' size in bytes."""
-    from tests.factories import tiny_tokenizer
+    from tests.support.models import tiny_tokenizer
 
     folder.mkdir(parents=True)
     LlamaConfig(

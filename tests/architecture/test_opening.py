@@ -7,7 +7,7 @@ import ast
 from collections import Counter
 from pathlib import Path
 
-from tests.architecture.test_imports import MODULES, tree_of
+from tests.support.sources import MODULES, tree_of
 
 OPENERS = frozenset({
     "open", "read_text", "read_bytes", "from_pretrained", "copy2", "copyfile", "copytree", "load_file", "safe_open",

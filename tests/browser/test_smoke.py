@@ -9,7 +9,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from bitfoundry.client.service import Client
 from bitfoundry.local.stack import LocalStack
-from tests.factories import tiny_model
+from tests.support.models import tiny_model
 
 PAGES = {
     "/": "Runs",

@@ -158,8 +158,8 @@ def _without_measured(value: Any) -> Any:
 def run_here(name: str, num_ranks: int, folder: Path) -> dict[str, str]:
     """The hashes of the cell called ``name``, quantized on ``num_ranks`` forks of this process."""
     from quantcore.cli.main import main
-    from tests.integration.conftest import proving_here
-    from tests.integration.forks import forked
+    from tests.support.forks import forked
+    from tests.support.proofs import proving_here
 
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         output_dir, file = Path(scratch) / "out", Path(scratch) / "task.json"
@@ -173,7 +173,7 @@ def run_here(name: str, num_ranks: int, folder: Path) -> dict[str, str]:
 
 def _refusal(scratch: Path, name: str) -> str:
     """The code of the error with which a job was refused. Raises RuntimeError for one that failed in another way."""
-    from tests.integration.forks import events_of
+    from tests.support.forks import events_of
 
     last = events_of(scratch)[-1]
     if last.get("code") in (None, "unexpected_error"):

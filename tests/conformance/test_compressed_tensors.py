@@ -16,8 +16,8 @@ from quantcore.config.spec import ScaleType
 from quantcore.export import EXPORTERS
 from quantcore.export.exporter import stored_scale_dtype
 from quantcore.numerics import affine
-from tests.conformance.test_exporters import CONFIGS, accepting
-from tests.params import with_rare
+from tests.support.exporting import CONFIGS, accepting
+from tests.support.params import with_rare
 
 EXPORTER = EXPORTERS.get("compressed_tensors")
 CONFIG_NAMES = [

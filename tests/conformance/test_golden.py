@@ -15,7 +15,7 @@ from quantcore.config.layer_plan import LayerPlan
 from quantcore.export import EXPORTERS
 from quantcore.numerics.qtensor import QLayer
 from quantcore.solvers.rtn import round_to_nearest
-from tests.conformance.test_exporters import CONFIGS, static
+from tests.support.exporting import CONFIGS, static
 
 GOLDEN = Path(__file__).with_name("golden.json")
 SHAPE = (128, 256)

@@ -1,7 +1,7 @@
 """Every registered observer: the same bits however the values came, and the range that its definition promises."""
 
 import pickle
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from quantcore.observers import OBSERVERS, Observer, distribution, names, observ
 from quantcore.observers.distribution import Bins
 from quantcore.observers.mse import MSEObserver
 from quantcore.observers.percentile import PercentileObserver
-from tests.params import with_rare
+from tests.support.params import with_rare
 
 METHODS = [method for method in OBSERVERS if method != "placeholder"]
 CLASS_PART = {method: part for part, method in OBSERVER_METHODS.items()}
@@ -176,17 +176,17 @@ def test_nan_and_infinity_are_not_hidden(method: str, bad: float, regime: str) -
     assert_same(found[:, ::2], healthy[:, ::2])
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("value", with_rare([0.0, -0.0, 1.0, -3e38, 3.4e38, 1e-45, 1e-30], [3.4e38, 1e-30]))
-@pytest.mark.parametrize("count", with_rare([1, 3, 5000], [3]))
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.0, -3e38, 3.4e38, 1e-45, 1e-30])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_constant_is_its_own_range(method: str, count: int, value: float, symmetric: bool, regime: str) -> None:
-    x = torch.full((count,), value)
-    observer = make(method, dtype="int8", symmetric=symmetric)
-    found = range_of(observer, x)
-    assert squared_error(x, observer, found) <= squared_error(x, observer, x[:1].expand(2).view(2, 1, 1))
-    if method in ("min_max", "percentile"):
-        assert_same(found, x[:1].expand(2).view(2, 1, 1))
+def test_a_constant_is_its_own_range(method: str, value: float, regime: str) -> None:
+    for count, symmetric in product([1, 3, 5000], [True, False]):
+        x = torch.full((count,), value)
+        observer = make(method, dtype="int8", symmetric=symmetric)
+        ends = range_of(observer, x)
+        own_range = x[:1].expand(2).view(2, 1, 1)
+        assert squared_error(x, observer, ends) <= squared_error(x, observer, own_range), (count, symmetric)
+        if method in ("min_max", "percentile"):
+            assert_same(ends, own_range)
 
 
 @pytest.mark.parametrize("method", METHODS)

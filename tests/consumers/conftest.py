@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from bitfoundry.local import demo_model
 from quantcore.formats import FORMATS
 from tests.consumers import peers_inputs
 from tests.consumers.peers_compare import Tensors
@@ -19,6 +20,12 @@ from tests.consumers.peers_compare import Tensors
 PYTHON = Path(__file__).parents[2] / ".venv-consumers" / "peers" / "bin" / "python"
 SCRIPT = Path(__file__).with_name("check_peers.py")
 Outputs = dict[str, dict[str, Tensors]]
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct as a safetensors folder in the cache."""
+    return demo_model.prepare(print)
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,8 @@ import pytest
 
 from quantcore.config import presets
 from quantcore.config.quantization import Config, QuantizationConfig, QuantizationSpec
-from tests.consumers.test_consumers import TOLERANCE, export_all, run_in
-from tests.factories import tiny_model
+from tests.support.consumers import TOLERANCE, export_all, run_in
+from tests.support.models import tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

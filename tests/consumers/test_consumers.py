@@ -5,61 +5,24 @@ They need ``make consumers`` (environments of their own) and a real trained mode
 """
 
 import json
-import os
-import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from bitfoundry.local import demo_model
 from quantcore import ModelExporter, ModelQuantizer
 from quantcore.config import presets
-from quantcore.config.quantization import CalibrationConfig, Config, parse_config
-from quantcore.config.task import EvaluationConfig, Task
-from quantcore.pipeline import job as pipeline
-from quantcore.proof.expectation import Expectation
-from tests.factories import tiny_model
+from quantcore.config.quantization import Config, parse_config
+from tests.support.consumers import TOLERANCE, check, export_all, run_in
+from tests.support.models import tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-ROOT = Path(__file__).parents[2]
 FORMATS = ("quark", "compressed_tensors")
 BLOCKS = ("mxfp4", "mxfp4_weight_only", "mxfp6_e2m3", "mxfp6_e3m2", "mxint8_weight_only", "nvfp4", "int4_fp8")
 WHOLE_ROWS = ("int4_wo_per_channel", "uint4_wo_per_channel")
-TOLERANCE = 0.04
-"""Consumers multiply in other orders and round scales otherwise: gaps of 1 to 3 % on a few hundred tokens are noise."""
-
-
-@pytest.fixture(scope="session")
-def smollm2() -> Path:
-    """SmolLM2-135M-Instruct as a safetensors folder in the cache."""
-    return demo_model.prepare(print)
-
-
-def export_all(model: Path, configs: dict[str, Config], formats: tuple[str, ...], folder: Path):
-    """(name -> (artifact folder, summary), file with the windows that the perplexity was measured on)."""
-    results, seen = {}, {}
-    prove = pipeline.prove_in_fresh_process
-
-    def keep_windows(task, folder, expected: Expectation, emit):
-        seen["windows"] = expected.held_out.ids_NT.tolist()
-        return prove(task, folder, expected, emit)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "prove_in_fresh_process", keep_windows)
-        for name, config in configs.items():
-            task = Task(
-                model_dir=model, output_dir=folder / name, config=config, export=formats,
-                calibration=CalibrationConfig(seq_len=256), evaluation=EvaluationConfig(num_windows=4, seq_len=256),
-            )  # fmt: skip
-            results[name] = (folder / name, pipeline.run(task, lambda event: None).to_dict()["summary"])
-    windows = folder / "windows.json"
-    windows.write_text(json.dumps(seen["windows"]))
-    return results, windows
 
 
 @pytest.fixture(scope="session")
@@ -105,25 +68,6 @@ def block_exports(tmp_path_factory):
         ("quark",),
         folder,
     )
-
-
-def run_in(environment, script, *arguments):
-    """Run a check script in a consumer's environment: its RESULT line or None, and all that it printed."""
-    python = ROOT / ".venv-consumers" / environment / "bin" / "python"
-    assert python.exists(), f"run `make consumers` first: {python} is missing"
-    process = subprocess.run(
-        [python, Path(__file__).with_name(script), *arguments],
-        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    found = [line for line in process.stdout.splitlines() if line.startswith("RESULT ")]
-    return json.loads(found[-1].removeprefix("RESULT ")) if found else None, process.stdout + process.stderr
-
-
-def check(environment, script, *arguments):
-    """The RESULT line of a check script in a consumer's environment."""
-    result, printed = run_in(environment, script, *arguments)
-    assert result is not None, printed[-6000:]
-    return result
 
 
 @pytest.mark.parametrize("preset", ["int8_dynamic", "w4a16", "act_order"])

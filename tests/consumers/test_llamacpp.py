@@ -10,9 +10,9 @@ import torch
 
 from quantcore.checkpoint.tokenizer import load_tokenizer
 from quantcore.config import presets
-from tests.consumers.test_consumers import TOLERANCE, check, export_all, smollm2  # noqa: F401  (a fixture)
-from tests.factories import MIXTURES, tiny_model
-from tests.unit.quantcore.test_gguf_tokenizer import CUTS, byte_level, saved, sentencepiece
+from tests.support.consumers import TOLERANCE, check, export_all
+from tests.support.models import MIXTURES, tiny_model
+from tests.support.tokenizers import CUTS, byte_level, saved, sentencepiece
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -41,7 +41,7 @@ def one_export(model, config, folder):
 
 
 @pytest.mark.parametrize("preset", ["gguf_q4_1", "gguf_q8_0", "gguf_q4_k"])
-def test_a_real_model(smollm2, tmp_path, preset, agrees):  # noqa: F811
+def test_a_real_model(smollm2, tmp_path, preset, agrees):
     """Q4_K on rows of 576 and 1536: most layers fall back to Q5_0, the others are super-blocks."""
     file, perplexity, windows = one_export(smollm2, presets.resolve(preset), tmp_path)
     found = check("llamacpp", "check_llamacpp.py", file, windows, TEXT)

@@ -8,8 +8,8 @@ from quantcore.config.task import EvaluationConfig
 from quantcore.evaluation.command import evaluate
 from quantcore.evaluation.speed import Load, speed
 from quantcore.events import silence
-from tests.consumers.test_consumers import ROOT, export_all, smollm2  # noqa: F401  (a fixture)
-from tests.integration.test_evaluate import write_tasks
+from tests.support.consumers import ROOT, export_all
+from tests.support.harness_tasks import write_tasks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -23,7 +23,7 @@ LOAD = Load(prompt_len=64, num_new=8, repeats=1)
         ("llama_cpp", "llamacpp", "gguf_q8_0", "gguf", "model.gguf"),
     ],
 )
-def test_a_program_serves_the_files(smollm2, tmp_path, runtime, environment, preset, export, place):  # noqa: F811
+def test_a_program_serves_the_files(smollm2, tmp_path, runtime, environment, preset, export, place):
     results, _ = export_all(smollm2, {preset: presets.resolve(preset)}, (export,), tmp_path)
     folder, _ = results[preset]
     model = folder / place if (folder / place).exists() else folder
@@ -34,7 +34,7 @@ def test_a_program_serves_the_files(smollm2, tmp_path, runtime, environment, pre
     assert found["model"]["peak_memory_bytes"] > 134e6, "the weights take a byte each"
 
 
-def test_tasks_in_vllm_are_those_of_our_engine_but_for_rounding(smollm2, tmp_path, monkeypatch):  # noqa: F811
+def test_tasks_in_vllm_are_those_of_our_engine_but_for_rounding(smollm2, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     results, _ = export_all(smollm2, {"w4a16": presets.resolve("w4a16")}, ("compressed_tensors",), tmp_path)
     (tmp_path / "tasks").mkdir()

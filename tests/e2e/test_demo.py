@@ -8,7 +8,7 @@ import pytest
 
 from bitfoundry.commands import demo
 from bitfoundry.local import demo_model
-from tests.factories import tiny_model
+from tests.support.models import tiny_model
 
 
 def test_the_demo_runs_shows_and_leaves_nothing_running(

@@ -13,7 +13,7 @@ import yaml
 
 from bitfoundry.client.service import Client
 from bitfoundry.local.stack import LocalStack
-from tests.factories import tiny_model
+from tests.support.models import tiny_model
 
 pytestmark = pytest.mark.slow
 

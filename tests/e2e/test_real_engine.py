@@ -19,7 +19,7 @@ from bitfoundry.client.answers import Job
 from bitfoundry.client.service import Client
 from bitfoundry.errors import ApiError
 from bitfoundry.local.stack import LocalStack
-from tests.factories import tiny_model
+from tests.support.models import tiny_model
 
 CALIBRATION = {"source": "builtin", "num_samples": 4, "seq_len": 64}
 EXPORTS = ["quark", "compressed_tensors"]

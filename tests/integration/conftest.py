@@ -2,21 +2,14 @@
 
 import base64
 import json
-import os
 import signal
-import struct
 import subprocess
 import sys
-import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import huggingface_hub
 import pytest
 import redis
@@ -34,21 +27,18 @@ from api.store.accounts import projects
 from api.store.engine import Sessions, connect, dispose
 from api.store.queue import jobs
 from api.store.tables.jobs import Job, Project
-from quantcore.config import presets
-from quantcore.config.job_spec import JobSpec
-from tests.hub_server import TOKEN, HubServer
+from tests.support.hub_server import TOKEN, HubServer
+from tests.support.proofs import prove_here
+from tests.support.service import (
+    STUB_ENGINE,
+    Server,
+    WorkerProcess,
+    job_columns,
+    write_stub_model,
+)
+from tests.support.waiting import PATIENCE_S, wait_until
 from worker.supervisor import Supervisor
 
-ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60
-"""How long a test waits for what shall happen: a busy machine is no failure."""
-REAL_ENGINE: dict[str, Any] = {
-    "engine_command": "{python} {launcher} -m quantcore run",
-    "confine_engine": True,
-    "lease_s": 15,
-}
-"""Settings for the real engine, which needs more than a stub's time between two heartbeats."""
-STUB_ENGINE = Path(__file__).with_name("stub_engine.py")
 TABLES = (
     "outbox, event, log_line, attempt, seat, publication, artifact, job, sweep, worker, idempotency_key, upload_part, "
     "upload, dataset, api_key, sign_in, audit_entry, hub_token, webhook, webhook_delivery, retention_policy, "
@@ -120,44 +110,6 @@ def make_model(settings: Settings) -> Callable[..., Path]:
     return make
 
 
-def write_stub_model(folder: Path, *, width: int = 64, **stub: Any) -> Path:
-    """A model folder with headers that plan, and orders for the stub engine."""
-    folder.mkdir(parents=True)
-    layer = "model.layers.{}.self_attn.q_proj.weight"
-    write_safetensors(folder / "model.safetensors", {layer.format(block): [width, width] for block in range(2)})
-    config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": width, "max_position_embeddings": 1024}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "stub.json").write_text(json.dumps(stub))
-    return folder
-
-
-def write_safetensors(path: Path, shapes: dict[str, list[int]]) -> None:
-    """A safetensors file of float32 zeros."""
-    header: dict[str, Any] = {}
-    offset = 0
-    for name, shape in shapes.items():
-        size = 4 * shape[0] * shape[1]
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [offset, offset + size]}
-        offset += size
-    encoded = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(encoded)) + encoded + bytes(offset))
-
-
-def job_columns(model_dir: Path | str = "/nowhere", **asked: Any) -> dict[str, Any]:
-    """The columns of a queued job; ``asked`` are columns, or fields of its JobSpec."""
-    options = {name: asked.pop(name) for name in JobSpec.model_fields if name in asked}
-    columns = {
-        "project_id": projects.DEFAULT,
-        "submitted_by": None,
-        "name": None,
-        "labels": {},
-        "model": {"path": str(model_dir)},
-        "preset": "fp8",
-        "spec": JobSpec(**{"config": presets.resolve("fp8")} | options).to_dict(),
-    }
-    return columns | asked
-
-
 @pytest.fixture
 def submit(sessions: Sessions) -> Callable[..., str]:
     """``submit(model_dir, priority=9)``: a queued job straight in the database. Returns its id."""
@@ -187,13 +139,17 @@ def wait_for(get_job: Callable[[str], Job]) -> Callable[..., Job]:
     """``wait_for(job_id, "running")``: the job once it is in one of the states."""
 
     def wait(job_id: str, *states: str, timeout_s: float = PATIENCE_S, phase: str | None = None) -> Job:
-        deadline = time.monotonic() + timeout_s
-        while True:
+        job = get_job(job_id)
+
+        def is_there() -> bool:
+            nonlocal job
             job = get_job(job_id)
-            if job.state in states and (phase is None or job.phase == phase):
-                return job
-            assert time.monotonic() < deadline, f"still {job.state} (phase {job.phase}), error {job.error}"
-            time.sleep(0.05)
+            return job.state in states and (phase is None or job.phase == phase)
+
+        wait_until(
+            is_there, timeout_s=timeout_s, note=lambda: f"still {job.state} (phase {job.phase}), error {job.error}"
+        )
+        return job
 
     return wait
 
@@ -206,23 +162,6 @@ def client(settings: Settings, sessions: Sessions) -> Iterator[TestClient]:
         yield client
 
 
-@dataclass(frozen=True)
-class Server:
-    """The API behind a real socket, for what a test client cannot do: streams that go on."""
-
-    url: str
-    key: str
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """By which the commands find it."""
-        return {"BITFOUNDRY_URL": self.url, "BITFOUNDRY_API_KEY": self.key}
-
-    def connect(self) -> httpx2.Client:
-        headers = {"Authorization": f"Bearer {self.key}"}
-        return httpx2.Client(base_url=self.url, headers=headers, trust_env=False, timeout=20)
-
-
 @pytest.fixture
 def server(settings: Settings, sessions: Sessions) -> Iterator[Server]:
     """``server.connect()``: a client of a real HTTP server in a thread."""
@@ -230,64 +169,13 @@ def server(settings: Settings, sessions: Sessions) -> Iterator[Server]:
     running = uvicorn.Server(config)
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + PATIENCE_S
-    while not running.started:
-        assert time.monotonic() < deadline and thread.is_alive()
-        time.sleep(0.02)
+    wait_until(lambda: running.started or not thread.is_alive())
+    assert running.started
     port = running.servers[0].sockets[0].getsockname()[1]
     yield Server(f"http://127.0.0.1:{port}", create_key(sessions, "test"))
     running.should_exit = True
     thread.join(15)
     assert not thread.is_alive()
-
-
-def environment_of(settings: Settings) -> dict[str, str]:
-    """The variables that make another process take these settings, and a secret that must show up nowhere."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("BITFOUNDRY_")}
-    for name, value in settings.model_dump(exclude_none=True).items():
-        environment[f"BITFOUNDRY_{name.upper()}"] = str(value)
-    environment["BITFOUNDRY_SECRET_KEY"] = settings.secret_key.get_secret_value() if settings.secret_key else ""
-    environment.pop("BITFOUNDRY_SECRET_KEY_FILE", None)
-    environment["BITFOUNDRY_WEBHOOK_NETWORKS"] = ",".join(map(str, settings.webhook_networks))
-    environment["BITFOUNDRY_PUBLISH_URLS"] = ",".join(settings.publish_urls)
-    environment["BITFOUNDRY_MODEL_ROOTS"] = os.pathsep.join(map(str, settings.model_roots))
-    environment["DATABASE_URL"] = settings.database_url.get_secret_value()
-    environment["BROKER_URL"] = settings.broker_url.get_secret_value()
-    environment["A_PASSWORD"] = "canary-in-the-environment"
-    return environment
-
-
-class WorkerProcess:
-    """``python -m worker`` as a process of its own; behind ``prefix``, and with ``more`` in its environment."""
-
-    def __init__(
-        self, settings: Settings, log: Path, *, prefix: Sequence[str] = (), more: Mapping[str, str] | None = None
-    ) -> None:
-        self.log = log
-        environment = environment_of(settings) | dict(more or {})
-        command = [*prefix, sys.executable, "-m", "worker"]
-        with log.open("ab") as stream:
-            self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=stream, stderr=stream)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def suspend(self, sessions: Sessions) -> None:
-        """SIGSTOP while it is in no transaction: for the locks of one that is, others wait half a minute."""
-        busy = "datname = current_database() AND pid <> pg_backend_pid() AND state <> 'idle'"
-        while True:
-            self.process.send_signal(signal.SIGSTOP)
-            with sessions.begin() as session:
-                if not session.scalar(text(f"SELECT count(*) FROM pg_stat_activity WHERE {busy}")):
-                    return
-            self.process.send_signal(signal.SIGCONT)
-            time.sleep(0.05)
-
-    def drain(self, timeout_s: float = PATIENCE_S) -> int:
-        """SIGTERM; the exit status."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout_s)
 
 
 @pytest.fixture
@@ -329,62 +217,19 @@ def start_here(settings: Settings) -> Iterator[Callable[..., Supervisor]]:
         supervisor.join()
 
 
-def is_alive(pid: int) -> bool:
-    """True for a process that exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def wait_for_empty(folder: Path) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while list(folder.iterdir()):
-        assert time.monotonic() < deadline, list(folder.iterdir())
-        time.sleep(0.05)
-
-
-def wait_gone(pids: list[int], timeout_s: float = PATIENCE_S) -> None:
-    """Until none of the processes is alive."""
-    deadline = time.monotonic() + timeout_s
-    while alive := [pid for pid in pids if is_alive(pid)]:
-        assert time.monotonic() < deadline, f"still alive: {alive}"
-        time.sleep(0.05)
-
-
 @pytest.fixture
 def read_pids() -> Callable[[Path], list[list[int]]]:
     """The process ids that the stub noted: one [engine, grandchild] a start."""
 
     def read(path: Path, num_starts: int = 1, timeout_s: float = PATIENCE_S) -> list[list[int]]:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            lines = path.read_text().splitlines() if path.exists() else []
-            if len(lines) >= num_starts:
-                return [json.loads(line) for line in lines]
-            assert time.monotonic() < deadline, "the engine did not start"
-            time.sleep(0.05)
+        def starts() -> list[list[int]]:
+            lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+            return [json.loads(line) for line in lines if line.endswith("\n")]
+
+        wait_until(lambda: len(starts()) >= num_starts, timeout_s=timeout_s, note=lambda: "the engine did not start")
+        return starts()
 
     return read
-
-
-def prove_here(task: Any, folder: Path, expected: Any, emit: Any) -> Any:
-    from quantcore.pipeline.twin_export import export_twin
-    from quantcore.proof.verify import Proved, prove_all
-    from quantcore.runtime.devices import peak_memory_bytes
-
-    with tempfile.TemporaryDirectory() as scratch:
-        expected.save(Path(scratch))
-        proofs = {found.export: found for found in prove_all(task, folder, Path(scratch), emit, export_twin)}
-    return Proved(proofs, peak_memory_bytes())
-
-
-@contextmanager
-def proving_here() -> Iterator[None]:
-    """Jobs whose proof runs here, where it is the same: starting a fresh interpreter takes seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("quantcore.pipeline.job.prove_in_fresh_process", prove_here)
-        yield
 
 
 @pytest.fixture

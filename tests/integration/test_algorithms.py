@@ -14,8 +14,8 @@ from quantcore.errors import ConfigError, ModelError
 from quantcore.pipeline import job as pipeline
 from quantcore.pipeline.job import read_windows, run
 from quantcore.runtime.states import StatesOnDisk
-from tests.factories import MIXTURES, tiny_model
-from tests.params import with_rare
+from tests.support.models import MIXTURES, tiny_model
+from tests.support.params import with_rare
 
 INT16 = {"weight": {"dtype": "int16", "qscheme": "per_channel", "ch_axis": 0}}  # next to no rounding
 UINT4 = {"weight": {"dtype": "uint4", "qscheme": "per_group", "group_size": 64, "symmetric": False}}

@@ -12,13 +12,10 @@ from sqlalchemy import text
 from api.store.engine import Sessions
 from api.store.queue import leases
 from api.store.queue.events import NewEvent
-from tests.integration.conftest import write_safetensors
+from tests.support.api import body
+from tests.support.service import write_safetensors
 
 MakeModel = Callable[..., Path]
-
-
-def body(folder: Path, **changes: Any) -> dict[str, Any]:
-    return {"model": {"path": str(folder)}, "config": {"preset": "int8_dynamic"}, **changes}
 
 
 def test_submit_answers_with_the_whole_job(client: TestClient, make_model: MakeModel) -> None:

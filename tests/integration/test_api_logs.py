@@ -14,9 +14,9 @@ from api.store.engine import Sessions
 from api.store.queue import leases, logs
 from api.store.queue.events import NewEvent
 from api.store.queue.leases import Lease, LeaseLost
-from api.store.queue.logs import NewLine
 from api.store.tables.jobs import Job
-from tests.integration.conftest import WorkerProcess
+from tests.support.attempts import write
+from tests.support.service import WorkerProcess
 
 Submit = Callable[..., str]
 
@@ -27,12 +27,6 @@ def start(sessions: Sessions, submit: Submit) -> tuple[str, Lease]:
         lease = leases.claim(session, worker="w", lease_s=60)
     assert lease
     return job_id, lease
-
-
-def write(sessions: Sessions, lease: Lease, *lines: str) -> None:
-    """``"error: text"`` a line."""
-    with sessions.begin() as session:
-        leases.write_log(session, lease, lines=[NewLine(*line.split(": ", 1)) for line in lines])
 
 
 def texts(answer: Any) -> list[str]:

@@ -15,7 +15,7 @@ from api.store.engine import Sessions
 from api.store.queue.jobs import owns_artifact
 from api.store.tables.jobs import Artifact, Job
 from bitfoundry.local.stack import LocalStack
-from tests.integration.test_api_jobs import body
+from tests.support.api import body
 
 MakeModel = Callable[..., Path]
 

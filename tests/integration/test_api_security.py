@@ -17,32 +17,7 @@ from api.http.security import create_key
 from api.main import create_app
 from api.settings import Settings
 from api.store.engine import Sessions
-
-OPEN_ROUTES = {"/healthz/live", "/healthz/ready", "/openapi.json"}
-DOOR = ("POST", "/v1/sign-in")  # the key is in the body
-JOB = "job_" + "0" * 32
-PLACES = {"job_id": JOB, "sweep_id": "swp_" + "0" * 32, "path": "model.safetensors"} | {
-    "dataset_id": "dst_" + "0" * 32,
-    "upload_id": "upl_" + "0" * 32,
-    "number": "1",
-    "project_id": "prj_" + "1" * 32,
-    "key_id": "0" * 12,
-    "name": "team",
-    "worker_id": "host:1:0",
-    "webhook_id": "whk_" + "0" * 32,
-    "delivery_id": "msg_" + "0" * 32,
-}
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
-
-
-def walk(app: FastAPI) -> Iterator[tuple[str, str]]:
-    """(method, path) of everything that the OpenAPI document names."""
-    for path, methods in app.openapi()["paths"].items():
-        for method in methods:
-            yield method.upper(), path
+from tests.support.api import DOOR, JOB, OPEN_ROUTES, PLACES, bearer, walk
 
 
 def test_every_route_but_the_open_ones_wants_a_key(client: TestClient) -> None:

@@ -14,8 +14,8 @@ from quantcore.errors import ModelError
 from quantcore.model.names import check_not_rearranged, check_shares_nothing, place_tensors
 from quantcore.model.skeleton import find_block_list
 from quantcore.plan.resolve import resolve
-from tests.architectures import Outline, model_classes, outline
-from tests.params import with_rare
+from tests.support.architectures import Outline, model_classes, outline
+from tests.support.params import with_rare
 
 CLASSES = model_classes()
 NOT_BUILT = {

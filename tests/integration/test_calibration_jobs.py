@@ -16,9 +16,9 @@ from huggingface_hub import constants
 
 from api.settings import Settings
 from api.store.tables.jobs import Job
-from tests.factories import tiny_model
-from tests.hub_server import TOKEN, HubServer
-from tests.integration.conftest import REAL_ENGINE, WorkerProcess
+from tests.support.hub_server import TOKEN, HubServer
+from tests.support.models import tiny_model
+from tests.support.service import REAL_ENGINE, WorkerProcess
 
 LIMIT_S = 120.0
 FEW = {"num_samples": 2, "seq_len": 32}

@@ -17,8 +17,8 @@ from quantcore.config.task import EvaluationConfig, Task
 from quantcore.errors import ModelError
 from quantcore.events import Event, PhaseStarted, Progress
 from quantcore.pipeline.job import run
-from tests.factories import tiny_model
-from tests.integration.conftest import REAL_ENGINE, WorkerProcess
+from tests.support.models import tiny_model
+from tests.support.service import REAL_ENGINE, WorkerProcess
 
 
 def overwrite(model: Path) -> None:

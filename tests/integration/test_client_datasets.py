@@ -12,7 +12,7 @@ from bitfoundry.client.service import Client
 from bitfoundry.client.transport import Transport
 from bitfoundry.commands import main as cli
 from bitfoundry.errors import ApiError, BitfoundryError
-from tests.integration.conftest import Server
+from tests.support.service import Server
 
 
 @pytest.fixture

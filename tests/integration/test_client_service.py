@@ -13,7 +13,7 @@ import pytest
 from bitfoundry.client.service import Client
 from bitfoundry.commands import main as cli
 from bitfoundry.errors import ApiError
-from tests.integration.conftest import Server, WorkerProcess
+from tests.support.service import Server, WorkerProcess
 
 MakeModel = Callable[..., Path]
 StartWorker = Callable[..., WorkerProcess]

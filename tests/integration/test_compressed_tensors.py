@@ -16,9 +16,9 @@ from quantcore.config import presets
 from quantcore.config.quantization import Config, QuantizationConfig, QuantizationSpec, parse_config
 from quantcore.errors import ConfigError
 from quantcore.pipeline.job import run
-from tests.factories import tiny_model
-from tests.integration.test_pipeline import math_close, perplexity_of, task
-from tests.params import with_rare
+from tests.support.jobs import math_close, perplexity_of, task
+from tests.support.models import tiny_model
+from tests.support.params import with_rare
 
 ODD = {"hidden_size": 96, "intermediate_size": 160, "head_dim": 32, "num_attention_heads": 3, "num_key_value_heads": 1}
 BLOCKED = {"hidden_size": 128, "intermediate_size": 384, "head_dim": 32, "num_key_value_heads": 4}

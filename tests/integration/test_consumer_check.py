@@ -19,7 +19,7 @@ from quantcore.pipeline import job as pipeline
 from quantcore.pipeline import twin_export
 from quantcore.plan.resolve import Plan
 from quantcore.proof import verify as proof
-from tests.factories import MIXTURES, SHAPE, tiny_model
+from tests.support.models import MIXTURES, SHAPE, tiny_model
 
 pytestmark = pytest.mark.usefixtures("proof_in_this_process")
 

@@ -19,8 +19,8 @@ from quantcore.config.presets import PRESETS
 from quantcore.config.quantization import parse_config
 from quantcore.export import EXPORTERS, formats_for, holds_codes
 from quantcore.serving.stopwatch import RUNTIMES
-from tests.docs_pages import DOCS, blocks_of, read_page
-from tests.factories import tiny_model
+from tests.support.docs import DOCS, blocks_of, read_page
+from tests.support.models import tiny_model
 
 pytestmark = pytest.mark.usefixtures("proof_in_this_process")
 

@@ -15,9 +15,9 @@ from api.http.security import SCOPES
 from api.settings import Settings
 from api.store.accounts import projects, webhooks
 from api.store.tables.jobs import Project
-from tests.docs_pages import DOCS, Shell, blocks_of, read_page
-from tests.integration.conftest import ROOT, Server
-from tests.integration.test_webhooks import Receiver, serve
+from tests.support.docs import DOCS, Shell, blocks_of, read_page
+from tests.support.receiver import Receiver, serve
+from tests.support.service import ROOT, Server
 
 ACCOUNTS, WEBHOOKS = ((DOCS / "how-to" / name).read_text() for name in ("accounts.md", "webhooks.md"))
 

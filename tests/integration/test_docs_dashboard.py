@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from api.settings import Settings
-from tests.docs_pages import DOCS, Shell, read_page
-from tests.integration.conftest import ROOT, Server
+from tests.support.docs import DOCS, Shell, read_page
+from tests.support.service import ROOT, Server
 
 PAGE = (DOCS / "how-to" / "dashboard.md").read_text()
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from quantcore.data.hub_dataset import ALIASES
-from tests.docs_pages import DOCS, read_page
-from tests.integration.conftest import Server, WorkerProcess
+from tests.support.docs import DOCS, read_page
+from tests.support.service import Server, WorkerProcess
 
 PAGE = (DOCS / "how-to" / "datasets.md").read_text()
 

@@ -10,9 +10,10 @@ import pytest
 
 from api.store.engine import Sessions
 from api.store.states import ACTIONS, State
-from tests.docs_pages import DOCS, blocks_of, read_page
-from tests.factories import tiny_model
-from tests.integration.conftest import PATIENCE_S, Server, WorkerProcess
+from tests.support.docs import DOCS, blocks_of, read_page
+from tests.support.models import tiny_model
+from tests.support.service import Server, WorkerProcess
+from tests.support.waiting import PATIENCE_S
 
 STATES = (DOCS / "reference" / "job-states.md").read_text()
 

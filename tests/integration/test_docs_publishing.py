@@ -9,9 +9,9 @@ import pytest
 from api.jobs.schemas import PublishTo
 from api.settings import Settings
 from api.store.tables.publications import PublicationState
-from tests.docs_pages import DOCS, read_page
-from tests.hub_server import TOKEN, HubServer
-from tests.integration.conftest import Server, WorkerProcess
+from tests.support.docs import DOCS, read_page
+from tests.support.hub_server import TOKEN, HubServer
+from tests.support.service import Server, WorkerProcess
 
 ROOT = Path(__file__).parents[2]
 PAGE = (DOCS / "how-to" / "publish.md").read_text()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs_pages import read_page
-from tests.factories import tiny_model
+from tests.support.docs import read_page
+from tests.support.models import tiny_model
 
 pytestmark = pytest.mark.slow
 

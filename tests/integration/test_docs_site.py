@@ -14,7 +14,7 @@ import yaml
 
 from api.settings import Settings
 from docs.generate import PACKAGES, PAGES, sites, write
-from tests.docs_pages import DOCS, LANGUAGES, ROOT, blocks_of
+from tests.support.docs import DOCS, LANGUAGES, ROOT, blocks_of
 
 GENERATED = {f"reference/{name}.md" for name in PAGES}
 KEPT = sorted(

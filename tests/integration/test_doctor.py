@@ -14,7 +14,7 @@ from api.store.engine import Sessions
 from bitfoundry.commands import doctor
 from bitfoundry.commands import main as cli
 from quantcore.runtime import landlock
-from tests.integration.conftest import Server, WorkerProcess
+from tests.support.service import Server, WorkerProcess
 
 
 @pytest.fixture

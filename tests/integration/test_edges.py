@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from quantcore.edges.discovery import EdgeFinder, find_edges, prove
-from tests.decoder_blocks import blocks_of, logits_of, model_in_memory, run_of
-from tests.known_edges import KNOWN, REJECTED, as_known, model_and_block
+from tests.support.decoder_blocks import blocks_of, logits_of, model_in_memory, run_of
+from tests.support.known_edges import KNOWN, REJECTED, as_known, model_and_block
 
 QUICK = ("llama", "gemma2", "mixtral", "phi3", "deepseek_v3")
 NAMES = sorted({model_and_block(case)[0] for case in KNOWN})

@@ -18,9 +18,10 @@ from quantcore.nn import loading
 from quantcore.pipeline.job import run
 from quantcore.runtime.shards import is_sharded, mine
 from quantcore.runtime.streamed_model import StreamedModel
-from tests.factories import tiny_model, tiny_tokenizer
-from tests.integration.forks import forked
-from tests.integration.test_pipeline import task
+from tests.support.forks import forked
+from tests.support.harness_tasks import write_tasks
+from tests.support.jobs import task
+from tests.support.models import tiny_model, tiny_tokenizer
 
 ASKED = EvaluationConfig(num_windows=3, seq_len=64, num_prompts=2)
 
@@ -109,50 +110,9 @@ def watch_embedded_windows(monkeypatch):
     return seen
 
 
-TASK = """
-task: tiny_choice
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {data}}}}}
-output_type: multiple_choice
-test_split: test
-doc_to_text: "{{{{question}}}}"
-doc_to_choice: "{{{{choices}}}}"
-doc_to_target: "{{{{answer}}}}"
-metric_list:
-  - {{metric: acc, aggregation: mean, higher_is_better: true}}
-metadata: {{version: 1.0}}
-"""
-ROLLING = """
-task: tiny_rolling
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {data}}}}}
-output_type: loglikelihood_rolling
-test_split: test
-doc_to_text: ""
-doc_to_target: "{{{{question}}}}"
-metric_list:
-  - {{metric: word_perplexity}}
-  - {{metric: bits_per_byte}}
-metadata: {{version: 1.0}}
-"""
-
-
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory):
     return write_tasks(tmp_path_factory.mktemp("tasks"))
-
-
-def write_tasks(folder):
-    """Two tasks that need no network: ``tiny_choice`` and ``tiny_rolling``."""
-    words = "for if while class return import from def".split()
-    rows = [
-        {"question": f"The {word} statement", "choices": [f" {other} it" for other in words], "answer": number}
-        for number, word in enumerate(words)
-    ]
-    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (folder / "choice.yaml").write_text(TASK.format(data=folder / "rows.jsonl"))
-    (folder / "rolling.yaml").write_text(ROLLING.format(data=folder / "rows.jsonl"))
-    return folder
 
 
 @pytest.mark.slow

@@ -21,8 +21,8 @@ from quantcore.events import Warned
 from quantcore.pipeline.job import run
 from quantcore.plan.resolve import resolve
 from quantcore.solvers.rtn import round_to_nearest
-from tests.factories import MIXTURES, tiny_model, tiny_tokenizer
-from tests.params import with_rare
+from tests.support.models import MIXTURES, tiny_model, tiny_tokenizer
+from tests.support.params import with_rare
 
 W4 = presets.resolve("w4a16", group_size=32)
 MODELS = {

@@ -13,7 +13,7 @@ from api.store.engine import Sessions
 from api.store.queue import leases
 from api.store.queue.events import NewEvent
 from bitfoundry.client.async_client import AsyncClient
-from tests.integration.faults import ApiProcess
+from tests.support.faults import ApiProcess
 
 NUM_CLIENTS = 50
 NUM_RESTARTS = 2

@@ -21,9 +21,11 @@ from api.store.queue.outbox import WAKE
 from api.store.queue.wakeups import QUEUE, make_celery, sender
 from api.store.tables.jobs import Attempt, Job, Outbox
 from bitfoundry.local.stack import Valkey
-from tests.integration.conftest import PATIENCE_S, WorkerProcess
-from tests.integration.faults import ApiProcess
-from tests.integration.test_worker import outcomes, post
+from tests.support.api import post
+from tests.support.attempts import outcomes
+from tests.support.faults import ApiProcess
+from tests.support.service import WorkerProcess
+from tests.support.waiting import wait_until
 
 MakeModel = Callable[..., Path]
 Submit = Callable[..., str]
@@ -48,13 +50,6 @@ def on(valkey: Valkey, settings: Settings, **changes: object) -> Settings:
 
 def session_of(url: str) -> redis.Redis:
     return redis.Redis(unix_socket_path=url.removeprefix("redis+socket://"))
-
-
-def wait_until(reached: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def num_messages(sessions: Sessions) -> int:

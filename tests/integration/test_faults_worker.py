@@ -16,10 +16,10 @@ from api.store.engine import Sessions
 from api.store.queue import control
 from api.store.tables.jobs import Attempt, Dataset, Job
 from quantcore.config import presets
-from tests.factories import tiny_model
-from tests.integration.conftest import WorkerProcess, wait_for_empty, wait_gone
-from tests.integration.faults import ApiProcess, on_a_small_disk, seen_by
-from tests.integration.test_worker import outcomes
+from tests.support.attempts import outcomes
+from tests.support.faults import ApiProcess, on_a_small_disk, seen_by
+from tests.support.models import tiny_model
+from tests.support.service import WorkerProcess, wait_for_empty, wait_gone
 
 MakeModel = Callable[..., Path]
 Submit = Callable[..., str]

@@ -20,10 +20,9 @@ from quantcore.pipeline import file_to_file
 from quantcore.pipeline import writer as writing
 from quantcore.pipeline.job import run
 from quantcore.solvers.global_scale import has_global_scale
-from tests.factories import MIXTURES, tiny_model
-from tests.integration.forks import config, events_of, forked, task_file
-from tests.integration.test_resume import killed
-from tests.params import with_rare
+from tests.support.forks import config, events_of, forked, killed, task_file
+from tests.support.models import MIXTURES, tiny_model
+from tests.support.params import with_rare
 
 pytestmark = pytest.mark.usefixtures("proof_in_this_process")
 

@@ -14,8 +14,8 @@ from schemathesis.specs.openapi.checks import content_type_conformance, response
 
 from api.store.engine import Sessions
 from api.store.queue import control
-from tests.integration.conftest import Server
-from tests.integration.test_api_security import OPEN_ROUTES
+from tests.support.api import OPEN_ROUTES
+from tests.support.service import Server
 
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance]
 NOT_HERE = {"PUT /v1/uploads/{upload_id}/parts/{number}"}  # its body is bytes, which have no schema

@@ -4,11 +4,10 @@ Those that are to be killed are processes of their own; the others are threads o
 """
 
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -18,22 +17,19 @@ from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.queue import control, gangs, leases, waiting, workers
 from api.store.queue.leases import Failure, Lease, LeaseLost, Order
-from api.store.queue.workers import worker_of
 from api.store.tables.jobs import Attempt, Job, Worker
 from api.store.tables.seats import Seat, SeatState
 from quantcore.config import presets
-from tests.integration.conftest import STUB_ENGINE, WorkerProcess, is_alive, wait_for_empty, wait_gone
-from tests.integration.test_worker import outcomes
-from worker.supervisor import Supervisor
+from tests.support.attempts import AWorker, StartHere, outcomes, run_as
+from tests.support.service import STUB_ENGINE, WorkerProcess, is_alive, wait_for_empty, wait_gone
+from tests.support.waiting import wait_until
 
 MakeModel = Callable[..., Path]
 Submit = Callable[..., str]
-StartHere = Callable[..., Supervisor]
 StartWorker = Callable[..., WorkerProcess]
 WaitFor = Callable[..., Job]
 GetJob = Callable[[str], Job]
 ReadPids = Callable[..., list[list[int]]]
-AWorker = TypeVar("AWorker", WorkerProcess, Supervisor)
 LIMIT_S = 240
 
 
@@ -305,10 +301,8 @@ def test_two_workers_do_it_together(
     """Once both are there; the one that comes first waits, and says so. Both log to their ends, one writes."""
     start_here()
     job_id = submit(make_model(node_mode="ends late"), nodes=2)
-    deadline = time.monotonic() + LIMIT_S
-    while client.get(f"/v1/jobs/{job_id}").json()["waiting_reason"] != "needs 2 workers at once: 1 is there":
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    reason = "needs 2 workers at once: 1 is there"
+    wait_until(lambda: client.get(f"/v1/jobs/{job_id}").json()["waiting_reason"] == reason, timeout_s=LIMIT_S)
     start_here()
     job = wait_for(job_id, "succeeded")
     assert (job.attempt, job.failure_count) == (1, 0)
@@ -364,18 +358,6 @@ def run_slowly(
     pids = [pid for file in files for found in read_pids(file, timeout_s=LIMIT_S) for pid in found]
     assert len(pids) == 4 and all(map(is_alive, pids))
     return job_id, run_as(sessions, job_id, two), pids
-
-
-def run_as(sessions: Sessions, job_id: str, two: list[AWorker]) -> dict[str, AWorker]:
-    """Which of two workers leads the job."""
-    with sessions.begin() as session:
-        leader = worker_of(session.get_one(Job, job_id).worker or "")
-    first, second = sorted(two, key=lambda worker: not _is(worker, leader))
-    return {"leader": first, "member": second}
-
-
-def _is(worker: WorkerProcess | Supervisor, name: str) -> bool:
-    return worker._id == name if isinstance(worker, Supervisor) else str(worker.process.pid) in name.split(":")
 
 
 @pytest.mark.parametrize("who", ["leader", "member"])

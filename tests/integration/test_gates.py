@@ -14,9 +14,9 @@ from quantcore.evaluation.quality import Sample
 from quantcore.events import GatesJudged, LayerQuantized, Warned
 from quantcore.pipeline.job import run
 from quantcore.proof import gates, judging
-from tests.factories import tiny_model
-from tests.integration.conftest import proving_here
-from tests.integration.test_pipeline import task
+from tests.support.jobs import task
+from tests.support.models import tiny_model
+from tests.support.proofs import proving_here
 
 LAYER = "model.layers.1.mlp.up_proj"
 

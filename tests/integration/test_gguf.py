@@ -26,24 +26,11 @@ from quantcore.pipeline import job as pipeline
 from quantcore.plan.resolve import resolve
 from quantcore.proof.verify import WrittenCheckpoint
 from quantcore.solvers.rtn import round_to_nearest
-from tests.factories import MIXTURES, tiny_model
-from tests.params import with_rare
+from tests.support.gguf import LLAMA3, MODELS, WIDE
+from tests.support.models import MIXTURES, tiny_model
+from tests.support.params import with_rare
 
 CALIBRATION = CalibrationConfig(num_samples=4, seq_len=64)
-SIXTEEN = {"query_pre_attn_scalar": 16, "sliding_window": 8}
-LLAMA3 = {"rope_theta": 500000.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
-          "high_freq_factor": 4.0, "original_max_position_embeddings": 64}  # fmt: skip
-MODELS = {
-    "llama": {},
-    "mistral": {"tie_word_embeddings": False},
-    "qwen2": {"num_key_value_heads": 1},
-    "qwen3": {"head_dim": 32},
-    "gemma2": {**SIXTEEN, "final_logit_softcapping": 5.0},
-    "gemma3_text": {**SIXTEEN, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
-    "phi3": {"tie_word_embeddings": False},
-    "qwen3_moe": {**MIXTURES["qwen3_moe"], "norm_topk_prob": True},
-    "mixtral": MIXTURES["mixtral"],
-}
 
 
 def run(model, folder, config, exports=("gguf",)):
@@ -131,7 +118,6 @@ def test_ggufs_own_reader_sees_the_rounded_weights(tmp_path, name, preset, proof
     assert len(values) == len({places.find(key).name for key in rounded(model_dir, ())})
 
 
-WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
 K_PRESETS = ("gguf_q4_k", "gguf_q5_k", "gguf_q6_k")
 
 

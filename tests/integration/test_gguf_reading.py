@@ -20,10 +20,10 @@ from quantcore.errors import ConfigError, ModelError
 from quantcore.export.gguf.header import LONGEST_KEPT, read_gguf_header, shortest
 from quantcore.reading.dequantize import open_source
 from quantcore.reading.model import read_model
-from tests.factories import tiny_model
-from tests.integration.test_gguf import LLAMA3, MODELS, WIDE
-from tests.integration.test_reading import measured, quantize
-from tests.params import with_rare
+from tests.support.gguf import LLAMA3, MODELS, WIDE
+from tests.support.models import tiny_model
+from tests.support.params import with_rare
+from tests.support.reading import measured, quantize
 
 pytestmark = pytest.mark.usefixtures("proof_in_this_process")
 

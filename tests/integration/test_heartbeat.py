@@ -15,6 +15,7 @@ from api.store.engine import Sessions, connect, dispose
 from api.store.queue import control, jobs, leases
 from api.store.queue.events import NewEvent
 from api.store.queue.leases import Lease, LeaseLost, Order
+from tests.support.waiting import give_time, wait_until
 from worker.lease import HeldLease
 
 
@@ -60,15 +61,14 @@ def reap(sessions: Sessions) -> int:
 
 def test_it_outlives_the_first_lease(sessions: Sessions, settings: Settings, lease: Lease) -> None:
     heard = Heard()
-    short = settings.model_copy(update={"lease_s": 1.5, "heartbeat_s": 0.3})
+    short = settings.model_copy(update={"lease_s": 3, "heartbeat_s": 0.3})
     with hold(sessions, short, lease, heard) as held:
         for _ in range(8):
-            time.sleep(0.5)
+            give_time(0.5)
             assert reap(sessions) == 0
         held.write(leases.record, happened=[NewEvent("x")], columns={})
     assert not heard.lost.is_set()
-    time.sleep(short.lease_s + 0.2)  # nobody beats any more
-    assert reap(sessions) == 1
+    wait_until(lambda: reap(sessions) == 1)  # nobody beats any more
 
 
 def test_it_ends_the_engine_before_the_lease_runs_out(settings: Settings, lease: Lease) -> None:

@@ -16,10 +16,10 @@ from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.tables.jobs import Job
 from quantcore.config import presets
-from tests.factories import tiny_model
-from tests.hub_server import TOKEN, HubServer
-from tests.integration.conftest import REAL_ENGINE, WorkerProcess
-from tests.integration.test_reading import quantize
+from tests.support.hub_server import TOKEN, HubServer
+from tests.support.models import tiny_model
+from tests.support.reading import quantize
+from tests.support.service import REAL_ENGINE, WorkerProcess
 
 CALIBRATION = {"source": "builtin", "num_samples": 2, "seq_len": 32}
 LIMIT_S = 120.0

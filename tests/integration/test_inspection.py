@@ -20,8 +20,8 @@ from quantcore.errors import ModelError
 from quantcore.pipeline.job import run
 from quantcore.plan import resolve as plan
 from quantcore.plan.inspection import USUAL_PRESETS, inspect, inspect_hub, read_license
-from tests.factories import MIXTURES, tiny_model
-from tests.hub_server import HubServer
+from tests.support.hub_server import HubServer
+from tests.support.models import MIXTURES, tiny_model
 
 CARD = "---\nlanguage: en\nlicense: apache-2.0\n---\n# license: none\n"
 

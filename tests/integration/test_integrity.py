@@ -23,7 +23,8 @@ from api.store import manifest, migrate
 from api.store.engine import Sessions
 from api.store.queue import integrity, leases
 from bitfoundry.local.stack import Postgres
-from tests.integration.conftest import PATIENCE_S, ROOT, environment_of
+from tests.support.service import ROOT, environment_of
+from tests.support.waiting import wait_until
 
 Submit = Callable[..., str]
 
@@ -208,10 +209,7 @@ def test_it_is_slow_and_ends_at_once(
     monkeypatch.setattr(integrity, "claim_due", note)
     working = Watch(settings, sessions)
     working.start()
-    deadline = time.monotonic() + PATIENCE_S
-    while not claimed:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: claimed)
     working.stop()
     assert not working._thread.is_alive() and len(claimed) == 1
     with sessions.begin() as session:

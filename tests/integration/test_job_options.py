@@ -13,9 +13,9 @@ from api.store.engine import Sessions
 from api.store.queue import leases
 from api.store.tables.jobs import Job
 from quantcore.cli.main import main
-from tests.factories import tiny_model
-from tests.hub_server import HubServer
-from tests.integration.conftest import REAL_ENGINE, WorkerProcess
+from tests.support.hub_server import HubServer
+from tests.support.models import tiny_model
+from tests.support.service import REAL_ENGINE, WorkerProcess
 
 LIMIT_S = 120.0
 FEW = {"num_samples": 2, "seq_len": 32}

@@ -2,9 +2,9 @@
 
 import json
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx2
 from pydantic import SecretStr
@@ -13,8 +13,9 @@ from api import json_log
 from api.json_log import JsonFormatter
 from api.settings import Settings
 from api.store.engine import Sessions
-from tests.integration.conftest import WorkerProcess
-from tests.integration.faults import ApiProcess
+from tests.support.faults import ApiProcess
+from tests.support.service import WorkerProcess
+from tests.support.waiting import wait_until
 
 
 def lines(log: Path) -> list[dict[str, str]]:
@@ -40,11 +41,14 @@ def test_a_request_and_a_job_are_named(
     worker = start_worker(in_json)
     job_id = submit(make_model(mode="fails"))
     wait_for(job_id, "failed")
-    time.sleep(0.3)
+
+    def about() -> list[dict[str, Any]]:
+        said = [line for line in worker.log.read_text().splitlines(keepends=True) if line.startswith("{")]
+        entries = [json.loads(line) for line in said if line.endswith("\n")]
+        return [entry for entry in entries if entry.get("job_id") == job_id]
+
+    wait_until(lambda: any("nonfinite_weights" in entry["message"] for entry in about()), note=about)
     worker.drain()
-    said = [line for line in worker.log.read_text().splitlines() if line.startswith("{")]
-    about = [json.loads(line) for line in said if json.loads(line).get("job_id") == job_id]
-    assert any("nonfinite_weights" in line["message"] for line in about)
 
 
 def test_a_line_cannot_be_forged() -> None:

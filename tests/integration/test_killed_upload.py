@@ -13,8 +13,8 @@ import pytest
 from api.http.security import create_key
 from api.settings import Settings
 from api.store.engine import Sessions
-from tests.integration.conftest import PATIENCE_S
-from tests.integration.faults import ApiProcess
+from tests.support.faults import ApiProcess
+from tests.support.waiting import PATIENCE_S, wait_until
 
 ROWS = b'{"text": "a few words of a row"}\n'
 PARTS = (ROWS * 50_000, ROWS * 10)
@@ -44,10 +44,7 @@ def test_an_upload_goes_on_after_the_api_was_killed(settings: Settings, sessions
         upload = f"/v1/uploads/{client.post('/v1/uploads', json={'filename': 'a.jsonl'}).json()['id']}"
         assert client.put(f"{upload}/parts/2", params={"sha256": second}, content=PARTS[1]).status_code == 200
         cut = pool.submit(put_slowly)
-        deadline = time.monotonic() + PATIENCE_S
-        while not any(path.stat().st_size >= 1 << 20 for path in settings.uploads_dir.glob("*.part")):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: any(path.stat().st_size >= 1 << 20 for path in settings.uploads_dir.glob("*.part")))
         api.kill()
         cut.result(PATIENCE_S)
         api.start()

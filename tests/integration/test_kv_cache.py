@@ -9,7 +9,7 @@ from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.pipeline.job import run
 from quantcore.reading.model import read_model
-from tests.factories import tiny_model
+from tests.support.models import tiny_model
 
 FP8_KV = presets.resolve("fp8", kv_cache="fp8")
 

@@ -13,7 +13,8 @@ from api.store.queue import control, events, jobs, leases, outbox, workers
 from api.store.queue.events import NewEvent
 from api.store.queue.leases import Failure, Lease, LeaseLost, Order
 from api.store.tables.jobs import Artifact, Attempt, Job, Outbox
-from tests.integration.conftest import job_columns
+from tests.support.service import job_columns
+from tests.support.waiting import PATIENCE_S
 
 Submit = Callable[..., str]
 GetJob = Callable[[str], Job]
@@ -173,13 +174,16 @@ def test_an_expired_lease_cannot_be_renewed(sessions: Sessions, submit: Submit) 
 def test_the_leases_clock_is_the_databases(sessions: Sessions, submit: Submit, get_job: GetJob) -> None:
     job_id = submit()
     with sessions.begin() as session:
-        lease = leases.claim(session, worker="w", lease_s=1)
+        lease = leases.claim(session, worker="w", lease_s=60)
         time.sleep(0.3)  # now() would still be the start of this transaction
         assert lease
-        leases.renew(session, lease, lease_s=1)
-        left = session.scalar(text("SELECT extract(epoch FROM lease_expires_at - clock_timestamp()) FROM job"))
+        before = session.scalar(text("SELECT clock_timestamp()"))
+        leases.renew(session, lease, lease_s=60)
+        left = session.scalar(
+            text("SELECT extract(epoch FROM lease_expires_at - :before) FROM job"), {"before": before}
+        )
     assert left is not None
-    assert 0.8 < left <= 1
+    assert 60 <= left < 60 + PATIENCE_S
     assert get_job(job_id).state == "running"
 
 

@@ -15,9 +15,9 @@ from quantcore.errors import ConfigError
 from quantcore.evaluation import harness
 from quantcore.pipeline.job import run
 from quantcore.proof import verify as proof
-from tests.factories import tiny_model
-from tests.integration.conftest import ROOT
-from tests.integration.test_pipeline import task
+from tests.support.jobs import task
+from tests.support.models import tiny_model
+from tests.support.service import ROOT
 
 REASON = "the data of tiny_choice is <gone>"
 SIZES = ["--num_calib_data", "4", "--seq_len", "64", "--num_eval_data", "2", "--eval_seq_len", "64"]

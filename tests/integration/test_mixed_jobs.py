@@ -25,12 +25,11 @@ from quantcore.config.quantization import parse_config
 from quantcore.mixed_precision import command
 from quantcore.mixed_precision.schemes import resolve
 from quantcore.pipeline import writer as writing
-from tests.docs_pages import blocks_of, read_page
-from tests.factories import tiny_model
-from tests.integration.conftest import REAL_ENGINE, ROOT, Server, WorkerProcess
-from tests.integration.forks import events_of, forked, task_file
-from tests.integration.test_resume import killed
-from tests.params import with_rare
+from tests.support.docs import blocks_of, read_page
+from tests.support.forks import events_of, forked, killed, task_file
+from tests.support.models import tiny_model
+from tests.support.params import with_rare
+from tests.support.service import REAL_ENGINE, ROOT, Server, WorkerProcess
 
 SCHEMES = ("w4a16", "int8_weight_only")
 ASKED = {"schemes": list(SCHEMES), "max_bits": 5.5}

@@ -25,7 +25,7 @@ from quantcore.mixed_precision.sensitivity import Sensitivity
 from quantcore.pipeline.job import run
 from quantcore.plan.resolve import resolve
 from quantcore.reading.model import read_model
-from tests.factories import MIXTURES, tiny_model, tiny_tokenizer
+from tests.support.models import MIXTURES, tiny_model, tiny_tokenizer
 
 CALIBRATION = CalibrationConfig(num_samples=48, seq_len=32)
 SCHEMES = ("w4a16", "int8_weight_only")

@@ -33,8 +33,8 @@ from quantcore.pipeline.job import quantize, read_windows, run
 from quantcore.plan.resolve import resolve
 from quantcore.reading.model import read_model
 from quantcore.runtime.ranks import ALONE
-from tests.factories import MIXTURES, tiny_model, tiny_tokenizer
-from tests.params import with_rare
+from tests.support.models import MIXTURES, tiny_model, tiny_tokenizer
+from tests.support.params import with_rare
 
 FP8 = QuantizationSpec(dtype="fp8_e4m3")
 KV = QuantizationConfig(weight=FP8, input_tensors=FP8, output_tensors=FP8)

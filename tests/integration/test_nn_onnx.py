@@ -21,9 +21,9 @@ from quantcore import (
     RotationConfig,
 )
 from quantcore.nn.layers import quantized_layers
-from tests.factories import SHAPE
-from tests.onnx_runtime import session_options
-from tests.params import with_rare
+from tests.support.models import SHAPE
+from tests.support.onnx_runtime import session_options
+from tests.support.params import with_rare
 
 GRAPH = QuantizationMode.fx_graph_mode
 

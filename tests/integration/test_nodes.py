@@ -4,7 +4,6 @@ Those that are to be killed are processes of their own; the others are threads o
 """
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,10 @@ from api.store.queue import control, events
 from api.store.tables.jobs import Artifact, Attempt, Job
 from quantcore.checkpoint.artifact import sha256
 from quantcore.config import presets
-from tests.factories import tiny_model
-from tests.integration.conftest import PATIENCE_S, ROOT, WorkerProcess, wait_for_empty
-from tests.integration.test_gangs import StartHere, run_as
+from tests.support.attempts import StartHere, run_as
+from tests.support.models import tiny_model
+from tests.support.service import ROOT, WorkerProcess, wait_for_empty
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -83,15 +83,13 @@ def engines() -> list[psutil.Process]:
 
 
 def wait_until_quantizing(sessions: Sessions, job_id: str, num_blocks: int) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while True:
+    def is_there() -> bool:
         with sessions.begin() as session:
             job = session.get_one(Job, job_id)
             assert job.state in ("queued", "running"), job.error
-            if job.phase == "quantize" and (job.progress or {}).get("done", 0) >= num_blocks:
-                return
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+            return job.phase == "quantize" and (job.progress or {}).get("done", 0) >= num_blocks
+
+    wait_until(is_there, timeout_s=LIMIT_S)
 
 
 @pytest.fixture
@@ -166,8 +164,5 @@ def test_a_cancel_leaves_no_process(
     with sessions.begin() as session:
         control.cancel(session, job_id)
     wait_for(job_id, "cancelled")
-    deadline = time.monotonic() + PATIENCE_S
-    while left := engines():
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
+    wait_until(lambda: not engines(), note=engines)
     wait_for_empty(settings.work_dir)

@@ -32,9 +32,9 @@ from quantcore.pipeline import job as pipeline
 from quantcore.plan.resolve import resolve
 from quantcore.reading.dequantize import read_layer
 from quantcore.reading.model import read_model
-from tests.factories import MIXTURES, tiny_model
-from tests.onnx_runtime import session_options
-from tests.params import with_rare
+from tests.support.models import MIXTURES, tiny_model
+from tests.support.onnx_runtime import session_options
+from tests.support.params import with_rare
 
 CALIBRATION = CalibrationConfig(num_samples=4, seq_len=64)
 WEIGHTS = presets.resolve("int8_weight_only")

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,10 @@ from sqlalchemy import text
 from api.store.engine import Sessions
 from api.store.queue import leases, workers
 from api.store.tables.jobs import Job
-from tests.integration.conftest import PATIENCE_S, Server, WorkerProcess, wait_gone
-from tests.integration.test_worker_orders import outcomes, post
+from tests.support.api import post
+from tests.support.attempts import outcomes
+from tests.support.service import Server, WorkerProcess, wait_gone
+from tests.support.waiting import PATIENCE_S, give_time, wait_until
 
 MakeModel = Callable[..., Path]
 StartWorker = Callable[..., WorkerProcess]
@@ -23,13 +24,10 @@ WaitFor = Callable[..., Job]
 
 
 def wait_worker(client: TestClient, *, state: str = "ready", timeout_s: float = PATIENCE_S) -> dict[str, Any]:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        found = client.get("/v1/workers").json()["data"]
-        if found and found[0]["state"] == state:
-            return found[0]  # type: ignore[no-any-return]
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
+    def workers() -> list[dict[str, Any]]:
+        return [worker for worker in client.get("/v1/workers").json()["data"] if worker["state"] == state]
+
+    return wait_until(workers, timeout_s=timeout_s)[0]
 
 
 def test_a_drained_worker_gives_its_job_back_and_rests(
@@ -48,7 +46,7 @@ def test_a_drained_worker_gives_its_job_back_and_rests(
     assert (drained.status_code, drained.json()["state"]) == (202, "draining")
     wait_for(job_id, "queued")
     wait_gone(pids)
-    time.sleep(1.2)  # two polls: it takes nothing
+    give_time(1.2)  # two polls: it takes nothing
     job = client.get(f"/v1/jobs/{job_id}").json()
     assert (job["state"], job["waiting_reason"]) == ("queued", "no live worker")
     assert process.process.poll() is None
@@ -58,7 +56,7 @@ def test_a_drained_worker_gives_its_job_back_and_rests(
     assert client.post(f"{place}/uncordon").json()["state"] == "ready"
     row = wait_for(job_id, "succeeded")
     assert (row.attempt, row.failure_count, row.lost_count) == (2, 0, 0)
-    assert outcomes(sessions) == ["drained", "succeeded"]
+    assert outcomes(sessions, job_id) == ["drained", "succeeded"]
     assert process.drain() == 0
     assert client.get("/v1/workers").json()["data"] == []
     assert client.get(place).status_code == 404

@@ -1,4 +1,4 @@
-"""The engine alone on Windows and macOS, as far as a Linux can tell (see ``tests.other_systems``)."""
+"""The engine alone on Windows and macOS, as far as a Linux can tell (see ``tests.support.other_systems``)."""
 
 import json
 import os
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import quantcore
-from tests.factories import tiny_model
-from tests.other_systems import folder_for
+from tests.support.models import tiny_model
+from tests.support.other_systems import folder_for
 
 ROOT = Path(__file__).parents[2]
 SYSTEMS = ("win32", "darwin")

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from contextlib import nullcontext
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from quantcore.cli.main import main
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig, Config, QuantizationConfig
 from quantcore.config.task import EvaluationConfig, Task
-from quantcore.data.windows import token_windows
 from quantcore.errors import ModelError, NumericsError, ProofError, QuantError
 from quantcore.events import Completed, LayerQuantized, Progress
 from quantcore.pipeline.job import run
@@ -28,26 +26,10 @@ from quantcore.plan.resolve import resolve
 from quantcore.proof import verify as proof
 from quantcore.proof.expectation import Expectation
 from quantcore.runtime.matmul import matmul_precision
-from tests.factories import MIXTURES, tiny_model, tiny_tokenizer
-from tests.integration.conftest import proving_here
-from tests.params import with_rare
-
-CPU = torch.device("cpu")
-
-BOTH = ("quark", "compressed_tensors")
-
-
-def task(model_dir, output_dir, preset="fp8", export=("quark",), config=None, **changes):
-    group_size = 32 if preset.startswith("w4a16") else None
-    return Task(
-        model_dir=model_dir,
-        output_dir=output_dir,
-        config=config or presets.resolve(preset, group_size=group_size),
-        calibration=CalibrationConfig(num_samples=4, seq_len=64),
-        evaluation=EvaluationConfig(num_windows=3, seq_len=64),
-        export=export,
-        **changes,
-    )
+from tests.support.jobs import BOTH, CPU, math_close, perplexity_of, task, token_windows_of_jobs
+from tests.support.models import MIXTURES, tiny_model
+from tests.support.params import with_rare
+from tests.support.proofs import proving_here
 
 
 @pytest.fixture(scope="module")
@@ -109,29 +91,6 @@ def test_transformers_loads_the_compressed_tensors_files_and_agrees(artifacts, p
     ForeignConfig.model_validate(stored)
     loaded = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
     assert math_close(perplexity_of(loaded), report["summary"]["perplexity_after"], 0.05)
-
-
-@cache
-def token_windows_of_jobs():
-    """Those of ``task``."""
-    tokenizer = tiny_tokenizer()
-    return token_windows(
-        CalibrationConfig(num_samples=4, seq_len=64),
-        lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
-        num_held_out=3, held_out_len=64, separator=tokenizer.eos_token_id,
-    )  # fmt: skip
-
-
-def perplexity_of(model):
-    """With products as the engine has them: how they are summed up moves a tiny random model by 0.2 %."""
-    windows = token_windows_of_jobs().held_out_NT
-    with torch.no_grad(), matmul_precision(CPU):
-        losses = [model(window[None], labels=window[None]).loss.float() for window in windows]
-    return torch.stack(losses).mean().exp().item()
-
-
-def math_close(a, b, share):
-    return abs(a - b) <= share * abs(b)
 
 
 def test_the_float_perplexity_is_that_of_transformers(artifacts, model_dir):

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,11 @@ from api.store.engine import Sessions
 from api.store.tables.jobs import Job
 from bitfoundry.commands import main as cli
 from quantcore.hub.pull import pull
-from tests.factories import tiny_model
-from tests.hub_server import TOKEN, HubServer
-from tests.integration.conftest import REAL_ENGINE, Server, WorkerProcess, is_alive, wait_gone
-from tests.params import with_rare
+from tests.support.hub_server import TOKEN, HubServer
+from tests.support.models import tiny_model
+from tests.support.params import with_rare
+from tests.support.service import REAL_ENGINE, Server, WorkerProcess, is_alive, wait_gone
+from tests.support.waiting import wait_until
 
 LIMIT_S = 60.0
 TARGET = {"repo_id": "org/tiny-int8", "hub_token": "team"}
@@ -48,13 +48,14 @@ def publication(client: TestClient) -> Callable[..., dict[str, Any]]:
     """``publication(job_id, "published")``: what the job shows of it, once it is in one of the states."""
 
     def wait(job_id: str, *states: str, timeout_s: float = LIMIT_S) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            found: dict[str, Any] = client.get(f"/v1/jobs/{job_id}").json()["publication"]
-            if found and found["state"] in states:
-                return found
-            assert time.monotonic() < deadline, found
-            time.sleep(0.05)
+        def publication() -> Any:
+            return client.get(f"/v1/jobs/{job_id}").json()["publication"]
+
+        def in_one_of_them() -> Any:
+            shown = publication()
+            return shown if shown and shown["state"] in states else None
+
+        return wait_until(in_one_of_them, timeout_s=timeout_s, note=publication)  # type: ignore[no-any-return]
 
     return wait
 
@@ -290,9 +291,8 @@ def test_what_goes_wrong_before_a_child_starts(
     [weights] = settings.artifacts_dir.rglob("model.safetensors")
     weights.write_bytes(b"X" + weights.read_bytes()[1:])
     client.post(f"{url}/publish")
-    while (error := publication(succeeded, "failed")["error"])["code"] == "hub_token_not_found":
-        time.sleep(0.05)
-    assert error["code"] == "artifact_corrupt"
+    wait_until(lambda: publication(succeeded, "failed")["error"]["code"] != "hub_token_not_found")
+    assert publication(succeeded, "failed")["error"]["code"] == "artifact_corrupt"
 
 
 @pytest.mark.slow

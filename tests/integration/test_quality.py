@@ -10,9 +10,9 @@ from quantcore.config.task import EvaluationConfig
 from quantcore.evaluation.text import of_stream, read_text
 from quantcore.pipeline.job import run
 from quantcore.runtime.matmul import matmul_precision
-from tests.factories import tiny_model, tiny_tokenizer
-from tests.integration.conftest import proving_here
-from tests.integration.test_pipeline import CPU, task
+from tests.support.jobs import CPU, task
+from tests.support.models import tiny_model, tiny_tokenizer
+from tests.support.proofs import proving_here
 
 LENGTH, STRIDE = 64, 24
 

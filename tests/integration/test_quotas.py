@@ -4,7 +4,6 @@ import ipaddress
 import json
 import re
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,9 +21,9 @@ from api.store.accounts import projects
 from api.store.accounts.projects import QUOTAS, QuotaExceeded
 from api.store.engine import Sessions
 from bitfoundry.commands import main as cli
-from tests.integration.conftest import PATIENCE_S, Server
-from tests.integration.test_api_accounts import limit, refused_for
-from tests.integration.test_api_security import bearer
+from tests.support.api import bearer, limit, refused_for
+from tests.support.service import Server
+from tests.support.waiting import wait_until
 
 ROWS = b"".join(b'{"text": "row %d of some that are long enough"}\n' % number for number in range(8))
 HOOK = {"url": "http://127.0.0.1:9/", "event_types": ["job.failed"]}
@@ -125,13 +124,6 @@ def test_without_a_limit_of_its_own_a_project_has_the_default(client: TestClient
     for _ in range(QUOTAS["max_webhooks"].default or 0):
         assert make_webhook(client).status_code == 201
     assert refused_for(make_webhook(client), "max_webhooks")
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_streams_of_all_processes_count_together(

@@ -27,10 +27,10 @@ from quantcore.pipeline import writer as writing
 from quantcore.runtime import workload
 from quantcore.runtime.ranks import joined
 from quantcore.solvers import rtn
-from tests.factories import MIXTURES, tiny_model
-from tests.integration.conftest import ROOT
-from tests.integration.forks import START_S, config, events_of, forked, seen_of, task_file
-from tests.params import with_rare
+from tests.support.forks import START_S, config, events_of, forked, seen_of, task_file
+from tests.support.models import MIXTURES, tiny_model
+from tests.support.params import with_rare
+from tests.support.service import ROOT
 
 MODELS = {"dense": {}, "mixture": {"model_type": "qwen3_moe", **MIXTURES["qwen3_moe"]}}
 GPTQ = {"name": "gptq"}

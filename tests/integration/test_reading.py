@@ -1,7 +1,6 @@
 """Quantized checkpoints read back: as floats, as a model in memory, in another format, as the input of another job."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,20 +14,15 @@ import quantcore
 from quantcore.cli.convert import convert
 from quantcore.cli.main import main
 from quantcore.config import presets
-from quantcore.config.quantization import CalibrationConfig, parse_config
-from quantcore.config.task import EvaluationConfig, Task
-from quantcore.data.windows import TokenWindows
+from quantcore.config.quantization import parse_config
 from quantcore.errors import ConfigError, ModelError
 from quantcore.export import EXPORTERS, holds_codes
 from quantcore.export.importer import Importer, matches
-from quantcore.pipeline import job as pipeline
 from quantcore.reading.dequantize import open_source
 from quantcore.reading.model import read_model
-from quantcore.runtime.matmul import matmul_precision
-from tests.factories import MIXTURES, VOCAB_SIZE, tiny_model
-from tests.params import with_rare
-
-WINDOWS = torch.arange(6 * 32).mul(7).remainder(509).view(6, 32)  # fewer than any model here has
+from tests.support.models import MIXTURES, VOCAB_SIZE, tiny_model
+from tests.support.params import with_rare
+from tests.support.reading import measured, quantize
 
 
 def groups(dtype, **spec):
@@ -93,29 +87,8 @@ def float_model(tmp_path_factory):
     return tiny_model(tmp_path_factory.mktemp("model") / "odd", **ODD)
 
 
-def quantize(model_dir, output_dir, config, *exports, **rest):
-    """The report of a job on WINDOWS."""
-    task = Task(
-        model_dir=model_dir, output_dir=output_dir, config=config, export=exports,
-        calibration=CalibrationConfig(num_samples=4, seq_len=32),
-        evaluation=EvaluationConfig(num_windows=2, seq_len=32), **rest,
-    )  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "read_windows", lambda _: TokenWindows(WINDOWS[:4], WINDOWS[4:]))
-        return pipeline.run(task, lambda event: None).to_dict()
-
-
 def config_of(name):
     return CONFIGS[name] if name in CONFIGS else presets.resolve(name)
-
-
-def measured(model):
-    """Its perplexity, with products as the engine has them on this processor."""
-    with torch.inference_mode(), matmul_precision(model.device):
-        losses = [
-            torch.nn.functional.cross_entropy(model(ids[None]).logits[0, :-1].float(), ids[1:]) for ids in WINDOWS[4:]
-        ]
-    return math.exp(torch.stack(losses).mean().item())
 
 
 def test_every_format_with_codes_can_be_read():

@@ -17,9 +17,9 @@ from quantcore.pipeline.job import run
 from quantcore.report.card import code, escape
 from quantcore.report.html import page
 from quantcore.report.values import Report
-from tests.factories import tiny_model
-from tests.integration.conftest import proving_here
-from tests.integration.test_pipeline import BOTH, task
+from tests.support.jobs import BOTH, task
+from tests.support.models import tiny_model
+from tests.support.proofs import proving_here
 
 ROOT = Path(__file__).parents[2]
 CARD = """---

@@ -1,7 +1,6 @@
 """Jobs that are killed and go on: the same bytes as undisturbed, wherever that was and on however many ranks."""
 
 import json
-import os
 import signal
 from functools import cache
 
@@ -10,9 +9,9 @@ import pytest
 from quantcore.blockwise import savepoint
 from quantcore.cli.main import main
 from quantcore.pipeline import writer as writing
-from tests.factories import MIXTURES, tiny_model
-from tests.integration.forks import config, events_of, forked, seen_of, task_file
-from tests.params import with_rare
+from tests.support.forks import config, events_of, forked, killed, seen_of, task_file
+from tests.support.models import MIXTURES, tiny_model
+from tests.support.params import with_rare
 
 pytestmark = pytest.mark.usefixtures("proof_in_this_process")
 
@@ -38,19 +37,6 @@ def undisturbed(tmp_path_factory):
         return model_dir, seen_of(folder, folder / "out")
 
     return run
-
-
-def killed(owner, name, count):
-    """``owner.name`` as it is, but the process ends with its call number ``count``."""
-    whole, calls = getattr(owner, name), []
-
-    def call(*arguments, **options):
-        calls.append(1)
-        if len(calls) == count:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return whole(*arguments, **options)
-
-    return call
 
 
 def going_on(folder, model_dir, name, *, kill, ranks=(1, 1), monkeypatch, **more):

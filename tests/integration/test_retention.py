@@ -21,7 +21,7 @@ from api.store.queue import control, leases
 from api.store.queue.leases import Lease
 from api.store.queue.logs import NewLine
 from api.store.tables.jobs import Event, Job, LogLine, Project
-from tests.integration.conftest import WorkerProcess
+from tests.support.service import WorkerProcess
 
 Submit = Callable[..., str]
 

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,19 +15,13 @@ from api.main import create_app
 from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.tables.jobs import Job
-from tests.integration.conftest import PATIENCE_S, WorkerProcess, wait_for_empty
-from tests.integration.faults import ApiProcess, on_a_small_disk, seen_by
-from tests.integration.test_worker import outcomes
+from tests.support.attempts import outcomes
+from tests.support.faults import ApiProcess, on_a_small_disk, seen_by
+from tests.support.service import WorkerProcess, wait_for_empty
+from tests.support.waiting import wait_until
 from worker.workspace import remove_attempt
 
 EVERYTHING = 1 << 60
-
-
-def wait_until(reached: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_what_would_be_stored_is_refused(

@@ -13,9 +13,9 @@ from quantcore.config.task import EvaluationConfig, Task
 from quantcore.data.windows import token_windows
 from quantcore.errors import ConfigError
 from quantcore.pipeline.job import run
-from tests.factories import tiny_model, tiny_tokenizer
-from tests.integration.conftest import proving_here
-from tests.params import with_rare
+from tests.support.models import tiny_model, tiny_tokenizer
+from tests.support.params import with_rare
+from tests.support.proofs import proving_here
 
 CALIBRATION = CalibrationConfig(num_samples=4, seq_len=64)
 

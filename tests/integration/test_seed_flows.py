@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.factories import tiny_model
-from tests.onnx_runtime import session_options
+from tests.support.models import tiny_model
+from tests.support.onnx_runtime import session_options
 
 TEXT = ["The quick brown fox jumps over the lazy dog.", "A module is a file containing Python definitions."] * 4
 LLAMA = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}  # groups of 128 fit everywhere

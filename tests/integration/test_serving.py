@@ -6,8 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx2
@@ -19,8 +19,9 @@ from api.settings import Settings
 from api.store.accounts import keys
 from api.store.engine import Sessions
 from bitfoundry.local.stack import LocalStack
-from tests.integration.conftest import PATIENCE_S, ROOT, Server, is_alive, wait_gone
-from tests.params import with_rare
+from tests.support.params import with_rare
+from tests.support.service import ROOT, Server, is_alive, wait_gone
+from tests.support.waiting import PATIENCE_S, wait_until
 
 Serve = Callable[..., str]
 
@@ -50,14 +51,17 @@ def serve(environment: dict[str, str], started: list[subprocess.Popen[bytes]], t
         command = [sys.executable, "-m", "api", "serve", "--host", host, "--port", str(port), *options]
         with (tmp_path / "said").open("w") as said:
             started.append(subprocess.Popen(command, env=environment, cwd=ROOT, stderr=said))
-        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + PATIENCE_S
-        while True:
-            try:
+        url = f"http://127.0.0.1:{port}"
+
+        def answers() -> bool:
+            assert started[-1].poll() is None
+            with suppress(httpx2.TransportError):
                 httpx2.get(f"{url}/healthz/live", trust_env=False)
-                return url
-            except httpx2.TransportError:
-                assert started[-1].poll() is None and time.monotonic() < deadline
-                time.sleep(0.1)
+                return True
+            return False
+
+        wait_until(answers)
+        return url
 
     return start
 
@@ -107,14 +111,12 @@ def test_several_processes_share_the_port_and_end_together(
     serve: Serve, started: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     url = serve("127.0.0.1", "--processes", "2")
-    deadline = time.monotonic() + PATIENCE_S
 
     def await_processes(count: int) -> list[int]:
         """All that have been started so far, once so many are up."""
-        while (said := (tmp_path / "said").read_text()).count("Application startup complete") < count:
-            assert time.monotonic() < deadline, said
-            time.sleep(0.1)
-        return [int(pid) for pid in re.findall(r"Started server process \[(\d+)\]", said)]
+        said = (tmp_path / "said").read_text
+        wait_until(lambda: said().count("Application startup complete") >= count, note=said)
+        return [int(pid) for pid in re.findall(r"Started server process \[(\d+)\]", said())]
 
     first, second = await_processes(2)
     os.kill(first, signal.SIGKILL)

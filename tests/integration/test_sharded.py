@@ -18,9 +18,9 @@ from quantcore.runtime import streamed_model as single
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.ranks import ALONE, Ranks, computing_together, joined
 from quantcore.runtime.shards import is_sharded, mine
-from tests.factories import MIXTURES, tiny_model
-from tests.integration.forks import config, events_of, forked, seen_of, task_file
-from tests.params import with_rare
+from tests.support.forks import config, events_of, forked, seen_of, task_file
+from tests.support.models import MIXTURES, tiny_model
+from tests.support.params import with_rare
 
 GPTQ = {"name": "gptq"}
 MODELS = {

@@ -15,7 +15,7 @@ from quantcore.events import silence
 from quantcore.export import EXPORTERS
 from quantcore.serving.run_in_env import kv_cache_dtype
 from quantcore.serving.stopwatch import _prompt
-from tests.factories import tiny_model
+from tests.support.models import tiny_model
 
 
 @pytest.mark.slow

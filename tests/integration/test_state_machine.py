@@ -25,8 +25,8 @@ from api.store.queue import control, jobs, leases
 from api.store.queue.leases import Failure, Lease, LeaseLost
 from api.store.states import ACTIONS, FINAL, HELD, State, WrongState
 from api.store.tables.jobs import Attempt, Job
-from tests.integration.conftest import job_columns
-from tests.params import with_rare
+from tests.support.params import with_rare
+from tests.support.service import job_columns
 
 NUM_EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "12"))  # a nightly run may take more
 

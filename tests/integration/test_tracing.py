@@ -14,8 +14,8 @@ from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.tables.jobs import Job
 from quantcore.errors import ConfigError
-from tests.integration.conftest import WorkerProcess
-from tests.integration.faults import ApiProcess
+from tests.support.faults import ApiProcess
+from tests.support.service import WorkerProcess
 
 TRACE, CLIENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

@@ -20,8 +20,9 @@ from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.ids import new_id
 from api.store.tables.jobs import Project
-from tests.integration.conftest import PATIENCE_S, wait_gone
-from tests.integration.faults import ApiProcess
+from tests.support.faults import ApiProcess
+from tests.support.service import wait_gone
+from tests.support.waiting import PATIENCE_S, wait_until
 
 MAX_READER_BYTES = 5 << 29  # its limit of 2 GiB, and the libraries that it maps
 ANSWER_S = 40  # an upload of somebody else, on a busy machine; what is slow here takes minutes
@@ -126,18 +127,13 @@ def test_files_that_cost_much_cost_only_their_sender(settings: Settings, session
         assert watch.slowest_s < HEALTH_S
         assert watch.most_readers <= 2 and 0 < watch.most_bytes < MAX_READER_BYTES
         attack.close()
-        deadline = time.monotonic() + ANSWER_S
-        while readers(api) or list(settings.uploads_dir.iterdir()):
-            assert time.monotonic() < deadline, "readers go on for clients that are gone"
-            time.sleep(0.1)
+        # readers do not go on for clients that are gone
+        wait_until(lambda: not (readers(api) or list(settings.uploads_dir.iterdir())), timeout_s=ANSWER_S)
 
 
 def test_a_reader_ends_with_the_service(settings: Settings, sessions: Sessions, tmp_path: Path) -> None:
     key, slow = create_key(sessions, "a"), slow_file()
     with ApiProcess(settings, tmp_path / "api.log") as api, post_raw(api, key, "a.csv.gz", slow):
-        deadline = time.monotonic() + PATIENCE_S
-        while not (found := readers(api)):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        found = wait_until(lambda: readers(api))
         api.kill()
         wait_gone([process.pid for process in found], timeout_s=10)

@@ -6,12 +6,8 @@ import hmac
 import ipaddress
 import json
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, get_args
 
@@ -30,74 +26,12 @@ from api.store.engine import Sessions
 from api.store.queue import control, leases
 from api.store.queue.events import NewEvent
 from api.webhooks.schemas import EventType
-from tests.integration.conftest import PATIENCE_S, Server
+from tests.support.receiver import Message, Receiver, serve
+from tests.support.service import Server
+from tests.support.waiting import PATIENCE_S, give_time, wait_until
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
 Submit = Callable[..., str]
-
-
-@dataclass
-class Message:
-    """What a receiver got."""
-
-    path: str
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def content(self) -> dict[str, Any]:
-        return json.loads(self.body)  # type: ignore[no-any-return]
-
-
-@dataclass
-class Receiver:
-    """A real HTTP server; ``answers``: what it says to the next requests (status, headers, seconds before)."""
-
-    url: str
-    messages: list[Message] = field(default_factory=list)
-    answers: list[tuple[int, dict[str, str], float]] = field(default_factory=list)
-    status: int = 204
-
-    def wait(self, number: int, timeout_s: float = PATIENCE_S) -> list[Message]:
-        deadline = time.monotonic() + timeout_s
-        while len(self.messages) < number:
-            assert time.monotonic() < deadline, f"{len(self.messages)} of {number} messages came"
-            time.sleep(0.02)
-        return self.messages
-
-
-@contextmanager
-def serve(context: ssl.SSLContext | None = None) -> Iterator[Receiver]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            receiver.messages.append(Message(self.path, {k.lower(): v for k, v in self.headers.items()}, body))
-            status, headers, delay_s = receiver.answers.pop(0) if receiver.answers else (receiver.status, {}, 0.0)
-            time.sleep(delay_s)
-            try:
-                self.send_response(status)
-                for name, value in {"Content-Length": "0", **headers}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-            except OSError:
-                pass  # who asked had enough
-
-        def log_message(self, format: str, *arguments: Any) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    if context:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-    port = server.server_address[1]
-    receiver = Receiver(f"{'https' if context else 'http'}://127.0.0.1:{port}/hook?x=1")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield receiver
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @pytest.fixture
@@ -123,13 +57,12 @@ def deliveries(client: Any, hook: dict[str, Any]) -> list[dict[str, Any]]:
 
 def wait_tries(client: Any, hook: dict[str, Any], number: int, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
     """The newest delivery once its tries have been recorded."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        found = deliveries(client, hook)
-        if found and len(found[0]["tries"]) >= number:
-            return found[0]
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
+    wait_until(
+        lambda: any(len(delivery["tries"]) >= number for delivery in deliveries(client, hook)[:1]),
+        timeout_s=timeout_s,
+        note=lambda: deliveries(client, hook),
+    )
+    return deliveries(client, hook)[0]
 
 
 def hurry(sessions: Sessions) -> None:
@@ -242,7 +175,7 @@ def test_many_messages_arrive_once_each_and_in_order(client: TestClient, receive
     ids = [submit() for _ in range(30)]
     started = time.monotonic()
     assert [message.content["data"]["id"] for message in receiver.wait(30)] == ids
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 25  # one a second would take 30
 
 
 def test_two_processes_send_each_message_once(
@@ -254,7 +187,7 @@ def test_two_processes_send_each_message_once(
             submit()
         receiver.wait(30)
         wait_tries(client, hook, 1)
-        time.sleep(0.3)
+        give_time(0.3)
     assert len({message.headers["webhook-id"] for message in receiver.messages}) == len(receiver.messages) == 30
 
 
@@ -294,7 +227,7 @@ def test_it_is_given_up_after_ten_tries(client: TestClient, sessions: Sessions, 
         hurry(sessions)
     assert (given_up["state"], given_up["num_tries"], given_up["next_try_at"]) == ("failed", 10, None)
     assert given_up["tries"][0]["error"] == "no connection (ConnectError)"
-    time.sleep(1.5)
+    give_time(1.5)
     assert len(deliveries(client, hook)[0]["tries"]) == 10
 
 
@@ -316,7 +249,7 @@ def test_a_webhook_that_fails_for_days_is_disabled(
     submit()
     assert len(deliveries(client, hook)) == 1  # nothing is queued for it
     hurry(sessions)
-    time.sleep(1.5)
+    give_time(1.5)
     assert len(receiver.messages) == 2
     for place_of in (f"{place}/test", f"{place}/deliveries/{deliveries(client, hook)[0]['id']}/redeliver"):
         refused = client.post(place_of)
@@ -339,23 +272,23 @@ def test_slow_receivers_keep_nobody_waiting(
     client: TestClient, receiver: Receiver, submit: Submit, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor themselves for ever: a try has an end."""
-    monkeypatch.setattr("api.webhooks.deliverer.TIMEOUT_S", 1.0)
+    monkeypatch.setattr("api.webhooks.deliverer.TIMEOUT_S", 2.0)
     with serve() as asleep:
-        asleep.answers = [(204, {}, 3.0)] * 5
+        asleep.answers = [(204, {}, 6.0)] * 5
         hook = subscribe(client, asleep.url)
         subscribe(client, receiver.url)
         started = time.monotonic()
         job_ids = [submit() for _ in range(5)]
         receiver.wait(5)
         took_s = time.monotonic() - started
-        assert took_s < 5
-        assert len(asleep.messages) <= 1 + took_s  # one at a time, each given up after a second
-        first = next(each for each in reversed(deliveries(client, hook)) if each["data"]["id"] == job_ids[0])
-        deadline = time.monotonic() + PATIENCE_S
-        while not first["tries"]:
-            assert time.monotonic() < deadline
-            first = next(each for each in deliveries(client, hook) if each["data"]["id"] == job_ids[0])
-        assert (first["tries"][0]["status"], first["tries"][0]["error"]) == (None, "no answer within 1 s")
+        assert len(asleep.messages) < 5  # the other one has all of its messages before
+        assert len(asleep.messages) <= 1 + took_s / 2  # one at a time, each given up after two seconds
+
+        def tries() -> Any:
+            return next(each["tries"] for each in deliveries(client, hook) if each["data"]["id"] == job_ids[0])
+
+        first = wait_until(tries)[0]
+        assert (first["status"], first["error"]) == (None, "no answer within 2 s")
 
 
 def test_what_a_dead_process_was_sending_is_sent_again(
@@ -365,7 +298,7 @@ def test_what_a_dead_process_was_sending_is_sent_again(
     with sessions.begin() as session:
         session.execute(text("UPDATE webhook SET busy_until = clock_timestamp() + interval '3 s'"))
     submit()
-    time.sleep(1.2)
+    give_time(1.2)
     assert deliveries(client, hook)[0]["tries"] == []
     assert wait_tries(client, hook, 1)["state"] == "delivered"
 
@@ -439,10 +372,7 @@ def test_old_deliveries_are_forgotten(
         oldest = "(SELECT min(id) FROM webhook_delivery)"
         long_ago = "created_at = now() - interval '31 days'"
         session.execute(text(f"UPDATE webhook_delivery SET {long_ago} WHERE id = {oldest}"))
-    deadline = time.monotonic() + PATIENCE_S
-    while len(deliveries(client, hook)) > 1:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: len(deliveries(client, hook)) <= 1)
 
 
 # where nothing may go

@@ -19,26 +19,17 @@ from api.main import create_app
 from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.queue import events
-from api.store.tables.jobs import Artifact, Attempt, Job, Outbox
-from tests.integration.conftest import PATIENCE_S, WorkerProcess, is_alive, wait_for_empty, wait_gone
+from api.store.tables.jobs import Artifact, Job, Outbox
+from tests.support.api import post
+from tests.support.attempts import outcomes
+from tests.support.service import WorkerProcess, is_alive, wait_for_empty, wait_gone
+from tests.support.waiting import give_time, wait_until
 
 MakeModel = Callable[..., Path]
 Submit = Callable[..., str]
 StartWorker = Callable[..., WorkerProcess]
 WaitFor = Callable[..., Job]
 ReadPids = Callable[..., list[list[int]]]
-
-
-def outcomes(sessions: Sessions, job_id: str) -> list[str | None]:
-    with sessions.begin() as session:
-        wanted = select(Attempt.outcome).where(Attempt.job_id == job_id).order_by(Attempt.number)
-        return list(session.scalars(wanted))
-
-
-def post(client: TestClient, model: Path) -> str:
-    answer = client.post("/v1/jobs", json={"model": {"path": str(model)}, "config": {"preset": "fp8"}})
-    assert answer.status_code == 202, answer.text
-    return str(answer.json()["id"])
 
 
 def patient(settings: Settings, **changes: Any) -> Settings:
@@ -112,10 +103,7 @@ def test_kill_9_of_a_worker(
         ]
     assert states == ["queued", "running", "queued", "running", "succeeded"]
     third = start_worker()  # its start clears away what the first one left
-    deadline = time.monotonic() + PATIENCE_S
-    while orphaned.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: not orphaned.exists())
     assert third.process.poll() is None
 
 
@@ -134,7 +122,7 @@ def test_a_worker_that_was_stopped_too_long_writes_nothing(
         before = session.execute(text("SELECT to_jsonb(job) FROM job")).all()
     frozen.process.send_signal(signal.SIGCONT)
     wait_gone(pids)
-    time.sleep(0.5)
+    give_time(0.5)
     with sessions.begin() as session:
         assert session.execute(text("SELECT to_jsonb(job) FROM job")).all() == before
         assert len(session.scalars(select(Artifact)).all()) == 1
@@ -152,7 +140,7 @@ def test_cancel_ends_the_engine_and_all_it_started(
     [pids] = read_pids(tmp_path / "pids")
     assert client.post(f"/v1/jobs/{job_id}/cancel").json()["state"] == "cancelling"
     wait_for(job_id, "cancelled")
-    wait_gone(pids, timeout_s=1)
+    wait_gone(pids, timeout_s=20)  # by itself the engine would go on for two minutes
     wait_for_empty(settings.work_dir)  # after the row, so that a cancel is not told late
 
 
@@ -166,8 +154,8 @@ def test_drain_gives_the_job_back_uncharged(
     [pids] = read_pids(tmp_path / "pids")
     started = time.monotonic()
     assert worker.drain() == 0
-    assert time.monotonic() - started < 8
-    wait_gone(pids, timeout_s=0.5)
+    assert time.monotonic() - started < 60  # the engine would go on for two minutes
+    wait_gone(pids, timeout_s=20)
     job = wait_for(job_id, "queued")
     assert (job.failure_count, job.lost_count) == (0, 0)
     assert outcomes(sessions, job_id) == ["drained"]
@@ -269,13 +257,12 @@ def test_losing_every_message_costs_a_poll(
 ) -> None:  # fmt: skip
     model = make_model()
     ids = [post(client, model) for _ in range(5)]
-    deadline = time.monotonic() + PATIENCE_S
-    while True:  # until the relay has sent them all
+
+    def the_relay_has_sent_them_all() -> bool:
         with sessions.begin() as session:
-            if not session.scalars(select(Outbox)).all():
-                break
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+            return not session.scalars(select(Outbox)).all()
+
+    wait_until(the_relay_has_sent_them_all)
     broker = redis.Redis(unix_socket_path=broker_url.removeprefix("redis+socket://"))
     assert 1 <= broker.llen("bitfoundry") <= 5  # those that came together are one
     assert all(b"job_" not in message for message in broker.lrange("bitfoundry", 0, -1))

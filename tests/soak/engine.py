@@ -5,7 +5,7 @@ import runpy
 import sys
 from pathlib import Path
 
-STUB = Path(__file__).parents[1] / "integration" / "stub_engine.py"
+STUB = Path(__file__).parents[1] / "support" / "stub_engine.py"
 
 if __name__ == "__main__":
     task = json.loads(Path(sys.argv[-1]).read_text())

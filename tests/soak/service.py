@@ -21,9 +21,9 @@ import psutil
 import psycopg
 from psycopg.rows import dict_row
 
-from tests.factories import tiny_model
-from tests.integration.conftest import write_stub_model
-from tests.integration.faults import in_own_mounts
+from tests.support.faults import in_own_mounts
+from tests.support.models import tiny_model
+from tests.support.service import write_stub_model
 
 ENGINE = Path(__file__).with_name("engine.py")
 DISK = "768m"  # PostgreSQL alone takes a hundred

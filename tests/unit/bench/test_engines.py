@@ -33,7 +33,7 @@ from bench.engines.runner import Clock, Job, peak_bytes, perplexity
 from bench.engines.table import markdown, ratio
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.config.task import EvaluationConfig
-from tests.factories import tiny_tokenizer
+from tests.support.models import tiny_tokenizer
 
 SETTINGS = {"model": "m", "text": "t", "num_samples": 2, "num_windows": 3, "seq_len": 16, "tokens_sha256": "a"}
 

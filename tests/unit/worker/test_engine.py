@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from api.settings import Settings
+from tests.support.waiting import give_time, wait_until
 from worker.engine import Engine, Stop, engine_environment
 from worker.launcher import Node, engine_argv
 
@@ -38,10 +39,7 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_gone(pid: int) -> None:
-    deadline = time.monotonic() + 60
-    while is_alive(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not is_alive(pid), timeout_s=60)
 
 
 def test_lines_and_status(tmp_path: Path) -> None:
@@ -61,11 +59,8 @@ sys.exit(7)
     assert list(engine.lines()) == [{"kind": "a", "x": None, "y": "nul"}, {"kind": "z"}]
     assert engine.wait() == 7
     assert engine.stopped_by is None
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "log").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    time.sleep(0.1)
+    wait_until(lambda: (tmp_path / "log").exists(), timeout_s=60)
+    give_time(0.1)  # nothing more comes
     assert (tmp_path / "log").read_text() == f"to the log {tmp_path / 'task.json'}\n"
 
 

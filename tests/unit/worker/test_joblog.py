@@ -1,13 +1,13 @@
 """From what an engine prints to rows: in order, without secrets, nothing lost in silence."""
 
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from api.store.queue.leases import LeaseLost
+from tests.support.waiting import wait_until
 from worker import joblog
 from worker.joblog import JobLog, guess_level
 from worker.redaction import Redactor
@@ -56,10 +56,7 @@ def test_what_has_come_is_written_while_the_engine_goes_on(monkeypatch: pytest.M
 
     log = make(lease)
     log.follow(lines())
-    deadline = time.monotonic() + 60
-    while not lease.written:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: lease.written, timeout_s=60)
     assert lease.written == [[("info", "early")]]
     go_on.set()
     log.close()

@@ -1,0 +1,64 @@
+"""Exports for other programs, and the scripts that check them in environments of their own."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quantcore.config.quantization import CalibrationConfig, Config
+from quantcore.config.task import EvaluationConfig, Task
+from quantcore.events import Emit
+from quantcore.pipeline import job as pipeline
+from quantcore.proof.expectation import Expectation
+from quantcore.proof.verify import Proved
+
+ROOT = Path(__file__).parents[2]
+TOLERANCE = 0.04
+"""Consumers multiply in other orders and round scales otherwise: gaps of 1 to 3 % on a few hundred tokens are noise."""
+
+
+def export_all(
+    model: Path, configs: dict[str, Config], formats: tuple[str, ...], folder: Path
+) -> tuple[dict[str, tuple[Path, dict[str, Any]]], Path]:
+    """(name -> (artifact folder, summary), file with the windows that the perplexity was measured on)."""
+    results: dict[str, tuple[Path, dict[str, Any]]] = {}
+    seen: dict[str, list[list[int]]] = {}
+    prove = pipeline.prove_in_fresh_process
+
+    def keep_windows(task: Task, folder: Path, expected: Expectation, emit: Emit) -> Proved:
+        seen["windows"] = expected.held_out.ids_NT.tolist()
+        return prove(task, folder, expected, emit)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "prove_in_fresh_process", keep_windows)
+        for name, config in configs.items():
+            task = Task(
+                model_dir=model, output_dir=folder / name, config=config, export=formats,
+                calibration=CalibrationConfig(seq_len=256), evaluation=EvaluationConfig(num_windows=4, seq_len=256),
+            )  # fmt: skip
+            results[name] = (folder / name, pipeline.run(task, lambda event: None).to_dict()["summary"])
+    windows = folder / "windows.json"
+    windows.write_text(json.dumps(seen["windows"]))
+    return results, windows
+
+
+def run_in(environment: str, script: str, *arguments: str | Path) -> tuple[Any, str]:
+    """Run a check script in a consumer's environment: its RESULT line or None, and all that it printed."""
+    python = ROOT / ".venv-consumers" / environment / "bin" / "python"
+    assert python.exists(), f"run `make consumers` first: {python} is missing"
+    process = subprocess.run(
+        [python, ROOT / "tests" / "consumers" / script, *arguments],
+        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    found = [line for line in process.stdout.splitlines() if line.startswith("RESULT ")]
+    return json.loads(found[-1].removeprefix("RESULT ")) if found else None, process.stdout + process.stderr
+
+
+def check(environment: str, script: str, *arguments: str | Path) -> Any:
+    """The RESULT line of a check script in a consumer's environment."""
+    result, printed = run_in(environment, script, *arguments)
+    assert result is not None, printed[-6000:]
+    return result

@@ -1,0 +1,19 @@
+"""Models of the architectures that GGUF files are written of."""
+
+from tests.support.models import MIXTURES
+
+SIXTEEN = {"query_pre_attn_scalar": 16, "sliding_window": 8}
+LLAMA3 = {"rope_theta": 500000.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 64}  # fmt: skip
+MODELS = {
+    "llama": {},
+    "mistral": {"tie_word_embeddings": False},
+    "qwen2": {"num_key_value_heads": 1},
+    "qwen3": {"head_dim": 32},
+    "gemma2": {**SIXTEEN, "final_logit_softcapping": 5.0},
+    "gemma3_text": {**SIXTEEN, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "phi3": {"tie_word_embeddings": False},
+    "qwen3_moe": {**MIXTURES["qwen3_moe"], "norm_topk_prob": True},
+    "mixtral": MIXTURES["mixtral"],
+}
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}

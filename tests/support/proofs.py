@@ -1,0 +1,28 @@
+"""The proof of a job in the process of the test."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def prove_here(task: Any, folder: Path, expected: Any, emit: Any) -> Any:
+    from quantcore.pipeline.twin_export import export_twin
+    from quantcore.proof.verify import Proved, prove_all
+    from quantcore.runtime.devices import peak_memory_bytes
+
+    with tempfile.TemporaryDirectory() as scratch:
+        expected.save(Path(scratch))
+        proofs = {found.export: found for found in prove_all(task, folder, Path(scratch), emit, export_twin)}
+    return Proved(proofs, peak_memory_bytes())
+
+
+@contextmanager
+def proving_here() -> Iterator[None]:
+    """Jobs whose proof runs here, where it is the same: starting a fresh interpreter takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quantcore.pipeline.job.prove_in_fresh_process", prove_here)
+        yield

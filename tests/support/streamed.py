@@ -1,0 +1,19 @@
+"""A model folder as a streamed model."""
+
+from pathlib import Path
+
+import torch
+
+from quantcore.checkpoint.blocks import find_blocks
+from quantcore.checkpoint.headers import read_local
+from quantcore.checkpoint.source import Source
+from quantcore.runtime.streamed_model import StreamedModel
+
+
+def streamed(folder: Path, dtype: torch.dtype = torch.float32) -> StreamedModel:
+    headers = read_local(folder)
+    prefix, num_blocks = find_blocks(headers.tensors, headers.config)
+    source = Source(folder, headers.tensors)
+    return StreamedModel(
+        headers.config, source.read, set(headers.tensors), prefix, num_blocks, dtype, torch.device("cpu")
+    )

@@ -1,0 +1,59 @@
+"""Results side by side: the front by its definition, and what cannot be compared is said."""
+
+import itertools
+import json
+import random
+
+import pytest
+
+from quantcore.cli import main as cli
+from quantcore.errors import ConfigError
+from quantcore.report.compare import compare, pareto_front
+from tests.support import reports
+
+
+def write(folder, size, kl, model="sha256:a", text="t"):
+    folder.mkdir()
+    (folder / "report.json").write_text(json.dumps(reports.report(size=size, kl=kl, model=model, text=text)))
+    return str(folder)
+
+
+def test_a_table_from_the_smallest_with_its_front(tmp_path, capsys):
+    sizes = {"small": (10, 0.5), "beaten": (20, 0.6), "large": (30, 0.1)}
+    folders = [write(tmp_path / name, *numbers) for name, numbers in reversed(sizes.items())]
+    assert cli.main(["compare", *folders, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["name"].rpartition("/")[2] for row in found["rows"]] == list(sizes)
+    assert [name.rpartition("/")[2] for name in found["front"]] == ["small", "large"] and not found["warnings"]
+    assert (found["rows"][0]["scheme"], found["rows"][0]["num_failed_gates"]) == ("fp8, int8", 1)
+    assert cli.main(["compare", *folders]) == 0
+    assert capsys.readouterr().out.count("*") == 2
+
+
+def test_the_front_is_what_none_dominates():
+    draw = random.Random(0)
+    points = [(draw.randrange(6), draw.choice([None, 0.1, 0.2, 0.3])) for _ in range(40)]
+    for point, is_front in zip(points, pareto_front(points), strict=True):
+        loss = [9.0 if one[1] is None else one[1] for one in (point, *points)]
+        others = zip((one[0] for one in points), loss[1:], strict=True)
+        better = [o for o in others if o[0] <= point[0] and o[1] <= loss[0] and (o[0] < point[0] or o[1] < loss[0])]
+        assert is_front == (not better)
+    assert any(pareto_front(points)) and not all(pareto_front(points))
+
+
+def test_what_does_not_compare(tmp_path, capsys):
+    first = write(tmp_path / "a", 1, 0.1)
+    codes = {}
+    for name, folder in {
+        "not_comparable": write(tmp_path / "b", 1, 0.1, model="sha256:b"),
+        "no_report": str(tmp_path),
+    }.items():
+        with pytest.raises(ConfigError) as caught:
+            compare([first, folder])
+        codes[name] = caught.value.code
+    assert all(name == code for name, code in codes.items())
+    assert "another text" in compare([first, write(tmp_path / "c", 1, 0.1, text="u")]).warnings[0]
+    report = json.loads((tmp_path / "a" / "report.json").read_text())
+    (tmp_path / "a" / "report.json").write_text(json.dumps(report | {"quality": None}))
+    assert cli.main(["compare", *itertools.repeat(first, 2)]) == 1
+    assert "not_measured" in capsys.readouterr().err
