@@ -28,9 +28,9 @@ from quantcore.config.quantization import CalibrationConfig, Config, parse_confi
 from quantcore.config.quark import read_config
 from quantcore.errors import ConfigError, QuantError
 from quantcore.mixed_precision import schemes
-from quantcore.plan import resolve as plan
 from quantcore.plan.capacity import Capacity, capacity
 from quantcore.plan.hardware import parse_hardware
+from quantcore.plan.job import plan_job
 from quantcore.plan.resolve import Plan
 
 _BODY_FIELDS = frozenset({*JobCreate.model_fields, *PlanCreate.model_fields})
@@ -96,10 +96,10 @@ def _spec_of(request: JobRequest, known: Mapping[str, Preset]) -> tuple[str | No
 def _plan_of(spec: JobSpec, headers: ModelHeaders) -> Plan:
     mix = spec.mix
     if mix is None:
-        return plan.plan_job(spec, headers)
+        return plan_job(spec, headers)
     plans = schemes.plan_each(
         mix,
-        lambda config: plan.plan_job(spec.model_copy(update={"config": config}), headers),
+        lambda config: plan_job(spec.model_copy(update={"config": config}), headers),
         spec.config.algo_config,
     )
     return schemes.upper_bound(mix, plans)

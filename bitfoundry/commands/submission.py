@@ -17,7 +17,8 @@ from bitfoundry.commands import publish as publish_commands
 from bitfoundry.commands import terminal
 from bitfoundry.commands.options import connect, evaluation_of, key_value, show_job
 from bitfoundry.errors import BitfoundryError
-from quantcore.cli.flags import BUDGETS, Flags, add_budget, add_job, request_of
+from quantcore.cli.flags import BUDGETS, Flags, add_budget, add_job
+from quantcore.cli.from_flags import request_of
 from quantcore.errors import QuantError
 
 OLDER_NAMES = {

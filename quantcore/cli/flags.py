@@ -1,63 +1,32 @@
-"""The flags of ``bitfoundry quantize``, those of AMD Quark's quantization script, and what they say.
+"""The flags of ``bitfoundry quantize``, those of AMD Quark's quantization script, which other commands share.
 
-``task_of`` makes a Task of them for this machine, ``request_of`` the body of a request to the service: ``submit``,
-``plan`` and ``clone`` take the same flags.
+``submit``, ``plan`` and ``clone`` take the same ones. ``from_flags`` says what they mean.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import ValidationError
-
 from quantcore.config import presets
-from quantcore.config.algorithms import NAMES, config_of, load_quant_algo_config_from_file
-from quantcore.config.job_spec import JobOptions, MixConfig
+from quantcore.config.algorithms import NAMES
+from quantcore.config.job_spec import JobOptions
 from quantcore.config.quantization import (
     CalibrationConfig,
-    Config,
-    QuantizationConfig,
-    parse_config,
 )
-from quantcore.config.quark import read_config
-from quantcore.config.task import EvaluationConfig, Task
-from quantcore.config.values import config_error
-from quantcore.errors import ConfigError, unknown_value
+from quantcore.config.task import EvaluationConfig
 from quantcore.export import EXPORTERS
-from quantcore.hub.download import is_model_id, resolve
-from quantcore.mixed_precision.schemes import resolve as resolve_schemes
 from quantcore.serving.stopwatch import RUNTIMES
 
 CUSTOM_MODES = ("quark", "fp8", "awq")
 MODEL_EXPORTS = ("hf_format", *EXPORTERS)
 WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
 QUANT_ALGOS = (*NAMES, "smooth")  # AMD Quark's config files say smooth, its flags smoothquant
-
-
-CALIBRATION_FLAGS = {
-    "source": "dataset", "config": "dataset_config", "split": "dataset_split", "column": "dataset_column",
-    "num_samples": "num_calib_data", "seq_len": "seq_len", "seed": "seed",
-}  # fmt: skip
-EVALUATION_FLAGS = {
-    "num_windows": "num_eval_data", "seq_len": "eval_seq_len", "source": "eval_dataset",
-    "config": "eval_dataset_config", "split": "eval_dataset_split", "column": "eval_dataset_column",
-    "stride": "eval_stride", "limit": "limit", "num_fewshot": "num_fewshot", "batch_size": "eval_batch_size",
-}  # fmt: skip
-"""The flag of each field, where it can be passed on as it is."""
-
-ALGORITHM_FLAGS = ("quant_algo", "pre_quantization_optimization", "quant_algo_config_file")
-SCHEME_FLAGS = (
-    "quant_scheme", "group_size", "exclude_layers", "kv_cache_dtype", "layer_quant_scheme", "preset_file", "strict",
-)  # fmt: skip
-EXPORT_FLAGS = ("model_export", "custom_mode", "export_weight_format")
 NODES = "nodes"
 """The option that only the service has: on one machine torchrun says how many processes there are."""
 
@@ -110,224 +79,6 @@ class Flags(argparse.ArgumentParser):
 def _underscored(name: str) -> str:
     """``--quant-scheme`` as ``--quant_scheme``."""
     return f"--{name[2:].replace('-', '_')}" if name.startswith("--") else name
-
-
-def task_of(options: argparse.Namespace) -> Task:
-    """The flags as a Task. Raises ConfigError for a value that is not there (yet), with the list of what is."""
-    return Task(
-        **_model(options),
-        output_dir=Path(options.output_dir).absolute(),
-        resume_dir=Path(options.resume_dir).absolute() if options.resume_dir else None,
-        config=config_of_flags(options),
-        calibration=calibration_of(options),
-        export=exports_of(options),
-        evaluation=_without_windows(options) if options.skip_evaluation else evaluation_of(options),
-        **{name: getattr(options, name) for name in plain_options() if name != NODES},
-    )
-
-
-def _without_windows(options: argparse.Namespace) -> EvaluationConfig:
-    """Nothing is measured. Tasks that are named all the same are kept, so that the Task refuses them."""
-    return EvaluationConfig(num_windows=0, tasks=evaluation_of(options).tasks)
-
-
-def calibration_of(options: argparse.Namespace) -> CalibrationConfig:
-    """Which text, and how much of it."""
-    return CalibrationConfig(**{field: getattr(options, flag) for field, flag in CALIBRATION_FLAGS.items()})
-
-
-def exports_of(options: argparse.Namespace) -> tuple[str, ...]:
-    """The formats, each once; ``hf_format`` is the one that the two other flags say."""
-    _one_of("custom_mode", [options.custom_mode], CUSTOM_MODES)
-    _one_of("model_export", options.model_export, MODEL_EXPORTS)
-    _one_of("export_weight_format", [options.export_weight_format], WEIGHT_FORMATS)
-    names = options.model_export or ["hf_format"]
-    if options.custom_mode != "quark" and "hf_format" not in names:
-        raise ConfigError(
-            f"--custom_mode {options.custom_mode} is about hf_format, but --model_export says {', '.join(names)}.",
-            code="invalid_export",
-            hint=f"Give --model_export {options.custom_mode}, beside the others or alone.",
-        )
-    is_fake = options.export_weight_format == "fake_quantized"
-    if is_fake and "hf_format" not in names:
-        raise ConfigError(
-            f"--export_weight_format fake_quantized is about hf_format, but --model_export says {', '.join(names)}.",
-            code="invalid_export",
-            hint="Give --model_export fake_quantized, beside the others or alone.",
-        )
-    hf_format = "fake_quantized" if is_fake else options.custom_mode
-    return tuple(dict.fromkeys(hf_format if name == "hf_format" else name for name in names))
-
-
-def _model(options: argparse.Namespace) -> dict[str, Any]:
-    """A folder as it is; else what looks like a Hub id is one, as in the script of Quark, at the commit it has now."""
-    folder = Path(options.model_dir)
-    if folder.exists() or not is_model_id(options.model_dir):
-        if options.revision:
-            raise ConfigError(
-                "--revision goes with a model on the Hub.", code="invalid_task", hint="Leave it out for a folder."
-            )
-        return {"model_dir": folder.absolute()}
-    return {"model_id": options.model_dir, "revision": resolve(options.model_dir, options.revision or "main")}
-
-
-def request_of(options: argparse.Namespace, given: set[str]) -> dict[str, Any]:
-    """The fields of a request to the service (``api.jobs.schemas.JobRequest``) that the flags say, beside the model.
-
-    Only what was ``given`` is sent: the service fills in its own defaults. Raises ConfigError.
-    """
-    body: dict[str, Any] = {name: getattr(options, name) for name in plain_options() if name in given}
-    if config := _config_request(options, given):
-        body["config"] = config
-    if given & {"schemes", *BUDGETS}:
-        body["mix"] = _mix_config(options).model_dump(mode="json", exclude_none=True)
-    for field, flags in (("calibration", CALIBRATION_FLAGS), ("evaluation", EVALUATION_FLAGS)):
-        if part := {name: getattr(options, flag) for name, flag in flags.items() if flag in given}:
-            body[field] = part
-    if "tasks" in given:
-        body.setdefault("evaluation", {})["tasks"] = _names(options.tasks)
-    if "skip_evaluation" in given:
-        body.setdefault("evaluation", {})["num_windows"] = 0
-    if given & {*EXPORT_FLAGS}:
-        body["export"] = list(exports_of(options))
-    return body
-
-
-def _config_request(options: argparse.Namespace, given: set[str]) -> dict[str, Any]:
-    """The config of a request: by the preset's name where that says it all, so that lists can show it."""
-    scheme, algorithms = given & {*SCHEME_FLAGS}, [one.to_dict() for one in _chain(options)]
-    if scheme and "quant_scheme" not in given:
-        raise ConfigError(
-            f"--{min(scheme)} changes a scheme, and none is named.", code="config_required",
-            hint="Name it: --quant_scheme w4a16 (`bitfoundry presets` lists them).", field="/config",
-        )  # fmt: skip
-    more = {"algo_config": algorithms} if algorithms else {}
-    if not scheme:
-        return more
-    if scheme <= {"quant_scheme", "group_size", "exclude_layers", "kv_cache_dtype"}:
-        if not options.quant_scheme.endswith(".json"):
-            changes = {"group_size": options.group_size, "exclude": options.exclude_layers}
-            changes |= {"kv_cache": options.kv_cache_dtype}
-            changes = {name: value for name, value in changes.items() if value is not None}
-            return {"preset": options.quant_scheme, **changes, **more}
-        if scheme == {"quant_scheme"}:
-            return _read_json(options.quant_scheme) | more
-    return config_of_flags(options).to_dict()
-
-
-def config_of_flags(options: argparse.Namespace) -> Config:
-    """The config of the flags: a preset or a file, then what single flags change of it."""
-    exclude = None if options.exclude_layers is None else tuple(options.exclude_layers)
-    known = presets.PRESETS if options.preset_file is None else presets.read_presets(Path(options.preset_file))
-    if options.quant_scheme.endswith(".json"):
-        if options.group_size is not None or exclude is not None:
-            raise ConfigError(
-                "A config file says its own group_size and exclude.",
-                code="invalid_config",
-                hint="Change them in the file, or give --quant_scheme the name of a preset.",
-            )
-        config = read_config(_read_json(options.quant_scheme))
-    else:
-        config = presets.resolve(options.quant_scheme, group_size=options.group_size, exclude=exclude, presets=known)
-    config = replace(config, layer_quant_config=_with_layer_schemes(config, options.layer_quant_scheme, known))
-    config = presets.with_kv_cache(config, options.kv_cache_dtype) if options.kv_cache_dtype else config
-    config = replace(config, strict=True) if options.strict else config
-    return _with_algorithms(config, options)
-
-
-def _read_json(file: str) -> dict[str, Any]:
-    """The object in a JSON file. Raises ConfigError ``invalid_config``."""
-    try:
-        data = json.loads(Path(file).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}.", code="invalid_config") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{file} holds no JSON object.", code="invalid_config")
-    return data
-
-
-def _with_layer_schemes(
-    config: Config, given: Sequence[tuple[str, str]], known: Mapping[str, presets.Preset]
-) -> dict[str, QuantizationConfig]:
-    """The patterns of --layer_quant_scheme, and those of ``config`` behind them.
-
-    Raises ConfigError for a pattern that has two schemes, and for a preset that says more than the scheme of a layer.
-    """
-    named: dict[str, QuantizationConfig] = {}
-    for pattern, scheme in given:
-        chosen = presets.resolve(scheme, presets=known)
-        if chosen != replace(Config(global_quant_config=chosen.global_quant_config), exclude=chosen.exclude):
-            raise ConfigError(
-                f"--layer_quant_scheme takes the scheme of a layer, and the preset {scheme} says more than that.",
-                code="invalid_config",
-                hint="Take a preset that is a global_quant_config alone, or write a config file.",
-                field="/layer_quant_config",
-            )
-        before = named.get(pattern, config.layer_quant_config.get(pattern, chosen.global_quant_config))
-        if before != chosen.global_quant_config:
-            raise ConfigError(
-                f"The pattern '{pattern}' of --layer_quant_scheme has another scheme already.",
-                code="conflicting_schemes",
-                hint="Give each pattern once, and leave it out where --quant_scheme is a file that says it.",
-                field="/layer_quant_config",
-            )
-        named[pattern] = chosen.global_quant_config
-    return {**named, **config.layer_quant_config}
-
-
-def _with_algorithms(config: Config, options: argparse.Namespace) -> Config:
-    """``config`` with the chain of the flags, if they name one."""
-    chain = _chain(options)
-    if chain and config.algo_config:
-        raise ConfigError(
-            f"{options.quant_scheme} says its own algorithms.",
-            code="invalid_config",
-            hint="Change its algo_config, or leave out --quant_algo and --pre_quantization_optimization.",
-            field="/algo_config",
-        )
-    return parse_config({**config.to_dict(), "algo_config": chain}) if chain else config
-
-
-def _chain(options: argparse.Namespace) -> list[Any]:
-    """The algorithms of the flags: --pre_quantization_optimization as given, then --quant_algo."""
-    before = options.pre_quantization_optimization
-    after = [name.strip() for name in options.quant_algo.split(",")] if options.quant_algo else []
-    _one_of("pre_quantization_optimization", before, QUANT_ALGOS)
-    _one_of("quant_algo", after, QUANT_ALGOS)
-    files = _algorithm_files(options.quant_algo_config_file)
-    defaults = [config_of(name) for name in (*before, *after)]
-    chain = [files.pop(type(default), default) for default in defaults]
-    if files:
-        name = next(iter(files.values())).name
-        raise ConfigError(
-            f"--quant_algo_config_file is for {name}, which is not asked for.",
-            code="invalid_algo_config",
-            hint=f"Add it: --quant_algo {','.join((*after, name))}.",
-        )
-    return chain
-
-
-def _algorithm_files(given: Sequence[tuple[str, str]]) -> dict[type, Any]:
-    """The configs in the files of --quant_algo_config_file, by their class."""
-    _one_of("quant_algo_config_file", [name for name, _ in given], QUANT_ALGOS)
-    found: dict[type, Any] = {}
-    for name, path in given:
-        algorithm = load_quant_algo_config_from_file(path)
-        if type(algorithm) is not type(config_of(name)) or type(algorithm) in found:
-            fault = f"the file says {algorithm.name}" if type(algorithm) not in found else "a file before says so, too"
-            raise ConfigError(
-                f"--quant_algo_config_file says that {path} is for {name}, and {fault}.",
-                code="invalid_algo_config",
-                hint="Give the name that stands in the file, and one file for each algorithm.",
-            )
-        found[type(algorithm)] = algorithm
-    return found
-
-
-def _one_of(flag: str, given: Sequence[str], allowed: Sequence[str]) -> None:
-    for value in given or ():
-        if value not in allowed:
-            raise unknown_value(f"--{flag}", value, allowed, code=f"unknown_{flag}")
 
 
 def _new_file(text: str) -> Path:
@@ -466,31 +217,6 @@ def add_evaluation(flags: argparse.ArgumentParser) -> None:
     add("--eval_seq_len", type=_positive, default=usual.seq_len, help="tokens of each (default: 512)")
 
 
-def evaluation_of(options: argparse.Namespace) -> EvaluationConfig:
-    """Raises ConfigError ``invalid_evaluation``."""
-    try:
-        return EvaluationConfig.model_validate(
-            {
-                **{field: getattr(options, flag) for field, flag in EVALUATION_FLAGS.items()},
-                "tasks": _names(options.tasks),
-                "include_path": Path(options.include_path).absolute() if options.include_path else None,
-            }
-        )
-    except ValidationError as error:
-        raise config_error(
-            error,
-            "The evaluation",
-            code="invalid_evaluation",
-            hint="See docs/how-to/evaluate.md.",
-            prefix="/evaluation",
-        ) from error
-
-
-def _names(text: str | None) -> tuple[str, ...]:
-    """A comma list."""
-    return tuple(name.strip() for name in text.split(",")) if text else ()
-
-
 def add_speed(flags: argparse.ArgumentParser) -> None:
     """What a program is to serve, and which one."""
     add = flags.add_argument
@@ -532,22 +258,6 @@ def add_budget(flags: argparse.ArgumentParser, *, required: bool) -> None:
     budget.add_argument("--max_size", help="target size of all weights, as 90MB")
     budget.add_argument("--max_bits", type=float, help="bits per weight in the mixed layers, scales included: as 4.5")
     budget.add_argument("--max_divergence", type=float, help="largest mean KL from the original, in nats per token")
-
-
-def _mix_config(options: argparse.Namespace) -> MixConfig:
-    schemes = [name.strip() for text in options.schemes or () for name in text.split(",") if name.strip()]
-    return MixConfig(schemes=tuple(schemes), **{name: getattr(options, name) for name in BUDGETS})
-
-
-def mix_of(options: argparse.Namespace) -> dict[str, Any]:
-    """What ``mixing.command.mix`` is called with. Raises ConfigError."""
-    _one_of("model_export", [options.model_export], MODEL_EXPORTS)
-    known = presets.PRESETS if options.preset_file is None else presets.read_presets(Path(options.preset_file))
-    return {
-        "asked": resolve_schemes(_mix_config(options), known),
-        "calibration": calibration_of(options),
-        "export": "quark" if options.model_export == "hf_format" else options.model_export,
-    }
 
 
 def _add_algorithms(flags: argparse.ArgumentParser) -> None:

@@ -23,7 +23,8 @@ from typing import Any, TypeVar
 
 from quantcore.checkpoint.opening import unchanging
 from quantcore.cli.explain import explained
-from quantcore.cli.flags import Flags, add_evaluation, add_mix, add_speed, evaluation_of, mix_of, parser, task_of
+from quantcore.cli.flags import Flags, add_evaluation, add_mix, add_speed, parser
+from quantcore.cli.from_flags import evaluation_of, mix_of, task_of
 from quantcore.config import presets
 from quantcore.config.quantization import json_schema
 from quantcore.config.task import Task, read_task

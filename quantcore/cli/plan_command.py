@@ -12,7 +12,8 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from quantcore.checkpoint.headers import ModelHeaders, read_json
-from quantcore.cli.flags import Flags, add_hardware, add_scheme, calibration_of, config_of_flags, exports_of
+from quantcore.cli.flags import Flags, add_hardware, add_scheme
+from quantcore.cli.from_flags import calibration_of, config_of_flags, exports_of
 from quantcore.hub import download as hub
 from quantcore.plan.capacity import Capacity, plan_for
 from quantcore.plan.hardware import GB, parse_hardware

@@ -12,11 +12,10 @@ from typing import Any
 
 from quantcore.checkpoint.blocks import find_blocks, natural_order, said_of_the_rest
 from quantcore.checkpoint.experts import find_routers, is_stack_of_experts
-from quantcore.checkpoint.headers import ModelHeaders
 from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear, is_matrix, why_not_linear
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
 from quantcore.config.algorithms import RotationConfig
-from quantcore.config.job_spec import Evaluation, JobSpec
+from quantcore.config.job_spec import Evaluation
 from quantcore.config.kv_cache import check_kv_cache, check_whole_cache, holds_keys_or_values
 from quantcore.config.layer_plan import LayerPlan, check_groups, check_super_blocks
 from quantcore.config.quantization import CalibrationConfig, Config, QuantizationMode
@@ -140,20 +139,6 @@ class Plan:
             "memory_by_phase": self.memory_by_phase,
             "warnings": list(self.warnings),
         }
-
-
-def plan_job(spec: JobSpec, headers: ModelHeaders, *, num_schemes: int | None = None) -> Plan:
-    """Plan a job for a model of which only the headers are known; see ``resolve``.
-
-    ``num_schemes``: how many uniform models a mix measures first; by default one for each of its schemes.
-    """
-    if num_schemes is None:
-        num_schemes = len(spec.mix.schemes) if spec.mix else 0
-    return resolve(
-        spec.config, headers.config, headers.tensors, calibration=spec.calibration, exports=spec.export,
-        evaluation=spec.evaluation, file2file=spec.file2file, shard_blocks=spec.shard_blocks,
-        warnings=headers.warnings, num_schemes=num_schemes,
-    )  # fmt: skip
 
 
 def resolve(

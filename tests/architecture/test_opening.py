@@ -49,7 +49,7 @@ ALLOWED = {
     },
     "a file of settings that a person names": {
         "quantcore.config.algorithms": 1,
-        "quantcore.cli.flags": 1,
+        "quantcore.cli.from_flags": 1,
         "quantcore.config.presets": 1,
         "quantcore.report.compare": 1,
     },

@@ -6,7 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from tests.architecture.test_imports import NUM_FUNCTION_LINES_LIMIT, NUM_LINES_LIMIT
+from tests.support.sources import NUM_FUNCTION_LINES_LIMIT, NUM_LINES_LIMIT
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -50,7 +50,7 @@ def test_contributing_states_the_limits_that_are_enforced() -> None:
 def test_ci_runs_the_tests_of_the_readme() -> None:
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & 0o111
-    assert "exec make test\n" in script.read_text()
+    assert "exec make lint test\n" in script.read_text()
 
 
 def test_every_dependency_is_pinned_for_the_tests() -> None:

@@ -11,7 +11,8 @@ import pytest
 from typer.main import get_command
 
 from bitfoundry.commands.main import app
-from quantcore.cli.flags import add_mix, add_speed, parser, task_of
+from quantcore.cli.flags import add_mix, add_speed, parser
+from quantcore.cli.from_flags import task_of
 from quantcore.cli.main import main
 from quantcore.cli.plan_command import parser as planning_parser
 from quantcore.config.algorithms import NAMES, config_of, load_quant_algo_config_from_file

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from api.store.states import ACTIONS, State
 from tests.support.docs import DOCS, blocks_of, read_page
 from tests.support.models import tiny_model
 from tests.support.service import Server, WorkerProcess
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import wait_until
 
 STATES = (DOCS / "reference" / "job-states.md").read_text()
 
@@ -69,10 +68,7 @@ def test_the_page_of_operators(
 ) -> None:
     start_worker()
     with server.connect() as http:
-        deadline = time.monotonic() + PATIENCE_S
-        while not http.get("/v1/workers").json()["data"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: http.get("/v1/workers").json()["data"])
     read_page("how-to/operate.md", tmp_path, **server.environment)
     assert "bitfoundry_jobs" in (tmp_path / "metrics.txt").read_text()
 

@@ -22,7 +22,8 @@ from quantcore import (
     QuantizationSpec,
 )
 from quantcore.blockwise.savepoint import SavePoint
-from quantcore.cli.flags import parser, task_of
+from quantcore.cli.flags import parser
+from quantcore.cli.from_flags import task_of
 from quantcore.config.presets import resolve as preset
 from quantcore.config.presets import with_attention
 from quantcore.config.quantization import CalibrationConfig

@@ -6,6 +6,8 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+NUM_LINES_LIMIT = 450
+NUM_FUNCTION_LINES_LIMIT = 80
 PACKAGES = ("quantcore", "api", "worker", "bitfoundry", "migrations")
 
 

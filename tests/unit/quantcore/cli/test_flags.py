@@ -5,7 +5,8 @@ import json
 import pytest
 
 from quantcore.checkpoint.sink import MAX_SHARD_BYTES
-from quantcore.cli.flags import parser, task_of
+from quantcore.cli.flags import parser
+from quantcore.cli.from_flags import task_of
 from quantcore.config import presets
 from quantcore.config.algorithms import AWQConfig, GPTQConfig, RotationConfig, SmoothQuantConfig
 from quantcore.config.quantization import parse_size

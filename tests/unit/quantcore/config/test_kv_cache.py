@@ -8,7 +8,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quantcore import Config, ConfigError, ModelQuantizer, QuantizationConfig, QuantizationSpec
-from quantcore.cli.flags import parser, task_of
+from quantcore.cli.flags import parser
+from quantcore.cli.from_flags import task_of
 from quantcore.config import presets
 from quantcore.config.quantization import CalibrationConfig
 from quantcore.nn.layers import quantized_layers

@@ -15,7 +15,7 @@ from quantcore.report.html import page
 from quantcore.report.values import Report
 from tests.support import reports
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 RANKS = [{"rank": rank, "peak_memory_bytes": 1, "planned_peak_memory_bytes": 2} for rank in (0, 1)]
 
 
