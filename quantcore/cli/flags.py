@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from quantcore.config import presets
-from quantcore.config.algorithms import NAMES, config_of, load_quant_algo_config_from_file
+from quantcore.config.algorithms import algorithm_names, config_of, load_quant_algo_config_from_file
 from quantcore.config.quantization import (
     DEFAULT_SHARD_SIZE,
     CalibrationConfig,
@@ -33,7 +33,7 @@ from quantcore.serving.stopwatch import RUNTIMES
 CUSTOM_MODES = ("quark", "fp8", "awq")
 MODEL_EXPORTS = ("hf_format", *EXPORTERS)
 WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
-QUANT_ALGOS = (*NAMES, "smooth")  # AMD Quark's config files say smooth, its flags smoothquant
+QUANT_ALGOS = (*algorithm_names(), "smooth")  # AMD Quark's config files say smooth, its flags smoothquant
 
 
 def task_of(options: argparse.Namespace) -> Task:
@@ -402,7 +402,7 @@ def mix_of(options: argparse.Namespace) -> dict[str, Any]:
 
 def _add_algorithms(flags: argparse.ArgumentParser) -> None:
     add = flags.add_argument
-    add("--quant_algo", help=f"comma list of: {', '.join(NAMES)} (default: weights are rounded)")
+    add("--quant_algo", help=f"comma list of: {', '.join(algorithm_names())} (default: weights are rounded)")
     add(
         "--pre_quantization_optimization",
         action="append",

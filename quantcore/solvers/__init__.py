@@ -1,4 +1,8 @@
-"""Solvers choose the codes of weights, given what calibration learned of their input. One file each."""
+"""Solvers choose the codes of weights, given what calibration learned of their input. One file each.
+
+An installed package adds solvers by the options of their algorithms (``quantcore.config.algorithms``), and a running
+process by a function (``per_layer``).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from quantcore.config.algorithms import SolverConfig, creators
 from quantcore.registry import Registry
 
 if TYPE_CHECKING:
@@ -60,5 +65,9 @@ class Tuner(Protocol):
         """
 
 
-SOLVERS: Registry[type[Solver]] = Registry("solver", "quantcore.solvers")
+def _added() -> Mapping[str, Callable[[Any], Solver]]:
+    return creators(SolverConfig)
+
+
+SOLVERS: Registry[Callable[[Any], Solver]] = Registry("solver", "quantcore.solvers", others=_added)
 TUNERS: Registry[type[Tuner]] = Registry("tuner", "quantcore.solvers")
