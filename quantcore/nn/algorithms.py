@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -12,15 +13,18 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from quantcore.blockwise.algorithms import BlockAlgorithms
+from quantcore.blockwise.algorithms import BlockAlgorithms, Prepared, Solved
+from quantcore.blockwise.errors import measured
 from quantcore.blockwise.running_block import RunningBlock, Streams
 from quantcore.calibration.ranges import Activations, quantized_activations
 from quantcore.calibration.reduction import Span
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
 from quantcore.errors import CalibrationError, ModelError
-from quantcore.nn.calibration import evaluating, run, shown
+from quantcore.nn.calibration import evaluating, run
 from quantcore.nn.log import log
+from quantcore.nn.progress import Progress
+from quantcore.nn.result import EdgeResult, LayerResult
 from quantcore.numerics.affine import QParams
 from quantcore.rotation.model_rotation import untie
 from quantcore.runtime.arguments import Arguments
@@ -32,14 +36,17 @@ EDGE_PROBE_LEN = 32
 
 @dataclass(frozen=True)
 class Applied:
-    """What the algorithms chose: how each layer's weight is read, and the ranges of its input and output."""
+    """What the algorithms chose: how each layer's weight is read, the ranges of its input and output, its errors."""
 
-    weights: dict[LayerPlan, QParams]
-    activations: dict[LayerPlan, Activations]
+    weights: dict[LayerPlan, QParams] = field(default_factory=dict)
+    activations: dict[LayerPlan, Activations] = field(default_factory=dict)
+    layers: dict[LayerPlan, LayerResult] = field(default_factory=dict)
+    edges: list[EdgeResult] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 def apply_algorithms(
-    model: nn.Module, config: Config, modules: dict[LayerPlan, nn.Module], batches: Sequence[Any]
+    model: nn.Module, config: Config, modules: dict[LayerPlan, nn.Module], batches: Sequence[Any], progress: Progress
 ) -> Applied:
     """Quantize the layers inside the decoder blocks of ``model`` in place, as ``config.algo_config`` says.
 
@@ -56,11 +63,10 @@ def apply_algorithms(
     blocks = find_blocks(model, modules)
     dtype = next(iter(modules.values())).get_parameter("weight").dtype
     algorithms = BlockAlgorithms(config, dtype)
-    weights: dict[LayerPlan, QParams] = {}
-    activations: dict[LayerPlan, Activations] = {}
+    applied = Applied()
     with evaluating(model), torch.no_grad():
         streams = _open_streams(model, blocks, batches, algorithms)
-        for index, block in enumerate(shown(blocks, "quantize")):
+        for index, block in enumerate(progress.track(blocks, "quantize")):
             inside = {id(module) for module in block.modules()}
             layers = {
                 plan: one for plan, one in modules.items() if id(one) in inside and plan.config.weight is not None
@@ -69,15 +75,37 @@ def apply_algorithms(
             prepared = algorithms.prepare(at, layers)
             if streams.probe is not None:
                 streams.probe.advance(block, index)
+            begin = time.monotonic()
             for solved in algorithms.solve(at, layers, prepared):
-                weights[solved.layer] = solved.quantized.params
+                applied.weights[solved.layer] = solved.quantized.params
+                applied.layers[solved.layer] = layer_result(solved, time.monotonic() - begin)
+                begin = time.monotonic()
             for warning in prepared.warnings:
                 log.warning(warning.message)
-            activations |= prepared.activations
+            applied.warnings.extend(warning.message for warning in prepared.warnings)
+            applied.edges.extend(_edges(prepared, index))
+            applied.activations.update(prepared.activations)
             with quantized_activations(layers, prepared.activations):
                 at.leave()
         _turn_outside(model, blocks, batches, algorithms, streams)
-    return Applied(weights, activations)
+    return applied
+
+
+def layer_result(solved: Solved, seconds: float) -> LayerResult:
+    """The errors of a layer whose weight has its codes."""
+    errors, layer = measured(solved), solved.layer
+    return LayerResult(
+        layer.name, layer.scheme, layer.shape, errors.relative_error, errors.sqnr_db, errors.output_error,
+        errors.rounding_error, errors.num_tokens, seconds,
+    )  # fmt: skip
+
+
+def _edges(prepared: Prepared, block: int) -> Iterator[EdgeResult]:
+    if prepared.edges is not None:
+        for edge in prepared.edges.edges:
+            yield EdgeResult(block, edge.producer, edge.consumers, prepared.fold_error)
+        for rejected in prepared.edges.rejected:
+            yield EdgeResult(block, rejected.producer, rejected.consumers, None, rejected.reason)
 
 
 def find_blocks(model: nn.Module, modules: dict[LayerPlan, nn.Module]) -> nn.ModuleList:

@@ -15,12 +15,15 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from quantcore.blockwise.algorithms import Solved
 from quantcore.calibration.ranges import Activations
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.spec import QuantizationSpec
 from quantcore.nn.tensor_quantizer import TensorQuantizer
 from quantcore.numerics.affine import QParams
+from quantcore.numerics.qtensor import quantize_weight
 from quantcore.numerics.weight_layout import canonical, stored
+from quantcore.solvers.rtn import round_to_nearest
 
 CLASSES: dict[str, type[nn.Module]] = {
     "Linear": nn.Linear,
@@ -84,7 +87,8 @@ class QuantizedLayer(nn.Module):
         self.frozen = True
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, {'frozen' if self.frozen else 'not frozen'}"
+        scheme = "" if self.plan.config.weight is None else f", {self.plan.scheme}"
+        return f"{super().extra_repr()}{scheme}, {'frozen' if self.frozen else 'not frozen'}"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """Copy and pickle by the class that it was derived from: its own class has no name to be found by."""
@@ -143,6 +147,15 @@ def find_quantizers(
             None if config.bias is None or bias is None else TensorQuantizer.of_weight(bias.detach(), config.bias)
         ),
     }
+
+
+def as_solved(module: nn.Module, plan: LayerPlan, quantizer: TensorQuantizer | None) -> Solved:
+    """The float weight of a layer beside the codes that its quantizer gives."""
+    weight = canonical(module.get_parameter("weight").detach(), plan.kind, num_groups(module))
+    params = None if quantizer is None else quantizer.params
+    if params is None:
+        return Solved(plan, weight, round_to_nearest(weight, plan.weight), None)
+    return Solved(plan, weight, quantize_weight(weight, params, plan.weight), None)
 
 
 def activation_quantizers(plan: LayerPlan, learned: Activations) -> dict[str, TensorQuantizer | None]:

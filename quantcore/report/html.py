@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from quantcore.charts.errors import HEIGHT, LEFT, WIDTH, error_chart, grid, height
 from quantcore.report.card import budget, consumer_line, with_error
 
 _STYLE = """
@@ -25,9 +26,6 @@ border:1px solid var(--line);padding:.8rem;white-space:pre-wrap;overflow-wrap:an
 svg{width:100%;height:auto}svg text{fill:var(--faint);font-size:12px}svg line{stroke:var(--line)}
 svg circle{fill:var(--mark)}svg circle.chosen{fill:var(--fail)}details{margin:.5rem 0}
 """
-
-WIDTH, HEIGHT, LEFT, BOTTOM = 960, 260, 56, 28
-
 
 def page(report: dict[str, Any]) -> str:
     """The report for a person; everything in it is escaped."""
@@ -162,13 +160,13 @@ def _frontier(mix: dict[str, Any]) -> str:
     scale = (WIDTH - LEFT - 12) / max(1, max(sizes) - least)
 
     def point(one: dict[str, Any], look: str) -> str:
-        place = f'cx="{LEFT + (one["size_bytes"] - least) * scale:.1f}" cy="{_height(one["loss"] / top):.1f}"'
+        place = f'cx="{LEFT + (one["size_bytes"] - least) * scale:.1f}" cy="{height(one["loss"] / top):.1f}"'
         return f"<circle {place} {look}><title>{one['size_bytes'] / 1e6:.1f} MB, KL {one['loss']:.3g}</title></circle>"
 
     points = "".join(point(one, 'r="3"') for one in found) + point(chosen, 'r="6" class="chosen"')
     label = f"Size against divergence of {len(found)} mixes; the chosen one is the large point."
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{_grid(top)}{points}'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{grid(top)}{points}'
         f'<text x="{LEFT}" y="{HEIGHT - 6}">{least / 1e6:.1f} MB</text>'
         f'<text x="{WIDTH - 4}" y="{HEIGHT - 6}" text-anchor="end">{max(sizes) / 1e6:.1f} MB</text></svg>'
     )
@@ -183,38 +181,8 @@ def _layers(layers: list[dict[str, Any]]) -> str:
     table = _table("", ("layer", "scheme", "relative error", "SQNR, dB", "output error"), rows)
     return (
         "<h2>Layers</h2><p>How far each quantized weight is from the original, ‖W − Q‖ / ‖W‖, from the first layer to"
-        f" the last.</p>{_plot(layers)}<details><summary>The same as a table</summary>{table}</details>"
+        f" the last.</p>{error_chart(layers)}<details><summary>The same as a table</summary>{table}</details>"
     )
-
-
-def _plot(layers: list[dict[str, Any]]) -> str:
-    """A point a layer; titles say which. The table beside it is what a screen reader gets."""
-    top = max((one["relative_error"] for one in layers), default=0.0) or 1.0
-    step = (WIDTH - LEFT - 12) / max(1, len(layers) - 1)
-    points = "".join(
-        f'<circle cx="{LEFT + number * step:.1f}" cy="{_height(one["relative_error"] / top):.1f}" r="3">'
-        f"<title>{escape(one['name'])}: {one['relative_error']:.5f}</title></circle>"
-        for number, one in enumerate(layers)
-    )
-    label = f"Relative error of {len(layers)} layers, at most {top:.4f}; the table below has every number."
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">{_grid(top)}{points}'
-        f'<text x="{LEFT}" y="{HEIGHT - 6}">first layer</text>'
-        f'<text x="{WIDTH - 4}" y="{HEIGHT - 6}" text-anchor="end">last layer</text></svg>'
-    )
-
-
-def _grid(top: float) -> str:
-    """Lines from 0 to ``top``, with their numbers."""
-    return "".join(
-        f'<line x1="{LEFT}" x2="{WIDTH}" y1="{_height(share):.1f}" y2="{_height(share):.1f}"/>'
-        f'<text x="{LEFT - 6}" y="{_height(share) + 4:.1f}" text-anchor="end">{share * top:.3g}</text>'
-        for share in (0.0, 0.25, 0.5, 0.75, 1.0)
-    )
-
-
-def _height(share: float) -> float:
-    return HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - 12)
 
 
 def _samples(samples: list[dict[str, Any]] | None) -> str:

@@ -64,7 +64,7 @@ def register_solver(name: str, *, gram: bool = False) -> Callable[[Function], Fu
             "__doc__": function.__doc__, "__module__": function.__module__, "create": create, "num_grams": int(gram),
             "__annotations__": {"name": Literal[name], **kinds}, "name": name, **defaults,
         }  # fmt: skip
-        made = Checked(f"{name.title().replace('_', '')}Config", (SolverConfig,), body)
+        made: Any = Checked(f"{name.title().replace('_', '')}Config", (SolverConfig,), body)
         ALGORITHMS.put(name, dataclass(frozen=True, kw_only=True, config=STRICT)(made))
         return function
 

@@ -37,11 +37,12 @@ def folder(tmp_path_factory):
 def test_the_page_of_the_python_api(folder, monkeypatch):
     monkeypatch.chdir(folder)
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / "python.md").read_text(), flags=re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "docs/python.md", "exec"), names)
     assert (folder / "exported" / "model.safetensors").is_file() and (folder / "onnx" / "model.onnx").is_file()
+    assert (folder / "errors.svg").read_text().startswith("<svg ") and len(names["table"]) == 7
 
 
 ALGORITHMS = (DOCS / "algorithms.md").read_text()
