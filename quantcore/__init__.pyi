@@ -117,6 +117,10 @@ from .nn.processors import (
 from .nn.quantizer import (
     ModelQuantizer as ModelQuantizer,
 )
+from .nn.result import (
+    LayerResult as LayerResult,
+    QuantizationResult as QuantizationResult,
+)
 from .numerics.affine import (
     find_params as find_params,
 )

@@ -1,4 +1,4 @@
-"""What ModelQuantizer tells of its work: errors and times of layers, edges, progress; what values show of themselves."""
+"""What ModelQuantizer tells of its work: errors and times of layers, edges, progress; how values show themselves."""
 
 import sys
 import xml.etree.ElementTree as ElementTree
