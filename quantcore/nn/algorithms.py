@@ -1,4 +1,4 @@
-"""Algorithms on a model in memory: its decoder blocks, one after the other, as the pipeline does it from files."""
+"""Run algorithms on the decoder blocks of a model in memory, one after the other, as the pipeline does from files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EDGE_PROBE_LEN = 32
 
 @dataclass(frozen=True)
 class Applied:
-    """What the algorithms chose: how each layer's weight is read, the ranges of its input and output, its errors."""
+    """Holds what the algorithms chose for each layer (scales of weights, ranges of inputs and outputs), and errors."""
 
     weights: dict[LayerPlan, QParams] = field(default_factory=dict)
     activations: dict[LayerPlan, Activations] = field(default_factory=dict)
@@ -69,7 +69,9 @@ def apply_algorithms(
         for index, block in enumerate(progress.track(blocks, "quantize")):
             inside = {id(module) for module in block.modules()}
             layers = {
-                plan: one for plan, one in modules.items() if id(one) in inside and plan.config.weight is not None
+                plan: module
+                for plan, module in modules.items()
+                if id(module) in inside and plan.config.weight is not None
             }
             at = RunningBlock(block, index, streams)
             prepared = algorithms.prepare(at, layers)
@@ -92,7 +94,7 @@ def apply_algorithms(
 
 
 def layer_result(solved: Solved, seconds: float) -> LayerResult:
-    """The errors of a layer whose weight has its codes."""
+    """Return the errors of a layer whose weight has its codes."""
     errors, layer = measured(solved), solved.layer
     return LayerResult(
         layer.name, layer.scheme, layer.shape, errors.relative_error, errors.sqnr_db, errors.output_error,
@@ -109,7 +111,7 @@ def _edges(prepared: Prepared, block: int) -> Iterator[EdgeResult]:
 
 
 def find_blocks(model: nn.Module, modules: dict[LayerPlan, nn.Module]) -> nn.ModuleList:
-    """The list of modules that holds most of the layers. Raises ModelError if there is none."""
+    """Return the list of modules that holds most of the layers. Raises ModelError if there is none."""
     wanted = {id(module) for module in modules.values()}
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     counts = [sum(id(part) in wanted for part in blocks.modules()) for blocks in lists]
@@ -125,7 +127,7 @@ def find_blocks(model: nn.Module, modules: dict[LayerPlan, nn.Module]) -> nn.Mod
 def _open_streams(
     model: nn.Module, blocks: nn.ModuleList, batches: Sequence[Any], algorithms: BlockAlgorithms
 ) -> Streams:
-    """What reaches the first block from every batch."""
+    """Return the hidden states that reach the first block from every batch."""
     hidden = Hidden([])
     with _without_cache(model):
         for batch in batches:
@@ -149,7 +151,7 @@ def _open_streams(
 def _turn_outside(
     model: nn.Module, blocks: nn.ModuleList, batches: Sequence[Any], algorithms: BlockAlgorithms, streams: Streams
 ) -> None:
-    """Rotate embeddings and head of a Transformers model, if that is asked for; they no longer share a weight then."""
+    """Rotate embeddings and head of a Transformers model if the config says so; they no longer share a weight then."""
     if not algorithms.turns_stream:
         return
     assert streams.probe is not None
@@ -171,7 +173,7 @@ def _turn_outside(
 
 @contextmanager
 def _without_cache(model: nn.Module) -> Iterator[None]:
-    """Blocks run several times on the same tokens: nothing may be remembered in between."""
+    """Switch the key-value cache off for a while, because blocks run several times on the same tokens."""
     config: Any = getattr(model, "config", None)
     before = getattr(config, "use_cache", None)
     if before:

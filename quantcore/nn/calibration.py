@@ -24,7 +24,7 @@ def calibrate(
     model: nn.Module, modules: dict[LayerPlan, nn.Module], batches: Iterable[Any] | None, progress: Progress, *,
     others_learn: bool = False,
 ) -> dict[LayerPlan, Activations]:  # fmt: skip
-    """What the layers that need it learn from one pass of the float model over ``batches``.
+    """Return what the layers that need it learn from one pass of the float model over ``batches``.
 
     Nothing runs if none does, unless ``others_learn`` in the same pass.
 
@@ -55,7 +55,7 @@ def calibrate(
 
 
 def run(model: nn.Module, batch: Any) -> Any:
-    """``model`` on one batch: a tensor, a mapping of named arguments (BatchEncoding), or a tuple of arguments."""
+    """Run ``model`` on one batch: a tensor, a mapping of named arguments (BatchEncoding), or a tuple of arguments."""
     args, kwargs = as_arguments(batch, next(model.parameters()).device)
     try:
         inspect.signature(model.forward).bind(*args, **kwargs)
@@ -70,7 +70,7 @@ def run(model: nn.Module, batch: Any) -> Any:
 
 
 def as_arguments(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(positional, named) arguments that a batch stands for, its tensors on ``device``."""
+    """Return the (positional, named) arguments that a batch stands for, with its tensors on ``device``."""
 
     def moved(value: Any) -> Any:
         return value.to(device) if isinstance(value, torch.Tensor) else value
@@ -84,7 +84,7 @@ def as_arguments(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], dic
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; every module gets its own mode back."""
+    """Put ``model`` into evaluation mode for a while; every module gets its own mode back."""
     training = [module for module in model.modules() if module.training]
     model.train(False)
     try:

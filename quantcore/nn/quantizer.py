@@ -1,4 +1,4 @@
-"""``ModelQuantizer``: quantize a model in memory, in place."""
+"""``ModelQuantizer`` quantizes a model in memory, in place."""
 
 from __future__ import annotations
 
@@ -96,7 +96,9 @@ class ModelQuantizer:
             inside = [spec for spec in (softmax, *(keys or {}).values()) if spec is not None]
             learns = any(map(learns_from_data, inside))
             learned = applied.activations | calibrate(model, rest, dataloader, steps, others_learn=learns)
-            scales = shared_global_scales({plan: one for plan, one in rest.items() if plan.config.weight is not None})
+            scales = shared_global_scales(
+                {plan: module for plan, module in rest.items() if plan.config.weight is not None}
+            )
             quantizers: dict[LayerPlan, dict[str, TensorQuantizer | None]] = {}
             results = dict(applied.layers)
             for plan, module in steps.track(modules.items(), "round"):
@@ -162,7 +164,7 @@ class ModelQuantizer:
 
 
 def _rotates(config: Config, which: str) -> bool:
-    return any(getattr(one, which) for one in config.algo_config if isinstance(one, RotationConfig))
+    return any(getattr(step, which) for step in config.algo_config if isinstance(step, RotationConfig))
 
 
 def _traced(
@@ -212,7 +214,7 @@ def _in_graph(applied: Applied, solved: Mapping[int, LayerPlan], modules: Mappin
     ``solved``: the address of a weight -> the layer that the algorithms rounded. Raises ConfigError for a layer that
     has another config in the graph: its weight was rounded for this one.
     """
-    found = Applied(edges=applied.edges, warnings=applied.warnings)
+    renamed = Applied(edges=applied.edges, warnings=applied.warnings)
     for plan, module in modules.items():
         before = solved.get(module.get_parameter("weight").data_ptr())
         if before is None:
@@ -224,8 +226,8 @@ def _in_graph(applied: Applied, solved: Mapping[int, LayerPlan], modules: Mappin
                 hint="Use patterns that match both names in the same way, or eager mode.",
                 field="/layer_quant_config",
             )
-        found.weights[plan] = applied.weights[before]
-        found.layers[plan] = replace(applied.layers[before], name=plan.name)
+        renamed.weights[plan] = applied.weights[before]
+        renamed.layers[plan] = replace(applied.layers[before], name=plan.name)
         if before in applied.activations:
-            found.activations[plan] = applied.activations[before]
-    return found
+            renamed.activations[plan] = applied.activations[before]
+    return renamed
