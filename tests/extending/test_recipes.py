@@ -13,8 +13,6 @@ from tests.extending.packages import ROOT, blocks_of, files_of, install, run_pyt
 from tests.factories import tiny_model
 
 PACKAGES = ("dtype", "observer", "algorithm", "exporter")
-TEST_OF = {"dtype": "formats.py -k pot4", "observer": "observers.py -k headroom", "algorithm": "solvers.py -k dither",
-           "exporter": "exporters.py -k plain_codes"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +57,7 @@ def test_a_dtype(installed: Path, model: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_observer(installed: Path, model: Path, tmp_path: Path) -> None:
     report = report_of("observer", installed, model, tmp_path)
-    assert report["config"]["global_quant_config"]["input_tensors"]["observer_cls"] == "PerTensorHeadroomObserver"  # type: ignore[index]
+    assert report["config"]["global_quant_config"]["input_tensors"]["observer_cls"] == "PerTensorTightObserver"  # type: ignore[index]
 
 
 @pytest.mark.slow
@@ -89,7 +87,7 @@ def test_an_exporter(installed: Path, model: Path, tmp_path: Path) -> None:
 
 def test_all_of_them_together(installed: Path, model: Path, tmp_path: Path) -> None:
     """One job with the dtype, the observer, the algorithm and the exporter of four packages."""
-    weight = {"dtype": "pot4", "qscheme": "per_group", "group_size": 32, "observer_cls": "PerGroupHeadroomObserver"}
+    weight = {"dtype": "pot4", "qscheme": "per_group", "group_size": 32, "observer_cls": "PerGroupTightObserver"}
     config = {"global_quant_config": {"weight": weight}, "exclude": ["lm_head"], "algo_config": [{"name": "dither"}]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     flags = "--output_dir out --quant_scheme config.json --model_export plain_codes --num_calib_data 2 --seq_len 16"
@@ -105,7 +103,7 @@ def test_what_they_are_is_readable_without_torch(installed: Path) -> None:
 import json, sys
 from quantcore.config.quantization import json_schema, parse_config
 from quantcore.export import EXPORTERS, formats_for
-weight = {"dtype": "pot4", "qscheme": "per_group", "group_size": 32, "observer_cls": "PerGroupHeadroomObserver"}
+weight = {"dtype": "pot4", "qscheme": "per_group", "group_size": 32, "observer_cls": "PerGroupTightObserver"}
 config = parse_config({"global_quant_config": {"weight": weight}, "algo_config": [{"name": "dither", "seed": 3}]})
 assert parse_config(json.loads(json.dumps(config.to_dict()))) == config
 assert formats_for(config) == ["plain_codes", "fake_quantized"], formats_for(config)
@@ -114,10 +112,9 @@ assert '"pot4"' in schema and '"DitherConfig"' in schema and '"strength"' in sch
 assert "torch" not in sys.modules
 import torch
 from quantcore import QuantizationSpec, observer_for
-observer = observer_for(QuantizationSpec("int8", observer_cls="PerTensorHeadroomObserver"))
-observer.update(torch.tensor([[-1.0, 2.0]]))
-low, high = observer.range()
-assert torch.allclose(low, torch.tensor(-1.1)) and torch.allclose(high, torch.tensor(2.2)), (low, high)
+observer = observer_for(QuantizationSpec("int8", observer_cls="PerTensorTightObserver"))
+observer.update(torch.arange(101.0)[None])
+assert torch.allclose(observer.range()[1], torch.tensor(99.0)), observer.range()
 """
     ran = run_python(installed, "-c", code)
     assert ran.returncode == 0, ran.stderr
