@@ -5,6 +5,7 @@ from .config import (
     presets as presets,
 )
 from .config.algorithms import (
+    ALGORITHMS as ALGORITHMS,
     AutoRoundConfig as AutoRoundConfig,
     AutoSmoothQuantConfig as AutoSmoothQuantConfig,
     AWQConfig as AWQConfig,
@@ -14,7 +15,12 @@ from .config.algorithms import (
     RotationConfig as RotationConfig,
     RTNConfig as RTNConfig,
     SmoothQuantConfig as SmoothQuantConfig,
+    SolverConfig as SolverConfig,
+    TransformConfig as TransformConfig,
     load_quant_algo_config_from_file as load_quant_algo_config_from_file,
+)
+from .config.grouping import (
+    weight_grouping as weight_grouping,
 )
 from .config.quantization import (
     CalibrationConfig as CalibrationConfig,
@@ -111,6 +117,10 @@ from .nn.processors import (
 from .nn.quantizer import (
     ModelQuantizer as ModelQuantizer,
 )
+from .nn.result import (
+    LayerResult as LayerResult,
+    QuantizationResult as QuantizationResult,
+)
 from .numerics.affine import (
     find_params as find_params,
 )
@@ -145,4 +155,7 @@ from .pipeline.job import (
 )
 from .runtime.ranks import (
     joined as joined,
+)
+from .solvers.per_layer import (
+    register_solver as register_solver,
 )

@@ -1,30 +1,74 @@
-"""One small registry for everything that is chosen by name: solvers, observers, exporters."""
+"""A registry holds everything of one kind that is chosen by name: formats, observers, algorithms, exporters.
+
+Its entries come from three places: the modules of a package of the engine, the entry points of installed packages
+(see docs/extending), and ``add`` in a running process. Names of installed packages are read without importing them.
+"""
 
 from __future__ import annotations
 
 import importlib
+import logging
 import pkgutil
 import threading
-from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar
 
-from quantcore.errors import unknown_value
+from quantcore.errors import ConfigError, is_failure, reason_of, unknown_value
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+@cache
+def plug_ins(group: str) -> Mapping[str, EntryPoint]:
+    """The entry points that installed packages declare in ``group``, by name. No package is imported.
+
+    If two packages declare the same name, the first one in the order of their names keeps it.
+    """
+    chosen: dict[str, EntryPoint] = {}
+    for entry_point in sorted(entry_points(group=group), key=package_of):
+        if chosen.setdefault(entry_point.name, entry_point) is not entry_point:
+            owner = package_of(chosen[entry_point.name])
+            logger.warning("%s", _refusal(entry_point, f"the package {owner} has that name already"))
+    return chosen
+
+
+def package_of(entry_point: EntryPoint) -> str:
+    """The name and version of the package that declares ``entry_point``."""
+    return "unknown" if entry_point.dist is None else f"{entry_point.dist.name} {entry_point.dist.version}"
 
 
 class Registry(Generic[T]):
-    """Names to plug-ins. Every module of ``package`` is imported at the first look-up; a name is given only once."""
+    """Names of one kind of thing, and the thing behind each name.
 
-    def __init__(self, what: str, package: str) -> None:
+    ``what`` is the kind, as errors call it. Every module of ``package`` is imported at the first look-up.
+    ``groups`` are the groups of entry points that installed packages may use. ``check`` raises ValueError for an entry
+    of an installed package that cannot be used. ``others`` gives entries that another registry holds.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        package: str | None = None,
+        *groups: str,
+        check: Callable[[str, Any], None] | None = None,
+        others: Callable[[], Mapping[str, T]] | None = None,
+    ) -> None:
         self.what = what
         self._package = package
+        self._groups = groups
+        self._check = check
+        self._others = others
         self._entries: dict[str, T] = {}
+        self._put: set[str] = set()
+        self._broken: dict[str, ConfigError] = {}
         self._lock = threading.RLock()  # the one that loads may look up meanwhile, others wait: half is not all
         self._is_loading = self._is_loaded = False
 
     def add(self, name: str) -> Callable[[T], T]:
-        """Decorator: register the thing below under ``name``."""
+        """Decorator: register the object below under ``name``. Raises RuntimeError for a name that is taken."""
 
         def register(entry: T) -> T:
             if name in self._entries:
@@ -34,16 +78,56 @@ class Registry(Generic[T]):
 
         return register
 
-    def get(self, name: str) -> T:
-        """The entry called ``name``; a ConfigError that lists the names if there is none."""
+    def put(self, name: str, entry: T) -> None:
+        """Register ``entry`` in this process; it replaces what was put there before under the same name.
+
+        Raises ConfigError for a name that is built in or an installed package's, and for an entry that cannot be used.
+        """
         self._load()
-        if name not in self._entries:
-            raise unknown_value(self.what, name, sorted(self._entries), code=f"unknown_{self.what}")
-        return self._entries[name]
+        if name in self._entries.keys() - self._put:
+            raise ConfigError(
+                f"The {self.what} '{name}' exists already.", code="name_taken", hint="Choose another name."
+            )
+        try:
+            if self._check is not None:
+                self._check(name, entry)
+        except ValueError as error:
+            raise ConfigError(
+                f"The {self.what} '{name}' cannot be used: {reason_of(error)}.", code="broken_plug_in"
+            ) from error
+        self._put.add(name)
+        self._entries[name] = entry
+
+    def get(self, name: str) -> T:
+        """The entry called ``name``. Raises ConfigError that lists the names if there is none, or that says which
+        package is at fault if its entry cannot be loaded."""
+        entry = self.find(name)
+        if entry is None:
+            raise unknown_value(self.what, name, sorted(self._all()), code=f"unknown_{self.what}")
+        return entry
+
+    def find(self, name: str) -> T | None:
+        """The entry called ``name``; None if there is none. Raises ConfigError if its package cannot be used."""
+        entry = self._all().get(name)
+        if entry is None and name in self._broken:
+            raise self._broken[name]
+        return entry
 
     def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._all()))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._all()
+
+    @property
+    def broken(self) -> Mapping[str, ConfigError]:
+        """The entries of installed packages that cannot be used, by name, and why."""
+        self._all()
+        return self._broken
+
+    def _all(self) -> Mapping[str, T]:
         self._load()
-        return iter(sorted(self._entries))
+        return self._entries if self._others is None else {**self._entries, **self._others()}
 
     def _load(self) -> None:
         if self._is_loaded:
@@ -53,9 +137,41 @@ class Registry(Generic[T]):
                 return
             self._is_loading = True
             try:
-                package = importlib.import_module(self._package)
-                for module in pkgutil.iter_modules(package.__path__):
-                    importlib.import_module(f"{self._package}.{module.name}")
+                if self._package is not None:
+                    package = importlib.import_module(self._package)
+                    for module in pkgutil.iter_modules(package.__path__):
+                        importlib.import_module(f"{self._package}.{module.name}")
+                for group in self._groups:
+                    for name, entry_point in plug_ins(group).items():
+                        self._load_plug_in(name, entry_point)
                 self._is_loaded = True
             finally:
                 self._is_loading = False
+
+    def _load_plug_in(self, name: str, entry_point: EntryPoint) -> None:
+        """Add the entry of an installed package; a package that fails is noted, and hinders no other one."""
+        try:
+            if name in self._entries:
+                raise ValueError(f"the {self.what} '{name}' exists already")
+            entry = entry_point.load()
+            if self._check is not None:
+                self._check(name, entry)
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            refusal = _refusal(entry_point, reason_of(error))
+            logger.warning("%s", refusal)
+            if name not in self._entries:
+                self._broken[name] = refusal
+        else:
+            self._entries[name] = entry
+
+
+def _refusal(entry_point: EntryPoint, reason: str) -> ConfigError:
+    name = "" if entry_point.dist is None else entry_point.dist.name
+    return ConfigError(
+        f"'{entry_point.name}' of the installed package {package_of(entry_point)} cannot be used: {reason}.",
+        code="broken_plug_in",
+        hint=f"Repair the entry point {entry_point.group} {entry_point.name} = {entry_point.value},"
+        f" or remove the package: pip uninstall {name}.",
+    )

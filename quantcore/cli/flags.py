@@ -14,7 +14,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from quantcore.config import presets
-from quantcore.config.algorithms import NAMES
+from quantcore.config.algorithms import algorithm_names
 from quantcore.config.job_spec import JobOptions
 from quantcore.config.quantization import (
     CalibrationConfig,
@@ -26,7 +26,7 @@ from quantcore.serving.stopwatch import RUNTIMES
 CUSTOM_MODES = ("quark", "fp8", "awq")
 MODEL_EXPORTS = ("hf_format", *EXPORTERS)
 WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
-QUANT_ALGOS = (*NAMES, "smooth")  # AMD Quark's config files say smooth, its flags smoothquant
+QUANT_ALGOS = (*algorithm_names(), "smooth")  # AMD Quark's config files say smooth, its flags smoothquant
 NODES = "nodes"
 """The option that only the service has: on one machine torchrun says how many processes there are."""
 
@@ -262,7 +262,7 @@ def add_budget(flags: argparse.ArgumentParser, *, required: bool) -> None:
 
 def _add_algorithms(flags: argparse.ArgumentParser) -> None:
     add = flags.add_argument_group("algorithms").add_argument
-    add("--quant_algo", help=f"comma list of: {', '.join(NAMES)} (default: weights are rounded)")
+    add("--quant_algo", help=f"comma list of: {', '.join(algorithm_names())} (default: weights are rounded)")
     add(
         "--pre_quantization_optimization",
         action="append",

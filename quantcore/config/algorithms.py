@@ -1,5 +1,8 @@
 """What a user may say about algorithms, in the seeds' and AMD Quark's names: validated values, no algorithm's code.
 
+``ALGORITHMS`` holds the class of options of every algorithm by its name. An installed package adds its own by the
+entry points ``bitfoundry.transforms`` and ``bitfoundry.solvers`` (docs/extending/algorithm.md).
+
 Edges between layers (``scaling_layers``) are discovered and proven by the engine; what a config file lists is kept so
 that files written for AMD Quark can be given as they are.
 """
@@ -7,15 +10,18 @@ that files written for AMD Quark can be given as they are.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticKnownError, core_schema
 
 from quantcore.config.values import STRICT, Value, config_error
 from quantcore.errors import ConfigError
+from quantcore.registry import Registry
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -35,8 +41,11 @@ class ScalingLayer(Value):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class _OnEdges(Value):
-    """A transform: it changes weights before they are rounded. A chain may have several.
+class TransformConfig(Value):
+    """The options of a transform, which changes weights before they are rounded. A chain may have several.
+
+    A class of an installed package also has a method ``create`` that makes the transform (see ``quantcore.transforms``)
+    of these options. It imports torch when it is called, as the class itself must be readable without.
 
     ``num_grams``: how many matrices [inputs, inputs] it learns of every input. ``on_one_process``: no ranks can share
     it.
@@ -56,8 +65,10 @@ class _OnEdges(Value):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class _OnLayers(Value):
-    """A solver: it rounds the weights. A chain has one at most, at its end.
+class SolverConfig(Value):
+    """The options of a solver, which rounds the weights. A chain has one at most, at its end.
+
+    A class of an installed package also has a method ``create``, as transforms have (see ``quantcore.solvers``).
 
     ``compares``: it sees what the float model makes of the calibration data beside what the quantized one does.
     ``num_grams`` and ``on_one_process``: as of transforms. ``num_factors``: how many matrices of that size it holds
@@ -79,7 +90,7 @@ class _OnLayers(Value):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class SmoothQuantConfig(_OnEdges):
+class SmoothQuantConfig(TransformConfig):
     """SmoothQuant (Xiao et al. 2022): s = max|x|^alpha / max|w|^(1 - alpha) divides inputs and multiplies weights.
 
     ``alpha`` 0 leaves outliers to the activations, 1 moves them all into the weights. AMD Quark's default is 1; 0.8
@@ -92,7 +103,7 @@ class SmoothQuantConfig(_OnEdges):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class AutoSmoothQuantConfig(_OnEdges):
+class AutoSmoothQuantConfig(TransformConfig):
     """SmoothQuant whose alpha is searched for every edge, in steps of 0.05, by the error of the consumers' outputs.
 
     ``compute_scale_loss`` measures that error, of weights and inputs quantized as planned, on a sample of the tokens.
@@ -103,7 +114,7 @@ class AutoSmoothQuantConfig(_OnEdges):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class AWQConfig(_OnEdges):
+class AWQConfig(TransformConfig):
     """AWQ, activation-aware weight quantization (Lin et al. 2023): weights that meet large inputs are scaled up.
 
     How much is searched for every edge by the error that rounding the weights leaves; inputs stay as they are.
@@ -114,7 +125,7 @@ class AWQConfig(_OnEdges):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class RTNConfig(_OnLayers):
+class RTNConfig(SolverConfig):
     """Rounding to the nearest code, with ranges searched so that the layer's output changes least (``range_search``).
 
     Without it, and without any solver, ranges are those that the spec's observer finds in the weight alone.
@@ -129,7 +140,7 @@ class RTNConfig(_OnLayers):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class GPTQConfig(_OnLayers):
+class GPTQConfig(SolverConfig):
     """GPTQ (Frantar et al. 2022). ``damp_percent``: share of the Hessian's mean diagonal that is added to it.
 
     None is as much as the number of tokens calls for: the fewer there were for each input, the more. ``desc_act``
@@ -193,7 +204,7 @@ _StreamLayers = dict[Literal["first_layer", "middle_layers", "last_layer"], tupl
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class RotationConfig(_OnEdges):
+class RotationConfig(TransformConfig):
     """Rotation (QuaRot, Ashkboos et al. 2024): outliers of a channel are spread over all.
 
     ``r1`` turns the residual stream, ``r2`` the values of each head: both are folded into weights and cost nothing
@@ -228,7 +239,7 @@ class RotationConfig(_OnEdges):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class AutoRoundConfig(_OnLayers):
+class AutoRoundConfig(SolverConfig):
     """AutoRound (Cheng et al. 2023): tunes rounding and scales of a block's weights together by signed gradients.
 
     ``iters`` steps, each on ``batch_size`` calibration windows; ``lr`` (1 / iters if None) falls to 0. Every step runs
@@ -263,7 +274,7 @@ class BiasCorrectionConfig(Value):
         return True
 
 
-AlgoConfig = Annotated[
+BuiltIn = Annotated[
     SmoothQuantConfig
     | AutoSmoothQuantConfig
     | AWQConfig
@@ -288,17 +299,81 @@ NAMES = (
     "autoround",
     "bias_correction",
 )
+BUILT_IN_NAMES = frozenset((*NAMES, "smooth"))
+
+
+def _check(name: str, entry: Any) -> None:
+    """Raises ValueError unless ``entry`` is a class of options of that name, with which a chain can work."""
+    if not (isinstance(entry, type) and issubclass(entry, TransformConfig | SolverConfig) and is_dataclass(entry)):
+        raise ValueError("it is no dataclass derived from TransformConfig or SolverConfig")
+    if not callable(getattr(entry, "create", None)):
+        raise ValueError(f"{entry.__name__} has no method create")
+    made = TypeAdapter(entry).validate_python({})
+    if getattr(made, "name", None) != name:
+        raise ValueError(f"{entry.__name__} has no field name: Literal['{name}'] = '{name}'")
+
+
+ALGORITHMS: Registry[Any] = Registry("algorithm", None, "bitfoundry.transforms", "bitfoundry.solvers", check=_check)
+for _options in get_args(get_args(BuiltIn)[0]):
+    for _name in get_args(_options.__pydantic_fields__["name"].annotation):
+        ALGORITHMS.add(_name)(_options)
+
+
+def algorithm_names() -> tuple[str, ...]:
+    """The names of all algorithms; those of installed packages and of this process come last."""
+    return (*NAMES, *_added())
+
+
+def creators(base: type) -> dict[str, Any]:
+    """``create`` of the algorithms that are not built in and whose options derive from ``base``, by their names."""
+    return {name: options.create for name, options in _added().items() if issubclass(options, base)}
+
+
+def _added() -> dict[str, Any]:
+    """The options of the algorithms that are not built in."""
+    return {name: ALGORITHMS.get(name) for name in ALGORITHMS if name not in BUILT_IN_NAMES}
+
+
+class _AddedAsWell:
+    """An annotation: pydantic validates, and describes, the options of added algorithms beside the built-in ones."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        as_it_is = core_schema.simple_ser_schema("any")
+        return core_schema.no_info_wrap_validator_function(cls._validate, handler(source), serialization=as_it_is)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        choices = handler(schema)
+        choices["oneOf"] += [handler(TypeAdapter(options).core_schema) for options in _added().values()]
+        return choices
+
+    @staticmethod
+    def _validate(value: Any, built_in: Callable[[Any], Any]) -> Any:
+        name = value.get("name") if isinstance(value, Mapping) else getattr(value, "name", None)
+        if not isinstance(name, str) or name in BUILT_IN_NAMES:
+            return built_in(value)
+        options = ALGORITHMS.find(name)
+        if options is not None:
+            return TypeAdapter(options).validate_python(value)
+        tags = ", ".join(f"'{tag}'" for tag in ("smooth", *algorithm_names()))
+        raise PydanticKnownError("union_tag_invalid", {"discriminator": "'name'", "tag": name, "expected_tags": tags})
+
+
+AlgoConfig = Annotated[BuiltIn, _AddedAsWell]
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(AlgoConfig)
 
 
 def config_of(name: str) -> Any:
-    """The config of the algorithm called ``name``, one of NAMES, with its defaults."""
+    """The config of the algorithm called ``name`` with its defaults."""
     return _ADAPTER.validate_python({"name": name})
 
 
 def check_chain(algo_config: Sequence[Any]) -> None:
     """Raises ValueError unless ``algo_config`` is transforms, at most one solver, corrections: each kind once."""
-    solvers: list[Any] = [algorithm for algorithm in algo_config if isinstance(algorithm, _OnLayers)]
+    solvers: list[Any] = [algorithm for algorithm in algo_config if isinstance(algorithm, SolverConfig)]
     if len(solvers) > 1:
         names = " and ".join(solver.name for solver in solvers)
         raise ValueError(f"{names} both round the weights: one chain has one of them")
@@ -314,7 +389,7 @@ def check_chain(algo_config: Sequence[Any]) -> None:
 
 
 def _place(algorithm: Any) -> int:
-    return 2 if isinstance(algorithm, BiasCorrectionConfig) else int(isinstance(algorithm, _OnLayers))
+    return 2 if isinstance(algorithm, BiasCorrectionConfig) else int(isinstance(algorithm, SolverConfig))
 
 
 def load_quant_algo_config_from_file(file_path: str | Path) -> Any:
@@ -322,7 +397,7 @@ def load_quant_algo_config_from_file(file_path: str | Path) -> Any:
 
     Raises ConfigError that names the file and the field at fault.
     """
-    hint = f"It is one JSON object with a `name`: {', '.join(NAMES)}."
+    hint = f"It is one JSON object with a `name`: {', '.join(algorithm_names())}."
     try:
         return _ADAPTER.validate_python(json.loads(Path(file_path).read_text("utf-8")))
     except ValidationError as error:

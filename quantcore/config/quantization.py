@@ -53,7 +53,7 @@ def is_cached(name: str) -> bool:
     return name.rpartition(".")[2] in CACHED_LAYERS
 
 
-LayerType = Annotated[str, one_of("layer type", LAYER_TYPES)]
+LayerType = Annotated[str, one_of("layer type", lambda: LAYER_TYPES)]
 
 
 class QuantizationMode(StrEnum):

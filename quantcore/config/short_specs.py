@@ -13,11 +13,10 @@ from typing import Annotated, Any, ClassVar
 from pydantic import PlainValidator
 from pydantic.dataclasses import dataclass
 
-from quantcore.config.spec import OBSERVER_METHODS, Dtype, QSchemeType, QuantizationSpec, ScaleMode, ScaleType
+from quantcore.config.spec import Dtype, QSchemeType, QuantizationSpec, ScaleMode, ScaleType, observer_methods
 from quantcore.config.values import STRICT, Value, shown
 from quantcore.errors import ConfigError, unknown_value
 
-OBSERVERS = {method: f"PerTensor{part}Observer" for part, method in OBSERVER_METHODS.items()}
 SCALE_FORMATS = {"float32": None, "e8m0": ScaleType.e8m0, "e4m3": ScaleType.e4m3}  # None: as scale_type says
 
 
@@ -36,7 +35,8 @@ class DataTypeSpec(Value):
         given = {option.name: getattr(self, option.name) for option in fields(self)}
         method, scale_format = given.pop("observer_method", None), given.pop("scale_format", None)
         if method is not None:
-            given["observer_cls"] = _look_up("observer_method", str(method).lower(), OBSERVERS)
+            names = {name: f"PerTensor{part}Observer" for part, name in observer_methods().items()}
+            given["observer_cls"] = _look_up("observer_method", str(method).lower(), names)
         if scale_format is not None:
             given["scale_type"] = _look_up("scale_format", scale_format, SCALE_FORMATS) or given["scale_type"]
         return QuantizationSpec(**{**self.FIXED, **given})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import KW_ONLY
 from enum import StrEnum
 from typing import Annotated, Any, Self
@@ -13,6 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from quantcore.config.values import STRICT, Value, given_fields
 from quantcore.formats import FORMATS, Format
+from quantcore.registry import plug_ins
 
 SUPER_BLOCK = 256  # inputs under one float16 scale
 SCALE_BLOCK = 256  # scales under one float32 number, with double quantization
@@ -44,6 +46,25 @@ class Dtype(StrEnum):
     nf4 = "nf4"
     fp4_bnb = "fp4_bnb"
     mx = "mx"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Dtype | None:
+        """The dtype of an installed package's format, which becomes a member when it is first named."""
+        if not isinstance(value, str) or value not in FORMATS:
+            return None
+        member = str.__new__(cls, value)
+        member._name_ = member._value_ = value
+        cls._member_map_[value] = cls._value2member_map_[value] = member
+        cls._member_names_.append(value)
+        return member
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
+        """Schemas name the formats of installed packages as well."""
+        reference: dict[str, Any] = handler(schema)
+        names = handler.resolve_ref_schema(reference)
+        names["enum"] = list(dict.fromkeys([*names["enum"], *FORMATS]))
+        return reference
 
 
 class QSchemeType(StrEnum):
@@ -125,6 +146,19 @@ OBSERVER_NAMES = (
     "PerBlockMXObserver",
     *(f"{size}{method}Observer" for size in _GRANULARITY.values() for method in OBSERVER_METHODS),
 )
+OBSERVERS_GROUP = "bitfoundry.observers"
+
+
+def observer_methods() -> dict[str, str]:
+    """Parts of observers' names, as ``MinMax``, and the method that each stands for; installed packages' as well."""
+    more = plug_ins(OBSERVERS_GROUP).keys() - {*OBSERVER_METHODS.values(), "placeholder"}
+    return OBSERVER_METHODS | {"".join(map(str.capitalize, method.split("_"))): method for method in sorted(more)}
+
+
+def observer_names() -> tuple[str, ...]:
+    """The names that ``observer_cls`` can be."""
+    sized = tuple(f"{size}{part}Observer" for size in _GRANULARITY.values() for part in observer_methods())
+    return tuple(dict.fromkeys(OBSERVER_NAMES + sized))
 
 
 def class_name(value: object) -> object:
@@ -133,17 +167,19 @@ def class_name(value: object) -> object:
     return re.sub(r"^<class '(.*)'>$", r"\1", name).rpartition(".")[2] if isinstance(name, str) else name
 
 
-def one_of(what: str, names: tuple[str, ...]) -> Any:
+def one_of(what: str, names: Callable[[], tuple[str, ...]]) -> Any:
+    """Validation: a class, or its name, that is one of ``names()``."""
+
     def check(value: object) -> object:
         name = class_name(value)
-        if name not in names:
-            raise ValueError(f"{what} {name!r} is unknown; it can be {', '.join(names)}")
+        if name not in names():
+            raise ValueError(f"{what} {name!r} is unknown; it can be {', '.join(names())}")
         return name
 
     return BeforeValidator(check)
 
 
-ObserverName = Annotated[str, one_of("observer", OBSERVER_NAMES)]
+ObserverName = Annotated[str, one_of("observer", observer_names)]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -185,9 +221,9 @@ class QuantizationSpec(Value):
 
     @property
     def observer_method(self) -> str:
-        """placeholder, min_max, percentile, mse or histogram."""
+        """placeholder, min_max, percentile, mse, histogram or the method of an installed package."""
         name = str(self.observer_cls)
-        return next((method for part, method in OBSERVER_METHODS.items() if part in name), _OTHER_METHODS.get(name, ""))
+        return _OTHER_METHODS.get(name) or observer_methods()[_SIZE.sub("", name).removesuffix("Observer")]
 
     @property
     def is_static(self) -> bool:
@@ -218,6 +254,7 @@ class QuantizationSpec(Value):
         return self
 
 
+_SIZE = re.compile("^Per(Tensor|Channel|Group|Block)")
 _OTHER_METHODS = {"PlaceholderObserver": "placeholder", "PerBlockMXObserver": "min_max"}
 
 
@@ -238,11 +275,11 @@ def _observer(values: dict[str, Any], fmt: Format | None) -> object:
     size = _GRANULARITY.get(str(values.get("qscheme", "per_tensor")), "PerTensor")
     default = "PerBlockMXObserver" if values.get("scale_type") == ScaleType.e8m0 else f"{size}MinMaxObserver"
     given = class_name(values.get("observer_cls", default))
-    if given not in OBSERVER_NAMES or given == "PlaceholderObserver":
+    if given not in observer_names() or given == "PlaceholderObserver":
         return given
     if given == "PerBlockMXObserver":
         return default
-    method = re.sub("^Per(Tensor|Channel|Group|Block)", "", str(given))
+    method = _SIZE.sub("", str(given))
     return default if method == "MinMaxObserver" else f"{size}{method}"
 
 

@@ -6,6 +6,8 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -46,6 +48,19 @@ class Value(metaclass=Checked):
         """Ready for JSON, without the fields that are null."""
         data: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json", exclude_none=True)
         return data
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        cls.__repr__ = Value.__repr__  # type: ignore[method-assign]  # dataclasses would make one with every field
+
+    def __repr__(self) -> str:
+        """The shortest call that makes an equal value: without the fields that the others imply."""
+        given = {name: getattr(self, name) for name in _names(type(self))}
+        for name in list(given):
+            fewer = {other: value for other, value in given.items() if other != name}
+            with suppress(ConfigError):
+                given = fewer if type(self)(**fewer) == self else given
+        parts = (f"{name}={(str(value) if isinstance(value, StrEnum) else value)!r}" for name, value in given.items())
+        return f"{type(self).__name__}({', '.join(parts)})"
 
 
 class Settings(BaseModel):

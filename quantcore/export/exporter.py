@@ -196,7 +196,17 @@ def refuse_blocks(layer: LayerPlan) -> str | None:
     return None
 
 
-EXPORTERS: Registry[Exporter] = Registry("export_format", "quantcore.export")
+def _check(name: str, entry: Any) -> None:
+    """Raises ValueError unless ``entry`` can do what every exporter can, under that name."""
+    missing = [part for part in _PARTS if not hasattr(entry, part)]
+    if missing or isinstance(entry, type):
+        raise ValueError(f"it is no exporter, an object with {', '.join(missing or _PARTS)}")
+    if entry.name != name:
+        raise ValueError(f"the name of the exporter is '{entry.name}'")
+
+
+_PARTS = ("name", "title", "refuse", "layout", "encode", "quantization_config", "load_hint")
+EXPORTERS: Registry[Exporter] = Registry("export_format", "quantcore.export", "bitfoundry.exporters", check=_check)
 
 _SCALE_DTYPES = {ScaleType.float32: "F32", ScaleType.float16: "F16", ScaleType.bfloat16: "BF16"}
 

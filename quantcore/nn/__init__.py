@@ -1,1 +1,1 @@
-"""Quantized modules for models in memory."""
+"""Quantizes models in memory, and exports them."""

@@ -1,10 +1,11 @@
-"""Algorithms on a model in memory: its decoder blocks, one after the other, as the pipeline does it from files."""
+"""Run algorithms on the decoder blocks of a model in memory, one after the other, as the pipeline does from files."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,14 +14,18 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from quantcore.blockwise.algorithms import BlockAlgorithms
+from quantcore.blockwise.errors import measured
+from quantcore.blockwise.results import Prepared, Solved
 from quantcore.blockwise.running_block import CalibrationStreams, RunningBlock
 from quantcore.calibration.ranges import Activations, quantized_activations
 from quantcore.calibration.reduction import Span
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import Config
 from quantcore.errors import CalibrationError, ModelError
-from quantcore.nn.calibration import evaluating, run, shown
+from quantcore.nn.calibration import evaluating, run
 from quantcore.nn.log import log
+from quantcore.nn.progress import Progress
+from quantcore.nn.result import EdgeResult, LayerResult
 from quantcore.numerics.affine import QParams
 from quantcore.rotation.model_rotation import untie
 from quantcore.runtime.arguments import Arguments
@@ -32,14 +37,17 @@ EDGE_PROBE_LEN = 32
 
 @dataclass(frozen=True)
 class Applied:
-    """What the algorithms chose: how each layer's weight is read, and the ranges of its input and output."""
+    """Holds what the algorithms chose for each layer (scales of weights, ranges of inputs and outputs), and errors."""
 
-    weights: dict[LayerPlan, QParams]
-    activations: dict[LayerPlan, Activations]
+    weights: dict[LayerPlan, QParams] = field(default_factory=dict)
+    activations: dict[LayerPlan, Activations] = field(default_factory=dict)
+    layers: dict[LayerPlan, LayerResult] = field(default_factory=dict)
+    edges: list[EdgeResult] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 def apply_algorithms(
-    model: nn.Module, config: Config, modules: dict[LayerPlan, nn.Module], batches: Sequence[Any]
+    model: nn.Module, config: Config, modules: dict[LayerPlan, nn.Module], batches: Sequence[Any], progress: Progress
 ) -> Applied:
     """Quantize the layers inside the decoder blocks of ``model`` in place, as ``config.algo_config`` says.
 
@@ -56,32 +64,55 @@ def apply_algorithms(
     blocks = find_blocks(model, modules)
     dtype = next(iter(modules.values())).get_parameter("weight").dtype
     algorithms = BlockAlgorithms(config, dtype)
-    weights: dict[LayerPlan, QParams] = {}
-    activations: dict[LayerPlan, Activations] = {}
+    applied = Applied()
     with evaluating(model), torch.no_grad():
         streams = _open_streams(model, blocks, batches, algorithms)
-        for index, block in enumerate(shown(blocks, "quantize")):
+        for index, block in enumerate(progress.track(blocks, "quantize")):
             inside = {id(module) for module in block.modules()}
             layers = {
-                plan: one for plan, one in modules.items() if id(one) in inside and plan.config.weight is not None
+                plan: module
+                for plan, module in modules.items()
+                if id(module) in inside and plan.config.weight is not None
             }
             at = RunningBlock(block, index, streams)
             prepared = algorithms.prepare(at, layers)
             if streams.probe is not None:
                 streams.probe.advance(block, index)
+            begin = time.monotonic()
             for solved in algorithms.solve(at, layers, prepared):
-                weights[solved.layer] = solved.quantized.params
+                applied.weights[solved.layer] = solved.quantized.params
+                applied.layers[solved.layer] = layer_result(solved, time.monotonic() - begin)
+                begin = time.monotonic()
             for warning in prepared.warnings:
                 log.warning(warning.message)
-            activations |= prepared.activations
+            applied.warnings.extend(warning.message for warning in prepared.warnings)
+            applied.edges.extend(_edges(prepared, index))
+            applied.activations.update(prepared.activations)
             with quantized_activations(layers, prepared.activations):
                 at.advance_quantized()
         _rotate_outside(model, blocks, algorithms, streams)
-    return Applied(weights, activations)
+    return applied
+
+
+def layer_result(solved: Solved, seconds: float) -> LayerResult:
+    """Return the errors of a layer whose weight has its codes."""
+    errors, layer = measured(solved), solved.layer
+    return LayerResult(
+        layer.name, layer.scheme, layer.shape, errors.relative_error, errors.sqnr_db, errors.output_error,
+        errors.rounding_error, errors.num_tokens, seconds,
+    )  # fmt: skip
+
+
+def _edges(prepared: Prepared, block: int) -> Iterator[EdgeResult]:
+    if prepared.edges is not None:
+        for edge in prepared.edges.edges:
+            yield EdgeResult(block, edge.producer, edge.consumers, prepared.fold_error)
+        for rejected in prepared.edges.rejected:
+            yield EdgeResult(block, rejected.producer, rejected.consumers, None, rejected.reason)
 
 
 def find_blocks(model: nn.Module, modules: dict[LayerPlan, nn.Module]) -> nn.ModuleList:
-    """The list of modules that holds most of the layers. Raises ModelError if there is none."""
+    """Return the list of modules that holds most of the layers. Raises ModelError if there is none."""
     wanted = {id(module) for module in modules.values()}
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     counts = [sum(id(part) in wanted for part in blocks.modules()) for blocks in lists]
@@ -97,7 +128,7 @@ def find_blocks(model: nn.Module, modules: dict[LayerPlan, nn.Module]) -> nn.Mod
 def _open_streams(
     model: nn.Module, blocks: nn.ModuleList, batches: Sequence[Any], algorithms: BlockAlgorithms
 ) -> CalibrationStreams:
-    """What reaches the first block from every batch."""
+    """Return the hidden states that reach the first block from every batch."""
     hidden = Hidden([])
     with _without_cache(model):
         for batch in batches:
@@ -121,7 +152,7 @@ def _open_streams(
 def _rotate_outside(
     model: nn.Module, blocks: nn.ModuleList, algorithms: BlockAlgorithms, streams: CalibrationStreams
 ) -> None:
-    """Rotate embeddings and head of a Transformers model, if the config says so. They do not share a weight then."""
+    """Rotate embeddings and head of a Transformers model if the config says so; they no longer share a weight then."""
     if not algorithms.rotates_stream:
         return
     assert streams.probe is not None
@@ -143,7 +174,7 @@ def _rotate_outside(
 
 @contextmanager
 def _without_cache(model: nn.Module) -> Iterator[None]:
-    """Blocks run several times on the same tokens: nothing may be remembered in between."""
+    """Switch the key-value cache off for a while, because blocks run several times on the same tokens."""
     config: Any = getattr(model, "config", None)
     before = getattr(config, "use_cache", None)
     if before:

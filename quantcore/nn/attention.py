@@ -1,11 +1,11 @@
-"""What is done inside the attention of a model in memory, behind Transformers' ``AttentionInterface``.
+"""Quantizes inside the attention of a model in memory, behind Transformers' ``AttentionInterface``.
 
 fp8 attention (``Config.softmax_quant_spec``): queries and attention probabilities through quantize and dequantize.
 Where the config gives the output of q_proj a spec, queries are quantized there and not again here: so AMD Quark has it,
 and only so files can say it. The function registered here runs the model's own eager attention, so that what a model
 does besides (soft caps, sinks) stays, and sends what its softmax gives through a quantizer.
 
-R3 (QuaRot, Ashkboos et al. 2024): queries and keys of every head are turned by one orthogonal matrix, behind RoPE.
+R3 (QuaRot, Ashkboos et al. 2024): queries and keys of every head are rotated by one orthogonal matrix, behind RoPE.
 Their products stay, and what stands out in one channel of the keys is spread over all of a head. A spec for the output
 of k_proj then is one for these keys. It is applied to all keys that a call sees, those that the cache remembers too:
 static scales, and dynamic ones of a token, give what a cache of codes would. Without R3 keys are quantized as they
@@ -48,14 +48,14 @@ _IDENTITY = nn.Identity()
 
 
 class HeadRotation(nn.Module):
-    """R3: turns every head by a Hadamard matrix, or by equal ones on the diagonal where there is none of its size."""
+    """Rotates every head (R3) by a Hadamard matrix, or by equal blocks on the diagonal if none has its size."""
 
     def forward(self, x_BHTD: torch.Tensor) -> torch.Tensor:
         return orthogonal(x_BHTD.shape[-1], random_signs=False).apply(x_BHTD)
 
 
 class _Watching(nn.Module):
-    """In a quantizer's place while its range is being learned."""
+    """Stands in for a quantizer while its range is being learned."""
 
     def __init__(self, spec: QuantizationSpec, observer: Observer) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class _Watching(nn.Module):
 
 
 class _SoftmaxThrough(TorchFunctionMode):
-    """While this lasts, what a softmax gives passes through ``quantizer``."""
+    """Send the output of every softmax through ``quantizer`` while this lasts."""
 
     def __init__(self, quantizer: nn.Module) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class _SoftmaxThrough(TorchFunctionMode):
 def quantized_attention(
     module: nn.Module, query_BHTD: torch.Tensor, key_BHTD: torch.Tensor, *args: Any, **kwargs: Any
 ) -> Any:
-    """The eager attention of the file that ``module``'s class comes from, with what ``module`` has parts for."""
+    """Return the eager attention of the file that ``module``'s class comes from, with what ``module`` has parts for."""
     eager = sys.modules[type(module).__module__].eager_attention_forward
     with _SoftmaxThrough(_part(module, "softmax_quantizer")):
         return eager(module, *_turned_and_quantized(module, query_BHTD, key_BHTD), *args, **kwargs)
@@ -93,7 +93,7 @@ def quantized_attention(
 def quantized_sdpa(
     module: nn.Module, query_BHTD: torch.Tensor, key_BHTD: torch.Tensor, *args: Any, **kwargs: Any
 ) -> Any:
-    """The same for torch's fused attention, whose probabilities nobody sees."""
+    """Compute torch's fused attention with quantized inputs; its probabilities cannot be quantized."""
     return sdpa_attention_forward(module, *_turned_and_quantized(module, query_BHTD, key_BHTD), *args, **kwargs)
 
 
@@ -124,7 +124,7 @@ def attention_watched(
     model: nn.Module, softmax: QuantizationSpec | None, keys: dict[str, QuantizationSpec] | None = None,
     quantized: Collection[str] = (),
 ) -> Iterator[dict[str, nn.Module]]:  # fmt: skip
-    """While this lasts, the attention modules of ``model`` learn the ranges that are needed; afterwards they quantize.
+    """Let the attention modules of ``model`` learn the ranges they need while this lasts; afterwards they quantize.
 
     ``softmax`` is the spec of queries and probabilities; queries from a layer that is named in ``quantized`` stay as
     they are. With ``keys`` R3 is at work, and the keys of the modules that
@@ -171,7 +171,7 @@ def keys_behind_rope(
 
 
 def attention_modules(model: nn.Module, wanted: str) -> dict[str, nn.Module]:
-    """The modules of ``model`` that ask the ``AttentionInterface`` for their attention.
+    """Return the modules of ``model`` that ask the ``AttentionInterface`` for their attention.
 
     Raises ConfigError if there are none; ``wanted`` then means nothing.
     """
@@ -199,7 +199,7 @@ def _names_in(function: Callable[..., Any]) -> tuple[str, ...]:
 def _parts(
     softmax: QuantizationSpec | None, queries: QuantizationSpec | None, turned: bool, keys: QuantizationSpec | None
 ) -> dict[str, nn.Module]:
-    """What an attention module gets, by name; quantizers with ranges to learn are still ``_Watching``."""
+    """Return what an attention module gets, by name; quantizers with ranges to learn are still ``_Watching``."""
     specs = {"query_quantizer": queries, "key_quantizer": keys, "softmax_quantizer": softmax}
     parts: dict[str, nn.Module] = {"head_rotation": HeadRotation()} if turned else {}
     for name, spec in specs.items():

@@ -5,11 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import nn
 
 from quantcore.calibration.experts import share_ranges
@@ -18,15 +16,15 @@ from quantcore.checkpoint.experts import EXPERT
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.errors import CalibrationError
 from quantcore.nn.log import log
+from quantcore.nn.progress import Progress
 from quantcore.runtime.matmul import matmul_precision
-
-T = TypeVar("T")
 
 
 def calibrate(
-    model: nn.Module, modules: dict[LayerPlan, nn.Module], batches: Iterable[Any] | None, *, others_learn: bool = False
-) -> dict[LayerPlan, Activations]:
-    """What the layers that need it learn from one pass of the float model over ``batches``.
+    model: nn.Module, modules: dict[LayerPlan, nn.Module], batches: Iterable[Any] | None, progress: Progress, *,
+    others_learn: bool = False,
+) -> dict[LayerPlan, Activations]:  # fmt: skip
+    """Return what the layers that need it learn from one pass of the float model over ``batches``.
 
     Nothing runs if none does, unless ``others_learn`` in the same pass.
 
@@ -37,7 +35,7 @@ def calibrate(
         return {}
     num_batches = 0
     with evaluating(model), torch.no_grad(), collect_ranges(modules) as watched:
-        for batch in shown(batches or (), "calibrate"):
+        for batch in progress.track(batches or (), "calibrate"):
             run(model, batch)
             num_batches += 1
     if num_batches == 0:
@@ -57,7 +55,7 @@ def calibrate(
 
 
 def run(model: nn.Module, batch: Any) -> Any:
-    """``model`` on one batch: a tensor, a mapping of named arguments (BatchEncoding), or a tuple of arguments."""
+    """Run ``model`` on one batch: a tensor, a mapping of named arguments (BatchEncoding), or a tuple of arguments."""
     args, kwargs = as_arguments(batch, next(model.parameters()).device)
     try:
         inspect.signature(model.forward).bind(*args, **kwargs)
@@ -72,7 +70,7 @@ def run(model: nn.Module, batch: Any) -> Any:
 
 
 def as_arguments(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(positional, named) arguments that a batch stands for, its tensors on ``device``."""
+    """Return the (positional, named) arguments that a batch stands for, with its tensors on ``device``."""
 
     def moved(value: Any) -> Any:
         return value.to(device) if isinstance(value, torch.Tensor) else value
@@ -86,7 +84,7 @@ def as_arguments(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], dic
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; every module gets its own mode back."""
+    """Put ``model`` into evaluation mode for a while; every module gets its own mode back."""
     training = [module for module in model.modules() if module.training]
     model.train(False)
     try:
@@ -94,12 +92,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-def shown(things: Iterable[T], what: str) -> Iterable[T]:
-    """``things`` with a progress bar where a person watches."""
-    console = Console(stderr=True)
-    return track(things, what, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _check_all_seen(watched: dict[LayerPlan, Watched]) -> None:

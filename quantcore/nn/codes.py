@@ -1,4 +1,4 @@
-"""What exporters store of a frozen layer: its codes, found again from its weight, and what calibration learned."""
+"""Recovers what exporters store of a frozen layer: the codes of its weight, and what calibration learned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quantcore.numerics.qtensor import QLayer, quantize_weight
 
 
 def encode_layer(layer: QuantizedLayer) -> QLayer:
-    """What an exporter stores of a frozen ``layer``: the codes are found again from the weight, exactly.
+    """Return what an exporter stores of a frozen ``layer``: the codes are recovered from the weight, exactly.
 
     Raises ProofError if they do not give back every bit of the weight.
     """
@@ -33,5 +33,5 @@ def encode_layer(layer: QuantizedLayer) -> QLayer:
 
 
 def learned_params(quantizer: TensorQuantizer | None) -> QParams | None:
-    """What ``quantizer`` learned; None if there is no quantizer, or nothing to learn."""
+    """Return what ``quantizer`` learned; None if there is no quantizer, or nothing to learn."""
     return None if quantizer is None else quantizer.params

@@ -1,4 +1,4 @@
-"""``ModelExporter``: write a frozen model from memory, to the same bits as the pipeline does."""
+"""``ModelExporter`` writes a frozen model from memory, with the same bits as the pipeline."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
 
 @dataclass(kw_only=True, config=STRICT)
 class JsonExporterConfig(metaclass=Checked):
-    """Options of safetensors exports.
+    """Holds the options of safetensors exports.
 
     ``weight_format``: ``real_quantized`` for codes in the format of ``custom_mode``, or ``fake_quantized`` for the
     model's own format with rounded weights.
@@ -64,12 +64,12 @@ class JsonExporterConfig(metaclass=Checked):
 
 @dataclass(config=STRICT)
 class OnnxExporterConfig(metaclass=Checked):
-    """Options of ONNX exports: none yet."""
+    """Holds the options of ONNX exports; there are none yet."""
 
 
 @dataclass(config=STRICT)
 class ExporterConfig(metaclass=Checked):
-    """Options of all exports."""
+    """Holds the options of all exports."""
 
     json_export_config: JsonExporterConfig = field(default_factory=JsonExporterConfig)
     onnx_export_config: OnnxExporterConfig | None = None
@@ -227,7 +227,7 @@ def _frozen_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
 def attention_scales(
     model: nn.Module, layers: dict[str, QuantizedLayer], config: Config, export: str
 ) -> dict[int, torch.Tensor]:
-    """The scales of attention probabilities, by the id of the layer that gives the same attention its queries.
+    """Return the scales of attention probabilities, by the id of the layer that gives the same attention its queries.
 
     Raises ConfigError for quantized attention that the files cannot say: formats other than ``quark``, probabilities
     without one static fp8 scale, or queries that are not quantized as they leave q_proj.
@@ -259,7 +259,7 @@ def attention_scales(
 
 
 def _check_running(model: nn.Module) -> None:
-    """Refuse what the model does while it runs and no file can say."""
+    """Raise ConfigError for what the model does while it runs and no file can store."""
     online = (
         ("r3", "queries and keys", lambda part: isinstance(part, HeadRotation)),
         ("r4", "the input of an MLP's last layer", rotates_input),
@@ -310,7 +310,7 @@ def _check_weights(plans: list[LayerPlan]) -> None:
 
 
 def _write(stored: Stored, exporter: Exporter, folder: Path, probabilities: dict[int, torch.Tensor]) -> None:
-    """All weights, one layer at a time; ``probabilities``: see ``attention_scales``."""
+    """Write all weights, one layer at a time; ``probabilities``: see ``attention_scales``."""
     scales = {
         f"{name.removesuffix(QUERIES)}prob_output_scale": probabilities[id(layer)].reshape(())
         for name, layer in stored.layers.items()
@@ -332,7 +332,7 @@ def _write(stored: Stored, exporter: Exporter, folder: Path, probabilities: dict
 
 
 def _write_plain(model: nn.Module, stored: Stored, folder: Path) -> None:
-    """The frozen weights as they are. Raises ModelError for experts that Transformers would not find again."""
+    """Write the frozen weights as they are. Raises ModelError for experts that Transformers would not find again."""
     experts = [name for name in stored.layers if EXPERT.match(name)]
     if experts and isinstance(model, PreTrainedModel) and not stores_single_experts(model):
         raise ModelError(
@@ -350,7 +350,7 @@ def _write_plain(model: nn.Module, stored: Stored, folder: Path) -> None:
 
 
 def _model_config(model: nn.Module) -> dict[str, Any]:
-    """config.json of a Transformers model, as ``save_pretrained`` would write it; nothing for others."""
+    """Return config.json of a Transformers model, as ``save_pretrained`` would write it; empty for others."""
     if not isinstance(model, PreTrainedModel):
         return {}
     data: dict[str, Any] = json.loads(model.config.to_json_string())

@@ -1,4 +1,4 @@
-"""A GGUF file from a frozen model in memory (``ModelExporter.export_gguf_model``)."""
+"""Writes a GGUF file from a frozen model in memory (``ModelExporter.export_gguf_model``)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def fit_to_file(layers: dict[str, QuantizedLayer]) -> None:
 
 
 def _refit(layer: QuantizedLayer, plan: LayerPlan) -> None:
-    """The codes of ``layer`` under the scales of ``plan``. Raises ConfigError for a scale that float16 cannot hold."""
+    """Round ``layer`` anew under the scales of ``plan``. Raises ConfigError for a scale that float16 cannot hold."""
     before = encode_layer(layer).weight
     spec, dtype = plan.weight, layer.canonical_weight().dtype
     if spec.dtype is not before.spec.dtype:

@@ -1,4 +1,4 @@
-"""FX graph mode: the model as a graph of operations (torch.export), with batch norms folded into convolutions.
+"""Traces a model for FX graph mode, as a graph of operations (torch.export), with batch norms folded into convolutions.
 
 Linear layers, convolutions and embeddings of the graph become modules again, under the names of their weights. So all
 that works on modules works on graphs: patterns, calibration, freezing, exports. What the graph finds and modules do not
@@ -32,7 +32,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation that is a layer: how to make its module, and what the operation's schema calls its inputs.
+    """Describes an operation that is a layer: how to make its module, and what the operation's schema calls its inputs.
 
     ``others`` are further tensors that the module is called with. ``in_tuple``: the operation's output is the first of
     several, the others of which only a backward pass needs.
@@ -51,14 +51,14 @@ class Operation:
 
 
 def _conv(parent: Any) -> Callable[[torch.Tensor, dict[str, Any]], nn.Module]:
-    """For a weight [out, in / groups, *kernel]."""
+    """Make the module of a weight [out, in / groups, *kernel]."""
     return lambda weight, options: parent(
         weight.shape[1] * options["groups"], weight.shape[0], tuple(weight.shape[2:]), **options
     )
 
 
 def _transposed(weight: torch.Tensor, options: Any) -> nn.Module:
-    """For a weight [in, out / groups, *kernel]."""
+    """Make the module of a weight [in, out / groups, *kernel]."""
     channels = weight.shape[0], weight.shape[1] * options["groups"]
     return nn.ConvTranspose2d(*channels, tuple(weight.shape[2:]), **options)  # type: ignore[arg-type]
 
@@ -88,7 +88,7 @@ OPERATIONS = {
 
 
 def trace(model: nn.Module, batch: Any, unchanged: Collection[int] = ()) -> fx.GraphModule:
-    """The graph of ``model`` in evaluation mode, as a module that is called like it. ``model`` itself stays as it is.
+    """Return the graph of ``model`` in evaluation mode, as a module that is called like it. ``model`` does not change.
 
     ``batch`` is an example of what it is called with; the sizes of its tensors may change from call to call as far as
     the model allows. The weights are shared with ``model`` until they are frozen; no batch norm is folded into those at
@@ -107,7 +107,7 @@ def trace(model: nn.Module, batch: Any, unchanged: Collection[int] = ()) -> fx.G
 def export_program(
     model: nn.Module, batch: Any, cast: Callable[[Any], Any] = lambda value: value
 ) -> torch.export.ExportedProgram:
-    """What torch.export makes of ``model`` in evaluation mode; see ``trace``. ``cast`` is applied to each input."""
+    """Export ``model`` in evaluation mode by torch.export; see ``trace``. ``cast`` is applied to each input."""
     arguments = tree_map(lambda value: cast(_doubled(value)), as_arguments(batch, next(model.parameters()).device))
     named = inspect.signature(model.forward).bind(*arguments[0], **arguments[1]).arguments
     with evaluating(model), _without_cache(model), torch.no_grad():
@@ -122,7 +122,7 @@ def export_program(
 
 
 def _doubled(value: Any) -> Any:
-    """A batch of one as a batch of two: torch.export takes a size of 1 for a constant."""
+    """Repeat a batch of one, because torch.export takes a size of 1 for a constant."""
     is_one = isinstance(value, torch.Tensor) and value.ndim > 1 and value.shape[0] == 1
     return torch.cat([value, value]) if is_one else value
 
@@ -133,7 +133,7 @@ def _free(value: Any) -> Any:
 
 @contextmanager
 def _without_cache(model: nn.Module) -> Iterator[None]:
-    """A language model's outputs without its key-value cache, for a while."""
+    """Switch the key-value cache of a language model off for a while."""
     if not isinstance(model, PreTrainedModel) or not hasattr(model.config, "use_cache"):
         yield
         return
@@ -146,7 +146,7 @@ def _without_cache(model: nn.Module) -> Iterator[None]:
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
-    """All arguments of an operation by name, with defaults."""
+    """Return all arguments of an operation by name, with defaults."""
     parameters = node.target._schema.arguments  # type: ignore[union-attr]
     given = dict(zip((parameter.name for parameter in parameters), node.args, strict=False))
     return {p.name: p.default_value for p in parameters if p.has_default_value()} | given | dict(node.kwargs)
@@ -193,14 +193,14 @@ def _make_modules(model: fx.GraphModule, original: nn.Module) -> None:
 
 
 def _output(node: fx.Node) -> fx.Node | None:
-    """The first output of an operation with several; None if another one is used."""
+    """Return the first output of an operation with several; None if another one is used."""
     items = {user.args[1]: user for user in node.users if user.target is operator.getitem}
     unused = all(not user.users for index, user in items.items() if index != 0)
     return items.get(0) if unused and len(items) == len(node.users) else None
 
 
 def layers_left(graph: fx.GraphModule, original: nn.Module) -> Iterator[tuple[str, str]]:
-    """(name, class) of each layer of ``original`` whose weight the graph uses in an operation that is no layer."""
+    """Yield (name, class) of the layers of ``original`` whose weights the graph uses in operations of other kinds."""
     targets = [str(node.target) for node in graph.graph.nodes if node.op == "get_attr" and node.users]
     bare = {_get(graph, target).data_ptr() for target in targets if isinstance(_get(graph, target), torch.Tensor)}
     for name, module in original.named_modules():
@@ -210,7 +210,7 @@ def layers_left(graph: fx.GraphModule, original: nn.Module) -> Iterator[tuple[st
 
 
 def _constants(model: fx.GraphModule) -> dict[str, dict[str, torch.Tensor]]:
-    """Tensors that a module's hooks bring into the graph (a rotation's signs), by the names of module and tensor."""
+    """Return the tensors that hooks of modules bring into the graph (a rotation's signs), by module and name."""
     found: dict[str, dict[str, torch.Tensor]] = {}
     for node in model.graph.nodes:
         if node.op == "get_attr" and not isinstance(value := _get(model, node.target), nn.Parameter):
@@ -220,7 +220,7 @@ def _constants(model: fx.GraphModule) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def _give(layer: nn.Module, name: str, value: torch.Tensor | None, shared: dict[int, nn.Parameter]) -> None:
-    """A parameter with this value, which is not the float model's own: freezing the graph must not change that."""
+    """Make a parameter with this value, which is not the float model's own: freezing the graph must not change that."""
     if value is not None:
         layer.register_parameter(name, shared.setdefault(id(value), nn.Parameter(value.detach())))
     elif name in layer._parameters:
@@ -237,7 +237,7 @@ def _get(model: nn.Module, target: Any) -> Any:
 
 
 def _name_of(node: fx.Node, original: nn.Module, target: str, taken: set[str]) -> str:
-    """The name of the module that did this operation, if its weight was all it had, else ``<the weight's>_layer``.
+    """Return the name of the module that did this operation, if it had a weight alone, else ``<the weight's>_layer``.
 
     Not the weight's own name at once: the graph knows a shared weight by one name only.
     """

@@ -1,4 +1,4 @@
-"""Quantized layers: a module keeps its parameters, its hooks and its own ``forward``, and sees quantized numbers.
+"""Makes quantized layers: a module keeps its parameters, its hooks and its own ``forward``, and sees quantized numbers.
 
 A quantized module is of a class derived, on the fly, from the module's own class: its ``weight`` and ``bias`` are what
 the codes stand for, its input and output pass through quantizers. So there is no class for a dtype, a scheme or a kind
@@ -15,12 +15,15 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from quantcore.blockwise.results import Solved
 from quantcore.calibration.ranges import Activations
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.spec import QuantizationSpec
 from quantcore.nn.tensor_quantizer import TensorQuantizer
 from quantcore.numerics.affine import QParams
+from quantcore.numerics.qtensor import quantize_weight
 from quantcore.numerics.weight_layout import canonical, stored
+from quantcore.solvers.rtn import round_to_nearest
 
 CLASSES: dict[str, type[nn.Module]] = {
     "Linear": nn.Linear,
@@ -34,7 +37,7 @@ CLASSES: dict[str, type[nn.Module]] = {
 
 
 class QuantizedLayer(nn.Module):
-    """What a layer's class is mixed with. A quantizer is None where the layer's config has no spec."""
+    """Adds quantizers to the class of a layer. A quantizer is None where the layer's config has no spec."""
 
     plan: LayerPlan
     frozen: bool
@@ -51,7 +54,7 @@ class QuantizedLayer(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor | None:
-        """What the codes stand for, as the layer stores it. The parameter of this name is the same once frozen."""
+        """Return what the codes stand for, as the layer stores it. Once frozen, the parameter holds the same."""
         weight = self._parameters["weight"]
         if weight is None or self.frozen or self.weight_quantizer is None:
             return weight
@@ -59,12 +62,12 @@ class QuantizedLayer(nn.Module):
 
     @property
     def bias(self) -> torch.Tensor | None:
-        """As ``weight``."""
+        """Return what the codes of the bias stand for."""
         bias = self._parameters.get("bias")
         return bias if bias is None or self.frozen or self.bias_quantizer is None else self.bias_quantizer(bias)
 
     def canonical_weight(self) -> torch.Tensor:
-        """The parameter as [out, in / groups, *kernel]: in float, or what the codes stand for once frozen."""
+        """Return the parameter as [out, in / groups, *kernel]: in float, or what the codes stand for once frozen."""
         weight = self._parameters["weight"]
         assert weight is not None
         return canonical(weight, self.plan.kind, num_groups(self))
@@ -84,10 +87,11 @@ class QuantizedLayer(nn.Module):
         self.frozen = True
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, {'frozen' if self.frozen else 'not frozen'}"
+        scheme = "" if self.plan.config.weight is None else f", {self.plan.scheme}"
+        return f"{super().extra_repr()}{scheme}, {'frozen' if self.frozen else 'not frozen'}"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-        """Copy and pickle by the class that it was derived from: its own class has no name to be found by."""
+        """Copy and pickle by the base class: the derived class cannot be looked up by its name."""
         return _without_state, (type(self).__mro__[2],), self.__dict__
 
 
@@ -95,7 +99,7 @@ _DERIVED: dict[type[nn.Module], type[QuantizedLayer]] = {}
 
 
 def quantized_class(base: type[nn.Module]) -> type[QuantizedLayer]:
-    """``base`` with quantizers; the same class every time."""
+    """Return ``base`` with quantizers; the same class every time."""
     if base not in _DERIVED:
         _DERIVED[base] = type(f"Quantized{base.__name__}", (QuantizedLayer, base), {})
     return _DERIVED[base]
@@ -107,18 +111,18 @@ def _without_state(base: type[nn.Module]) -> QuantizedLayer:
 
 
 def kind_of(module: nn.Module) -> str | None:
-    """The class of layers that ``module`` is one of; None if its weight cannot be quantized."""
+    """Return the class of layers that ``module`` is one of; None if its weight cannot be quantized."""
     return next((kind for kind, parent in CLASSES.items() if isinstance(module, parent)), None)
 
 
 def num_groups(module: nn.Module) -> int:
-    """Of a convolution; 1 for any other layer."""
+    """Return the number of groups of a convolution; 1 for any other layer."""
     groups: int = getattr(module, "groups", 1)
     return groups
 
 
 def quantized_layers(model: nn.Module) -> Iterator[tuple[str, QuantizedLayer]]:
-    """The quantized layers of ``model`` with their names."""
+    """Yield the quantized layers of ``model`` with their names."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, QuantizedLayer))
 
 
@@ -126,8 +130,11 @@ def find_quantizers(
     module: nn.Module, plan: LayerPlan, learned: Activations, weight_params: QParams | None = None,
     global_scale: torch.Tensor | None = None,
 ) -> dict[str, TensorQuantizer | None]:  # fmt: skip
-    """What ``quantize_layer`` needs. Ranges of weight and bias that are not given are taken from what they hold, those
-    of the weight under a ``global_scale`` if it is given."""
+    """Make the quantizers that ``quantize_layer`` needs.
+
+    Ranges of weight and bias come from what they hold, unless ``weight_params`` says them; those of the weight lie
+    under ``global_scale`` if there is one.
+    """
     config = plan.config
     weight = canonical(module.get_parameter("weight").detach(), plan.kind, num_groups(module))
     bias = getattr(module, "bias", None)
@@ -145,8 +152,17 @@ def find_quantizers(
     }
 
 
+def as_solved(module: nn.Module, plan: LayerPlan, quantizer: TensorQuantizer | None) -> Solved:
+    """Return the float weight of a layer beside the codes that its quantizer gives."""
+    weight = canonical(module.get_parameter("weight").detach(), plan.kind, num_groups(module))
+    params = None if quantizer is None else quantizer.params
+    if params is None:
+        return Solved(plan, weight, round_to_nearest(weight, plan.weight), None)
+    return Solved(plan, weight, quantize_weight(weight, params, plan.weight), None)
+
+
 def activation_quantizers(plan: LayerPlan, learned: Activations) -> dict[str, TensorQuantizer | None]:
-    """What ``quantize_layer`` needs of a layer whose weight and bias are rounded already."""
+    """Make the quantizers of a layer whose weight and bias are rounded already."""
     return {
         "input_quantizer": _of_activation(plan.config.input_tensors, learned.inputs),
         "weight_quantizer": None,

@@ -1,4 +1,4 @@
-"""``load``: a model folder as a model in memory that computes what the files say."""
+"""``load`` reads a model folder into a model in memory that computes what the files say."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ class Loaded(NamedTuple):
 
 
 def load(folder: str | Path, ranks: Ranks = ALONE) -> Loaded:
-    """The model in ``folder``, in evaluation mode on the CPU; of a quantized one the layers are frozen as after
-    ``ModelQuantizer.freeze``, so that it can be evaluated and exported again.
+    """Load the model in ``folder``, in evaluation mode on the CPU.
+
+    Quantized layers are frozen as after ``ModelQuantizer.freeze``, so that it can be evaluated and exported again.
 
     Several ``ranks`` (``runtime.ranks.joined``) hold it together, each on its device: a slice of every linear layer
     (FSDP2), of which it reads no more than that. Then it can be evaluated, not exported, and all ranks must call it
@@ -47,16 +48,16 @@ def load(folder: str | Path, ranks: Ranks = ALONE) -> Loaded:
     return load_model(read_model(folder), ranks)
 
 
-def load_model(found: Model, ranks: Ranks = ALONE) -> Loaded:
-    """``load`` of a model whose headers are read already."""
-    dtype, source = TORCH_DTYPES[found.headers.main_dtype], open_source(found)
-    model = build_skeleton(found.headers.config, dtype)
-    placed = place_tensors(model, found.headers.tensors)
+def load_model(checkpoint: Model, ranks: Ranks = ALONE) -> Loaded:
+    """Load a model whose headers are read already."""
+    dtype, source = TORCH_DTYPES[checkpoint.headers.main_dtype], open_source(checkpoint)
+    model = build_skeleton(checkpoint.headers.config, dtype)
+    placed = place_tensors(model, checkpoint.headers.tensors)
     if any(place.rpartition(".")[0] not in dict(model.named_modules()) for place in placed.values()):
         split_experts(model, projection_names(model))  # the files hold experts one by one
-    check_not_rearranged(model, found.headers.tensors, placed)
+    check_not_rearranged(model, checkpoint.headers.tensors, placed)
     stays_float32 = float32_names(model, dtype)
-    layers = {} if found.quantized is None else found.quantized.layers
+    layers = {} if checkpoint.quantized is None else checkpoint.quantized.layers
     device = torch.device("cpu") if ranks.size == 1 else default_device()
     if ranks.size > 1:
         tied = model.all_tied_weights_keys
@@ -65,10 +66,10 @@ def load_model(found: Model, ranks: Ranks = ALONE) -> Loaded:
     for name, place in placed.items():
         to, before = torch.float32 if stays_float32(place) else dtype, _tensor(model, place)
         rows = rows_of(before) if is_sharded(before) else None
-        if (layer := layers.get(name)) is None or found.quantized is None:
+        if (layer := layers.get(name)) is None or checkpoint.quantized is None:
             tensor = source.read(name) if rows is None else source.read_rows(name, rows)
         else:
-            codes = read_layer(found.quantized, layer)
+            codes = read_layer(checkpoint.quantized, layer)
             tensor = codes.weight.dequantize() if rows is None else codes.weight.dequantize()[rows.start : rows.stop]
             frozen[name] = Activations(codes.inputs, codes.outputs), codes.weight.params if ranks.size == 1 else None
         if rows is None:
@@ -82,7 +83,7 @@ def load_model(found: Model, ranks: Ranks = ALONE) -> Loaded:
     for name, (learned, params) in frozen.items():
         _freeze(model.get_submodule(placed[name].rpartition(".")[0]), layers[name], learned, params)
     model.config.use_cache = True
-    return Loaded(model, None if found.quantized is None else found.quantized.config)
+    return Loaded(model, None if checkpoint.quantized is None else checkpoint.quantized.config)
 
 
 def _check_whole(model: nn.Module, lost: set[str]) -> None:
@@ -97,15 +98,17 @@ def _check_whole(model: nn.Module, lost: set[str]) -> None:
 
 
 def _tensor(model: nn.Module, name: str) -> torch.Tensor:
-    """A parameter or buffer."""
+    """Return a parameter or buffer by its full name."""
     path, _, last = name.rpartition(".")
     found: torch.Tensor = getattr(model.get_submodule(path), last)
     return found
 
 
 def _freeze(module: nn.Module, layer: LayerPlan, learned: Activations, weight_params: QParams | None) -> None:
-    """Make ``module``, whose weight is what the codes stand for, a quantized layer; to be looked at only if nothing is
-    known of its weight's scales."""
+    """Make ``module``, whose weight is what the codes stand for, a frozen quantized layer.
+
+    Without ``weight_params`` it cannot be exported, because the scales of its weight are unknown.
+    """
     quantizers = (
         activation_quantizers(layer, learned)
         if weight_params is None

@@ -1,4 +1,4 @@
-"""What the tensors of a model in memory are called in a checkpoint, and which of them are stored at all."""
+"""Finds the names that tensors of a model in memory have in a checkpoint, and which of them are stored at all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from quantcore.nn.tensor_quantizer import TensorQuantizer
 
 @dataclass(frozen=True)
 class Stored:
-    """What a checkpoint of a model in memory holds, by the names it has there.
+    """Holds what a checkpoint of a model in memory stores, by the names it has there.
 
     ``floats`` are the tensors that are stored as they are, ``kept`` the layers and routers among them.
     """
@@ -38,7 +38,7 @@ class Stored:
 
 
 def find_stored(model: nn.Module) -> Stored:
-    """The tensors and layers of ``model`` without the quantizers' buffers; what several modules share comes once.
+    """Return the tensors and layers of ``model`` without the quantizers' buffers. Shared tensors come once.
 
     Raises ModelError for a quantized weight that checkpoints keep in another form.
     """
@@ -71,14 +71,14 @@ def _is_kept(module: nn.Module) -> bool:
 
 
 def _routers(floats: dict[str, torch.Tensor], layers: dict[str, QuantizedLayer]) -> set[str]:
-    """What chooses experts is no layer for Transformers, but is one for those who read checkpoints."""
+    """Return the routers, which are layers in a checkpoint and none in Transformers."""
     shapes = {name: tuple(tensor.shape) for name, tensor in floats.items()}
     shapes |= {f"{name}.weight": layer.plan.shape for name, layer in layers.items()}
     return {name for name in find_routers(shapes) if f"{name}.weight" in floats}
 
 
 def _renamer(model: nn.Module) -> Callable[[str], str]:
-    """Gives a module's name in memory its name in a checkpoint, by the tables with which Transformers saves models."""
+    """Return a function that gives a module its name in a checkpoint, by the tables of Transformers."""
     renamings = [entry for entry in _reverse_conversions(model) if isinstance(entry, WeightRenaming)]
     return lambda name: str(apply_renamings(f"{name}.weight", renamings)).removesuffix(".weight")
 
@@ -95,11 +95,11 @@ def _check_form(model: nn.Module, layers: dict[str, QuantizedLayer]) -> None:
 
 
 def _reverse_conversions(model: nn.Module) -> list[WeightRenaming | WeightConverter]:
-    """What takes names in memory to names in a checkpoint, in the order in which it is to be applied."""
+    """Return what takes names in memory to names in a checkpoint, in the order in which it is to be applied."""
     if not isinstance(model, PreTrainedModel):
         return []
     conversions = getattr(model, "_weight_conversions", None)
     if conversions is None:  # not loaded from a checkpoint, so there is no prefix to bring back
-        known = get_model_conversion_mapping(model, add_legacy=False)
-        conversions = [entry for entry in known if not isinstance(entry, PrefixChange)]
+        mapping = get_model_conversion_mapping(model, add_legacy=False)
+        conversions = [entry for entry in mapping if not isinstance(entry, PrefixChange)]
     return [conversion.reverse_transform() for conversion in conversions[::-1]]

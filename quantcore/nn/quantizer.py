@@ -1,10 +1,12 @@
-"""``ModelQuantizer``: quantize a model in memory, in place."""
+"""``ModelQuantizer`` quantizes a model in memory, in place."""
 
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -19,13 +21,16 @@ from quantcore.config.values import shown
 from quantcore.errors import CalibrationError, ConfigError
 from quantcore.model.experts import split_experts
 from quantcore.model.names import projection_names
-from quantcore.nn.algorithms import Applied, apply_algorithms
+from quantcore.nn.algorithms import Applied, apply_algorithms, layer_result
 from quantcore.nn.attention import attention_watched, keys_behind_rope
 from quantcore.nn.calibration import calibrate
 from quantcore.nn.graph import layers_left, trace
-from quantcore.nn.layers import find_quantizers, quantize_layer, quantized_layers
+from quantcore.nn.layers import as_solved, find_quantizers, quantize_layer, quantized_layers
 from quantcore.nn.log import log
+from quantcore.nn.progress import Callback, Progress
+from quantcore.nn.result import QuantizationResult
 from quantcore.nn.selection import select_layers
+from quantcore.nn.tensor_quantizer import TensorQuantizer
 from quantcore.solvers.global_scale import shared_global_scales
 
 
@@ -45,22 +50,31 @@ class ModelQuantizer:
                 hint="Give Config(global_quant_config=QuantizationConfig(weight=...)).",
             )
         self.config = config
+        self.result: QuantizationResult | None = None
+        """What the last ``quantize_model`` did: errors and times of layers, edges. None before."""
 
-    def quantize_model(self, model: nn.Module, dataloader: Iterable[Any] | None = None) -> nn.Module:
+    def __repr__(self) -> str:
+        return f"ModelQuantizer({self.config!r})"
+
+    def quantize_model(
+        self, model: nn.Module, dataloader: Iterable[Any] | None = None, *, progress: Callback | None = None
+    ) -> nn.Module:
         """Replace the layers of ``model`` in place by ones that compute with quantized numbers; the same model.
 
         In graph mode it is a new model, of the graph that the first batch gives (see ``graph``), and ``model`` stays.
         Algorithms then work on the decoder blocks of a copy, and the copy is what is traced.
         ``dataloader`` gives what ``model`` is called with: tensors, dicts or tuples. It is read once, and only if a
-        spec is static or a graph is traced. Raises ConfigError, ModelError, CalibrationError or NumericsError, each
-        with what to do.
+        spec is static or a graph is traced. ``progress(phase, done, total)`` is called after every step, beside the
+        bar that a terminal or a notebook shows. ``result`` then tells what was done.
+        Raises ConfigError, ModelError, CalibrationError or NumericsError, each with what to do.
         """
         self._refuse(model)
+        self.result, steps, begin = None, Progress(progress), time.monotonic()
         if isinstance(model, PreTrainedModel):
             split_experts(model, projection_names(model))
-        applied = Applied({}, {})
+        applied = Applied()
         if self.config.quant_mode is QuantizationMode.fx_graph_mode:
-            model, dataloader, applied = _traced(model, dataloader, self.config)
+            model, dataloader, applied = _traced(model, dataloader, self.config, steps)
         selection = select_layers(model, self.config)
         for warning in selection.warnings:
             log.warning(warning)
@@ -73,7 +87,7 @@ class ModelQuantizer:
         if self.config.algo_config and self.config.quant_mode is QuantizationMode.eager_mode:
             batches = list(dataloader or ())
             dataloader = batches
-            applied = apply_algorithms(model, self.config, modules, batches)
+            applied = apply_algorithms(model, self.config, modules, batches, steps)
         rest = {plan: module for plan, module in modules.items() if plan not in applied.weights}
         with ExitStack() as stack:
             if softmax is not None or keys is not None:
@@ -81,16 +95,29 @@ class ModelQuantizer:
                 stack.enter_context(attention_watched(model, softmax, keys, outputs))
             inside = [spec for spec in (softmax, *(keys or {}).values()) if spec is not None]
             learns = any(map(learns_from_data, inside))
-            learned = applied.activations | calibrate(model, rest, dataloader, others_learn=learns)
-            scales = shared_global_scales({plan: one for plan, one in rest.items() if plan.config.weight is not None})
-            found = {
-                plan: find_quantizers(
+            learned = applied.activations | calibrate(model, rest, dataloader, steps, others_learn=learns)
+            scales = shared_global_scales(
+                {plan: module for plan, module in rest.items() if plan.config.weight is not None}
+            )
+            quantizers: dict[LayerPlan, dict[str, TensorQuantizer | None]] = {}
+            results = dict(applied.layers)
+            for plan, module in steps.track(modules.items(), "round"):
+                start = time.monotonic()
+                quantizers[plan] = find_quantizers(
                     module, plan, learned.get(plan, Activations()), applied.weights.get(plan), scales.get(plan)
                 )
-                for plan, module in modules.items()
-            }
+                if plan.config.weight is not None and plan not in results:
+                    solved = as_solved(module, plan, quantizers[plan]["weight_quantizer"])
+                    results[plan] = layer_result(solved, time.monotonic() - start)
         for plan, module in modules.items():
-            quantize_layer(module, plan, found[plan])
+            quantize_layer(module, plan, quantizers[plan])
+        self.result = QuantizationResult(
+            layers=tuple(results[plan] for plan in modules if plan in results),
+            edges=tuple(applied.edges),
+            kept=selection.kept,
+            warnings=(*selection.warnings, *applied.warnings),
+            seconds={**steps.seconds, "total": time.monotonic() - begin},
+        )
         log.info("Model quantization has been completed.")
         return model
 
@@ -137,11 +164,11 @@ class ModelQuantizer:
 
 
 def _rotates(config: Config, which: str) -> bool:
-    return any(getattr(one, which) for one in config.algo_config if isinstance(one, RotationConfig))
+    return any(getattr(step, which) for step in config.algo_config if isinstance(step, RotationConfig))
 
 
 def _traced(
-    model: nn.Module, dataloader: Iterable[Any] | None, config: Config
+    model: nn.Module, dataloader: Iterable[Any] | None, config: Config, steps: Progress
 ) -> tuple[nn.Module, Iterable[Any], Applied]:
     """The graph of ``model``, all batches (the first is needed twice), and what the algorithms chose for its layers.
 
@@ -158,10 +185,10 @@ def _traced(
     if not config.algo_config:
         graph = trace(model, first)
         _check_layers_left(graph, model, config)
-        return graph, chain([first], batches), Applied({}, {})
+        return graph, chain([first], batches), Applied()
     model, every = copy.deepcopy(model), [first, *batches]
     modules = select_layers(model, config).modules
-    applied = apply_algorithms(model, config, modules, every)
+    applied = apply_algorithms(model, config, modules, every, steps)
     solved = {modules[plan].get_parameter("weight").data_ptr(): plan for plan in applied.weights}
     graph = trace(model, first, unchanged=solved.keys())
     _check_layers_left(graph, model, config)
@@ -187,7 +214,7 @@ def _in_graph(applied: Applied, solved: Mapping[int, LayerPlan], modules: Mappin
     ``solved``: the address of a weight -> the layer that the algorithms rounded. Raises ConfigError for a layer that
     has another config in the graph: its weight was rounded for this one.
     """
-    found = Applied({}, {})
+    renamed = Applied(edges=applied.edges, warnings=applied.warnings)
     for plan, module in modules.items():
         before = solved.get(module.get_parameter("weight").data_ptr())
         if before is None:
@@ -199,7 +226,8 @@ def _in_graph(applied: Applied, solved: Mapping[int, LayerPlan], modules: Mappin
                 hint="Use patterns that match both names in the same way, or eager mode.",
                 field="/layer_quant_config",
             )
-        found.weights[plan] = applied.weights[before]
+        renamed.weights[plan] = applied.weights[before]
+        renamed.layers[plan] = replace(applied.layers[before], name=plan.name)
         if before in applied.activations:
-            found.activations[plan] = applied.activations[before]
-    return found
+            renamed.activations[plan] = applied.activations[before]
+    return renamed

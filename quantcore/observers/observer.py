@@ -8,12 +8,19 @@ from typing import ClassVar, Self
 import torch
 
 from quantcore.config.grouping import Grouping, weight_grouping
-from quantcore.config.spec import QSchemeType, QuantizationSpec
+from quantcore.config.spec import OBSERVERS_GROUP, QSchemeType, QuantizationSpec
 from quantcore.errors import ConfigError
 from quantcore.numerics.affine import min_max
 from quantcore.registry import Registry
 
-OBSERVERS: Registry[type[Observer]] = Registry("observer", "quantcore.observers")
+
+def _check(name: str, entry: object) -> None:
+    """Raises ValueError unless ``entry`` is a class of observers."""
+    if not (isinstance(entry, type) and issubclass(entry, Observer)):
+        raise ValueError("it is no subclass of quantcore.observers.Observer")
+
+
+OBSERVERS: Registry[type[Observer]] = Registry("observer", "quantcore.observers", OBSERVERS_GROUP, check=_check)
 
 
 def observer_for(spec: QuantizationSpec, grouping: Grouping | None = None) -> Observer:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from quantcore.charts.errors import HEIGHT, LEFT, WIDTH, error_chart, grid, height
 from quantcore.evaluation.quality import Quality, Sample, TaskResults
 from quantcore.report.values import ExportSummary, LayerError, Mix, MixScheme, Report, Summary
 
@@ -25,9 +26,6 @@ border:1px solid var(--line);padding:.8rem;white-space:pre-wrap;overflow-wrap:an
 svg{width:100%;height:auto}svg text{fill:var(--faint);font-size:12px}svg line{stroke:var(--line)}
 svg circle{fill:var(--mark)}svg circle.chosen{fill:var(--fail)}details{margin:.5rem 0}
 """
-
-WIDTH, HEIGHT, LEFT, BOTTOM = 960, 260, 56, 28
-
 
 def page(report: Report) -> str:
     """Return the report as HTML; everything in it is escaped."""
@@ -156,13 +154,13 @@ def _frontier(mix: Mix) -> str:
     scale = (WIDTH - LEFT - 12) / max(1, max(sizes) - least)
 
     def point(scheme: MixScheme, look: str) -> str:
-        place = f'cx="{LEFT + (scheme.size_bytes - least) * scale:.1f}" cy="{_height(scheme.loss / top):.1f}"'
+        place = f'cx="{LEFT + (scheme.size_bytes - least) * scale:.1f}" cy="{height(scheme.loss / top):.1f}"'
         return f"<circle {place} {look}><title>{scheme.size_bytes / 1e6:.1f} MB, KL {scheme.loss:.3g}</title></circle>"
 
     points = "".join(point(scheme, 'r="3"') for scheme in frontier) + point(chosen, 'r="6" class="chosen"')
     label = f"Size against divergence of {len(frontier)} mixes; the chosen one is the large point."
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{_grid(top)}{points}'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{grid(top)}{points}'
         f'<text x="{LEFT}" y="{HEIGHT - 6}">{least / 1e6:.1f} MB</text>'
         f'<text x="{WIDTH - 4}" y="{HEIGHT - 6}" text-anchor="end">{max(sizes) / 1e6:.1f} MB</text></svg>'
     )
@@ -177,38 +175,9 @@ def _layers(layers: Sequence[LayerError]) -> str:
     table = _table("", ("layer", "scheme", "relative error", "SQNR, dB", "output error"), rows)
     return (
         "<h2>Layers</h2><p>Relative error of each quantized weight, ‖W − Q‖ / ‖W‖, from the first layer to the"
-        f" last.</p>{_plot(layers)}<details><summary>The same as a table</summary>{table}</details>"
+        f" last.</p>{error_chart([(layer.name, layer.relative_error) for layer in layers])}"
+        f"<details><summary>The same as a table</summary>{table}</details>"
     )
-
-
-def _plot(layers: Sequence[LayerError]) -> str:
-    """Plot one point per layer, named by its title; screen readers get the table beside it."""
-    top = max((layer.relative_error for layer in layers), default=0.0) or 1.0
-    step = (WIDTH - LEFT - 12) / max(1, len(layers) - 1)
-    points = "".join(
-        f'<circle cx="{LEFT + number * step:.1f}" cy="{_height(layer.relative_error / top):.1f}" r="3">'
-        f"<title>{escape(layer.name)}: {layer.relative_error:.5f}</title></circle>"
-        for number, layer in enumerate(layers)
-    )
-    label = f"Relative error of {len(layers)} layers, at most {top:.4f}; the table below has every number."
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">{_grid(top)}{points}'
-        f'<text x="{LEFT}" y="{HEIGHT - 6}">first layer</text>'
-        f'<text x="{WIDTH - 4}" y="{HEIGHT - 6}" text-anchor="end">last layer</text></svg>'
-    )
-
-
-def _grid(top: float) -> str:
-    """Draw lines from 0 to ``top``, with their numbers."""
-    return "".join(
-        f'<line x1="{LEFT}" x2="{WIDTH}" y1="{_height(share):.1f}" y2="{_height(share):.1f}"/>'
-        f'<text x="{LEFT - 6}" y="{_height(share) + 4:.1f}" text-anchor="end">{share * top:.3g}</text>'
-        for share in (0.0, 0.25, 0.5, 0.75, 1.0)
-    )
-
-
-def _height(share: float) -> float:
-    return HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - 12)
 
 
 def _samples(samples: Sequence[Sample] | None) -> str:

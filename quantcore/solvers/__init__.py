@@ -4,7 +4,7 @@ A layer computes y = W x. Rounding W to Q costs |W x - Q x|^2 over the calibrati
 (w - q) H (w - q)^T with the Hessian H = X X^T (OBQ, Frantar and Alistarh 2022; GPTQ, Frantar et al. 2022). Axes: O
 outputs (rows of W), I inputs, K inputs in the order in which they are rounded, T tokens.
 
-==============================  ===========================================  ========================================
+==============================  ===========================================  =================================
 paper                           here                                         what it is
 ==============================  ===========================================  ========================================
 W                               ``weight_OI``                                float weight, [out, in]
@@ -21,6 +21,9 @@ H_kl / H_kk                     ``Hessian.row_scaled_KK``                    the
 ==============================  ===========================================  ========================================
 
 A solver says in ``needs`` which of these calibration must gather.
+=======
+An installed package adds solvers by the options of their algorithms (``quantcore.config.algorithms``), and a running
+process by a function (``per_layer``).
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from quantcore.config.algorithms import SolverConfig, creators
 from quantcore.registry import Registry
 
 if TYPE_CHECKING:
@@ -83,5 +87,9 @@ class Tuner(Protocol):
         """
 
 
-SOLVERS: Registry[type[Solver]] = Registry("solver", "quantcore.solvers")
+def _added() -> Mapping[str, Callable[[Any], Solver]]:
+    return creators(SolverConfig)
+
+
+SOLVERS: Registry[Callable[[Any], Solver]] = Registry("solver", "quantcore.solvers", others=_added)
 TUNERS: Registry[type[Tuner]] = Registry("tuner", "quantcore.solvers")

@@ -1,11 +1,15 @@
-"""Transforms change weights before they are rounded, and the function of the float model not at all. One file each."""
+"""Transforms change weights before they are rounded, and the function of the float model not at all. One file each.
+
+An installed package adds transforms by the options of their algorithms (``quantcore.config.algorithms``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from quantcore.config.algorithms import TransformConfig, creators
 from quantcore.registry import Registry
 from quantcore.runtime.shards import whole
 
@@ -45,4 +49,8 @@ class Smoothing(Protocol):
         """
 
 
-SMOOTHINGS: Registry[type[Smoothing]] = Registry("smoothing", "quantcore.transforms")
+def _added() -> Mapping[str, Callable[[Any], Smoothing]]:
+    return creators(TransformConfig)
+
+
+SMOOTHINGS: Registry[Callable[[Any], Smoothing]] = Registry("smoothing", "quantcore.transforms", others=_added)

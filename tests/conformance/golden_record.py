@@ -4,8 +4,8 @@
 ``python -m tests.conformance.golden_record --write`` writes the record again after a change of bytes that is meant.
 
 Weights, tokenizer and text are made of whole numbers, and this process computes with kernels that every x86-64
-processor has (``SAME_KERNELS``). All the same MKL sums up matrix products in one way on Intel's processors and in another
-way elsewhere, so that there are two records.
+processor has (``SAME_KERNELS``). Even so, MKL sums up matrix products in one way on Intel's processors and in another
+way elsewhere: there are two records.
 """
 
 from __future__ import annotations

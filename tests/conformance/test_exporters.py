@@ -67,7 +67,7 @@ def test_layout_and_round_trip(name):
             if before is not None:
                 assert torch.equal(before.scale, after.scale), (config_name, part)
                 assert before.zero_point is after.zero_point is None or before.zero_point == after.zero_point
-    assert MUST_TAKE[name] <= seen
+    assert seen and MUST_TAKE.get(name, seen) <= seen  # an installed package's takes what it takes
 
 
 @pytest.mark.parametrize("name", list(EXPORTERS))
@@ -90,7 +90,7 @@ def test_scales_of_input_channels_are_refused(name, axis):
 
 
 def test_just_fake_quantized_holds_no_codes():
-    assert set(EXPORTERS) - set(WITH_CODES) == {"fake_quantized"}
+    assert MUST_TAKE.keys() - set(WITH_CODES) == {"fake_quantized"}
 
 
 @pytest.mark.parametrize("spec", ["input channels", "float zero point", "bias", "int16"])
@@ -105,7 +105,7 @@ def test_fake_quantized_takes_what_no_other_format_does(spec):
     }[spec]
     config = QuantizationConfig(weight=weight, bias=QuantizationSpec(dtype="int8") if spec == "bias" else None)
     layer, quantized = solved(config, (64, 128))
-    assert [name for name in EXPORTERS if EXPORTERS.get(name).refuse(layer) is None] == ["fake_quantized"]
+    assert [name for name in MUST_TAKE if EXPORTERS.get(name).refuse(layer) is None] == ["fake_quantized"]
     [(part, tensor)] = EXPORTERS.get("fake_quantized").encode(layer, quantized, "BF16").items()
     assert part == "weight" and torch.equal(tensor, quantized.weight.dequantize())
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantcore.config.grouping import PER_TENSOR, Grouping
-from quantcore.config.spec import OBSERVER_METHODS, OBSERVER_NAMES, QuantizationSpec
+from quantcore.config.spec import OBSERVER_NAMES, QuantizationSpec, observer_methods
 from quantcore.errors import ConfigError
 from quantcore.numerics.affine import fake_quantize, find_params
 from quantcore.observers import OBSERVERS, Observer, distribution, names, observer_for
@@ -20,7 +20,7 @@ from quantcore.observers.percentile import PercentileObserver
 from tests.support.params import with_rare
 
 METHODS = [method for method in OBSERVERS if method != "placeholder"]
-CLASS_PART = {method: part for part, method in OBSERVER_METHODS.items()}
+CLASS_PART = {method: part for part, method in observer_methods().items()}
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 MIXTURES = {"float": DTYPES[:1], "half": DTYPES[1:2], "bfloat": DTYPES[2:], "mixed": DTYPES}
 PER_FEATURE = Grouping(axis=-1, across=True)

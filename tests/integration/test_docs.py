@@ -38,6 +38,7 @@ def folder(tmp_path):
 def test_the_page_of_the_python_api(folder):
     read_page("how-to/python.md", folder)
     assert (folder / "exported" / "model.safetensors").is_file() and (folder / "onnx" / "model.onnx").is_file()
+    assert (folder / "errors.svg").read_text().startswith("<svg ")
 
 
 ALGORITHMS = (DOCS / "how-to" / "algorithms.md").read_text()

@@ -1,0 +1,1 @@
+"""Charts as SVG, without any library: for reports in HTML and for notebooks."""
