@@ -24,7 +24,7 @@ from api.http.front import BoundedProtocol
 from api.http.security import SCOPES, create_key
 from api.integrity import fsck
 from api.main import create_app
-from api.settings import Settings
+from api.settings import Settings, read_settings
 from api.store.accounts import keys
 from api.store.engine import connect, dispose
 from quantcore.errors import ConfigError
@@ -56,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     check.add_argument("--repair", action="store_true", help="remove files that are a day old and that no row names")
     check.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
-    settings = Settings()  # type: ignore[call-arg]
     try:
+        settings = read_settings()
         if options.command == "create-key":
             print(create_key(settings.database_url.get_secret_value(), options.name, options.scope or SCOPES))
         elif options.command == "fsck":
@@ -89,7 +89,7 @@ def make_app(settings: Settings | None = None) -> FastAPI:
         end_with_parent()
         if (parent := multiprocessing.parent_process()) and not parent.is_alive():
             raise SystemExit(1)  # it went before the kernel was asked
-        settings = Settings()  # type: ignore[call-arg]
+        settings = read_settings()
         json_log.configure(settings.log_format)
     tracing.configure(settings, "bitfoundry-api")
     app = create_app(settings)

@@ -24,7 +24,7 @@ from api.http.trace_requests import TraceRequests
 from api.integrity.watch import Watch
 from api.jobs.tidying import Tidying
 from api.json_log import request_id as current_request_id
-from api.settings import Settings
+from api.settings import Settings, read_settings
 from api.store.engine import connect, dispose
 from api.store.queue.upkeep import Upkeep
 from api.store.queue.wakeups import make_celery, sender
@@ -37,7 +37,7 @@ ANSWER_S = 5.0  # of the database, for a statement
 
 def create_app(settings: Settings | None = None) -> FastAPI:
     """The app with its parts; settings come from the environment unless given."""
-    settings = settings or Settings()  # type: ignore[call-arg]
+    settings = settings or read_settings()
     _ = settings.vault  # a key that others may read is refused now, not at the first secret
     database_url = settings.database_url.get_secret_value()
     sessions = connect(database_url, wait_s=WAIT_S, answer_s=ANSWER_S)

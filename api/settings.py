@@ -23,12 +23,14 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     SecretStr,
+    ValidationError,
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from api.store.vault import Vault
 from quantcore.checkpoint.opening import resolved
-from quantcore.errors import ModelError, PublishError
+from quantcore.config.values import sentence_of
+from quantcore.errors import ConfigError, ModelError, PublishError
 from quantcore.hub.target import check_url, is_below, is_url, real_url
 
 
@@ -68,6 +70,24 @@ def _pointing_at(field: str) -> Iterator[None]:
     except ModelError as error:
         error.field = field
         raise
+
+
+def read_settings() -> Settings:
+    """Read the settings from the environment. Raises ConfigError ``invalid_settings`` that names what is missing."""
+    try:
+        return Settings()  # type: ignore[call-arg]
+    except ValidationError as error:
+        faults = [f"{_variable(fault['loc'])} ({sentence_of(fault)})" for fault in error.errors(include_url=False)]
+        raise ConfigError(
+            f"The settings in the environment are not valid: {'; '.join(faults)}.",
+            code="invalid_settings",
+            hint="docs/reference/settings.md explains each. `bitfoundry up` needs none.",
+        ) from error
+
+
+def _variable(place: tuple[int | str, ...]) -> str:
+    name = str(place[0]).upper()
+    return name if name in ("DATABASE_URL", "BROKER_URL") else f"BITFOUNDRY_{name}"
 
 
 class Settings(BaseSettings):

@@ -133,8 +133,9 @@ class _Captured(Exception):
     """A parser that was about to read its arguments."""
 
 
-def engine_parser(command: str) -> argparse.ArgumentParser:
-    """The parser of a command that the engine reads by itself."""
+def own_parser(command: str) -> argparse.ArgumentParser:
+    """The parser of a command that reads its flags by itself."""
+    from bitfoundry.commands import submission
     from quantcore.cli.main import main
 
     def capture(parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
@@ -142,15 +143,18 @@ def engine_parser(command: str) -> argparse.ArgumentParser:
 
     with patch.object(argparse.ArgumentParser, "parse_args", capture):
         try:
-            main([] if command == "quantize" else [command])
+            if command in submission.COMMANDS:
+                submission.COMMANDS[command]([])
+            else:
+                main([] if command == "quantize" else [command])
         except _Captured as captured:
             parser: argparse.ArgumentParser = captured.args[0]
             return parser
     raise AssertionError(f"{command} has no parser")
 
 
-def engine_command(command: str) -> Iterator[str]:
-    parser = engine_parser(command)
+def own_command(command: str) -> Iterator[str]:
+    parser = own_parser(command)
     yield prose(parser.description or "")
     rows = []
     for action in parser._actions:
@@ -160,7 +164,7 @@ def engine_command(command: str) -> Iterator[str]:
     yield table(("option", "meaning"), rows)
 
 
-ENGINE_COMMANDS = ("quantize", "mix", "convert", "evaluate", "speed", "compare")
+WITH_OWN_FLAGS = ("submit", "plan", "clone", "quantize", "mix", "convert", "evaluate", "speed", "compare")
 
 
 def service_command(path: str, command: click.Command) -> Iterator[str]:
@@ -169,8 +173,8 @@ def service_command(path: str, command: click.Command) -> Iterator[str]:
             yield from service_command(f"{path} {name}", child)
         return
     yield f"## {path}"
-    if path.removeprefix("bitfoundry ") in ENGINE_COMMANDS:
-        yield from engine_command(path.removeprefix("bitfoundry "))
+    if path.removeprefix("bitfoundry ") in WITH_OWN_FLAGS:
+        yield from own_command(path.removeprefix("bitfoundry "))
         return
     yield prose((command.help or "").replace("\n\n", "\n"))
     rows = []

@@ -6,7 +6,7 @@ set -euo pipefail
 model=$1 preset=$2 folder=$3
 
 # --wait ends with status 1 if the job did not succeed; the reason is in the job that it prints.
-job=$(bitfoundry submit "$model" --config "$preset" --label from=shell --wait --json)
+job=$(bitfoundry submit "$model" --quant_scheme "$preset" --label from=shell --wait --json)
 id=$(python3 -c 'import json, sys; print(json.load(sys.stdin)["id"])' <<< "$job")
 bitfoundry download "$id" "$folder"
 echo "$id is in $folder"

@@ -1,14 +1,19 @@
 """``python -m worker``: a worker in the foreground. SIGTERM or Ctrl-C drains it."""
 
+import sys
 import warnings
 
 from celery.platforms import SecurityWarning
 
 from api import json_log, tracing
-from worker.app import app, settings
+from quantcore.errors import ConfigError
 
 
 def main() -> None:
+    try:
+        from worker.app import app, settings
+    except ConfigError as error:
+        sys.exit(f"error: {error}")
     json_log.configure(settings.log_format)
     tracing.configure(settings, "bitfoundry-worker")
     # Celery warns root because a message could be a pickle, which is code; ours are JSON only.

@@ -6,11 +6,11 @@ from typing import Any
 
 from celery.signals import worker_init, worker_shutdown, worker_shutting_down
 
-from api.settings import Settings
+from api.settings import read_settings
 from api.store.queue.wakeups import make_celery, sender
 from worker.supervisor import Supervisor
 
-settings = Settings()  # type: ignore[call-arg]  # from the environment
+settings = read_settings()
 app = make_celery(settings.broker_url.get_secret_value())
 app.conf.include = ["worker.tasks"]
 supervisor = Supervisor(settings, sender(app))

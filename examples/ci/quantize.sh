@@ -3,8 +3,8 @@
 # Takes MODEL and CONFIG (a preset's name or a JSON file) from the environment.
 set -euo pipefail
 
-bitfoundry plan "$MODEL" --config "$CONFIG"
-id=$(bitfoundry submit "$MODEL" --config "$CONFIG" --label "commit=${GITHUB_SHA:-none}" --max-runtime-s 7200 --json |
+bitfoundry plan "$MODEL" --quant_scheme "$CONFIG"
+id=$(bitfoundry submit "$MODEL" --quant_scheme "$CONFIG" --label "commit=${GITHUB_SHA:-none}" --max_runtime_s 7200 --json |
   python3 -c 'import json, sys; print(json.load(sys.stdin)["id"])')
 trap 'bitfoundry cancel "$id" > /dev/null || true' INT TERM # a cancelled workflow cancels its job
 bitfoundry logs "$id" --follow --level info

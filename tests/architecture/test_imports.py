@@ -14,12 +14,9 @@ from tests.support.sources import MODULES, NUM_FUNCTION_LINES_LIMIT, NUM_LINES_L
 ALLOWED = {
     "quantcore": set(),
     "api": {
-        "quantcore.config.quantization",
-        "quantcore.config.presets",
-        "quantcore.config.quark",
+        "quantcore.config",
         "quantcore.plan.resolve",
         "quantcore.plan.job",
-        "quantcore.config.job_spec",
         "quantcore.mixed_precision.schemes",
         "quantcore.plan.hardware",
         "quantcore.plan.capacity",

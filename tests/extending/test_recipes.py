@@ -8,9 +8,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-from tests.factories import tiny_model
 
-from tests.extending.packages import ROOT, blocks_of, files_of, install, run_python, write_files
+from tests.support.models import tiny_model
+from tests.support.packages import ROOT, blocks_of, files_of, install, run_python, write_files
 
 PACKAGES = ("dtype", "observer", "algorithm", "exporter")
 

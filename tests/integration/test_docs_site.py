@@ -88,12 +88,13 @@ def test_every_block_that_can_run_is_read_by_a_test() -> None:
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "read_page":
                 assert isinstance(node.args[0], ast.Constant), f"{path.name} reads a page without its name"
                 read.add(node.args[0].value)
-    blocks = [(page, block) for page in [*KEPT, "README.md"] for block in blocks_of(page)]
+    recipes = [page for page in KEPT if page.startswith("extending/")]  # tests/extending builds and runs their files
+    blocks = [(page, block) for page in [*KEPT, "README.md"] if page not in recipes for block in blocks_of(page)]
     unread = [(page, block.script) for page, block in blocks if block.runs and page not in read]
     assert unread == []
     runnable = [block for _, block in blocks if block.language in LANGUAGES]
     marked = [block for block in runnable if block.reason]
-    assert (len(runnable) - len(marked), len(marked)) == (66, 19)
+    assert (len(runnable) - len(marked), len(marked)) == (67, 19)
 
 
 def test_the_error_codes_of_the_code_are_all_on_the_page(site: Path) -> None:

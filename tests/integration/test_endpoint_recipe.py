@@ -11,7 +11,7 @@ from fastapi import Depends, FastAPI
 from fastapi.testclient import TestClient
 
 from api.http.security import authenticate
-from tests.extending.packages import files_of, write_files
+from tests.support.packages import files_of, write_files
 
 
 def load(path: Path) -> ModuleType:

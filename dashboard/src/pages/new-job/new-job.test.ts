@@ -107,8 +107,8 @@ it("clones and snippets hold a mix", () => {
   const better = bodyOf({ ...job, config: { ...job.config, ...algorithms } }, []);
   expect(better.config).toEqual(algorithms);
   expect(asCommand(cloned, ORIGIN)).toContain("bitfoundry submit /m \\\n  --schemes w4a16,keep \\\n  --max_size 90MB");
-  expect(asCommand(cloned, ORIGIN)).not.toContain("--config");
-  expect(asCommand(better, ORIGIN)).toContain("bitfoundry submit /m --config config.json");
+  expect(asCommand(cloned, ORIGIN)).not.toContain("--quant_scheme");
+  expect(asCommand(better, ORIGIN)).toContain("bitfoundry submit /m --quant_scheme config.json");
   expect(asPython(cloned, ORIGIN)).toContain('mix={"schemes": ["w4a16", "keep"], "max_size": "90MB"},');
 });
 
@@ -139,8 +139,9 @@ it("snippets hold the whole request", () => {
   const own = { ...BODY, config: { global_quant_config: {} }, labels: { team: "a b" }, calibration: { seed: 7 } };
   expect(asCommand(own, ORIGIN)).toContain("cat > config.json <<'JSON'");
   expect(asCommand(own, ORIGIN)).toContain("--label 'team=a b'");
-  expect(asCommand(BODY, ORIGIN)).toContain("--config fp8");
-  expect(missingInCommand(own)).toEqual(["the calibration seed"]);
+  expect(asCommand(BODY, ORIGIN)).toContain("--quant_scheme fp8");
+  expect(asCommand(own, ORIGIN)).toContain("--seed 7");
+  expect(missingInCommand({ ...BODY, calibration: { revision: "v1" } })).toHaveLength(1);
   expect(asPython(BODY, ORIGIN)).toContain('config="fp8",');
   expect(pythonText({ a: [true, null, 'x"y'] })).toBe('{"a": [True, None, "x\\"y"]}');
 });
@@ -160,10 +161,10 @@ it("snippets hold how the result is measured and where it goes", () => {
     "--evaluation 'source=org/my set'",
     "--evaluation num_windows=0",
     "--evaluation tasks=gsm8k,piqa",
-    "--file2file",
-    "--no-shard-blocks",
+    "--file2file_quantization",
+    "--no-shard_blocks",
     "--publish org/out",
-    "--publish-token team",
+    "--publish_token team",
   ])
     expect(command).toContain(`${part} \\\n`);
   expect(command).not.toContain("cat >");
@@ -173,7 +174,7 @@ it("snippets hold how the result is measured and where it goes", () => {
     `cat > publish.json <<'JSON'\n{\n  "repo_id": "org/out",\n  "private": true,\n  "hub_token": "team"\n}\nJSON`,
   );
   expect(more).toContain("--publish publish.json");
-  expect(more).not.toContain("--publish-token");
+  expect(more).not.toContain("--publish_token");
   expect(asPython(request, ORIGIN)).toContain(
     'evaluation={"source": "org/my set", "num_windows": 0, "tasks": ["gsm8k", "piqa"]},',
   );

@@ -14,12 +14,13 @@ export function asCurl(body: Body, origin: string): string {
 }
 
 const OPTIONS: [keyof Calibration, string][] = [
-  ["source", "--calibration-source"],
-  ["config", "--calibration-config"],
-  ["split", "--calibration-split"],
-  ["column", "--calibration-column"],
-  ["num_samples", "--num-samples"],
-  ["seq_len", "--seq-len"],
+  ["source", "--dataset"],
+  ["config", "--dataset_config"],
+  ["split", "--dataset_split"],
+  ["column", "--dataset_column"],
+  ["num_samples", "--num_calib_data"],
+  ["seq_len", "--seq_len"],
+  ["seed", "--seed"],
 ];
 
 const asFile = (name: string, content: unknown) => `cat > ${name} <<'JSON'\n${JSON.stringify(content, null, 2)}\nJSON`;
@@ -33,38 +34,38 @@ export function asCommand(body: Body, origin: string): string {
     ...(isFile ? [asFile("config.json", body.config)] : []),
     ...(isPlace ? [] : [asFile("publish.json", body.publish)]),
   ];
-  const config = isFile ? " --config config.json" : body.config ? ` --config ${quoted(presetOf(body) ?? "")}` : "";
-  const parts = [`bitfoundry submit ${quoted(body.model.path ?? body.model.id ?? "")}${config}`];
+  const scheme = isFile ? "config.json" : body.config ? quoted(presetOf(body) ?? "") : "";
+  const model = quoted(body.model.path ?? body.model.id ?? "");
+  const parts = [`bitfoundry submit ${model}${scheme ? ` --quant_scheme ${scheme}` : ""}`];
   const add = (option: string, value: unknown) => {
     if (value !== undefined && value !== "") parts.push(`${option} ${quoted(String(value))}`);
   };
   if (body.mix) add("--schemes", body.mix.schemes.join(","));
   for (const name of Object.keys(BUDGETS) as Budget[]) add(`--${name}`, body.mix?.[name]);
-  for (const name of body.export ?? []) add("--export", name);
+  for (const name of body.export ?? []) add("--model_export", name);
   for (const [field, option] of OPTIONS) add(option, body.calibration?.[field]);
   add("--name", body.name);
   for (const [name, value] of Object.entries(body.labels ?? {})) add("--label", `${name}=${value}`);
   add("--priority", body.priority);
-  add("--max-runtime-s", body.limits?.max_runtime_s);
-  add("--max-pending-s", body.limits?.max_pending_s);
-  add("--max-shard-size", body.max_shard_size);
+  add("--max_runtime_s", body.limits?.max_runtime_s);
+  add("--max_pending_s", body.limits?.max_pending_s);
+  add("--max_shard_size", body.max_shard_size);
   add("--gate", body.gate);
   for (const [name, value] of Object.entries(body.evaluation ?? {}))
     add("--evaluation", `${name}=${Array.isArray(value) ? value.join(",") : value}`);
-  if (body.file2file) parts.push("--file2file");
-  if (typeof body.shard_blocks === "boolean") parts.push(body.shard_blocks ? "--shard-blocks" : "--no-shard-blocks");
+  if (body.file2file) parts.push("--file2file_quantization");
+  if (typeof body.shard_blocks === "boolean") parts.push(body.shard_blocks ? "--shard_blocks" : "--no-shard_blocks");
   add("--publish", isPlace ? (repo ?? to) : "publish.json");
-  if (isPlace) add("--publish-token", writeToken);
-  add("--hub-token", body.model.hub_token);
+  if (isPlace) add("--publish_token", writeToken);
+  if (body.model.revision !== "main") add("--revision", body.model.revision);
+  add("--hub_token", body.model.hub_token);
   add("--url", origin);
   return [...files, parts.join(" \\\n  ")].join("\n");
 }
 
 /** The fields of the request that the command line has no option for. */
 export function missingInCommand(body: Body): string[] {
-  const revision = body.model.revision && body.model.revision !== "main" ? ["the revision of the model"] : [];
-  const ofText = body.calibration?.revision ? ["the revision of the calibration data"] : [];
-  return [...revision, ...ofText, ...(body.calibration?.seed ? ["the calibration seed"] : [])];
+  return body.calibration?.revision ? ["the revision of the calibration data"] : [];
 }
 
 export function asPython(body: Body, origin: string): string {

@@ -5,7 +5,6 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 import torch
-from tests.factories import SHAPE
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -23,6 +22,7 @@ from quantcore import (
 )
 from quantcore.nn import progress
 from quantcore.nn.layers import QuantizedLayer
+from tests.support.models import SHAPE
 
 INT4 = QuantizationConfig(weight=QuantizationSpec("int4", qscheme="per_group", group_size=32))
 BATCHES = [torch.arange(48)[None] * 7 % 512, torch.arange(40)[None] * 5 % 512]
