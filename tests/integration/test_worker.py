@@ -236,6 +236,24 @@ def test_failures_crashes_and_damaged_output(
     wait_for_empty(settings.work_dir)
 
 
+def test_a_job_of_a_newer_service_is_refused_not_misread(
+    make_model: MakeModel, submit: Submit, start_worker: StartWorker, wait_for: WaitFor, sessions: Sessions,
+    client: TestClient,
+) -> None:  # fmt: skip
+    """Its spec has an option that this worker does not know: the job says so, and the worker goes on with others."""
+    newer, usual = submit(make_model("newer"), priority=9), submit(make_model("usual"))
+    with sessions.begin() as session:
+        job = session.get(Job, newer)
+        assert job is not None
+        job.spec = job.spec | {"an_option_of_tomorrow": 1}
+    start_worker()
+    job = wait_for(newer, "failed")
+    assert job.error is not None and job.error["code"] == "unsupported_job"
+    assert "an_option_of_tomorrow" in job.error["message"] and "Upgrade this worker" in job.error["hint"]
+    wait_for(usual, "succeeded")
+    assert client.get(f"/v1/jobs/{newer}").json()["state"] == "failed"
+
+
 def test_a_message_wakes_the_worker_at_once(
     settings: Settings, sessions: Sessions, make_model: MakeModel, start_worker: StartWorker, wait_for: WaitFor
 ) -> None:
