@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from quantcore.config.quantization import CalibrationConfig, parse_config
 from quantcore.config.task import EvaluationConfig, Task
 from quantcore.errors import ConfigError, ModelError
-from quantcore.pipeline import job as pipeline
+from quantcore.pipeline import streams
 from quantcore.pipeline.job import read_windows, run
 from quantcore.runtime.states import StatesOnDisk
 from tests.support.models import MIXTURES, tiny_model
@@ -189,7 +189,7 @@ def test_hidden_states_on_disk_give_the_same_files(tmp_path, monkeypatch, algori
     _, in_memory, _ = quantize(tmp_path, UINT4, algorithms)
     kept = []
     monkeypatch.setattr(
-        pipeline, "states_kept", lambda num, _, __, folder: kept.append(StatesOnDisk(num, folder)) or kept[-1]
+        streams, "states_kept", lambda num, _, __, folder: kept.append(StatesOnDisk(num, folder)) or kept[-1]
     )
     _, on_disk, _ = quantize(tmp_path, UINT4, algorithms)
     assert len(kept) == 1 and len(kept[0]) == TEXT.num_samples

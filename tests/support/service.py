@@ -77,6 +77,11 @@ class Server:
     url: str
     key: str
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which the commands find it."""
+        return {"BITFOUNDRY_URL": self.url, "BITFOUNDRY_API_KEY": self.key}
+
     def connect(self) -> httpx2.Client:
         headers = {"Authorization": f"Bearer {self.key}"}
         return httpx2.Client(base_url=self.url, headers=headers, trust_env=False, timeout=20)
