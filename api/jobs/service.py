@@ -71,18 +71,14 @@ def make_plan(
     locate = locate or calibration.locator(context, caller)
     try:
         preset, spec = _spec_of(request, known_presets(context.settings.presets_file))
-        spec = spec.model_copy(
-            update={
-                "calibration": locate(spec.calibration),
-                "evaluation": calibration.locate_evaluation(spec.evaluation, locate),
-            }
-        )
+        spec = spec.model_copy(update={"calibration": locate(spec.calibration)})
         model, headers = (read or models.reader(context, caller))(request.model)
         resolved = _plan_of(spec, headers)
+        evaluation = calibration.locate_evaluation(spec.evaluation, locate)
     except QuantError as error:
         error.field = _pointer(error.field, request.config)
         raise
-    return Planned(model, preset, spec, resolved, headers)
+    return Planned(model, preset, spec.model_copy(update={"evaluation": evaluation}), resolved, headers)
 
 
 def _spec_of(request: JobRequest, known: Mapping[str, Preset]) -> tuple[str | None, JobSpec]:

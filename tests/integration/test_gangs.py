@@ -118,7 +118,7 @@ def test_one_that_is_next_keeps_its_place_while_workers_are_busy(sessions: Sessi
     assert reason(sessions, last) == "1 job before it"
     with sessions.begin() as session:
         session.execute(update(Job).where(Job.id == first).values(priority=9))
-        leases.release(session, Lease(first, session.get_one(Job, first).fence or 0, *[None] * 8))  # type: ignore[arg-type]
+        leases.release(session, Lease(first, session.get_one(Job, first).fence or 0, *[None] * 7))  # type: ignore[arg-type]
         control.cancel(session, first)
     lease = claim(sessions, "a:0")
     assert lease is not None and lease.job_id == gang
