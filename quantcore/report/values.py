@@ -158,7 +158,7 @@ class MixBudget(Record):
 
 
 class Mix(Record):
-    """How the scheme of each layer was chosen: docs/mixed-precision.md."""
+    """How the scheme of each layer was chosen: docs/how-to/mixed-precision.md."""
 
     asked: MixBudget
     chosen: ChosenMix

@@ -89,7 +89,7 @@ def test_the_engine_measures_chooses_and_goes_on(
     page = (folder / "report.html").read_text()
     assert "Mixed precision" in page and page.count("<circle") == len(report["layers"]) + len(sizes) + 1
     card = (folder / "README.md").read_text()
-    assert "for `max_bits 5.5`: " in card and f"; {mix['chosen']['bits']:.2f} bits a weight." in card
+    assert "for `max_bits 5.5`: " in card and f"; {mix['chosen']['bits']:.2f} bits per weight." in card
     assert all(f"{num} `{scheme}`" in card for scheme, num in mix["chosen"]["layers"].items())
     again = (folder / "reproduce.sh").read_text()
     assert '\\"mix\\"' not in again and "sensitivity" not in again, "what was chosen is not chosen again"
