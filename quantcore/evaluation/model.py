@@ -1,6 +1,6 @@
 """A model to evaluate, float or quantized: one block at a time, or whole where it has to generate.
 
-Several ranks hold a whole one in slices (FSDP2). They run it in step, all of them on the same tokens.
+Several ranks hold a whole model in shards (FSDP2). They run it in step, all of them on the same tokens.
 """
 
 from __future__ import annotations

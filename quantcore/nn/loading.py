@@ -39,11 +39,11 @@ def load(folder: str | Path, ranks: Ranks = ALONE) -> Loaded:
 
     Quantized layers are frozen as after ``ModelQuantizer.freeze``, so that it can be evaluated and exported again.
 
-    Several ``ranks`` (``runtime.ranks.joined``) hold it together, each on its device: a slice of every linear layer
-    (FSDP2), of which it reads no more than that. Then it can be evaluated, not exported, and all ranks must call it
-    equally often, on whatever each of them likes.
+    Several ``ranks`` (``runtime.ranks.joined``) hold it together, each on its device: a shard of every linear layer
+    (FSDP2), and a rank reads no more than its shard. Then the model can be evaluated, not exported. All ranks must call
+    it equally often; their inputs may differ.
 
-    Any format that quantcore writes is read, whoever wrote it. Raises ModelError that says what is not known.
+    Any format that quantcore writes is read, whichever program wrote it. Raises ModelError for what is not supported.
     """
     return load_model(read_model(folder), ranks)
 

@@ -138,7 +138,7 @@ def capacity(
     after = _in_all(plan, counts, {name: one.num_bytes for name, one in plan.layouts[plan.main_export].items()})
     num_parameters = _in_all(plan, counts, {name: math.prod(one.shape) for name, one in tensors.items()})
     footprint = replace(footprint, whole=before, num_values=num_parameters)
-    candidates = _candidates(plan, footprint, hardware, takes_slices=config.runs_alone is None)
+    candidates = _candidates(plan, footprint, hardware, can_shard=config.runs_alone is None)
     able = [one for one in candidates if one.executor != RESIDENT_FSDP]  # that one runs models, it does not learn
     chosen = next((one for one in able if one.fits), min(able, key=lambda one: one.num_bytes))
     work = _work(plan, config, model_config, tensors, counts, hardware)
@@ -224,7 +224,7 @@ def _weighted(sums: Mapping[int, int], counts: Sequence[int]) -> int:
 
 
 def _candidates(
-    plan: Plan, footprint: Footprint, hardware: Hardware, *, takes_slices: bool = True
+    plan: Plan, footprint: Footprint, hardware: Hardware, *, can_shard: bool = True
 ) -> tuple[Candidate, ...]:
     limit = USABLE * hardware.device_bytes if hardware.num_devices else hardware.host_bytes
     num_ranks = hardware.num_ranks
@@ -232,7 +232,7 @@ def _candidates(
     if not plan.needs_calibration and not footprint.num_schemes:
         ways = {FILE_TO_FILE: footprint.file_to_file(), **ways}
     if num_ranks > 1:
-        if takes_slices:
+        if can_shard:
             ways[STREAMED_FSDP] = footprint.streamed(num_ranks=num_ranks, num_shards=num_ranks)
         ways[RESIDENT_FSDP] = footprint.resident(num_ranks=num_ranks)
     found = []

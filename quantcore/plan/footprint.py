@@ -146,12 +146,13 @@ class Footprint:
         return rounding, {"one_tensor": self.tensor}
 
     def streamed(self, *, num_ranks: int = 1, num_shards: int = 1) -> Parts:
-        """On each of ``num_ranks`` that share the windows, with a block in ``num_shards`` slices, and one layer whole,
-        twice (FSDP2 gathers it, then lays it out). Where ``allows_comparison``, one window goes through the whole
-        model before the first block.
+        """Return the memory of each of ``num_ranks`` that share the windows, with a block in ``num_shards`` shards.
 
-        Ranks put together what all have learned of an input where it is solved: one holds its own and what comes of the
-        inputs that it solves. These are counted as the widest, and its share of them all.
+        One layer is in memory whole, twice: FSDP2 gathers it, then lays it out. Where ``allows_comparison``, one window
+        goes through the whole model before the first block.
+
+        The statistics of an input are summed up on the rank that solves it. So a rank holds its own statistics, and the
+        sums for the inputs that it solves. These are counted as the widest one, and the rank's share of them all.
         """
         moments = self._moments(num_ranks, num_shards)
         if self.allows_comparison(num_ranks):

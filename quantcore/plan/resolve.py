@@ -162,7 +162,7 @@ def resolve(
     calibration = calibration or CalibrationConfig()
     _check_possible(config)
     if shard_blocks:
-        _check_slices(config, file2file)
+        _check_shards(config, file2file)
     prefix, num_blocks = find_blocks(tensors, model_config)
     _check_architecture(config, tensors, prefix)
     warnings += said_of_the_rest(tensors, prefix)
@@ -354,13 +354,13 @@ def _check_possible(config: Config) -> None:
             )
 
 
-def _check_slices(config: Config, file2file: bool) -> None:
-    """No block lies in slices where none is run, or where an algorithm takes one process."""
+def _check_shards(config: Config, file2file: bool) -> None:
+    """Refuse shards where no block is run, or where an algorithm needs a single process."""
     alone = config.runs_alone
     if file2file or alone is not None:
         why = "file2file takes weight after weight" if file2file else f"{alone} runs in one process"
         raise ConfigError(
-            f"shard_blocks lays every block in slices on several processes, and {why}.",
+            f"shard_blocks divides every block into shards on several processes, and {why}.",
             code="unsupported_config",
             hint=f"Leave {'file2file' if file2file else alone} out, or leave shard_blocks out.",
             field="/shard_blocks",

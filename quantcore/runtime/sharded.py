@@ -27,25 +27,25 @@ SHARDED = (nn.Linear,)
 
 
 def sharing_ranks(
-    asked: bool | None, memory_bytes: Mapping[str, int], ranks: Ranks, device: torch.device
+    shard_blocks: bool | None, memory_bytes: Mapping[str, int], ranks: Ranks, device: torch.device
 ) -> Ranks | None:
-    """The ranks that share every block; None where each holds blocks whole.
+    """Return the ranks among which every block is sharded; None where each holds whole blocks.
 
-    ``asked`` is what the task says; None leaves it to the memory that the plan counts and the devices have. Raises
+    ``shard_blocks`` is the task's option; None leaves it to the memory that the plan counts and the devices have. Raises
     ConfigError ``unsupported_config`` for one process.
     """
-    if asked is None:
+    if shard_blocks is None:
         is_short = any(ranks.gather(sum(memory_bytes.values()) > free_memory_bytes(device)))
         return ranks if ranks.size > 1 and is_short else None
-    if asked and ranks.size == 1:
+    if shard_blocks and ranks.size == 1:
         raise ConfigError(
-            "shard_blocks lays every block in slices on several processes, and this job is one process.",
+            "shard_blocks divides every block into shards on several processes, and this job is one process.",
             code="unsupported_config",
             hint="Start it with torchrun --nproc-per-node N, or leave shard_blocks out; a worker of the service starts"
             " several processes with BITFOUNDRY_ENGINE_RANKS.",
             field="/shard_blocks",
         )
-    return ranks if asked else None
+    return ranks if shard_blocks else None
 
 
 def shard(block: nn.Module, ranks: Ranks, device: torch.device, keeps: Callable[[str], bool]) -> None:

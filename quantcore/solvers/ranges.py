@@ -52,7 +52,7 @@ class FullRange:
     def of(cls, weight_OI: torch.Tensor, spec: QuantizationSpec, global_scale: torch.Tensor | None = None) -> Self:
         """From the smallest to the largest weight of every group [R, G].
 
-        Without a ``global_scale`` it is found, if the spec has one.
+        Without a ``global_scale`` one is computed, if the spec needs it.
         """
         low, high = (end.float() for end in min_max(weight_grouping(spec).split(weight_OI)))
         if global_scale is None:
@@ -60,10 +60,10 @@ class FullRange:
         return cls(low, high, spec, weight_OI.dtype, global_scale)
 
     @classmethod
-    def joined(cls, parts: Sequence[FullRange]) -> Self:
-        """Join the ranges of weights that lie one below another."""
-        minimum, maximum = (torch.cat(ends) for ends in zip(*((of.minimum, of.maximum) for of in parts), strict=True))
-        scales = [of.global_scale.expand(len(of.minimum), 1) for of in parts if of.global_scale is not None]
+    def concat(cls, parts: Sequence[FullRange]) -> Self:
+        """Concatenate the ranges of weights that lie one below another."""
+        minimum, maximum = torch.cat([part.minimum for part in parts]), torch.cat([part.maximum for part in parts])
+        scales = [part.global_scale.expand(len(part.minimum), 1) for part in parts if part.global_scale is not None]
         return cls(minimum, maximum, parts[0].spec, parts[0].dtype, torch.cat(scales) if scales else None)
 
     def params(self, low: torch.Tensor | float = 1.0, high: torch.Tensor | float = 1.0) -> QParams:
@@ -71,13 +71,13 @@ class FullRange:
         return find_params(self.minimum * low, self.maximum * high, self.spec, self.dtype, self.global_scale)
 
     def of_rows(self, rows: slice, group: int) -> FullRange:
-        """One group [N] of some rows, of those that ``joined`` gave."""
+        """One group [N] of some rows, of those that ``concat`` gave."""
         scale = None if self.global_scale is None else self.global_scale[rows, 0]
         return FullRange(self.minimum[rows, group], self.maximum[rows, group], self.spec, self.dtype, scale)
 
 
 def search(full: FullRange, measure: Measure) -> QParams:
-    """The best parameters [P] found. The full range is one of the candidates.
+    """Return the best parameters [P]. The full range is one of the candidates.
 
     Shrinks both ends alike (or widens them, where formats with few large values round better so), then moves each end,
     then takes the least-squares scale for the codes that this gives. Scales that are powers of two are tried octave by
