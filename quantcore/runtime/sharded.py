@@ -31,8 +31,8 @@ def sharing_ranks(
 ) -> Ranks | None:
     """Return the ranks among which every block is sharded; None where each holds whole blocks.
 
-    ``shard_blocks`` is the task's option; None leaves it to the memory that the plan counts and the devices have. Raises
-    ConfigError ``unsupported_config`` for one process.
+    ``shard_blocks`` is the task's option. None decides by the memory that the plan counts and the devices have. Raises
+    ConfigError ``unsupported_config`` if there is only one process.
     """
     if shard_blocks is None:
         is_short = any(ranks.gather(sum(memory_bytes.values()) > free_memory_bytes(device)))
