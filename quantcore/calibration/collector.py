@@ -79,9 +79,9 @@ class StatsCollector:
         ranks, nodes = self._span.ranks, self._nodes()
         same_as: dict[str, str] = {}
         widths: dict[str, int] = {}
-        for known, seen in ranks.gather((self._same_as, _widths(nodes))):
-            same_as |= {name: first for name, first in known.items() if name not in same_as}
-            widths |= seen
+        for aliases, more_widths in ranks.gather((self._same_as, _widths(nodes))):
+            same_as |= {name: first for name, first in aliases.items() if name not in same_as}
+            widths |= more_widths
         owners = self._owners(same_as, widths) if owner is None else dict.fromkeys(widths, owner)
         made: dict[str, Stats] = {}
         for rank in range(ranks.size):

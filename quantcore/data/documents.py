@@ -72,8 +72,10 @@ def text_of(row: Row, column: str, render: Render | None) -> str:
 
 
 def is_chat(value: Any) -> bool:
-    """True for a list of messages, each with a role."""
-    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) and "role" in one for one in value)
+    """Return True for a list of messages, each with a role."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(message, dict) and "role" in message for message in value)
 
 
 def _rendered(row: Row, messages: list[dict[str, Any]], render: Render | None) -> str:

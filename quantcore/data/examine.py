@@ -47,18 +47,18 @@ def main(arguments: Sequence[str]) -> int:
     flags.add_argument("--model", type=Path)
     flags.add_argument("--seq_len", type=int, default=512)
     flags.add_argument("--parent", type=int, help="the process to end with")
-    asked = flags.parse_args(arguments)
+    options = flags.parse_args(arguments)
     end_with_parent()
-    if asked.parent not in (None, os.getppid()):
+    if options.parent not in (None, os.getppid()):
         return 1  # it went before the kernel was asked
-    _limit_self(asked.file, asked.action)
+    _limit_self(options.file, options.action)
     actions: dict[str, Callable[[], dict[str, Any]]] = {
-        "check": lambda: check(asked.file, asked.column),
-        "preview": lambda: preview(asked.file, asked.rows),
-        "tokens": lambda: count_tokens(asked.file, asked.column, asked.model, asked.seq_len),
+        "check": lambda: check(options.file, options.column),
+        "preview": lambda: preview(options.file, options.rows),
+        "tokens": lambda: count_tokens(options.file, options.column, options.model, options.seq_len),
     }
     try:
-        print(json.dumps({"result": actions[asked.action]()}))
+        print(json.dumps({"result": actions[options.action]()}))
         return 0
     except QuantError as error:
         return _refuse(error)
@@ -187,7 +187,7 @@ def showable(value: Any, depth: int = 0) -> Any:
 
 def _plain(messages: list[dict[str, Any]]) -> str:
     """A chat without any model's template."""
-    return "\n".join(str(one.get("content") or "") for one in messages)
+    return "\n".join(str(message.get("content") or "") for message in messages)
 
 
 def _limit_self(file: Path, action: str) -> None:
@@ -202,5 +202,5 @@ def _limit_self(file: Path, action: str) -> None:
     }
     for kind, most in limits.items():
         soft, hard = resource.getrlimit(kind)
-        given = [limit for limit in (soft, hard, most) if limit != resource.RLIM_INFINITY]
-        resource.setrlimit(kind, (min(given), hard))
+        finite = [limit for limit in (soft, hard, most) if limit != resource.RLIM_INFINITY]
+        resource.setrlimit(kind, (min(finite), hard))

@@ -48,9 +48,9 @@ def resolve(calibration: CalibrationConfig) -> CalibrationConfig:
 
     Raises CalibrationError: ``invalid_dataset_name``, ``hub_*`` (see ``hub.errors``).
     """
-    given = calibration.model_dump(exclude_none=True)
-    calibration = CalibrationConfig(**{**ALIASES.get(calibration.source, {}), **given,
-                                       "source": ALIASES.get(calibration.source, given)["source"]})  # fmt: skip
+    options = calibration.model_dump(exclude_none=True)
+    calibration = CalibrationConfig(**{**ALIASES.get(calibration.source, {}), **options,
+                                       "source": ALIASES.get(calibration.source, options)["source"]})  # fmt: skip
     if not is_hub_name(calibration.source):
         raise CalibrationError(
             f"'{calibration.source[:100]}' is no source of calibration text.",
@@ -123,13 +123,13 @@ def _open(calibration: CalibrationConfig) -> Iterator[dict[str, Any]]:
         raise _explain(error, calibration) from error
 
 
-def _choose_split(there: list[str], given: str | None) -> str:
-    if given is None and ("train" in there or len(there) == 1):
+def _choose_split(there: list[str], split: str | None) -> str:
+    if split is None and ("train" in there or len(there) == 1):
         return "train" if "train" in there else there[0]
-    if given in there:
-        return str(given)
+    if split in there:
+        return str(split)
     raise CalibrationError(
-        f"The dataset has no split '{given}'." if given else "The dataset has several splits, and none called train.",
+        f"The dataset has no split '{split}'." if split else "The dataset has several splits, and none called train.",
         code="unknown_split",
         hint=f"Its splits: {', '.join(there)}.",
         field="/calibration/split",

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from quantcore.numerics.weight_layout import canonical
-from quantcore.runtime.shards import mine, rows_of
+from quantcore.runtime.shards import local_rows, rows_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class Edge:
             rows, held = self._held(producer.get_parameter("weight"), weight)
             weight[rows] = (weight[rows].float() / scale[held, None]).to(weight.dtype)
         if getattr(producer, "bias", None) is not None:
-            bias = mine(producer.get_parameter("bias"))
+            bias = local_rows(producer.get_parameter("bias"))
             rows, held = self._held(producer.get_parameter("bias"), bias)
             bias[rows] = (bias[rows].float() / stored[held]).to(bias.dtype)
         return stored
@@ -115,14 +115,14 @@ class FoundEdges:
         """For the report."""
         return {
             "found": [{"producer": edge.producer, "consumers": list(edge.consumers)} for edge in self.edges],
-            "rejected": [asdict(one) for one in self.rejected],
+            "rejected": [asdict(edge) for edge in self.rejected],
         }
 
 
 def weight_of(module: nn.Module) -> torch.Tensor:
     """The weight of a norm [O] or of a linear layer [O, I]: a view, to be changed in place; of a sharded one the rows
     of this rank."""
-    return canonical(mine(module.get_parameter("weight")), kind_of(module))
+    return canonical(local_rows(module.get_parameter("weight")), kind_of(module))
 
 
 def shape_of(module: nn.Module) -> torch.Size:

@@ -31,7 +31,7 @@ class Search:
         self.block, self.run, self.plain = block, run, plain
         self.rejected: list[Rejected] = []
         self._replay = Replay(block, run, plain)
-        with self._replay.given():
+        with self._replay.widening():
             self._readings = trace(self._replay)
             self._noise = self._replay.noise(tiny=False)
             self._before = self._replay.record(self._noise, {})
@@ -127,7 +127,7 @@ class Search:
         factors = {name: torch.ones_like(scale) for name, scale in scales.items()}
         for edge in edges:
             factors[edge.producer][edge.rows] = scales[edge.producer][edge.rows]
-        with self._replay.given():
+        with self._replay.widening():
             return self._replay.record(self._noise, factors), factors
 
     def _scaled_alike(self, edges: Sequence[Edge]) -> list[bool]:

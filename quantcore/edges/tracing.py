@@ -69,8 +69,8 @@ class Replay:
             (self.readers if is_single else self.others).append(name)
 
     @contextmanager
-    def given(self) -> Iterator[None]:
-        """Runs of ``record`` lie inside."""
+    def widening(self) -> Iterator[None]:
+        """Widen the recorded outputs while this lasts; ``record`` is called inside."""
         with widened(self.block, self.plain.outputs):
             yield
 
@@ -88,7 +88,7 @@ class Replay:
         return noise
 
     def record(self, noise: Mapping[str, torch.Tensor], factors: Mapping[str, torch.Tensor]) -> BlockRecord:
-        """One run, with ``factors`` [O] for the outputs of some sources."""
+        """Record one run, with ``factors`` [O] for the outputs of some sources."""
 
         def answer(name: str, call: int) -> object:
             if name not in noise:
@@ -99,7 +99,7 @@ class Replay:
 
 
 def trace(replay: Replay) -> list[Reading]:
-    """The candidates for every tensor that linear layers read, in the order in which they read it."""
+    """Find the candidates for every tensor that linear layers read, in the order in which they read it."""
     noise = replay.noise(tiny=True)
     before = replay.record(noise, {})
     groups = _readers(replay, before)
@@ -112,12 +112,12 @@ def trace(replay: Replay) -> list[Reading]:
 
     def sums(numbers: Mapping[str, torch.Tensor], num_bits: int) -> list[torch.Tensor]:
         """The sum over the outputs that are factors of a channel, [I] for each group; -1: there is no such sum."""
-        found = [torch.zeros(1, dtype=torch.long)] * len(groups)
+        totals = [torch.zeros(1, dtype=torch.long)] * len(groups)
         for shift in range(0, num_bits, DIGIT_BITS):
             digits = {name: (number >> shift) % (1 << DIGIT_BITS) for name, number in numbers.items()}
             for i, part in enumerate(logarithms(digits)):
-                found[i] = torch.where((part < 0) | (found[i] < 0), -1, found[i] + (part << shift))
-        return found
+                totals[i] = torch.where((part < 0) | (totals[i] < 0), -1, totals[i] + (part << shift))
+        return totals
 
     degrees = logarithms({name: torch.ones(count, dtype=torch.long) for name, count in replay.sources.items()})
     numbers = {name: offsets[name] + torch.arange(count) for name, count in replay.sources.items()}
@@ -126,8 +126,8 @@ def trace(replay: Replay) -> list[Reading]:
     squares = {name: number * number for name, number in numbers.items()}
     second = sums(squares, 2 * total.bit_length()) if is_product else first
     return [
-        Reading(names, tuple(_edges(names, _origins(*found), offsets)))
-        for names, *found in zip(groups, degrees, first, second, strict=True)
+        Reading(names, tuple(_edges(names, _origins(*totals), offsets)))
+        for names, *totals in zip(groups, degrees, first, second, strict=True)
     ]
 
 

@@ -129,8 +129,8 @@ def _find_commit(work: _Push) -> Published | None:
     if not work.task.target.create_pr:
         sha = _find_marked(work, work.revision)
         return (sha and Published(sha, work.url_of(sha), is_new=True, num_bytes=0)) or None
-    found = work.api.get_repo_discussions(work.repo_id, discussion_type="pull_request")
-    for request in islice(found, MAX_PULL_REQUESTS):
+    requests = work.api.get_repo_discussions(work.repo_id, discussion_type="pull_request")
+    for request in islice(requests, MAX_PULL_REQUESTS):
         sha = _find_marked(work, f"refs/pr/{request.num}")
         if sha:
             return Published(sha, request.url, is_new=True, num_bytes=0)
@@ -235,10 +235,10 @@ def _patiently(ask: Callable[[], T]) -> T:
     try:
         return ask()
     except HfHubHTTPError as error:
-        wanted = error.response.headers.get("Retry-After", "")
-        if error.response.status_code != 429 or not wanted.isdecimal() or float(wanted) > MAX_WAIT_S:
+        delay_s = error.response.headers.get("Retry-After", "")
+        if error.response.status_code != 429 or not delay_s.isdecimal() or float(delay_s) > MAX_WAIT_S:
             raise
-        time.sleep(float(wanted))
+        time.sleep(float(delay_s))
         return ask()
 
 

@@ -24,7 +24,7 @@ from quantcore.reading.model import Model, read_model
 from quantcore.runtime.devices import default_device
 from quantcore.runtime.ranks import ALONE, Ranks
 from quantcore.runtime.sharded import shard
-from quantcore.runtime.shards import is_sharded, mine, rows_of
+from quantcore.runtime.shards import is_sharded, local_rows, rows_of
 
 
 class Loaded(NamedTuple):
@@ -75,7 +75,7 @@ def load_model(checkpoint: Model, ranks: Ranks = ALONE) -> Loaded:
         if rows is None:
             set_parameter(model, place, tensor.to(device, to))
         else:
-            mine(before).copy_(tensor)
+            local_rows(before).copy_(tensor)
     for name, buffer in model.named_buffers():
         set_parameter(model, name, buffer.to(device))
     model.tie_weights()

@@ -22,7 +22,7 @@ class QTensor:
     spec: QuantizationSpec
 
     @classmethod
-    def joined(cls, parts: Sequence[QTensor]) -> QTensor:
+    def concat(cls, parts: Sequence[QTensor]) -> QTensor:
         """Weights one below another whose rows share no parameters but the global scale."""
         zeros = [part.params.zero_point for part in parts if part.params.zero_point is not None]
         scale = torch.cat([part.params.scale for part in parts])

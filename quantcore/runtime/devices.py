@@ -78,10 +78,10 @@ def held_memory_bytes() -> int | None:
 
 
 def _peak_resident_bytes() -> int:
-    """From Linux's own count: what ``getrusage`` says also holds what the parent had before it started us."""
-    found = _status_bytes("VmHWM")
-    if found is not None:
-        return found
+    """Read Linux's own count: ``getrusage`` also counts the parent's memory from before it started us."""
+    num_bytes = _status_bytes("VmHWM")
+    if num_bytes is not None:
+        return num_bytes
     if sys.platform == "win32":
         import psutil
 
@@ -93,8 +93,8 @@ def _peak_resident_bytes() -> int:
 
 
 def _status_bytes(name: str) -> int | None:
-    found = re.search(rf"^{name}:\s*(\d+) kB$", _text(Path("/proc/self/status")), re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+    match = re.search(rf"^{name}:\s*(\d+) kB$", _text(Path("/proc/self/status")), re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
 
 
 def _text(file: Path) -> str:

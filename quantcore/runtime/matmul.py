@@ -53,14 +53,14 @@ class WideMatmul(TorchFunctionMode):
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # fmt: skip
-        given = kwargs or {}
+        named = kwargs or {}
         narrow = args[0].dtype if func in PRODUCTS and args else None
         if narrow not in NARROW:
-            return func(*args, **given)
+            return func(*args, **named)
         if func is functional.linear and len(args) > 1 and args[1].numel() > MAX_WIDE_VALUES:
-            return _linear_in_tiles(*args, **given)
-        args, given = tree_map(_widened, (args, given))
-        return func(*args, **given).to(narrow)
+            return _linear_in_tiles(*args, **named)
+        args, named = tree_map(_widened, (args, named))
+        return func(*args, **named).to(narrow)
 
 
 def _linear_in_tiles(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:

@@ -45,7 +45,7 @@ class Relay:
         ModelError for a model that is no chain of blocks.
         """
         failures: list[Exception] = []
-        for number in sorted(range(MAX_RETURNED + 1), key=lambda one: one != self.num_returned):
+        for number in sorted(range(MAX_RETURNED + 1), key=lambda count: count != self.num_returned):
             self.num_returned, self.seen = number, None
             try:
                 model()
@@ -55,8 +55,8 @@ class Relay:
                 failures.append(error)
             else:
                 return self.reached()
-        told = next((one for one in failures if isinstance(one, ModelError)), None)
-        raise told or no_chain(f"its code fails around them ({reason_of(failures[0])})") from failures[0]
+        explained = next((failure for failure in failures if isinstance(failure, ModelError)), None)
+        raise explained or no_chain(f"its code fails around them ({reason_of(failures[0])})") from failures[0]
 
     def reached(self) -> torch.Tensor:
         """Return what the first block was given. Raises ModelError if it was not called."""

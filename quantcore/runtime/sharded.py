@@ -21,7 +21,7 @@ from quantcore.model.experts import SplitExperts
 from quantcore.numerics.qtensor import check_finite, is_finite
 from quantcore.runtime.devices import free_memory_bytes
 from quantcore.runtime.ranks import Ranks
-from quantcore.runtime.shards import is_sharded, mine, whole
+from quantcore.runtime.shards import is_sharded, local_rows, whole
 
 SHARDED = (nn.Linear,)
 
@@ -68,7 +68,7 @@ def shard(block: nn.Module, ranks: Ranks, device: torch.device, keeps: Callable[
 
 def check_all_finite(weights: Mapping[str, nn.Parameter], ranks: Ranks) -> None:
     """Raises NumericsError on all ranks if a weight holds NaN or infinity, wherever that lies; by the layers' names."""
-    bad = {name for name, weight in weights.items() if not is_finite(mine(weight))}
+    bad = {name for name, weight in weights.items() if not is_finite(local_rows(weight))}
     if any(map(is_sharded, weights.values())):
         bad = bad.union(*ranks.gather(bad))
     for name, weight in weights.items():

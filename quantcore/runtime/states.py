@@ -50,7 +50,7 @@ class States(MutableSequence[torch.Tensor]):
 
     def __getitem__(self, window: Any) -> Any:
         if isinstance(window, slice):
-            return [self[one] for one in range(*window.indices(self._num))]
+            return [self[index] for index in range(*window.indices(self._num))]
         place = self._place(window)
         return self._read(place).to(self._dtypes[place])
 
@@ -106,8 +106,8 @@ class States(MutableSequence[torch.Tensor]):
             before = [self._read(place).clone() for place in range(self._num)]
             self._like = self._like.to(dtype)
             self._open(state.to(dtype))
-            for place, one in enumerate(before):
-                self._write(place, one.to(dtype))
+            for place, old in enumerate(before):
+                self._write(place, old.to(dtype))
 
 
 class StatesInMemory(States):

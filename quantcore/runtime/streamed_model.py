@@ -35,7 +35,7 @@ from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.ranks import Ranks, computing_together
 from quantcore.runtime.relay import Outside, Relay, blocks_replaced
 from quantcore.runtime.sharded import shard
-from quantcore.runtime.shards import is_sharded, mine, rows_of
+from quantcore.runtime.shards import is_sharded, local_rows, rows_of
 from quantcore.runtime.states import States, StatesInMemory
 
 ReadTensor = Callable[[str], torch.Tensor]
@@ -247,7 +247,7 @@ class StreamedModel:
         stored = self._stored.get(place, place)
         before = getattr(module.get_submodule(path), last)
         if self._shards is not None and is_sharded(before):
-            mine(before).copy_(self._shards.read_rows(stored, rows_of(before)))
+            local_rows(before).copy_(self._shards.read_rows(stored, rows_of(before)))
             return
         dtype = torch.float32 if self._keeps_float32(place) else before.dtype
         set_parameter(module, name, self._read(stored).to(self.device, dtype))

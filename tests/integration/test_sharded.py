@@ -17,7 +17,7 @@ from quantcore.runtime import sharded
 from quantcore.runtime import streamed_model as single
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.ranks import ALONE, Ranks, computing_together, joined
-from quantcore.runtime.shards import is_sharded, mine
+from quantcore.runtime.shards import is_sharded, local_rows
 from tests.support.forks import config, events_of, forked, seen_of, task_file
 from tests.support.models import MIXTURES, tiny_model
 from tests.support.params import with_rare
@@ -90,7 +90,7 @@ def test_a_rank_reads_and_holds_its_slices(tmp_path, monkeypatch):
 
     def note_held(block, ranks, device, keeps, shard=sharded.shard):
         shard(block, ranks, device, keeps)
-        held.append({name: tuple(mine(one).shape) for name, one in block.named_parameters() if is_sharded(one)})
+        held.append({name: tuple(local_rows(one).shape) for name, one in block.named_parameters() if is_sharded(one)})
 
     monkeypatch.setattr(source.Source, "_bytes", note_read)
     monkeypatch.setattr(single, "shard", note_held)
@@ -199,7 +199,7 @@ def test_a_model_that_several_ranks_hold_computes_what_a_whole_one_does(tmp_path
         with joined() as ranks, computing_together(), torch.no_grad():
             shared, _ = quantcore.load(folder, ranks)
             assert torch.equal(shared(windows[rank]).logits, wanted[rank])
-            sharded = sum(mine(one).numel() for one in shared.parameters() if is_sharded(one))
+            sharded = sum(local_rows(one).numel() for one in shared.parameters() if is_sharded(one))
             linear = sum(one.numel() for one in shared.parameters() if is_sharded(one))
             assert sharded <= linear / 3 * 1.1 and linear > 10_000
             if given is None:
