@@ -77,9 +77,9 @@ def rejected_dir(output_dir: Path) -> Path:
 
 
 def side_files(folder: Path, patterns: tuple[str, ...] = SIDE_FILES) -> list[str]:
-    """The names of all that ``patterns`` fit in ``folder`` but folders; what a link leads to is not asked here."""
-    found = [path for path in folder.iterdir() if path.is_symlink() or not path.is_dir()]
-    return sorted(path.name for path in found if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in patterns))
+    """List the files in ``folder`` that match ``patterns``; links count as files, wherever they lead."""
+    files = [path for path in folder.iterdir() if path.is_symlink() or not path.is_dir()]
+    return sorted(path.name for path in files if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in patterns))
 
 
 def copy_side_files(model_dir: Path, folder: Path, patterns: tuple[str, ...] = SIDE_FILES) -> list[str]:

@@ -61,5 +61,5 @@ def find_conv1d(tensors: Mapping[str, TensorHeader], prefix: str) -> set[str]:
         and is_linear(name, tensor)
         and (bias := f"{name.removesuffix('weight')}bias") in tensors
     }
-    found = any(shape[1:] == bias != shape[:1] for shape, bias in biased.values())
-    return set(biased) if found else set()
+    is_transposed = any(shape[1:] == bias != shape[:1] for shape, bias in biased.values())
+    return set(biased) if is_transposed else set()

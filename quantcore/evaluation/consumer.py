@@ -194,10 +194,10 @@ def _load(folder: Path, original: Model, **options: Any) -> tuple[PreTrainedMode
         else:
             kind = declared_class(original.headers.config)
             options |= {"gguf_file": gguf_file.name, "config": clean_config(original.headers.config)}
-        model, found = kind.from_pretrained(
+        model, loading_info = kind.from_pretrained(
             scratch, local_files_only=True, trust_remote_code=False, output_loading_info=True, **options
         )
-        return model, set(found["missing_keys"])
+        return model, set(loading_info["missing_keys"])
 
 
 def _logits(model: EvaluatedModel, ids_NT: torch.Tensor) -> torch.Tensor:

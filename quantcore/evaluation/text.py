@@ -60,8 +60,8 @@ def overlap(calibration_NT: torch.Tensor, held_out_NT: torch.Tensor) -> float:
     """Return the share of spans of ``OVERLAP_LEN`` held-out tokens that also occur in the calibration windows."""
     if min(calibration_NT.shape[1], held_out_NT.shape[1]) < OVERLAP_LEN:
         return 0.0
-    seen, asked = _hashes(calibration_NT), _hashes(held_out_NT)[:, ::OVERLAP_LEN]
-    return torch.isin(asked, seen).double().mean().item()
+    calibration_spans, spans = _hashes(calibration_NT), _hashes(held_out_NT)[:, ::OVERLAP_LEN]
+    return torch.isin(spans, calibration_spans).double().mean().item()
 
 
 def _hashes(ids_NT: torch.Tensor) -> torch.Tensor:
@@ -99,13 +99,13 @@ def read_text(evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase) 
     assert text is not None
     tokenize, separator = tokenize_with(tokenizer), tokenizer.eos_token_id
     stride = evaluation.stride or evaluation.seq_len
-    wanted = evaluation.seq_len + stride * (evaluation.num_windows - 1)
+    num_tokens = evaluation.seq_len + stride * (evaluation.num_windows - 1)
     stream = array("q")
     for document in read_documents(text, chat_renderer(tokenizer)):
         if document:
             stream.extend(tokenize(document))
             stream.extend(() if separator is None else (separator,))
-        if len(stream) >= wanted:
+        if len(stream) >= num_tokens:
             break
     if len(stream) < evaluation.seq_len:
         raise CalibrationError(
@@ -114,4 +114,4 @@ def read_text(evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase) 
             hint="Lower the evaluation's seq_len, or give more text.",
             field="/evaluation/seq_len",
         )
-    return of_stream(torch.tensor(stream[:wanted].tolist()), tokenizer, evaluation.seq_len, stride)
+    return of_stream(torch.tensor(stream[:num_tokens].tolist()), tokenizer, evaluation.seq_len, stride)

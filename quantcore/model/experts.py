@@ -87,16 +87,16 @@ def is_fused(module: nn.Module) -> bool:
 
 
 def split_experts(model: nn.Module, names: ProjectionNames) -> list[str]:
-    """Replace every fused experts module of a loaded model, in place; the names of those replaced.
+    """Replace every fused experts module of a loaded model, in place. Returns the names of these modules.
 
     The 3-D parameters are gone afterwards; their memory is shared by the weights of the new linear layers.
     """
-    found = [name for name, module in model.named_modules() if is_fused(module)]
-    for name in found:
+    fused_names = [name for name, module in model.named_modules() if is_fused(module)]
+    for name in fused_names:
         fused = model.get_submodule(name)
         model.set_submodule(name, SplitExperts(fused, names))
         fused._parameters.clear()
-    return found
+    return fused_names
 
 
 @contextmanager

@@ -170,25 +170,25 @@ def keys_behind_rope(
     return without, keys
 
 
-def attention_modules(model: nn.Module, wanted: str) -> dict[str, nn.Module]:
+def attention_modules(model: nn.Module, purpose: str) -> dict[str, nn.Module]:
     """Return the modules of ``model`` that ask the ``AttentionInterface`` for their attention.
 
-    Raises ConfigError if there are none; ``wanted`` then means nothing.
+    Raises ConfigError if there are none; ``purpose`` then means nothing.
     """
-    found = {
+    modules = {
         name: module
         for name, module in model.named_modules()
         if "ALL_ATTENTION_FUNCTIONS" in _names_in(type(module).forward)
         and hasattr(sys.modules[type(module).__module__], "eager_attention_forward")
     }
-    if not found or not isinstance(model, PreTrainedModel) or not model._can_set_attn_implementation():
+    if not modules or not isinstance(model, PreTrainedModel) or not model._can_set_attn_implementation():
         raise ConfigError(
-            f"{type(model).__name__} has no attention that can be replaced, so {wanted} means nothing here.",
+            f"{type(model).__name__} has no attention that can be replaced, so {purpose} means nothing here.",
             code="no_pluggable_attention",
             hint="Leave it out. Models of Transformers that use its AttentionInterface have one.",
-            field="/softmax_quant_spec" if wanted == "softmax_quant_spec" else "/algo_config",
+            field="/softmax_quant_spec" if purpose == "softmax_quant_spec" else "/algo_config",
         )
-    return found
+    return modules
 
 
 def _names_in(function: Callable[..., Any]) -> tuple[str, ...]:

@@ -100,8 +100,8 @@ def _check_whole(model: nn.Module, lost: set[str]) -> None:
 def _tensor(model: nn.Module, name: str) -> torch.Tensor:
     """Return a parameter or buffer by its full name."""
     path, _, last = name.rpartition(".")
-    found: torch.Tensor = getattr(model.get_submodule(path), last)
-    return found
+    tensor: torch.Tensor = getattr(model.get_submodule(path), last)
+    return tensor
 
 
 def _freeze(module: nn.Module, layer: LayerPlan, learned: Activations, weight_params: QParams | None) -> None:

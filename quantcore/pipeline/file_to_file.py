@@ -38,7 +38,7 @@ from quantcore.solvers.rtn import round_to_nearest
 
 
 def round_files(
-    task: Task, given: Model, plan: Plan, folder: Path, emit: Emit, savepoint: SavePoint,
+    task: Task, model: Model, plan: Plan, folder: Path, emit: Emit, savepoint: SavePoint,
     saved: dict[str, Any] | None = None,
 ) -> Outcome:  # fmt: skip
     """Every weight once: read it, choose codes, write them, drop it. Raises NumericsError for one that is not finite.
@@ -47,12 +47,12 @@ def round_files(
     layers. It goes on behind the blocks that were ``saved``.
     """
     ranks = savepoint.ranks
-    source = open_source(given)
-    weights = Weights(source, TORCH_DTYPES[given.headers.main_dtype], default_device())
+    source = open_source(model)
+    weights = Weights(source, TORCH_DTYPES[model.headers.main_dtype], default_device())
     nothing_NT = torch.empty(0, 1, dtype=torch.long)
     expected = Expectation(EvaluationText(nothing_NT, nothing_NT[:, 0], 0, 0), torch.empty(0))
     writer = ResultWriter(plan, source, expected, emit, ranks)
-    with writer.opened(task, given.headers, folder, saved):
+    with writer.opened(task, model.headers, folder, saved):
         first_block = 0 if saved is None else saved["next_block"]
         eta = Eta(plan.num_blocks - first_block)
         for begin in range(first_block, plan.num_blocks, ranks.size):

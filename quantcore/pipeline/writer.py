@@ -80,10 +80,10 @@ class ResultWriter:
         for warning in prepared.warnings:
             self.emit(warning)
         if prepared.edges is not None:
-            told = prepared.edges.to_dict()
-            row = next((row for row in self.edges if row.items() >= told.items()), None)
+            edges = prepared.edges.to_dict()
+            row = next((row for row in self.edges if row.items() >= edges.items()), None)
             if row is None:
-                self.edges.append(row := {"blocks": [], "largest_change_by_folding": 0.0, **told})
+                self.edges.append(row := {"blocks": [], "largest_change_by_folding": 0.0, **edges})
             row["blocks"].append(index)
             row["largest_change_by_folding"] = max(row["largest_change_by_folding"], prepared.fold_error)
 
@@ -101,15 +101,15 @@ class ResultWriter:
             self.tell()
         if not self.writes(solved.owner):
             return
-        layer, known = solved.layer, activations.get(solved.layer, Activations())
-        quantized = QLayer(solved.quantized, known.inputs, known.outputs)
+        layer, ranges = solved.layer, activations.get(solved.layer, Activations())
+        quantized = QLayer(solved.quantized, ranges.inputs, ranges.outputs)
         restored, name = solved.restored_OI, f"{layer.name}.weight"
         model_dtype = self.source.tensors[name].dtype
         self.expected.weights[layer.name] = digest(restored)
         if not all(map(holds_codes, self.plan.exports)):
             plain = stored(restored.to(TORCH_DTYPES[model_dtype]), layer.kind)
             self.expected.plain_weights[name] = digest(plain)
-        self.expected.activations[layer.name] = as_floats(known)
+        self.expected.activations[layer.name] = as_floats(ranges)
         for export, sink in self.sinks.items():
             for part, tensor in encoded(EXPORTERS.get(export), layer, quantized, model_dtype).items():
                 sink.write(part, tensor.to(sink.dtype_of(part)))

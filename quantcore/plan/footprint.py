@@ -265,11 +265,11 @@ class Footprint:
 
 
 def by_block(prefix: str, sizes: Mapping[str, int]) -> Counter[int]:
-    """Sums of a figure of tensors, by the number of the block behind ``prefix``; -1 is what lies outside."""
-    found = Counter[int]()
+    """Sum up the tensors' ``sizes`` by the number of the block behind ``prefix``; -1 is outside the blocks."""
+    sums = Counter[int]()
     for name, size in sizes.items():
-        found[int(name[len(prefix) :].split(".", 1)[0]) if name.startswith(prefix) else -1] += size
-    return found
+        sums[int(name[len(prefix) :].split(".", 1)[0]) if name.startswith(prefix) else -1] += size
+    return sums
 
 
 def _larger(*moments: Parts) -> Parts:
@@ -281,15 +281,15 @@ def _size(parts: Parts) -> int:
 
 
 def _vocab_size(tensors: Mapping[str, TensorHeader], prefix: str) -> int:
-    """The rows of the largest matrix around the blocks, which is the embedding or the head."""
-    return max((one.shape[0] for name, one in tensors.items() if not name.startswith(prefix) and len(one.shape) == 2),
-               default=0)  # fmt: skip
+    """Return the rows of the largest matrix around the blocks, which is the embedding or the head."""
+    around = [tensor for name, tensor in tensors.items() if not name.startswith(prefix)]
+    return max((tensor.shape[0] for tensor in around if len(tensor.shape) == 2), default=0)
 
 
 def _values_beside(layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader]) -> int:
     """How many values a model gives to its blocks for each token beside the hidden states, as far as names tell: the
     per-layer inputs of Gemma 3n and 4, and the keys and values that two kinds of their blocks leave for later ones."""
-    per_layer = [one.shape[1] for name, one in tensors.items() if name.endswith("embed_tokens_per_layer.weight")]
+    per_layer = [tensor.shape[1] for name, tensor in tensors.items() if name.endswith("embed_tokens_per_layer.weight")]
     keys = [layer.out_features for layer in layers if layer.name.endswith(".k_proj")]
     return sum(per_layer) + 4 * max(keys, default=0) * bool(per_layer)
 
@@ -297,10 +297,10 @@ def _values_beside(layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHead
 def _grams(config: Config, layers: Sequence[LayerPlan]) -> tuple[int, int, int]:
     """The bytes of the matrices [I, I] of each input of a block, of the block with most of them; those of the widest
     input; and what that needs besides while it is solved."""
-    element = 8 if any(getattr(one, "hessian_dtype", "") == "float64" for one in config.algo_config) else 4
-    learning = [one for one in config.algo_config if one.needs_calibration]
-    count = max((one.num_grams for one in learning), default=0)
-    copies = max((one.num_factors for one in learning), default=0)
+    element = 8 if any(getattr(algorithm, "hessian_dtype", "") == "float64" for algorithm in config.algo_config) else 4
+    learning = [algorithm for algorithm in config.algo_config if algorithm.needs_calibration]
+    count = max((algorithm.num_grams for algorithm in learning), default=0)
+    copies = max((algorithm.num_factors for algorithm in learning), default=0)
     inputs: dict[int | None, set[Input]] = {}
     for layer in layers:
         inputs.setdefault(layer.block, set()).add(input_of(layer))

@@ -168,17 +168,17 @@ def _find_readers(module: nn.Module, silent: StreamRecord, x: torch.Tensor) -> t
     ), readers
 
 
-def _source(given: torch.Tensor, outputs: dict[str, torch.Tensor]) -> str | None:
+def _source(x: torch.Tensor, outputs: dict[str, torch.Tensor]) -> str | None:
     """Which of the ``outputs`` this is. Norms with equal weights give equal ones: then the very tensor, or the last."""
-    equal = [name for name, output in outputs.items() if same(given, output)]
-    very = [name for name in equal if outputs[name].data_ptr() == given.data_ptr()]
+    equal = [name for name, output in outputs.items() if same(x, output)]
+    very = [name for name in equal if outputs[name].data_ptr() == x.data_ptr()]
     return next(reversed(very or equal), None)
 
 
-def _examined(module: nn.Module, name: str, readers: list[str], given: torch.Tensor) -> StreamNorm:
+def _examined(module: nn.Module, name: str, readers: list[str], like: torch.Tensor) -> StreamNorm:
     """The norm, once it is known to divide by the length alone and to multiply with its weight or with 1 + weight."""
     norm = deepcopy(module.get_submodule(name)).float()
-    x = random_like(given, seed=4).float()
+    x = random_like(like, seed=4).float()
     weight = getattr(norm, "weight", None)
     plus_one = False
     before = norm(x)

@@ -84,8 +84,8 @@ class BlockType:
 
 
 BLOCK_TYPES = {
-    one.dtype: one
-    for one in (
+    block.dtype: block
+    for block in (
         BlockType("Q4_0", Dtype.int4, has_minimum=False),
         BlockType("Q4_1", Dtype.uint4, has_minimum=True),
         BlockType("Q5_0", Dtype.int5, has_minimum=False),

@@ -125,7 +125,7 @@ class Q6K:
         return QTensor((codes.to(torch.int8) - 32).flatten(1), QParams(scale.flatten(1)), spec)
 
 
-K_TYPES = {one.dtype: one for one in (MinimumK("Q4_K", Dtype.uint4, 4), MinimumK("Q5_K", Dtype.uint5, 5), Q6K())}
+K_TYPES = {kind.dtype: kind for kind in (MinimumK("Q4_K", Dtype.uint4, 4), MinimumK("Q5_K", Dtype.uint5, 5), Q6K())}
 
 
 def _pack_six_bits(scale: torch.Tensor, low: torch.Tensor) -> torch.Tensor:

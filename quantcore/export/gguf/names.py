@@ -130,20 +130,20 @@ class Places:
         match, index = _BLOCK.match(name), None
         if match is None:
             module, _, kind = name.rpartition(".")
-            found = _OUTSIDE.get(module) if self.architecture.own_head or module != "lm_head" else None
+            base = _OUTSIDE.get(module) if self.architecture.own_head or module != "lm_head" else None
             where = ""
         else:
             module, kind, where = match["module"], match["kind"], f"blk.{match['index']}."
             if expert := _EXPERT.match(module):
                 module, index = f"{expert['stack']}.{expert['projection']}", int(expert["index"])
-            found = self.architecture.blocks.get(module)
-        if found is None:
+            base = self.architecture.blocks.get(module)
+        if base is None:
             return None
         is_norm = kind == "weight" and module.endswith("norm")
         return Place(
-            f"{where}{found}.{kind}",
+            f"{where}{base}.{kind}",
             index,
-            self._heads.get(found, 0) if self.architecture.interleaved else 0,
+            self._heads.get(base, 0) if self.architecture.interleaved else 0,
             self.architecture.norm_offset if is_norm else 0.0,
         )
 
