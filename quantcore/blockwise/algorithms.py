@@ -78,7 +78,7 @@ class BlockAlgorithms:
         return self._rotation_config is not None and self._rotation_config.r1
 
     def rotate_states(self, hidden: Hidden) -> Hidden:
-        """The hidden states in front of the first block, in place, as the blocks will read them."""
+        """Rotate the hidden states in front of the first block in place, as the blocks will read them."""
         if self._rotation_config is None or not len(hidden.states):
             return hidden
         if self._rotation is None:
@@ -133,7 +133,7 @@ class BlockAlgorithms:
     def prepare_head(
         self, layers: Modules, logits: Callable[[torch.Tensor], torch.Tensor], streams: CalibrationStreams
     ) -> Prepared:
-        """As ``prepare``, for layers behind the last block; ``logits`` runs them on a window."""
+        """Do the same as ``prepare`` for layers behind the last block; ``logits`` runs them on a window."""
         if streams.calibration is None or not layers:
             return Prepared({}, {})
         names = {layer: layer.name for layer in layers}

@@ -67,7 +67,7 @@ class SavePoint:
         return cls(folder, fingerprint(task) if folder else "", ranks)
 
     def load(self) -> dict[str, Any] | None:
-        """The notes of the newest state, with ``next_block``; None if there is none of this very job.
+        """Return the notes of the newest state, with ``next_block``; None if there is none of this very job.
 
         What is there of another job is removed.
         """

@@ -16,7 +16,7 @@ MIN_TOKENS = 16  # a range of fewer says little about the tokens to come
 
 
 def share_ranges(watched: Mapping[LayerPlan, Watched]) -> tuple[dict[LayerPlan, Watched], list[Warned]]:
-    """The observers to use instead of ``watched``, and a warning for each mixture where that makes a difference.
+    """Return the observers to use instead of ``watched``, and a warning for each mixture where that makes a difference.
 
     A layer of an expert with fewer than ``MIN_TOKENS`` tokens takes what all experts of its block saw at the same
     projection (and with the same config): their inputs are alike, and a range that is too wide costs precision where
@@ -45,7 +45,7 @@ def share_ranges(watched: Mapping[LayerPlan, Watched]) -> tuple[dict[LayerPlan, 
 
 
 def _unseen(layer: LayerPlan) -> CalibrationError:
-    """The error for a static activation of which calibration saw nothing."""
+    """Return the error for a static activation of which calibration saw nothing."""
     if EXPERT.match(layer.name):
         return CalibrationError(
             f"No token of the calibration text reached {layer.name}, nor an expert beside it.",
@@ -63,7 +63,7 @@ def _unseen(layer: LayerPlan) -> CalibrationError:
 
 
 def num_tokens(layer: LayerPlan, watched: Watched) -> int:
-    """How many tokens ``layer`` saw."""
+    """Return how many tokens ``layer`` saw."""
     if watched.inputs is not None:
         return watched.inputs.num_values // layer.in_features
     return 0 if watched.outputs is None else watched.outputs.num_values // layer.out_features

@@ -68,7 +68,7 @@ def ranges_of_all(watched: dict[LayerPlan, Watched], ranks: Ranks) -> dict[Layer
 
 
 def learned(layer: LayerPlan, watched: Watched, model_dtype: torch.dtype) -> Activations:
-    """The static parameters of ``layer``. Raises NumericsError for a range that is not finite."""
+    """Return the static parameters of ``layer``. Raises NumericsError for a range that is not finite."""
     return Activations(
         _params(layer, "input", layer.config.input_tensors, watched.inputs, model_dtype),
         _params(layer, "output", layer.config.output_tensors, watched.outputs, model_dtype),

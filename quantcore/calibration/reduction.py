@@ -45,11 +45,11 @@ class Span:
         return range(self.first_window(self.chunks.start), self.first_window(self.chunks.stop))
 
     def first_window(self, chunk: int) -> int:
-        """The number of the first window of a chunk, among all."""
+        """Return the number of the first window of a chunk, among all."""
         return -(-chunk * self.num_windows // self.num_chunks)
 
     def chunk_of(self, window: int) -> int:
-        """The chunk of the window that has this number among all."""
+        """Return the chunk of the window that has this number among all."""
         return min(window * self.num_chunks // max(1, self.num_windows), self.num_chunks - 1)
 
 
@@ -70,7 +70,7 @@ class Node:
         return self.level == other.level and self.index % 2 == 0 and self.index + 1 == other.index
 
     def merged(self, other: Node) -> Node:
-        """The node of which this is the left half; both give their memory to it."""
+        """Merge this node with its right neighbour; the result takes the memory of both."""
         for name, sums in other.sums.items():
             if name in self.sums:
                 self.sums[name].merge(sums)
@@ -81,7 +81,7 @@ class Node:
 
 @dataclass
 class Tree:
-    """Nodes that come from left to right; two halves are joined as soon as both are there."""
+    """Nodes that come from left to right; two halves are merged as soon as both are there."""
 
     nodes: list[Node] = field(default_factory=list)
 
@@ -173,7 +173,7 @@ class Sums:
         self._samples += later._samples
 
     def stats(self, owner: int = 0) -> Stats:
-        """The ``owner`` is this rank. The sums are used up."""
+        """Return the statistics on the ``owner``, which is this rank. The sums are used up."""
         sample = torch.cat(self._samples)[: self._needs.sample] if self._samples else None
         return Stats(
             num_tokens=self.num_tokens,
@@ -196,5 +196,5 @@ def _add_gram(gram_II: torch.Tensor, x_TI: torch.Tensor) -> None:
 
 
 def _whole(lower_II: torch.Tensor) -> torch.Tensor:
-    """The symmetric matrix whose lower triangle is given; overwrites the rest of it."""
+    """Return the symmetric matrix whose lower triangle is given; overwrites the rest of it."""
     return lower_II.tril_().add_(lower_II.tril(-1).T)

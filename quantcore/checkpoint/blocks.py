@@ -46,7 +46,7 @@ class BlockList:
 
 
 def find_blocks(tensors: Mapping[str, TensorHeader], model_config: Mapping[str, Any]) -> tuple[str, int]:
-    """(prefix, count) of the decoder blocks: ``model.layers.``, 30.
+    """Return (prefix, count) of the decoder blocks: ``model.layers.``, 30.
 
     They are the numbered list that has the depth and the width of the language model in config.json, which are declared
     at its top or in a config inside it. Blocks for multi-token prediction, which some checkpoints hold after the
@@ -132,7 +132,7 @@ def _depths(config: Mapping[str, Any]) -> list[int]:
 
 
 def _depth(blocks: BlockList, configs: Sequence[Mapping[str, Any]]) -> int | None:
-    """The number of blocks that run, if one of ``configs`` declares such a list; None if not."""
+    """Return the number of blocks that run, if one of ``configs`` declares such a list; None if not."""
     if blocks.indices != set(range(blocks.count)):
         return None
     for config in configs:

@@ -104,7 +104,7 @@ def is_stack_of_experts(name: str, shape: Sequence[int]) -> bool:
 
 
 def _num_experts(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """How many experts each module has that has some."""
+    """Return the number of experts of each module that has experts."""
     counts: dict[str, int] = {}
     for name, shape in shapes.items():
         if match := EXPERT.match(name):

@@ -47,7 +47,7 @@ def resolved(path: Path | str) -> Path:
 
 
 def open_file(path: Path, *, root: Path | None = None, max_bytes: int | None = None) -> BufferedReader:
-    """The file ``path`` of the folder ``root`` (unless given, the one that it is in), to be read.
+    """Open the file ``path`` of the folder ``root`` (its own folder by default) for reading.
 
     A link is followed as long as it stays in the folder, or leads from a snapshot in the Hub's cache to that cache's
     blobs. Raises FileNotFoundError, and ModelError: ``unsafe_path`` for all that is no plain file of this folder,
@@ -71,7 +71,7 @@ def open_file(path: Path, *, root: Path | None = None, max_bytes: int | None = N
 
 
 def open_named(path: Path, *, max_bytes: int | None = None) -> BufferedReader:
-    """As ``open_file``, for a file that a person or the service names by itself: the name may be a link to anywhere."""
+    """Open a file that a person or the service names, as ``open_file`` does. The name may be a link to anywhere."""
     return _open(resolved(path), path, max_bytes)
 
 
@@ -142,7 +142,7 @@ def unchanging(model: Path, stamps: Mapping[str, Stamp] | None = None) -> Iterat
 
 
 def seen_so_far() -> dict[str, Stamp]:
-    """The stamps of the innermost ``unchanging``, for another process."""
+    """Return the stamps of the innermost ``unchanging``, for another process."""
     return {} if _seen is None else dict(_seen.stamps)
 
 
@@ -209,7 +209,7 @@ def _walk(real: Path) -> int:
 
 
 def folders_beside(folder: Path) -> tuple[Path, ...]:
-    """Where links of a snapshot in the Hub's cache lead: <cache>/models--x--y/snapshots/<sha>/file ->
+    """Return where links of a snapshot in the Hub's cache lead: <cache>/models--x--y/snapshots/<sha>/file ->
     ../../blobs/<hash>, which may be a link to <cache>/blobs."""
     for snapshots in folder.parents:
         if snapshots.name == "snapshots" and snapshots.parent.name.startswith("models--"):

@@ -38,7 +38,7 @@ MAX_SHOWN_DEPTH = 6
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command; its exit status."""
+    """Run the command; returns its exit status."""
     flags = argparse.ArgumentParser(prog="python -m quantcore examine")
     flags.add_argument("file", type=Path)
     flags.add_argument("action", choices=("check", "preview", "tokens"))
@@ -118,13 +118,13 @@ def check(file: Path, column: str | None) -> dict[str, Any]:
 
 
 def preview(file: Path, num_rows: int) -> dict[str, Any]:
-    """The first rows as they are, long values cut short."""
+    """Return the first rows as they are, long values cut short."""
     return {"rows": [{"place": row.place, "values": showable(row.values)}
                      for row in islice(files.read_rows(file), num_rows)]}  # fmt: skip
 
 
 def count_tokens(file: Path, column: str | None, model_dir: Path, seq_len: int) -> dict[str, Any]:
-    """How many tokens the rows are to the model's tokenizer, chats in its template; of the first MAX_TOKEN_ROWS.
+    """Count the tokens of the first MAX_TOKEN_ROWS rows for the model's tokenizer; chats are in its template.
 
     ``num_longer`` rows have more than ``seq_len`` tokens. The engine loses nothing of them: rows are joined, and
     windows of ``seq_len`` are cut; ``num_beyond`` is what a reader that cuts each row short would lose.
@@ -155,7 +155,7 @@ def count_tokens(file: Path, column: str | None, model_dir: Path, seq_len: int) 
 
 
 def summary_of(lengths: Sequence[int]) -> dict[str, Any]:
-    """Sum, least, median, most, and how many lengths lie in each power of two: ``from`` <= length < ``to``."""
+    """Return sum, least, median, most, and how many lengths lie in each power of two: ``from`` <= length < ``to``."""
     ordered = sorted(lengths)
     counts: dict[int, int] = {}
     for length in ordered:
@@ -186,7 +186,7 @@ def showable(value: Any, depth: int = 0) -> Any:
 
 
 def _plain(messages: list[dict[str, Any]]) -> str:
-    """A chat without any model's template."""
+    """Return a chat's text without any model's template."""
     return "\n".join(str(message.get("content") or "") for message in messages)
 
 

@@ -39,7 +39,7 @@ _SHA = re.compile("[0-9a-f]{40}")
 
 
 def is_hub_name(source: str) -> bool:
-    """True for ``name`` and ``org/name`` as the Hub allows them: never a path, never an address."""
+    """Return True for ``name`` and ``org/name`` as the Hub allows them: never for a path or an address."""
     return _NAME.fullmatch(source) is not None and not re.search(r"--|\.\.|\.git$", source)
 
 
@@ -76,12 +76,12 @@ def resolve(calibration: CalibrationConfig) -> CalibrationConfig:
 
 
 def is_resolved(calibration: CalibrationConfig) -> bool:
-    """True if its dataset is named with a commit, as ``resolve`` does."""
+    """Return True if its dataset is named with a commit, as ``resolve`` does."""
     return calibration.revision is not None and _SHA.fullmatch(calibration.revision) is not None
 
 
 def read_rows(calibration: CalibrationConfig) -> Iterator[Row]:
-    """The rows of one split of a resolved dataset as they arrive, in order: the column of the text, no other.
+    """Yield the rows of one split of a resolved dataset as they arrive, in order: the column of the text, no other.
 
     Raises CalibrationError: ``datasets_not_installed``, ``unknown_dataset_config``, ``unknown_split``,
     ``no_text_column``, ``unsupported_dataset``, ``hub_*``.

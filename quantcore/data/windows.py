@@ -75,7 +75,7 @@ def token_windows(
 def _divide_prose(
     documents: Iterator[str], tokens_of: Callable[[str], Iterable[int]], enough: float | None
 ) -> tuple[array[int], array[int]]:
-    """The first part and the last part of what is read, which ends when it is more than ``enough`` tokens."""
+    """Return the first part and the last part of what is read, which ends when it is more than ``enough`` tokens."""
     stream = array("q")
     for document in documents:
         stream.extend(tokens_of(document))
@@ -92,7 +92,7 @@ def _divide_rows(
     text, rest = array("q"), array("q")
 
     def remaining() -> Iterator[str]:
-        """The rows for calibration; on the way the held-out ones are taken."""
+        """Yield the rows for calibration; on the way the held-out ones are taken."""
         for number, document in enumerate(filter(None, documents)):
             if number % round(1 / HELD_OUT_SHARE) != round(1 / HELD_OUT_SHARE) - 1:
                 yield document

@@ -30,7 +30,7 @@ class EdgeFinder:
         self._known: dict[object, FoundEdges] = {}
 
     def find(self, block: nn.Module, run: Run) -> FoundEdges:
-        """As ``find_edges``, in two runs of the block if one that is built like it was there before."""
+        """Find the edges as ``find_edges`` does, in two runs if a block of the same structure came before."""
         structure = tuple(
             (
                 name,
@@ -46,7 +46,7 @@ class EdgeFinder:
 
 
 def find_edges(block: nn.Module, run: Run) -> FoundEdges:
-    """All edges of ``block``, proven. ``run`` runs it on some tokens and returns what it adds to the hidden states.
+    """Find and prove all edges of ``block``. ``run`` runs it on some tokens and returns what it adds to the states.
 
     The block itself is run twice (three times with norms that multiply with 1 + weight), and ten to thirty times with
     given outputs, where no layer computes. Its weights end as they were, bit for bit. Mixtures must be split

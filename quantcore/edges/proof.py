@@ -108,7 +108,7 @@ def random_scales(count: int, generator: torch.Generator) -> torch.Tensor:
 
 @contextmanager
 def divided(block: nn.Module, edge: Edge, scale_F: torch.Tensor) -> Iterator[None]:
-    """The producer's half of a fold while the context lasts."""
+    """Keep the producer divided, as in a fold, while the context lasts."""
     producer = block.get_submodule(edge.producer)
     weight, bias = producer.get_parameter("weight"), getattr(producer, "bias", None)
     with ExitStack() as undo:
@@ -151,7 +151,7 @@ def _keep_fragile(weight: torch.Tensor) -> Callable[[], None]:
 
 
 def _typical_change(before_TE: torch.Tensor, after_TE: torch.Tensor) -> float:
-    """The median over tokens: a router between two equally good experts may turn over by a rounding."""
+    """Return the median over tokens: a router between two equally good experts may turn over by a rounding."""
     moved, size = (after_TE - before_TE).norm(dim=-1), before_TE.norm(dim=-1)
     change = torch.where(moved == 0, 0, moved / size).nan_to_num(nan=float("inf"))
     return change.median().item()

@@ -79,7 +79,7 @@ class Search:
         return reached
 
     def weighted(self, edges: list[Edge]) -> list[Edge]:
-        """With ``plus_one`` where a norm multiplies with 1 + weight; without norms that do neither."""
+        """Set ``plus_one`` where a norm multiplies by 1 + weight; reject norms that multiply by neither."""
         weighted: list[Edge] = []
         for edge in edges:
             is_norm = len(shape_of(self.block.get_submodule(edge.producer))) == 1
@@ -118,7 +118,7 @@ class Search:
         self.rejected.append(Rejected(edge.producer, edge.consumers, reason))
 
     def _scaled(self, edges: Sequence[Edge]) -> tuple[BlockRecord, dict[str, torch.Tensor]]:
-        """A run with the outputs of all edges scaled, and the factors [O] of each producer: 1 for its other rows."""
+        """Run the block with the outputs of all edges scaled; returns also the factors [O] of each producer, else 1."""
         generator = torch.Generator().manual_seed(1)
         scales = {
             name: random_scales(self._replay.sources[name], generator)
@@ -179,7 +179,7 @@ class Search:
 
 
 def _merged(edges: Sequence[Edge]) -> list[Edge]:
-    """One edge for all layers that read the same outputs in the same order."""
+    """Merge the edges of layers that read the same outputs in the same order."""
     merged: dict[object, Edge] = {}
     for edge in edges:
         key = (edge.producer, edge.rows.numpy().tobytes(), edge.channels.numpy().tobytes())

@@ -75,7 +75,7 @@ class Replay:
             yield
 
     def noise(self, *, tiny: bool) -> dict[str, torch.Tensor]:
-        """An output for each source: tiny numbers, or numbers of all sizes. Those of the first token are above 0."""
+        """Make an output for each source: tiny numbers, or of all sizes. Those of the first token are above 0."""
         generator = torch.Generator().manual_seed(0)
         low, high = TINY if tiny else ALL_SIZES
         noise: dict[str, torch.Tensor] = {}
@@ -142,7 +142,7 @@ def _readers(replay: Replay, before: BlockRecord) -> list[tuple[str, ...]]:
 
 
 def _offsets(sources: Mapping[str, int]) -> dict[str, int]:
-    """The number of each source's first output."""
+    """Return the number of each source's first output."""
     offsets, total = {}, 0
     for name, count in sources.items():
         offsets[name] = total
@@ -176,7 +176,7 @@ def _origins(degree_I: torch.Tensor, sum_I: torch.Tensor, square_I: torch.Tensor
 
 
 def _edges(names: tuple[str, ...], origins: list[torch.Tensor], offsets: Mapping[str, int]) -> Iterator[Edge]:
-    """One for every origin whose numbers all lie in one layer."""
+    """Yield an edge for every origin whose numbers all lie in one layer."""
     producers, starts = list(offsets), torch.tensor(list(offsets.values()))
     for number_I in origins:
         which_I = torch.searchsorted(starts, number_I, right=True) - 1

@@ -53,7 +53,7 @@ class Clipping:
         self.counts[name] = (before + beyond, total + x.numel())
 
     def worst(self) -> tuple[str, float] | None:
-        """The tensor of which the largest share is cut off; None if no range is static."""
+        """Return the tensor of which the largest share is cut off; None if no range is static."""
         shares = {name: beyond / max(1, total) for name, (beyond, total) in self.counts.items()}
         return max(shares.items(), key=lambda item: item[1]) if shares else None
 

@@ -53,7 +53,7 @@ ROUNDS_INPUTS = 0.3
 
 
 def unread(export: str, layers: tuple[LayerPlan, ...]) -> str | None:
-    """Why Transformers 5.23 does not read such an export on a CPU, as far as that is known; None if it does."""
+    """Return why Transformers 5.23 does not read such an export on a CPU, as far as that is known; None if it does."""
     if export not in TRANSFORMERS_PACKAGES:
         return f"No program that reads {export} files runs in the proof."
     if export == "fp8" and any(layer.weight.block_size is None for layer in layers):
@@ -69,7 +69,10 @@ def unread(export: str, layers: tuple[LayerPlan, ...]) -> str | None:
 
 
 def _is_read_as_expert(weight: QuantizationSpec) -> bool:
-    """See ``CompressedTensorsDequantize`` in transformers/integrations/compressed_tensors.py."""
+    """Return whether Transformers reads an expert with such a weight.
+
+    See ``CompressedTensorsDequantize`` in transformers/integrations/compressed_tensors.py.
+    """
     is_mxfp4 = weight.dtype is Dtype.fp4 and weight.scale_type is ScaleType.e8m0
     return is_mxfp4 or (is_plain(weight) and weight.dtype in (Dtype.fp8_e4m3, Dtype.int4) and weight.block_size is None)
 
@@ -172,7 +175,7 @@ def _read_elsewhere(
 
 
 def _missing_before(original: Model) -> set[str]:
-    """The tensors that Transformers does not find in the float model either."""
+    """Return the tensors that Transformers does not find in the float model either."""
     try:
         return _load(original.folder, original, device_map="meta")[1]
     except Exception:  # then nothing is known of it
@@ -180,7 +183,7 @@ def _missing_before(original: Model) -> set[str]:
 
 
 def _load(folder: Path, original: Model, **options: Any) -> tuple[PreTrainedModel, set[str]]:
-    """The model in ``folder``, and the names of its tensors that the files do not fill.
+    """Load the model in ``folder``; returns it with the names of its tensors that the files do not fill.
 
     With a GGUF file goes the config of ``original``: Transformers takes too little from the file itself.
     """

@@ -142,14 +142,14 @@ def side_by_side(before: Results, after: Results) -> TaskResults:
 
 
 def evaluate(evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase, model: EvaluatedModel) -> Results:
-    """The tasks on a model that is loaded for it as a whole."""
+    """Run the tasks on a model, which is loaded as a whole for them."""
     with model.whole() as whole:
         results = run_tasks(evaluation, whole, tokenizer)
     return model.ranks.share(results)
 
 
 def _metrics(rows: dict[str, Any]) -> dict[str, dict[str, float | None]]:
-    """The harness names them ``metric,filter`` and ``metric_stderr,filter``."""
+    """Pair each metric with its error: the harness names them ``metric,filter`` and ``metric_stderr,filter``."""
     metrics = {}
     for name, value in rows.items():
         metric, comma, how = name.partition(",")

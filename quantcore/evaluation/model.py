@@ -54,7 +54,7 @@ class EvaluatedModel:
         self.has_run = True
 
     def last_states(self, text: EvaluationText, told: Told) -> list[torch.Tensor]:
-        """The hidden states [1, T, H] behind the last block."""
+        """Return the hidden states [1, T, H] behind the last block."""
         hidden = self.streamed.embed(text.ids_NT)
         self.run(hidden, told)
         return list(hidden.states)
@@ -74,7 +74,7 @@ class EvaluatedModel:
 
     @contextmanager
     def whole(self) -> Iterator[PreTrainedModel]:
-        """All weights in memory: it generates."""
+        """Hold all weights in memory while this lasts, so that the model can generate."""
         if self.given is not None and self.ranks.size > 1:
             with computing_together():
                 yield load_model(self.given, self.ranks).model
@@ -94,7 +94,7 @@ class EvaluatedModel:
 
 
 def open_model(model: Model, ranks: Ranks = ALONE) -> EvaluatedModel:
-    """A model folder as it is: what its files hold, whoever wrote them. The ``ranks`` share it where it is whole."""
+    """Open a model folder, float or quantized, whichever program wrote it. The ``ranks`` share a whole model."""
     headers, source = model.headers, open_source(model)
     layers = {} if model.quantized is None else model.quantized.layers
     activations: dict[LayerPlan, Activations] = {}

@@ -149,7 +149,7 @@ def _stored_layer(name: str, quantization_config: Mapping[str, Any], files: Stor
 
 @cache
 def _groups_in_order(num_inputs: int, group: int) -> bytes:
-    """The bytes of ``g_idx`` where groups follow each other."""
+    """Return the bytes of ``g_idx`` where groups follow each other."""
     return array("i", (index // group for index in range(num_inputs))).tobytes()
 
 

@@ -77,7 +77,7 @@ def _rows() -> list[tuple[str, str, Kinds]]:
 
 
 def _kinds_of_row(row: dict[str, Any]) -> Kinds:
-    """The ``layers`` of the row; or those of the preset that its scheme is called like."""
+    """Return the ``layers`` of the row; or those of the preset that its scheme is called like."""
     if "layers" in row:
         return frozenset(row["layers"])
     name, _, cache_name = row["scheme"].partition(", ")

@@ -102,7 +102,7 @@ def push(task: PublishTask, token: str, emit: Emit) -> Published:
 
 
 def _ensure_branch(work: _Push) -> str:
-    """The commit that the branch stands at, its repository and itself made if they are not there."""
+    """Make the repository and the branch if they are missing; returns the commit of the branch."""
     for _ in range(3):
         try:
             info = _patiently(lambda: work.api.model_info(work.repo_id, revision=work.revision, timeout=TIMEOUT_S))
@@ -204,7 +204,7 @@ def _upload(work: _Push, operations: Operations, emit: Emit) -> int:
 
 
 def _commit(work: _Push, operations: Operations, head: str) -> tuple[str, str]:
-    """(the commit, where a person sees it)."""
+    """Commit the files; returns the commit and the address of its page."""
     target = work.task.target
     made = _patiently(
         lambda: work.api.create_commit(
@@ -221,7 +221,7 @@ def _commit(work: _Push, operations: Operations, head: str) -> tuple[str, str]:
 
 
 def _find_wrong(work: _Push, sha: str) -> str | None:
-    """A file that the commit does not hold as it was proven; None if it holds all of them."""
+    """Return a file that differs in the commit from the proven one; None if there is none."""
     remote, place = _files_at(work, sha), work.task.target.place
     for file in work.task.files:
         there = remote.get(place(file.path))
@@ -231,7 +231,7 @@ def _find_wrong(work: _Push, sha: str) -> str | None:
 
 
 def _patiently(ask: Callable[[], T]) -> T:
-    """``ask``, and once more after the time that the Hub asks for when it has had enough (429)."""
+    """Call ``ask``; if the Hub limits the rate (429), wait as long as it says and call ``ask`` once more."""
     try:
         return ask()
     except HfHubHTTPError as error:

@@ -100,7 +100,7 @@ def hull(options: Sequence[Option]) -> list[Option]:
 
 
 def _steps(units: Sequence[Unit]) -> Iterator[tuple[int, Option]]:
-    """(number of the unit, the option that it goes to): what saves most loss for each byte first."""
+    """Yield (number of the unit, the option that it goes to): what saves most loss for each byte first."""
     steps = [
         (_gain(before, after), -number, after)
         for number, unit in enumerate(units)
@@ -112,5 +112,5 @@ def _steps(units: Sequence[Unit]) -> Iterator[tuple[int, Option]]:
 
 
 def _gain(before: Option, after: Option) -> float:
-    """The loss that each byte more saves."""
+    """Return the loss that each additional byte saves."""
     return (before.loss - after.loss) / (after.num_bytes - before.num_bytes)

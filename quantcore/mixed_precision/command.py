@@ -168,7 +168,7 @@ def _option(unit: Unit, scheme: str) -> Option:
 
 
 def config_of(mix: Mix, units: Sequence[Unit], configs: Mapping[str, Config]) -> Config:
-    """The config that says it: the scheme of most layers for all, the others by name."""
+    """Return the config of a mix: the scheme of most layers for all, the others by name."""
     chosen = {name: option.scheme for unit, option in zip(units, mix.chosen, strict=True) for name in unit.layers}
     counted = Counter(scheme for scheme in chosen.values() if scheme != KEEP)
     usual = counted.most_common(1)[0][0] if counted else next(iter(configs))

@@ -115,7 +115,7 @@ class Sensitivity:
         return losses
 
     def at(self, block: nn.Module, index: int, plan: Plan) -> RunningBlock:
-        """The loaded block, with the windows in front of it if ``plan`` learns from them."""
+        """Return the loaded block, with the windows in front of it if ``plan`` learns from them."""
         return RunningBlock(block, index, self._streams(index, plan))
 
     def behind(self, plan: Plan) -> CalibrationStreams:
@@ -229,7 +229,7 @@ def _calls_noted(modules: Mapping[str, nn.Module]) -> Iterator[list[Call]]:
 
 
 def units_of(calls: Sequence[Call], names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The unit of each layer: all experts of a mixture, or the layers that read one tensor."""
+    """Return the unit of each layer: all experts of a mixture, or the layers that read one tensor."""
     inputs = {call.name: id(call.inputs) for call in reversed(calls)}
     members: dict[object, list[str]] = {}
     for name in dict.fromkeys([*(call.name for call in calls), *names]):  # as they run, then those that did not
@@ -239,13 +239,13 @@ def units_of(calls: Sequence[Call], names: Sequence[str]) -> dict[str, tuple[str
 
 
 def _in_all(schemes: Sequence[Mapping[str, Changed]], model: StreamedModel) -> dict[str, nn.Module]:
-    """The modules of the layers that every scheme quantizes."""
+    """Return the modules of the layers that every scheme quantizes."""
     first, *others = schemes
     return {name: model.find_module(name) for name in first if all(name in other for other in others)}
 
 
 def _log_p_of_drawn(logits_TV: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """The sum over the tokens of log p(y), y drawn from p; part of the graph."""
+    """Return the sum over the tokens of log p(y), y drawn from p; part of the graph."""
     drawn = []
     for rows in rows_at_a_time(len(logits_TV)):
         log_p = functional.log_softmax(logits_TV[rows].float(), -1)

@@ -38,7 +38,7 @@ class Trial:
         self._states = [state[None].to(self._original.streamed.device) for state in states_NTH]
 
     def quality(self, config: Config, plan: Plan) -> Quality:
-        """Of the model as ``config`` rounds it, beside the original (see ``evaluation.quality``)."""
+        """Measure the model as ``config`` rounds it, compared with the original (see ``evaluation.quality``)."""
         streamed = self._rounded.streamed
         algorithms = BlockAlgorithms(config, streamed.dtype)
         hidden = streamed.embed(self._text.ids_NT)

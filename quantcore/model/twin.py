@@ -107,7 +107,7 @@ def _small(key: str, value: Any, scale: _Scale) -> Any:
 
 
 def _kind(key: str) -> str | None:
-    """The kind of number that a config has under ``key``; None for one that a twin keeps."""
+    """Return the kind of number that a config has under ``key``; None for one that a twin keeps."""
     if any(word in key for word in _TOKEN_IDS):
         return "token"
     if "vocab_size" in key:

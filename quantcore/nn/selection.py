@@ -79,7 +79,7 @@ def select_layers(model: nn.Module, config: Config) -> Selection:
 
 
 def _cached_names(model: nn.Module) -> Iterator[str]:
-    """The layers whose outputs are keys and values. Those of a vision or audio tower lie in no cache."""
+    """Yield the layers whose outputs are keys and values. Those of a vision or audio tower lie in no cache."""
     tensors = {name for name, _ in model.named_parameters()}
     decoder: Any = model.get_decoder() if isinstance(model, PreTrainedModel) else None  # type: ignore[no-untyped-call]
     inside = set((decoder or model).modules())

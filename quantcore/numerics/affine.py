@@ -49,7 +49,7 @@ class QParams:
     nested: NestedScales | None = None
 
     def of_groups(self, which: slice) -> QParams:
-        """The parameters of some groups, counted through all rows, each [N]."""
+        """Return the parameters of some groups, counted through all rows, each [N]."""
         zero_point = None if self.zero_point is None else self.zero_point.reshape(-1)[which]
         return QParams(self.scale.reshape(-1)[which], zero_point, self.global_scale)
 
@@ -211,7 +211,7 @@ def _scaled(x_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec) -> tor
 
 
 def _unscaled(values_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec) -> torch.Tensor:
-    """The inverse of ``_scaled``; overwrites its argument."""
+    """Return the inverse of ``_scaled``; overwrites its argument."""
     if params.zero_point is not None:
         values_RGS = values_RGS.sub_(params.zero_point.unsqueeze(-1))
     if spec.over is not None and params.global_scale is not None:
@@ -259,7 +259,7 @@ def as_stored(scale: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dt
 def with_stored_minimum(
     zero_point: torch.Tensor, scale: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dtype
 ) -> torch.Tensor:
-    """The zero point beside ``scale``; a real one such that the value of the smallest code can be stored.
+    """Return the zero point beside ``scale``; a real one such that the value of the smallest code can be stored.
 
     What files hold of a real zero point is that value, ``(smallest code - zero_point) * scale``, in the scale's type
     (GGUF's Q4_1: code * d + m with float16 d and m). It is rounded to that type here, before any code is chosen.
@@ -277,14 +277,14 @@ def minimum_of(zero_point: torch.Tensor, scale: torch.Tensor, spec: Quantization
 
 
 def zero_point_of(minimum: torch.Tensor, scale: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor:
-    """The real zero point with which the smallest code stands for ``minimum``, float32."""
+    """Return the real zero point with which the smallest code stands for ``minimum``, float32."""
     return spec.format.min - minimum.float() / scale
 
 
 def _with_real_zero_point(
     minimum: torch.Tensor, maximum: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dtype
 ) -> QParams:
-    """The smallest scale that holds [minimum, maximum] once the minimum is what can be stored of it."""
+    """Return the smallest scale that holds [minimum, maximum] once the minimum is what can be stored of it."""
     num_steps = spec.format.max - spec.format.min
     minimum = minimum.to(scale_dtype(spec, model_dtype)).float()
     span = maximum / num_steps - minimum / num_steps  # of one step: the whole range may overflow
@@ -293,7 +293,7 @@ def _with_real_zero_point(
 
 
 def _power_of_two(largest: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor:
-    """The e8m0 scale for groups with this largest magnitude (OCP Microscaling Formats v1.0, section 6.3).
+    """Return the e8m0 scale for groups with this largest magnitude (OCP Microscaling Formats v1.0, section 6.3).
 
     Exponents are taken from the bits of float32. What is added to them first carries into the exponent exactly where
     the rule takes the next power of two.
@@ -315,7 +315,7 @@ def _power_of_two(largest: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor
 def _asymmetric(
     minimum: torch.Tensor, maximum: torch.Tensor, spec: QuantizationSpec
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The smallest scale that holds [minimum, maximum] around 0, and its zero point.
+    """Return the smallest scale that holds [minimum, maximum] around 0, and its zero point.
 
     A whole zero point with z codes below zero and n - z above needs a scale of at least -minimum / z and
     maximum / (n - z). The best real z is n * -minimum / (maximum - minimum); the best whole one is a neighbour of it.

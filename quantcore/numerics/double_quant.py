@@ -34,7 +34,7 @@ class NestedScales:
 
     @classmethod
     def of(cls, scale_RG: torch.Tensor) -> NestedScales:
-        """The stored form of float32 scales; none of them will stand for 0, which nothing can be divided by."""
+        """Return the stored form of float32 scales; none of them will stand for 0, which nothing can be divided by."""
         offset = scale_RG.flatten().mean()
         distance_BS = _blocks(scale_RG - offset)
         absmax_B = distance_BS.abs().amax(-1)
@@ -43,7 +43,7 @@ class NestedScales:
         return cls(nested.codes + (nested.decode() == 0).to(torch.uint8), absmax_B, offset)
 
     def decode(self) -> torch.Tensor:
-        """The scales that the codes stand for, float32 [R, G]; far from the mean one may be below 0."""
+        """Return the scales that the codes stand for, float32 [R, G]; far from the mean one may be below 0."""
         map_256 = dynamic_map(self.codes.device)
         values_BS = map_256[_blocks(self.codes.int())] * self.absmax.unsqueeze(-1)
         return values_BS.flatten()[: self.codes.numel()].view(self.codes.shape) + self.offset

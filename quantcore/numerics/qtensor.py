@@ -30,7 +30,7 @@ class QTensor:
         return cls(torch.cat([part.codes for part in parts]), params, parts[0].spec)
 
     def dequantize(self) -> torch.Tensor:
-        """The weight that the codes stand for, float32 in the shape of ``codes``.
+        """Return the weight that the codes stand for, float32 in the shape of ``codes``.
 
         It lies row by row: products may round otherwise where it does not.
         """

@@ -215,7 +215,7 @@ def _of_depth(model_config: Mapping[str, Any], num_blocks: int) -> dict[str, Any
 
 
 def _in_all(plan: Plan, counts: Sequence[int], sizes: Mapping[str, int]) -> int:
-    """The sum of a figure of tensors over the whole model."""
+    """Return the sum of a figure of tensors over the whole model."""
     return _weighted(by_block(plan.block_prefix, sizes), counts)
 
 
@@ -246,7 +246,7 @@ def _candidates(
 
 
 def _states_fit(footprint: Footprint, hardware: Hardware) -> bool:
-    """In the memory of each rank, beside nothing else yet: see ``runtime.states``."""
+    """Return whether the hidden states fit into the memory of each rank, as ``runtime.states`` decides."""
     limit = hardware.device_bytes if hardware.num_devices else hardware.host_bytes
     return not limit or footprint.states <= hardware.num_ranks * STATES_SHARE * limit
 

@@ -138,7 +138,7 @@ class Footprint:
         )
 
     def file_to_file(self) -> Parts:
-        """One weight, or a tensor that is copied."""
+        """Return the memory of file to file: one weight, or a tensor that is copied."""
         return {"runtime": RUNTIME_BYTES, **_larger(*self._weight_by_weight())}
 
     def _weight_by_weight(self) -> tuple[Parts, ...]:
@@ -218,7 +218,7 @@ class Footprint:
         return {"whole_model_in_float32": 4 * self.num_values, "export": self.whole} | products
 
     def _bounded(self, *, runs_model: bool) -> tuple[Parts, ...]:
-        """The moments of the process that verifies, without those with a whole model."""
+        """Return the moments of the process that verifies, without those with a whole model."""
         moments = self._weight_by_weight()
         if not runs_model:
             return moments
@@ -234,7 +234,7 @@ class Footprint:
         )
 
     def _whole(self) -> tuple[Parts, ...]:
-        """The moments in which the original, then the result, generates text or does tasks."""
+        """Return the moments in which the original, then the result, generates text or does tasks."""
         whole = {"whole_model": self.whole, "one_weight_in_float32": FLOAT_COPIES * self.weight}
         samples = {"products": PRODUCT_PIECES * PIECE_BYTES, "generation": GENERATION_BYTES}
         tasks = {

@@ -63,7 +63,7 @@ class Inspection:
 
 
 def inspect_hub(model_id: str, revision: str = "main") -> tuple[Inspection, str]:
-    """(what the model on the Hub is, its commit). Raises ModelError as ``hub.read_headers``."""
+    """Return (what the model on the Hub is, its commit). Raises ModelError as ``hub.read_headers``."""
     with hub.outline(model_id, revision) as (folder, sha):
         return inspect(folder, is_whole=False), sha
 
@@ -139,7 +139,7 @@ def _quantization(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _by_dtype(tensors: Mapping[str, TensorHeader]) -> Counter[str]:
-    """How many values are stored in each dtype."""
+    """Return how many values are stored in each dtype."""
     counts = Counter[str]()
     for tensor in tensors.values():
         counts[tensor.dtype] += math.prod(tensor.shape)

@@ -124,7 +124,7 @@ def _num_experts(config: Mapping[str, Any]) -> int:
 
 
 def _experts(config: Mapping[str, Any], num_experts: int) -> Shapes:
-    """A matrix an expert and projection, and the router."""
+    """Return the shapes of a matrix for each expert and projection, and of the router."""
     hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
     found: Shapes = {"mlp.gate.weight": (num_experts, hidden)}
     for index in range(num_experts):

@@ -55,7 +55,7 @@ def hadamard(order: int) -> torch.Tensor:
 
 
 def largest_order(size: int) -> int:
-    """The largest divisor of ``size`` that is the order of a Hadamard matrix made here."""
+    """Return the largest divisor of ``size`` that is the order of a Hadamard matrix made here."""
     return max(order for order in _divisors(size) if _is_fast(order))
 
 
@@ -201,7 +201,7 @@ def _paley(order: int) -> torch.Tensor:
 
 @cache
 def _paley_field(order: int) -> int | None:
-    """The q of the field from which Paley makes a matrix of this ``order``."""
+    """Return the q of the field from which Paley makes a matrix of this ``order``."""
     if order % 4 == 0 and _prime_power(order - 1):
         return order - 1
     half = order // 2
@@ -246,7 +246,7 @@ def _powers_of_generator(p: int, degree: int) -> list[int]:
 
 @cache
 def _prime_power(number: int) -> tuple[int, int] | None:
-    """(p, k) with ``number`` = p^k, p an odd prime."""
+    """Return (p, k) with ``number`` = p^k, p an odd prime."""
     p = next((p for p in range(3, isqrt(max(number, 0)) + 1, 2) if number % p == 0), number)
     exponent, rest = 0, number
     while rest > 1 and rest % p == 0:

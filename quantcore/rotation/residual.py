@@ -204,7 +204,7 @@ def _examined(module: nn.Module, name: str, readers: list[str], like: torch.Tens
 
 
 def _prove(block: nn.Module, run: Run, x: torch.Tensor, residual: Residual, rotation: Rotation, scale: float) -> float:
-    """The largest relative change of the block's update under ``rotation``.
+    """Return the largest relative change of the block's update under ``rotation``.
 
     With a mixture twice: with tokens sent to all experts in turn, which tries each of them; then as the routers say,
     where the median token counts, because a token between two experts may go to the other by a rounding.
@@ -232,7 +232,7 @@ def _accepted(change: float, dtype: torch.dtype) -> float:
 
 
 def _expert_layers(module: nn.Module, name: str, *, reading: bool) -> list[str]:
-    """The layer itself, or those of the experts that read or write the stream; fused experts stay one."""
+    """Return the layer itself, or those of the experts that read or write the stream; fused experts stay one."""
     part: Any = module.get_submodule(name)
     if not is_experts(part):
         return [name]

@@ -37,7 +37,7 @@ class WindowArguments:
         self._append([kept.arguments(*pair) for pair in zip(recorded, firsts, strict=True)])
 
     def of(self, index: int, window: int) -> Arguments:
-        """The arguments of block ``index`` for ``window``."""
+        """Return the arguments of block ``index`` for ``window``."""
         return self.of_window[window][index]
 
     def copy(self) -> WindowArguments:

@@ -15,7 +15,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def default_device() -> torch.device:
-    """The accelerator if torch sees one (CUDA, ROCm, ...), else the CPU."""
+    """Return the accelerator if torch sees one (CUDA, ROCm, ...), else the CPU."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator if accelerator is not None else torch.device("cpu")
 
@@ -28,7 +28,7 @@ def limit_threads() -> int:
 
 
 def _num_cores() -> int:
-    """The cores that this process may run on; all cores where the system does not say (macOS, Windows)."""
+    """Return the cores that this process may run on; all cores where the system does not say (macOS, Windows)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -63,7 +63,7 @@ def free_memory_bytes(device: torch.device) -> int:
 
 
 def peak_memory_bytes() -> int:
-    """The largest resident size of this process so far (host), plus what torch ever held on its accelerator."""
+    """Return the largest resident size of this process so far (host), plus what torch ever held on its accelerator."""
     return _peak_resident_bytes() + (
         torch.accelerator.max_memory_allocated() if torch.accelerator.is_available() else 0
     )

@@ -64,7 +64,7 @@ class WideMatmul(TorchFunctionMode):
 
 
 def _linear_in_tiles(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
-    """``linear`` with some outputs at a time, so that a head or a wide layer is not held in float32 as a whole."""
+    """Compute ``linear`` for some outputs at a time, so that a wide layer is not held in float32 as a whole."""
     num_rows = max(1, MAX_WIDE_VALUES // weight_OI.shape[1])
     wide = x.float()
     parts = [

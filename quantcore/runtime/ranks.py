@@ -96,7 +96,7 @@ ALONE = Ranks()
 
 
 def spread(costs: Sequence[int], size: int) -> list[int]:
-    """The rank that each piece of work goes to: the costliest first, each to the rank that has least to do."""
+    """Return the rank that each piece of work goes to: the costliest first, each to the rank that has least to do."""
     load, owners = [0] * size, [0] * len(costs)
     for number in sorted(range(len(costs)), key=lambda index: (-costs[index], index)):
         owners[number] = load.index(min(load))

@@ -23,7 +23,7 @@ def is_sharded(tensor: torch.Tensor) -> TypeGuard[Any]:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All rows. Of a sharded parameter all ranks call it together, and get a copy."""
+    """Return all rows. For a sharded parameter all ranks call it together, and get a copy."""
     if not is_sharded(tensor):
         return tensor.data
     result: torch.Tensor = tensor.full_tensor()
@@ -59,7 +59,7 @@ def put(parameter: torch.Tensor, value: torch.Tensor) -> None:
 
 @contextmanager
 def changing(parameter: torch.Tensor) -> Iterator[torch.Tensor]:
-    """All rows, to be changed in place. Of a sharded parameter all ranks call it together, and each keeps its own."""
+    """Yield all rows, to be changed in place. For a sharded parameter all ranks call it; each keeps its own rows."""
     value = whole(parameter)
     yield value
     if is_sharded(parameter):

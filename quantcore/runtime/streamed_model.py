@@ -106,7 +106,7 @@ class StreamedModel:
         return self.model.get_submodule(place.rpartition(".")[0])
 
     def stored_name(self, name: str, index: int | None = None) -> str:
-        """The checkpoint's name of a parameter of the model, or of one of block ``index``."""
+        """Return the checkpoint's name of a parameter of the model, or of one of block ``index``."""
         place = name if index is None else f"{self._prefix}{index}.{name}"
         return self._stored.get(place, place)
 
@@ -204,7 +204,7 @@ class StreamedModel:
             yield self.model
 
     def _fused_experts(self, block: nn.Module, index: int) -> list[str]:
-        """The modules in the block whose experts the checkpoint holds one by one."""
+        """Return the modules in the block whose experts the checkpoint holds one by one."""
         start = f"{self._prefix}{index}."
         fused = [name for name, module in block.named_modules() if is_fused(module)]
         return [name for name in fused if f"{start}{name}.down_proj" not in self._stored]

@@ -44,7 +44,7 @@ CHUNK_WINDOWS = 16
 
 
 def count_chunks(num_windows: int) -> int:
-    """A power of two, whatever the number of ranks."""
+    """Return the number of chunks: a power of two that does not depend on the number of ranks."""
     chunks = 1
     while chunks < MAX_CHUNKS and 2 * chunks * CHUNK_WINDOWS <= num_windows:
         chunks *= 2

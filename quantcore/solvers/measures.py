@@ -41,7 +41,7 @@ class Tile:
         return replace(self, weight_SN=self.weight_SN[:, outputs], cross_SN=cross_SN, first_SN=first_SN)
 
     def rounded(self, params: GroupParams, spec: QuantizationSpec) -> tuple[torch.Tensor, torch.Tensor]:
-        """The weights in steps, with the zero point added, and what they are rounded to, [S, N] each."""
+        """Return the weights in steps, with the zero point added, and what they are rounded to, [S, N] each."""
         w_SN = self.weight_SN
         x_SN = w_SN / params.step if params.zero is None else torch.addcdiv(params.zero, w_SN, params.step)
         start_SN = x_SN.clone() if self.first_SN is None else self.first_SN / params.scale
@@ -70,7 +70,7 @@ class Tile:
         return torch.stack([above_N, torch.linalg.vecdot(counted_SN, codes_SN, dim=0)])
 
     def lost(self, params_N: QParams, spec: QuantizationSpec) -> torch.Tensor:
-        """The weights without what their codes stand for."""
+        """Return the weights without what their codes stand for."""
         return self._lost_steps(GroupParams.of(params_N), spec).mul_(params_N.step)
 
     def _lost_steps(self, params: GroupParams, spec: QuantizationSpec) -> torch.Tensor:
@@ -96,7 +96,7 @@ class Metric:
     def tiles(
         self, weight_SN: torch.Tensor, inputs: slice, full: FullRange, cross_SN: torch.Tensor | None = None
     ) -> list[Tile]:
-        """The weights of some inputs, cut so that no tile has more than ``TILE_INPUTS`` of them."""
+        """Return the weights of some inputs, cut so that no tile has more than ``TILE_INPUTS`` of them."""
         first_SN = None
         if full.spec.over is not None and full.global_scale is not None:
             first_SN = full.spec.over.format.round(weight_SN / full.global_scale)
@@ -141,7 +141,7 @@ class GroupMeasure:
         return sums_2N
 
     def _parts(self) -> Iterator[tuple[slice, Tile]]:
-        """The tiles in parts of outputs that suit a core's cache; whole on other devices."""
+        """Yield the tiles in parts of outputs that suit a core's cache; whole on other devices."""
         num_outputs = self._tiles[0].weight_SN.shape[1]
         size = NUM_OUTPUTS if self._tiles[0].weight_SN.is_cpu else num_outputs
         for start in range(0, num_outputs, size):

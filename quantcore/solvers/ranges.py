@@ -29,7 +29,7 @@ class Measure(Protocol):
     """Measures the error of candidate parameters for a search."""
 
     def errors(self, params_CP: QParams) -> torch.Tensor:
-        """The error [C, P] that candidates cause."""
+        """Return the error [C, P] that candidates cause."""
 
     def fit(self, params_P: QParams) -> torch.Tensor:
         """The step [P] with which the codes that ``params_P`` give are best, were they to stay; NaN if any would do."""
@@ -153,7 +153,7 @@ class _Best:
 
 @cache
 def _factors(fmt: Format) -> tuple[float, ...]:
-    """The full range first, then evenly from the widest to the narrowest.
+    """Return the full range first, then evenly from the widest to the narrowest.
 
     The widest brings the largest weight down to the second largest value of the format's grid: 4 instead of 6 for fp4.
     Where that is 0 (int2), it is WIDEST.

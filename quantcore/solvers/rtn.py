@@ -66,7 +66,7 @@ def observed_ranges(weight: torch.Tensor, spec: QuantizationSpec, global_scale: 
 
 
 def group_by_spec(weights: Weights) -> list[list[LayerPlan]]:
-    """The layers in lists of those that have the same spec and dtype."""
+    """Return the layers in lists of those that have the same spec and dtype."""
     lists: dict[Hashable, list[LayerPlan]] = {}
     for layer, weight_OI in weights.items():
         lists.setdefault((layer.weight, weight_OI.dtype), []).append(layer)
@@ -79,7 +79,7 @@ def search_ranges(
     metric: Metric,
     global_scales: Sequence[torch.Tensor | None],
 ) -> list[QParams]:
-    """The parameters with which rounding of each weight [O, I] costs least by ``metric``.
+    """Return the parameters with which rounding of each weight [O, I] costs least by ``metric``.
 
     With a Gram matrix, the groups of a row are searched one after another, each with what the errors of the groups
     before it do to its own. Groups whose inputs have the largest mean square come first. Where a group is the whole

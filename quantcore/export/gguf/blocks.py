@@ -59,7 +59,7 @@ class BlockType:
         return torch.cat(parts, dim=-1).flatten(-2)
 
     def decode(self, rows: torch.Tensor, spec: QuantizationSpec) -> QTensor:
-        """The inverse of ``encode``."""
+        """Return the inverse of ``encode``."""
         import torch
 
         from quantcore.formats import IntFormat

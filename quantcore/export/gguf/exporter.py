@@ -167,7 +167,7 @@ def _fitted(layer: LayerPlan) -> LayerPlan:
 
 
 def _plain(spec: QuantizationSpec) -> QuantizationSpec:
-    """The spec of the type that takes a K-type's place."""
+    """Return the spec of the type that takes a K-type's place."""
     dtype = SHORT_ROWS[spec.dtype]
     has_minimum = dtype is Dtype.uint5
     return replace(

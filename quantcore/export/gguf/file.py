@@ -59,7 +59,7 @@ class GgufSink(OpenFiles):
             write_at(self._handles[0], tensor, self._offsets[name])
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """The dtype in which ``write`` takes the tensor called ``name``."""
+        """Return the dtype in which ``write`` takes the tensor called ``name``."""
         return TORCH_DTYPES[self._layouts[name].dtype]
 
     def write(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -132,7 +132,7 @@ class GgufSource:
         return name in self.tensors
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor called ``name`` on the CPU: codes as bytes, others as the checkpoint has them."""
+        """Return the tensor called ``name`` on the CPU: codes as bytes, others as the checkpoint has them."""
         tensor = self._source.read(name)
         return tensor.to(TORCH_DTYPES[self._floats[name].dtype]) if name in self._floats else tensor
 

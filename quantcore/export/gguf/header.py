@@ -49,7 +49,7 @@ class GgufHeader:
     tensors: Mapping[str, TensorHeader]
 
     def read_floats(self, name: str) -> list[float]:
-        """The values of a small float32 tensor."""
+        """Return the values of a small float32 tensor."""
         header = self.tensors[name]
         with open_file(self.path) as file:
             file.seek(header.begin)

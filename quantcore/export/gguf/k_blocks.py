@@ -59,7 +59,7 @@ class MinimumK:
         return torch.cat(parts, dim=-1).flatten(-2)
 
     def decode(self, rows: torch.Tensor, spec: QuantizationSpec) -> QTensor:
-        """The inverse of ``encode``."""
+        """Return the inverse of ``encode``."""
         import torch
 
         from quantcore.formats.packing import unpack, unpack_halves
@@ -109,7 +109,7 @@ class Q6K:
         return torch.cat(parts, dim=-1).flatten(-2)
 
     def decode(self, rows: torch.Tensor, spec: QuantizationSpec) -> QTensor:
-        """The inverse of ``encode``."""
+        """Return the inverse of ``encode``."""
         import torch
 
         from quantcore.formats.packing import unpack, unpack_halves
@@ -138,7 +138,7 @@ def _pack_six_bits(scale: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
 
 
 def _unpack_six_bits(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The inverse of ``_pack_six_bits``."""
+    """Return the inverse of ``_pack_six_bits``."""
     import torch
 
     scale, low, rest = packed.chunk(3, dim=-1)

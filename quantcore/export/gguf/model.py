@@ -16,7 +16,7 @@ FLOAT_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
-    """(config.json, tensors by the checkpoint's names) of the file; those in blocks have GGUF's types as dtypes.
+    """Return (config.json, tensors by the checkpoint's names) of the file; those in blocks have GGUF's types as dtypes.
 
     Norms and biases keep the float32 that files hold them in. The model's dtype is that of most matrices without
     blocks, bfloat16 if there are none. Raises ModelError that says what is not known.

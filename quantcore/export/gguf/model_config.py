@@ -140,7 +140,7 @@ def _rope(header: GgufHeader, model_type: str, get: Get, config: dict[str, Any])
 
 
 def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, Any]:
-    """The scaling that divides frequencies so. Raises ModelError if it is none of Llama 3's."""
+    """Return the scaling that divides frequencies so. Raises ModelError if it is none of Llama 3's."""
     divisors = header.read_floats("rope_freqs.weight")
     factor = round(max(divisors), 4)
     low, high, trained = LLAMA3.values()

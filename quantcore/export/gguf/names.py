@@ -126,7 +126,7 @@ class Places:
         self._heads = {"attn_q": heads, "attn_k": int(model_config.get("num_key_value_heads") or heads)}
 
     def find(self, name: str) -> Place | None:
-        """The place of the checkpoint's tensor ``name``; None if the architecture has none for it."""
+        """Return the place of the checkpoint's tensor ``name``; None if the architecture has none for it."""
         match, index = _BLOCK.match(name), None
         if match is None:
             module, _, kind = name.rpartition(".")
@@ -148,7 +148,7 @@ class Places:
         )
 
     def names(self, stored: str, num_experts: int) -> list[str]:
-        """The checkpoint's tensors that lie in the file's tensor ``stored``: one, or the experts of a stack."""
+        """Return the checkpoint's tensors that lie in the file's tensor ``stored``: one, or the experts of a stack."""
         match = _STORED_BLOCK.match(stored)
         if match is None:
             module, _, kind = stored.rpartition(".")
@@ -216,7 +216,7 @@ def _attention_scalar(model_config: Mapping[str, Any]) -> Any:
 
 
 def rope_parts(model_config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The RoPE settings of config.json: one for all layers, or one for each kind of layer."""
+    """Return the RoPE settings of config.json: one for all layers, or one for each kind of layer."""
     rope = model_config.get("rope_parameters") or model_config.get("rope_scaling") or {}
     parts = [part for part in rope.values() if isinstance(part, Mapping)]
     return parts or [rope]

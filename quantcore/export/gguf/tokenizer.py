@@ -68,7 +68,7 @@ class TokenizerData:
 
 
 def describe_tokenizer(folder: Path, num_rows: int) -> TokenizerData:
-    """The tokenizer in ``folder`` for a model whose embedding has ``num_rows`` rows.
+    """Return the tokenizer in ``folder`` for a model whose embedding has ``num_rows`` rows.
 
     Raises ModelError ``unsupported_tokenizer`` for one of another kind than the two that are known.
     """
@@ -117,7 +117,7 @@ def _too_many(vocabulary: dict[str, int], num_rows: int) -> tuple[str, ...]:
 def _tokens(
     vocabulary: dict[str, int], added: dict[str, Any], num_rows: int, unknown: str | None
 ) -> tuple[list[str], list[int]]:
-    """The text and type of every row; rows without a token are unused."""
+    """Return the text and type of every row; rows without a token are unused."""
     tokens = [f"[PAD{index}]" for index in range(num_rows)]
     types = [UNUSED] * num_rows
     for text, index in vocabulary.items():

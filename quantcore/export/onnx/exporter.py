@@ -203,7 +203,7 @@ class OnnxExporter:
 
 
 def fault_of(spec: QuantizationSpec | None) -> str | None:
-    """Why no node of ONNX can hold codes of ``spec``, as the end of a sentence; None if one can."""
+    """Return why no node of ONNX can hold codes of ``spec``, as the end of a sentence; None if one can."""
     if spec is None or not spec.format.scaled:
         return None
     if spec.dtype.value not in ELEMENT_TYPES:
@@ -216,7 +216,7 @@ def fault_of(spec: QuantizationSpec | None) -> str | None:
 
 
 def activation_fault(spec: QuantizationSpec | None) -> str | None:
-    """Why ONNX cannot quantize an activation as ``spec`` says while it runs; None if it can."""
+    """Return why ONNX cannot quantize an activation as ``spec`` says while it runs; None if it can."""
     if spec is None or not spec.format.scaled:
         return None
     if spec.round_method is not RoundType.half_even and spec.format.zero_point_ok:
