@@ -22,15 +22,15 @@ def share_ranges(watched: Mapping[LayerPlan, Watched]) -> tuple[dict[LayerPlan, 
     projection (and with the same config): their inputs are alike, and a range that is too wide costs precision where
     one that is too narrow clips. Raises CalibrationError for a layer that has no sibling either to learn from.
     """
-    families: dict[tuple[object, ...], list[LayerPlan]] = {}
+    siblings: dict[tuple[object, ...], list[LayerPlan]] = {}
     poor: dict[str, dict[int, int]] = {}
     for layer in watched:
         if match := EXPERT.match(layer.name):
-            families.setdefault((match["moe"], match["projection"], layer.config), []).append(layer)
+            siblings.setdefault((match["moe"], match["projection"], layer.config), []).append(layer)
             if (count := num_tokens(layer, watched[layer])) < MIN_TOKENS:
                 poor.setdefault(match["moe"], {})[int(match["index"])] = count
     shared = dict(watched)
-    for layers in families.values():
+    for layers in siblings.values():
         few = [layer for layer in layers if num_tokens(layer, watched[layer]) < MIN_TOKENS]
         if few:
             together = Watched(

@@ -27,7 +27,7 @@ MAX_UNPACKED_BYTES = 8 << 30
 MAX_RATIO = 100  # unpacked to packed bytes; a thousand equal lines may do better, a gigabyte of text does not
 RATIO_COUNTS_FROM_BYTES = 64 << 20
 TEXT_CHUNK_BYTES = 4 << 20
-_PIECE_BYTES = 1 << 16
+_READ_BYTES = 1 << 16
 _BATCH_ROWS = 64  # of Parquet, in memory at a time
 
 
@@ -86,7 +86,7 @@ def _open(path: Path) -> Iterator[BinaryIO]:
         if not is_packed(path.name):
             yield stream
             return
-        with io.BufferedReader(_Unpacked(stream, os.fstat(stream.fileno()).st_size), _PIECE_BYTES) as unpacked:
+        with io.BufferedReader(_Unpacked(stream, os.fstat(stream.fileno()).st_size), _READ_BYTES) as unpacked:
             yield unpacked
 
 
@@ -167,7 +167,7 @@ def _json(stream: BinaryIO) -> Iterator[Row]:
     decoder, number = json.JSONDecoder(), 0
     pieces = io.TextIOWrapper(stream, encoding="utf-8-sig")
     try:
-        text = pieces.read(_PIECE_BYTES).lstrip().removeprefix("[")
+        text = pieces.read(_READ_BYTES).lstrip().removeprefix("[")
         while True:
             text = text.lstrip(" \t\r\n,")
             if text[:1] == "]":
@@ -175,7 +175,7 @@ def _json(stream: BinaryIO) -> Iterator[Row]:
             try:
                 value, end = decoder.raw_decode(text)
             except (ValueError, RecursionError) as error:
-                piece = pieces.read(max(_PIECE_BYTES, len(text)))  # twice as much each time: a long row stays cheap
+                piece = pieces.read(max(_READ_BYTES, len(text)))  # twice as much each time: a long row stays cheap
                 if not piece and not text:
                     return
                 if not piece or isinstance(error, RecursionError):
@@ -228,7 +228,7 @@ def _parquet(stream: BinaryIO) -> Iterator[Row]:
     number = num_bytes = 0
     with tempfile.TemporaryFile() as unpacked:
         if not stream.seekable():  # Parquet is read from its end
-            while piece := stream.read(_PIECE_BYTES):
+            while piece := stream.read(_READ_BYTES):
                 unpacked.write(piece)
             stream = unpacked
         try:

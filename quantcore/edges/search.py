@@ -12,7 +12,7 @@ from torch import nn
 from quantcore.edges.edge import Edge, Rejected, shape_of
 from quantcore.edges.proof import divided, exact_norms, folding_changes, hold, random_scales, relative_change
 from quantcore.edges.record import BlockRecord, Run, find_layers, record_block, widened
-from quantcore.edges.tracing import EXACT, Reading, Replay, trace
+from quantcore.edges.tracing import FACTOR_TOLERANCE, Reading, Replay, trace
 
 NO_PASSAGE = "what lies between them does not let a scale through"
 NO_PRODUCER = "what they read is not the output of one layer, channel by channel"
@@ -139,7 +139,7 @@ class Search:
         for edge in edges:
             old, new = self._before.inputs(edge.consumers[0])[0], after.inputs(edge.consumers[0])[0]
             expected = old * edge.spread(factors[edge.producer][edge.rows].to(old.device))
-            result.append(torch.allclose(new, expected, rtol=EXACT, atol=0))
+            result.append(torch.allclose(new, expected, rtol=FACTOR_TOLERANCE, atol=0))
         return result
 
     def _other_readers(self, edges: Sequence[Edge]) -> list[str]:

@@ -23,10 +23,12 @@ from quantcore.edges.edge import Edge, shape_of
 from quantcore.edges.record import BlockRecord, Run, as_float32, find_layers, record_block, widened
 
 DIGIT_BITS = 4
-TINY = (-46, -44)  # powers of two; with a digit below -28: squares vanish beside the epsilon of a norm, and products of
-# two (above -92) are still normal numbers of float32
-ALL_SIZES = (-3, 6)
-EXACT = 1e-3  # of what is scaled by powers of two: rounding of other origin is far smaller, a false factor far larger
+TINY_EXPONENTS = (-46, -44)
+"""Powers of two that, with a digit, are below -28: their squares vanish beside the epsilon of a norm, and products of
+two (above -92) are still normal numbers of float32."""
+ALL_EXPONENTS = (-3, 6)
+FACTOR_TOLERANCE = 1e-3
+"""Relative tolerance of a factor that is a power of two: rounding is far smaller, and a wrong factor far larger."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Replay:
     def noise(self, *, tiny: bool) -> dict[str, torch.Tensor]:
         """Make an output for each source: tiny numbers, or of all sizes. Those of the first token are above 0."""
         generator = torch.Generator().manual_seed(0)
-        low, high = TINY if tiny else ALL_SIZES
+        low, high = TINY_EXPONENTS if tiny else ALL_EXPONENTS
         noise: dict[str, torch.Tensor] = {}
         for name in self.sources:
             like = self.plain.outputs[name][0]
@@ -159,7 +161,7 @@ def _logarithm(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     low = torch.where(alive, power, torch.inf).amin(0)
     high = torch.where(alive, power, -torch.inf).amax(0)
     whole = low.round()
-    return torch.where((low - whole).abs() + (high - low) < EXACT, whole, -1).long().cpu()
+    return torch.where((low - whole).abs() + (high - low) < FACTOR_TOLERANCE, whole, -1).long().cpu()
 
 
 def _origins(degree_I: torch.Tensor, sum_I: torch.Tensor, square_I: torch.Tensor) -> list[torch.Tensor]:

@@ -23,7 +23,7 @@ from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.model import EvaluatedModel
 from quantcore.evaluation.quality import TaskResult, TaskResults
 from quantcore.runtime.devices import limit_threads
-from quantcore.serving.run_in_env import VLLM_TASKS, kv_cache_dtype, run_elsewhere
+from quantcore.serving.run_in_env import VLLM_TASKS, kv_cache_dtype, run_in_env
 
 Results = dict[str, dict[str, dict[str, float | None]]]
 """Results of one model by task and metric (``acc,none``): ``{value, stderr}``, as the baseline cache keeps them."""
@@ -103,7 +103,7 @@ def _in_vllm(evaluation: EvaluationConfig, path: Path, python: str) -> tuple[Res
         "num_threads": limit_threads(),
         "kv_cache_dtype": kv_cache_dtype(path),
     }
-    found = run_elsewhere(VLLM_TASKS, task, python=python, program="vllm")
+    found = run_in_env(VLLM_TASKS, task, python=python, program="vllm")
     return {task: _metrics(rows) for task, rows in found["results"].items()}, found["versions"]
 
 

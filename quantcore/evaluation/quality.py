@@ -23,7 +23,7 @@ class Record(BaseModel):
 
     @model_serializer(mode="wrap")
     def _fields_set(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
-        """Return the fields that are set. It has no return annotation, which would replace the fields in the JSON schema."""
+        """Return the fields that are set. A return annotation would replace the fields in the JSON schema."""
         return {name: value for name, value in handler(self).items() if name in self.model_fields_set}
 
     def to_dict(self) -> dict[str, Any]:

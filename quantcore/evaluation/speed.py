@@ -12,7 +12,7 @@ from quantcore.errors import ConfigError
 from quantcore.evaluation.command import find_model
 from quantcore.events import Emit, PhaseStarted, Progress
 from quantcore.runtime.devices import limit_threads
-from quantcore.serving.run_in_env import STOPWATCH, kv_cache_dtype, run_elsewhere
+from quantcore.serving.run_in_env import STOPWATCH, kv_cache_dtype, run_in_env
 
 
 @dataclass(frozen=True)
@@ -78,4 +78,4 @@ def _measured(path: Path, runtime: str, python: str, load: Load) -> dict[str, An
     """Run ``stopwatch`` and return its measurements."""
     told = {"model": str(path), "runtime": runtime, "num_threads": limit_threads()}
     task = {**told, "kv_cache_dtype": kv_cache_dtype(path), **asdict(load)}
-    return run_elsewhere(STOPWATCH, task, python=python, program=runtime)
+    return run_in_env(STOPWATCH, task, python=python, program=runtime)

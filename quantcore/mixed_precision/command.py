@@ -93,7 +93,7 @@ def choose(
     with tempfile.TemporaryDirectory(prefix="bitfoundry-mix-", dir=work_dir) as scratch:
         sensitivity = Sensitivity(open_model(model), windows_NT, plans, Path(scratch), emit)
         units = _units(model, plans, sensitivity.losses(calibration.seed), may_keep=KEEP in request.schemes)
-        elsewhere = _bytes_elsewhere(plans, units)
+        bytes_outside = _bytes_outside(plans, units)
         trial = Trial(model, sensitivity, text, emit)
 
         def quality(chosen: Mix) -> Quality:
@@ -101,16 +101,16 @@ def choose(
             return trial.quality(config, plan_of(config))
 
         emit(PhaseStarted("trial"))
-        chosen, measured = _within(request, units, elsewhere, quality)
+        chosen, measured = _within(request, units, bytes_outside, quality)
     return {
         "asked": request.asked,
         "config": config_of(chosen, units, configs).to_dict(),
-        "mix": _described(chosen, units, elsewhere) | {"measured": measured.to_dict()},
+        "mix": _described(chosen, units, bytes_outside) | {"measured": measured.to_dict()},
         "uniform": {
-            name: _described(Mix(tuple(_option(unit, name) for unit in units)), units, elsewhere)
+            name: _described(Mix(tuple(_option(unit, name) for unit in units)), units, bytes_outside)
             for name in request.schemes
         },
-        "frontier": [_described(candidate, units, elsewhere) for candidate in mixes(units)],
+        "frontier": [_described(candidate, units, bytes_outside) for candidate in mixes(units)],
         "units": [
             {
                 "block": unit.block,
@@ -157,7 +157,7 @@ def _units(model: Model, plans: Plans, losses: Losses, *, may_keep: bool) -> lis
     return units
 
 
-def _bytes_elsewhere(plans: Plans, units: Sequence[Unit]) -> int:
+def _bytes_outside(plans: Plans, units: Sequence[Unit]) -> int:
     """Return the bytes that belong to no unit: embeddings, norms, the head."""
     scheme, (_, first) = next(iter(plans.items()))
     return first.size_after_bytes - sum(_option(unit, scheme).num_bytes for unit in units)
@@ -181,11 +181,11 @@ def config_of(mix: Mix, units: Sequence[Unit], configs: Mapping[str, Config]) ->
 
 
 def _within(
-    budget: MixConfig, units: Sequence[Unit], elsewhere: int, quality: Callable[[Mix], Quality]
+    budget: MixConfig, units: Sequence[Unit], bytes_outside: int, quality: Callable[[Mix], Quality]
 ) -> tuple[Mix, Quality]:
     """Choose the mix within the budget, and measure it. Raises ConfigError ``budget_too_small``."""
     if budget.max_divergence is None:
-        chosen = of_size(units, bytes_of(budget, units, elsewhere))
+        chosen = of_size(units, bytes_of(budget, units, bytes_outside))
         return chosen, quality(chosen)
     allowed = target = budget.max_divergence
     tried: list[tuple[Mix, Quality]] = []
@@ -210,12 +210,12 @@ def _within(
     return min(fitting, key=lambda pair: pair[0].num_bytes)
 
 
-def bytes_of(budget: MixConfig, units: Sequence[Unit], elsewhere: int) -> int:
+def bytes_of(budget: MixConfig, units: Sequence[Unit], bytes_outside: int) -> int:
     """Return the bytes that all units together may take, by the budget."""
     if budget.max_bits is not None:
         return int(budget.max_bits / 8 * sum(unit.num_weights for unit in units))
     assert budget.max_bytes is not None
-    return budget.max_bytes - elsewhere
+    return budget.max_bytes - bytes_outside
 
 
 def _divergence(quality: Quality) -> float:
@@ -224,13 +224,13 @@ def _divergence(quality: Quality) -> float:
     return value
 
 
-def _described(mix: Mix, units: Sequence[Unit], elsewhere: int) -> dict[str, Any]:
+def _described(mix: Mix, units: Sequence[Unit], bytes_outside: int) -> dict[str, Any]:
     """``bits`` are those of a weight of the layers that are mixed; ``loss`` is what was reckoned, nats a token."""
     layers = Counter[str]()
     for unit, option in zip(units, mix.chosen, strict=True):
         layers[option.scheme] += len(unit.layers)
     return {
-        "size_bytes": mix.num_bytes + elsewhere,
+        "size_bytes": mix.num_bytes + bytes_outside,
         "bits": 8 * mix.num_bytes / sum(unit.num_weights for unit in units),
         "loss": mix.loss,
         "layers": dict(layers),

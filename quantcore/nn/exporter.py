@@ -264,10 +264,10 @@ def _check_running(model: nn.Module) -> None:
         ("r3", "queries and keys", lambda part: isinstance(part, HeadRotation)),
         ("r4", "the input of an MLP's last layer", rotates_input),
     )
-    for rotation, turned, is_turning in online:
-        if any(map(is_turning, model.modules())):
+    for rotation, rotated, is_rotating in online:
+        if any(map(is_rotating, model.modules())):
             raise ConfigError(
-                f"No format stores rotation {rotation}, which turns {turned} while the model runs.",
+                f"No format stores rotation {rotation}, which rotates {rotated} while the model runs.",
                 code="incompatible_export",
                 hint=f"Only the model in memory and its ONNX export run it. For files quantize without {rotation}.",
                 field="/algo_config",

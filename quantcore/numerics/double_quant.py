@@ -17,7 +17,7 @@ from quantcore.config.spec import SCALE_BLOCK
 from quantcore.formats.tables import kept
 
 NUM_DECADES = 7
-TINY = torch.finfo(torch.float32).tiny
+SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class NestedScales:
         offset = scale_RG.flatten().mean()
         distance_BS = _blocks(scale_RG - offset)
         absmax_B = distance_BS.abs().amax(-1)
-        share = distance_BS * (1 / absmax_B.clamp(min=TINY)).unsqueeze(-1)  # as its GPU code rounds
+        share = distance_BS * (1 / absmax_B.clamp(min=SMALLEST_NORMAL)).unsqueeze(-1)  # as its GPU code rounds
         nested = cls(_nearest(share).flatten()[: scale_RG.numel()].view(scale_RG.shape), absmax_B, offset)
         return cls(nested.codes + (nested.decode() == 0).to(torch.uint8), absmax_B, offset)
 

@@ -16,7 +16,7 @@ from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
 from quantcore.config.job_spec import Evaluation
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import CalibrationConfig, Config
-from quantcore.runtime.workload import LOGIT_ROWS, NUM_PROBES, PIECE_BYTES, PROBE_POSITIONS, SOLVED_ROWS, count_sums
+from quantcore.runtime.workload import LOGIT_ROWS, NUM_PROBES, PROBE_POSITIONS, SOLVED_ROWS, TILE_BYTES, count_sums
 
 RUNTIME_BYTES = 450 << 20
 """Python, torch and Transformers before any weight: measured by bench/__main__.py."""
@@ -29,9 +29,9 @@ WINDOW_COPIES = 4
 """Copies of a layer's input of one window, in float32, while statistics are collected."""
 WINDOW_COPIES_BACK = 16
 """Copies for a window on the backward pass through a block: all that its forward pass saved."""
-PRODUCT_PIECES = 3
+PRODUCT_TILES = 3
 """Copies of a tile during a matrix product: the tile, the library's packed copy, and the result."""
-DISTANCE_PIECES = 16
+DISTANCE_TILES = 16
 """Copies of a tile while the logits of two models are compared: ``divergence.distance`` holds 9, and the allocator
 keeps most of what was freed before."""
 GENERATION_BYTES = 256 << 20
@@ -168,7 +168,7 @@ class Footprint:
         return _size(self._comparing()) <= max(WHOLE_BYTES, needed)
 
     def _comparing(self) -> Parts:
-        products = {"products": PRODUCT_PIECES * PIECE_BYTES}
+        products = {"products": PRODUCT_TILES * TILE_BYTES}
         return {"whole_model": self.whole, "embedding_and_head": self.outside, "one_block": self.block} | products
 
     def _moments(self, num_ranks: int = 1, num_shards: int = 1) -> tuple[Parts, ...]:
@@ -178,7 +178,7 @@ class Footprint:
         learning = count_sums(self.num_windows, num_ranks) * self.grams
         solved = min(self.grams, self.gram + self.grams // num_ranks)
         moments: tuple[Parts, ...] = (
-            {"embedding_and_head": self.outside, "logits": 4 * self.probes, "products": PRODUCT_PIECES * PIECE_BYTES},
+            {"embedding_and_head": self.outside, "logits": 4 * self.probes, "products": PRODUCT_TILES * TILE_BYTES},
             {"one_block": block, "statistics": learning, "one_window": WINDOW_COPIES * self.window},
             {"one_block": block, "statistics": solved + self.factors, "one_weight_in_float32": rounding},
             {"one_block": block, "statistics": solved + self.factors, "layers_of_one_input": self.solved},
@@ -214,7 +214,7 @@ class Footprint:
 
     def _checking(self) -> Parts:
         """Another program reads the export: the model in float32, and the files."""
-        products = {"products": PRODUCT_PIECES * PIECE_BYTES}
+        products = {"products": PRODUCT_TILES * TILE_BYTES}
         return {"whole_model_in_float32": 4 * self.num_values, "export": self.whole} | products
 
     def _bounded(self, *, runs_model: bool) -> tuple[Parts, ...]:
@@ -223,10 +223,10 @@ class Footprint:
         if not runs_model:
             return moments
         window = {"one_window": WINDOW_COPIES * self.window}
-        products = {"products": PRODUCT_PIECES * PIECE_BYTES}
+        products = {"products": PRODUCT_TILES * TILE_BYTES}
         running = {"one_block": self.block, "one_weight_in_float32": FLOAT_COPIES * self.weight}
         num_models = 1 + self.measures
-        logits = num_models * (2 * self.logits + self.probes) + self.measures * DISTANCE_PIECES * PIECE_BYTES
+        logits = num_models * (2 * self.logits + self.probes) + self.measures * DISTANCE_TILES * TILE_BYTES
         return (
             *moments,
             running | window,
@@ -236,7 +236,7 @@ class Footprint:
     def _whole(self) -> tuple[Parts, ...]:
         """Return the moments in which the original, then the result, generates text or does tasks."""
         whole = {"whole_model": self.whole, "one_weight_in_float32": FLOAT_COPIES * self.weight}
-        samples = {"products": PRODUCT_PIECES * PIECE_BYTES, "generation": GENERATION_BYTES}
+        samples = {"products": PRODUCT_TILES * TILE_BYTES, "generation": GENERATION_BYTES}
         tasks = {
             "products": 4 * self.tensor,  # the largest matrix in float32 twice: the harness runs Transformers' own code
             "task_runtime": TASK_RUNTIME_BYTES,

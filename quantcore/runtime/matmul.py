@@ -13,14 +13,14 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from quantcore.runtime.workload import PIECE_BYTES
+from quantcore.runtime.workload import TILE_BYTES
 
 PRODUCTS = frozenset({
     functional.linear, functional.scaled_dot_product_attention, torch.addmm, torch.baddbmm, torch.bmm, torch.matmul,
     torch.mm, torch.Tensor.__matmul__, torch.Tensor.bmm, torch.Tensor.matmul, torch.Tensor.mm,
 })  # fmt: skip
 NARROW = (torch.bfloat16, torch.float16)
-MAX_WIDE_VALUES = PIECE_BYTES // 4
+MAX_WIDE_VALUES = TILE_BYTES // 4
 """Values of a weight that are widened at a time."""
 
 

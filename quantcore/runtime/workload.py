@@ -13,7 +13,7 @@ PROBE_POSITIONS = 16
 """The last positions of such a window: those that are compared."""
 LOGIT_ROWS = 128
 """Positions of a window whose logits are computed at a time."""
-PIECE_BYTES = 8 << 20
+TILE_BYTES = 8 << 20
 """Large matrices and logits are cut into tiles of so many bytes in float32."""
 
 

@@ -19,9 +19,9 @@ from quantcore.numerics.affine import QParams, as_stored, find_global_scale, fin
 
 OCTAVES = (1.0, 2.0, 0.5, 0.25)
 """Factors at which scales that are powers of two are tried."""
-WIDEST, NARROWEST, STEP = 1.6, 0.5, 0.1
+WIDEST_RANGE, NARROWEST_RANGE, RANGE_STEP = 1.6, 0.5, 0.1
 """Other ranges are tried down to this share of the full one, at first in steps of about this size."""
-FINER = (0.88, 0.94, 1.06, 1.12)
+FINER_FACTORS = (0.88, 0.94, 1.06, 1.12)
 """Then the best range moves by these factors; where there is a zero point, each of its ends by itself."""
 
 
@@ -88,12 +88,12 @@ def search(full: FullRange, measure: Measure) -> QParams:
         best.widen(OCTAVES, OCTAVES)
         return best.params
     best.scale(_factors(full.spec.format))
-    still = (1.0,) * len(FINER)
+    still = (1.0,) * len(FINER_FACTORS)
     if full.spec.symmetric:
-        best.scale(FINER)
+        best.scale(FINER_FACTORS)
     else:
-        best.widen(FINER, still)
-        best.widen(still, FINER)
+        best.widen(FINER_FACTORS, still)
+        best.widen(still, FINER_FACTORS)
     best.fit()
     return best.params
 
@@ -156,9 +156,9 @@ def _factors(fmt: Format) -> tuple[float, ...]:
     """Return the full range first, then evenly from the widest to the narrowest.
 
     The widest brings the largest weight down to the second largest value of the format's grid: 4 instead of 6 for fp4.
-    Where that is 0 (int2), it is WIDEST.
+    Where that is 0 (int2), it is WIDEST_RANGE.
     """
     largest, second = sorted(fmt.grid())[:-3:-1]
-    widest = min(WIDEST, max(largest / second, 1 + STEP)) if second > 0 else WIDEST
-    num = round((widest - NARROWEST) / STEP)
-    return (1.0, *(widest + (NARROWEST - widest) * i / num for i in range(num + 1)))
+    widest = min(WIDEST_RANGE, max(largest / second, 1 + RANGE_STEP)) if second > 0 else WIDEST_RANGE
+    num = round((widest - NARROWEST_RANGE) / RANGE_STEP)
+    return (1.0, *(widest + (NARROWEST_RANGE - widest) * i / num for i in range(num + 1)))
