@@ -39,10 +39,10 @@ class EdgeFinder:
             )
             for name, module in block.named_modules()
         )
-        known = self._known.get(structure)
-        if known is None or not hold(block, prove(block, run, known.edges)):
-            known = self._known[structure] = find_edges(block, run)
-        return known
+        edges = self._known.get(structure)
+        if edges is None or not hold(block, prove(block, run, edges.edges)):
+            edges = self._known[structure] = find_edges(block, run)
+        return edges
 
 
 def find_edges(block: nn.Module, run: Run) -> FoundEdges:

@@ -46,8 +46,8 @@ class Search:
             passed = self._scaled_alike(tried)
             passing += [edge for edge, ok in zip(tried, passed, strict=True) if ok]
             waiting = [reading for reading, ok in zip(waiting, passed, strict=True) if not ok]
-        found = {edge.consumers for edge in passing}
-        self.rejected += [self._without_producer(r) for r in self._readings if r.names not in found]
+        linked = {edge.consumers for edge in passing}
+        self.rejected += [self._without_producer(r) for r in self._readings if r.names not in linked]
         self.rejected += [Rejected(None, (name,), SEVERAL) for name in self._replay.others]
         return _merged(passing)
 

@@ -103,8 +103,8 @@ def _in_vllm(evaluation: EvaluationConfig, path: Path, python: str) -> tuple[Res
         "num_threads": limit_threads(),
         "kv_cache_dtype": kv_cache_dtype(path),
     }
-    found = run_in_env(VLLM_TASKS, task, python=python, program="vllm")
-    return {task: _metrics(rows) for task, rows in found["results"].items()}, found["versions"]
+    answer = run_in_env(VLLM_TASKS, task, python=python, program="vllm")
+    return {task: _metrics(rows) for task, rows in answer["results"].items()}, answer["versions"]
 
 
 def settings(evaluation: EvaluationConfig) -> dict[str, Any]:

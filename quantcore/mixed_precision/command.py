@@ -145,7 +145,7 @@ def _units(model: Model, plans: Plans, losses: Losses, *, may_keep: bool) -> lis
 
     def size(scheme: str, layer: str) -> int:
         header = tensors[f"{layer}.weight"]
-        return sum(one.num_bytes for one in layouts_of(exporter, planned[scheme][layer], header.dtype).values())
+        return sum(layout.num_bytes for layout in layouts_of(exporter, planned[scheme][layer], header.dtype).values())
 
     units = []
     for names, lost in losses.items():

@@ -31,9 +31,9 @@ class Trial:
         self._text = text
         self._emit = emit
         self._original, self._rounded = open_model(model), open_model(model)
-        asked = {"windows": text.ids_NT.tolist()}
+        settings = {"windows": text.ids_NT.tolist()}
         states_NTH = BaselineCache(identity_of(model.folder)).states(
-            asked, lambda: self._original.last_states_NTH(text, lambda done: None)
+            settings, lambda: self._original.last_states_NTH(text, lambda done: None)
         )
         self._states = [state[None].to(self._original.streamed.device) for state in states_NTH]
 

@@ -93,9 +93,9 @@ def declared_class(raw_config: Mapping[str, Any]) -> type[Any]:
     """Return the Transformers class that config.json names first in ``architectures``; else AutoModelForCausalLM."""
     names = raw_config.get("architectures")
     name = names[0] if isinstance(names, list) and names else ""
-    found = getattr(transformers, name, None) if isinstance(name, str) else None
-    if isinstance(found, type) and issubclass(found, PreTrainedModel):
-        return found
+    declared = getattr(transformers, name, None) if isinstance(name, str) else None
+    if isinstance(declared, type) and issubclass(declared, PreTrainedModel):
+        return declared
     return AutoModelForCausalLM
 
 

@@ -202,12 +202,12 @@ class DistributionObserver(Observer):
         finite_RG = minimum_RG.isfinite() & maximum_RG.isfinite()
         minimum, maximum = minimum_RG.where(finite_RG, 0).flatten(), maximum_RG.where(finite_RG, 0).flatten()
         peak = torch.maximum(maximum, -minimum).amax()
-        found: list[torch.Tensor] = []
+        chosen: list[torch.Tensor] = []
         for rows, values, counts in self._distribution.chunks():
             low, high = minimum[rows], maximum[rows]
             # Bins stand for values beside those seen; the exact ends hold them in. Scales without a range see zeros.
             values = values.nan_to_num().clamp(low.unsqueeze(1), high.unsqueeze(1))
             seen = Seen(values, counts, low, high, self._distribution.num_values, self._distribution.dtype, peak)
-            found.append(torch.stack(self._choose(seen)))
-        chosen_2RG = torch.cat(found, dim=1).view(2, *minimum_RG.shape)
+            chosen.append(torch.stack(self._choose(seen)))
+        chosen_2RG = torch.cat(chosen, dim=1).view(2, *minimum_RG.shape)
         return minimum_RG.where(~finite_RG, chosen_2RG[0]), maximum_RG.where(~finite_RG, chosen_2RG[1])

@@ -120,7 +120,7 @@ class ResultWriter:
 
     def tell(self) -> None:
         """Say of all layers that were written since the last time how that went."""
-        for event in sorted((one for part in self.ranks.gather(self._untold) for one in part), key=self._order):
+        for event in sorted((event for part in self.ranks.gather(self._untold) for event in part), key=self._order):
             self.done.append(event)
             self.emit(event)
         self._untold.clear()
@@ -160,7 +160,7 @@ class ResultWriter:
             sink = self.sinks.get(export)
             missing = self.ranks.gather(None if sink is None else sink.missing)
             if sink is not None:
-                sink.missing.intersection_update(*(one for one in missing if one is not None))
+                sink.missing.intersection_update(*(names for names in missing if names is not None))
                 sink.finish()
         for other in self.ranks.gather(self.expected.digests)[1:]:
             self.expected.take(other)

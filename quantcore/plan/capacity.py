@@ -106,7 +106,7 @@ class Capacity:
             "seconds": {"total": round(sum(self.seconds.values())), **{k: round(v) for k, v in self.seconds.items()}},
             "assumptions": vars(self.speeds) | {"usable_share_of_a_device": USABLE},
             "candidates": [
-                {"executor": one.executor, "bytes_per_rank": one.num_bytes, "fits": one.fits} for one in self.candidates
+                {"executor": way.executor, "bytes_per_rank": way.num_bytes, "fits": way.fits} for way in self.candidates
             ],
             "faults": list(self.faults),
             "advice": list(self.advice),
@@ -301,7 +301,7 @@ def _smaller(plan: Plan, footprint: Footprint, hardware: Hardware) -> Iterator[s
     """Changes of the job that fit."""
 
     def fits(changed: Footprint) -> bool:
-        return any(one.fits for one in _candidates(plan, changed, hardware) if one.executor != RESIDENT_FSDP)
+        return any(way.fits for way in _candidates(plan, changed, hardware) if way.executor != RESIDENT_FSDP)
 
     def fits_device(parts: Parts) -> bool:
         return sum(parts.values()) <= USABLE * hardware.device_bytes

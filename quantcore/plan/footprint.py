@@ -304,7 +304,7 @@ def _grams(config: Config, layers: Sequence[LayerPlan]) -> tuple[int, int, int]:
     inputs: dict[int | None, set[Input]] = {}
     for layer in layers:
         inputs.setdefault(layer.block, set()).add(input_of(layer))
-    squares = [sum(width * width for _, width, _ in found) for found in inputs.values()]
+    squares = [sum(width * width for _, width, _ in of_block) for of_block in inputs.values()]
     square = element * max(layer.in_features for layer in layers) ** 2
     return count * element * max(squares), count * square, (copies * square if count else 0)
 

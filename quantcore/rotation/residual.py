@@ -149,15 +149,15 @@ def _find_writers(
 
 
 def _find_readers(module: nn.Module, silent: StreamRecord, x: torch.Tensor) -> tuple[tuple[StreamNorm, ...], list[str]]:
-    """Norms whose input is the stream, and the layers that read them, or the stream itself."""
+    """Find the norms whose input is the stream, and the layers that read them, or the stream itself."""
     norms: dict[str, list[str]] = {name: [] for name in norm_like(module, silent) if parallel(silent.inputs[name], x)}
     readers: list[str] = []
-    for name, given in silent.inputs.items():
+    for name, value in silent.inputs.items():
         part = module.get_submodule(name)
         if not (is_experts(part) or (has_matrix(part) and shape_of(part)[1] == x.shape[-1])):
             continue
-        norm = _source(given, {norm: silent.outputs[norm] for norm in norms})
-        if norm is None and not parallel(given, x):
+        norm = _source(value, {norm: silent.outputs[norm] for norm in norms})
+        if norm is None and not parallel(value, x):
             continue
         layers = _expert_layers(module, name, reading=True)
         readers += layers

@@ -40,7 +40,7 @@ class AutoRound:
         run: Callable[[int], torch.Tensor], targets: Sequence[torch.Tensor],
     ) -> dict[LayerPlan, QTensor]:  # fmt: skip
         """Return the best codes seen, or those of ``start`` where no step was better on all windows."""
-        weights = [_TunedWeight(layer, modules[layer], one) for layer, one in start.items()]
+        weights = [_TunedWeight(layer, modules[layer], first) for layer, first in start.items()]
         with torch.enable_grad(), _weights_replaced(weights):
             _put(weights)
             at_start = _loss(run, targets)
