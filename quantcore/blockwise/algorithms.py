@@ -78,7 +78,7 @@ class BlockAlgorithms:
         return self._rotation_config is not None and self._rotation_config.r1
 
     def rotate_states(self, hidden: Hidden) -> Hidden:
-        """The hidden states in front of the first block, in place, as the blocks will read them."""
+        """Rotate the hidden states in front of the first block in place, as the blocks will read them."""
         if self._rotation_config is None or not len(hidden.states):
             return hidden
         if self._rotation is None:
@@ -115,10 +115,10 @@ class BlockAlgorithms:
             return prepared
         is_static = any(layer.config.needs_calibration for layer in layers)
         before = at.update()
-        found = self._finder.find(at.block, at.update)
-        others = {name: at.block.get_submodule(name) for edge in found.edges for name in edge.consumers}
+        discovery = self._finder.find(at.block, at.update)
+        others = {name: at.block.get_submodule(name) for edge in discovery.edges for name in edge.consumers}
         stats = self._collect(others | modules, at, advance=advance and not is_static)
-        changed, refused = self._smoother.smooth(at, found, names, stats)
+        changed, refused = self._smoother.smooth(at, discovery, names, stats)
         error = ((at.update() - before).norm() / before.norm()).item()
         check_fold(at.index, error, self._dtype)
         with collect_ranges(layers) as ranges:
@@ -127,13 +127,13 @@ class BlockAlgorithms:
         prepared = self._prepared(names, stats, ranges)
         prepared.changed = rotated | changed
         prepared.warnings += refused
-        prepared.edges, prepared.fold_error = found, error
+        prepared.edges, prepared.fold_error = discovery, error
         return prepared
 
     def prepare_head(
         self, layers: Modules, logits: Callable[[torch.Tensor], torch.Tensor], streams: CalibrationStreams
     ) -> Prepared:
-        """As ``prepare``, for layers behind the last block; ``logits`` runs them on a window."""
+        """Do the same as ``prepare`` for layers behind the last block; ``logits`` runs them on a window."""
         if streams.calibration is None or not layers:
             return Prepared({}, {})
         names = {layer: layer.name for layer in layers}
@@ -190,25 +190,25 @@ class BlockAlgorithms:
         self, names: dict[LayerPlan, str], stats: dict[str, Stats], ranges: dict[LayerPlan, Watched]
     ) -> Prepared:
         shared, warnings = share_ranges(ranges_of_all(ranges, self._ranks))
-        known: dict[LayerPlan, Stats] = {}
+        enough: dict[LayerPlan, Stats] = {}
         if stats:
             planned = {name: layer for layer, name in names.items()}
             seen = {layer: stats[name].num_tokens if name in stats else 0 for name, layer in planned.items()}
-            known = {
-                planned[name]: one for name, one in stats.items() if name in planned and one.num_tokens >= MIN_TOKENS
+            enough = {
+                planned[name]: own for name, own in stats.items() if name in planned and own.num_tokens >= MIN_TOKENS
             }
             warnings = [*warnings, *too_few_tokens(seen)]
         activations = {layer: learned(layer, shared[layer], self._dtype) for layer in shared}
-        return Prepared(known, activations, names, warnings=warnings)
+        return Prepared(enough, activations, names, warnings=warnings)
 
     def _groups(self, layers: Modules, prepared: Prepared) -> list[Group]:
-        """The layers that are solved together: those that read the same input, in the order in which they run."""
-        wanted = getattr(self._solver_config, "inside_layer_modules", ())
+        """Group the layers that read the same input, which are solved together, in the order in which they run."""
+        inside = getattr(self._solver_config, "inside_layer_modules", ())
         stats = prepared.stats
         groups: dict[object, Group] = {}
         for layer in (*stats, *(layer for layer in layers if layer not in stats)):
-            known = stats.get(layer) if not wanted or prepared.names[layer] in wanted else None
-            group = groups.setdefault(layer if known is None else id(known), Group({}, known))
+            own_stats = stats.get(layer) if not inside or prepared.names[layer] in inside else None
+            group = groups.setdefault(layer if own_stats is None else id(own_stats), Group({}, own_stats))
             group.layers[layer] = layers[layer]
         return list(groups.values())
 

@@ -12,7 +12,7 @@ from quantcore.solvers.rtn import round_to_nearest
 
 
 def measured(solved: Solved) -> LayerQuantized:
-    """How far the codes are from the weight, and the layer's output from what it was on the calibration text."""
+    """Return how far the codes are from the weight, and the layer's output from what it was on the calibration text."""
     layer, weight = solved.layer, solved.weight_OI.float()
     lost = weight - solved.restored_OI
     error = _ratio(lost.norm(), weight.norm())

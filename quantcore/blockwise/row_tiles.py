@@ -8,8 +8,8 @@ from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.spec import QuantizationSpec
 from quantcore.runtime import workload
 from quantcore.solvers import GlobalScales, Weights
-from quantcore.solvers.cells import rows_are_apart
 from quantcore.solvers.global_scale import has_global_scale
+from quantcore.solvers.groups import rows_are_apart
 from quantcore.solvers.rtn import group_by_spec
 
 Rows = dict[LayerPlan, slice]

@@ -67,29 +67,29 @@ class SavePoint:
         return cls(folder, fingerprint(task) if folder else "", ranks)
 
     def load(self) -> dict[str, Any] | None:
-        """The notes of the newest state, with ``next_block``; None if there is none of this very job.
+        """Return the notes of the newest state, with ``next_block``; None if there is none of this very job.
 
         What is there of another job is removed.
         """
         if self.folder is None:
             return None
-        found = self._read() if self.ranks.is_first else None
-        if self.ranks.is_first and found is None:
+        notes = self._read() if self.ranks.is_first else None
+        if self.ranks.is_first and notes is None:
             self._clear()
-        return self.ranks.share(found)
+        return self.ranks.share(notes)
 
     def once(self, name: str, find: Callable[[], T]) -> T:
         """The JSON data that ``find`` gives to the first rank; after a stop what it gave before, to this very job."""
-        found: Any = None
+        result: Any = None
         if self.ranks.is_first:
             path = self.folder and self.folder / f"{name}.json"
-            found = self._read_once(path) if path else None
-            if found is None:
-                found = find()
+            result = self._read_once(path) if path else None
+            if result is None:
+                result = find()
                 if path:
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    _replace(path, json.dumps({"fingerprint": self.fingerprint, RESULT_KEY: found}))
-        shared: T = self.ranks.share(found)
+                    _replace(path, json.dumps({"fingerprint": self.fingerprint, RESULT_KEY: result}))
+        shared: T = self.ranks.share(result)
         return shared
 
     def holds(self, notes: Mapping[str, Any], stream: str) -> bool:
@@ -123,10 +123,10 @@ class SavePoint:
             if len(stream.states) and (self.ranks.is_first or not stream.is_shared):
                 dtype = str(stream.states[0].dtype).removeprefix("torch.")
                 _write_states(self.folder / states / f"{name}.{dtype}.{stream.first}", stream.states)
-        known = notes()
+        notes_of_job = notes()
         self.ranks.wait()
         if self.ranks.is_first:
-            content = {"fingerprint": self.fingerprint, "next_block": next_block, "states": states, **known}
+            content = {"fingerprint": self.fingerprint, "next_block": next_block, "states": states, **notes_of_job}
             _replace(self.folder / STATE, json.dumps(content))
             for old in self.folder.glob("states-*"):
                 if old.name != states:

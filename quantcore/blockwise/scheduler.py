@@ -93,7 +93,7 @@ class Scheduler:
         own_weights = {layer: weights[layer][rows] for layer, rows in own_rows.items()}
         quantized, notes = self._solve_group(group, own_weights, global_scales) if own_rows else ([], [])
         parts = self._ranks.gather((dict(zip(own_rows, quantized, strict=True)), notes))
-        all_rows = [QTensor.joined([rows[layer] for rows, _ in parts if layer in rows]) for layer in weights]
+        all_rows = [QTensor.concat([rows[layer] for rows, _ in parts if layer in rows]) for layer in weights]
         return all_rows, list(dict.fromkeys(note for _, notes in parts for note in notes))
 
     def _solve_group(

@@ -44,7 +44,7 @@ class Smoother:
         return reduce(or_, (smoothing.needs for _, smoothing in self._smoothings), Needs())
 
     def smooth(
-        self, at: RunningBlock, found: FoundEdges, names: dict[LayerPlan, str], stats: dict[str, Stats]
+        self, at: RunningBlock, discovery: FoundEdges, names: dict[LayerPlan, str], stats: dict[str, Stats]
     ) -> tuple[set[str], list[Warned]]:
         """Choose and fold the scales of all edges, one smoothing after the other; ``stats`` follow.
 
@@ -55,7 +55,7 @@ class Smoother:
         refused: list[Warned] = []
         for config, smoothing in self._smoothings:
             listing = getattr(config, "scaling_layers", ())
-            listed = listed_edges(at.block, at.update, listing, found) if listing else found
+            listed = listed_edges(at.block, at.update, listing, discovery) if listing else discovery
             if listing:
                 refused += self._refused(listed)
             for edge in listed.edges:

@@ -43,7 +43,7 @@ class StatsCollector:
         self._weights: torch.Tensor | None = None
 
     def begin(self, state: torch.Tensor) -> None:
-        """The next windows come, [1 or more, T, H] in front of the block: their tokens count as they are long."""
+        """Announce the next windows, [1 or more, T, H] in front of the block; their tokens count as they are long."""
         self._weights = token_weights(state)
         self._window = self._next_window
         self._next_window += state[..., 0, 0].numel()
@@ -51,7 +51,7 @@ class StatsCollector:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """The hooks are there while this lasts."""
+        """Keep the hooks on the modules while this lasts."""
         handles = [module.register_forward_pre_hook(self._hook(name)) for name, module in self._modules.items()]
         try:
             yield
@@ -79,9 +79,9 @@ class StatsCollector:
         ranks, nodes = self._span.ranks, self._nodes()
         same_as: dict[str, str] = {}
         widths: dict[str, int] = {}
-        for known, seen in ranks.gather((self._same_as, _widths(nodes))):
-            same_as |= {name: first for name, first in known.items() if name not in same_as}
-            widths |= seen
+        for aliases, more_widths in ranks.gather((self._same_as, _widths(nodes))):
+            same_as |= {name: first for name, first in aliases.items() if name not in same_as}
+            widths |= more_widths
         owners = self._owners(same_as, widths) if owner is None else dict.fromkeys(widths, owner)
         made: dict[str, Stats] = {}
         for rank in range(ranks.size):
@@ -94,7 +94,7 @@ class StatsCollector:
         return {name: made[first] for name, first in same_as.items()}
 
     def _owners(self, same_as: Mapping[str, str], widths: Mapping[str, int]) -> dict[str, int]:
-        """The rank of each input: its matrix is factored once, its layers' weights are multiplied with it."""
+        """Return the rank of each input: its matrix is factored once, its layers' weights are multiplied with it."""
         num_weights = dict.fromkeys(widths, 0)
         for name, first in same_as.items():
             num_weights[first] += self._modules[name].get_parameter("weight").numel()
@@ -139,12 +139,12 @@ class StatsCollector:
         return sums[name]
 
     def _nodes(self) -> list[Node]:
-        """All that was seen on this rank."""
+        """Return the nodes of this rank's chunks."""
         self._close(self._span.chunks.stop)
         return self._tree.nodes
 
     def _close(self, chunk: int) -> None:
-        """No window of a chunk before this one will come."""
+        """Close all chunks before ``chunk``: no window of them will come."""
         for index in range(self._next_chunk, chunk):
             self._tree.add(Node(0, index, self._open.pop(index, {})))
         self._next_chunk = max(self._next_chunk, chunk)

@@ -16,21 +16,21 @@ MIN_TOKENS = 16  # a range of fewer says little about the tokens to come
 
 
 def share_ranges(watched: Mapping[LayerPlan, Watched]) -> tuple[dict[LayerPlan, Watched], list[Warned]]:
-    """The observers to use instead of ``watched``, and a warning for each mixture where that makes a difference.
+    """Return the observers to use instead of ``watched``, and a warning for each mixture where that makes a difference.
 
     A layer of an expert with fewer than ``MIN_TOKENS`` tokens takes what all experts of its block saw at the same
     projection (and with the same config): their inputs are alike, and a range that is too wide costs precision where
     one that is too narrow clips. Raises CalibrationError for a layer that has no sibling either to learn from.
     """
-    families: dict[tuple[object, ...], list[LayerPlan]] = {}
+    siblings: dict[tuple[object, ...], list[LayerPlan]] = {}
     poor: dict[str, dict[int, int]] = {}
     for layer in watched:
         if match := EXPERT.match(layer.name):
-            families.setdefault((match["moe"], match["projection"], layer.config), []).append(layer)
+            siblings.setdefault((match["moe"], match["projection"], layer.config), []).append(layer)
             if (count := num_tokens(layer, watched[layer])) < MIN_TOKENS:
                 poor.setdefault(match["moe"], {})[int(match["index"])] = count
     shared = dict(watched)
-    for layers in families.values():
+    for layers in siblings.values():
         few = [layer for layer in layers if num_tokens(layer, watched[layer]) < MIN_TOKENS]
         if few:
             together = Watched(
@@ -45,7 +45,7 @@ def share_ranges(watched: Mapping[LayerPlan, Watched]) -> tuple[dict[LayerPlan, 
 
 
 def _unseen(layer: LayerPlan) -> CalibrationError:
-    """The error for a static activation of which calibration saw nothing."""
+    """Return the error for a static activation of which calibration saw nothing."""
     if EXPERT.match(layer.name):
         return CalibrationError(
             f"No token of the calibration text reached {layer.name}, nor an expert beside it.",
@@ -63,7 +63,7 @@ def _unseen(layer: LayerPlan) -> CalibrationError:
 
 
 def num_tokens(layer: LayerPlan, watched: Watched) -> int:
-    """How many tokens ``layer`` saw."""
+    """Return how many tokens ``layer`` saw."""
     if watched.inputs is not None:
         return watched.inputs.num_values // layer.in_features
     return 0 if watched.outputs is None else watched.outputs.num_values // layer.out_features

@@ -60,15 +60,15 @@ def ranges_of_all(watched: dict[LayerPlan, Watched], ranks: Ranks) -> dict[Layer
     """Merge the observers of all ranks, on every rank. The order of merging changes no bit."""
     first, *others = ranks.gather(list(watched.values()))
     for other in others:
-        for mine, theirs in zip(first, other, strict=True):
-            for observer, more in ((mine.inputs, theirs.inputs), (mine.outputs, theirs.outputs)):
+        for own, theirs in zip(first, other, strict=True):
+            for observer, more in ((own.inputs, theirs.inputs), (own.outputs, theirs.outputs)):
                 if observer is not None and more is not None:
                     observer.merge(more)
     return dict(zip(watched, first, strict=True))
 
 
 def learned(layer: LayerPlan, watched: Watched, model_dtype: torch.dtype) -> Activations:
-    """The static parameters of ``layer``. Raises NumericsError for a range that is not finite."""
+    """Return the static parameters of ``layer``. Raises NumericsError for a range that is not finite."""
     return Activations(
         _params(layer, "input", layer.config.input_tensors, watched.inputs, model_dtype),
         _params(layer, "output", layer.config.output_tensors, watched.outputs, model_dtype),
@@ -79,15 +79,15 @@ def learned(layer: LayerPlan, watched: Watched, model_dtype: torch.dtype) -> Act
 def quantized_activations(
     modules: dict[LayerPlan, nn.Module], activations: dict[LayerPlan, Activations]
 ) -> Iterator[None]:
-    """While this lasts, inputs and outputs that have a spec pass through quantize and dequantize."""
+    """Pass inputs and outputs that have a spec through quantize and dequantize while this lasts."""
 
     def hook() -> Iterator[torch.utils.hooks.RemovableHandle]:
         for layer, module in modules.items():
-            known = activations.get(layer, Activations())
+            ranges = activations.get(layer, Activations())
             if layer.config.input_tensors is not None:
-                yield module.register_forward_pre_hook(_quantize_input(layer.config.input_tensors, known.inputs))
+                yield module.register_forward_pre_hook(_quantize_input(layer.config.input_tensors, ranges.inputs))
             if layer.config.output_tensors is not None:
-                yield module.register_forward_hook(_quantize_output(layer.config.output_tensors, known.outputs))
+                yield module.register_forward_hook(_quantize_output(layer.config.output_tensors, ranges.outputs))
 
     with _removed(hook()):
         yield

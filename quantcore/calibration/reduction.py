@@ -45,11 +45,11 @@ class Span:
         return range(self.first_window(self.chunks.start), self.first_window(self.chunks.stop))
 
     def first_window(self, chunk: int) -> int:
-        """The number of the first window of a chunk, among all."""
+        """Return the number of the first window of a chunk, among all."""
         return -(-chunk * self.num_windows // self.num_chunks)
 
     def chunk_of(self, window: int) -> int:
-        """The chunk of the window that has this number among all."""
+        """Return the chunk of the window that has this number among all."""
         return min(window * self.num_chunks // max(1, self.num_windows), self.num_chunks - 1)
 
 
@@ -69,8 +69,8 @@ class Node:
         """Return whether the two are the halves of one node."""
         return self.level == other.level and self.index % 2 == 0 and self.index + 1 == other.index
 
-    def joined(self, other: Node) -> Node:
-        """The node of which this is the left half; both give their memory to it."""
+    def merged(self, other: Node) -> Node:
+        """Merge this node with its right neighbour; the result takes the memory of both."""
         for name, sums in other.sums.items():
             if name in self.sums:
                 self.sums[name].merge(sums)
@@ -81,24 +81,24 @@ class Node:
 
 @dataclass
 class Tree:
-    """Nodes that come from left to right; two halves are joined as soon as both are there."""
+    """Nodes that come from left to right; two halves are merged as soon as both are there."""
 
     nodes: list[Node] = field(default_factory=list)
 
     def add(self, node: Node) -> None:
         while self.nodes and self.nodes[-1].is_left_of(node):
-            node = self.nodes.pop().joined(node)
+            node = self.nodes.pop().merged(node)
         self.nodes.append(node)
 
 
 def root_at(owner: int, nodes: Sequence[Node], span: Span) -> Node | None:
-    """The root of the tree, on the rank ``owner``; None on the others. ``nodes`` are those of this rank, of its chunks.
+    """Return the root of the tree on the rank ``owner``; None on the others. ``nodes`` are those of this rank's chunks.
 
-    Two halves that different ranks have meet at one of the two, at the owner if that is one: a rank holds its own nodes
-    and one that comes. All ranks call it.
+    Two halves on different ranks are merged on one of these ranks, on the owner if it is one of them. So a rank holds
+    its own nodes and one that it receives. All ranks call it.
     """
     ranks = span.ranks
-    mine = {(node.level, node.index): node for node in nodes}
+    own = {(node.level, node.index): node for node in nodes}
     holders = [rank for rank in range(ranks.size) for _ in ranks.part(span.num_chunks, rank)]
     for level in range(span.num_chunks.bit_length() - 1):
         pairs = list(zip(holders[::2], holders[1::2], strict=True))
@@ -106,12 +106,12 @@ def root_at(owner: int, nodes: Sequence[Node], span: Span) -> Node | None:
         for index, ((left, right), to) in enumerate(zip(pairs, holders, strict=True)):
             halves = (level, 2 * index), (level, 2 * index + 1)
             for half, holder in zip(halves, (left, right), strict=True):
-                ranks.move(mine, half, holder, to)
-            if ranks.rank == to and halves[0] in mine:  # else it joined them as they came
-                mine[level + 1, index] = mine.pop(halves[0]).joined(mine.pop(halves[1]))
+                ranks.move(own, half, holder, to)
+            if ranks.rank == to and halves[0] in own:  # else it merged them as they came
+                own[level + 1, index] = own.pop(halves[0]).merged(own.pop(halves[1]))
     root = (span.num_chunks.bit_length() - 1, 0)
-    ranks.move(mine, root, holders[0], owner)
-    return mine.get(root)
+    ranks.move(own, root, holders[0], owner)
+    return own.get(root)
 
 
 class Sums:
@@ -167,13 +167,13 @@ class Sums:
         self._largest = torch.maximum(self._largest, later._largest)
         self._sum += later._sum
         self._sum_abs += later._sum_abs
-        for mine, other in ((self._gram, later._gram), (self._shift, later._shift)):
-            if mine is not None and other is not None:
-                mine += other
+        for own, other in ((self._gram, later._gram), (self._shift, later._shift)):
+            if own is not None and other is not None:
+                own += other
         self._samples += later._samples
 
     def stats(self, owner: int = 0) -> Stats:
-        """The ``owner`` is this rank. The sums are used up."""
+        """Return the statistics on the ``owner``, which is this rank. The sums are used up."""
         sample = torch.cat(self._samples)[: self._needs.sample] if self._samples else None
         return Stats(
             num_tokens=self.num_tokens,
@@ -196,5 +196,5 @@ def _add_gram(gram_II: torch.Tensor, x_TI: torch.Tensor) -> None:
 
 
 def _whole(lower_II: torch.Tensor) -> torch.Tensor:
-    """The symmetric matrix whose lower triangle is given; overwrites the rest of it."""
+    """Return the symmetric matrix whose lower triangle is given; overwrites the rest of it."""
     return lower_II.tril_().add_(lower_II.tril(-1).T)

@@ -71,15 +71,15 @@ def building(output_dir: Path, resume_dir: Path | None = None) -> Iterator[Path]
 
 
 def rejected_dir(output_dir: Path) -> Path:
-    """Where an artifact that missed a limit is put: NAME.rejected, NAME.rejected-2 ... beside ``output_dir``."""
+    """Return where an artifact that missed a limit is put: NAME.rejected, NAME.rejected-2 ... beside ``output_dir``."""
     names = chain([f"{output_dir.name}.rejected"], (f"{output_dir.name}.rejected-{number}" for number in count(2)))
     return next(path for name in names if not (path := output_dir.with_name(name)).exists())
 
 
 def side_files(folder: Path, patterns: tuple[str, ...] = SIDE_FILES) -> list[str]:
-    """The names of all that ``patterns`` fit in ``folder`` but folders; what a link leads to is not asked here."""
-    found = [path for path in folder.iterdir() if path.is_symlink() or not path.is_dir()]
-    return sorted(path.name for path in found if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in patterns))
+    """List the files in ``folder`` that match ``patterns``; links count as files, wherever they lead."""
+    files = [path for path in folder.iterdir() if path.is_symlink() or not path.is_dir()]
+    return sorted(path.name for path in files if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in patterns))
 
 
 def copy_side_files(model_dir: Path, folder: Path, patterns: tuple[str, ...] = SIDE_FILES) -> list[str]:
@@ -102,7 +102,7 @@ def copy_side_files(model_dir: Path, folder: Path, patterns: tuple[str, ...] = S
 
 
 def differing_side_files(model_dir: Path, folder: Path) -> list[str]:
-    """The files of ``copy_side_files`` that are in ``folder`` not what they are in ``model_dir``."""
+    """Return the files of ``copy_side_files`` that are in ``folder`` not what they are in ``model_dir``."""
     if find_gguf(model_dir) is not None:
         return []  # unpacked, not copied
     return [
@@ -153,7 +153,7 @@ def sync(path: Path) -> None:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """The SHA-256 of a tensor's bytes in row-major order."""
+    """Return the SHA-256 of a tensor's bytes in row-major order."""
     import torch
 
     flat = tensor.detach().cpu().contiguous().reshape(-1)

@@ -46,7 +46,7 @@ class BlockList:
 
 
 def find_blocks(tensors: Mapping[str, TensorHeader], model_config: Mapping[str, Any]) -> tuple[str, int]:
-    """(prefix, count) of the decoder blocks: ``model.layers.``, 30.
+    """Return (prefix, count) of the decoder blocks: ``model.layers.``, 30.
 
     They are the numbered list that has the depth and the width of the language model in config.json, which are declared
     at its top or in a config inside it. Blocks for multi-token prediction, which some checkpoints hold after the
@@ -64,7 +64,7 @@ def find_blocks(tensors: Mapping[str, TensorHeader], model_config: Mapping[str, 
     configs = list(_text_configs(model_config))
     if len(every) > 1 and any(config.get("is_encoder_decoder") for config in configs):
         raise _ambiguous("an encoder beside its decoder", every)
-    fitting = [(found, depth) for found in lists if (depth := _depth(found, configs)) is not None]
+    fitting = [(blocks, depth) for blocks in lists if (depth := _depth(blocks, configs)) is not None]
     if len(fitting) > 1 or (not fitting and len(lists) > 1):
         raise _ambiguous("several lists of blocks that may be its language model", lists)
     if not fitting:
@@ -75,8 +75,8 @@ def find_blocks(tensors: Mapping[str, TensorHeader], model_config: Mapping[str, 
             code="config_implausible",
             hint="The checkpoint and its config.json do not belong together, or a shard is missing.",
         )
-    [(found, depth)] = fitting
-    return found.prefix, depth
+    [(blocks, depth)] = fitting
+    return blocks.prefix, depth
 
 
 def block_lists(tensors: Mapping[str, TensorHeader]) -> list[BlockList]:
@@ -95,34 +95,34 @@ def block_lists(tensors: Mapping[str, TensorHeader]) -> list[BlockList]:
         for prefix, part in parts.items()
         if any(len(tensor.shape) > 1 for _, tensor in part)
     ]
-    return sorted(lists, key=lambda one: (-one.num_bytes, one.prefix))
+    return sorted(lists, key=lambda blocks: (-blocks.num_bytes, blocks.prefix))
 
 
-def said_of_the_rest(tensors: Mapping[str, TensorHeader], prefix: str) -> tuple[str, ...]:
-    """A warning that names the other numbered lists of a checkpoint, which are not quantized; none if there is none."""
+def warn_of_other_parts(tensors: Mapping[str, TensorHeader], prefix: str) -> tuple[str, ...]:
+    """Return a warning that names the other numbered lists of a checkpoint, which are not quantized; empty if none."""
     lists = block_lists(tensors)
-    chosen = next(one for one in lists if one.prefix == prefix)
-    rest = [one for one in lists if one is not chosen and one.num_bytes >= SMALL_SHARE * chosen.num_bytes]
-    said = f"Only the language model, '{prefix}*', is quantized. Other parts stay as they are: {_names(rest)}."
-    return (said,) if rest else ()
+    chosen = next(blocks for blocks in lists if blocks.prefix == prefix)
+    rest = [other for other in lists if other is not chosen and other.num_bytes >= SMALL_SHARE * chosen.num_bytes]
+    warning = f"Only the language model, '{prefix}*', is quantized. Other parts stay as they are: {_names(rest)}."
+    return (warning,) if rest else ()
 
 
 def _large(lists: Sequence[BlockList]) -> list[BlockList]:
-    return [one for one in lists if one.num_bytes >= SMALL_SHARE * lists[0].num_bytes]
+    return [blocks for blocks in lists if blocks.num_bytes >= SMALL_SHARE * lists[0].num_bytes]
 
 
 def _of_text(lists: Sequence[BlockList]) -> list[BlockList]:
     """Return the lists that may be a language model by their names; if some are called one, only those."""
-    lists = [one for one in lists if not _NOT_TEXT.search(one.prefix)]
-    return [one for one in lists if _TEXT.search(one.prefix)] or lists
+    lists = [blocks for blocks in lists if not _NOT_TEXT.search(blocks.prefix)]
+    return [blocks for blocks in lists if _TEXT.search(blocks.prefix)] or lists
 
 
 def _text_configs(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """``config`` and those inside it that may be a language model's, by the same rule as for lists."""
+    """Yield ``config`` and the configs inside it that may be a language model's, by the same rule as for lists."""
     yield config
-    inner = {key: one for key, one in config.items() if isinstance(one, Mapping) and not _NOT_TEXT.search(key)}
-    for one in [inner[key] for key in inner if _TEXT_KEY.match(key)] or inner.values():
-        yield from _text_configs(one)
+    inner = {key: part for key, part in config.items() if isinstance(part, Mapping) and not _NOT_TEXT.search(key)}
+    for part in [inner[key] for key in inner if _TEXT_KEY.match(key)] or inner.values():
+        yield from _text_configs(part)
 
 
 def _depths(config: Mapping[str, Any]) -> list[int]:
@@ -131,18 +131,18 @@ def _depths(config: Mapping[str, Any]) -> list[int]:
     return depths + [len(kinds) for name in KINDS if isinstance(kinds := config.get(name), list)]
 
 
-def _depth(found: BlockList, configs: Sequence[Mapping[str, Any]]) -> int | None:
-    """The number of blocks that run, if one of ``configs`` declares such a list; None if not."""
-    if found.indices != set(range(found.count)):
+def _depth(blocks: BlockList, configs: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return the number of blocks that run, if one of ``configs`` declares such a list; None if not."""
+    if blocks.indices != set(range(blocks.count)):
         return None
     for config in configs:
         width = next((config[name] for name in WIDTHS if isinstance(config.get(name), int)), None)
-        if width is not None and width not in found.sides:
+        if width is not None and width not in blocks.sides:
             continue
         for depth in _depths(config):
-            if found.count in (depth, depth + (config.get("num_nextn_predict_layers") or 0)):
+            if blocks.count in (depth, depth + (config.get("num_nextn_predict_layers") or 0)):
                 return depth
-    return None if any(map(_depths, configs)) else found.count  # older files leave out what is a class's default
+    return None if any(map(_depths, configs)) else blocks.count  # older files leave out what is a class's default
 
 
 def _names(lists: Sequence[BlockList]) -> str:

@@ -55,7 +55,7 @@ def unstack_mxfp4(tensors: Mapping[str, TensorHeader]) -> tuple[dict[str, Tensor
     ``X.experts.0.gate_up_proj.weight`` [out, in / 2] and ``weight_scale`` [out, in / 32], as AMD Quark lays out MXFP4;
     ``_bias`` [E, out] becomes ``bias``. The floats of ``weight`` are the transposes of a stack [E, in, out].
     """
-    found, stacks = dict(tensors), {}
+    unstacked, stacks = dict(tensors), {}
     for name, blocks in tensors.items():
         stack = name.removesuffix("_blocks")
         if stack == name or len(blocks.shape) != 4 or f"{stack}_scales" not in tensors:
@@ -71,10 +71,10 @@ def unstack_mxfp4(tensors: Mapping[str, TensorHeader]) -> tuple[dict[str, Tensor
         for whole, (part, shape) in parts.items():
             if whole in tensors:
                 names = [f"{layer}.{part}" for layer in layers]
-                found.update(_slices(whole, found.pop(whole), names, shape, transposed=False))
+                unstacked.update(_slices(whole, unstacked.pop(whole), names, shape, transposed=False))
         shape = (num_experts, groups * num_bytes * 2, rows)
         stacks.update({f"{layer}.weight": Stack(stack, shape, 0) for layer in layers})
-    return found, stacks
+    return unstacked, stacks
 
 
 def find_routers(shapes: Mapping[str, Sequence[int]]) -> set[str]:
@@ -104,15 +104,15 @@ def is_stack_of_experts(name: str, shape: Sequence[int]) -> bool:
 
 
 def _num_experts(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """How many experts each module has that has some."""
-    found: dict[str, int] = {}
+    """Return the number of experts of each module that has experts."""
+    counts: dict[str, int] = {}
     for name, shape in shapes.items():
         if match := EXPERT.match(name):
-            found[match["moe"]] = max(found.get(match["moe"], 0), int(match["index"]) + 1)
+            counts[match["moe"]] = max(counts.get(match["moe"], 0), int(match["index"]) + 1)
         elif is_stack_of_experts(name, shape):
             path, inside, _ = name.partition(".experts.")
-            found.setdefault(path if inside else name.removesuffix(".weight").rpartition(".")[0], shape[0])
-    return found
+            counts.setdefault(path if inside else name.removesuffix(".weight").rpartition(".")[0], shape[0])
+    return counts
 
 
 def _matrices(

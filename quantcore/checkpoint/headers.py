@@ -1,7 +1,7 @@
 """Reads config.json and the headers of a model folder's weight files: no weights, no torch.
 
 The folder is not trusted: every name in the index must be a plain file inside it, headers are bounded before they are
-parsed, and what a header promises is held against the file's size. Layout of the header: safetensors format, 8 bytes
+parsed, and what a header promises is compared with the file's size. Layout of the header: safetensors format, 8 bytes
 little-endian length, then JSON ``{name: {dtype, shape, data_offsets}}``.
 """
 
@@ -50,7 +50,7 @@ class ModelHeaders:
 
     @property
     def main_dtype(self) -> str:
-        """The float dtype that most of the bytes have, which the model computes in; masks and indices do not count."""
+        """Return the float dtype that most bytes have, in which the model computes. Masks and indices do not count."""
         sizes: dict[str, int] = {}
         for tensor in self.tensors.values():
             if "F" in tensor.dtype:
@@ -59,8 +59,9 @@ class ModelHeaders:
 
 
 def check_files(path: Path) -> None:
-    """Open every file of the model once, so that a fault of one is told before hours of work; ``path`` may also be one
-    file. What is not there is somebody else's to say.
+    """Open every file of the model once, so that a fault is reported before hours of work.
+
+    ``path`` may also be a single file. Missing files are not reported here.
 
     Raises ModelError: ``model_not_readable`` for what this process may not read, else as ``opening.open_file``.
     """
@@ -82,7 +83,7 @@ def check_files(path: Path) -> None:
 
 
 def read_local(model_dir: Path | str) -> ModelHeaders:
-    """Headers of the float model in ``model_dir``. Raises ModelError that names the file at fault."""
+    """Read the headers of the float model in ``model_dir``. Raises ModelError that names the file at fault."""
     config, tensors = read_folder(Path(model_dir))
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")
@@ -95,7 +96,7 @@ def read_local(model_dir: Path | str) -> ModelHeaders:
 
 
 def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
-    """config.json and the tensors as they are stored, of a float or a quantized model. Raises as ``read_local``."""
+    """Read config.json and the headers of the tensors of a float or quantized model. Raises as ``read_local``."""
     if not folder.is_dir():
         raise ModelError(
             f"There is no model folder at {folder}.",
@@ -115,18 +116,18 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
 
 
 def read_tensor_headers(folder: Path) -> dict[str, TensorHeader]:
-    """Every tensor of the safetensors files in ``folder``, by name."""
+    """Read the header of every tensor in the safetensors files of ``folder``, by name."""
     tensors: dict[str, TensorHeader] = {}
     for name in _weight_files(folder):
-        found = read_safetensors_header(folder / name)
-        twice = sorted(found.keys() & tensors.keys())
+        of_file = read_safetensors_header(folder / name)
+        twice = sorted(of_file.keys() & tensors.keys())
         if twice:
             raise ModelError(
                 f"'{twice[0]}' is in two files, {tensors[twice[0]].file} and {name}.",
                 code="corrupt_weights",
                 hint="Keep the files of one checkpoint in the folder, or give it its model.safetensors.index.json.",
             )
-        tensors.update(found)
+        tensors.update(of_file)
         if len(tensors) > MAX_TENSORS:
             raise ModelError(f"The model has more than {MAX_TENSORS} tensors.", code="header_too_large")
     _check_index(folder, tensors)
@@ -134,7 +135,7 @@ def read_tensor_headers(folder: Path) -> dict[str, TensorHeader]:
 
 
 def read_json(path: Path, missing_code: str, *, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
-    """A JSON object of bounded size; ModelError for anything else."""
+    """Read a JSON object of bounded size. Raises ModelError for anything else."""
     try:
         with open_file(path) as file:
             if os.fstat(file.fileno()).st_size > max_bytes:
@@ -153,7 +154,7 @@ def read_json(path: Path, missing_code: str, *, max_bytes: int = MAX_CONFIG_BYTE
 
 
 def read_safetensors_header(path: Path) -> dict[str, TensorHeader]:
-    """Every tensor of one safetensors file, checked against the file's size."""
+    """Read the header of every tensor in one safetensors file, and compare them with the file's size."""
     corrupt = {"code": "corrupt_weights", "hint": "The file is damaged or was not downloaded whole: fetch it again."}
     try:
         with open_file(path) as file:
@@ -173,13 +174,13 @@ def read_safetensors_header(path: Path) -> dict[str, TensorHeader]:
     header.pop("__metadata__", None)
     if len(header) > MAX_TENSORS:
         raise ModelError(f"{path.name} lists {len(header)} tensors.", code="header_too_large")
-    found = {name: _tensor_header(path, name, entry, size - 8 - length, 8 + length) for name, entry in header.items()}
-    _check_seamless(path, found, 8 + length, size)
-    return found
+    tensors = {name: _tensor_header(path, name, entry, size - 8 - length, 8 + length) for name, entry in header.items()}
+    _check_seamless(path, tensors, 8 + length, size)
+    return tensors
 
 
 def _check_seamless(path: Path, tensors: dict[str, TensorHeader], begin: int, end: int) -> None:
-    """Every byte of the file belongs to one tensor, as the format asks: no two share one, none hides between them."""
+    """Raise ModelError unless every byte of the file belongs to exactly one tensor, as the format demands."""
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin != begin:
             raise ModelError(
@@ -211,7 +212,7 @@ def _tensor_header(path: Path, name: str, entry: dict[str, Any], data_bytes: int
 
 
 def _weight_files(folder: Path) -> list[str]:
-    """Names of the safetensors files: those of the index if there is one, else all in the folder."""
+    """Return the names of the safetensors files: those of the index if there is one, else all in the folder."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
         weight_map = read_json(index, "no_weights", max_bytes=MAX_INDEX_BYTES).get("weight_map")
@@ -235,7 +236,7 @@ def _weight_files(folder: Path) -> list[str]:
 
 
 def _check_name(name: str) -> None:
-    """A shard must be a plain file name."""
+    """Raise ModelError unless ``name`` is a plain file name of a safetensors file."""
     if Path(name).name != name or name in ("", ".", "..") or "\\" in name or "\0" in name:
         raise ModelError(f"The index names '{name}', which is not a plain file name.", code="unsafe_path")
     if not name.endswith(".safetensors"):

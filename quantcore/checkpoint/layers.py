@@ -49,7 +49,7 @@ def why_not_linear(name: str, tensor: TensorHeader) -> str:
 
 
 def find_conv1d(tensors: Mapping[str, TensorHeader], prefix: str) -> set[str]:
-    """The block weights stored [in, out], as GPT-2's ``Conv1D`` stores them.
+    """Return the block weights stored [in, out], as GPT-2's ``Conv1D`` stores them.
 
     A bias is as long as the output. One that fits the second axis of its weight and not the first settles it for the
     model: all its block weights with a bias are of that class, the square ones too.
@@ -61,5 +61,5 @@ def find_conv1d(tensors: Mapping[str, TensorHeader], prefix: str) -> set[str]:
         and is_linear(name, tensor)
         and (bias := f"{name.removesuffix('weight')}bias") in tensors
     }
-    found = any(shape[1:] == bias != shape[:1] for shape, bias in biased.values())
-    return set(biased) if found else set()
+    is_transposed = any(shape[1:] == bias != shape[:1] for shape, bias in biased.values())
+    return set(biased) if is_transposed else set()

@@ -64,7 +64,7 @@ def lend(file: Path, scratch: Path, stack: ExitStack) -> None:
 
 
 def _without_paths(tokenizer_config: bytes) -> bytes:
-    """The config without what names files: the library finds them by their own names."""
+    """Return the config without what names files: the library finds them by their own names."""
     try:
         config: Any = json.loads(tokenizer_config)
     except (ValueError, RecursionError):

@@ -52,7 +52,7 @@ def read_onnx_headers(folder: Path) -> dict[str, TensorHeader]:
     import onnx
     from google.protobuf.message import DecodeError
 
-    known = {number: dtype for dtype, number in DTYPES.items()}
+    dtypes = {number: dtype for dtype, number in DTYPES.items()}
     corrupt = {"code": "invalid_onnx", "hint": "The files are damaged or do not belong together."}
     try:
         with open_file(folder / FILE_NAME, max_bytes=MAX_GRAPH_BYTES) as file:
@@ -66,7 +66,7 @@ def read_onnx_headers(folder: Path) -> dict[str, TensorHeader]:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue  # a constant of the graph
         place = {entry.key: entry.value for entry in tensor.external_data}
-        dtype, shape = known.get(tensor.data_type, ""), tuple(tensor.dims)
+        dtype, shape = dtypes.get(tensor.data_type, ""), tuple(tensor.dims)
         begin, length = int(place.get("offset", 0)), int(place.get("length", -1))
         fits = dtype in DTYPE_BYTES and length == math.prod(shape) * DTYPE_BYTES[dtype] and begin + length <= size
         if place.get("location") != DATA_NAME or begin < 0 or not fits:

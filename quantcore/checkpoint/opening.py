@@ -47,7 +47,7 @@ def resolved(path: Path | str) -> Path:
 
 
 def open_file(path: Path, *, root: Path | None = None, max_bytes: int | None = None) -> BufferedReader:
-    """The file ``path`` of the folder ``root`` (unless given, the one that it is in), to be read.
+    """Open the file ``path`` of the folder ``root`` (its own folder by default) for reading.
 
     A link is followed as long as it stays in the folder, or leads from a snapshot in the Hub's cache to that cache's
     blobs. Raises FileNotFoundError, and ModelError: ``unsafe_path`` for all that is no plain file of this folder,
@@ -58,7 +58,7 @@ def open_file(path: Path, *, root: Path | None = None, max_bytes: int | None = N
         real = Path(os.path.realpath(path))
     except (OSError, ValueError) as error:
         raise _not_a_path(path) from error
-    if not any(real.is_relative_to(one) for one in (folder, *folders_beside(folder))):
+    if not any(real.is_relative_to(allowed) for allowed in (folder, *folders_beside(folder))):
         raise _unsafe(path, "is a link that leaves its folder", "Put the file itself in its place.")
     file = _open(real, path, max_bytes)
     if real == folder / path.name and os.fstat(file.fileno()).st_nlink > 1:
@@ -71,7 +71,7 @@ def open_file(path: Path, *, root: Path | None = None, max_bytes: int | None = N
 
 
 def open_named(path: Path, *, max_bytes: int | None = None) -> BufferedReader:
-    """As ``open_file``, for a file that a person or the service names by itself: the name may be a link to anywhere."""
+    """Open a file that a person or the service names, as ``open_file`` does. The name may be a link to anywhere."""
     return _open(resolved(path), path, max_bytes)
 
 
@@ -91,12 +91,12 @@ def path_for_libraries(file: BufferedReader, path: Path) -> str:
 class Seen:
     """The files that were opened in one folder, by name, with their stamps."""
 
-    def __init__(self, folder: Path, known: Mapping[str, Stamp]) -> None:
+    def __init__(self, folder: Path, stamps: Mapping[str, Stamp]) -> None:
         self.folder = resolved(folder)
-        self.stamps = {name: tuple(known[name]) for name in known}
+        self.stamps = {name: tuple(stamps[name]) for name in stamps}
 
     def note(self, path: Path, status: os.stat_result) -> None:
-        """Raises ModelError ``model_changed`` for a file that is another one than before."""
+        """Raise ModelError ``model_changed`` for a file that has changed."""
         stamp = _stamp(status)
         if self.stamps.setdefault(path.name, stamp) != stamp:
             raise _changed(path, "is not the file that it was when the job began")
@@ -124,12 +124,14 @@ _seen: Seen | None = None
 
 
 @contextmanager
-def unchanging(model: Path, known: Mapping[str, Stamp] | None = None) -> Iterator[Seen]:
-    """While this lasts, the files of the folder (or of the one file) ``model`` stay what they were when they were first
-    opened, or what is ``known`` of them: else ``open_file`` raises ModelError ``model_changed``, as whatever fails
-    because of that does at the end."""
+def unchanging(model: Path, stamps: Mapping[str, Stamp] | None = None) -> Iterator[Seen]:
+    """Make ``open_file`` raise ModelError ``model_changed`` for a file of ``model`` that has changed, while this lasts.
+
+    ``model`` is a folder or a file. A file has changed if it is not as when it was first opened, or not as ``stamps``
+    has it. An error inside is replaced by ``model_changed`` if a file has changed.
+    """
     global _seen
-    before, _seen = _seen, Seen(model if model.is_dir() else model.parent, known or {})
+    before, _seen = _seen, Seen(model if model.is_dir() else model.parent, stamps or {})
     try:
         yield _seen
     except Exception:
@@ -140,14 +142,14 @@ def unchanging(model: Path, known: Mapping[str, Stamp] | None = None) -> Iterato
 
 
 def seen_so_far() -> dict[str, Stamp]:
-    """The stamps of the innermost ``unchanging``, for another process."""
+    """Return the stamps of the innermost ``unchanging``, for another process."""
     return {} if _seen is None else dict(_seen.stamps)
 
 
 def _open(real: Path, named: Path, max_bytes: int | None) -> BufferedReader:
     """Open ``real``, which no link leads to any more; errors call it as it was ``named``."""
     readable = os.environ.get(VARIABLE)
-    if readable is not None and not any(real.is_relative_to(one) for one in _parse_paths(readable)):
+    if readable is not None and not any(real.is_relative_to(allowed) for allowed in _parse_paths(readable)):
         raise _unsafe(named, "is none of the files that this job may read")
     seen = _seen if _seen is not None and _seen.holds(named) else None
     try:
@@ -207,7 +209,7 @@ def _walk(real: Path) -> int:
 
 
 def folders_beside(folder: Path) -> tuple[Path, ...]:
-    """Where links of a snapshot in the Hub's cache lead: <cache>/models--x--y/snapshots/<sha>/file ->
+    """Return where links of a snapshot in the Hub's cache lead: <cache>/models--x--y/snapshots/<sha>/file ->
     ../../blobs/<hash>, which may be a link to <cache>/blobs."""
     for snapshots in folder.parents:
         if snapshots.name == "snapshots" and snapshots.parent.name.startswith("models--"):

@@ -95,7 +95,7 @@ class Sink(OpenFiles):
                 self._see_in_stack(name, tensor, tensor.stack)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """The dtype in which ``write`` takes the tensor called ``name``."""
+        """Return the dtype in which ``write`` takes the tensor called ``name``."""
         return TORCH_DTYPES[self._layouts[name].dtype]
 
     warnings: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ class Sink(OpenFiles):
 
 
 def open_for_writing(path: Path, *, creates: bool) -> int:
-    """A handle for ``write_at``."""
+    """Return a file handle for ``write_at``."""
     binary = getattr(os, "O_BINARY", 0)  # Windows would write every newline byte as two
     return os.open(path, os.O_RDWR | binary | (os.O_CREAT | os.O_TRUNC if creates else 0), 0o644)
 
@@ -167,7 +167,7 @@ def _write_bytes(handle: int, data: bytes | memoryview, offset: int) -> int:
 
 
 def write_at(handle: int, tensor: torch.Tensor, offset: int) -> None:
-    """The bytes of ``tensor`` (any device) at ``offset`` of an open file."""
+    """Write the bytes of ``tensor`` (any device) at ``offset`` of an open file."""
     data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
     done = 0
     while done < len(data):

@@ -31,7 +31,7 @@ class TensorSource(Protocol):
 
 
 class Source:
-    """Reads exactly the bytes that are asked for into fresh memory: no mapping, nothing kept."""
+    """Reads exactly the requested bytes into fresh memory: nothing is mapped or kept."""
 
     def __init__(self, folder: Path, tensors: dict[str, TensorHeader]) -> None:
         self._folder = folder
@@ -41,7 +41,7 @@ class Source:
         return name in self.tensors
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor called ``name`` on the CPU, in its stored dtype. Raises ModelError if it is not there whole."""
+        """Return the tensor ``name`` on the CPU, in its stored dtype. Raises ModelError if it is not complete."""
         if name not in self.tensors:
             raise ModelError(
                 f"The checkpoint has no tensor '{name}'.",
@@ -58,7 +58,7 @@ class Source:
         return tensor - header.offset if header.offset else tensor
 
     def read_rows(self, name: str, rows: range) -> torch.Tensor:
-        """Some rows of what ``read`` gives; of a tensor that is stored row by row only their bytes are read."""
+        """Return some rows of a tensor. If it is stored row by row, only their bytes are read."""
         header = self.tensors.get(name)
         if header is None or header.transposed or header.num_heads or header.offset or not header.shape[0]:
             return self.read(name)[rows.start : rows.stop]
@@ -67,11 +67,11 @@ class Source:
         return tensor.view(len(rows), *header.shape[1:])
 
     def expect(self, names: Iterable[str]) -> None:
-        """Tell the system that these tensors will be read soon: it fetches them from the disk while others compute."""
-        found = [self.tensors[name] for name in names if name in self.tensors]
-        for file_name in {header.file for header in found} if hasattr(os, "posix_fadvise") else ():
+        """Tell the system that these tensors will be read soon, so that it fetches them from the disk meanwhile."""
+        headers = [self.tensors[name] for name in names if name in self.tensors]
+        for file_name in {header.file for header in headers} if hasattr(os, "posix_fadvise") else ():
             with open_file(self._folder / file_name) as file:
-                for header in found:
+                for header in headers:
                     if header.file == file_name:
                         os.posix_fadvise(file.fileno(), header.begin, header.num_bytes, os.POSIX_FADV_WILLNEED)
 
@@ -91,5 +91,5 @@ class Source:
 
 
 def interleaved(num_rows: int, num_heads: int) -> torch.Tensor:
-    """Which row each row of a matrix in which the halves of heads lie row beside row was before."""
+    """Return the former index of each row of a matrix in which the rows of each head's two halves alternate."""
     return torch.arange(num_rows).view(num_heads, 2, -1).transpose(1, 2).flatten()

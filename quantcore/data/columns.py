@@ -7,19 +7,21 @@ from quantcore.errors import CalibrationError
 DEFAULT_COLUMNS = ("text", "messages")
 
 
-def choose_column(there: list[str], given: str | None, place: str = "The data") -> str:
-    """The column of the text: the given one, else ``text`` or ``messages``. Raises CalibrationError
-    ``no_text_column``, which lists what is there."""
-    for name in (given,) if given else DEFAULT_COLUMNS:
+def choose_column(there: list[str], column: str | None, place: str = "The data") -> str:
+    """Return the column of the text: ``column``, else ``text`` or ``messages``.
+
+    Raises CalibrationError ``no_text_column``, which lists the columns that are there.
+    """
+    for name in (column,) if column else DEFAULT_COLUMNS:
         if name in there:
             return name
-    raise no_column(given or DEFAULT_COLUMNS[0], there, place)
+    raise no_column(column or DEFAULT_COLUMNS[0], there, place)
 
 
-def no_column(given: str, there: list[str], place: str = "The data") -> CalibrationError:
-    """The error for a column that is not there."""
+def no_column(column: str, there: list[str], place: str = "The data") -> CalibrationError:
+    """Return the error for a missing column."""
     return CalibrationError(
-        f"{place} has no column '{given}'; it has: {', '.join(there)}.",
+        f"{place} has no column '{column}'; it has: {', '.join(there)}.",
         code="no_text_column",
         hint="Name one of these in calibration.column.",
         field="/calibration/column",

@@ -22,13 +22,13 @@ Render = Callable[[list[dict[str, Any]]], str]
 
 
 def is_prose(calibration: CalibrationConfig) -> bool:
-    """True for one text in order; False for rows, which may be taken in any order."""
+    """Return True for one text in order; False for rows, which may be taken in any order."""
     path = _file(calibration)
     return calibration.source == BUILTIN or (path is not None and files.format_of(path.name) == "txt")
 
 
 def read_documents(calibration: CalibrationConfig, render: Render | None = None) -> Iterator[str]:
-    """The documents of the source, in its order; an empty one for a row without text.
+    """Yield the documents of the source, in its order; an empty one for a row without text.
 
     ``render`` is needed for chats. Raises CalibrationError as ``files.read_rows`` and ``hub_dataset.read_rows`` do;
     ``no_text_column``, ``no_chat_template``, ``calibration_not_found``.
@@ -48,7 +48,7 @@ def read_documents(calibration: CalibrationConfig, render: Render | None = None)
 
 
 def text_of(row: Row, column: str, render: Render | None) -> str:
-    """The text of a row, "" where it has none."""
+    """Return the text of a row, "" where it has none."""
     if column not in row.values:
         raise no_column(column, list(row.values), row.place)
     value = row.values[column]
@@ -72,8 +72,10 @@ def text_of(row: Row, column: str, render: Render | None) -> str:
 
 
 def is_chat(value: Any) -> bool:
-    """True for a list of messages, each with a role."""
-    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) and "role" in one for one in value)
+    """Return True for a list of messages, each with a role."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(message, dict) and "role" in message for message in value)
 
 
 def _rendered(row: Row, messages: list[dict[str, Any]], render: Render | None) -> str:

@@ -38,7 +38,7 @@ MAX_SHOWN_DEPTH = 6
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command; its exit status."""
+    """Run the command; returns its exit status."""
     flags = argparse.ArgumentParser(prog="python -m quantcore examine")
     flags.add_argument("file", type=Path)
     flags.add_argument("action", choices=("check", "preview", "tokens"))
@@ -47,18 +47,18 @@ def main(arguments: Sequence[str]) -> int:
     flags.add_argument("--model", type=Path)
     flags.add_argument("--seq_len", type=int, default=512)
     flags.add_argument("--parent", type=int, help="the process to end with")
-    asked = flags.parse_args(arguments)
+    options = flags.parse_args(arguments)
     end_with_parent()
-    if asked.parent not in (None, os.getppid()):
+    if options.parent not in (None, os.getppid()):
         return 1  # it went before the kernel was asked
-    _limit_self(asked.file, asked.action)
+    _limit_self(options.file, options.action)
     actions: dict[str, Callable[[], dict[str, Any]]] = {
-        "check": lambda: check(asked.file, asked.column),
-        "preview": lambda: preview(asked.file, asked.rows),
-        "tokens": lambda: count_tokens(asked.file, asked.column, asked.model, asked.seq_len),
+        "check": lambda: check(options.file, options.column),
+        "preview": lambda: preview(options.file, options.rows),
+        "tokens": lambda: count_tokens(options.file, options.column, options.model, options.seq_len),
     }
     try:
-        print(json.dumps({"result": actions[asked.action]()}))
+        print(json.dumps({"result": actions[options.action]()}))
         return 0
     except QuantError as error:
         return _refuse(error)
@@ -118,13 +118,13 @@ def check(file: Path, column: str | None) -> dict[str, Any]:
 
 
 def preview(file: Path, num_rows: int) -> dict[str, Any]:
-    """The first rows as they are, long values cut short."""
+    """Return the first rows as they are, long values cut short."""
     return {"rows": [{"place": row.place, "values": showable(row.values)}
                      for row in islice(files.read_rows(file), num_rows)]}  # fmt: skip
 
 
 def count_tokens(file: Path, column: str | None, model_dir: Path, seq_len: int) -> dict[str, Any]:
-    """How many tokens the rows are to the model's tokenizer, chats in its template; of the first MAX_TOKEN_ROWS.
+    """Count the tokens of the first MAX_TOKEN_ROWS rows for the model's tokenizer; chats are in its template.
 
     ``num_longer`` rows have more than ``seq_len`` tokens. The engine loses nothing of them: rows are joined, and
     windows of ``seq_len`` are cut; ``num_beyond`` is what a reader that cuts each row short would lose.
@@ -155,7 +155,7 @@ def count_tokens(file: Path, column: str | None, model_dir: Path, seq_len: int) 
 
 
 def summary_of(lengths: Sequence[int]) -> dict[str, Any]:
-    """Sum, least, median, most, and how many lengths lie in each power of two: ``from`` <= length < ``to``."""
+    """Return sum, least, median, most, and how many lengths lie in each power of two: ``from`` <= length < ``to``."""
     ordered = sorted(lengths)
     counts: dict[int, int] = {}
     for length in ordered:
@@ -186,8 +186,8 @@ def showable(value: Any, depth: int = 0) -> Any:
 
 
 def _plain(messages: list[dict[str, Any]]) -> str:
-    """A chat without any model's template."""
-    return "\n".join(str(one.get("content") or "") for one in messages)
+    """Return a chat's text without any model's template."""
+    return "\n".join(str(message.get("content") or "") for message in messages)
 
 
 def _limit_self(file: Path, action: str) -> None:
@@ -202,5 +202,5 @@ def _limit_self(file: Path, action: str) -> None:
     }
     for kind, most in limits.items():
         soft, hard = resource.getrlimit(kind)
-        given = [limit for limit in (soft, hard, most) if limit != resource.RLIM_INFINITY]
-        resource.setrlimit(kind, (min(given), hard))
+        finite = [limit for limit in (soft, hard, most) if limit != resource.RLIM_INFINITY]
+        resource.setrlimit(kind, (min(finite), hard))

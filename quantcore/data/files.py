@@ -1,7 +1,7 @@
 """The rows of a data file, one after the other: JSON lines, JSON, CSV, Parquet or text, each also as .gz. No torch.
 
-The file may be a stranger's. Nothing is read whole, a row and what a .gz unpacks to have limits, and an error names the
-line. A file's format is what its name ends in.
+The file is not trusted. Nothing is read whole, rows and unpacked .gz files have limits, and an error names the line.
+The end of a file's name tells its format.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_UNPACKED_BYTES = 8 << 30
 MAX_RATIO = 100  # unpacked to packed bytes; a thousand equal lines may do better, a gigabyte of text does not
 RATIO_COUNTS_FROM_BYTES = 64 << 20
 TEXT_CHUNK_BYTES = 4 << 20
-_PIECE_BYTES = 1 << 16
+_READ_BYTES = 1 << 16
 _BATCH_ROWS = 64  # of Parquet, in memory at a time
 
 
@@ -40,19 +40,21 @@ class Row:
 
 
 def format_of(name: str) -> str:
-    """The format of a file by its name: ``jsonl`` for ``rows.jsonl.gz``. Raises CalibrationError
-    ``unsupported_format``."""
+    """Return the format of a file by its name: ``jsonl`` for ``rows.jsonl.gz``.
+
+    Raises CalibrationError ``unsupported_format``.
+    """
     suffix = Path(name.lower().removesuffix(".gz")).suffix.removeprefix(".")
-    found = {"md": "txt"}.get(suffix, suffix)
-    if found not in FORMATS:
+    name_of_format = {"md": "txt"}.get(suffix, suffix)
+    if name_of_format not in FORMATS:
         raise CalibrationError(
             f"'{Path(name).name[:100]}' is not a kind of file that can be read as data.",
             code="unsupported_format",
-            hint=f"Give a file that ends in {', '.join(f'.{one}' for one in FORMATS)}, or one of these with .gz.",
+            hint=f"Give a file that ends in {', '.join(f'.{suffix}' for suffix in FORMATS)}, or one of these with .gz.",
             field="/calibration/source",
             allowed=FORMATS,
         )
-    return found
+    return name_of_format
 
 
 def is_packed(name: str) -> bool:
@@ -60,8 +62,11 @@ def is_packed(name: str) -> bool:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """Every row of the file, in order. Raises CalibrationError: ``unsupported_format``, ``empty_dataset``,
-    ``bad_encoding``, ``bad_row``, ``row_too_large``, ``bad_archive``, ``archive_too_large``."""
+    """Yield every row of the file, in order.
+
+    Raises CalibrationError: ``unsupported_format``, ``empty_dataset``, ``bad_encoding``, ``bad_row``,
+    ``row_too_large``, ``bad_archive``, ``archive_too_large``.
+    """
     read = FORMATS[format_of(path.name)]
     num_rows = 0
     with _open(path) as stream:
@@ -81,7 +86,7 @@ def _open(path: Path) -> Iterator[BinaryIO]:
         if not is_packed(path.name):
             yield stream
             return
-        with io.BufferedReader(_Unpacked(stream, os.fstat(stream.fileno()).st_size), _PIECE_BYTES) as unpacked:
+        with io.BufferedReader(_Unpacked(stream, os.fstat(stream.fileno()).st_size), _READ_BYTES) as unpacked:
             yield unpacked
 
 
@@ -110,7 +115,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def _check_size(num_bytes: int, packed_bytes: int | None = None) -> None:
-    """``packed_bytes``: the size of the file where it can be held against what comes out of it."""
+    """Raise CalibrationError if a file unpacks to too much; ``packed_bytes`` is its size, if that can be compared."""
     most = MAX_UNPACKED_BYTES
     if packed_bytes is not None:
         most = min(most, max(RATIO_COUNTS_FROM_BYTES, MAX_RATIO * packed_bytes))
@@ -123,7 +128,7 @@ def _check_size(num_bytes: int, packed_bytes: int | None = None) -> None:
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
-    """(number, line with its end), numbers from 1; a mark of the byte order in front is passed over."""
+    """Yield each line's number, from 1, and the line with its end; a byte order mark at the start is dropped."""
     number = 0
     while line := stream.readline(MAX_ROW_BYTES + 1):
         number += 1
@@ -158,11 +163,11 @@ def _parse(text: str, place: str) -> Any:
 
 
 def _json(stream: BinaryIO) -> Iterator[Row]:
-    """An array of objects, or objects one after the other; only one of them is in memory."""
+    """Yield the rows of an array of objects, or of objects in sequence; only one is in memory at a time."""
     decoder, number = json.JSONDecoder(), 0
     pieces = io.TextIOWrapper(stream, encoding="utf-8-sig")
     try:
-        text = pieces.read(_PIECE_BYTES).lstrip().removeprefix("[")
+        text = pieces.read(_READ_BYTES).lstrip().removeprefix("[")
         while True:
             text = text.lstrip(" \t\r\n,")
             if text[:1] == "]":
@@ -170,7 +175,7 @@ def _json(stream: BinaryIO) -> Iterator[Row]:
             try:
                 value, end = decoder.raw_decode(text)
             except (ValueError, RecursionError) as error:
-                piece = pieces.read(max(_PIECE_BYTES, len(text)))  # twice as much each time: a long row stays cheap
+                piece = pieces.read(max(_READ_BYTES, len(text)))  # twice as much each time: a long row stays cheap
                 if not piece and not text:
                     return
                 if not piece or isinstance(error, RecursionError):
@@ -191,7 +196,7 @@ def _json(stream: BinaryIO) -> Iterator[Row]:
 
 
 def _csv(stream: BinaryIO) -> Iterator[Row]:
-    """The first line names the columns."""
+    """Yield the rows of a CSV file, whose first line names the columns."""
     csv.field_size_limit(MAX_ROW_BYTES)
     reader = csv.reader((line for _, line in _lines(stream)), strict=True)
     names: list[str] = []
@@ -223,7 +228,7 @@ def _parquet(stream: BinaryIO) -> Iterator[Row]:
     number = num_bytes = 0
     with tempfile.TemporaryFile() as unpacked:
         if not stream.seekable():  # Parquet is read from its end
-            while piece := stream.read(_PIECE_BYTES):
+            while piece := stream.read(_READ_BYTES):
                 unpacked.write(piece)
             stream = unpacked
         try:
@@ -231,7 +236,7 @@ def _parquet(stream: BinaryIO) -> Iterator[Row]:
             file = parquet.ParquetFile(stream, buffer_size=1 << 20)
             _check_size(sum(file.metadata.row_group(at).total_byte_size for at in range(file.num_row_groups)))
             for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
-                num_bytes += batch.nbytes  # what is said of a dictionary's size does not count how often it is used
+                num_bytes += batch.nbytes  # the metadata counts each value of a dictionary only once
                 _check_size(num_bytes, packed_bytes)
                 if batch.nbytes > MAX_ROW_BYTES:
                     _check_rows([batch.slice(at, 1).nbytes for at in range(len(batch))], number)
@@ -255,7 +260,7 @@ def _check_rows(sizes: list[int], num_before: int) -> None:
 
 
 def _text(stream: BinaryIO) -> Iterator[Row]:
-    """Pieces of whole lines, as long as TEXT_CHUNK_BYTES allows."""
+    """Yield pieces of whole lines, as long as TEXT_CHUNK_BYTES allows."""
     lines: list[str] = []
     first = size = 0
     for number, line in _lines(stream):

@@ -39,7 +39,7 @@ _SHA = re.compile("[0-9a-f]{40}")
 
 
 def is_hub_name(source: str) -> bool:
-    """True for ``name`` and ``org/name`` as the Hub allows them: never a path, never an address."""
+    """Return True for ``name`` and ``org/name`` as the Hub allows them: never for a path or an address."""
     return _NAME.fullmatch(source) is not None and not re.search(r"--|\.\.|\.git$", source)
 
 
@@ -48,9 +48,9 @@ def resolve(calibration: CalibrationConfig) -> CalibrationConfig:
 
     Raises CalibrationError: ``invalid_dataset_name``, ``hub_*`` (see ``hub.errors``).
     """
-    given = calibration.model_dump(exclude_none=True)
-    calibration = CalibrationConfig(**{**ALIASES.get(calibration.source, {}), **given,
-                                       "source": ALIASES.get(calibration.source, given)["source"]})  # fmt: skip
+    options = calibration.model_dump(exclude_none=True)
+    calibration = CalibrationConfig(**{**ALIASES.get(calibration.source, {}), **options,
+                                       "source": ALIASES.get(calibration.source, options)["source"]})  # fmt: skip
     if not is_hub_name(calibration.source):
         raise CalibrationError(
             f"'{calibration.source[:100]}' is no source of calibration text.",
@@ -76,12 +76,12 @@ def resolve(calibration: CalibrationConfig) -> CalibrationConfig:
 
 
 def is_resolved(calibration: CalibrationConfig) -> bool:
-    """True if its dataset is named with a commit, as ``resolve`` does."""
+    """Return True if its dataset is named with a commit, as ``resolve`` does."""
     return calibration.revision is not None and _SHA.fullmatch(calibration.revision) is not None
 
 
 def read_rows(calibration: CalibrationConfig) -> Iterator[Row]:
-    """The rows of one split of a resolved dataset as they arrive, in order: the column of the text, no other.
+    """Yield the rows of one split of a resolved dataset as they arrive, in order: the column of the text, no other.
 
     Raises CalibrationError: ``datasets_not_installed``, ``unknown_dataset_config``, ``unknown_split``,
     ``no_text_column``, ``unsupported_dataset``, ``hub_*``.
@@ -123,13 +123,13 @@ def _open(calibration: CalibrationConfig) -> Iterator[dict[str, Any]]:
         raise _explain(error, calibration) from error
 
 
-def _choose_split(there: list[str], given: str | None) -> str:
-    if given is None and ("train" in there or len(there) == 1):
+def _choose_split(there: list[str], split: str | None) -> str:
+    if split is None and ("train" in there or len(there) == 1):
         return "train" if "train" in there else there[0]
-    if given in there:
-        return str(given)
+    if split in there:
+        return str(split)
     raise CalibrationError(
-        f"The dataset has no split '{given}'." if given else "The dataset has several splits, and none called train.",
+        f"The dataset has no split '{split}'." if split else "The dataset has several splits, and none called train.",
         code="unknown_split",
         hint=f"Its splits: {', '.join(there)}.",
         field="/calibration/split",

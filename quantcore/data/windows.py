@@ -37,8 +37,9 @@ def token_windows(
     separator: int | None = None,
     render: Render | None = None,
 ) -> TokenWindows:
-    """Read as much of the source as is needed, tokenize it (documents end with ``separator``), cut windows without
-    padding.
+    """Read as much of the source as is needed, tokenize it, and cut it into windows without padding.
+
+    Documents end with ``separator``.
 
     Of prose the first three quarters of what is read serve calibration, of rows three of four: ``num_samples`` windows
     chosen with the seed. The rest is held out, the same for every seed. ``render`` makes text of chats. Raises
@@ -48,14 +49,14 @@ def token_windows(
     def tokens_of(document: str) -> Iterable[int]:
         return chain(tokenize(document), () if separator is None else (separator,))
 
-    wanted = calibration.num_samples * calibration.seq_len
-    wanted_held_out = num_held_out * held_out_len
+    num_tokens = calibration.num_samples * calibration.seq_len
+    num_held_out_tokens = num_held_out * held_out_len
     documents = read_documents(calibration, render)
     if is_prose(calibration):
-        enough = max(wanted / (1 - HELD_OUT_SHARE), wanted_held_out / HELD_OUT_SHARE)
+        enough = max(num_tokens / (1 - HELD_OUT_SHARE), num_held_out_tokens / HELD_OUT_SHARE)
         text, rest = _divide_prose(documents, tokens_of, None if calibration.source == BUILTIN else 1.1 * enough)
     else:
-        text, rest = _divide_rows(documents, tokens_of, calibration.seed, wanted, wanted_held_out)
+        text, rest = _divide_rows(documents, tokens_of, calibration.seed, num_tokens, num_held_out_tokens)
     pool, held_out = _cut(text, calibration.seq_len), _cut(rest, held_out_len)
     if len(pool) < calibration.num_samples or len(held_out) < num_held_out:
         raise CalibrationError(
@@ -74,7 +75,7 @@ def token_windows(
 def _divide_prose(
     documents: Iterator[str], tokens_of: Callable[[str], Iterable[int]], enough: float | None
 ) -> tuple[array[int], array[int]]:
-    """The first part and the last part of what is read, which ends when it is more than ``enough`` tokens."""
+    """Return the first part and the last part of what is read, which ends when it is more than ``enough`` tokens."""
     stream = array("q")
     for document in documents:
         stream.extend(tokens_of(document))
@@ -91,7 +92,7 @@ def _divide_rows(
     text, rest = array("q"), array("q")
 
     def remaining() -> Iterator[str]:
-        """The rows for calibration; on the way the held-out ones are taken."""
+        """Yield the rows for calibration; on the way the held-out ones are taken."""
         for number, document in enumerate(filter(None, documents)):
             if number % round(1 / HELD_OUT_SHARE) != round(1 / HELD_OUT_SHARE) - 1:
                 yield document

@@ -30,7 +30,7 @@ class EdgeFinder:
         self._known: dict[object, FoundEdges] = {}
 
     def find(self, block: nn.Module, run: Run) -> FoundEdges:
-        """As ``find_edges``, in two runs of the block if one that is built like it was there before."""
+        """Find the edges as ``find_edges`` does, in two runs if a block of the same structure came before."""
         structure = tuple(
             (
                 name,
@@ -39,14 +39,14 @@ class EdgeFinder:
             )
             for name, module in block.named_modules()
         )
-        known = self._known.get(structure)
-        if known is None or not hold(block, prove(block, run, known.edges)):
-            known = self._known[structure] = find_edges(block, run)
-        return known
+        edges = self._known.get(structure)
+        if edges is None or not hold(block, prove(block, run, edges.edges)):
+            edges = self._known[structure] = find_edges(block, run)
+        return edges
 
 
 def find_edges(block: nn.Module, run: Run) -> FoundEdges:
-    """All edges of ``block``, proven. ``run`` runs it on some tokens and returns what it adds to the hidden states.
+    """Find and prove all edges of ``block``. ``run`` runs it on some tokens and returns what it adds to the states.
 
     The block itself is run twice (three times with norms that multiply with 1 + weight), and ten to thirty times with
     given outputs, where no layer computes. Its weights end as they were, bit for bit. Mixtures must be split
@@ -58,21 +58,24 @@ def find_edges(block: nn.Module, run: Run) -> FoundEdges:
     order = {name: i for i, name in enumerate(plain.arguments)}
     return FoundEdges(
         tuple(sorted(edges, key=lambda edge: order[edge.consumers[0]])),
-        tuple(sorted(search.rejected, key=lambda one: order[one.consumers[0]])),
+        tuple(sorted(search.rejected, key=lambda edge: order[edge.consumers[0]])),
     )
 
 
-def listed_edges(block: nn.Module, run: Run, scaling_layers: Iterable[ScalingLayer], found: FoundEdges) -> FoundEdges:
-    """The edges that a config file of AMD Quark lists, by names inside the block.
+def listed_edges(
+    block: nn.Module, run: Run, scaling_layers: Iterable[ScalingLayer], discovery: FoundEdges
+) -> FoundEdges:
+    """Return the edges that a config file of AMD Quark lists, by names inside the block.
 
-    Those that discovery ``found`` keep all their consumers: a scale must reach every reader. Others are tried with the
-    channels in plain order. What does not hold is in ``rejected``, with discovery's reason if it gave one.
+    Edges of ``discovery`` keep all their consumers: a scale must reach every reader. Others are tried with the
+    channels in plain order. An edge that does not hold is in ``rejected``, with discovery's reason if it has one.
     """
     edges: dict[tuple[str, tuple[str, ...]], Edge] = {}
     rejected: list[Rejected] = []
     for listed in scaling_layers:
-        known = [e for e in found.edges if e.producer == listed.prev_op and set(listed.layers) <= set(e.consumers)]
-        tried = known[0] if known else _tried(block, run, listed, found)
+        readers = set(listed.layers)
+        discovered = [e for e in discovery.edges if e.producer == listed.prev_op and readers <= set(e.consumers)]
+        tried = discovered[0] if discovered else _tried(block, run, listed, discovery)
         if isinstance(tried, Rejected):
             rejected.append(tried)
         else:
@@ -80,8 +83,8 @@ def listed_edges(block: nn.Module, run: Run, scaling_layers: Iterable[ScalingLay
     return FoundEdges(tuple(edges.values()), tuple(rejected))
 
 
-def _tried(block: nn.Module, run: Run, listed: ScalingLayer, found: FoundEdges) -> Edge | Rejected:
-    """A listed edge that discovery does not have, with its channels in plain order, if that holds."""
+def _tried(block: nn.Module, run: Run, listed: ScalingLayer, discovery: FoundEdges) -> Edge | Rejected:
+    """Try a listed edge that discovery does not have, with its channels in plain order."""
 
     def rejected(reason: str) -> Rejected:
         return Rejected(listed.prev_op, listed.layers, reason)
@@ -90,9 +93,9 @@ def _tried(block: nn.Module, run: Run, listed: ScalingLayer, found: FoundEdges) 
     for name in (listed.prev_op, *listed.layers):
         if not isinstance(getattr(modules.get(name), "weight", None), nn.Parameter):
             return rejected(f"the block has no layer {name} with a weight")
-    for known in found.rejected:
-        if known.producer == listed.prev_op and set(listed.layers) <= set(known.consumers):
-            return rejected(known.reason)
+    for failed in discovery.rejected:
+        if failed.producer == listed.prev_op and set(listed.layers) <= set(failed.consumers):
+            return rejected(failed.reason)
     shape = shape_of(modules[listed.prev_op])
     count = shape[0]
     for name in listed.layers:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from quantcore.numerics.weight_layout import canonical
-from quantcore.runtime.shards import mine, rows_of
+from quantcore.runtime.shards import local_rows, rows_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Edge:
         ]
 
     def divide(self, block: nn.Module, scale_F: torch.Tensor) -> torch.Tensor:
-        """The producer's half of ``fold``. Returns the scale [F] that its weight could store, for the consumers."""
+        """Divide the producer by the scale; returns the scale [F] that its weight could store, for the consumers."""
         producer = block.get_submodule(self.producer)
         weight = weight_of(producer)
         scale = scale_F.to(weight.device, torch.float32)
@@ -68,7 +68,7 @@ class Edge:
             rows, held = self._held(producer.get_parameter("weight"), weight)
             weight[rows] = (weight[rows].float() / scale[held, None]).to(weight.dtype)
         if getattr(producer, "bias", None) is not None:
-            bias = mine(producer.get_parameter("bias"))
+            bias = local_rows(producer.get_parameter("bias"))
             rows, held = self._held(producer.get_parameter("bias"), bias)
             bias[rows] = (bias[rows].float() / stored[held]).to(bias.dtype)
         return stored
@@ -80,7 +80,7 @@ class Edge:
         return (self.rows[held] - first).to(part.device), held.to(part.device)
 
     def multiply(self, block: nn.Module, scale_F: torch.Tensor) -> None:
-        """The consumers' half of ``fold``."""
+        """Multiply the consumers by the scale, the other half of ``fold``."""
         for name in self.consumers:
             weight_OI = weight_of(block.get_submodule(name))
             weight_OI.mul_(self.spread(scale_F.to(weight_OI.device)))
@@ -90,7 +90,7 @@ class Edge:
         return scale_F[self.channels.to(scale_F.device)]
 
     def largest(self, value_I: torch.Tensor) -> torch.Tensor:
-        """The largest value over the inputs that share a scale, [F]."""
+        """Return the largest value over the inputs that share a scale, [F]."""
         result = torch.zeros(self.num_scales, dtype=value_I.dtype, device=value_I.device)
         return result.scatter_reduce(0, self.channels.to(value_I.device), value_I, "amax", include_self=False)
 
@@ -112,17 +112,17 @@ class FoundEdges:
     rejected: tuple[Rejected, ...]
 
     def to_dict(self) -> dict[str, list[dict[str, Any]]]:
-        """For the report."""
+        """Return the edge as the report has it."""
         return {
             "found": [{"producer": edge.producer, "consumers": list(edge.consumers)} for edge in self.edges],
-            "rejected": [asdict(one) for one in self.rejected],
+            "rejected": [asdict(edge) for edge in self.rejected],
         }
 
 
 def weight_of(module: nn.Module) -> torch.Tensor:
     """The weight of a norm [O] or of a linear layer [O, I]: a view, to be changed in place; of a sharded one the rows
     of this rank."""
-    return canonical(mine(module.get_parameter("weight")), kind_of(module))
+    return canonical(local_rows(module.get_parameter("weight")), kind_of(module))
 
 
 def shape_of(module: nn.Module) -> torch.Size:
@@ -131,5 +131,5 @@ def shape_of(module: nn.Module) -> torch.Size:
 
 
 def kind_of(module: nn.Module) -> str:
-    """The name by which ``layouts`` knows how a module stores its weight."""
+    """Return the name by which ``layouts`` knows how a module stores its weight."""
     return "Conv1D" if any(parent.__name__ == "Conv1D" for parent in type(module).__mro__) else type(module).__name__

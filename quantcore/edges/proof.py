@@ -15,7 +15,7 @@ from torch import nn
 
 from quantcore.edges.edge import Edge, shape_of, weight_of
 from quantcore.edges.record import BlockRecord, Run, float_tensors, record_block, widened
-from quantcore.runtime.shards import mine
+from quantcore.runtime.shards import local_rows
 
 MAX_FOLD_CHANGE = 1e-3
 MAX_FOLD_CHANGE_FLOAT16 = 1e-2
@@ -108,12 +108,12 @@ def random_scales(count: int, generator: torch.Generator) -> torch.Tensor:
 
 @contextmanager
 def divided(block: nn.Module, edge: Edge, scale_F: torch.Tensor) -> Iterator[None]:
-    """The producer's half of a fold while the context lasts."""
+    """Keep the producer divided, as in a fold, while the context lasts."""
     producer = block.get_submodule(edge.producer)
     weight, bias = producer.get_parameter("weight"), getattr(producer, "bias", None)
     with ExitStack() as undo:
         if bias is not None:
-            undo.callback(mine(bias).copy_, mine(bias).clone())
+            undo.callback(local_rows(bias).copy_, local_rows(bias).clone())
         if weight.ndim == 1:
             undo.callback(weight.data.copy_, weight.data.clone())
         else:
@@ -125,13 +125,13 @@ def divided(block: nn.Module, edge: Edge, scale_F: torch.Tensor) -> Iterator[Non
 @contextmanager
 def _in_input_dtype(module: nn.Module) -> Iterator[None]:
     """While this lasts, ``module`` returns the dtype of its input, whatever later hooks do to that."""
-    given: list[torch.dtype] = []
+    dtypes: list[torch.dtype] = []
 
     def note(module: nn.Module, args: tuple[Any, ...]) -> None:
-        given.append(float_tensors(args)[0].dtype)
+        dtypes.append(float_tensors(args)[0].dtype)
 
     def cast(module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-        return output.to(given.pop())
+        return output.to(dtypes.pop())
 
     with module.register_forward_pre_hook(note), module.register_forward_hook(cast):
         yield
@@ -151,7 +151,7 @@ def _keep_fragile(weight: torch.Tensor) -> Callable[[], None]:
 
 
 def _typical_change(before_TE: torch.Tensor, after_TE: torch.Tensor) -> float:
-    """The median over tokens: a router between two equally good experts may turn over by a rounding."""
+    """Return the median over tokens: a router between two equally good experts may turn over by a rounding."""
     moved, size = (after_TE - before_TE).norm(dim=-1), before_TE.norm(dim=-1)
     change = torch.where(moved == 0, 0, moved / size).nan_to_num(nan=float("inf"))
     return change.median().item()

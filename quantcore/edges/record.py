@@ -54,7 +54,7 @@ class BlockRecord:
     update: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def inputs(self, name: str) -> list[torch.Tensor]:
-        """The float tensors that a layer was called with, over all calls."""
+        """Return the float tensors that a layer was called with, over all calls."""
         return float_tensors(self.arguments.get(name, []))
 
 
@@ -63,7 +63,7 @@ def float_tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def as_float32(tree: Any) -> Any:
-    """A copy with float tensors in float32, all else as it is."""
+    """Return a copy with float tensors in float32, all else as it is."""
 
     def widen(leaf: Any) -> Any:
         is_float = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
@@ -115,7 +115,7 @@ def widened(block: nn.Module, layers: Collection[str]) -> Iterator[None]:
 
 
 def _leaves(block: nn.Module) -> dict[str, nn.Module]:
-    """The layers, and modules without parameters such as activations."""
+    """Return the layers, and modules without parameters such as activations."""
     return {
         name: module
         for name, module in block.named_modules()

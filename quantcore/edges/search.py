@@ -12,7 +12,7 @@ from torch import nn
 from quantcore.edges.edge import Edge, Rejected, shape_of
 from quantcore.edges.proof import divided, exact_norms, folding_changes, hold, random_scales, relative_change
 from quantcore.edges.record import BlockRecord, Run, find_layers, record_block, widened
-from quantcore.edges.tracing import EXACT, Reading, Replay, trace
+from quantcore.edges.tracing import FACTOR_TOLERANCE, Reading, Replay, trace
 
 NO_PASSAGE = "what lies between them does not let a scale through"
 NO_PRODUCER = "what they read is not the output of one layer, channel by channel"
@@ -31,7 +31,7 @@ class Search:
         self.block, self.run, self.plain = block, run, plain
         self.rejected: list[Rejected] = []
         self._replay = Replay(block, run, plain)
-        with self._replay.given():
+        with self._replay.widening():
             self._readings = trace(self._replay)
             self._noise = self._replay.noise(tiny=False)
             self._before = self._replay.record(self._noise, {})
@@ -46,8 +46,8 @@ class Search:
             passed = self._scaled_alike(tried)
             passing += [edge for edge, ok in zip(tried, passed, strict=True) if ok]
             waiting = [reading for reading, ok in zip(waiting, passed, strict=True) if not ok]
-        found = {edge.consumers for edge in passing}
-        self.rejected += [self._without_producer(r) for r in self._readings if r.names not in found]
+        linked = {edge.consumers for edge in passing}
+        self.rejected += [self._without_producer(r) for r in self._readings if r.names not in linked]
         self.rejected += [Rejected(None, (name,), SEVERAL) for name in self._replay.others]
         return _merged(passing)
 
@@ -79,7 +79,7 @@ class Search:
         return reached
 
     def weighted(self, edges: list[Edge]) -> list[Edge]:
-        """With ``plus_one`` where a norm multiplies with 1 + weight; without norms that do neither."""
+        """Set ``plus_one`` where a norm multiplies by 1 + weight; reject norms that multiply by neither."""
         weighted: list[Edge] = []
         for edge in edges:
             is_norm = len(shape_of(self.block.get_submodule(edge.producer))) == 1
@@ -118,7 +118,7 @@ class Search:
         self.rejected.append(Rejected(edge.producer, edge.consumers, reason))
 
     def _scaled(self, edges: Sequence[Edge]) -> tuple[BlockRecord, dict[str, torch.Tensor]]:
-        """A run with the outputs of all edges scaled, and the factors [O] of each producer: 1 for its other rows."""
+        """Run the block with the outputs of all edges scaled; returns also the factors [O] of each producer, else 1."""
         generator = torch.Generator().manual_seed(1)
         scales = {
             name: random_scales(self._replay.sources[name], generator)
@@ -127,7 +127,7 @@ class Search:
         factors = {name: torch.ones_like(scale) for name, scale in scales.items()}
         for edge in edges:
             factors[edge.producer][edge.rows] = scales[edge.producer][edge.rows]
-        with self._replay.given():
+        with self._replay.widening():
             return self._replay.record(self._noise, factors), factors
 
     def _scaled_alike(self, edges: Sequence[Edge]) -> list[bool]:
@@ -139,7 +139,7 @@ class Search:
         for edge in edges:
             old, new = self._before.inputs(edge.consumers[0])[0], after.inputs(edge.consumers[0])[0]
             expected = old * edge.spread(factors[edge.producer][edge.rows].to(old.device))
-            result.append(torch.allclose(new, expected, rtol=EXACT, atol=0))
+            result.append(torch.allclose(new, expected, rtol=FACTOR_TOLERANCE, atol=0))
         return result
 
     def _other_readers(self, edges: Sequence[Edge]) -> list[str]:
@@ -179,7 +179,7 @@ class Search:
 
 
 def _merged(edges: Sequence[Edge]) -> list[Edge]:
-    """One edge for all layers that read the same outputs in the same order."""
+    """Merge the edges of layers that read the same outputs in the same order."""
     merged: dict[object, Edge] = {}
     for edge in edges:
         key = (edge.producer, edge.rows.numpy().tobytes(), edge.channels.numpy().tobytes())

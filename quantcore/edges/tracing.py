@@ -23,10 +23,12 @@ from quantcore.edges.edge import Edge, shape_of
 from quantcore.edges.record import BlockRecord, Run, as_float32, find_layers, record_block, widened
 
 DIGIT_BITS = 4
-TINY = (-46, -44)  # powers of two; with a digit below -28: squares vanish beside the epsilon of a norm, and products of
-# two (above -92) are still normal numbers of float32
-ALL_SIZES = (-3, 6)
-EXACT = 1e-3  # of what is scaled by powers of two: rounding of other origin is far smaller, a false factor far larger
+TINY_EXPONENTS = (-46, -44)
+"""Powers of two that, with a digit, are below -28: their squares vanish beside the epsilon of a norm, and products of
+two (above -92) are still normal numbers of float32."""
+ALL_EXPONENTS = (-3, 6)
+FACTOR_TOLERANCE = 1e-3
+"""Relative tolerance of a factor that is a power of two: rounding is far smaller, and a wrong factor far larger."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +71,15 @@ class Replay:
             (self.readers if is_single else self.others).append(name)
 
     @contextmanager
-    def given(self) -> Iterator[None]:
-        """Runs of ``record`` lie inside."""
+    def widening(self) -> Iterator[None]:
+        """Widen the recorded outputs while this lasts; ``record`` is called inside."""
         with widened(self.block, self.plain.outputs):
             yield
 
     def noise(self, *, tiny: bool) -> dict[str, torch.Tensor]:
-        """An output for each source: tiny numbers, or numbers of all sizes. Those of the first token are above 0."""
+        """Make an output for each source: tiny numbers, or of all sizes. Those of the first token are above 0."""
         generator = torch.Generator().manual_seed(0)
-        low, high = TINY if tiny else ALL_SIZES
+        low, high = TINY_EXPONENTS if tiny else ALL_EXPONENTS
         noise: dict[str, torch.Tensor] = {}
         for name in self.sources:
             like = self.plain.outputs[name][0]
@@ -88,7 +90,7 @@ class Replay:
         return noise
 
     def record(self, noise: Mapping[str, torch.Tensor], factors: Mapping[str, torch.Tensor]) -> BlockRecord:
-        """One run, with ``factors`` [O] for the outputs of some sources."""
+        """Record one run, with ``factors`` [O] for the outputs of some sources."""
 
         def answer(name: str, call: int) -> object:
             if name not in noise:
@@ -99,7 +101,7 @@ class Replay:
 
 
 def trace(replay: Replay) -> list[Reading]:
-    """The candidates for every tensor that linear layers read, in the order in which they read it."""
+    """Find the candidates for every tensor that linear layers read, in the order in which they read it."""
     noise = replay.noise(tiny=True)
     before = replay.record(noise, {})
     groups = _readers(replay, before)
@@ -112,12 +114,12 @@ def trace(replay: Replay) -> list[Reading]:
 
     def sums(numbers: Mapping[str, torch.Tensor], num_bits: int) -> list[torch.Tensor]:
         """The sum over the outputs that are factors of a channel, [I] for each group; -1: there is no such sum."""
-        found = [torch.zeros(1, dtype=torch.long)] * len(groups)
+        totals = [torch.zeros(1, dtype=torch.long)] * len(groups)
         for shift in range(0, num_bits, DIGIT_BITS):
             digits = {name: (number >> shift) % (1 << DIGIT_BITS) for name, number in numbers.items()}
             for i, part in enumerate(logarithms(digits)):
-                found[i] = torch.where((part < 0) | (found[i] < 0), -1, found[i] + (part << shift))
-        return found
+                totals[i] = torch.where((part < 0) | (totals[i] < 0), -1, totals[i] + (part << shift))
+        return totals
 
     degrees = logarithms({name: torch.ones(count, dtype=torch.long) for name, count in replay.sources.items()})
     numbers = {name: offsets[name] + torch.arange(count) for name, count in replay.sources.items()}
@@ -126,8 +128,8 @@ def trace(replay: Replay) -> list[Reading]:
     squares = {name: number * number for name, number in numbers.items()}
     second = sums(squares, 2 * total.bit_length()) if is_product else first
     return [
-        Reading(names, tuple(_edges(names, _origins(*found), offsets)))
-        for names, *found in zip(groups, degrees, first, second, strict=True)
+        Reading(names, tuple(_edges(names, _origins(*totals), offsets)))
+        for names, *totals in zip(groups, degrees, first, second, strict=True)
     ]
 
 
@@ -142,7 +144,7 @@ def _readers(replay: Replay, before: BlockRecord) -> list[tuple[str, ...]]:
 
 
 def _offsets(sources: Mapping[str, int]) -> dict[str, int]:
-    """The number of each source's first output."""
+    """Return the number of each source's first output."""
     offsets, total = {}, 0
     for name, count in sources.items():
         offsets[name] = total
@@ -159,7 +161,7 @@ def _logarithm(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     low = torch.where(alive, power, torch.inf).amin(0)
     high = torch.where(alive, power, -torch.inf).amax(0)
     whole = low.round()
-    return torch.where((low - whole).abs() + (high - low) < EXACT, whole, -1).long().cpu()
+    return torch.where((low - whole).abs() + (high - low) < FACTOR_TOLERANCE, whole, -1).long().cpu()
 
 
 def _origins(degree_I: torch.Tensor, sum_I: torch.Tensor, square_I: torch.Tensor) -> list[torch.Tensor]:
@@ -176,7 +178,7 @@ def _origins(degree_I: torch.Tensor, sum_I: torch.Tensor, square_I: torch.Tensor
 
 
 def _edges(names: tuple[str, ...], origins: list[torch.Tensor], offsets: Mapping[str, int]) -> Iterator[Edge]:
-    """One for every origin whose numbers all lie in one layer."""
+    """Yield an edge for every origin whose numbers all lie in one layer."""
     producers, starts = list(offsets), torch.tensor(list(offsets.values()))
     for number_I in origins:
         which_I = torch.searchsorted(starts, number_I, right=True) - 1

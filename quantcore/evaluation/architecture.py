@@ -46,32 +46,32 @@ NOT_FINITE = "its logits are not finite"
 
 
 def prove_twin(model: Model, emit: Emit) -> None:
-    """Raises ModelError ``architecture_misread`` if the twin's logits differ.
+    """Raise ModelError ``architecture_misread`` if the logits of a small twin of the model differ.
 
     Where Transformers cannot build or run such a twin, a warning says that nothing was proven.
     """
     config = model.headers.config
-    known, twin = BaselineCache(f"twin:{config.get('model_type')}"), json.dumps(twin_config(config), sort_keys=True)
-    found = known.value({"twin": twin}, lambda: _compare_twin(twin))
-    if "reason" in found:
-        _not_proven(config, f"no small twin of it could be run by Transformers ({found['reason']})", emit)
+    cache, twin = BaselineCache(f"twin:{config.get('model_type')}"), json.dumps(twin_config(config), sort_keys=True)
+    result = cache.value({"twin": twin}, lambda: _compare_twin(twin))
+    if "reason" in result:
+        _not_proven(config, f"no small twin of it could be run by Transformers ({result['reason']})", emit)
         return
-    _check(config, found["differences"], torch.float32)
+    _check(config, result["differences"], torch.float32)
 
 
-def prove_window(model: Model, known: BaselineCache, emit: Emit) -> None:
+def prove_window(model: Model, cache: BaselineCache, emit: Emit) -> None:
     """Compare one window of the model itself, which Transformers loads as a whole. Raises as ``prove_twin``."""
     config, dtype = model.headers.config, TORCH_DTYPES[model.headers.main_dtype]
-    found = known.value({"window": WINDOW_LEN}, lambda: _compare_whole(model, dtype))
+    result = cache.value({"window": WINDOW_LEN}, lambda: _compare_whole(model, dtype))
     release_freed_memory()
-    if "reason" in found:
-        _not_proven(config, f"Transformers could not load or run it ({found['reason']})", emit)
+    if "reason" in result:
+        _not_proven(config, f"Transformers could not load or run it ({result['reason']})", emit)
         return
-    _check(config, found["differences"], dtype)
+    _check(config, result["differences"], dtype)
 
 
 def differences(whole: PreTrainedModel, model: EvaluatedModel, windows_NT: torch.Tensor) -> list[float]:
-    """The largest ||difference|| / ||values|| of every window, ours against those of the ``whole`` model.
+    """Return the largest ||difference|| / ||values|| of every window, compared with the ``whole`` model.
 
     Compared are what reaches the first block, what each block makes of the states that reach it in the whole model, and
     the logits. Each block starts from the same states, so that errors of rounding do not add up with the depth.
@@ -79,18 +79,19 @@ def differences(whole: PreTrainedModel, model: EvaluatedModel, windows_NT: torch
     streamed = model.streamed
     expected = [_run_whole(whole, streamed, window_T) for window_T in windows_NT]
     hidden = streamed.embed(windows_NT)
-    found = [[_difference(state, one.inputs[0])] for state, one in zip(hidden.states, expected, strict=True)]
+    pairs = zip(hidden.states, expected, strict=True)
+    by_window = [[_difference(state, reference.inputs[0])] for state, reference in pairs]
     with torch.no_grad():
         for index in range(len(streamed.blocks)):
             with streamed.block(index) as block:
-                for window, one in enumerate(expected):
-                    got = hidden.run_on(one.inputs[index], block, index, window)
-                    found[window].append(_difference(got, one.inputs[index + 1]))
+                for window, reference in enumerate(expected):
+                    got = hidden.run_on(reference.inputs[index], block, index, window)
+                    by_window[window].append(_difference(got, reference.inputs[index + 1]))
         streamed.num_returned, model.has_run = hidden.num_returned, True
         with model.head() as head, matmul_precision(streamed.device):
-            for window, one in enumerate(expected):
-                found[window].append(_difference(head(one.inputs[-1]), one.logits))
-    return [_worst(window) for window in found]
+            for window, reference in enumerate(expected):
+                by_window[window].append(_difference(head(reference.inputs[-1]), reference.logits))
+    return [_worst(window) for window in by_window]
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class _Whole:
 
 
 def _run_whole(whole: PreTrainedModel, streamed: StreamedModel, window_T: torch.Tensor) -> _Whole:
-    """Raises ModelError if a block is not given what the one before it returned."""
+    """Run one window in Transformers. Raises ModelError if a block's input is not the output of the block before it."""
     inputs, outputs = [], []
 
     def note(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
@@ -124,24 +125,24 @@ def _difference(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got.float() - expected).norm() / expected.norm())
 
 
-def _worst(found: Sequence[float]) -> float:
-    """The largest difference; one that is not a number counts as larger than any."""
-    return max(found, key=lambda value: value if value == value else float("inf"))
+def _worst(values: Sequence[float]) -> float:
+    """Return the largest difference; NaN counts as larger than any."""
+    return max(values, key=lambda value: value if value == value else float("inf"))
 
 
 @cache  # many jobs of one process, such as a test's, are about models of one config
 def _compare_twin(config: str) -> dict[str, Any]:
-    """``differences``, or the ``reason`` for which there are none. JSON data, as is the twin's ``config``.
+    """Return ``differences``, or the ``reason`` why there are none. Both, and the twin's ``config``, are JSON data.
 
     A router may find two experts equally good but for rounding, and choose the other one. That is rare: another twin
     with other weights decides.
     """
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for seed in range(MAX_TRIES):
-        found = _compare_twin_of(json.loads(config), seed)
-        if "reason" in found or _worst(found["differences"]) <= MAX_DIFFERENCE[torch.float32]:
+        result = _compare_twin_of(json.loads(config), seed)
+        if "reason" in result or _worst(result["differences"]) <= MAX_DIFFERENCE[torch.float32]:
             break
-    return found
+    return result
 
 
 def _compare_twin_of(config: dict[str, Any], seed: int) -> dict[str, Any]:
@@ -201,8 +202,8 @@ def _windows(model: PreTrainedModel, count: int) -> torch.Tensor:
     return torch.randint(num_tokens, (count, WINDOW_LEN), generator=generator)
 
 
-def _check(config: dict[str, Any], found: Sequence[float], dtype: torch.dtype) -> None:
-    worst = _worst(found)
+def _check(config: dict[str, Any], measured: Sequence[float], dtype: torch.dtype) -> None:
+    worst = _worst(measured)
     if worst <= MAX_DIFFERENCE[dtype]:
         return
     raise ModelError(

@@ -28,12 +28,12 @@ class Clipping:
         """While this lasts, what reaches the modules' inputs and leaves them is counted, before it is rounded."""
         handles = []
         for layer, module in modules.items():
-            known, config = activations.get(layer, Activations()), layer.config
-            if known.inputs is not None and config.input_tensors is not None and config.input_tensors.is_static:
-                see = self._see_input(f"{layer.name} input", config.input_tensors, known.inputs)
+            ranges, config = activations.get(layer, Activations()), layer.config
+            if ranges.inputs is not None and config.input_tensors is not None and config.input_tensors.is_static:
+                see = self._see_input(f"{layer.name} input", config.input_tensors, ranges.inputs)
                 handles.append(module.register_forward_pre_hook(see))
-            if known.outputs is not None and config.output_tensors is not None and config.output_tensors.is_static:
-                see = self._see_output(f"{layer.name} output", config.output_tensors, known.outputs)
+            if ranges.outputs is not None and config.output_tensors is not None and config.output_tensors.is_static:
+                see = self._see_output(f"{layer.name} output", config.output_tensors, ranges.outputs)
                 handles.append(module.register_forward_hook(see))
         try:
             yield
@@ -53,7 +53,7 @@ class Clipping:
         self.counts[name] = (before + beyond, total + x.numel())
 
     def worst(self) -> tuple[str, float] | None:
-        """The tensor of which the largest share is cut off; None if no range is static."""
+        """Return the tensor of which the largest share is cut off; None if no range is static."""
         shares = {name: beyond / max(1, total) for name, (beyond, total) in self.counts.items()}
         return max(shares.items(), key=lambda item: item[1]) if shares else None
 

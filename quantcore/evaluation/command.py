@@ -109,8 +109,8 @@ def _quality(
     if before is None:
         with model.head() as logits:
             return summarize(measure(logits, states, text), text)
-    original, known = before
-    original_states = _original_states(original, known, text, emit)
+    original, cache = before
+    original_states = _original_states(original, cache, text, emit)
     with model.head() as logits, original.head() as original_logits:
         return summarize_both(measure(logits, states, text, (original_logits, original_states)), text)
 
@@ -146,10 +146,10 @@ def _text(path: Path, evaluation: EvaluationConfig) -> EvaluationText:
 
 
 def _original_states(
-    original: EvaluatedModel, known: BaselineCache, text: EvaluationText, emit: Emit
+    original: EvaluatedModel, cache: BaselineCache, text: EvaluationText, emit: Emit
 ) -> list[torch.Tensor]:
-    asked = {"windows": text.ids_NT.tolist()}
-    states_NTH = known.states(asked, lambda: original.last_states_NTH(text, _told(emit, original)))
+    settings = {"windows": text.ids_NT.tolist()}
+    states_NTH = cache.states(settings, lambda: original.last_states_NTH(text, _told(emit, original)))
     return [state[None].to(original.streamed.device) for state in states_NTH]
 
 

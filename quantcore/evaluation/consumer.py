@@ -43,7 +43,7 @@ from quantcore.runtime.devices import release_freed_memory
 
 WINDOW_LEN = 32  # tokens
 
-EXACT = 1e-3
+IN_FLOAT32 = 1e-3
 """Allowed difference in float32. Measured: 0 for every scheme in 12 architectures, as both round nothing."""
 IN_BFLOAT16 = 0.3
 """Allowed where weights are rounded to bfloat16 (see ``_dtype``): 0.06 was measured, and a router that is rounded may
@@ -53,7 +53,7 @@ ROUNDS_INPUTS = 0.3
 
 
 def unread(export: str, layers: tuple[LayerPlan, ...]) -> str | None:
-    """Why Transformers 5.23 does not read such an export on a CPU, as far as that is known; None if it does."""
+    """Return why Transformers 5.23 does not read such an export on a CPU, as far as that is known; None if it does."""
     if export not in TRANSFORMERS_PACKAGES:
         return f"No program that reads {export} files runs in the proof."
     if export == "fp8" and any(layer.weight.block_size is None for layer in layers):
@@ -69,7 +69,10 @@ def unread(export: str, layers: tuple[LayerPlan, ...]) -> str | None:
 
 
 def _is_read_as_expert(weight: QuantizationSpec) -> bool:
-    """See ``CompressedTensorsDequantize`` in transformers/integrations/compressed_tensors.py."""
+    """Return whether Transformers reads an expert with such a weight.
+
+    See ``CompressedTensorsDequantize`` in transformers/integrations/compressed_tensors.py.
+    """
     is_mxfp4 = weight.dtype is Dtype.fp4 and weight.scale_type is ScaleType.e8m0
     return is_mxfp4 or (is_plain(weight) and weight.dtype in (Dtype.fp8_e4m3, Dtype.int4) and weight.block_size is None)
 
@@ -172,7 +175,7 @@ def _read_elsewhere(
 
 
 def _missing_before(original: Model) -> set[str]:
-    """The tensors that Transformers does not find in the float model either."""
+    """Return the tensors that Transformers does not find in the float model either."""
     try:
         return _load(original.folder, original, device_map="meta")[1]
     except Exception:  # then nothing is known of it
@@ -180,7 +183,7 @@ def _missing_before(original: Model) -> set[str]:
 
 
 def _load(folder: Path, original: Model, **options: Any) -> tuple[PreTrainedModel, set[str]]:
-    """The model in ``folder``, and the names of its tensors that the files do not fill.
+    """Load the model in ``folder``; returns it with the names of its tensors that the files do not fill.
 
     With a GGUF file goes the config of ``original``: Transformers takes too little from the file itself.
     """
@@ -194,10 +197,10 @@ def _load(folder: Path, original: Model, **options: Any) -> tuple[PreTrainedMode
         else:
             kind = declared_class(original.headers.config)
             options |= {"gguf_file": gguf_file.name, "config": clean_config(original.headers.config)}
-        model, found = kind.from_pretrained(
+        model, loading_info = kind.from_pretrained(
             scratch, local_files_only=True, trust_remote_code=False, output_loading_info=True, **options
         )
-        return model, set(found["missing_keys"])
+        return model, set(loading_info["missing_keys"])
 
 
 def _logits(model: EvaluatedModel, ids_NT: torch.Tensor) -> torch.Tensor:
@@ -229,7 +232,7 @@ def _is_decoded_exactly(layer: LayerPlan) -> bool:
 def _allowed(export: str, layers: tuple[LayerPlan, ...], dtype: torch.dtype) -> float:
     if _rounds_inputs(export, layers):
         return ROUNDS_INPUTS
-    return EXACT if dtype is torch.float32 else IN_BFLOAT16
+    return IN_FLOAT32 if dtype is torch.float32 else IN_BFLOAT16
 
 
 @contextmanager

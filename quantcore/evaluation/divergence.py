@@ -18,8 +18,8 @@ from quantcore.evaluation.perplexity import (
     exponential,
     mean_and_stderr,
     perplexities,
-    pieces_of,
     rows_at_a_time,
+    tiles_of,
     token_losses,
 )
 from quantcore.evaluation.quality import AbsoluteQuality, Divergence, Measure, Quality
@@ -64,16 +64,16 @@ def distance(original_TV: torch.Tensor, logits_TV: torch.Tensor) -> torch.Tensor
     """[T, 4] float64 on the CPU: KL(original || other) in nats, whether both have the same first choice, the sum of
     squared differences of the logits, and that of the original's logits; both less their mean over the vocabulary,
     which no probability depends on."""
-    pieces = []
-    for rows in pieces_of(original_TV):
+    tiles = []
+    for rows in tiles_of(original_TV):
         ours, theirs = original_TV[rows].float(), logits_TV[rows].float()
         log_p, log_q = functional.log_softmax(ours, -1), functional.log_softmax(theirs, -1)
         kl_T = (log_p.exp() * (log_p - log_q)).sum(-1).clamp(min=0)
         agrees_T = ours.argmax(-1) == theirs.argmax(-1)
         centred = ours - ours.mean(-1, keepdim=True)
         lost_T = (theirs - theirs.mean(-1, keepdim=True) - centred).square().sum(-1)
-        pieces.append(torch.stack([kl_T, agrees_T.float(), lost_T, centred.square().sum(-1)], -1).double().cpu())
-    return torch.cat(pieces)
+        tiles.append(torch.stack([kl_T, agrees_T.float(), lost_T, centred.square().sum(-1)], -1).double().cpu())
+    return torch.cat(tiles)
 
 
 def summarize(measured: Measured, text: EvaluationText) -> AbsoluteQuality:

@@ -23,7 +23,7 @@ from quantcore.evaluation.baseline_cache import BaselineCache
 from quantcore.evaluation.model import EvaluatedModel
 from quantcore.evaluation.quality import TaskResult, TaskResults
 from quantcore.runtime.devices import limit_threads
-from quantcore.serving.run_in_env import VLLM_TASKS, kv_cache_dtype, run_elsewhere
+from quantcore.serving.run_in_env import VLLM_TASKS, kv_cache_dtype, run_in_env
 
 Results = dict[str, dict[str, dict[str, float | None]]]
 """Results of one model by task and metric (``acc,none``): ``{value, stderr}``, as the baseline cache keeps them."""
@@ -41,10 +41,10 @@ def check(evaluation: EvaluationConfig) -> None:
             hint="pip install 'bitfoundry[eval]', or leave tasks out.",
             field="/evaluation/tasks",
         )
-    known = _manager(evaluation.include_path).all_tasks
+    all_tasks = _manager(evaluation.include_path).all_tasks
     for task in evaluation.tasks:
-        if task not in known:
-            error = unknown_value("task", task, known, code="unknown_tasks", field="/evaluation/tasks")
+        if task not in all_tasks:
+            error = unknown_value("task", task, all_tasks, code="unknown_tasks", field="/evaluation/tasks")
             error.hint = f"{error.hint.partition('Available')[0]}`lm_eval ls tasks` lists them all.".strip()
             error.allowed = ()
             raise error
@@ -67,7 +67,7 @@ def run_tasks(evaluation: EvaluationConfig, model: PreTrainedModel, tokenizer: P
 
     with _quiet():
         wrapped = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=evaluation.batch_size)
-        found: dict[str, Any] | None = simple_evaluate(
+        results: dict[str, Any] | None = simple_evaluate(
             model=wrapped,
             tasks=list(evaluation.tasks),
             limit=evaluation.limit,
@@ -76,7 +76,7 @@ def run_tasks(evaluation: EvaluationConfig, model: PreTrainedModel, tokenizer: P
             bootstrap_iters=1000,
             log_samples=False,
         )
-    return {} if found is None else {task: _metrics(rows) for task, rows in found["results"].items()}
+    return {} if results is None else {task: _metrics(rows) for task, rows in results["results"].items()}
 
 
 def run_in_vllm(
@@ -103,8 +103,8 @@ def _in_vllm(evaluation: EvaluationConfig, path: Path, python: str) -> tuple[Res
         "num_threads": limit_threads(),
         "kv_cache_dtype": kv_cache_dtype(path),
     }
-    found = run_elsewhere(VLLM_TASKS, task, python=python, program="vllm")
-    return {task: _metrics(rows) for task, rows in found["results"].items()}, found["versions"]
+    answer = run_in_env(VLLM_TASKS, task, python=python, program="vllm")
+    return {task: _metrics(rows) for task, rows in answer["results"].items()}, answer["versions"]
 
 
 def settings(evaluation: EvaluationConfig) -> dict[str, Any]:
@@ -123,10 +123,10 @@ def settings(evaluation: EvaluationConfig) -> dict[str, Any]:
 
 def compare(
     evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase, original: EvaluatedModel,
-    quantized: EvaluatedModel, known: BaselineCache,
+    quantized: EvaluatedModel, baselines: BaselineCache,
 ) -> TaskResults:  # fmt: skip
     """Run the tasks on both models."""
-    before = known.value({"tasks": settings(evaluation)}, lambda: evaluate(evaluation, tokenizer, original))
+    before = baselines.value({"tasks": settings(evaluation)}, lambda: evaluate(evaluation, tokenizer, original))
     return side_by_side(before, evaluate(evaluation, tokenizer, quantized))
 
 
@@ -142,24 +142,24 @@ def side_by_side(before: Results, after: Results) -> TaskResults:
 
 
 def evaluate(evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase, model: EvaluatedModel) -> Results:
-    """The tasks on a model that is loaded for it as a whole."""
+    """Run the tasks on a model, which is loaded as a whole for them."""
     with model.whole() as whole:
-        found = run_tasks(evaluation, whole, tokenizer)
-    return model.ranks.share(found)
+        results = run_tasks(evaluation, whole, tokenizer)
+    return model.ranks.share(results)
 
 
 def _metrics(rows: dict[str, Any]) -> dict[str, dict[str, float | None]]:
-    """The harness names them ``metric,filter`` and ``metric_stderr,filter``."""
-    found = {}
+    """Pair each metric with its error: the harness names them ``metric,filter`` and ``metric_stderr,filter``."""
+    metrics = {}
     for name, value in rows.items():
         metric, comma, how = name.partition(",")
         if comma and not metric.endswith("_stderr") and isinstance(value, int | float):
             stderr = rows.get(f"{metric}_stderr,{how}")
-            found[name] = {
+            metrics[name] = {
                 "value": float(value),
                 "stderr": float(stderr) if isinstance(stderr, int | float) else None,
             }
-    return found
+    return metrics
 
 
 def _manager(include_path: Path | None) -> Any:

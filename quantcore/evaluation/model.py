@@ -1,6 +1,6 @@
 """A model to evaluate, float or quantized: one block at a time, or whole where it has to generate.
 
-Several ranks hold a whole one in slices (FSDP2). They run it in step, all of them on the same tokens.
+Several ranks hold a whole model in shards (FSDP2). They run it in step, all of them on the same tokens.
 """
 
 from __future__ import annotations
@@ -34,15 +34,18 @@ Told = Callable[[int], None]
 
 @dataclass
 class EvaluatedModel:
-    """``layers`` are those that are quantized, ``activations`` the static parameters of their inputs and outputs: known
-    once the layer's weight was read. Without layers it is a float model. Where several ``ranks`` hold it together,
-    ``given`` is what they load."""
+    """A float or quantized model that is run block by block, or as a whole.
+
+    ``layers`` are the quantized ones; a float model has none. ``activations`` are the static parameters of their inputs
+    and outputs, which are there once the layer's weight was read. If several ``ranks`` hold the model together, each
+    loads ``stored``.
+    """
 
     streamed: StreamedModel
     layers: tuple[LayerPlan, ...] = ()
     activations: dict[LayerPlan, Activations] = field(default_factory=dict)
     has_run: bool = False
-    given: Model | None = None
+    stored: Model | None = None
     ranks: Ranks = ALONE
 
     def run(self, hidden: Hidden, told: Told, clipping: Clipping | None = None) -> None:
@@ -54,7 +57,7 @@ class EvaluatedModel:
         self.has_run = True
 
     def last_states(self, text: EvaluationText, told: Told) -> list[torch.Tensor]:
-        """The hidden states [1, T, H] behind the last block."""
+        """Return the hidden states [1, T, H] behind the last block."""
         hidden = self.streamed.embed(text.ids_NT)
         self.run(hidden, told)
         return list(hidden.states)
@@ -74,10 +77,10 @@ class EvaluatedModel:
 
     @contextmanager
     def whole(self) -> Iterator[PreTrainedModel]:
-        """All weights in memory: it generates."""
-        if self.given is not None and self.ranks.size > 1:
+        """Hold all weights in memory while this lasts, so that the model can generate."""
+        if self.stored is not None and self.ranks.size > 1:
             with computing_together():
-                yield load_model(self.given, self.ranks).model
+                yield load_model(self.stored, self.ranks).model
             return
         with self.streamed.whole() as model, quantized_activations(self._modules(self.layers), self.activations):
             yield model
@@ -94,7 +97,7 @@ class EvaluatedModel:
 
 
 def open_model(model: Model, ranks: Ranks = ALONE) -> EvaluatedModel:
-    """A model folder as it is: what its files hold, whoever wrote them. The ``ranks`` share it where it is whole."""
+    """Open a model folder, float or quantized, whichever program wrote it. The ``ranks`` share a whole model."""
     headers, source = model.headers, open_source(model)
     layers = {} if model.quantized is None else model.quantized.layers
     activations: dict[LayerPlan, Activations] = {}
@@ -112,4 +115,4 @@ def open_model(model: Model, ranks: Ranks = ALONE) -> EvaluatedModel:
         headers.config, read, set(headers.tensors), prefix, num_blocks, TORCH_DTYPES[headers.main_dtype],
         default_device(),
     )  # fmt: skip
-    return EvaluatedModel(streamed, tuple(layers.values()), activations, given=model, ranks=ranks)
+    return EvaluatedModel(streamed, tuple(layers.values()), activations, stored=model, ranks=ranks)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from quantcore.errors import NumericsError
 from quantcore.evaluation.quality import Measure, Perplexities
 from quantcore.evaluation.text import EvaluationText
-from quantcore.runtime.workload import LOGIT_ROWS, PIECE_BYTES
+from quantcore.runtime.workload import LOGIT_ROWS, TILE_BYTES
 
 LARGEST_EXPONENT = 700.0  # exp of more is no number in float64
 
@@ -22,22 +22,22 @@ Logits = Callable[[torch.Tensor], torch.Tensor]
 def token_losses(logits_TV: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
     """-log p of the token that follows each row of logits, natural log: [T], float32 on the CPU."""
     targets_T = targets_T.to(logits_TV.device)
-    pieces = [
+    tiles = [
         functional.cross_entropy(logits_TV[rows].float(), targets_T[rows], reduction="none")
-        for rows in pieces_of(logits_TV)
+        for rows in tiles_of(logits_TV)
     ]
-    return torch.cat(pieces).cpu()
+    return torch.cat(tiles).cpu()
 
 
 def rows_at_a_time(num_rows: int) -> list[slice]:
-    """So many rows of a window become logits at a time."""
+    """Return the slices of rows of a window that become logits together."""
     return _slices(num_rows, LOGIT_ROWS)
 
 
-def pieces_of(logits_TV: torch.Tensor) -> list[slice]:
-    """So many rows of logits are in float32 at a time."""
+def tiles_of(logits_TV: torch.Tensor) -> list[slice]:
+    """Return the tiles of rows of logits that are in float32 together."""
     num_rows, vocab_size = logits_TV.shape
-    return _slices(num_rows, max(1, PIECE_BYTES // (4 * vocab_size)))
+    return _slices(num_rows, max(1, TILE_BYTES // (4 * vocab_size)))
 
 
 def _slices(num_rows: int, size: int) -> list[slice]:
@@ -45,7 +45,7 @@ def _slices(num_rows: int, size: int) -> list[slice]:
 
 
 def mean_and_stderr(values_NT: torch.Tensor, counts_NT: torch.Tensor) -> tuple[float, float | None]:
-    """The mean of the values that count, and its standard error; None for a single window.
+    """Return the mean of the values that count, and its standard error; None for a single window.
 
     Tokens of one window depend on each other, so windows are what is drawn: the error is that of a ratio of sums over
     windows (Cochran, Sampling Techniques, 6.4).

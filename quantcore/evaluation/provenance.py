@@ -24,7 +24,7 @@ VERSIONS = ("torch", "transformers", "safetensors")
 
 
 def environment() -> dict[str, str]:
-    """The programs and the device that computed the result."""
+    """Return the programs and the device that computed the result."""
     return {**_programs(), "device": str(default_device())}
 
 
@@ -56,7 +56,7 @@ def model_identity(task: Task) -> str:
 
 
 def identity_of(folder: Path) -> str:
-    """``sha256:...`` of config and weights, of very large ones ``stat:...``."""
+    """Return ``sha256:...`` of config and weights; ``stat:...`` for very large ones."""
     files = model_files(folder)
     if sum(path.stat().st_size for path in files) > MAX_HASHED_BYTES:
         parts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
@@ -66,6 +66,6 @@ def identity_of(folder: Path) -> str:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """The GGUF file, or config.json and the weights."""
+    """Return the GGUF file, or config.json and the weights."""
     gguf_file = find_gguf(folder)
     return [gguf_file] if gguf_file is not None else [folder / "config.json", *sorted(folder.glob("*.safetensors"))]

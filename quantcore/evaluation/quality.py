@@ -23,15 +23,15 @@ class Record(BaseModel):
 
     @model_serializer(mode="wrap")
     def _fields_set(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
-        """Without a return annotation, which would replace the fields in the JSON schema."""
+        """Return the fields that are set. A return annotation would replace the fields in the JSON schema."""
         return {name: value for name, value in handler(self).items() if name in self.model_fields_set}
 
     def to_dict(self) -> dict[str, Any]:
-        """The value as JSON data."""
+        """Return the value as JSON data."""
         return self.model_dump(mode="json")
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with other values in some fields."""
+        """Return a copy with other values in some fields."""
         return self.model_copy(update=changes)
 
 
@@ -127,7 +127,7 @@ class ConsumerCheck(Record):
     not_checked: str | None = None
 
     def __str__(self) -> str:
-        """The outcome in a sentence."""
+        """Return the outcome in a sentence."""
         if self.consumer is None:
             return f"not read by another program: {self.not_checked or 'this was not tried.'}"
         what = "the files of a small twin, exported in the same way" if self.of_twin else "the files"

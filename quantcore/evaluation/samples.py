@@ -16,13 +16,13 @@ NEW_TOKENS = 16
 
 def compare_samples(
     tokenizer: PreTrainedTokenizerBase, prompts_NT: torch.Tensor, original: EvaluatedModel, quantized: EvaluatedModel,
-    known: BaselineCache,
+    baselines: BaselineCache,
 ) -> tuple[Sample, ...]:  # fmt: skip
     """Continue prompts [N, T] with both models."""
     eos = tokenizer.eos_token_id
     settings = {"prompts": prompts_NT.tolist(), "new_tokens": NEW_TOKENS, "eos": eos}
     rows = [
-        known.value(settings, lambda: continue_prompts(original, prompts_NT, eos)),
+        baselines.value(settings, lambda: continue_prompts(original, prompts_NT, eos)),
         continue_prompts(quantized, prompts_NT, eos),
     ]
 

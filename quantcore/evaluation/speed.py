@@ -12,7 +12,7 @@ from quantcore.errors import ConfigError
 from quantcore.evaluation.command import find_model
 from quantcore.events import Emit, PhaseStarted, Progress
 from quantcore.runtime.devices import limit_threads
-from quantcore.serving.run_in_env import STOPWATCH, kv_cache_dtype, run_elsewhere
+from quantcore.serving.run_in_env import STOPWATCH, kv_cache_dtype, run_in_env
 
 
 @dataclass(frozen=True)
@@ -33,28 +33,29 @@ class Load:
 
 
 def speed(
-    given: str, against: str | None, load: Load, emit: Emit, *, runtime: str | None = None, python: str = sys.executable
+    model: str, against: str | None, load: Load, emit: Emit, *, runtime: str | None = None, python: str = sys.executable
 ) -> dict[str, Any]:
-    """``model``, and ``against`` where there is an original: see ``summarize``; ``ratio`` of the two.
+    """Time ``model``, and ``against`` if there is an original (see ``summarize``); returns their ``ratio``, too.
 
     Models are folders, GGUF files or ids on the Hub. Without a ``runtime`` GGUF files are for llama.cpp, all else for
     Transformers. ``python`` is that of the environment where the program is installed. Raises ConfigError, ModelError.
     """
-    paths = [find_model(name, emit) for name in (given, against) if name is not None]
+    paths = [find_model(name, emit) for name in (model, against) if name is not None]
     chosen = runtime or ("llama_cpp" if paths[0].suffix == ".gguf" else "transformers")
-    found = []
+    measured = []
     for number, path in enumerate(paths):
         emit(PhaseStarted("verify"))
-        found.append(summarize(_measured(path, chosen, python, load), load))
+        measured.append(summarize(_measured(path, chosen, python, load), load))
         emit(Progress("verify", number + 1, len(paths), "model", None))
-    result: dict[str, Any] = {"runtime": chosen, "version": found[0].pop("version"), "load": asdict(load)}
+    result: dict[str, Any] = {"runtime": chosen, "version": measured[0].pop("version"), "load": asdict(load)}
     result["num_threads"] = limit_threads()
-    result["model"] = {"path": given, **found[0]}
+    result["model"] = {"path": model, **measured[0]}
     if against is not None:
-        found[1].pop("version")
-        result["against"] = {"path": against, **found[1]}
+        measured[1].pop("version")
+        result["against"] = {"path": against, **measured[1]}
+        own, other = measured
         result["ratio"] = {
-            name: value / found[1][name] for name, value in found[0].items() if value is not None and found[1][name]
+            name: value / other[name] for name, value in own.items() if value is not None and other[name]
         }
     return result
 
@@ -77,4 +78,4 @@ def _measured(path: Path, runtime: str, python: str, load: Load) -> dict[str, An
     """Run ``stopwatch`` and return its measurements."""
     told = {"model": str(path), "runtime": runtime, "num_threads": limit_threads()}
     task = {**told, "kv_cache_dtype": kv_cache_dtype(path), **asdict(load)}
-    return run_elsewhere(STOPWATCH, task, python=python, program=runtime)
+    return run_in_env(STOPWATCH, task, python=python, program=runtime)

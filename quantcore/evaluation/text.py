@@ -44,7 +44,7 @@ def of_windows(ids_NT: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> Eval
 
 
 def of_stream(ids_T: torch.Tensor, tokenizer: PreTrainedTokenizerBase, seq_len: int, stride: int) -> EvaluationText:
-    """A whole text of at least ``seq_len`` tokens in windows that start every ``stride`` tokens.
+    """Cut a text of at least ``seq_len`` tokens into windows that start every ``stride`` tokens.
 
     Every token but the first is scored once, with at least ``seq_len - stride`` tokens before it where there are so
     many. The last window is moved to the left to end with the text.
@@ -60,12 +60,12 @@ def overlap(calibration_NT: torch.Tensor, held_out_NT: torch.Tensor) -> float:
     """Return the share of spans of ``OVERLAP_LEN`` held-out tokens that also occur in the calibration windows."""
     if min(calibration_NT.shape[1], held_out_NT.shape[1]) < OVERLAP_LEN:
         return 0.0
-    seen, asked = _hashes(calibration_NT), _hashes(held_out_NT)[:, ::OVERLAP_LEN]
-    return torch.isin(asked, seen).double().mean().item()
+    calibration_spans, spans = _hashes(calibration_NT), _hashes(held_out_NT)[:, ::OVERLAP_LEN]
+    return torch.isin(spans, calibration_spans).double().mean().item()
 
 
 def _hashes(ids_NT: torch.Tensor) -> torch.Tensor:
-    """A number for the OVERLAP_LEN tokens from each place on, int64; equal tokens give equal numbers."""
+    """Return a hash (int64) of the OVERLAP_LEN tokens from each position on; equal tokens give equal hashes."""
     num = ids_NT.shape[1] - OVERLAP_LEN + 1
     result = torch.zeros(len(ids_NT), num, dtype=torch.long)
     for place in range(OVERLAP_LEN):
@@ -74,7 +74,7 @@ def _hashes(ids_NT: torch.Tensor) -> torch.Tensor:
 
 
 def _count(tokenizer: PreTrainedTokenizerBase, pieces: list[list[int]]) -> tuple[int, int]:
-    """(words, bytes of UTF-8) of what the ids say."""
+    """Count the words and UTF-8 bytes of the text of the ids."""
     texts = [str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in pieces]
     return sum(len(text.split()) for text in texts), sum(len(text.encode()) for text in texts)
 
@@ -99,13 +99,13 @@ def read_text(evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase) 
     assert text is not None
     tokenize, separator = tokenize_with(tokenizer), tokenizer.eos_token_id
     stride = evaluation.stride or evaluation.seq_len
-    wanted = evaluation.seq_len + stride * (evaluation.num_windows - 1)
+    num_tokens = evaluation.seq_len + stride * (evaluation.num_windows - 1)
     stream = array("q")
     for document in read_documents(text, chat_renderer(tokenizer)):
         if document:
             stream.extend(tokenize(document))
             stream.extend(() if separator is None else (separator,))
-        if len(stream) >= wanted:
+        if len(stream) >= num_tokens:
             break
     if len(stream) < evaluation.seq_len:
         raise CalibrationError(
@@ -114,4 +114,4 @@ def read_text(evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase) 
             hint="Lower the evaluation's seq_len, or give more text.",
             field="/evaluation/seq_len",
         )
-    return of_stream(torch.tensor(stream[:wanted].tolist()), tokenizer, evaluation.seq_len, stride)
+    return of_stream(torch.tensor(stream[:num_tokens].tolist()), tokenizer, evaluation.seq_len, stride)

@@ -43,23 +43,23 @@ def formats_for(config: Config) -> list[str]:
 def config_json(
     export: str, model_config: Mapping[str, Any], config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
 ) -> dict[str, Any]:
-    """The whole config.json of a checkpoint: the model's own, and what ``Exporter.quantization_config`` says."""
-    said = EXPORTERS.get(export).quantization_config(config, layers, kept)
-    return {**model_config, **({} if said is None else {"quantization_config": said})}
+    """Return the config.json of a checkpoint: the model's own, with ``Exporter.quantization_config`` in it."""
+    quantization_config = EXPORTERS.get(export).quantization_config(config, layers, kept)
+    return {**model_config, **({} if quantization_config is None else {"quantization_config": quantization_config})}
 
 
 def adapted(layers: tuple[LayerPlan, ...], exports: Sequence[str]) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:
-    """The layers as formats in files of their own kind need them, and what to say of that."""
-    said: tuple[str, ...] = ()
+    """Adapt the layers to the exports that are containers; returns them with warnings."""
+    warnings: tuple[str, ...] = ()
     for export in exports:
         if isinstance(exporter := EXPORTERS.get(export), Container):
             layers, more = exporter.adapt(layers)
-            said += more
-    return layers, said
+            warnings += more
+    return layers, warnings
 
 
 def check_exports(layers: Sequence[LayerPlan], exports: Sequence[str]) -> None:
-    """Raises ConfigError for no format, one named twice, or one that cannot hold these layers."""
+    """Raise ConfigError for no format, a format named twice, or one that cannot hold these layers."""
     if not exports or len(set(exports)) != len(exports):
         raise ConfigError(
             f"export is {list(exports)}; it needs at least one format, each named once.",
@@ -89,12 +89,12 @@ def check_exports(layers: Sequence[LayerPlan], exports: Sequence[str]) -> None:
 def _check_uniform(export: str, exporter: Uniform, layers: Sequence[LayerPlan]) -> None:
     first = exporter.same_everywhere(layers[0])
     for layer in layers:
-        said = exporter.same_everywhere(layer)
-        if said != first:
-            what = next(key for key in first if said[key] != first[key])
+        settings = exporter.same_everywhere(layer)
+        if settings != first:
+            what = next(key for key in first if settings[key] != first[key])
             raise ConfigError(
                 f"The {export} format has one {what} for all layers, but {layers[0].name} has {first[what]}"
-                f" and {layer.name} {said[what]}.",
+                f" and {layer.name} {settings[what]}.",
                 code="incompatible_export",
                 hint=f"Give all layers the same {what}, exclude some, or take another format.",
                 field="/export",

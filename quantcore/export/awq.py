@@ -101,12 +101,12 @@ class AwqExporter:
             raise not_held("only AWQ's gemm layout with 4 bits is supported")
         size = int(quantization_config.get("group_size", quantization_config.get("q_group_size", -1)))
         spec = QuantizationSpec(dtype=Dtype.uint4, qscheme=QSchemeType.per_group, group_size=size, symmetric=False)
-        found = {}
+        layers = {}
         for name in files.modules_with("qweight"):
             num_inputs, words = files.shape(f"{name}.qweight")
             own = files.with_scale(spec, f"{name}.scales")
-            found[name] = StoredLayer((words * SLOTS, num_inputs), QuantizationConfig(weight=own))
-        return found
+            layers[name] = StoredLayer((words * SLOTS, num_inputs), QuantizationConfig(weight=own))
+        return layers
 
     def load_hint(self, path: str) -> str:
         return f"from vllm import LLM\nllm = LLM('{path}', quantization='awq')"

@@ -156,7 +156,7 @@ class BitsAndBytesExporter:
         return config.get("quant_method") == "bitsandbytes" or bool(loads_quantized)
 
     def read_layers(self, quantization_config: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
-        found = {}
+        layers = {}
         for dtype, kind in QUANT_TYPES.items():
             for name in files.modules_with(f"weight.quant_state.bitsandbytes__{kind}"):
                 state = json.loads(files.read_bytes(f"{name}.weight.quant_state.bitsandbytes__{kind}"))
@@ -167,7 +167,7 @@ class BitsAndBytesExporter:
                     dtype=dtype, qscheme=QSchemeType.per_group, group_size=state["blocksize"],
                     scale_type=ScaleType.double_quant if is_nested else ScaleType.float32,
                 )  # fmt: skip
-                found[name] = StoredLayer(tuple(state["shape"]), QuantizationConfig(weight=spec))
+                layers[name] = StoredLayer(tuple(state["shape"]), QuantizationConfig(weight=spec))
         inputs = QuantizationSpec(
             dtype=Dtype.int8, qscheme=QSchemeType.per_channel, is_dynamic=True,
             outlier_threshold=quantization_config.get("llm_int8_threshold", 6.0) or None,
@@ -175,8 +175,8 @@ class BitsAndBytesExporter:
         weight = QuantizationSpec(dtype=Dtype.int8, qscheme=QSchemeType.per_channel)
         for name in files.modules_with("SCB"):
             config = QuantizationConfig(weight=weight, input_tensors=inputs)
-            found[name] = StoredLayer(files.shape(f"{name}.weight"), config)
-        return found
+            layers[name] = StoredLayer(files.shape(f"{name}.weight"), config)
+        return layers
 
     def load_hint(self, path: str) -> str:
         return f"from transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained('{path}')"

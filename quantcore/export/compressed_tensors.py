@@ -41,9 +41,7 @@ if TYPE_CHECKING:
     from quantcore.numerics.qtensor import QLayer
 
 SCALE_DTYPES = {ScaleType.e8m0: "torch.uint8", ScaleType.e4m3: "torch.float8_e4m3fn"}
-"""How config.json names the type of scales that are no ordinary numbers."""
-
-
+"""How config.json names the type of scales that are not ordinary numbers."""
 FLOAT_DTYPES = {4: "fp4", 6: "fp6_e2m3", 8: "fp8_e4m3"}
 SCHEMES = {
     "tensor": QSchemeType.per_tensor, "channel": QSchemeType.per_channel, "token": QSchemeType.per_channel,
@@ -108,13 +106,13 @@ class CompressedTensorsExporter:
             by_scheme.setdefault(replace(layer.config, output_tensors=None), []).append(layer)
         groups = {
             f"group_{index}": {
-                "targets": ["Linear"] if len(by_scheme) == 1 else [layer.name for layer in members],
-                "weights": _args(members[0].weight, is_input=False),
-                "input_activations": _args(members[0].input_tensors, is_input=True),
+                "targets": ["Linear"] if len(by_scheme) == 1 else [layer.name for layer in same_scheme],
+                "weights": _args(same_scheme[0].weight, is_input=False),
+                "input_activations": _args(same_scheme[0].input_tensors, is_input=True),
                 "output_activations": None,
-                "format": family_of(members[0]).format_name(members[0]),
+                "format": family_of(same_scheme[0]).format_name(same_scheme[0]),
             }
-            for index, members in enumerate(by_scheme.values())
+            for index, same_scheme in enumerate(by_scheme.values())
         }
         formats = {str(group["format"]) for group in groups.values()}
         cache = next((layer.config.output_tensors for layer in layers if layer.config.output_tensors is not None), None)
@@ -157,7 +155,7 @@ def _inputs(tensors: Tensors) -> QParams | None:
 
 
 def _args(spec: QuantizationSpec | None, *, is_input: bool) -> dict[str, Any] | None:
-    """The QuantizationArgs of compressed-tensors for one tensor."""
+    """Return the QuantizationArgs of compressed-tensors for one tensor."""
     if spec is None:
         return None
     has_global_scale = spec.scale_type is ScaleType.e4m3
@@ -217,7 +215,7 @@ def _targets(target: str, name: str) -> bool:
 
 
 def _spec(args: Mapping[str, Any] | None, scale: str, files: StoredFiles) -> QuantizationSpec | None:
-    """The inverse of ``_args``; ``scale`` is the tensor that a static one is stored in."""
+    """Return the inverse of ``_args``; ``scale`` is the name of the tensor that holds a static scale."""
     if args is None:
         return None
     bits, kind, strategy = args["num_bits"], args["type"], args["strategy"]
@@ -242,8 +240,10 @@ def _spec(args: Mapping[str, Any] | None, scale: str, files: StoredFiles) -> Qua
 
 
 def _scale_type(args: Mapping[str, Any], scale: str, files: StoredFiles) -> ScaleType | None:
-    """Return the scale type of scales that are not ordinary floats, else None. Some writers show it only by the
-    tensor."""
+    """Return the type of scales that are not ordinary floats, else None.
+
+    Some writers show it only by the dtype of the tensor.
+    """
     if args["strategy"] == "tensor_group" or args.get("scale_dtype") == SCALE_DTYPES[ScaleType.e4m3]:
         return ScaleType.e4m3
     is_byte = scale in files.tensors and files.tensors[scale].dtype == "U8"

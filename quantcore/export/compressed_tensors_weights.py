@@ -37,10 +37,10 @@ BLOCKS = {
 
 class Family(Protocol):
     def format_name(self, layer: LayerPlan) -> str:
-        """The compression format in config.json."""
+        """Return the compression format in config.json."""
 
     def refuse(self, layer: LayerPlan) -> str | None:
-        """Why the weight cannot be stored, or its inputs not be quantized like this; as ``Exporter.refuse``."""
+        """Return why the weight cannot be stored, or its inputs not be quantized like this; as ``Exporter.refuse``."""
 
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]: ...
     def encode(self, layer: LayerPlan, weight: QTensor) -> Tensors: ...

@@ -37,24 +37,25 @@ class Exporter(Protocol):
     def title(self) -> str: ...
 
     def refuse(self, layer: LayerPlan) -> str | None:
-        """Why this format (or its consumer) cannot hold ``layer``, as the end of a sentence; None if it can."""
+        """Return why this format (or its consumer) cannot hold ``layer``, as the end of a sentence; None if it can."""
 
     def layout(self, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
-        """The tensors that ``encode`` will give for ``layer``; ``model_dtype`` as in safetensors (``BF16``)."""
+        """Return the layout of the tensors that ``encode`` makes; ``model_dtype`` is safetensors' name (``BF16``)."""
 
     def encode(self, layer: LayerPlan, quantized: QLayer, model_dtype: str) -> Tensors:
-        """The tensors to store; ``model_dtype`` as in ``layout``."""
+        """Return the tensors to store; ``model_dtype`` as in ``layout``."""
 
     def quantization_config(
         self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
     ) -> dict[str, Any] | None:
-        """The ``quantization_config`` of config.json. ``kept`` are full names of linear layers left as they were.
+        """Return the ``quantization_config`` of config.json.
 
-        None: config.json says nothing, so that readers take the files for an ordinary model.
+        ``kept`` are the full names of linear layers left as they were. None if config.json has no
+        ``quantization_config``, so that readers take the files for an ordinary model.
         """
 
     def load_hint(self, path: str) -> str:
-        """Python lines that load the checkpoint at ``path`` in the format's main consumer."""
+        """Return Python lines that load the checkpoint at ``path`` in the format's main consumer."""
 
 
 @runtime_checkable
@@ -79,30 +80,30 @@ class Uniform(Protocol):
 
 @runtime_checkable
 class Container(Protocol):
-    """An exporter whose tensors lie in files of its own kind. If ``holds_tokenizer``, these stand for the whole model:
-    config.json and the files of the tokenizer are not copied beside them.
+    """An exporter with a container other than safetensors (GGUF, ONNX).
 
-    Tensors go by the names of the checkpoint; what the file calls them, and in which order their rows lie, is up to it.
-    ``model_config`` is config.json.
+    If ``holds_tokenizer``, the container is the whole model: config.json and the files of the tokenizer are not copied
+    beside it. Tensors have the names of the checkpoint here. What the file calls them, and in which order it keeps
+    their rows, is up to the exporter. ``model_config`` is config.json.
     """
 
     @property
     def holds_tokenizer(self) -> bool: ...
 
     def adapt(self, layers: tuple[LayerPlan, ...]) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:
-        """The layers with what their configs leave open settled as the format needs it, and what to say of that."""
+        """Return the layers with open settings of their configs decided as the format needs, and warnings."""
 
     def float_layout(self, name: str, tensor: TensorHeader, model_config: Mapping[str, Any]) -> TensorLayout | None:
-        """How a tensor that is not quantized is stored; None if it is left out. Raises ConfigError as ``check``."""
+        """Return the layout of a tensor that is not quantized; None if it is left out. Raises as ``check``."""
 
     def check(self, model_config: Mapping[str, Any], layouts: Mapping[str, TensorLayout]) -> None:
-        """Raises ConfigError for a model that the format cannot hold."""
+        """Raise ConfigError for a model that the format cannot hold."""
 
     def sink(
         self, folder: Path, layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...],
         model_config: Mapping[str, Any], model_dir: Path,
     ) -> TensorSink:  # fmt: skip
-        """Where the tensors of ``layouts`` are written, those of the planned ``layers`` among them.
+        """Return the sink for the tensors of ``layouts``, which include those of the planned ``layers``.
 
         Raises ModelError for a model or a tokenizer that does not fit.
         """
@@ -111,29 +112,29 @@ class Container(Protocol):
         self, folder: Path, layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any],
         floats: Mapping[str, TensorHeader],
     ) -> TensorSource:  # fmt: skip
-        """Reads what was written; ``floats`` are the checkpoint's tensors."""
+        """Return the source that reads the written files; ``floats`` are the checkpoint's tensors."""
 
 
 def tensor_name(layer: str, part: str) -> str:
-    """The full name of a layer's tensor: ``self_attn.k_proj`` and ``../k_scale`` give ``self_attn.k_scale``."""
+    """Return the full name of a layer's tensor: ``self_attn.k_scale`` for ``self_attn.k_proj`` and ``../k_scale``."""
     return f"{layer.rpartition('.')[0]}.{part[3:]}" if part.startswith("../") else f"{layer}.{part}"
 
 
 def layouts_of(exporter: Exporter, layer: LayerPlan, model_dtype: str) -> dict[str, TensorLayout]:
-    """``exporter.layout`` by the tensors' full names."""
+    """Return ``exporter.layout`` by the tensors' full names."""
     return {tensor_name(layer.name, part): entry for part, entry in exporter.layout(layer, model_dtype).items()}
 
 
 def encoded(exporter: Exporter, layer: LayerPlan, quantized: QLayer, model_dtype: str) -> Tensors:
-    """``exporter.encode`` by the tensors' full names."""
+    """Return ``exporter.encode`` by the tensors' full names."""
     parts = exporter.encode(layer, quantized, model_dtype)
     return {tensor_name(layer.name, part): tensor for part, tensor in parts.items()}
 
 
 def refuse_everywhere(layer: LayerPlan, *, outliers: bool = False, real_zero_points: bool = False) -> str | None:
-    """Why no format for language models can hold ``layer``; None if some may.
+    """Return why no format for language models can hold ``layer``; None if some may.
 
-    Most cannot say that inputs beyond a threshold stay as they are (``outliers``), and hold no ``real_zero_points``.
+    Most cannot express that inputs beyond a threshold stay as they are (``outliers``), or ``real_zero_points``.
     """
     weight, outputs, inputs = layer.weight, layer.config.output_tensors, layer.input_tensors
     if layer.kind != "Linear":
@@ -152,20 +153,20 @@ def refuse_everywhere(layer: LayerPlan, *, outliers: bool = False, real_zero_poi
 
 
 def refuse_activations(layer: LayerPlan) -> str | None:
-    """Why a format of weights alone cannot hold ``layer``; None if its activations stay as they are."""
+    """Return why a format of weights alone cannot hold ``layer``; None if its activations stay as they are."""
     if layer.input_tensors is not None or layer.config.output_tensors is not None:
         return "it holds weights alone, and this layer has quantized activations"
     return None
 
 
 def is_plain(spec: QuantizationSpec) -> bool:
-    """One stage, and scales that are ordinary numbers."""
+    """Return whether ``spec`` has one stage and scales that are ordinary numbers."""
     kind = spec.scale_type
     return spec.over is None and not (kind in (ScaleType.e8m0, ScaleType.e4m3) or kind.in_two_levels)
 
 
 def refuse_inputs(weight: QuantizationSpec, inputs: QuantizationSpec | None) -> str | None:
-    """Why 8-bit kernels cannot take these inputs with such a weight; None if they can."""
+    """Return why 8-bit kernels cannot take these inputs with such a weight; None if they can."""
     if inputs is None:
         return None
     if inputs.dtype != weight.dtype:
@@ -178,7 +179,7 @@ def refuse_inputs(weight: QuantizationSpec, inputs: QuantizationSpec | None) -> 
 
 
 def refuse_blocks(layer: LayerPlan) -> str | None:
-    """Why kernels cannot take a per_block weight, or such inputs with it; None if they can.
+    """Return why kernels cannot take a per_block weight, or such inputs with it; None if they can.
 
     The last block may have fewer rows than the others, but not fewer columns.
     """
@@ -197,7 +198,7 @@ def refuse_blocks(layer: LayerPlan) -> str | None:
 
 
 def _check(name: str, entry: Any) -> None:
-    """Raises ValueError unless ``entry`` can do what every exporter can, under that name."""
+    """Raise ValueError unless ``entry`` is an exporter with that name."""
     missing = [part for part in _PARTS if not hasattr(entry, part)]
     if missing or isinstance(entry, type):
         raise ValueError(f"it is no exporter, an object with {', '.join(missing or _PARTS)}")
@@ -212,7 +213,7 @@ _SCALE_DTYPES = {ScaleType.float32: "F32", ScaleType.float16: "F16", ScaleType.b
 
 
 def stored_scale_dtype(spec: QuantizationSpec, model_dtype: str) -> str:
-    """The safetensors dtype of the scales of ``spec`` in a model of ``model_dtype``."""
+    """Return the safetensors dtype of the scales of ``spec`` in a model of ``model_dtype``."""
     return _SCALE_DTYPES.get(spec.scale_type, model_dtype)
 
 

@@ -93,7 +93,7 @@ class GptqExporter:
         self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
     ) -> dict[str, Any]:
         usual = _usual(config, layers)
-        others = {f"+:^{re.escape(one.name)}$": _numbers(one) for one in layers if _numbers(one) != _numbers(usual)}
+        others = {f"+:^{re.escape(own.name)}$": _numbers(own) for own in layers if _numbers(own) != _numbers(usual)}
         return {
             "quant_method": "gptq",
             **_numbers(usual),
@@ -149,7 +149,7 @@ def _stored_layer(name: str, quantization_config: Mapping[str, Any], files: Stor
 
 @cache
 def _groups_in_order(num_inputs: int, group: int) -> bytes:
-    """The bytes of ``g_idx`` where groups follow each other."""
+    """Return the bytes of ``g_idx`` where groups follow each other."""
     return array("i", (index // group for index in range(num_inputs))).tobytes()
 
 

@@ -36,7 +36,7 @@ class StoredFiles:
     stacks: Mapping[str, Stack] = field(default_factory=dict)
 
     def modules_with(self, part: str) -> list[str]:
-        """The names of the modules that have a tensor called ``part``."""
+        """Return the names of the modules that have a tensor called ``part``."""
         ending = f".{part}"
         return [name.removesuffix(ending) for name in self.tensors if name.endswith(ending)]
 
@@ -51,7 +51,7 @@ class StoredFiles:
         return self.tensors[name].shape
 
     def read_bytes(self, name: str) -> bytes:
-        """The bytes of a small tensor."""
+        """Return the bytes of a small tensor."""
         self.shape(name)
         header = self.tensors[name]
         with open_file(self.folder / header.file) as file:

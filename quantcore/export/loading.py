@@ -56,7 +56,7 @@ def kinds_of(config: Config) -> Kinds:
     cached = [config.choose(name, "Linear")[0] for name in CACHED_LAYERS if config.kv_cache_quant_config]
     configs = [config.global_quant_config, *config.layer_quant_config.values(), *cached]
     return frozenset(
-        _kind(LayerPlan("layer", 0, (4096, 4096), one)) for one in configs if one is not None and one.weight is not None
+        _kind(LayerPlan("layer", 0, (4096, 4096), own)) for own in configs if own is not None and own.weight is not None
     )
 
 
@@ -65,19 +65,19 @@ def _kind(layer: LayerPlan) -> str:
 
 
 def _seen_by(export: str, kinds: Kinds) -> set[str]:
-    return {program for program, one, known in _rows() if one == export and known == kinds}
+    return {program for program, own_format, own_kinds in _rows() if own_format == export and own_kinds == kinds}
 
 
 @cache
 def _rows() -> list[tuple[str, str, Kinds]]:
-    """(program, format, kinds of layers) of every row whose scheme is known."""
+    """Return (program, format, kinds of layers) of every row whose scheme has a meaning here."""
     rows = json.loads(TABLE.read_text("utf-8"))
-    found = [(row["consumer"], row["format"], _kinds_of_row(row)) for row in rows if row["agrees"]]
-    return [(program, export, kinds) for program, export, kinds in found if kinds]
+    agreeing = [(row["consumer"], row["format"], _kinds_of_row(row)) for row in rows if row["agrees"]]
+    return [(program, export, kinds) for program, export, kinds in agreeing if kinds]
 
 
 def _kinds_of_row(row: dict[str, Any]) -> Kinds:
-    """The ``layers`` of the row; or those of the preset that its scheme is called like."""
+    """Return the ``layers`` of the row; or those of the preset that its scheme is called like."""
     if "layers" in row:
         return frozenset(row["layers"])
     name, _, cache_name = row["scheme"].partition(", ")

@@ -56,8 +56,8 @@ class QuarkExporter:
         if reason := refuse_everywhere(layer):
             return reason
         if layer.config.output_tensors is not None and not (is_cached(layer.name) or layer.name.endswith(QUERIES)):
-            known = ", ".join((*CACHED_LAYERS, QUERIES))
-            return f"its consumers know quantized outputs of {known} alone (the KV cache and fp8 attention)"
+            allowed = ", ".join((*CACHED_LAYERS, QUERIES))
+            return f"its consumers know quantized outputs of {allowed} alone (the KV cache and fp8 attention)"
         if weight.over is not None:
             return _refuse_stages(layer)
         if not is_plain(weight):
@@ -87,9 +87,9 @@ class QuarkExporter:
         import torch
 
         tensors = family_of(layer).encode(layer, quantized.weight)
-        known = {"input": quantized.inputs, "output": quantized.outputs}
+        params_of = {"input": quantized.inputs, "output": quantized.outputs}
         for name, spec in _static_activations(layer).items():
-            params = known[name]
+            params = params_of[name]
             assert params is not None, f"{layer.name} has no {name} scale"
             tensors[f"{name}_scale_2" if spec.is_dynamic else f"{name}_scale"] = params.scale.reshape(())
             if isinstance(spec.format, IntFormat):
@@ -103,14 +103,14 @@ class QuarkExporter:
         from quantcore.numerics.affine import QParams
         from quantcore.numerics.qtensor import QLayer
 
-        found: dict[str, QParams] = {}
+        params: dict[str, QParams] = {}
         for name, spec in _static_activations(layer).items():
             if spec.is_dynamic:
-                found[name] = QParams(tensors[f"{name}_scale_2"].float().reshape(()))
+                params[name] = QParams(tensors[f"{name}_scale_2"].float().reshape(()))
                 continue
             zero_point = None if spec.symmetric else tensors[f"{name}_zero_point"].to(torch.int32).reshape(1, 1)
-            found[name] = QParams(tensors[f"{name}_scale"].float().reshape(1, 1), zero_point)
-        return QLayer(family_of(layer).decode(layer, tensors), found.get("input"), found.get("output"))
+            params[name] = QParams(tensors[f"{name}_scale"].float().reshape(1, 1), zero_point)
+        return QLayer(family_of(layer).decode(layer, tensors), params.get("input"), params.get("output"))
 
     def quantization_config(
         self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
@@ -118,7 +118,7 @@ class QuarkExporter:
         of_all = _usual_form(config.global_quant_config, layers)
         usual = _usual_of_cache(config, layers)
         queries = {} if config.softmax_quant_spec is None else _queries(layers)
-        cache = {pattern: _layer_dict(one) for pattern, one in usual.items()}
+        cache = {pattern: _layer_dict(form) for pattern, form in usual.items()}
         return {
             "quant_method": "quark",
             "version": QUARK_VERSION,
@@ -144,25 +144,25 @@ class QuarkExporter:
         return config.get("quant_method") == "quark"
 
     def read_layers(self, quantization_config: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
-        config, how = read_quark_config(quantization_config), quantization_config.get("export") or {}
+        config, export = read_quark_config(quantization_config), quantization_config.get("export") or {}
         if config.softmax_quant_spec is not None:
             raise not_held("its attention probabilities are quantized (softmax_quant_spec)")
-        if how.get("weight_format", "real_quantized") != "real_quantized":
+        if export.get("weight_format", "real_quantized") != "real_quantized":
             raise not_held("its weights are rounded floats (fake_quantized), not codes")
-        found = {}
+        layers = {}
         for name in files.modules_with("weight_scale"):
             in_cache = any(f"{name}.{part}" in files.tensors for part in ("output_scale", "output_scale_2"))
             chosen, _ = config.choose(name, "Linear", in_cache=in_cache)
             if chosen is None or chosen.weight is None:
                 raise not_held(f"{name} has a weight_scale, but quantization_config leaves it out")
-            if chosen.weight.dtype in WORD_DTYPES and how.get("pack_method", "reorder") != "reorder":
+            if chosen.weight.dtype in WORD_DTYPES and export.get("pack_method", "reorder") != "reorder":
                 raise not_held("its 4-bit codes are packed in order (pack_method order)")
             is_word = is_plain(chosen.weight) and chosen.weight.dtype in WORD_DTYPES
             if is_word and chosen.weight.qscheme is QSchemeType.per_channel:
                 raise not_held(f"the 4-bit codes of {name} are packed along its inputs (qscheme per_channel)")
             shape = weight_shape(chosen.weight, files.shape(f"{name}.weight"))
-            found[name] = StoredLayer(shape, _with_scales(chosen, name, files))
-        return found
+            layers[name] = StoredLayer(shape, _with_scales(chosen, name, files))
+        return layers
 
     def load_hint(self, path: str) -> str:
         return f"from vllm import LLM\nllm = LLM('{path}', quantization='quark')"
@@ -172,23 +172,23 @@ class QuarkExporter:
         config: Config, layers: tuple[LayerPlan, ...], of_all: QuantizationConfig,
         usual: Mapping[str, QuantizationConfig], queries: Mapping[str, Any],
     ) -> dict[str, Any]:  # fmt: skip
-        """Full names, not patterns: readers disagree about globs, none about an exact name."""
+        """Return overrides by full names, not patterns: readers disagree about globs, none about an exact name."""
         of_cache = {layer.name: usual[pattern] for layer in layers if (pattern := _cache_pattern(config, layer))}
         forms = {layer.name: _stored_form(layer) for layer in layers if not (queries and layer.name.endswith(QUERIES))}
         return {name: _layer_dict(form) for name, form in forms.items() if form != of_cache.get(name, of_all)}
 
 
 def _queries(layers: tuple[LayerPlan, ...]) -> dict[str, Any]:
-    """The layers that give the queries of fp8 attention, by the one pattern under which vLLM 0.32 knows them.
+    """Return the config of the query projections of fp8 attention, by the only pattern that vLLM 0.32 knows for them.
 
-    Nothing where they are not alike: then each goes by its name.
+    Empty if their configs differ: then each layer is listed by its name.
     """
     forms = {_stored_form(layer) for layer in layers if layer.name.endswith(QUERIES)}
     return {f"*{QUERIES}": _layer_dict(forms.pop())} if len(forms) == 1 else {}
 
 
 def _stored_form(layer: LayerPlan) -> QuantizationConfig:
-    """The config of ``layer`` as the file says it: 4-bit weights with one scale a row are groups of the row's width.
+    """Return the config of ``layer`` as the file has it: 4-bit weights with one scale a row are groups of that width.
 
     AMD Quark 0.13 writes group_size -1, but cannot load it, and vLLM 0.32 refuses it.
     """
@@ -200,23 +200,23 @@ def _stored_form(layer: LayerPlan) -> QuantizationConfig:
 
 
 def _usual_form(config: QuantizationConfig, layers: tuple[LayerPlan, ...]) -> QuantizationConfig:
-    """The form in which most layers with this config are stored."""
+    """Return the form in which most layers with this config are stored."""
     forms = Counter(_stored_form(layer) for layer in layers if layer.config == config)
     return forms.most_common(1)[0][0] if forms else config
 
 
 def _usual_of_cache(config: Config, layers: tuple[LayerPlan, ...]) -> dict[str, QuantizationConfig]:
     """Return the most common config of the layers of each pattern in ``kv_cache_quant_config``."""
-    found: dict[str, Counter[QuantizationConfig]] = {}
+    counts: dict[str, Counter[QuantizationConfig]] = {}
     for layer in layers:
         if pattern := _cache_pattern(config, layer):
-            found.setdefault(pattern, Counter())[_stored_form(layer)] += 1
-    order = [*config.kv_cache_quant_config, *found]
-    return {pattern: found[pattern].most_common(1)[0][0] for pattern in order if pattern in found}
+            counts.setdefault(pattern, Counter())[_stored_form(layer)] += 1
+    order = [*config.kv_cache_quant_config, *counts]
+    return {pattern: counts[pattern].most_common(1)[0][0] for pattern in order if pattern in counts}
 
 
 def _cache_pattern(config: Config, layer: LayerPlan) -> str | None:
-    """The pattern that decided the layer's output, if one did: its own name where files call it otherwise."""
+    """Return the pattern that decided the layer's output, if any: the layer's name where no pattern fits it."""
     if not is_of_cache(layer):
         return None
     cache = config.cache_config(layer.name)
@@ -224,20 +224,20 @@ def _cache_pattern(config: Config, layer: LayerPlan) -> str | None:
 
 
 def _with_scales(config: QuantizationConfig, name: str, files: StoredFiles) -> QuantizationConfig:
-    """``config`` with the number types of the scales in the files, where the format leaves them open."""
+    """Return ``config`` with the scale types of the stored tensors, where the format leaves them open."""
     fields = {"weight": "weight_scale", "input_tensors": "input_scale", "output_tensors": "output_scale"}
     specs = {field: getattr(config, field) for field in fields}
-    open_ones = {
+    open_specs = {
         field: spec
         for field, spec in specs.items()
         if spec is not None and is_plain(spec) and (field == "weight" or spec.is_static)
     }
-    stored = {field: files.with_scale(spec, f"{name}.{fields[field]}") for field, spec in open_ones.items()}
+    stored = {field: files.with_scale(spec, f"{name}.{fields[field]}") for field, spec in open_specs.items()}
     return replace(config, **stored)
 
 
 def _static_activations(layer: LayerPlan) -> dict[str, QuantizationSpec]:
-    """The activations that have a scale in the file."""
+    """Return the specs of the activations that have a scale in the file."""
     specs = {"input": layer.config.input_tensors, "output": layer.config.output_tensors}
     return {name: spec for name, spec in specs.items() if spec is not None and learns_from_data(spec)}
 
@@ -305,7 +305,7 @@ def _layer_dict(config: QuantizationConfig) -> dict[str, Any]:
 
 
 def _spec_dict(spec: QuantizationSpec | None, *, is_input: bool) -> Any:
-    """One tensor as Quark 0.13 writes it: a list where there are two stages."""
+    """Return a spec as Quark 0.13 writes it: a list where there are two stages."""
     if spec is None:
         return None
     if spec.over is not None:
@@ -320,14 +320,14 @@ def _spec_dict(spec: QuantizationSpec | None, *, is_input: bool) -> Any:
 
 
 def _observer_name(spec: QuantizationSpec) -> str | None:
-    """The observer that AMD Quark's importer accepts for such a tensor."""
+    """Return the observer that AMD Quark's importer accepts for such a tensor."""
     if is_mxint8(spec):
         return "PerGroupMinMaxObserver"
     return "PerBlockMXObserver" if spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3) else spec.observer_cls
 
 
 def _stage_dict(spec: QuantizationSpec, *, is_input: bool) -> dict[str, Any]:
-    """All keys of Quark 0.13. Groups run along axis -1; per_channel inputs are per token."""
+    """Return a stage with all keys of Quark 0.13. Groups lie along axis -1; per_channel inputs are per token."""
     channel_axis = 1 if is_input else 0
     is_mx = spec.scale_type is ScaleType.e8m0
     in_blocks = spec.scale_type in (ScaleType.e8m0, ScaleType.e4m3)

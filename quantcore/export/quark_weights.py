@@ -35,7 +35,7 @@ class Family(Protocol):
 
 
 def family_of(layer: LayerPlan) -> Family:
-    """The family of a layer that the exporter has not refused."""
+    """Return the family of a layer that the exporter has not refused."""
     spec = layer.weight
     if spec.over is not None:
         return Stages()

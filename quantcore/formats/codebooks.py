@@ -96,7 +96,7 @@ class _Ladder:
     values: torch.Tensor  # float32 [2 * cells]
 
     def nearest(self, x: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
-        """The element of ``answers`` for each x (float32, any shape); NaN counts as 0."""
+        """Return the element of ``answers`` for each x (float32, any shape); NaN counts as 0."""
         import torch
 
         shape, x = x.shape, x.nan_to_num(nan=0.0).clamp_(self.low, self.high).flatten()

@@ -88,7 +88,7 @@ def pack_halves(codes: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_halves(packed: torch.Tensor) -> torch.Tensor:
-    """The inverse of ``pack_halves``: bytes [..., H] to codes [..., 2 * H] in 0 to 15 (uint8)."""
+    """Return the inverse of ``pack_halves``: bytes [..., H] to codes [..., 2 * H] in 0 to 15 (uint8)."""
     return torch.cat([packed & 0xF, packed >> 4], dim=-1)
 
 
@@ -99,7 +99,7 @@ def _padded(x: torch.Tensor, unit: int) -> torch.Tensor:
 
 
 def _viewed(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The memory of x as another type, copied only where it has gaps or starts between two elements."""
+    """Return the memory of x as another type, copied only where it has gaps or starts between two elements."""
     flat = x.flatten()
     if flat.stride(0) != 1 or flat.storage_offset() * x.itemsize % dtype.itemsize:
         flat = flat.clone(memory_format=torch.contiguous_format)
@@ -133,14 +133,14 @@ def _split_lanes(x: torch.Tensor, width: int, field: int) -> None:
 
 
 def _low_bytes(x: torch.Tensor, count: int) -> torch.Tensor:
-    """The ``count`` lowest bytes of each int64: [..., N] to uint8 [..., N * count]."""
+    """Return the ``count`` lowest bytes of each int64: [..., N] to uint8 [..., N * count]."""
     if count in _INTEGERS:
         return _viewed(x.to(_INTEGERS[count]), torch.uint8)
     return _viewed(x.unsqueeze(-1), torch.uint8)[..., :count].flatten(-2)
 
 
 def _from_low_bytes(data: torch.Tensor, count: int) -> torch.Tensor:
-    """The inverse of ``_low_bytes`` (for less than 8 a copy); what lies above the low bytes is undefined."""
+    """Return the inverse of ``_low_bytes`` (for less than 8 a copy); what lies above the low bytes is undefined."""
     if count in _INTEGERS:
         return _viewed(data, _INTEGERS[count]).to(torch.int64)
     x = data.new_zeros(*data.shape[:-1], data.shape[-1] // count, 8)

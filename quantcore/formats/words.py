@@ -27,7 +27,7 @@ def pack_from_zero(codes: torch.Tensor, fmt: Format, order: Order = None) -> tor
 
 
 def unpack_from_zero(words: torch.Tensor, fmt: Format, order: Order = None) -> torch.Tensor:
-    """The inverse of ``pack_from_zero``, as int32."""
+    """Return the inverse of ``pack_from_zero``, as int32."""
     import torch
 
     from quantcore.formats.packing import unpack

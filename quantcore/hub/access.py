@@ -33,9 +33,9 @@ def check_hub(target: Target, token: str) -> Access:
     with hub_explained(target.repo_id, target.revision):
         account = api.whoami()
         role = account.get("auth", {}).get("accessToken", {}).get("role")
-        mine = {account["name"], *(each["name"] for each in account.get("orgs", ()))}
+        namespaces = {account["name"], *(each["name"] for each in account.get("orgs", ()))}
         namespace = target.repo_id.partition("/")[0]
-        if role == "read" or (namespace not in mine and not target.create_pr):
+        if role == "read" or (namespace not in namespaces and not target.create_pr):
             why = "reads only" if role == "read" else f"belongs to {account['name']}, who is not in '{namespace}'"
             raise PublishError(
                 f"The token cannot write to '{target.repo_id}': it {why}.",

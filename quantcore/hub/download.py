@@ -2,7 +2,7 @@
 
 A repository is a stranger's. Only plain files in its root that a language model is made of are fetched: config,
 tokenizer, safetensors. Pickled weights and Python code stay where they are. A revision is resolved to its commit once;
-all that follows names the commit, and every downloaded file is held against the hash that the commit records.
+all later requests name the commit, and every downloaded file is compared with the hash that the commit records.
 
 The token, the endpoint and the cache folder are huggingface_hub's own: HF_TOKEN, HF_ENDPOINT, HF_HOME.
 """
@@ -42,15 +42,15 @@ CARD = "README.md"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 MAX_SHARDS = 2000
-MAX_SPANS = 4000  # of small tensors that a plan needs, each a request
+MAX_SPANS = 4000  # spans of small tensors that a plan needs; each is a request
 MAX_NEEDED_BYTES = 64 << 20
-LARGEST_GAP = 100_000  # bytes between two of them that are fetched along
+LARGEST_GAP = 100_000  # bytes between two tensors that one request still fetches together
 MAX_CARD_BYTES = 64 << 10
-MAX_FETCHED_CARD_BYTES = 1 << 20  # its front matter goes into the card of what is made of the model
+MAX_FETCHED_CARD_BYTES = 1 << 20  # its front matter goes into the card of the quantized model
 MAX_TOKENIZER_BYTES = 256 << 20
 NUM_CONNECTIONS = 8
 TOKEN: ContextVar[str | None] = ContextVar("TOKEN", default=None)
-"""Token for private models and datasets that ``fetch`` was given: it is in no environment and no file."""
+"""Token for private models and datasets that ``fetch`` received. No environment variable and no file holds it."""
 TIMEOUT_S = 10.0
 FIRST_BYTES = 100_000  # holds the whole header of nearly every file, so that one request does
 
@@ -70,7 +70,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """One commit of a model's repository: the files in its root, by name; and the token that opens it."""
+    """One commit of a model's repository: the files in its root by name, and the token that gives access to it."""
 
     model_id: str
     sha: str
@@ -79,12 +79,12 @@ class Listing:
 
 
 def is_model_id(text: str) -> bool:
-    """True for ``org/name`` as the Hub allows it: never a path, never an address."""
+    """Return True for ``org/name`` as the Hub allows it: never for a path or an address."""
     return _MODEL_ID.fullmatch(text) is not None and not re.search(r"--|\.\.|\.git$", text)
 
 
 def resolve(model_id: str, revision: str = "main") -> str:
-    """The commit that a branch, tag or commit of the model stands for now. Raises ModelError (see ``hub_errors``)."""
+    """Return the commit that a branch, tag or commit names now. Raises ModelError (see ``hub_errors``)."""
     return _list(model_id, revision).sha
 
 
@@ -92,11 +92,11 @@ def read_headers(
     model_id: str, revision: str = "main", *, read: Callable[[Path], ModelHeaders] = read_local,
     needed: re.Pattern[str] | None = None, token: str | None = None,
 ) -> tuple[ModelHeaders, str]:  # fmt: skip
-    """(the model's headers, the commit they are of); some requests of a few kB, no weights.
+    """Read a model's headers, and return them with their commit: some requests of a few kB, no weights.
 
     ``read`` sees a folder with the true config, headers and sizes, zeros for weights, and the tensors that have
-    ``needed`` in their names. ``token``: instead of huggingface_hub's own. Raises ModelError: ``invalid_model_id``,
-    ``hub_*`` (see ``hub_errors``), and all that ``read`` finds wrong.
+    ``needed`` in their names. ``token`` replaces huggingface_hub's own. Raises ModelError: ``invalid_model_id``,
+    ``hub_*`` (see ``hub_errors``), and whatever ``read`` raises.
     """
     with outline(model_id, revision, needed=needed, token=token) as (folder, sha):
         return read(folder), sha
@@ -106,7 +106,7 @@ def read_headers(
 def outline(
     model_id: str, revision: str = "main", *, needed: re.Pattern[str] | None = None, token: str | None = None
 ) -> Iterator[tuple[Path, str]]:
-    """(a folder like the model's with holes for weights, the commit it is of); it is gone at the end.
+    """Make a temporary folder like the model's, with holes for weights; yields the folder and the commit.
 
     Names, sizes, config and headers are true, so is the start of the card (README.md), and so are the tensors that have
     ``needed`` in their names. Raises as ``read_headers``; a ModelError raised inside that names the folder names the
@@ -126,7 +126,7 @@ def outline(
 
 
 def fetch(task: Task, emit: Emit) -> Task:
-    """The task with its model in a folder: as it is, or with what was downloaded. Raises as ``download`` does."""
+    """Return the task with its model in a folder, downloaded if necessary. Raises as ``download`` does."""
     if task.token_on_stdin:
         TOKEN.set(sys.stdin.readline().strip() or None)
     if task.model_dir is not None:
@@ -136,20 +136,22 @@ def fetch(task: Task, emit: Emit) -> Task:
 
 
 def download(model_id: str, sha: str, emit: Emit, *, token: str | None = None) -> Path:
-    """Fetch what a quantization needs of commit ``sha`` into the Hub's cache; the folder, its files checked.
+    """Download the files that quantization needs of commit ``sha`` into the Hub's cache, check them, return the folder.
 
-    A dropped connection is taken up again where it broke. Raises ModelError: ``hub_*``; retryable
+    A dropped connection is resumed where it broke. Raises ModelError: ``hub_*``; retryable
     ``hub_hash_mismatch`` if a file is not the commit's (it is removed, so that the next try fetches it anew).
     """
     listing = _list(model_id, sha, token)
-    return _download(listing, _wanted(listing, _read_index(listing)), emit)
+    return _download(listing, _files_to_download(listing, _read_index(listing)), emit)
 
 
 def download_tokenizer(model_id: str, revision: str = "main") -> Path:
-    """Fetch a model's config and tokenizer, no weights; the folder. Raises as ``download``, and ModelError
-    ``config_implausible`` for files that are too large for that."""
+    """Download a model's config and tokenizer without weights, and return the folder.
+
+    Raises as ``download``, and ModelError ``config_implausible`` for files that are too large for that.
+    """
     listing = _list(model_id, revision)
-    names = [name for name in _wanted(listing, b"") if not name.endswith(".safetensors") and name != CARD]
+    names = [name for name in _files_to_download(listing, b"") if not name.endswith(".safetensors") and name != CARD]
     if sum(listing.files[name].size for name in names) > MAX_TOKENIZER_BYTES:
         raise ModelError(
             f"The tokenizer of '{model_id}' is larger than {MAX_TOKENIZER_BYTES >> 20} MiB.", code="config_implausible"
@@ -181,7 +183,7 @@ def _download(listing: Listing, names: list[str], emit: Emit) -> Path:
 
 
 def _list(model_id: str, revision: str, token: str | None = None) -> Listing:
-    """The commit and its files in one request."""
+    """List the files of a commit, in one request."""
     if not is_model_id(model_id):
         raise ModelError(
             f"'{model_id[:100]}' is not the id of a model on the Hub.",
@@ -209,8 +211,11 @@ def _is_plain(name: str) -> bool:
 
 
 def _draw_outline(listing: Listing, folder: Path) -> list[str]:
-    """The model in ``folder`` with holes for weights: true names, sizes and headers, so that the checks of a local
-    folder can be made of it. Sparse files: a terabyte of holes takes no disk. The names of the files of weights."""
+    """Write the model into ``folder`` with holes for weights, and return the names of the weight files.
+
+    Names, sizes and headers are true, so that the checks of a local folder work. The files are sparse: a terabyte of
+    holes takes no disk.
+    """
     index = _read_index(listing)
     if CONFIG in listing.files:
         _write_outline(folder / CONFIG, _read_start(listing, CONFIG, MAX_CONFIG_BYTES), listing.files[CONFIG])
@@ -235,11 +240,11 @@ def _draw_outline(listing: Listing, folder: Path) -> list[str]:
 
 
 def _fill_in(listing: Listing, folder: Path, names: list[str], needed: re.Pattern[str]) -> None:
-    """Write the tensors with ``needed`` in their names to their places, those near each other by one request."""
+    """Fetch the tensors with ``needed`` in their names into their files; neighbours share a request."""
     spans: list[tuple[str, int, int]] = []
     for file in names:
         headers = read_safetensors_header(folder / file)
-        small = sorted((one.begin, one.end) for name, one in headers.items() if needed.search(name))
+        small = sorted((header.begin, header.end) for name, header in headers.items() if needed.search(name))
         for begin, end in small:
             if spans and spans[-1][0] == file and begin - spans[-1][2] < LARGEST_GAP:
                 spans[-1] = (file, spans[-1][1], end)
@@ -271,7 +276,7 @@ def _write_outline(path: Path, start: bytes, file: RemoteFile) -> None:
 
 
 def _read_header(listing: Listing, name: str) -> bytes:
-    """The bytes of a safetensors file up to the end of its header (fewer if that is implausible)."""
+    """Read a safetensors file up to the end of its header (less if its length is implausible)."""
     start = _read_start(listing, name, FIRST_BYTES)
     needed = 8 + int.from_bytes(start[:8], "little")
     if len(start) < needed <= min(listing.files[name].size, 8 + MAX_HEADER_BYTES):
@@ -284,22 +289,22 @@ def _read_index(listing: Listing) -> bytes:
 
 
 def _read_start(listing: Listing, name: str, num_bytes: int) -> bytes:
-    """At most the first ``num_bytes`` of a file, also from a server that sends more than it was asked for."""
+    """Read at most the first ``num_bytes`` of a file, even if the server sends more."""
     if listing.files[name].size == 0:
-        return b""  # no range of nothing can be asked for
+        return b""  # an empty range cannot be requested
     return read_range(listing, name, 0, num_bytes)
 
 
 def read_range(listing: Listing, name: str, begin: int, num_bytes: int) -> bytes:
-    """At most ``num_bytes`` of a file from ``begin`` on."""
+    """Read at most ``num_bytes`` of a file from ``begin`` on."""
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
     from quantcore.hub.errors import explained
 
     # Identity: a compressed answer has no ranges.
-    wanted = {"Range": f"bytes={begin}-{begin + num_bytes - 1}", "Accept-Encoding": "identity"}
-    headers = build_hf_headers(token=listing.token) | wanted
+    of_range = {"Range": f"bytes={begin}-{begin + num_bytes - 1}", "Accept-Encoding": "identity"}
+    headers = build_hf_headers(token=listing.token) | of_range
     url = hf_hub_url(listing.model_id, name, revision=listing.sha)
     parts: list[bytes] = []
     with (
@@ -316,7 +321,7 @@ def read_range(listing: Listing, name: str, begin: int, num_bytes: int) -> bytes
     return b"".join(parts)[:num_bytes]
 
 
-def _wanted(listing: Listing, index: bytes) -> list[str]:
+def _files_to_download(listing: Listing, index: bytes) -> list[str]:
     """Select the files to download: config, index, card, side files, weights; never a pickle."""
     side = (name for name in listing.files if matches(name, SIDE_FILES) and not matches(name, PICKLES))
     card = (CARD,) if CARD in listing.files and listing.files[CARD].size <= MAX_FETCHED_CARD_BYTES else ()
@@ -325,7 +330,7 @@ def _wanted(listing: Listing, index: bytes) -> list[str]:
 
 
 def _weights(listing: Listing, index: bytes) -> list[str]:
-    """The safetensors files that ``read_local`` will read: those of the index if there is one, else all.
+    """Return the safetensors files that ``read_local`` will read: those of the index if there is one, else all.
 
     Names of the index that are no file in the root are left out here; ``read_local`` refuses such an index.
     """
@@ -345,8 +350,10 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def check_downloaded(path: Path, file: RemoteFile) -> None:
-    """Size and hash as in the commit, for huggingface_hub checks the size only. Raises ModelError; a file that is not
-    the commit's is removed."""
+    """Compare a file's size and hash with the commit's, since huggingface_hub checks only the size.
+
+    Raises ModelError, and removes a file that differs.
+    """
     if not path.is_file():  # it falls back to what its cache has when the Hub is away
         raise ModelError(
             f"{path.name} could not be fetched.", code="hub_unreachable", hint="Try again in a moment.", retryable=True
@@ -364,7 +371,7 @@ def check_downloaded(path: Path, file: RemoteFile) -> None:
 
 
 def git_sha1(path: Path) -> str:
-    """Git's name of a file's content: SHA-1 of ``blob <size>`` NUL content."""
+    """Return git's id of a file's content: SHA-1 of ``blob <size>`` NUL content."""
     digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
     with path.open("rb") as file:
         while part := file.read(1 << 20):
@@ -373,5 +380,5 @@ def git_sha1(path: Path) -> str:
 
 
 def git_sha1_of(data: bytes) -> str:
-    """As ``git_sha1``, of bytes."""
+    """Return ``git_sha1`` of bytes."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()

@@ -23,7 +23,7 @@ class ByteCounter:
         self._last_s = 0.0
 
     def bar_class(self) -> type[Any]:
-        """A silent tqdm. The library moves two bars of bytes, received and written: the one ahead counts."""
+        """Return a silent tqdm class. The library moves two bars, bytes received and written: the one ahead counts."""
         from tqdm import tqdm  # type: ignore[import-untyped]
 
         counter = self
@@ -50,5 +50,5 @@ class ByteCounter:
                 self._emit(Progress("download", self._done, self._total, "byte", self._eta.after(self._done)))
 
     def finish(self) -> None:
-        """All is there, whether it was fetched now or before."""
+        """Report that everything is there, downloaded now or before."""
         self._emit(Progress("download", self._total, self._total, "byte", 0.0))

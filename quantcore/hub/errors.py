@@ -42,7 +42,7 @@ def explained(repository: str, revision: str, *, kind: str = "model") -> Iterato
 
 
 def explain(error: BaseException, repository: str, revision: str, *, kind: str = "model") -> QuantError:
-    """The error of ours for an error of huggingface_hub or of the connection."""
+    """Return our error for an error of huggingface_hub or of the connection."""
     if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
         return explain(error.__cause__, repository, revision, kind=kind)  # the library wraps what happened on the wire
     raised = ERRORS[kind]

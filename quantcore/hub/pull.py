@@ -62,7 +62,7 @@ def pull(model_id: str, revision: str, output_dir: Path, emit: Emit) -> dict[str
 
 
 def _list(model_id: str, revision: str) -> tuple[str, dict[str, RemoteFile], list[str]]:
-    """(commit, its files, the names of those that are left out)."""
+    """Return (commit, its files, the names of those that are left out)."""
     from huggingface_hub import HfApi
 
     info = HfApi().model_info(model_id, revision=revision, files_metadata=True, timeout=TIMEOUT_S)

@@ -102,7 +102,7 @@ def push(task: PublishTask, token: str, emit: Emit) -> Published:
 
 
 def _ensure_branch(work: _Push) -> str:
-    """The commit that the branch stands at, its repository and itself made if they are not there."""
+    """Make the repository and the branch if they are missing; returns the commit of the branch."""
     for _ in range(3):
         try:
             info = _patiently(lambda: work.api.model_info(work.repo_id, revision=work.revision, timeout=TIMEOUT_S))
@@ -129,8 +129,8 @@ def _find_commit(work: _Push) -> Published | None:
     if not work.task.target.create_pr:
         sha = _find_marked(work, work.revision)
         return (sha and Published(sha, work.url_of(sha), is_new=True, num_bytes=0)) or None
-    found = work.api.get_repo_discussions(work.repo_id, discussion_type="pull_request")
-    for request in islice(found, MAX_PULL_REQUESTS):
+    requests = work.api.get_repo_discussions(work.repo_id, discussion_type="pull_request")
+    for request in islice(requests, MAX_PULL_REQUESTS):
         sha = _find_marked(work, f"refs/pr/{request.num}")
         if sha:
             return Published(sha, request.url, is_new=True, num_bytes=0)
@@ -204,7 +204,7 @@ def _upload(work: _Push, operations: Operations, emit: Emit) -> int:
 
 
 def _commit(work: _Push, operations: Operations, head: str) -> tuple[str, str]:
-    """(the commit, where a person sees it)."""
+    """Commit the files; returns the commit and the address of its page."""
     target = work.task.target
     made = _patiently(
         lambda: work.api.create_commit(
@@ -221,7 +221,7 @@ def _commit(work: _Push, operations: Operations, head: str) -> tuple[str, str]:
 
 
 def _find_wrong(work: _Push, sha: str) -> str | None:
-    """A file that the commit does not hold as it was proven; None if it holds all of them."""
+    """Return a file that differs in the commit from the proven one; None if there is none."""
     remote, place = _files_at(work, sha), work.task.target.place
     for file in work.task.files:
         there = remote.get(place(file.path))
@@ -231,14 +231,14 @@ def _find_wrong(work: _Push, sha: str) -> str | None:
 
 
 def _patiently(ask: Callable[[], T]) -> T:
-    """``ask``, and once more after the time that the Hub asks for when it has had enough (429)."""
+    """Call ``ask``; if the Hub limits the rate (429), wait as long as it says and call ``ask`` once more."""
     try:
         return ask()
     except HfHubHTTPError as error:
-        wanted = error.response.headers.get("Retry-After", "")
-        if error.response.status_code != 429 or not wanted.isdecimal() or float(wanted) > MAX_WAIT_S:
+        delay_s = error.response.headers.get("Retry-After", "")
+        if error.response.status_code != 429 or not delay_s.isdecimal() or float(delay_s) > MAX_WAIT_S:
             raise
-        time.sleep(float(wanted))
+        time.sleep(float(delay_s))
         return ask()
 
 

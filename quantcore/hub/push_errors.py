@@ -33,7 +33,7 @@ def hub_explained(repo_id: str, revision: str) -> Iterator[None]:
 
 
 def explain_hub(error: BaseException, repo_id: str, revision: str) -> QuantError:
-    """The error of ours for an error of huggingface_hub or of the connection."""
+    """Return our error for an error of huggingface_hub or of the connection."""
     if type(error) is RuntimeError and error.__cause__ is not None:
         return explain_hub(error.__cause__, repo_id, revision)  # the library wraps what befell one of several files
     if isinstance(error, RevisionNotFoundError):
@@ -126,7 +126,7 @@ def _speaks_of_storage(text: str) -> bool:
 
 @contextmanager
 def storage_explained(url: str) -> Iterator[None]:
-    """As ``hub_explained``, for what fsspec raises. Every store has its own errors, so any of them is one."""
+    """Do the same as ``hub_explained`` for errors of fsspec. Every store has its own errors, so any of them is one."""
     try:
         yield
     except QuantError:

@@ -24,7 +24,7 @@ class ByteProgress:
         self._say()
 
     def reach(self, path: str, num_bytes: int) -> None:
-        """So much of a file was read to be sent. A try that is begun again starts behind: it counts when ahead."""
+        """Report how much of a file was read to be sent. A repeated try counts only once it is ahead of the last."""
         with self._lock:
             self._reached[path] = max(self._reached.get(path, 0), num_bytes)
             if time.monotonic() - self._said_at >= EVERY_S:

@@ -59,8 +59,8 @@ def store(task: PublishTask, emit: Emit) -> Published:
 def _present(files: Any, folder: str) -> dict[str, int]:
     """path below the folder -> size. Asked anew: other processes write there, too."""
     files.invalidate_cache()
-    found = files.find(folder, detail=True) if files.isdir(folder) else {}
-    return {path.removeprefix(folder).lstrip("/"): int(entry["size"] or 0) for path, entry in found.items()}
+    entries = files.find(folder, detail=True) if files.isdir(folder) else {}
+    return {path.removeprefix(folder).lstrip("/"): int(entry["size"] or 0) for path, entry in entries.items()}
 
 
 def _read(files: Any, path: str) -> bytes:

@@ -58,7 +58,7 @@ class Target(BaseModel):
         return self
 
     def place(self, path: str) -> str:
-        """Where a file of the artifact lies in the repository."""
+        """Return where a file of the artifact lies in the repository."""
         return f"{self.path_in_repo}/{path}" if self.path_in_repo else path
 
     def __str__(self) -> str:

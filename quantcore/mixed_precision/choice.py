@@ -51,17 +51,17 @@ class Mix:
 
 
 def mixes(units: Sequence[Unit]) -> list[Mix]:
-    """From the smallest to the best, each larger and better than the one before."""
+    """Return the mixes on the frontier, from the smallest to the best, each larger and better than the one before."""
     chosen = [hull(unit.options)[0] for unit in units]
-    found = [Mix(tuple(chosen))]
+    frontier = [Mix(tuple(chosen))]
     for number, better in _steps(units):
         chosen[number] = better
-        found.append(Mix(tuple(chosen)))
-    return found
+        frontier.append(Mix(tuple(chosen)))
+    return frontier
 
 
 def of_size(units: Sequence[Unit], max_bytes: int) -> Mix:
-    """The mix with the least loss of at most ``max_bytes``. Raises ConfigError ``budget_too_small``."""
+    """Return the mix of at most ``max_bytes`` with the least loss. Raises ConfigError ``budget_too_small``."""
     chosen = [hull(unit.options)[0] for unit in units]
     left = max_bytes - sum(option.num_bytes for option in chosen)
     if left < 0:
@@ -82,15 +82,15 @@ def of_size(units: Sequence[Unit], max_bytes: int) -> Mix:
 
 
 def of_loss(units: Sequence[Unit], max_loss: float) -> Mix:
-    """The smallest mix that loses at most ``max_loss``; the best one if none loses so little."""
-    found = mixes(units)
-    return next((mix for mix in found if mix.loss <= max_loss), found[-1])
+    """Return the smallest mix that loses at most ``max_loss``; the best one if none loses so little."""
+    frontier = mixes(units)
+    return next((mix for mix in frontier if mix.loss <= max_loss), frontier[-1])
 
 
 def hull(options: Sequence[Option]) -> list[Option]:
     """Return the options on the lower convex hull, from the smallest to the one with the least loss."""
     best: list[Option] = []
-    for option in sorted(options, key=lambda one: (one.num_bytes, one.loss)):
+    for option in sorted(options, key=lambda entry: (entry.num_bytes, entry.loss)):
         if best and option.loss >= best[-1].loss:
             continue
         while len(best) > 1 and _gain(best[-2], best[-1]) <= _gain(best[-1], option):
@@ -100,7 +100,7 @@ def hull(options: Sequence[Option]) -> list[Option]:
 
 
 def _steps(units: Sequence[Unit]) -> Iterator[tuple[int, Option]]:
-    """(number of the unit, the option that it goes to): what saves most loss for each byte first."""
+    """Yield (number of the unit, the option that it goes to): what saves most loss for each byte first."""
     steps = [
         (_gain(before, after), -number, after)
         for number, unit in enumerate(units)
@@ -112,5 +112,5 @@ def _steps(units: Sequence[Unit]) -> Iterator[tuple[int, Option]]:
 
 
 def _gain(before: Option, after: Option) -> float:
-    """The loss that each byte more saves."""
+    """Return the loss that each additional byte saves."""
     return (before.loss - after.loss) / (after.num_bytes - before.num_bytes)

@@ -35,48 +35,47 @@ from quantcore.plan.resolve import Plan
 from quantcore.reading.model import Model, read_model
 
 NUM_HELD_OUT = 12  # windows on which a mix is measured
-MAX_ROUNDS = 4  # of measuring what a mix loses, on the way to one that loses as much as is allowed
+MAX_ROUNDS = 4  # of measuring a mix's loss on the way to the largest loss that is allowed
 ENOUGH_SHARE = 0.9  # of the allowed divergence: a mix that uses so much of it is not looked further into
 
 
-def mix(given: str, asked: ResolvedMix, calibration: CalibrationConfig, emit: Emit, *, export: str) -> dict[str, Any]:
+def mix(name: str, asked: ResolvedMix, calibration: CalibrationConfig, emit: Emit, *, export: str) -> dict[str, Any]:
     """Choose a mix for a folder, a GGUF file or a model on the Hub. Raises ConfigError, ModelError."""
     emit(PhaseStarted("resolve"))
-    model = read_model(find_model(given, emit))
+    model = read_model(find_model(name, emit))
     emit(PhaseStarted("plan"))
     prove_twin(model, emit)
-    return {"model": given} | choose(model, asked, calibration, (export,), emit)
+    return {"model": name} | choose(model, asked, calibration, (export,), emit)
 
 
 def with_mix(task: Task, model: Model, savepoint: SavePoint, emit: Emit) -> tuple[Task, dict[str, Any] | None]:
-    """The task whose config is the chosen one, without its mix; and what was found, None where none was asked for.
+    """Return the task with the chosen config in place of its mix, and the result of ``choose``; None without a mix.
 
     A task that goes on after a stop keeps what was chosen before it. The first rank measures for all.
     """
-    asked = task.mix
-    if asked is None:
+    request = task.mix
+    if request is None:
         return task, None
     work_dir = task.output_dir.parent
 
     def find() -> dict[str, Any]:
         work_dir.mkdir(parents=True, exist_ok=True)
-        return choose(model, asked, task.calibration, task.export, emit, work_dir)
+        return choose(model, request, task.calibration, task.export, emit, work_dir)
 
-    found = savepoint.once("mix", find)
-    config = replace(parse_config(found["config"]), algo_config=task.config.algo_config)
-    return task.model_copy(update={"config": config, "mix": None}), found
+    result = savepoint.once("mix", find)
+    config = replace(parse_config(result["config"]), algo_config=task.config.algo_config)
+    return task.model_copy(update={"config": config, "mix": None}), result
 
 
 def choose(
     model: Model,
-    asked: ResolvedMix,
+    request: ResolvedMix,
     calibration: CalibrationConfig,
     exports: Sequence[str],
     emit: Emit,
     work_dir: Path | None = None,
 ) -> dict[str, Any]:
-    """``config``: a Config in which each unit of layers has the one of the schemes that the budget allows; and beside
-    it what that was chosen from.
+    """Choose a scheme for each unit of layers within the budget; returns it as ``config``, and the alternatives.
 
     The losses are measured on the calibration windows, the divergence of the chosen mix on ``NUM_HELD_OUT`` others of
     that length. Weights are rounded plainly for both; an algorithm is for the job. Sizes are those of the main one of
@@ -87,14 +86,14 @@ def choose(
     def plan_of(config: Config) -> Plan:
         return plan.resolve(config, headers.config, headers.tensors, calibration=calibration, exports=exports)
 
-    plans = plan_each(asked, plan_of)
+    plans = plan_each(request, plan_of)
     configs = {name: config for name, (config, _) in plans.items()}
     windows_NT, text = _texts(model.folder, calibration)
     emit(PhaseStarted("sensitivity"))
     with tempfile.TemporaryDirectory(prefix="bitfoundry-mix-", dir=work_dir) as scratch:
         sensitivity = Sensitivity(open_model(model), windows_NT, plans, Path(scratch), emit)
-        units = _units(model, plans, sensitivity.losses(calibration.seed), may_keep=KEEP in asked.schemes)
-        elsewhere = _bytes_elsewhere(plans, units)
+        units = _units(model, plans, sensitivity.losses(calibration.seed), may_keep=KEEP in request.schemes)
+        bytes_outside = _bytes_outside(plans, units)
         trial = Trial(model, sensitivity, text, emit)
 
         def quality(chosen: Mix) -> Quality:
@@ -102,22 +101,22 @@ def choose(
             return trial.quality(config, plan_of(config))
 
         emit(PhaseStarted("trial"))
-        chosen, measured = _within(asked, units, elsewhere, quality)
+        chosen, measured = _within(request, units, bytes_outside, quality)
     return {
-        "asked": asked.asked,
+        "asked": request.asked,
         "config": config_of(chosen, units, configs).to_dict(),
-        "mix": _described(chosen, units, elsewhere) | {"measured": measured.to_dict()},
+        "mix": _described(chosen, units, bytes_outside) | {"measured": measured.to_dict()},
         "uniform": {
-            name: _described(Mix(tuple(_option(unit, name) for unit in units)), units, elsewhere)
-            for name in asked.schemes
+            name: _described(Mix(tuple(_option(unit, name) for unit in units)), units, bytes_outside)
+            for name in request.schemes
         },
-        "frontier": [_described(one, units, elsewhere) for one in mixes(units)],
+        "frontier": [_described(candidate, units, bytes_outside) for candidate in mixes(units)],
         "units": [
             {
                 "block": unit.block,
                 "layers": list(unit.layers),
                 "scheme": option.scheme,
-                "options": {one.scheme: {"bytes": one.num_bytes, "loss": one.loss} for one in unit.options},
+                "options": {other.scheme: {"bytes": other.num_bytes, "loss": other.loss} for other in unit.options},
             }
             for unit, option in zip(units, chosen.chosen, strict=True)
         ],
@@ -146,7 +145,7 @@ def _units(model: Model, plans: Plans, losses: Losses, *, may_keep: bool) -> lis
 
     def size(scheme: str, layer: str) -> int:
         header = tensors[f"{layer}.weight"]
-        return sum(one.num_bytes for one in layouts_of(exporter, planned[scheme][layer], header.dtype).values())
+        return sum(layout.num_bytes for layout in layouts_of(exporter, planned[scheme][layer], header.dtype).values())
 
     units = []
     for names, lost in losses.items():
@@ -158,7 +157,7 @@ def _units(model: Model, plans: Plans, losses: Losses, *, may_keep: bool) -> lis
     return units
 
 
-def _bytes_elsewhere(plans: Plans, units: Sequence[Unit]) -> int:
+def _bytes_outside(plans: Plans, units: Sequence[Unit]) -> int:
     """Return the bytes that belong to no unit: embeddings, norms, the head."""
     scheme, (_, first) = next(iter(plans.items()))
     return first.size_after_bytes - sum(_option(unit, scheme).num_bytes for unit in units)
@@ -169,7 +168,7 @@ def _option(unit: Unit, scheme: str) -> Option:
 
 
 def config_of(mix: Mix, units: Sequence[Unit], configs: Mapping[str, Config]) -> Config:
-    """The config that says it: the scheme of most layers for all, the others by name."""
+    """Return the config of a mix: the scheme of most layers for all, the others by name."""
     chosen = {name: option.scheme for unit, option in zip(units, mix.chosen, strict=True) for name in unit.layers}
     counted = Counter(scheme for scheme in chosen.values() if scheme != KEEP)
     usual = counted.most_common(1)[0][0] if counted else next(iter(configs))
@@ -182,26 +181,26 @@ def config_of(mix: Mix, units: Sequence[Unit], configs: Mapping[str, Config]) ->
 
 
 def _within(
-    asked: MixConfig, units: Sequence[Unit], elsewhere: int, quality: Callable[[Mix], Quality]
+    budget: MixConfig, units: Sequence[Unit], bytes_outside: int, quality: Callable[[Mix], Quality]
 ) -> tuple[Mix, Quality]:
-    """The mix, and what was measured of it. Raises ConfigError ``budget_too_small``."""
-    if asked.max_divergence is None:
-        chosen = of_size(units, bytes_of(asked, units, elsewhere))
+    """Choose the mix within the budget, and measure it. Raises ConfigError ``budget_too_small``."""
+    if budget.max_divergence is None:
+        chosen = of_size(units, bytes_of(budget, units, bytes_outside))
         return chosen, quality(chosen)
-    allowed = target = asked.max_divergence
-    found: list[tuple[Mix, Quality]] = []
+    allowed = target = budget.max_divergence
+    tried: list[tuple[Mix, Quality]] = []
     for _ in range(MAX_ROUNDS):
         chosen = of_loss(units, target)
-        if any(chosen == before for before, _ in found):
+        if any(chosen == before for before, _ in tried):
             break
-        found.append((chosen, quality(chosen)))
-        lost = _divergence(found[-1][1])
+        tried.append((chosen, quality(chosen)))
+        lost = _divergence(tried[-1][1])
         if ENOUGH_SHARE * allowed <= lost <= allowed:
             break
-        target *= allowed / max(lost, 1e-9)  # what was reckoned is wrong by about this factor
-    fitting = [pair for pair in found if _divergence(pair[1]) <= allowed]
+        target *= allowed / max(lost, 1e-9)  # the estimate is wrong by about this factor
+    fitting = [pair for pair in tried if _divergence(pair[1]) <= allowed]
     if not fitting:
-        least = min(_divergence(measured) for _, measured in found)
+        least = min(_divergence(measured) for _, measured in tried)
         raise ConfigError(
             f"The best mix of these schemes that was found is {least:.2g} nats a token away from the original; "
             f"{allowed:g} was asked for.",
@@ -211,12 +210,12 @@ def _within(
     return min(fitting, key=lambda pair: pair[0].num_bytes)
 
 
-def bytes_of(asked: MixConfig, units: Sequence[Unit], elsewhere: int) -> int:
+def bytes_of(budget: MixConfig, units: Sequence[Unit], bytes_outside: int) -> int:
     """Return the bytes that all units together may take, by the budget."""
-    if asked.max_bits is not None:
-        return int(asked.max_bits / 8 * sum(unit.num_weights for unit in units))
-    assert asked.max_bytes is not None
-    return asked.max_bytes - elsewhere
+    if budget.max_bits is not None:
+        return int(budget.max_bits / 8 * sum(unit.num_weights for unit in units))
+    assert budget.max_bytes is not None
+    return budget.max_bytes - bytes_outside
 
 
 def _divergence(quality: Quality) -> float:
@@ -225,13 +224,13 @@ def _divergence(quality: Quality) -> float:
     return value
 
 
-def _described(mix: Mix, units: Sequence[Unit], elsewhere: int) -> dict[str, Any]:
+def _described(mix: Mix, units: Sequence[Unit], bytes_outside: int) -> dict[str, Any]:
     """``bits`` are those of a weight of the layers that are mixed; ``loss`` is what was reckoned, nats a token."""
     layers = Counter[str]()
     for unit, option in zip(units, mix.chosen, strict=True):
         layers[option.scheme] += len(unit.layers)
     return {
-        "size_bytes": mix.num_bytes + elsewhere,
+        "size_bytes": mix.num_bytes + bytes_outside,
         "bits": 8 * mix.num_bytes / sum(unit.num_weights for unit in units),
         "loss": mix.loss,
         "layers": dict(layers),

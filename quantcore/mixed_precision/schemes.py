@@ -19,36 +19,35 @@ PLAN_FIELDS = ("calibration", "export", "shard_blocks")
 """A task's fields that a plan may reject, beside its config."""
 
 
-def resolve(asked: MixConfig, known: Mapping[str, presets.Preset] = presets.PRESETS) -> ResolvedMix:
-    """With the configs of the presets. Raises ConfigError ``unknown_preset``."""
+def resolve(mix: MixConfig, known_presets: Mapping[str, presets.Preset] = presets.PRESETS) -> ResolvedMix:
+    """Add the configs of the presets to a mix. Raises ConfigError ``unknown_preset``."""
     configs = {}
-    for name in asked.schemes:
+    for name in mix.schemes:
         if name != KEEP:
-            with _at_scheme(asked, name):
-                configs[name] = presets.resolve(name, presets=known)
-    return ResolvedMix(**asked.model_dump(), configs=configs)
+            with _at_scheme(mix, name):
+                configs[name] = presets.resolve(name, presets=known_presets)
+    return ResolvedMix(**mix.model_dump(), configs=configs)
 
 
 def plan_each(mix: ResolvedMix, plan_of: PlanOf, algorithms: Sequence[AlgoConfig] = ()) -> Plans:
-    """Each scheme for all layers, with these algorithms and no others.
+    """Plan each scheme for all layers, with these algorithms and no others.
 
     Raises ConfigError, also for a format that does not take a layer in one scheme among others in another one.
     """
-    found: Plans = {}
-    for name, given in mix.configs.items():
-        config = replace(given, algo_config=tuple(algorithms))
+    plans: Plans = {}
+    for name, scheme in mix.configs.items():
+        config = replace(scheme, algo_config=tuple(algorithms))
         with _at_scheme(mix, name):
-            found[name] = (config, plan_of(config))
-            (usual, plan), *others = found.values()
+            plans[name] = (config, plan_of(config))
+            (usual, plan), *others = plans.values()
             if others:
                 plan_of(replace(usual, layer_quant_config={plan.layers[0].name: config.global_quant_config}))
-    return found
+    return plans
 
 
 def upper_bound(mix: ResolvedMix, plans: Plans) -> Plan:
-    """What can be said before anything is measured: the plan of the scheme that takes most, and no more than the
-    budget."""
-    name, (_, dearest) = max(plans.items(), key=lambda one: one[1][1].size_after_bytes)
+    """Return a plan that holds before anything is measured: that of the largest scheme, limited to the budget."""
+    name, (_, dearest) = max(plans.items(), key=lambda item: item[1][1].size_after_bytes)
     most = dearest.size_before_bytes if KEEP in mix.schemes else dearest.size_after_bytes
     return replace(
         dearest,
@@ -63,11 +62,11 @@ def upper_bound(mix: ResolvedMix, plans: Plans) -> Plan:
 
 
 @contextmanager
-def _at_scheme(asked: MixConfig, name: str) -> Iterator[None]:
-    """Errors inside are told to be of this scheme, unless they are of another field of the task."""
+def _at_scheme(mix: MixConfig, name: str) -> Iterator[None]:
+    """Attribute errors inside to this scheme, unless they belong to another field of the task."""
     try:
         yield
     except QuantError as error:
         if error.field.split("/")[1:2] not in [[field] for field in PLAN_FIELDS]:
-            error.field = f"/mix/schemes/{asked.schemes.index(name)}"
+            error.field = f"/mix/schemes/{mix.schemes.index(name)}"
         raise

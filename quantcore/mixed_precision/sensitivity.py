@@ -106,16 +106,16 @@ class Sensitivity:
 
     def losses(self, seed: int) -> Losses:
         """Measure every unit in every scheme; ``seed`` draws the tokens y from the original's predictions."""
-        found: Losses = {}
+        losses: Losses = {}
         gradients = self._gradients_behind(torch.Generator().manual_seed(seed))
         for index in reversed(range(self._num_blocks)):
             with self._model.streamed.block(index) as block:
-                found = self._losses_of_block(block, index, gradients) | found
+                losses = self._losses_of_block(block, index, gradients) | losses
             self._tell(2 * self._num_blocks - index)
-        return found
+        return losses
 
     def at(self, block: nn.Module, index: int, plan: Plan) -> RunningBlock:
-        """The loaded block, with the windows in front of it if ``plan`` learns from them."""
+        """Return the loaded block, with the windows in front of it if ``plan`` learns from them."""
         return RunningBlock(block, index, self._streams(index, plan))
 
     def behind(self, plan: Plan) -> CalibrationStreams:
@@ -161,8 +161,8 @@ class Sensitivity:
         return gradients
 
     def _losses_of_block(self, block: nn.Module, index: int, gradients: list[torch.Tensor]) -> Losses:
-        """``gradients`` go one block to the front, in place."""
-        schemes = {name: self._in_scheme(block, index, *asked) for name, asked in self._plans.items()}
+        """Measure the losses of a block's units. ``gradients`` move one block to the front, in place."""
+        schemes = {name: self._in_scheme(block, index, *planned) for name, planned in self._plans.items()}
         modules = _in_all(list(schemes.values()), self._model.streamed)
         units: dict[str, tuple[str, ...]] = {}
         squares: dict[tuple[str, ...], dict[str, float]] = {}
@@ -171,47 +171,47 @@ class Sensitivity:
             units = units or units_of(calls, list(modules))
             changes = {unit: dict.fromkeys(schemes, 0.0) for unit in units.values()}
             for call in calls:
-                known = Gradients.of(call)
+                gradients_of_call = Gradients.of(call)
                 for scheme, changed in schemes.items():
-                    change = changed[call.name].change_of_log_p(call, modules[call.name], known)
+                    change = changed[call.name].change_of_log_p(call, modules[call.name], gradients_of_call)
                     changes[units[call.name]][scheme] += change
             for unit, change_of in changes.items():
-                found = squares.setdefault(unit, dict.fromkeys(schemes, 0.0))
+                sums = squares.setdefault(unit, dict.fromkeys(schemes, 0.0))
                 for scheme, value in change_of.items():
-                    found[scheme] += value**2
+                    sums[scheme] += value**2
         half_a_token = 1 / (2 * self._num_windows * self._seq_len)
-        return {unit: {one: total * half_a_token for one, total in found.items()} for unit, found in squares.items()}
+        return {unit: {name: total * half_a_token for name, total in sums.items()} for unit, sums in squares.items()}
 
     def _pass_back(
         self, block: nn.Module, index: int, window: int, modules: Mapping[str, nn.Module], gradients: list[torch.Tensor]
     ) -> list[Call]:
-        """The calls of the layers with their gradients; that of ``window`` goes through the block, in place."""
+        """Return the layers' calls with their gradients; that of ``window`` moves through the block, in place."""
         state = self._in_front_of(index, window).clone().requires_grad_()
         with _calls_noted(modules) as calls, torch.enable_grad():
             output = self._hidden.run_on(state, block, index, window)
-            wanted = [state, *(call.outputs for call in calls)]
+            tensors = [state, *(call.outputs for call in calls)]
             gradients[window], *at_outputs = torch.autograd.grad(
-                output, wanted, gradients[window], materialize_grads=True
+                output, tensors, gradients[window], materialize_grads=True
             )
         for call, gradient in zip(calls, at_outputs, strict=True):
             call.gradient = gradient
         return [call for call in calls if call.inputs.numel()]  # not those of experts without tokens
 
     def _in_scheme(self, block: nn.Module, index: int, config: Config, plan: Plan) -> dict[str, Changed]:
-        """The layers of the block as ``config`` rounds them; the block stays as it is."""
+        """Return how ``config`` changes the layers of the block, which stays as it is."""
         streamed, layers = self._model.streamed, plan.layers_of(index)
         modules = {layer: streamed.find_module(layer.name) for layer in layers}
         before = {layer: module.get_parameter("weight").data for layer, module in modules.items()}
         at = self.at(block, index, plan)
         algorithms = BlockAlgorithms(config, streamed.dtype)
         prepared = algorithms.prepare(at, modules)
-        found: dict[str, Changed] = {}
+        changed: dict[str, Changed] = {}
         for solved in algorithms.solve(at, modules, prepared):
             layer = solved.layer
             delta_OI = (solved.restored_OI - solved.weight_OI.float()).to(streamed.dtype)
-            found[layer.name] = Changed(layer, delta_OI, prepared.activations.get(layer, Activations()))
+            changed[layer.name] = Changed(layer, delta_OI, prepared.activations.get(layer, Activations()))
             modules[layer].get_parameter("weight").data = before[layer]
-        return found
+        return changed
 
 
 @contextmanager
@@ -229,7 +229,7 @@ def _calls_noted(modules: Mapping[str, nn.Module]) -> Iterator[list[Call]]:
 
 
 def units_of(calls: Sequence[Call], names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The unit of each layer: all experts of a mixture, or the layers that read one tensor."""
+    """Return the unit of each layer: all experts of a mixture, or the layers that read one tensor."""
     inputs = {call.name: id(call.inputs) for call in reversed(calls)}
     members: dict[object, list[str]] = {}
     for name in dict.fromkeys([*(call.name for call in calls), *names]):  # as they run, then those that did not
@@ -239,13 +239,13 @@ def units_of(calls: Sequence[Call], names: Sequence[str]) -> dict[str, tuple[str
 
 
 def _in_all(schemes: Sequence[Mapping[str, Changed]], model: StreamedModel) -> dict[str, nn.Module]:
-    """The modules of the layers that every scheme quantizes."""
+    """Return the modules of the layers that every scheme quantizes."""
     first, *others = schemes
     return {name: model.find_module(name) for name in first if all(name in other for other in others)}
 
 
 def _log_p_of_drawn(logits_TV: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """The sum over the tokens of log p(y), y drawn from p; part of the graph."""
+    """Return the sum over the tokens of log p(y), y drawn from p; part of the graph."""
     drawn = []
     for rows in rows_at_a_time(len(logits_TV)):
         log_p = functional.log_softmax(logits_TV[rows].float(), -1)

@@ -31,14 +31,14 @@ class Trial:
         self._text = text
         self._emit = emit
         self._original, self._rounded = open_model(model), open_model(model)
-        asked = {"windows": text.ids_NT.tolist()}
+        settings = {"windows": text.ids_NT.tolist()}
         states_NTH = BaselineCache(identity_of(model.folder)).states(
-            asked, lambda: self._original.last_states_NTH(text, lambda done: None)
+            settings, lambda: self._original.last_states_NTH(text, lambda done: None)
         )
         self._states = [state[None].to(self._original.streamed.device) for state in states_NTH]
 
     def quality(self, config: Config, plan: Plan) -> Quality:
-        """Of the model as ``config`` rounds it, beside the original (see ``evaluation.quality``)."""
+        """Measure the model as ``config`` rounds it, compared with the original (see ``evaluation.quality``)."""
         streamed = self._rounded.streamed
         algorithms = BlockAlgorithms(config, streamed.dtype)
         hidden = streamed.embed(self._text.ids_NT)

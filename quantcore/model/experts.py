@@ -82,21 +82,21 @@ class SplitExperts(nn.Module):
 
 
 def is_fused(module: nn.Module) -> bool:
-    """True for a module that ``use_experts_implementation`` made, with its parameters still 3-D."""
+    """Return True for a module that ``use_experts_implementation`` made, with its parameters still 3-D."""
     return hasattr(module, "is_concatenated") and "down_proj" in module._parameters
 
 
 def split_experts(model: nn.Module, names: ProjectionNames) -> list[str]:
-    """Replace every fused experts module of a loaded model, in place; the names of those replaced.
+    """Replace every fused experts module of a loaded model, in place. Returns the names of these modules.
 
     The 3-D parameters are gone afterwards; their memory is shared by the weights of the new linear layers.
     """
-    found = [name for name, module in model.named_modules() if is_fused(module)]
-    for name in found:
+    fused_names = [name for name, module in model.named_modules() if is_fused(module)]
+    for name in fused_names:
         fused = model.get_submodule(name)
         model.set_submodule(name, SplitExperts(fused, names))
         fused._parameters.clear()
-    return found
+    return fused_names
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def experts_split(block: nn.Module, modules: Iterable[str], names: ProjectionNam
 
 
 def _linears(fused: nn.Module, index: int, names: ProjectionNames) -> dict[str, nn.Module]:
-    """The linear layers of expert ``index``: views of the fused parameters, as [out, in]."""
+    """Return the linear layers of expert ``index``: views of the fused parameters, as [out, in]."""
     up, up_bias = _part(fused, "gate_up_proj" if fused.has_gate else "up_proj", index)
     linears = {names.down: _linear(*_part(fused, "down_proj", index))}
     if names.gate is None or not fused.has_gate:
@@ -127,7 +127,7 @@ def _linears(fused: nn.Module, index: int, names: ProjectionNames) -> dict[str, 
 
 
 def _part(fused: nn.Module, name: str, index: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(weight [out, in], bias [out] or None) of one expert."""
+    """Return (weight [out, in], bias [out] or None) of one expert."""
     weight = fused.get_parameter(name)[index].detach()
     bias = fused.get_parameter(f"{name}_bias")[index].detach() if fused.has_bias else None
     return weight.T if fused.is_transposed else weight, bias

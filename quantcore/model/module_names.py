@@ -36,10 +36,10 @@ def with_module_names(
     places = place_modules(model, [*(layer.name for layer in layers), *kept])
     filled = {places[layer.name] for layer in layers if layer.name in places}
     renamed = [replace(layer, name=places[layer.name]) for layer in layers if layer.name in places]
-    known = {layer.name for layer in layers}
+    names = {layer.name for layer in layers}
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
     modules = [*(places[name] for name in kept if name in places), *linears]
     return (
-        (*layers, *(layer for layer in renamed if layer.name not in known)),
+        (*layers, *(layer for layer in renamed if layer.name not in names)),
         tuple(dict.fromkeys((*kept, *(name for name in modules if name not in filled)))),
     )

@@ -27,7 +27,7 @@ _ROLES = {"gate_up_proj": ("gate", "up"), "up_proj": ("up",), "down_proj": ("dow
 
 
 def place_tensors(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, str]:
-    """The parameter or buffer of ``model`` (its experts split) that each of the ``stored`` tensors fills.
+    """Return the parameter or buffer of ``model`` (its experts split) that each of the ``stored`` tensors fills.
 
     Tensors that the model has no place for are left out, as Transformers ignores them: masks, RoPE tables, blocks for
     multi-token prediction, and tensors whose values would have to be rearranged.

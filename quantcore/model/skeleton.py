@@ -28,7 +28,7 @@ UNTRUSTED_PREFIXES = (
 
 
 def clean_config(raw: dict[str, Any]) -> PretrainedConfig:
-    """The Transformers config of config.json, without the keys that can make loading run foreign code.
+    """Return the Transformers config of config.json, without the keys that can make loading run foreign code.
 
     Raises ModelError ``unsupported_architecture`` for a model type that this Transformers does not know, and
     ``config_implausible`` for values that it refuses.
@@ -90,17 +90,17 @@ def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrained
 
 
 def declared_class(raw_config: Mapping[str, Any]) -> type[Any]:
-    """The Transformers class that config.json names first in ``architectures``; else AutoModelForCausalLM."""
+    """Return the Transformers class that config.json names first in ``architectures``; else AutoModelForCausalLM."""
     names = raw_config.get("architectures")
     name = names[0] if isinstance(names, list) and names else ""
-    found = getattr(transformers, name, None) if isinstance(name, str) else None
-    if isinstance(found, type) and issubclass(found, PreTrainedModel):
-        return found
+    declared = getattr(transformers, name, None) if isinstance(name, str) else None
+    if isinstance(declared, type) and issubclass(declared, PreTrainedModel):
+        return declared
     return AutoModelForCausalLM
 
 
 def build_declared(raw_config: dict[str, Any]) -> PreTrainedModel:
-    """The model that ``from_pretrained`` of ``declared_class`` would fill, its parameters without memory.
+    """Return the model that ``from_pretrained`` of ``declared_class`` would fill, its parameters without memory.
 
     Raises ModelError ``unsupported_architecture`` for one that Transformers does not know or cannot build.
     """

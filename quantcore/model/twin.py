@@ -55,9 +55,9 @@ class _Scale:
             return cls(Fraction(1), Fraction(1, max(1, (hidden or MIN_HIDDEN) // 64)))
         width = _first(config, _HEAD_DIM) or max(1, hidden // heads)
         by = 1 if _has_list(config.get("rope_parameters") or config.get("rope_scaling")) else width // HEAD_DIM
-        by = max((one for one in range(1, by + 1) if not (width % one or hidden % one)), default=1)
-        small = {one: Fraction(hidden * one, heads * by) for one in range(min(MIN_HEADS, heads), heads + 1)}
-        fits = (one for one, size in small.items() if heads % one == 0 and size % MIN_WIDTH == 0 and size >= MIN_HIDDEN)
+        by = max((size for size in range(1, by + 1) if not (width % size or hidden % size)), default=1)
+        small = {num: Fraction(hidden * num, heads * by) for num in range(min(MIN_HEADS, heads), heads + 1)}
+        fits = (num for num, size in small.items() if heads % num == 0 and size % MIN_WIDTH == 0 and size >= MIN_HIDDEN)
         least = min(fits, default=heads)
         return cls(Fraction(least if least <= MAX_HEADS else MIN_HEADS, heads), Fraction(1, by))
 
@@ -98,16 +98,16 @@ def _small(key: str, value: Any, scale: _Scale) -> Any:
     if isinstance(value, Mapping):
         if _first(value, _HIDDEN) is not None:  # a config of its own: a tower, the text model
             return twin_config(value)
-        return {name: _small(name, one, scale) for name, one in value.items()}
+        return {name: _small(name, part, scale) for name, part in value.items()}
     if isinstance(value, list):
-        return [_small(key, one, scale) for one in value]
+        return [_small(key, part, scale) for part in value]
     if type(value) is not int or value <= 0:
         return value
     return _RULES[kind](value, scale) if (kind := _kind(key)) else value
 
 
 def _kind(key: str) -> str | None:
-    """The kind of number that a config has under ``key``; None for one that a twin keeps."""
+    """Return the kind of number that a config has under ``key``; None for one that a twin keeps."""
     if any(word in key for word in _TOKEN_IDS):
         return "token"
     if "vocab_size" in key:
@@ -146,5 +146,5 @@ def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
 def _has_list(value: Any) -> bool:
     """Return whether RoPE is given number by number (mrope, longrope), which fixes the width of a head."""
     if isinstance(value, Mapping):
-        return any(_has_list(one) for one in value.values())
+        return any(_has_list(part) for part in value.values())
     return isinstance(value, list)

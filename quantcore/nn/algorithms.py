@@ -113,9 +113,9 @@ def _edges(prepared: Prepared, block: int) -> Iterator[EdgeResult]:
 
 def find_blocks(model: nn.Module, modules: dict[LayerPlan, nn.Module]) -> nn.ModuleList:
     """Return the list of modules that holds most of the layers. Raises ModelError if there is none."""
-    wanted = {id(module) for module in modules.values()}
+    ids = {id(module) for module in modules.values()}
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    counts = [sum(id(part) in wanted for part in blocks.modules()) for blocks in lists]
+    counts = [sum(id(part) in ids for part in blocks.modules()) for blocks in lists]
     if not any(counts):
         raise ModelError(
             "Algorithms work on decoder blocks, and this model has no list of modules with layers to quantize.",

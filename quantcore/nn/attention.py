@@ -87,14 +87,14 @@ def quantized_attention(
     """Return the eager attention of the file that ``module``'s class comes from, with what ``module`` has parts for."""
     eager = sys.modules[type(module).__module__].eager_attention_forward
     with _SoftmaxThrough(_part(module, "softmax_quantizer")):
-        return eager(module, *_turned_and_quantized(module, query_BHTD, key_BHTD), *args, **kwargs)
+        return eager(module, *_rotated_and_quantized(module, query_BHTD, key_BHTD), *args, **kwargs)
 
 
 def quantized_sdpa(
     module: nn.Module, query_BHTD: torch.Tensor, key_BHTD: torch.Tensor, *args: Any, **kwargs: Any
 ) -> Any:
     """Compute torch's fused attention with quantized inputs; its probabilities cannot be quantized."""
-    return sdpa_attention_forward(module, *_turned_and_quantized(module, query_BHTD, key_BHTD), *args, **kwargs)
+    return sdpa_attention_forward(module, *_rotated_and_quantized(module, query_BHTD, key_BHTD), *args, **kwargs)
 
 
 AttentionInterface.register(EAGER, quantized_attention)
@@ -103,11 +103,11 @@ AttentionInterface.register(SDPA, quantized_sdpa)
 AttentionMaskInterface.register(SDPA, sdpa_mask)
 
 
-def _turned_and_quantized(
+def _rotated_and_quantized(
     module: nn.Module, query_BHTD: torch.Tensor, key_BHTD: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    turn = _part(module, "head_rotation")
-    query_BHTD, key_BHTD = _part(module, "query_quantizer")(turn(query_BHTD)), turn(key_BHTD)
+    rotate = _part(module, "head_rotation")
+    query_BHTD, key_BHTD = _part(module, "query_quantizer")(rotate(query_BHTD)), rotate(key_BHTD)
     if "key_quantizer" in module._modules:
         key_BTHD = key_BHTD.transpose(1, 2)
         quantized_BTI = _part(module, "key_quantizer")(key_BTHD.flatten(2))  # laid out as the projection gives them
@@ -170,25 +170,25 @@ def keys_behind_rope(
     return without, keys
 
 
-def attention_modules(model: nn.Module, wanted: str) -> dict[str, nn.Module]:
+def attention_modules(model: nn.Module, purpose: str) -> dict[str, nn.Module]:
     """Return the modules of ``model`` that ask the ``AttentionInterface`` for their attention.
 
-    Raises ConfigError if there are none; ``wanted`` then means nothing.
+    Raises ConfigError if there are none; ``purpose`` then means nothing.
     """
-    found = {
+    modules = {
         name: module
         for name, module in model.named_modules()
         if "ALL_ATTENTION_FUNCTIONS" in _names_in(type(module).forward)
         and hasattr(sys.modules[type(module).__module__], "eager_attention_forward")
     }
-    if not found or not isinstance(model, PreTrainedModel) or not model._can_set_attn_implementation():
+    if not modules or not isinstance(model, PreTrainedModel) or not model._can_set_attn_implementation():
         raise ConfigError(
-            f"{type(model).__name__} has no attention that can be replaced, so {wanted} means nothing here.",
+            f"{type(model).__name__} has no attention that can be replaced, so {purpose} means nothing here.",
             code="no_pluggable_attention",
             hint="Leave it out. Models of Transformers that use its AttentionInterface have one.",
-            field="/softmax_quant_spec" if wanted == "softmax_quant_spec" else "/algo_config",
+            field="/softmax_quant_spec" if purpose == "softmax_quant_spec" else "/algo_config",
         )
-    return found
+    return modules
 
 
 def _names_in(function: Callable[..., Any]) -> tuple[str, ...]:
@@ -197,11 +197,11 @@ def _names_in(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _parts(
-    softmax: QuantizationSpec | None, queries: QuantizationSpec | None, turned: bool, keys: QuantizationSpec | None
+    softmax: QuantizationSpec | None, queries: QuantizationSpec | None, rotated: bool, keys: QuantizationSpec | None
 ) -> dict[str, nn.Module]:
     """Return what an attention module gets, by name; quantizers with ranges to learn are still ``_Watching``."""
     specs = {"query_quantizer": queries, "key_quantizer": keys, "softmax_quantizer": softmax}
-    parts: dict[str, nn.Module] = {"head_rotation": HeadRotation()} if turned else {}
+    parts: dict[str, nn.Module] = {"head_rotation": HeadRotation()} if rotated else {}
     for name, spec in specs.items():
         if spec is not None:
             observer = observer_of(spec)

@@ -131,8 +131,8 @@ class ModelExporter:
                 _write_plain(model, stored, folder)
             stored_plans = tuple(replace(layer.plan, name=name) for name, layer in stored.layers.items())
             named, kept = with_module_names(_model_config(model), stored_plans, stored.kept)
-            said = config_json(export, _model_config(model), quant_config, named, kept)
-            write_json(folder / "config.json", said)
+            config_dict = config_json(export, _model_config(model), quant_config, named, kept)
+            write_json(folder / "config.json", config_dict)
             for part in (getattr(model, "generation_config", None), tokenizer):
                 if part is not None:
                     part.save_pretrained(folder)
@@ -243,7 +243,7 @@ def attention_scales(
             hint="Export with custom_mode quark, or quantize without softmax_quant_spec: the weights are the same.",
             field="/softmax_quant_spec",
         )
-    found = {}
+    scales = {}
     for name, attention in attention_modules(model, "softmax_quant_spec").items():
         queries = layers.get(f"{name}.{QUERIES}")
         if queries is None or learned_params(queries.output_quantizer) is None:
@@ -254,8 +254,8 @@ def attention_scales(
                 " presets.with_attention does.",
                 field="/layer_quant_config",
             )
-        found[id(queries)] = attention.get_submodule("softmax_quantizer").get_buffer("scale")
-    return found
+        scales[id(queries)] = attention.get_submodule("softmax_quantizer").get_buffer("scale")
+    return scales
 
 
 def _check_running(model: nn.Module) -> None:
@@ -264,10 +264,10 @@ def _check_running(model: nn.Module) -> None:
         ("r3", "queries and keys", lambda part: isinstance(part, HeadRotation)),
         ("r4", "the input of an MLP's last layer", rotates_input),
     )
-    for rotation, turned, is_turning in online:
-        if any(map(is_turning, model.modules())):
+    for rotation, rotated, is_rotating in online:
+        if any(map(is_rotating, model.modules())):
             raise ConfigError(
-                f"No format stores rotation {rotation}, which turns {turned} while the model runs.",
+                f"No format stores rotation {rotation}, which rotates {rotated} while the model runs.",
                 code="incompatible_export",
                 hint=f"Only the model in memory and its ONNX export run it. For files quantize without {rotation}.",
                 field="/algo_config",

@@ -148,8 +148,8 @@ def _without_cache(model: nn.Module) -> Iterator[None]:
 def _arguments(node: fx.Node) -> dict[str, Any]:
     """Return all arguments of an operation by name, with defaults."""
     parameters = node.target._schema.arguments  # type: ignore[union-attr]
-    given = dict(zip((parameter.name for parameter in parameters), node.args, strict=False))
-    return {p.name: p.default_value for p in parameters if p.has_default_value()} | given | dict(node.kwargs)
+    positional = dict(zip((parameter.name for parameter in parameters), node.args, strict=False))
+    return {p.name: p.default_value for p in parameters if p.has_default_value()} | positional | dict(node.kwargs)
 
 
 def _make_modules(model: fx.GraphModule, original: nn.Module) -> None:
@@ -211,12 +211,12 @@ def layers_left(graph: fx.GraphModule, original: nn.Module) -> Iterator[tuple[st
 
 def _constants(model: fx.GraphModule) -> dict[str, dict[str, torch.Tensor]]:
     """Return the tensors that hooks of modules bring into the graph (a rotation's signs), by module and name."""
-    found: dict[str, dict[str, torch.Tensor]] = {}
+    constants: dict[str, dict[str, torch.Tensor]] = {}
     for node in model.graph.nodes:
         if node.op == "get_attr" and not isinstance(value := _get(model, node.target), nn.Parameter):
             owner, _, name = str(node.target).rpartition(".")
-            found.setdefault(owner, {})[name] = value
-    return found
+            constants.setdefault(owner, {})[name] = value
+    return constants
 
 
 def _give(layer: nn.Module, name: str, value: torch.Tensor | None, shared: dict[int, nn.Parameter]) -> None:

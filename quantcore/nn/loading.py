@@ -24,7 +24,7 @@ from quantcore.reading.model import Model, read_model
 from quantcore.runtime.devices import default_device
 from quantcore.runtime.ranks import ALONE, Ranks
 from quantcore.runtime.sharded import shard
-from quantcore.runtime.shards import is_sharded, mine, rows_of
+from quantcore.runtime.shards import is_sharded, local_rows, rows_of
 
 
 class Loaded(NamedTuple):
@@ -39,11 +39,11 @@ def load(folder: str | Path, ranks: Ranks = ALONE) -> Loaded:
 
     Quantized layers are frozen as after ``ModelQuantizer.freeze``, so that it can be evaluated and exported again.
 
-    Several ``ranks`` (``runtime.ranks.joined``) hold it together, each on its device: a slice of every linear layer
-    (FSDP2), of which it reads no more than that. Then it can be evaluated, not exported, and all ranks must call it
-    equally often, on whatever each of them likes.
+    Several ``ranks`` (``runtime.ranks.joined``) hold it together, each on its device: a shard of every linear layer
+    (FSDP2), and a rank reads no more than its shard. Then the model can be evaluated, not exported. All ranks must call
+    it equally often; their inputs may differ.
 
-    Any format that quantcore writes is read, whoever wrote it. Raises ModelError that says what is not known.
+    Any format that quantcore writes is read, whichever program wrote it. Raises ModelError for what is not supported.
     """
     return load_model(read_model(folder), ranks)
 
@@ -75,7 +75,7 @@ def load_model(checkpoint: Model, ranks: Ranks = ALONE) -> Loaded:
         if rows is None:
             set_parameter(model, place, tensor.to(device, to))
         else:
-            mine(before).copy_(tensor)
+            local_rows(before).copy_(tensor)
     for name, buffer in model.named_buffers():
         set_parameter(model, name, buffer.to(device))
     model.tie_weights()
@@ -100,8 +100,8 @@ def _check_whole(model: nn.Module, lost: set[str]) -> None:
 def _tensor(model: nn.Module, name: str) -> torch.Tensor:
     """Return a parameter or buffer by its full name."""
     path, _, last = name.rpartition(".")
-    found: torch.Tensor = getattr(model.get_submodule(path), last)
-    return found
+    tensor: torch.Tensor = getattr(model.get_submodule(path), last)
+    return tensor
 
 
 def _freeze(module: nn.Module, layer: LayerPlan, learned: Activations, weight_params: QParams | None) -> None:

@@ -79,7 +79,7 @@ def select_layers(model: nn.Module, config: Config) -> Selection:
 
 
 def _cached_names(model: nn.Module) -> Iterator[str]:
-    """The layers whose outputs are keys and values. Those of a vision or audio tower lie in no cache."""
+    """Yield the layers whose outputs are keys and values. Those of a vision or audio tower lie in no cache."""
     tensors = {name for name, _ in model.named_parameters()}
     decoder: Any = model.get_decoder() if isinstance(model, PreTrainedModel) else None  # type: ignore[no-untyped-call]
     inside = set((decoder or model).modules())
@@ -99,8 +99,8 @@ def _shared_otherwise(model: nn.Module, chosen: dict[str, LayerPlan]) -> Iterato
             owners.setdefault(id(parameter), []).append(name)
     for names in owners.values():
         plans = [chosen.get(name) for name in names]
-        wanted = {None if plan is None else (plan.config.weight, plan.shape) for plan in plans}
-        if len(names) > 1 and len(wanted) > 1:
+        uses = {None if plan is None else (plan.config.weight, plan.shape) for plan in plans}
+        if len(names) > 1 and len(uses) > 1:
             for name in names:
                 if name in chosen and chosen[name].config.weight is not None:
                     yield name, next(other for other in names if other != name)

@@ -49,7 +49,7 @@ class QParams:
     nested: NestedScales | None = None
 
     def of_groups(self, which: slice) -> QParams:
-        """The parameters of some groups, counted through all rows, each [N]."""
+        """Return the parameters of some groups, counted through all rows, each [N]."""
         zero_point = None if self.zero_point is None else self.zero_point.reshape(-1)[which]
         return QParams(self.scale.reshape(-1)[which], zero_point, self.global_scale)
 
@@ -69,9 +69,9 @@ def min_max(x_RGS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     size = x_RGS.shape[-1]
     if x_RGS.device.type != "cpu" or size > CACHED_VALUES:
         return x_RGS.amin(-1), x_RGS.amax(-1)
-    # torch reduces short rows of float32 ten times faster than those of bfloat16; a piece is widened in the cache.
-    pieces = torch.split(x_RGS.reshape(-1, size), max(1, CACHED_VALUES // size))
-    ends = [(piece.amin(-1), piece.amax(-1)) for piece in map(torch.Tensor.float, pieces)]
+    # torch reduces short rows of float32 ten times faster than those of bfloat16; a tile is widened in the cache.
+    tiles = torch.split(x_RGS.reshape(-1, size), max(1, CACHED_VALUES // size))
+    ends = [(tile.amin(-1), tile.amax(-1)) for tile in map(torch.Tensor.float, tiles)]
     minimum, maximum = (torch.cat(end).reshape(x_RGS.shape[:2]) for end in zip(*ends, strict=True))
     return minimum, maximum
 
@@ -113,7 +113,7 @@ def quantize(x_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec) -> to
     def encode(x: torch.Tensor, here: QParams) -> torch.Tensor:
         return spec.format.encode(_scaled(x, here, spec), spec.round_method.value)
 
-    return _in_pieces(encode, x_RGS, params, getattr(torch, spec.format.storage))
+    return _in_tiles(encode, x_RGS, params, getattr(torch, spec.format.storage))
 
 
 def dequantize(codes_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec) -> torch.Tensor:
@@ -122,7 +122,7 @@ def dequantize(codes_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec)
     def decode(codes: torch.Tensor, here: QParams) -> torch.Tensor:
         return _unscaled(spec.format.decode(codes), here, spec)
 
-    return _in_pieces(decode, codes_RGS, params, torch.float32)
+    return _in_tiles(decode, codes_RGS, params, torch.float32)
 
 
 def fake_quantize(x: torch.Tensor, spec: QuantizationSpec, grouping: Grouping, params: QParams) -> torch.Tensor:
@@ -131,7 +131,7 @@ def fake_quantize(x: torch.Tensor, spec: QuantizationSpec, grouping: Grouping, p
     def there_and_back(x: torch.Tensor, here: QParams) -> torch.Tensor:
         return _rounded(x, here, spec)
 
-    return grouping.join(_in_pieces(there_and_back, grouping.split(x), params, x.dtype), tuple(x.shape))
+    return grouping.join(_in_tiles(there_and_back, grouping.split(x), params, x.dtype), tuple(x.shape))
 
 
 def static_params(params: QParams, spec: QuantizationSpec) -> QParams:
@@ -153,16 +153,16 @@ def fake_quantize_activation(x: torch.Tensor, spec: QuantizationSpec, static: QP
         zero_point = None if static.zero_point is None else static.zero_point.to(x.device)
         return fake_quantize(x, spec, grouping, QParams(static.scale.to(x.device), zero_point, static.global_scale))
     x_RGS = grouping.split(x)
-    known = None if static is None else static.scale.to(x.device)
-    if x_RGS.shape[-1] > CACHED_VALUES or (known is None and spec.scale_type is ScaleType.e4m3):
-        params = find_params(*min_max(x_RGS), spec, torch.float32, known)
+    global_scale = None if static is None else static.scale.to(x.device)
+    if x_RGS.shape[-1] > CACHED_VALUES or (global_scale is None and spec.scale_type is ScaleType.e4m3):
+        params = find_params(*min_max(x_RGS), spec, torch.float32, global_scale)
         return fake_quantize(x, spec, grouping, params)
 
     def there_and_back(x: torch.Tensor, _: QParams | None) -> torch.Tensor:
         x = x.float()
-        return _rounded(x, find_params(x.amin(-1), x.amax(-1), spec, torch.float32, known), spec)
+        return _rounded(x, find_params(x.amin(-1), x.amax(-1), spec, torch.float32, global_scale), spec)
 
-    return grouping.join(_in_pieces(there_and_back, x_RGS, None, x.dtype), tuple(x.shape))
+    return grouping.join(_in_tiles(there_and_back, x_RGS, None, x.dtype), tuple(x.shape))
 
 
 def scale_dtype(spec: QuantizationSpec, model_dtype: torch.dtype) -> torch.dtype:
@@ -173,13 +173,13 @@ def scale_dtype(spec: QuantizationSpec, model_dtype: torch.dtype) -> torch.dtype
 P = TypeVar("P", QParams, None)
 
 
-def _in_pieces(
+def _in_tiles(
     compute: Callable[[torch.Tensor, P], torch.Tensor], x_RGS: torch.Tensor, params: P, dtype: torch.dtype
 ) -> torch.Tensor:
-    """``compute`` on all of x, in ``dtype``. On a CPU in pieces that stay in a core's cache through all of its steps.
+    """``compute`` on all of x, in ``dtype``. On a CPU in tiles that stay in a core's cache through all of its steps.
 
     That is three times faster than step after step through main memory, and needs no float32 copy of x. Without
-    ``params`` a piece is made of whole groups, so that ``compute`` can find its own.
+    ``params`` a tile is made of whole groups, so that ``compute`` can find its own.
     """
     if x_RGS.device.type != "cpu" or x_RGS.numel() <= CACHED_VALUES or torch.compiler.is_compiling():
         return compute(x_RGS, params).to(dtype)
@@ -188,10 +188,10 @@ def _in_pieces(
     step = max(1, CACHED_VALUES // size)
     for start in range(0, rows * groups, step):
         here = slice(start, start + step)
-        known = None if params is None else params.of_groups(here)
+        own = None if params is None else params.of_groups(here)
         for column in range(0, size, CACHED_VALUES):
             there = slice(column, column + CACHED_VALUES)
-            result_NS[here, there] = compute(x_NS[here, there], known)
+            result_NS[here, there] = compute(x_NS[here, there], own)
     return result_NS.reshape(x_RGS.shape)
 
 
@@ -211,7 +211,7 @@ def _scaled(x_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec) -> tor
 
 
 def _unscaled(values_RGS: torch.Tensor, params: QParams, spec: QuantizationSpec) -> torch.Tensor:
-    """The inverse of ``_scaled``; overwrites its argument."""
+    """Return the inverse of ``_scaled``; overwrites its argument."""
     if params.zero_point is not None:
         values_RGS = values_RGS.sub_(params.zero_point.unsqueeze(-1))
     if spec.over is not None and params.global_scale is not None:
@@ -259,7 +259,7 @@ def as_stored(scale: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dt
 def with_stored_minimum(
     zero_point: torch.Tensor, scale: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dtype
 ) -> torch.Tensor:
-    """The zero point beside ``scale``; a real one such that the value of the smallest code can be stored.
+    """Return the zero point beside ``scale``; a real one such that the value of the smallest code can be stored.
 
     What files hold of a real zero point is that value, ``(smallest code - zero_point) * scale``, in the scale's type
     (GGUF's Q4_1: code * d + m with float16 d and m). It is rounded to that type here, before any code is chosen.
@@ -277,14 +277,14 @@ def minimum_of(zero_point: torch.Tensor, scale: torch.Tensor, spec: Quantization
 
 
 def zero_point_of(minimum: torch.Tensor, scale: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor:
-    """The real zero point with which the smallest code stands for ``minimum``, float32."""
+    """Return the real zero point with which the smallest code stands for ``minimum``, float32."""
     return spec.format.min - minimum.float() / scale
 
 
 def _with_real_zero_point(
     minimum: torch.Tensor, maximum: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dtype
 ) -> QParams:
-    """The smallest scale that holds [minimum, maximum] once the minimum is what can be stored of it."""
+    """Return the smallest scale that holds [minimum, maximum] once the minimum is what can be stored of it."""
     num_steps = spec.format.max - spec.format.min
     minimum = minimum.to(scale_dtype(spec, model_dtype)).float()
     span = maximum / num_steps - minimum / num_steps  # of one step: the whole range may overflow
@@ -293,7 +293,7 @@ def _with_real_zero_point(
 
 
 def _power_of_two(largest: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor:
-    """The e8m0 scale for groups with this largest magnitude (OCP Microscaling Formats v1.0, section 6.3).
+    """Return the e8m0 scale for groups with this largest magnitude (OCP Microscaling Formats v1.0, section 6.3).
 
     Exponents are taken from the bits of float32. What is added to them first carries into the exponent exactly where
     the rule takes the next power of two.
@@ -315,7 +315,7 @@ def _power_of_two(largest: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor
 def _asymmetric(
     minimum: torch.Tensor, maximum: torch.Tensor, spec: QuantizationSpec
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The smallest scale that holds [minimum, maximum] around 0, and its zero point.
+    """Return the smallest scale that holds [minimum, maximum] around 0, and its zero point.
 
     A whole zero point with z codes below zero and n - z above needs a scale of at least -minimum / z and
     maximum / (n - z). The best real z is n * -minimum / (maximum - minimum); the best whole one is a neighbour of it.

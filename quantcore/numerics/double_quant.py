@@ -17,7 +17,7 @@ from quantcore.config.spec import SCALE_BLOCK
 from quantcore.formats.tables import kept
 
 NUM_DECADES = 7
-TINY = torch.finfo(torch.float32).tiny
+SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class NestedScales:
 
     @classmethod
     def of(cls, scale_RG: torch.Tensor) -> NestedScales:
-        """The stored form of float32 scales; none of them will stand for 0, which nothing can be divided by."""
+        """Return the stored form of float32 scales; none of them will stand for 0, which nothing can be divided by."""
         offset = scale_RG.flatten().mean()
         distance_BS = _blocks(scale_RG - offset)
         absmax_B = distance_BS.abs().amax(-1)
-        share = distance_BS * (1 / absmax_B.clamp(min=TINY)).unsqueeze(-1)  # as its GPU code rounds
+        share = distance_BS * (1 / absmax_B.clamp(min=SMALLEST_NORMAL)).unsqueeze(-1)  # as its GPU code rounds
         nested = cls(_nearest(share).flatten()[: scale_RG.numel()].view(scale_RG.shape), absmax_B, offset)
         return cls(nested.codes + (nested.decode() == 0).to(torch.uint8), absmax_B, offset)
 
     def decode(self) -> torch.Tensor:
-        """The scales that the codes stand for, float32 [R, G]; far from the mean one may be below 0."""
+        """Return the scales that the codes stand for, float32 [R, G]; far from the mean one may be below 0."""
         map_256 = dynamic_map(self.codes.device)
         values_BS = map_256[_blocks(self.codes.int())] * self.absmax.unsqueeze(-1)
         return values_BS.flatten()[: self.codes.numel()].view(self.codes.shape) + self.offset

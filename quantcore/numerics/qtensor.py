@@ -22,7 +22,7 @@ class QTensor:
     spec: QuantizationSpec
 
     @classmethod
-    def joined(cls, parts: Sequence[QTensor]) -> QTensor:
+    def concat(cls, parts: Sequence[QTensor]) -> QTensor:
         """Weights one below another whose rows share no parameters but the global scale."""
         zeros = [part.params.zero_point for part in parts if part.params.zero_point is not None]
         scale = torch.cat([part.params.scale for part in parts])
@@ -30,7 +30,7 @@ class QTensor:
         return cls(torch.cat([part.codes for part in parts]), params, parts[0].spec)
 
     def dequantize(self) -> torch.Tensor:
-        """The weight that the codes stand for, float32 in the shape of ``codes``.
+        """Return the weight that the codes stand for, float32 in the shape of ``codes``.
 
         It lies row by row: products may round otherwise where it does not.
         """

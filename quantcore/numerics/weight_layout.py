@@ -12,7 +12,7 @@ TRANSPOSED = ("Conv1D", "ConvTranspose2d")
 
 
 def canonical(weight: torch.Tensor, kind: str, groups: int = 1) -> torch.Tensor:
-    """The stored weight of a module of class ``kind`` as [out, in / groups, *kernel]."""
+    """Return the stored weight of a module of class ``kind`` as [out, in / groups, *kernel]."""
     if kind not in TRANSPOSED:
         return weight
     by_group = weight.reshape(groups, -1, *weight.shape[1:])  # [groups, in / groups, out / groups, *kernel]
@@ -20,10 +20,10 @@ def canonical(weight: torch.Tensor, kind: str, groups: int = 1) -> torch.Tensor:
 
 
 def stored(weight: torch.Tensor, kind: str, groups: int = 1) -> torch.Tensor:
-    """The inverse of ``canonical``."""
+    """Return the inverse of ``canonical``."""
     return canonical(weight, kind, groups).contiguous() if kind in TRANSPOSED else weight
 
 
 def stored_shape(shape: tuple[int, ...], kind: str) -> tuple[int, ...]:
-    """The shape in which a module of class ``kind`` without groups stores a weight [out, in, *kernel]."""
+    """Return the shape in which a module of class ``kind`` without groups stores a weight [out, in, *kernel]."""
     return (shape[1], shape[0], *shape[2:]) if kind in TRANSPOSED else shape

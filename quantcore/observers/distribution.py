@@ -54,7 +54,7 @@ class Bins:
         return 2 * self.num_signed
 
     def index(self, x: torch.Tensor) -> torch.Tensor:
-        """The bin of every value, int32 in [0, num); NaN falls into any."""
+        """Return the bin of every value, int32 in [0, num); NaN falls into any."""
         dropped = 23 - self.mantissa_bits
         rounded = (x.float().view(torch.int32) + (1 << (dropped - 1))).bitwise_right_shift_(dropped)
         if self.first_exponent == 0:
@@ -110,7 +110,7 @@ class Distribution:
             counts += other._counts.to(self.device)
 
     def chunks(self) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-        """(some of the scales, values_NK ascending float32, counts_NK int64 of each), for all scales in turn."""
+        """Yield (some of the scales, values_NK ascending float32, counts_NK int64 of each), for all scales in turn."""
         if self._counts is None:
             self._kept = [torch.cat(self._kept, dim=1)]
         held = self._kept[0] if self._counts is None else self._counts
@@ -180,7 +180,7 @@ class DistributionObserver(Observer):
 
     @abstractmethod
     def _choose(self, seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
-        """(minimum, maximum) of the range to quantize, float32 [N] each."""
+        """Return (minimum, maximum) of the range to quantize, float32 [N] each."""
 
     def _add(self, x_RGS: torch.Tensor) -> None:
         super()._add(x_RGS)
@@ -202,12 +202,12 @@ class DistributionObserver(Observer):
         finite_RG = minimum_RG.isfinite() & maximum_RG.isfinite()
         minimum, maximum = minimum_RG.where(finite_RG, 0).flatten(), maximum_RG.where(finite_RG, 0).flatten()
         peak = torch.maximum(maximum, -minimum).amax()
-        found: list[torch.Tensor] = []
+        chosen: list[torch.Tensor] = []
         for rows, values, counts in self._distribution.chunks():
             low, high = minimum[rows], maximum[rows]
             # Bins stand for values beside those seen; the exact ends hold them in. Scales without a range see zeros.
             values = values.nan_to_num().clamp(low.unsqueeze(1), high.unsqueeze(1))
             seen = Seen(values, counts, low, high, self._distribution.num_values, self._distribution.dtype, peak)
-            found.append(torch.stack(self._choose(seen)))
-        chosen_2RG = torch.cat(found, dim=1).view(2, *minimum_RG.shape)
+            chosen.append(torch.stack(self._choose(seen)))
+        chosen_2RG = torch.cat(chosen, dim=1).view(2, *minimum_RG.shape)
         return minimum_RG.where(~finite_RG, chosen_2RG[0]), maximum_RG.where(~finite_RG, chosen_2RG[1])

@@ -63,11 +63,11 @@ class _Search:
         self._global_scale = global_scale
 
     def error(self, factor: float) -> torch.Tensor:
-        """The squared error if the range shrinks by ``factor``, float64 [N]."""
+        """Return the squared error if the range shrinks by ``factor``, float64 [N]."""
         return self._sum_of_squares(self._quantize(self._values_NK, factor))
 
     def clipping(self, factor: float) -> torch.Tensor:
-        """The part of it that all smaller factors have too: what values outside the range lose."""
+        """Return the part of it that all smaller factors have too: what values outside the range lose."""
         far = torch.tensor([[-3e38, 3e38]], device=self._values_NK.device).expand(len(self._values_NK), -1)
         low_N1, high_N1 = torch.split(self._quantize(far, factor), 1, dim=1)
         return self._sum_of_squares(self._values_NK.clamp(low_N1, high_N1))

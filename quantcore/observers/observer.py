@@ -78,7 +78,7 @@ class Observer(ABC):
 
     @abstractmethod
     def _find(self, minimum_RG: torch.Tensor, maximum_RG: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The range to quantize, given the smallest and largest value seen."""
+        """Return the range to quantize, given the smallest and largest value seen."""
 
     def _add(self, x_RGS: torch.Tensor) -> None:
         """Keep what ``_find`` needs of a batch."""

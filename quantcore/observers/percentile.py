@@ -39,7 +39,7 @@ class PercentileObserver(DistributionObserver):
 
 
 def quantile(values_NK: torch.Tensor, counts_NK: torch.Tensor, share: float) -> torch.Tensor:
-    """The ``share`` quantile of ascending values that occur so often, float32 [N]; linear between two values."""
+    """Return the ``share`` quantile of ascending values that occur so often, float32 [N]; linear between two values."""
     cumulative = counts_NK.cumsum(dim=-1)
     last = cumulative[:, -1:] - 1
     position = last.double() * share

@@ -38,21 +38,21 @@ from quantcore.solvers.rtn import round_to_nearest
 
 
 def round_files(
-    task: Task, given: Model, plan: Plan, folder: Path, emit: Emit, savepoint: SavePoint,
+    task: Task, model: Model, plan: Plan, folder: Path, emit: Emit, savepoint: SavePoint,
     saved: dict[str, Any] | None = None,
 ) -> Outcome:  # fmt: skip
-    """Every weight once: read it, choose codes, write them, drop it. Raises NumericsError for one that is not finite.
+    """Read every weight once, choose its codes, write them, drop it. Raises NumericsError for one that is not finite.
 
     As many blocks at a time as there are ranks, so that all of them have something to do; each rank takes some of their
     layers. It goes on behind the blocks that were ``saved``.
     """
     ranks = savepoint.ranks
-    source = open_source(given)
-    weights = Weights(source, TORCH_DTYPES[given.headers.main_dtype], default_device())
+    source = open_source(model)
+    weights = Weights(source, TORCH_DTYPES[model.headers.main_dtype], default_device())
     nothing_NT = torch.empty(0, 1, dtype=torch.long)
     expected = Expectation(EvaluationText(nothing_NT, nothing_NT[:, 0], 0, 0), torch.empty(0))
     writer = ResultWriter(plan, source, expected, emit, ranks)
-    with writer.opened(task, given.headers, folder, saved):
+    with writer.opened(task, model.headers, folder, saved):
         first_block = 0 if saved is None else saved["next_block"]
         eta = Eta(plan.num_blocks - first_block)
         for begin in range(first_block, plan.num_blocks, ranks.size):
@@ -84,7 +84,7 @@ class Weights:
         return canonical(weight, layer.kind)
 
     def read_bias(self, layer: LayerPlan) -> nn.Parameter | None:
-        """Where the layer has one."""
+        """Read the layer's bias if it has one."""
         name = f"{layer.name}.bias"
         if name not in self._source:
             return None
@@ -109,7 +109,7 @@ def round_layers(layers: Sequence[LayerPlan], weights: Weights, writer: ResultWr
 
 
 def rounded(layers: Sequence[LayerPlan], weights: Weights, owner: int) -> Iterator[Solved]:
-    """The codes of layers that share a global scale if their spec has one: then their weights are read twice."""
+    """Yield the codes of layers that share a global scale if their spec has one: then their weights are read twice."""
     spec = layers[0].weight
     scale = global_scale(map(weights.read, layers), spec) if has_global_scale(spec) else None
     for layer in layers:

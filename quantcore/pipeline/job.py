@@ -67,16 +67,16 @@ def run(task: Task, emit: Emit, ranks: Ranks = ALONE) -> Report | None:
     started = time.monotonic()
     if not ranks.is_first:
         emit = silence
-    emit, said = noting_warnings(emit)
+    emit, warnings = noting_warnings(emit)
     emit(PhaseStarted("resolve"))
     harness.check(task.evaluation)
     task = ranks.share(fetch(task, emit) if ranks.is_first else task)
     with unchanging(task.model_folder) as seen:
-        return _run(task, emit, ranks, started, said, seen)
+        return _run(task, emit, ranks, started, warnings, seen)
 
 
-def _run(task: Task, emit: Emit, ranks: Ranks, started: float, said: list[Warned], seen: Seen) -> Report | None:
-    """``run`` of a model that is here, whose files are ``seen`` to stay what they are."""
+def _run(task: Task, emit: Emit, ranks: Ranks, started: float, warnings: list[Warned], seen: Seen) -> Report | None:
+    """Run the job on a local model; ``seen`` makes sure that its files do not change."""
     model = read_model(task.model_folder)
     seen.take(ranks.share(seen.stamps if ranks.is_first else {}))
     headers = model.headers
@@ -111,7 +111,7 @@ def _run(task: Task, emit: Emit, ranks: Ranks, started: float, said: list[Warned
         proved = prove_in_fresh_process(task, folder, outcome.expected, emit)
         results = judge_result(task, headers, plan, folder, outcome, proved.proofs)
         report = build_report(
-            task, plan, outcome, proved.proofs, results, said, mixed=mixed,
+            task, plan, outcome, proved.proofs, results, warnings, mixed=mixed,
             quantize_s=quantized_s, total_s=time.monotonic() - started,
             peaks_bytes=Peaks(peaks_bytes, (held_memory_bytes() or peaks_bytes[0]) + proved.peak_memory_bytes),
         )  # fmt: skip
@@ -125,15 +125,15 @@ def _run(task: Task, emit: Emit, ranks: Ranks, started: float, said: list[Warned
 
 
 def noting_warnings(emit: Emit) -> tuple[Emit, list[Warned]]:
-    """``emit``, and the warnings that go through it from now on: each of them belongs into the report."""
-    said: list[Warned] = []
+    """Return an ``emit`` that also collects warnings for the report, and the list of them."""
+    warnings: list[Warned] = []
 
     def noting(event: Event) -> None:
         if isinstance(event, Warned):
-            said.append(event)
+            warnings.append(event)
         emit(event)
 
-    return noting, said
+    return noting, warnings
 
 
 def quantize(

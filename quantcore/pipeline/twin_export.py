@@ -82,8 +82,8 @@ def _with(config: Config, change: Callable[[QuantizationConfig], QuantizationCon
     return replace(
         config,
         global_quant_config=change(config.global_quant_config),
-        layer_quant_config={name: change(one) for name, one in config.layer_quant_config.items()},
-        layer_type_quant_config={name: change(one) for name, one in config.layer_type_quant_config.items()},
+        layer_quant_config={name: change(own) for name, own in config.layer_quant_config.items()},
+        layer_type_quant_config={name: change(own) for name, own in config.layer_type_quant_config.items()},
         kv_cache_quant_config={},
         softmax_quant_spec=None,
         algo_config=(),

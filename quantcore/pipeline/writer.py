@@ -80,10 +80,10 @@ class ResultWriter:
         for warning in prepared.warnings:
             self.emit(warning)
         if prepared.edges is not None:
-            told = prepared.edges.to_dict()
-            row = next((row for row in self.edges if row.items() >= told.items()), None)
+            edges = prepared.edges.to_dict()
+            row = next((row for row in self.edges if row.items() >= edges.items()), None)
             if row is None:
-                self.edges.append(row := {"blocks": [], "largest_change_by_folding": 0.0, **told})
+                self.edges.append(row := {"blocks": [], "largest_change_by_folding": 0.0, **edges})
             row["blocks"].append(index)
             row["largest_change_by_folding"] = max(row["largest_change_by_folding"], prepared.fold_error)
 
@@ -101,15 +101,15 @@ class ResultWriter:
             self.tell()
         if not self.writes(solved.owner):
             return
-        layer, known = solved.layer, activations.get(solved.layer, Activations())
-        quantized = QLayer(solved.quantized, known.inputs, known.outputs)
+        layer, ranges = solved.layer, activations.get(solved.layer, Activations())
+        quantized = QLayer(solved.quantized, ranges.inputs, ranges.outputs)
         restored, name = solved.restored_OI, f"{layer.name}.weight"
         model_dtype = self.source.tensors[name].dtype
         self.expected.weights[layer.name] = digest(restored)
         if not all(map(holds_codes, self.plan.exports)):
             plain = stored(restored.to(TORCH_DTYPES[model_dtype]), layer.kind)
             self.expected.plain_weights[name] = digest(plain)
-        self.expected.activations[layer.name] = as_floats(known)
+        self.expected.activations[layer.name] = as_floats(ranges)
         for export, sink in self.sinks.items():
             for part, tensor in encoded(EXPORTERS.get(export), layer, quantized, model_dtype).items():
                 sink.write(part, tensor.to(sink.dtype_of(part)))
@@ -120,7 +120,7 @@ class ResultWriter:
 
     def tell(self) -> None:
         """Say of all layers that were written since the last time how that went."""
-        for event in sorted((one for part in self.ranks.gather(self._untold) for one in part), key=self._order):
+        for event in sorted((event for part in self.ranks.gather(self._untold) for event in part), key=self._order):
             self.done.append(event)
             self.emit(event)
         self._untold.clear()
@@ -160,7 +160,7 @@ class ResultWriter:
             sink = self.sinks.get(export)
             missing = self.ranks.gather(None if sink is None else sink.missing)
             if sink is not None:
-                sink.missing.intersection_update(*(one for one in missing if one is not None))
+                sink.missing.intersection_update(*(names for names in missing if names is not None))
                 sink.finish()
         for other in self.ranks.gather(self.expected.digests)[1:]:
             self.expected.take(other)

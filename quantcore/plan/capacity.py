@@ -106,7 +106,7 @@ class Capacity:
             "seconds": {"total": round(sum(self.seconds.values())), **{k: round(v) for k, v in self.seconds.items()}},
             "assumptions": vars(self.speeds) | {"usable_share_of_a_device": USABLE},
             "candidates": [
-                {"executor": one.executor, "bytes_per_rank": one.num_bytes, "fits": one.fits} for one in self.candidates
+                {"executor": way.executor, "bytes_per_rank": way.num_bytes, "fits": way.fits} for way in self.candidates
             ],
             "faults": list(self.faults),
             "advice": list(self.advice),
@@ -132,15 +132,15 @@ def capacity(
     plan: Plan, config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader],
     counts: Sequence[int], hardware: Hardware,
 ) -> Capacity:  # fmt: skip
-    """``plan`` with ``counts[i]`` blocks like its block i."""
+    """Compute the capacity for ``plan`` with ``counts[i]`` blocks like its block i."""
     footprint = plan.footprint
-    before = _in_all(plan, counts, {name: one.num_bytes for name, one in tensors.items()})
-    after = _in_all(plan, counts, {name: one.num_bytes for name, one in plan.layouts[plan.main_export].items()})
-    num_parameters = _in_all(plan, counts, {name: math.prod(one.shape) for name, one in tensors.items()})
+    before = _in_all(plan, counts, {name: entry.num_bytes for name, entry in tensors.items()})
+    after = _in_all(plan, counts, {name: entry.num_bytes for name, entry in plan.layouts[plan.main_export].items()})
+    num_parameters = _in_all(plan, counts, {name: math.prod(entry.shape) for name, entry in tensors.items()})
     footprint = replace(footprint, whole=before, num_values=num_parameters)
-    candidates = _candidates(plan, footprint, hardware, takes_slices=config.runs_alone is None)
-    able = [one for one in candidates if one.executor != RESIDENT_FSDP]  # that one runs models, it does not learn
-    chosen = next((one for one in able if one.fits), min(able, key=lambda one: one.num_bytes))
+    candidates = _candidates(plan, footprint, hardware, can_shard=config.runs_alone is None)
+    able = [entry for entry in candidates if entry.executor != RESIDENT_FSDP]  # that one runs models, it does not learn
+    chosen = next((entry for entry in able if entry.fits), min(able, key=lambda entry: entry.num_bytes))
     work = _work(plan, config, model_config, tensors, counts, hardware)
     disk = {"model": before, "artifact": after, "hidden_states": _states_on_disk(footprint, hardware, chosen)}
     if footprint.states:
@@ -172,26 +172,26 @@ def capacity(
 def distinct_blocks(
     tensors: Mapping[str, TensorHeader], prefix: str, num_blocks: int
 ) -> tuple[dict[str, TensorHeader], list[int]]:
-    """The tensors with one block of each kind, numbered anew, and how many there are of each.
+    """Return the tensors with one block of each kind, renumbered, and how many blocks there are of each kind.
 
-    Alike are blocks whose tensors have the same names, shapes and dtypes. Blocks behind ``num_blocks`` all stay.
+    Blocks of one kind have tensors with the same names, shapes and dtypes. Blocks behind ``num_blocks`` all stay.
     """
     blocks: dict[int, dict[str, TensorHeader]] = {}
-    found: dict[str, TensorHeader] = {}
+    distinct: dict[str, TensorHeader] = {}
     for name, tensor in tensors.items():
         if name.startswith(prefix):
             number, _, rest = name[len(prefix) :].partition(".")
             blocks.setdefault(int(number), {})[rest] = tensor
         else:
-            found[name] = tensor
+            distinct[name] = tensor
     kinds: dict[object, list[int]] = {}
     for index in range(num_blocks):
-        kind = tuple(sorted((name, one.dtype, one.shape) for name, one in blocks[index].items()))
+        kind = tuple(sorted((name, header.dtype, header.shape) for name, header in blocks[index].items()))
         kinds.setdefault(kind, []).append(index)
     kept = [*(alike[0] for alike in kinds.values()), *(index for index in sorted(blocks) if index >= num_blocks)]
     for place, index in enumerate(kept):
-        found |= {f"{prefix}{place}.{name}": tensor for name, tensor in blocks[index].items()}
-    return found, [len(alike) for alike in kinds.values()]
+        distinct |= {f"{prefix}{place}.{name}": tensor for name, tensor in blocks[index].items()}
+    return distinct, [len(alike) for alike in kinds.values()]
 
 
 def _names_blocks(config: Config) -> bool:
@@ -215,7 +215,7 @@ def _of_depth(model_config: Mapping[str, Any], num_blocks: int) -> dict[str, Any
 
 
 def _in_all(plan: Plan, counts: Sequence[int], sizes: Mapping[str, int]) -> int:
-    """The sum of a figure of tensors over the whole model."""
+    """Return the sum of a figure of tensors over the whole model."""
     return _weighted(by_block(plan.block_prefix, sizes), counts)
 
 
@@ -224,7 +224,7 @@ def _weighted(sums: Mapping[int, int], counts: Sequence[int]) -> int:
 
 
 def _candidates(
-    plan: Plan, footprint: Footprint, hardware: Hardware, *, takes_slices: bool = True
+    plan: Plan, footprint: Footprint, hardware: Hardware, *, can_shard: bool = True
 ) -> tuple[Candidate, ...]:
     limit = USABLE * hardware.device_bytes if hardware.num_devices else hardware.host_bytes
     num_ranks = hardware.num_ranks
@@ -232,21 +232,21 @@ def _candidates(
     if not plan.needs_calibration and not footprint.num_schemes:
         ways = {FILE_TO_FILE: footprint.file_to_file(), **ways}
     if num_ranks > 1:
-        if takes_slices:
+        if can_shard:
             ways[STREAMED_FSDP] = footprint.streamed(num_ranks=num_ranks, num_shards=num_ranks)
         ways[RESIDENT_FSDP] = footprint.resident(num_ranks=num_ranks)
-    found = []
+    candidates = []
     for executor, parts in ways.items():
         if hardware.num_devices:
             parts = {**parts, "runtime": DEVICE_RUNTIME_BYTES}
         if not _states_fit(footprint, hardware):
             parts = {**parts, "activations": 0} if "activations" in parts else parts
-        found.append(Candidate(executor, parts, not limit or sum(parts.values()) <= limit))
-    return tuple(found)
+        candidates.append(Candidate(executor, parts, not limit or sum(parts.values()) <= limit))
+    return tuple(candidates)
 
 
 def _states_fit(footprint: Footprint, hardware: Hardware) -> bool:
-    """In the memory of each rank, beside nothing else yet: see ``runtime.states``."""
+    """Return whether the hidden states fit into the memory of each rank, as ``runtime.states`` decides."""
     limit = hardware.device_bytes if hardware.num_devices else hardware.host_bytes
     return not limit or footprint.states <= hardware.num_ranks * STATES_SHARE * limit
 
@@ -301,7 +301,7 @@ def _smaller(plan: Plan, footprint: Footprint, hardware: Hardware) -> Iterator[s
     """Changes of the job that fit."""
 
     def fits(changed: Footprint) -> bool:
-        return any(one.fits for one in _candidates(plan, changed, hardware) if one.executor != RESIDENT_FSDP)
+        return any(way.fits for way in _candidates(plan, changed, hardware) if way.executor != RESIDENT_FSDP)
 
     def fits_device(parts: Parts) -> bool:
         return sum(parts.values()) <= USABLE * hardware.device_bytes
@@ -329,7 +329,7 @@ def _work(
 ) -> Work:  # fmt: skip
     num_experts = max((int(m["index"]) + 1 for name in tensors if (m := EXPERT.match(name))), default=1)
     share = min(1.0, (model_config.get("num_experts_per_tok") or num_experts) / num_experts)
-    linear = {name: math.prod(one.shape) for name, one in tensors.items() if is_linear(name, one)}
+    linear = {name: math.prod(entry.shape) for name, entry in tensors.items() if is_linear(name, entry)}
     everything = _in_all(plan, counts, linear)
     experts = _in_all(plan, counts, {name: size for name, size in linear.items() if EXPERT.match(name)})
     values = Counter[int]()
@@ -338,27 +338,29 @@ def _work(
         block = -1 if layer.block is None else layer.block
         values[block] += layer.out_features * layer.in_features
         inputs.setdefault(block, {}).setdefault(input_of(layer), []).append(layer.out_features)
-    count = max((one.num_grams for one in config.algo_config if one.needs_calibration), default=0)
+    count = max((entry.num_grams for entry in config.algo_config if entry.needs_calibration), default=0)
     grams, shared, flops, solving = 0, 0, 0.0, 0.0
-    for block, found in inputs.items():
+    for block, widths in inputs.items():
         times = counts[block] if block >= 0 else 1
-        parts = [(*solving_flops(width, sum(outs)), sum(outs)) for (_, width, _), outs in found.items()]
-        grams += times * count * sum(4 * width * width for _, width, _ in found)
+        parts = [(*solving_flops(width, sum(outs)), sum(outs)) for (_, width, _), outs in widths.items()]
+        grams += times * count * sum(4 * width * width for _, width, _ in widths)
         flops += (
             times
             * count
-            * sum(2 * GRAM_SHARE * width**2 * (share if ".experts." in name else 1) for name, width, _ in found)
+            * sum(2 * GRAM_SHARE * width**2 * (share if ".experts." in name else 1) for name, width, _ in widths)
         )
         of_one, together = _solving(parts, hardware.num_ranks)
         solving += times * bool(count) * of_one
-        shared += times * count * sum(4 * width * width for n, (_, width, _) in enumerate(found) if n in together)
+        shared += times * count * sum(4 * width * width for n, (_, width, _) in enumerate(widths) if n in together)
     active = everything - (1 - share) * experts
     return Work(1 + config.compares, _weighted(values, counts), active, grams, shared, flops, solving)
 
 
 def _solving(parts: Sequence[tuple[float, float, int]], num_ranks: int) -> tuple[float, set[int]]:
-    """(what the rank does that has most to do, which of the inputs all ranks solve together). ``parts`` are, of each
-    input, the factorization, the rows, and how many of these."""
+    """Return the operations of the busiest rank, and which inputs all ranks solve together.
+
+    ``parts`` has for each input the cost of the factorization, that of the rows, and the number of rows.
+    """
     costs = [factorization + rows for factorization, rows, _ in parts]
     together = too_large_for_one(costs, num_ranks)
     flops = sum(parts[n][0] + parts[n][1] / min(num_ranks, -(-parts[n][2] // SOLVED_ROWS)) for n in together)
@@ -373,25 +375,25 @@ def _speeds(hardware: Hardware) -> Speeds:
 def _seconds(
     plan: Plan, work: Work, before: int, after: int, hardware: Hardware, chosen: Candidate
 ) -> dict[str, float]:  # fmt: skip
-    """Nothing is assumed to happen at the same time as something else."""
+    """Estimate the seconds of each step, as if no two steps overlapped."""
     speeds, num_ranks = _speeds(hardware), hardware.num_ranks
     floats = 4 * work.num_values
-    found = {"read": before / speeds.read}
+    seconds = {"read": before / speeds.read}
     if chosen.executor == FILE_TO_FILE:
-        found["to_devices"] = before / num_ranks / speeds.link
+        seconds["to_devices"] = before / num_ranks / speeds.link
     else:
         tokens = plan.calibration.num_samples * plan.calibration.seq_len * plan.needs_calibration
-        found["to_devices"] = before / speeds.link
-        found["forward"] = 2 * work.active * tokens * work.num_streams / num_ranks / speeds.products
-        found["statistics"] = work.gram_flops * tokens / num_ranks / speeds.grams
+        seconds["to_devices"] = before / speeds.link
+        seconds["forward"] = 2 * work.active * tokens * work.num_streams / num_ranks / speeds.products
+        seconds["statistics"] = work.gram_flops * tokens / num_ranks / speeds.grams
         summed = work.grams * num_ranks + work.shared_grams
-        found["exchange"] = summed / speeds.exchange if num_ranks > 1 else 0.0
+        seconds["exchange"] = summed / speeds.exchange if num_ranks > 1 else 0.0
         if chosen.executor == STREAMED_FSDP:  # every layer is brought together for every window
             windows = plan.calibration.num_samples * plan.needs_calibration / num_ranks
-            found["exchange"] += before * windows * work.num_streams / speeds.exchange
-        found["solve"] = work.solving_flops / speeds.solving
-    found["round"] = FLOAT_PASSES * floats / num_ranks / speeds.rounding
-    found["hash"] = floats / num_ranks / speeds.hashing
-    found["write"] = after / speeds.write
-    found["prove"] = after / speeds.read + (floats + after) / speeds.hashing
-    return found
+            seconds["exchange"] += before * windows * work.num_streams / speeds.exchange
+        seconds["solve"] = work.solving_flops / speeds.solving
+    seconds["round"] = FLOAT_PASSES * floats / num_ranks / speeds.rounding
+    seconds["hash"] = floats / num_ranks / speeds.hashing
+    seconds["write"] = after / speeds.write
+    seconds["prove"] = after / speeds.read + (floats + after) / speeds.hashing
+    return seconds

@@ -16,7 +16,7 @@ from quantcore.checkpoint.layout import DTYPE_BYTES, TensorHeader
 from quantcore.config.job_spec import Evaluation
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.quantization import CalibrationConfig, Config
-from quantcore.runtime.workload import LOGIT_ROWS, NUM_PROBES, PIECE_BYTES, PROBE_POSITIONS, SOLVED_ROWS, count_sums
+from quantcore.runtime.workload import LOGIT_ROWS, NUM_PROBES, PROBE_POSITIONS, SOLVED_ROWS, TILE_BYTES, count_sums
 
 RUNTIME_BYTES = 450 << 20
 """Python, torch and Transformers before any weight: measured by bench/__main__.py."""
@@ -29,9 +29,9 @@ WINDOW_COPIES = 4
 """Copies of a layer's input of one window, in float32, while statistics are collected."""
 WINDOW_COPIES_BACK = 16
 """Copies for a window on the backward pass through a block: all that its forward pass saved."""
-PRODUCT_PIECES = 3
+PRODUCT_TILES = 3
 """Copies of a tile during a matrix product: the tile, the library's packed copy, and the result."""
-DISTANCE_PIECES = 16
+DISTANCE_TILES = 16
 """Copies of a tile while the logits of two models are compared: ``divergence.distance`` holds 9, and the allocator
 keeps most of what was freed before."""
 GENERATION_BYTES = 256 << 20
@@ -138,7 +138,7 @@ class Footprint:
         )
 
     def file_to_file(self) -> Parts:
-        """One weight, or a tensor that is copied."""
+        """Return the memory of file to file: one weight, or a tensor that is copied."""
         return {"runtime": RUNTIME_BYTES, **_larger(*self._weight_by_weight())}
 
     def _weight_by_weight(self) -> tuple[Parts, ...]:
@@ -146,12 +146,13 @@ class Footprint:
         return rounding, {"one_tensor": self.tensor}
 
     def streamed(self, *, num_ranks: int = 1, num_shards: int = 1) -> Parts:
-        """On each of ``num_ranks`` that share the windows, with a block in ``num_shards`` slices, and one layer whole,
-        twice (FSDP2 gathers it, then lays it out). Where ``allows_comparison``, one window goes through the whole
-        model before the first block.
+        """Return the memory of each of ``num_ranks`` that share the windows, with a block in ``num_shards`` shards.
 
-        Ranks put together what all have learned of an input where it is solved: one holds its own and what comes of the
-        inputs that it solves. These are counted as the widest, and its share of them all.
+        One layer is in memory whole, twice: FSDP2 gathers it, then lays it out. Where ``allows_comparison``, one window
+        goes through the whole model before the first block.
+
+        The statistics of an input are summed up on the rank that solves it. So a rank holds its own statistics, and the
+        sums for the inputs that it solves. These are counted as the widest one, and the rank's share of them all.
         """
         moments = self._moments(num_ranks, num_shards)
         if self.allows_comparison(num_ranks):
@@ -167,7 +168,7 @@ class Footprint:
         return _size(self._comparing()) <= max(WHOLE_BYTES, needed)
 
     def _comparing(self) -> Parts:
-        products = {"products": PRODUCT_PIECES * PIECE_BYTES}
+        products = {"products": PRODUCT_TILES * TILE_BYTES}
         return {"whole_model": self.whole, "embedding_and_head": self.outside, "one_block": self.block} | products
 
     def _moments(self, num_ranks: int = 1, num_shards: int = 1) -> tuple[Parts, ...]:
@@ -177,7 +178,7 @@ class Footprint:
         learning = count_sums(self.num_windows, num_ranks) * self.grams
         solved = min(self.grams, self.gram + self.grams // num_ranks)
         moments: tuple[Parts, ...] = (
-            {"embedding_and_head": self.outside, "logits": 4 * self.probes, "products": PRODUCT_PIECES * PIECE_BYTES},
+            {"embedding_and_head": self.outside, "logits": 4 * self.probes, "products": PRODUCT_TILES * TILE_BYTES},
             {"one_block": block, "statistics": learning, "one_window": WINDOW_COPIES * self.window},
             {"one_block": block, "statistics": solved + self.factors, "one_weight_in_float32": rounding},
             {"one_block": block, "statistics": solved + self.factors, "layers_of_one_input": self.solved},
@@ -213,19 +214,19 @@ class Footprint:
 
     def _checking(self) -> Parts:
         """Another program reads the export: the model in float32, and the files."""
-        products = {"products": PRODUCT_PIECES * PIECE_BYTES}
+        products = {"products": PRODUCT_TILES * TILE_BYTES}
         return {"whole_model_in_float32": 4 * self.num_values, "export": self.whole} | products
 
     def _bounded(self, *, runs_model: bool) -> tuple[Parts, ...]:
-        """The moments of the process that verifies, without those with a whole model."""
+        """Return the moments of the process that verifies, without those with a whole model."""
         moments = self._weight_by_weight()
         if not runs_model:
             return moments
         window = {"one_window": WINDOW_COPIES * self.window}
-        products = {"products": PRODUCT_PIECES * PIECE_BYTES}
+        products = {"products": PRODUCT_TILES * TILE_BYTES}
         running = {"one_block": self.block, "one_weight_in_float32": FLOAT_COPIES * self.weight}
         num_models = 1 + self.measures
-        logits = num_models * (2 * self.logits + self.probes) + self.measures * DISTANCE_PIECES * PIECE_BYTES
+        logits = num_models * (2 * self.logits + self.probes) + self.measures * DISTANCE_TILES * TILE_BYTES
         return (
             *moments,
             running | window,
@@ -233,9 +234,9 @@ class Footprint:
         )
 
     def _whole(self) -> tuple[Parts, ...]:
-        """The moments in which the original, then the result, generates text or does tasks."""
+        """Return the moments in which the original, then the result, generates text or does tasks."""
         whole = {"whole_model": self.whole, "one_weight_in_float32": FLOAT_COPIES * self.weight}
-        samples = {"products": PRODUCT_PIECES * PIECE_BYTES, "generation": GENERATION_BYTES}
+        samples = {"products": PRODUCT_TILES * TILE_BYTES, "generation": GENERATION_BYTES}
         tasks = {
             "products": 4 * self.tensor,  # the largest matrix in float32 twice: the harness runs Transformers' own code
             "task_runtime": TASK_RUNTIME_BYTES,
@@ -264,11 +265,11 @@ class Footprint:
 
 
 def by_block(prefix: str, sizes: Mapping[str, int]) -> Counter[int]:
-    """Sums of a figure of tensors, by the number of the block behind ``prefix``; -1 is what lies outside."""
-    found = Counter[int]()
+    """Sum up the tensors' ``sizes`` by the number of the block behind ``prefix``; -1 is outside the blocks."""
+    sums = Counter[int]()
     for name, size in sizes.items():
-        found[int(name[len(prefix) :].split(".", 1)[0]) if name.startswith(prefix) else -1] += size
-    return found
+        sums[int(name[len(prefix) :].split(".", 1)[0]) if name.startswith(prefix) else -1] += size
+    return sums
 
 
 def _larger(*moments: Parts) -> Parts:
@@ -280,15 +281,15 @@ def _size(parts: Parts) -> int:
 
 
 def _vocab_size(tensors: Mapping[str, TensorHeader], prefix: str) -> int:
-    """The rows of the largest matrix around the blocks, which is the embedding or the head."""
-    return max((one.shape[0] for name, one in tensors.items() if not name.startswith(prefix) and len(one.shape) == 2),
-               default=0)  # fmt: skip
+    """Return the rows of the largest matrix around the blocks, which is the embedding or the head."""
+    around = [tensor for name, tensor in tensors.items() if not name.startswith(prefix)]
+    return max((tensor.shape[0] for tensor in around if len(tensor.shape) == 2), default=0)
 
 
 def _values_beside(layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader]) -> int:
     """How many values a model gives to its blocks for each token beside the hidden states, as far as names tell: the
     per-layer inputs of Gemma 3n and 4, and the keys and values that two kinds of their blocks leave for later ones."""
-    per_layer = [one.shape[1] for name, one in tensors.items() if name.endswith("embed_tokens_per_layer.weight")]
+    per_layer = [tensor.shape[1] for name, tensor in tensors.items() if name.endswith("embed_tokens_per_layer.weight")]
     keys = [layer.out_features for layer in layers if layer.name.endswith(".k_proj")]
     return sum(per_layer) + 4 * max(keys, default=0) * bool(per_layer)
 
@@ -296,14 +297,14 @@ def _values_beside(layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHead
 def _grams(config: Config, layers: Sequence[LayerPlan]) -> tuple[int, int, int]:
     """The bytes of the matrices [I, I] of each input of a block, of the block with most of them; those of the widest
     input; and what that needs besides while it is solved."""
-    element = 8 if any(getattr(one, "hessian_dtype", "") == "float64" for one in config.algo_config) else 4
-    learning = [one for one in config.algo_config if one.needs_calibration]
-    count = max((one.num_grams for one in learning), default=0)
-    copies = max((one.num_factors for one in learning), default=0)
+    element = 8 if any(getattr(algorithm, "hessian_dtype", "") == "float64" for algorithm in config.algo_config) else 4
+    learning = [algorithm for algorithm in config.algo_config if algorithm.needs_calibration]
+    count = max((algorithm.num_grams for algorithm in learning), default=0)
+    copies = max((algorithm.num_factors for algorithm in learning), default=0)
     inputs: dict[int | None, set[Input]] = {}
     for layer in layers:
         inputs.setdefault(layer.block, set()).add(input_of(layer))
-    squares = [sum(width * width for _, width, _ in found) for found in inputs.values()]
+    squares = [sum(width * width for _, width, _ in of_block) for of_block in inputs.values()]
     square = element * max(layer.in_features for layer in layers) ** 2
     return count * element * max(squares), count * square, (copies * square if count else 0)
 

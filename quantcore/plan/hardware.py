@@ -90,9 +90,9 @@ def _size(field: str, text: str) -> int:
     return size
 
 
-def _invalid(field: str, given: str, hint: str) -> ConfigError:
+def _invalid(field: str, text: str, hint: str) -> ConfigError:
     return ConfigError(
-        f"{field} is '{given[:40]}', which says no hardware.",
+        f"{field} is '{text[:40]}', which says no hardware.",
         code="invalid_hardware",
         hint=hint,
         field=f"/hardware/{field}",

@@ -63,7 +63,7 @@ class Inspection:
 
 
 def inspect_hub(model_id: str, revision: str = "main") -> tuple[Inspection, str]:
-    """(what the model on the Hub is, its commit). Raises ModelError as ``hub.read_headers``."""
+    """Return (what the model on the Hub is, its commit). Raises ModelError as ``hub.read_headers``."""
     with hub.outline(model_id, revision) as (folder, sha):
         return inspect(folder, is_whole=False), sha
 
@@ -118,8 +118,8 @@ def read_license(folder: Path) -> str | None:
     except FileNotFoundError:
         return None
     front, end, _ = text.removeprefix("---\n").partition("\n---")
-    found = _LICENSE.search(front) if text.startswith("---\n") and end else None
-    return found[1] if found else None
+    match = _LICENSE.search(front) if text.startswith("---\n") and end else None
+    return match[1] if match else None
 
 
 def _experts(config: Mapping[str, Any]) -> dict[str, int] | None:
@@ -139,7 +139,7 @@ def _quantization(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _by_dtype(tensors: Mapping[str, TensorHeader]) -> Counter[str]:
-    """How many values are stored in each dtype."""
+    """Return how many values are stored in each dtype."""
     counts = Counter[str]()
     for tensor in tensors.values():
         counts[tensor.dtype] += math.prod(tensor.shape)
@@ -147,12 +147,12 @@ def _by_dtype(tensors: Mapping[str, TensorHeader]) -> Counter[str]:
 
 
 def _linear_layers(tensors: Mapping[str, TensorHeader]) -> tuple[dict[str, Any], ...]:
-    found = Counter(
+    counts = Counter(
         (name.removesuffix(".weight").rpartition(".")[2], tensor.shape)
         for name, tensor in tensors.items()
         if is_linear(name, tensor)
     )
-    return tuple({"name": name, "shape": list(shape), "count": count} for (name, shape), count in found.items())
+    return tuple({"name": name, "shape": list(shape), "count": count} for (name, shape), count in counts.items())
 
 
 def _estimate(name: str, headers: ModelHeaders) -> dict[str, Any]:
@@ -166,10 +166,10 @@ def _estimate(name: str, headers: ModelHeaders) -> dict[str, Any]:
             sizes[export], peak = _plan(config, headers, (export,))
         except QuantError as error:
             refused = error
-    found: dict[str, Any] = {"preset": name, "size_bytes": sizes, "peak_memory_bytes": peak if sizes else None}
+    estimate: dict[str, Any] = {"preset": name, "size_bytes": sizes, "peak_memory_bytes": peak if sizes else None}
     if refused is not None and not sizes:
-        found["refused"] = {"code": refused.code, "message": refused.message}
-    return found
+        estimate["refused"] = {"code": refused.code, "message": refused.message}
+    return estimate
 
 
 def _plan(config: Config, headers: ModelHeaders, exports: Sequence[str]) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quantcore.checkpoint.blocks import find_blocks, natural_order, said_of_the_rest
+from quantcore.checkpoint.blocks import find_blocks, natural_order, warn_of_other_parts
 from quantcore.checkpoint.experts import find_routers, is_stack_of_experts
 from quantcore.checkpoint.layers import find_conv1d, is_head, is_linear, is_matrix, why_not_linear
 from quantcore.checkpoint.layout import TensorHeader, TensorLayout, own_layout
@@ -74,13 +74,12 @@ class Plan:
     warnings: tuple[str, ...] = ()
 
     def result_config(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
-        """The config.json of the quantized model, as far as Transformers builds the model from it."""
+        """Return the config.json of the quantized model, as far as Transformers builds the model from it."""
         return {**model_config, "tie_word_embeddings": False} if self.added else dict(model_config)
 
     @property
     def memory_by_phase(self) -> dict[str, dict[str, int]]:
-        """Peak memory of all processes of the job, by part, in the phases "quantize" (if one process
-        does it alone) and "verify"."""
+        """Return the peak memory by part in the phases "quantize" (of a single process) and "verify"."""
         return {"quantize": self.memory_of_rank(), "verify": self.footprint.verifying(runs_model=self.runs_model)}
 
     @property
@@ -99,7 +98,7 @@ class Plan:
 
     @property
     def memory_bytes(self) -> dict[str, int]:
-        """Peak memory by part in the phase that takes most."""
+        """Return the peak memory by part in the phase that takes most."""
         return max(self.memory_by_phase.values(), key=lambda parts: sum(parts.values()))
 
     def memory_of_rank(self, num_ranks: int = 1, num_shards: int = 1) -> dict[str, int]:
@@ -114,11 +113,11 @@ class Plan:
 
     @property
     def main_export(self) -> str:
-        """The export whose model is run and measured: the first, or the first with codes if there is one."""
+        """Return the export whose model is run and measured: the first one with codes, else the first."""
         return _main(self.exports)
 
     def layers_of(self, block: int | None) -> tuple[LayerPlan, ...]:
-        """The planned layers of one decoder block, or those outside the blocks (None)."""
+        """Return the planned layers of one decoder block, or those outside the blocks (None)."""
         return tuple(layer for layer in self.layers if layer.block == block)
 
     def to_dict(self) -> dict[str, Any]:
@@ -154,20 +153,22 @@ def resolve(
     num_schemes: int = 0,
     warnings: tuple[str, ...] = (),
 ) -> Plan:
-    """Decide every layer; ``evaluation``, ``file2file`` and ``shard_blocks`` are a task's, ``warnings`` are what is to
-    be said anyway. ``num_schemes``: how many are measured before, for a mix.
+    """Decide what becomes of every layer.
+
+    ``evaluation``, ``file2file`` and ``shard_blocks`` are a task's. ``warnings`` are carried over into the plan.
+    ``num_schemes`` is the number of schemes that a mix measures before.
 
     Raises ConfigError or ModelError that names the layers and what would fit.
     """
     calibration = calibration or CalibrationConfig()
     _check_possible(config)
     if shard_blocks:
-        _check_slices(config, file2file)
+        _check_shards(config, file2file)
     prefix, num_blocks = find_blocks(tensors, model_config)
     _check_architecture(config, tensors, prefix)
-    warnings += said_of_the_rest(tensors, prefix)
-    layers, kept, said = _decide(config, model_config, tensors, prefix, num_blocks)
-    warnings += said
+    warnings += warn_of_other_parts(tensors, prefix)
+    layers, kept, unmatched = _decide(config, model_config, tensors, prefix, num_blocks)
+    warnings += unmatched
     if not layers:
         raise ConfigError(
             "Nothing is left to quantize: every linear layer is excluded or has no weight spec.",
@@ -176,10 +177,10 @@ def resolve(
             field="/exclude",
         )
     if not any(map(holds_codes, exports)):
-        layers, said = _weights_alone(layers, exports)
-        warnings += said
-    layers, said = adapted(layers, exports)
-    warnings += said
+        layers, dropped = _without_activations(layers, exports)
+        warnings += dropped
+    layers, changes = adapted(layers, exports)
+    warnings += changes
     check_groups(layers)
     check_super_blocks(layers)
     check_exports(layers, exports)
@@ -215,14 +216,14 @@ def resolve(
 
 
 def export_dir(folder: Path, plan: Plan, export: str) -> Path:
-    """One format fills the artifact folder itself; several get a folder each."""
+    """Return the folder of an export: the artifact folder itself for a single format, else a folder in it."""
     return folder if len(plan.exports) == 1 else folder / export
 
 
 def written_layout(
     export: str, layers: Sequence[LayerPlan], tensors: Mapping[str, TensorHeader], model_config: Mapping[str, Any]
 ) -> dict[str, TensorLayout]:
-    """Every tensor of the checkpoint that the format will hold, in the model's order."""
+    """Return the layout of every tensor that the format will hold, in the model's order."""
     ordered = sorted(tensors, key=natural_order)
     if not holds_codes(export):
         return own_layout({name: tensors[name] for name in ordered})
@@ -328,7 +329,7 @@ def _check_architecture(config: Config, tensors: Mapping[str, TensorHeader], pre
 
 
 def _check_possible(config: Config) -> None:
-    """Refuse what the pipeline would have to leave undone."""
+    """Refuse what block-by-block quantization cannot do."""
     types = [kind for kind in config.layer_type_quant_config if kind not in STREAMED_TYPES]
     faults = {
         "algo_config": (
@@ -344,55 +345,55 @@ def _check_possible(config: Config) -> None:
         ),
         "layer_type_quant_config": (", ".join(types), f"Here it can name {' and '.join(STREAMED_TYPES)}."),
     }
-    for field, (given, hint) in faults.items():
-        if given:
+    for field, (request, hint) in faults.items():
+        if request:
             raise ConfigError(
-                f"{field} asks for {given}, which is not available when a checkpoint is quantized block by block.",
+                f"{field} asks for {request}, which is not available when a checkpoint is quantized block by block.",
                 code="unsupported_config",
                 hint=hint,
                 field=f"/{field}",
             )
 
 
-def _check_slices(config: Config, file2file: bool) -> None:
-    """No block lies in slices where none is run, or where an algorithm takes one process."""
-    alone = config.runs_alone
-    if file2file or alone is not None:
-        why = "file2file takes weight after weight" if file2file else f"{alone} runs in one process"
+def _check_shards(config: Config, file2file: bool) -> None:
+    """Refuse shards where no block is run, or where an algorithm needs a single process."""
+    algorithm = config.runs_alone
+    if file2file or algorithm is not None:
+        why = "file2file takes weight after weight" if file2file else f"{algorithm} runs in one process"
         raise ConfigError(
-            f"shard_blocks lays every block in slices on several processes, and {why}.",
+            f"shard_blocks divides every block into shards on several processes, and {why}.",
             code="unsupported_config",
-            hint=f"Leave {'file2file' if file2file else alone} out, or leave shard_blocks out.",
+            hint=f"Leave {'file2file' if file2file else algorithm} out, or leave shard_blocks out.",
             field="/shard_blocks",
         )
 
 
 def _online(config: Config) -> list[str]:
-    """The rotations asked for that no weight can hold."""
-    rotations = [one for one in config.algo_config if isinstance(one, RotationConfig)]
-    return [f"rotation {name}" for name in ("r3", "r4") if any(getattr(one, name) for one in rotations)]
+    """Return the requested rotations that no weight can hold."""
+    rotations = [step for step in config.algo_config if isinstance(step, RotationConfig)]
+    return [f"rotation {name}" for name in ("r3", "r4") if any(getattr(rotation, name) for rotation in rotations)]
 
 
 def _own_head(
     config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader], prefix: str
 ) -> dict[str, TensorHeader]:
-    """The output projection that a rotated stream needs where the model shares the embedding's weight."""
-    turns = any(isinstance(one, RotationConfig) and one.r1 for one in config.algo_config)
-    if not turns or any(map(is_head, tensors)):
+    """Return the output projection that a rotated stream needs if the model shares the embedding's weight."""
+    rotates = any(isinstance(step, RotationConfig) and step.r1 for step in config.algo_config)
+    if not rotates or any(map(is_head, tensors)):
         return {}
     rows = model_config.get("vocab_size")
-    found = [
+    embeddings = [
         header
         for name, header in tensors.items()
         if len(header.shape) == 2 and header.shape[0] == rows and not name.startswith(prefix)
     ]
-    if not found:
+    if not embeddings:
         raise ModelError(
             "The embedding of this model was not found, and rotating its stream changes that.",
             code="cannot_rotate",
             hint="Leave rotation out, or take only r2.",
         )
-    return {"lm_head.weight": found[0]}
+    return {"lm_head.weight": embeddings[0]}
 
 
 def _check_calibration(calibration: CalibrationConfig, model_config: Mapping[str, Any]) -> None:
@@ -410,20 +411,20 @@ def _main(exports: Sequence[str]) -> str:
     return next(filter(holds_codes, exports), exports[0])
 
 
-def _weights_alone(
+def _without_activations(
     layers: tuple[LayerPlan, ...], exports: Sequence[str]
 ) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:
-    """The layers without their activations, which none of ``exports`` holds, and what to say of that."""
-    alone = tuple(
+    """Drop the layers' activations, which none of ``exports`` holds; returns a warning if that changes any."""
+    weights_only = tuple(
         replace(layer, config=replace(layer.config, input_tensors=None, output_tensors=None)) for layer in layers
     )
-    changed = sum(one != other for one, other in zip(alone, layers, strict=True))
-    said = f"{', '.join(exports)} holds weights alone: the activations of {changed} layer(s) are not quantized."
-    return alone, (said,) if changed else ()
+    num_changed = sum(after != before for after, before in zip(weights_only, layers, strict=True))
+    warning = f"{', '.join(exports)} holds weights alone: the activations of {num_changed} layer(s) are not quantized."
+    return weights_only, (warning,) if num_changed else ()
 
 
 def _check_data_free(config: Config, layers: Sequence[LayerPlan]) -> None:
-    learning: list[str] = [one.name for one in config.algo_config if one.needs_calibration]
+    learning: list[str] = [step.name for step in config.algo_config if step.needs_calibration]
     learning += [f"{layer.name} ({layer.scheme})" for layer in layers if layer.config.needs_calibration][:1]
     if learning:
         raise ConfigError(
@@ -436,6 +437,6 @@ def _check_data_free(config: Config, layers: Sequence[LayerPlan]) -> None:
 
 
 def _needs_calibration(config: Config, layers: Sequence[LayerPlan]) -> bool:
-    return any(one.needs_calibration for one in (*config.algo_config, *(layer.config for layer in layers)))
+    return any(part.needs_calibration for part in (*config.algo_config, *(layer.config for layer in layers)))
 
 

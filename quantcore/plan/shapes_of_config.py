@@ -124,12 +124,12 @@ def _num_experts(config: Mapping[str, Any]) -> int:
 
 
 def _experts(config: Mapping[str, Any], num_experts: int) -> Shapes:
-    """A matrix an expert and projection, and the router."""
+    """Return the shapes of a matrix for each expert and projection, and of the router."""
     hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
-    found: Shapes = {"mlp.gate.weight": (num_experts, hidden)}
+    shapes: Shapes = {"mlp.gate.weight": (num_experts, hidden)}
     for index in range(num_experts):
-        found |= _gated(f"mlp.experts.{index}", hidden, inner)
-    return found
+        shapes |= _gated(f"mlp.experts.{index}", hidden, inner)
+    return shapes
 
 
 def _llama(config: Mapping[str, Any], index: int) -> Shapes:

@@ -120,10 +120,10 @@ ExportTwin = Callable[[Task, str, Model, Path], Twin]
 def prove_all(
     task: Task, folder: Path, scratch: Path, emit: Emit, export_twin: ExportTwin | None = None
 ) -> Iterator[Proof]:
-    """The fresh process: plan again from the float model's headers, then prove every export in turn.
+    """Prove every export in turn, in the fresh process, which plans again from the float model's headers.
 
-    ``export_twin`` exports a twin of a model that another program cannot hold. Raises ProofError that names what
-    differs.
+    ``export_twin`` exports a small twin of a model that is too large for the consumer check. Raises ProofError that
+    names what differs.
     """
     original = read_model(task.model_folder)
     headers = original.headers
@@ -137,9 +137,9 @@ def prove_all(
         proof = Proof(export, written.check(expected), tuple(written.odd_numbers))
         if export == plan.main_export and plan.executor != FILE_TO_FILE:
             proof = run_model(task, plan, original, written, expected, proof, emit)
-        too_large = why_not_held(plan, export, headers)
+        too_large = why_too_large(plan, export, headers)
         if too_large is None:
-            check = check_elsewhere(plan, export_dir(folder, plan, export), export, original, written, emit)
+            check = check_in_consumer(plan, export_dir(folder, plan, export), export, original, written, emit)
         elif export_twin is None:
             check = ConsumerCheck(not_checked=too_large)
         else:
@@ -150,7 +150,7 @@ def prove_all(
 def run_model(
     task: Task, plan: Plan, original: Model, written: WrittenCheckpoint, expected: Expectation, proof: Proof, emit: Emit
 ) -> Proof:
-    """``proof`` with what the model in the files computes. ProofError if its logits are not the expected ones."""
+    """Run the model in the files, and add the results to ``proof``. Raises ProofError if its logits differ."""
     headers, text = original.headers, expected.held_out
     model, clipping = open_written(plan, headers, written, TORCH_DTYPES[headers.main_dtype]), Clipping()
     streamed = model.streamed
@@ -184,14 +184,14 @@ def run_whole(
     """Add samples and tasks to ``proof``, which need the whole model; warn about those that fail or are left out."""
     evaluation, tokenizer = task.evaluation, load_tokenizer(task.model_folder)
     if evaluation.num_prompts and may_be_whole(plan, plan.allows_whole):
-        with told_if_it_fails("samples_failed", "Both models were to continue some texts", emit):
+        with failure_as_warning("samples_failed", "Both models were to continue some texts", emit):
             prompts_NT = text.ids_NT[: evaluation.num_prompts, :PROMPT_LEN]
             samples = compare_samples(tokenizer, prompts_NT, open_model(original), model, baselines)
             proof = replace(proof, samples=samples)
     elif evaluation.num_prompts:
-        emit(Warned("samples_left_out", without_samples(plan)))
+        emit(Warned("samples_left_out", why_no_samples(plan)))
     if evaluation.tasks:
-        with told_if_it_fails("tasks_failed", "Tasks were to be run", emit) as failure:
+        with failure_as_warning("tasks_failed", "Tasks were to be run", emit) as failure:
             results = harness.compare(evaluation, tokenizer, open_model(original), model, baselines)
             proof = replace(proof, harness=results)
         if failure:
@@ -200,7 +200,7 @@ def run_whole(
 
 
 def open_written(plan: Plan, headers: ModelHeaders, written: WrittenCheckpoint, dtype: torch.dtype) -> EvaluatedModel:
-    """The quantized model as the files hold it, which computes in ``dtype``; ``headers`` are the float model's."""
+    """Open the quantized model in the files, to compute in ``dtype``; ``headers`` are the float model's."""
     streamed = StreamedModel(
         plan.result_config(headers.config), written.read_float, {*headers.tensors, *plan.added}, plan.block_prefix,
         plan.num_blocks, dtype, default_device(),
@@ -209,9 +209,11 @@ def open_written(plan: Plan, headers: ModelHeaders, written: WrittenCheckpoint, 
 
 
 @contextmanager
-def told_if_it_fails(code: str, what: str, emit: Emit) -> Iterator[list[str]]:
-    """Turn a failure of foreign code into a warning: the artifact is proven already and is kept. The list then holds
-    the reason."""
+def failure_as_warning(code: str, what: str, emit: Emit) -> Iterator[list[str]]:
+    """Turn a failure of foreign code into a warning, since the artifact is proven already and is kept.
+
+    The yielded list then holds the reason.
+    """
     reasons: list[str] = []
     try:
         yield reasons
@@ -221,15 +223,17 @@ def told_if_it_fails(code: str, what: str, emit: Emit) -> Iterator[list[str]]:
 
 
 def may_be_whole(plan: Plan, is_planned: bool) -> bool:
-    """Return True if the whole model fits: the plan counts on it and the memory is free. On an accelerator, whose
-    memory the plan of the host does not count, it may take a small part of what is free."""
+    """Return True if the whole model fits: the plan counts on it and the memory is free.
+
+    The plan does not count the memory of an accelerator; there the model may take a small part of what is free.
+    """
     device = default_device()
     if device.type != "cpu":
         return plan.size_before_bytes <= free_memory_bytes(device) // FREE_PARTS
     return is_planned and plan.size_before_bytes <= free_memory_bytes(device)
 
 
-def without_samples(plan: Plan) -> str:
+def why_no_samples(plan: Plan) -> str:
     """Explain why there are no samples."""
     size = f"{plan.size_before_bytes / 1e9:.1f} GB"
     if plan.allows_whole:
@@ -240,7 +244,7 @@ def without_samples(plan: Plan) -> str:
     )
 
 
-def why_not_held(plan: Plan, export: str, headers: ModelHeaders) -> str | None:
+def why_too_large(plan: Plan, export: str, headers: ModelHeaders) -> str | None:
     """Explain why another program may not hold the whole export; return None if it may."""
     needed, free = needed_bytes(headers.tensors, plan.layouts[export]), free_memory_bytes(default_device())
     if plan.allows_check and needed <= free:
@@ -249,7 +253,7 @@ def why_not_held(plan: Plan, export: str, headers: ModelHeaders) -> str | None:
     return f"Transformers would hold {needed / 1e9:.1f} GB of this model, and {why}."
 
 
-def check_elsewhere(
+def check_in_consumer(
     plan: Plan, target: Path, export: str, original: Model, written: WrittenCheckpoint, emit: Emit
 ) -> ConsumerCheck:
     """Apply ``check_export`` to the files in ``target``."""
@@ -269,7 +273,7 @@ def check_twin(
         except QuantError as error:
             return ConsumerCheck(not_checked=f"{too_large} Nor was a small twin of it checked: {error.message}")
         written = WrittenCheckpoint(twin.plan, twin.folder, export, twin.model.headers)
-        check = check_elsewhere(twin.plan, twin.folder, export, twin.model, written, emit)
+        check = check_in_consumer(twin.plan, twin.folder, export, twin.model, written, emit)
     if check.not_checked is not None:
         return ConsumerCheck(not_checked=f"{too_large} Nor was a small twin of it checked: {check.not_checked}")
     return check.replace(of_twin=True)
@@ -306,7 +310,7 @@ class WrittenCheckpoint:
         self.odd_numbers: list[str] = []
 
     def read_float(self, name: str) -> torch.Tensor:
-        """The tensor that Transformers would call ``name``: dequantized float32 if the files hold codes of it."""
+        """Return the tensor that Transformers calls ``name``: dequantized float32 if the files hold its codes."""
         if self._decoder is None or name not in self._layers:
             return self._source.read(name)
         layer = self._layers[name]
@@ -319,18 +323,18 @@ class WrittenCheckpoint:
         return restored_OI
 
     def check(self, expected: Expectation) -> int:
-        """Compare every tensor with its digest; the number compared."""
+        """Compare every tensor with its digest. Returns the number of tensors."""
         for name, layer in self._layers.items():
-            wanted = expected.plain_weights[name] if self._decoder is None else expected.weights[layer.name]
-            if digest(self.read_float(name)) != wanted:
+            expected_digest = expected.plain_weights[name] if self._decoder is None else expected.weights[layer.name]
+            if digest(self.read_float(name)) != expected_digest:
                 self._differs(name)
             if self._decoder is not None and as_floats(self.activations[layer]) != expected.activations[layer.name]:
                 self._differs(f"{layer.name}.input_scale or output_scale")
             release_freed_memory()
         stored = [name for name in expected.tensors if name in self._source]  # all of the plan: see _check_layout
-        wanted_of = {**expected.tensors, **expected.kept} if self._is_own else expected.tensors
+        digests = {**expected.tensors, **expected.kept} if self._is_own else expected.tensors
         for name in stored:
-            if digest(self._source.read(name)) != wanted_of[name]:
+            if digest(self._source.read(name)) != digests[name]:
                 self._differs(name)
         return len(self._layers) + len(stored)
 
@@ -352,8 +356,9 @@ class WrittenCheckpoint:
 
 
 def odd_numbers(layer: LayerPlan, quantized: QLayer, restored_OI: torch.Tensor) -> list[str]:
-    """Name invalid scales: below 0, or so small that they lose digits. Raises NumericsError for numbers that are not
-    finite.
+    """Name the invalid scales of ``layer``: below 0, or so small that they lose digits.
+
+    Raises NumericsError for numbers that are not finite.
 
     A scale of 0 is right in formats that keep scales as small whole numbers, and e8m0 goes down to 2^-127.
     """
@@ -380,7 +385,7 @@ def odd_numbers(layer: LayerPlan, quantized: QLayer, restored_OI: torch.Tensor) 
 
 
 def as_floats(activations: Activations) -> list[list[float]]:
-    """Scales and zero points of input and output, for an exact comparison through JSON."""
+    """Return the scales and zero points of input and output, for an exact comparison through JSON."""
     parts = [
         part
         for params in (activations.inputs, activations.outputs)
@@ -391,8 +396,10 @@ def as_floats(activations: Activations) -> list[list[float]]:
 
 
 def prove_in_fresh_process(task: Task, folder: Path, expected: Expectation, emit: Emit) -> Proved:
-    """Run ``python -m quantcore verify`` on ``folder`` and relay its events. Raises ProofError with its message, and
-    ModelError ``model_changed`` (see ``opening.unchanging``)."""
+    """Run ``python -m quantcore verify`` on ``folder`` and relay its events.
+
+    Raises ProofError with its message, and ModelError ``model_changed`` (see ``opening.unchanging``).
+    """
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".proof-") as scratch:
         expected.save(Path(scratch))
         (Path(scratch) / "task.json").write_text(task.model_dump_json(), "utf-8")

@@ -55,7 +55,7 @@ class DequantizingSource(Source):
 
 
 def read_layer(quantized: QuantizedLayers, layer: LayerPlan) -> QLayer:
-    """The codes of ``layer`` and what belongs to them, decoded from the files."""
+    """Return the codes of ``layer`` and what belongs to them, decoded from the files."""
     exporter = EXPORTERS.get(quantized.export)
     assert isinstance(exporter, Decoder)
     source = _stored(quantized)

@@ -39,7 +39,7 @@ END_OF_SUMS
 def script(task: Task, folder: Path) -> str:
     """For the artifact in ``folder``, whose weights are written. A model in a folder is looked for where it was, or
     where MODEL_DIR says."""
-    given = task.model_dump_json(exclude=NOT_SAID, exclude_none=True)
+    task_json = task.model_dump_json(exclude=NOT_SAID, exclude_none=True)
     files = sorted(path for pattern in WEIGHTS for path in folder.rglob(pattern))
     sums = "\n".join(f"{sha256(path)}  {path.relative_to(folder).as_posix()}" for path in files)
     is_local = not task.model_id
@@ -47,7 +47,7 @@ def script(task: Task, folder: Path) -> str:
         versions=", ".join(f"{name} {value}" for name, value in environment().items()),
         model=f'[ -n "${{MODEL_DIR:-}}" ] || MODEL_DIR={shlex.quote(str(task.model_folder))}\n' if is_local else "",
         model_dir="$MODEL_DIR" if is_local else "",
-        task=repr(given),
+        task=repr(task_json),
         check="sha256sum --check --strict",
         sums=sums,
     )

@@ -228,7 +228,7 @@ def _arriving(block: nn.Module, edges: Sequence[Edge], run: Run, x: torch.Tensor
 
 
 def _head_size(arriving_TI: torch.Tensor) -> int:
-    """The greatest common divisor of the places where neighbouring channels differ."""
+    """Return the greatest common divisor of the places where neighbouring channels differ."""
     step = (arriving_TI[:, 1:] - arriving_TI[:, :-1]).norm(dim=0)
     size = torch.minimum(arriving_TI[:, 1:].norm(dim=0), arriving_TI[:, :-1].norm(dim=0))
     borders = (step > SAME_HEAD * size).nonzero().flatten() + 1

@@ -47,15 +47,15 @@ def factors(order: int) -> tuple[int, ...] | None:
 
 
 def hadamard(order: int) -> torch.Tensor:
-    """A Hadamard matrix [order, order], int8: entries 1 and -1, H H^T = order I. Raises ConfigError if none is made."""
-    found = factors(order)
-    if found is None:
+    """Make a Hadamard matrix [order, order], int8: entries 1 and -1, H H^T = order I. Raises ConfigError."""
+    orders = factors(order)
+    if orders is None:
         raise _unreachable(order)
-    return _kronecker(found)
+    return _kronecker(orders)
 
 
 def largest_order(size: int) -> int:
-    """The largest divisor of ``size`` that is the order of a Hadamard matrix made here."""
+    """Return the largest divisor of ``size`` that is the order of a Hadamard matrix made here."""
     return max(order for order in _divisors(size) if _is_fast(order))
 
 
@@ -101,7 +101,7 @@ class Rotation:
     def _multiply(self, x: torch.Tensor, *, transposed: bool) -> torch.Tensor:
         """x times H, or times its transpose, along the last axis."""
         result, after = x, self.order
-        for piece in _pieces(self.order) or ():
+        for piece in _quick_factors(self.order) or ():
             after //= piece
             matrix = _factor(piece, x.dtype, x.device)
             if after == 1:
@@ -144,23 +144,23 @@ def _unreachable(order: int) -> ConfigError:
 
 
 def _cost(orders: tuple[int, ...]) -> int:
-    """Steps a value: a dense factor takes its order, a power of two about two for every doubling."""
+    """Return the steps for each value: a dense factor takes its order, a power of two two for every doubling."""
     return sum(2 * (order.bit_length() - 1) if order & (order - 1) == 0 else order for order in orders)
 
 
 @cache
-def _pieces(order: int) -> tuple[int, ...] | None:
-    """``factors``, with the power of two cut into factors that are quick to multiply with."""
-    found = factors(order)
-    if not found or found[-1] & (found[-1] - 1):
-        return found
-    exponent = found[-1].bit_length() - 1
+def _quick_factors(order: int) -> tuple[int, ...] | None:
+    """Return ``factors``, with the power of two cut into factors that are quick to multiply with."""
+    orders = factors(order)
+    if not orders or orders[-1] & (orders[-1] - 1):
+        return orders
+    exponent = orders[-1].bit_length() - 1
     count = -(-exponent // RADIX)
-    return (*found[:-1], *(2 ** ((exponent + index) // count) for index in range(count)))
+    return (*orders[:-1], *(2 ** ((exponent + index) // count) for index in range(count)))
 
 
 def _is_fast(order: int) -> bool:
-    pieces = _pieces(order)
+    pieces = _quick_factors(order)
     return pieces is not None and all(piece <= MAX_FACTOR for piece in pieces)
 
 
@@ -201,7 +201,7 @@ def _paley(order: int) -> torch.Tensor:
 
 @cache
 def _paley_field(order: int) -> int | None:
-    """The q of the field from which Paley makes a matrix of this ``order``."""
+    """Return the q of the field from which Paley makes a matrix of this ``order``."""
     if order % 4 == 0 and _prime_power(order - 1):
         return order - 1
     half = order // 2
@@ -246,7 +246,7 @@ def _powers_of_generator(p: int, degree: int) -> list[int]:
 
 @cache
 def _prime_power(number: int) -> tuple[int, int] | None:
-    """(p, k) with ``number`` = p^k, p an odd prime."""
+    """Return (p, k) with ``number`` = p^k, p an odd prime."""
     p = next((p for p in range(3, isqrt(max(number, 0)) + 1, 2) if number % p == 0), number)
     exponent, rest = 0, number
     while rest > 1 and rest % p == 0:

@@ -149,15 +149,15 @@ def _find_writers(
 
 
 def _find_readers(module: nn.Module, silent: StreamRecord, x: torch.Tensor) -> tuple[tuple[StreamNorm, ...], list[str]]:
-    """Norms whose input is the stream, and the layers that read them, or the stream itself."""
+    """Find the norms whose input is the stream, and the layers that read them, or the stream itself."""
     norms: dict[str, list[str]] = {name: [] for name in norm_like(module, silent) if parallel(silent.inputs[name], x)}
     readers: list[str] = []
-    for name, given in silent.inputs.items():
+    for name, value in silent.inputs.items():
         part = module.get_submodule(name)
         if not (is_experts(part) or (has_matrix(part) and shape_of(part)[1] == x.shape[-1])):
             continue
-        norm = _source(given, {norm: silent.outputs[norm] for norm in norms})
-        if norm is None and not parallel(given, x):
+        norm = _source(value, {norm: silent.outputs[norm] for norm in norms})
+        if norm is None and not parallel(value, x):
             continue
         layers = _expert_layers(module, name, reading=True)
         readers += layers
@@ -168,17 +168,17 @@ def _find_readers(module: nn.Module, silent: StreamRecord, x: torch.Tensor) -> t
     ), readers
 
 
-def _source(given: torch.Tensor, outputs: dict[str, torch.Tensor]) -> str | None:
+def _source(x: torch.Tensor, outputs: dict[str, torch.Tensor]) -> str | None:
     """Which of the ``outputs`` this is. Norms with equal weights give equal ones: then the very tensor, or the last."""
-    equal = [name for name, output in outputs.items() if same(given, output)]
-    very = [name for name in equal if outputs[name].data_ptr() == given.data_ptr()]
+    equal = [name for name, output in outputs.items() if same(x, output)]
+    very = [name for name in equal if outputs[name].data_ptr() == x.data_ptr()]
     return next(reversed(very or equal), None)
 
 
-def _examined(module: nn.Module, name: str, readers: list[str], given: torch.Tensor) -> StreamNorm:
+def _examined(module: nn.Module, name: str, readers: list[str], like: torch.Tensor) -> StreamNorm:
     """The norm, once it is known to divide by the length alone and to multiply with its weight or with 1 + weight."""
     norm = deepcopy(module.get_submodule(name)).float()
-    x = random_like(given, seed=4).float()
+    x = random_like(like, seed=4).float()
     weight = getattr(norm, "weight", None)
     plus_one = False
     before = norm(x)
@@ -204,7 +204,7 @@ def _examined(module: nn.Module, name: str, readers: list[str], given: torch.Ten
 
 
 def _prove(block: nn.Module, run: Run, x: torch.Tensor, residual: Residual, rotation: Rotation, scale: float) -> float:
-    """The largest relative change of the block's update under ``rotation``.
+    """Return the largest relative change of the block's update under ``rotation``.
 
     With a mixture twice: with tokens sent to all experts in turn, which tries each of them; then as the routers say,
     where the median token counts, because a token between two experts may go to the other by a rounding.
@@ -232,7 +232,7 @@ def _accepted(change: float, dtype: torch.dtype) -> float:
 
 
 def _expert_layers(module: nn.Module, name: str, *, reading: bool) -> list[str]:
-    """The layer itself, or those of the experts that read or write the stream; fused experts stay one."""
+    """Return the layer itself, or those of the experts that read or write the stream; fused experts stay one."""
     part: Any = module.get_submodule(name)
     if not is_experts(part):
         return [name]

@@ -37,7 +37,7 @@ class WindowArguments:
         self._append([kept.arguments(*pair) for pair in zip(recorded, firsts, strict=True)])
 
     def of(self, index: int, window: int) -> Arguments:
-        """The arguments of block ``index`` for ``window``."""
+        """Return the arguments of block ``index`` for ``window``."""
         return self.of_window[window][index]
 
     def copy(self) -> WindowArguments:
@@ -116,7 +116,7 @@ def _equal(value: torch.Tensor, first: torch.Tensor) -> bool:
 
 
 def _mappings(window: Sequence[Arguments]) -> list[MutableMapping[Any, Any]]:
-    values = (value for one in window for value in (*one.positional, *one.named.values()))
+    values = (value for arguments in window for value in (*arguments.positional, *arguments.named.values()))
     return [value for value in values if isinstance(value, MutableMapping)]
 
 
@@ -127,8 +127,8 @@ def _with_own_mappings(window: Sequence[Arguments]) -> list[Arguments]:
         return list(window)
     return [
         Arguments(
-            tuple(own.get(id(value), value) for value in one.positional),
-            {name: own.get(id(value), value) for name, value in one.named.items()},
+            tuple(own.get(id(value), value) for value in arguments.positional),
+            {name: own.get(id(value), value) for name, value in arguments.named.items()},
         )
-        for one in window
+        for arguments in window
     ]

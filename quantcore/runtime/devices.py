@@ -15,7 +15,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def default_device() -> torch.device:
-    """The accelerator if torch sees one (CUDA, ROCm, ...), else the CPU."""
+    """Return the accelerator if torch sees one (CUDA, ROCm, ...), else the CPU."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator if accelerator is not None else torch.device("cpu")
 
@@ -28,7 +28,7 @@ def limit_threads() -> int:
 
 
 def _num_cores() -> int:
-    """The cores that this process may run on; all cores where the system does not say (macOS, Windows)."""
+    """Return the cores that this process may run on; all cores where the system does not say (macOS, Windows)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -63,7 +63,7 @@ def free_memory_bytes(device: torch.device) -> int:
 
 
 def peak_memory_bytes() -> int:
-    """The largest resident size of this process so far (host), plus what torch ever held on its accelerator."""
+    """Return the largest resident size of this process so far (host), plus what torch ever held on its accelerator."""
     return _peak_resident_bytes() + (
         torch.accelerator.max_memory_allocated() if torch.accelerator.is_available() else 0
     )
@@ -78,10 +78,10 @@ def held_memory_bytes() -> int | None:
 
 
 def _peak_resident_bytes() -> int:
-    """From Linux's own count: what ``getrusage`` says also holds what the parent had before it started us."""
-    found = _status_bytes("VmHWM")
-    if found is not None:
-        return found
+    """Read Linux's own count: ``getrusage`` also counts the parent's memory from before it started us."""
+    num_bytes = _status_bytes("VmHWM")
+    if num_bytes is not None:
+        return num_bytes
     if sys.platform == "win32":
         import psutil
 
@@ -93,8 +93,8 @@ def _peak_resident_bytes() -> int:
 
 
 def _status_bytes(name: str) -> int | None:
-    found = re.search(rf"^{name}:\s*(\d+) kB$", _text(Path("/proc/self/status")), re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+    match = re.search(rf"^{name}:\s*(\d+) kB$", _text(Path("/proc/self/status")), re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
 
 
 def _text(file: Path) -> str:

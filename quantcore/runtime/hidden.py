@@ -36,7 +36,7 @@ class Hidden:
         return replace(self, states=states, arguments=self.arguments.copy())
 
     def run(self, block: nn.Module, index: int, window: int) -> torch.Tensor:
-        """The output of ``block``, which is number ``index``, for one window; the states stay as they are."""
+        """Return the output of ``block``, which is number ``index``, for one window; the states stay as they are."""
         return self.run_on(self.states[window], block, index, window)
 
     def run_on(self, state: torch.Tensor, block: nn.Module, index: int, window: int) -> torch.Tensor:

@@ -40,11 +40,11 @@ class _Below(ctypes.Structure):
 
 
 def abi() -> int:
-    """The version that this kernel offers, 0 where it has none that is of use."""
+    """Return the Landlock version of this kernel; 0 if it is missing or too old."""
     if sys.platform != "linux":
         return 0
-    found = ctypes.CDLL(None).syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
-    return int(found) if found >= MIN_ABI else 0
+    version = ctypes.CDLL(None).syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
+    return int(version) if version >= MIN_ABI else 0
 
 
 def confine(rules: Mapping[str, Sequence[str]]) -> None:
@@ -79,11 +79,11 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def _call(number: int, *arguments: object) -> int:
-    found = ctypes.CDLL(None, use_errno=True).syscall(number, *arguments)
-    if found < 0:
+    result = ctypes.CDLL(None, use_errno=True).syscall(number, *arguments)
+    if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, f"Landlock (system call {number}): {os.strerror(error)}")
-    return int(found)
+    return int(result)
 
 
 if __name__ == "__main__":

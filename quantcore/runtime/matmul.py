@@ -13,14 +13,14 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from quantcore.runtime.workload import PIECE_BYTES
+from quantcore.runtime.workload import TILE_BYTES
 
 PRODUCTS = frozenset({
     functional.linear, functional.scaled_dot_product_attention, torch.addmm, torch.baddbmm, torch.bmm, torch.matmul,
     torch.mm, torch.Tensor.__matmul__, torch.Tensor.bmm, torch.Tensor.matmul, torch.Tensor.mm,
 })  # fmt: skip
 NARROW = (torch.bfloat16, torch.float16)
-MAX_WIDE_VALUES = PIECE_BYTES // 4
+MAX_WIDE_VALUES = TILE_BYTES // 4
 """Values of a weight that are widened at a time."""
 
 
@@ -53,18 +53,18 @@ class WideMatmul(TorchFunctionMode):
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # fmt: skip
-        given = kwargs or {}
+        named = kwargs or {}
         narrow = args[0].dtype if func in PRODUCTS and args else None
         if narrow not in NARROW:
-            return func(*args, **given)
+            return func(*args, **named)
         if func is functional.linear and len(args) > 1 and args[1].numel() > MAX_WIDE_VALUES:
-            return _linear_in_tiles(*args, **given)
-        args, given = tree_map(_widened, (args, given))
-        return func(*args, **given).to(narrow)
+            return _linear_in_tiles(*args, **named)
+        args, named = tree_map(_widened, (args, named))
+        return func(*args, **named).to(narrow)
 
 
 def _linear_in_tiles(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
-    """``linear`` with some outputs at a time, so that a head or a wide layer is not held in float32 as a whole."""
+    """Compute ``linear`` for some outputs at a time, so that a wide layer is not held in float32 as a whole."""
     num_rows = max(1, MAX_WIDE_VALUES // weight_OI.shape[1])
     wide = x.float()
     parts = [

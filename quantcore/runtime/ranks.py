@@ -45,7 +45,7 @@ class Ranks:
         return self.rank == 0
 
     def part(self, count: int, rank: int | None = None) -> range:
-        """Which of ``count`` things are this rank's: neighbours, in the order of the ranks. It may be none."""
+        """Return which of ``count`` items belong to a rank: neighbours, in the order of the ranks; it may be none."""
         rank = self.rank if rank is None else rank
         return range(rank * count // self.size, (rank + 1) * count // self.size)
 
@@ -55,12 +55,12 @@ class Ranks:
             return value
         parcel = _Parcel.of(value) if self.rank == owner else None
         with _talking():
-            found = _Parcel.exchange(
+            received = _Parcel.exchange(
                 parcel,
                 lambda packed: torch.distributed.broadcast_object_list(packed, src=owner),
                 lambda bytes_: torch.distributed.broadcast(bytes_, src=owner),
             )
-        return value if self.rank == owner else found.open()
+        return value if self.rank == owner else received.open()
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks, in their order, on every rank."""
@@ -96,9 +96,9 @@ ALONE = Ranks()
 
 
 def spread(costs: Sequence[int], size: int) -> list[int]:
-    """The rank that each piece of work goes to: the costliest first, each to the rank that has least to do."""
+    """Return the rank that each piece of work goes to: the costliest first, each to the rank that has least to do."""
     load, owners = [0] * size, [0] * len(costs)
-    for number in sorted(range(len(costs)), key=lambda one: (-costs[one], one)):
+    for number in sorted(range(len(costs)), key=lambda index: (-costs[index], index)):
         owners[number] = load.index(min(load))
         load[owners[number]] += costs[number]
     return owners
@@ -140,15 +140,15 @@ class _Parcel:
 
     @classmethod
     def exchange(
-        cls, mine: Self | None, pass_packed: Callable[[list[Any]], object],
+        cls, own: Self | None, pass_packed: Callable[[list[Any]], object],
         pass_bytes: Callable[[torch.Tensor], object],
     ) -> Self:  # fmt: skip
-        """Give ``mine``, or take what another rank gives."""
-        packed: list[Any] = [mine and (mine.pickled, [(one.shape, one.dtype) for one in mine.tensors])]
+        """Send ``own``, or receive the parcel that another rank sends."""
+        packed: list[Any] = [own and (own.pickled, [(part.shape, part.dtype) for part in own.tensors])]
         pass_packed(packed)
         pickled, forms = packed[0]
-        taken = [torch.empty(shape, dtype=dtype, device=default_device()) for shape, dtype in forms] if not mine else []
-        parcel = mine or cls(pickled, taken)
+        taken = [torch.empty(shape, dtype=dtype, device=default_device()) for shape, dtype in forms] if not own else []
+        parcel = own or cls(pickled, taken)
         for tensor in parcel.tensors:
             if tensor.numel():
                 pass_bytes(tensor.contiguous().reshape(-1).view(torch.uint8))
@@ -157,7 +157,7 @@ class _Parcel:
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """The ranks that ``torchrun`` started, this process being one of them; ``ALONE`` without it."""
+    """Join the ranks that ``torchrun`` started; ``ALONE`` without it."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield ALONE

@@ -45,7 +45,7 @@ class Relay:
         ModelError for a model that is no chain of blocks.
         """
         failures: list[Exception] = []
-        for number in sorted(range(MAX_RETURNED + 1), key=lambda one: one != self.num_returned):
+        for number in sorted(range(MAX_RETURNED + 1), key=lambda count: count != self.num_returned):
             self.num_returned, self.seen = number, None
             try:
                 model()
@@ -55,8 +55,8 @@ class Relay:
                 failures.append(error)
             else:
                 return self.reached()
-        told = next((one for one in failures if isinstance(one, ModelError)), None)
-        raise told or no_chain(f"its code fails around them ({reason_of(failures[0])})") from failures[0]
+        explained = next((failure for failure in failures if isinstance(failure, ModelError)), None)
+        raise explained or no_chain(f"its code fails around them ({reason_of(failures[0])})") from failures[0]
 
     def reached(self) -> torch.Tensor:
         """Return what the first block was given. Raises ModelError if it was not called."""
@@ -66,7 +66,7 @@ class Relay:
 
 
 def no_chain(what: str) -> ModelError:
-    """The error for a model that is no plain chain of decoder blocks, and ``what`` shows it."""
+    """Return the error for a model that is no plain chain of decoder blocks, and ``what`` shows it."""
     return ModelError(
         f"This model cannot be run decoder block by decoder block: {what}.",
         code="unsupported_architecture",
@@ -92,7 +92,7 @@ def blocks_replaced(blocks: Iterable[nn.Module], arguments: list[Arguments], *, 
 
 
 def _recorder(arguments: Arguments, relay: Relay, *, is_first: bool) -> Callable[..., Any]:
-    """A stand-in for a block's forward: remembers what comes beside the hidden states and passes these through.
+    """Make a stand-in for a block's forward: it remembers what comes beside the hidden states and passes these through.
 
     The model must hand to each block just what the one before returned: what it did in between would be missed.
     """
@@ -129,11 +129,11 @@ class Outside:
     device: torch.device
 
     def __call__(self, state: torch.Tensor) -> torch.Tensor:
-        """From the last block's output [1, T, H] to logits [1, T, V]."""
+        """Compute the logits [1, T, V] from the last block's output [1, T, H]."""
         return self._run(torch.zeros(state.shape[:2], dtype=torch.long), state)
 
     def embed(self, ids_NT: torch.Tensor) -> torch.Tensor:
-        """The input of the first block for token ids [1, T]."""
+        """Return the input of the first block for token ids [1, T]."""
         self.relay.stops = True
         with suppress(Reached):
             self._run(ids_NT, None)

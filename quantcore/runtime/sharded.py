@@ -21,31 +21,31 @@ from quantcore.model.experts import SplitExperts
 from quantcore.numerics.qtensor import check_finite, is_finite
 from quantcore.runtime.devices import free_memory_bytes
 from quantcore.runtime.ranks import Ranks
-from quantcore.runtime.shards import is_sharded, mine, whole
+from quantcore.runtime.shards import is_sharded, local_rows, whole
 
 SHARDED = (nn.Linear,)
 
 
 def sharing_ranks(
-    asked: bool | None, memory_bytes: Mapping[str, int], ranks: Ranks, device: torch.device
+    shard_blocks: bool | None, memory_bytes: Mapping[str, int], ranks: Ranks, device: torch.device
 ) -> Ranks | None:
-    """The ranks that share every block; None where each holds blocks whole.
+    """Return the ranks among which every block is sharded; None where each holds whole blocks.
 
-    ``asked`` is what the task says; None leaves it to the memory that the plan counts and the devices have. Raises
-    ConfigError ``unsupported_config`` for one process.
+    ``shard_blocks`` is the task's option. None decides by the memory that the plan counts and the devices have. Raises
+    ConfigError ``unsupported_config`` if there is only one process.
     """
-    if asked is None:
+    if shard_blocks is None:
         is_short = any(ranks.gather(sum(memory_bytes.values()) > free_memory_bytes(device)))
         return ranks if ranks.size > 1 and is_short else None
-    if asked and ranks.size == 1:
+    if shard_blocks and ranks.size == 1:
         raise ConfigError(
-            "shard_blocks lays every block in slices on several processes, and this job is one process.",
+            "shard_blocks divides every block into shards on several processes, and this job is one process.",
             code="unsupported_config",
             hint="Start it with torchrun --nproc-per-node N, or leave shard_blocks out; a worker of the service starts"
             " several processes with BITFOUNDRY_ENGINE_RANKS.",
             field="/shard_blocks",
         )
-    return ranks if asked else None
+    return ranks if shard_blocks else None
 
 
 def shard(block: nn.Module, ranks: Ranks, device: torch.device, keeps: Callable[[str], bool]) -> None:
@@ -68,7 +68,7 @@ def shard(block: nn.Module, ranks: Ranks, device: torch.device, keeps: Callable[
 
 def check_all_finite(weights: Mapping[str, nn.Parameter], ranks: Ranks) -> None:
     """Raises NumericsError on all ranks if a weight holds NaN or infinity, wherever that lies; by the layers' names."""
-    bad = {name for name, weight in weights.items() if not is_finite(mine(weight))}
+    bad = {name for name, weight in weights.items() if not is_finite(local_rows(weight))}
     if any(map(is_sharded, weights.values())):
         bad = bad.union(*ranks.gather(bad))
     for name, weight in weights.items():

@@ -23,15 +23,15 @@ def is_sharded(tensor: torch.Tensor) -> TypeGuard[Any]:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All rows. Of a sharded parameter all ranks call it together, and get a copy."""
+    """Return all rows. For a sharded parameter all ranks call it together, and get a copy."""
     if not is_sharded(tensor):
         return tensor.data
     result: torch.Tensor = tensor.full_tensor()
     return result
 
 
-def mine(tensor: torch.Tensor) -> torch.Tensor:
-    """The rows of this rank, to be changed in place: of a sharded parameter maybe none."""
+def local_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the rows of this rank, to be changed in place; a sharded parameter may have none here."""
     if not is_sharded(tensor):
         return tensor.data
     result: torch.Tensor = tensor.to_local()
@@ -39,7 +39,7 @@ def mine(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def rows_of(tensor: torch.Tensor) -> range:
-    """Which rows ``mine`` are."""
+    """Return which rows ``local_rows`` returns."""
     if not is_sharded(tensor):
         return range(len(tensor))
     size, rank = tensor.device_mesh.size(), tensor.device_mesh.get_local_rank()
@@ -54,12 +54,12 @@ def put(parameter: torch.Tensor, value: torch.Tensor) -> None:
         return
     rows = rows_of(parameter)
     with torch.no_grad():
-        mine(parameter).copy_(value[rows.start : rows.stop])
+        local_rows(parameter).copy_(value[rows.start : rows.stop])
 
 
 @contextmanager
 def changing(parameter: torch.Tensor) -> Iterator[torch.Tensor]:
-    """All rows, to be changed in place. Of a sharded parameter all ranks call it together, and each keeps its own."""
+    """Yield all rows, to be changed in place. For a sharded parameter all ranks call it; each keeps its own rows."""
     value = whole(parameter)
     yield value
     if is_sharded(parameter):

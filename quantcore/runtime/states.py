@@ -20,8 +20,10 @@ from quantcore.runtime.workload import STATES_SHARE
 
 
 def states_kept(num_windows: int, num_bytes: int, device: torch.device, folder: Path) -> States:
-    """An empty place for the states of so many windows. Where all streams take ``num_bytes`` and that is too much of
-    the memory of ``device``, it is on the disk of ``folder``."""
+    """Make an empty place for the states of so many windows.
+
+    It is on the disk of ``folder`` if ``num_bytes``, which all streams take, are too much of the memory of ``device``.
+    """
     is_small = num_bytes <= STATES_SHARE * free_memory_bytes(device)
     return StatesInMemory(num_windows) if is_small else StatesOnDisk(num_windows, folder)
 
@@ -50,7 +52,7 @@ class States(MutableSequence[torch.Tensor]):
 
     def __getitem__(self, window: Any) -> Any:
         if isinstance(window, slice):
-            return [self[one] for one in range(*window.indices(self._num))]
+            return [self[index] for index in range(*window.indices(self._num))]
         place = self._place(window)
         return self._read(place).to(self._dtypes[place])
 
@@ -61,7 +63,7 @@ class States(MutableSequence[torch.Tensor]):
         self._dtypes[place] = state.dtype
 
     def insert(self, window: int, state: torch.Tensor) -> None:
-        """Only at the end."""
+        """Append a state; ``window`` must be the next one."""
         if window != self._num or self._num == self.capacity:
             raise IndexError(f"{self.capacity} hidden states, which are put one behind another")
         if self._num == 0:
@@ -106,8 +108,8 @@ class States(MutableSequence[torch.Tensor]):
             before = [self._read(place).clone() for place in range(self._num)]
             self._like = self._like.to(dtype)
             self._open(state.to(dtype))
-            for place, one in enumerate(before):
-                self._write(place, one.to(dtype))
+            for place, old in enumerate(before):
+                self._write(place, old.to(dtype))
 
 
 class StatesInMemory(States):

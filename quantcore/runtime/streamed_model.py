@@ -35,7 +35,7 @@ from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.ranks import Ranks, computing_together
 from quantcore.runtime.relay import Outside, Relay, blocks_replaced
 from quantcore.runtime.sharded import shard
-from quantcore.runtime.shards import is_sharded, mine, rows_of
+from quantcore.runtime.shards import is_sharded, local_rows, rows_of
 from quantcore.runtime.states import States, StatesInMemory
 
 ReadTensor = Callable[[str], torch.Tensor]
@@ -106,7 +106,7 @@ class StreamedModel:
         return self.model.get_submodule(place.rpartition(".")[0])
 
     def stored_name(self, name: str, index: int | None = None) -> str:
-        """The checkpoint's name of a parameter of the model, or of one of block ``index``."""
+        """Return the checkpoint's name of a parameter of the model, or of one of block ``index``."""
         place = name if index is None else f"{self._prefix}{index}.{name}"
         return self._stored.get(place, place)
 
@@ -204,7 +204,7 @@ class StreamedModel:
             yield self.model
 
     def _fused_experts(self, block: nn.Module, index: int) -> list[str]:
-        """The modules in the block whose experts the checkpoint holds one by one."""
+        """Return the modules in the block whose experts the checkpoint holds one by one."""
         start = f"{self._prefix}{index}."
         fused = [name for name, module in block.named_modules() if is_fused(module)]
         return [name for name in fused if f"{start}{name}.down_proj" not in self._stored]
@@ -247,7 +247,7 @@ class StreamedModel:
         stored = self._stored.get(place, place)
         before = getattr(module.get_submodule(path), last)
         if self._shards is not None and is_sharded(before):
-            mine(before).copy_(self._shards.read_rows(stored, rows_of(before)))
+            local_rows(before).copy_(self._shards.read_rows(stored, rows_of(before)))
             return
         dtype = torch.float32 if self._keeps_float32(place) else before.dtype
         set_parameter(module, name, self._read(stored).to(self.device, dtype))

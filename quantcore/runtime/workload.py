@@ -13,7 +13,7 @@ PROBE_POSITIONS = 16
 """The last positions of such a window: those that are compared."""
 LOGIT_ROWS = 128
 """Positions of a window whose logits are computed at a time."""
-PIECE_BYTES = 8 << 20
+TILE_BYTES = 8 << 20
 """Large matrices and logits are cut into tiles of so many bytes in float32."""
 
 
@@ -44,7 +44,7 @@ CHUNK_WINDOWS = 16
 
 
 def count_chunks(num_windows: int) -> int:
-    """A power of two, whatever the number of ranks."""
+    """Return the number of chunks: a power of two that does not depend on the number of ranks."""
     chunks = 1
     while chunks < MAX_CHUNKS and 2 * chunks * CHUNK_WINDOWS <= num_windows:
         chunks *= 2

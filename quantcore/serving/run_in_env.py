@@ -29,7 +29,7 @@ def kv_cache_dtype(model: str | Path) -> str:
     return "fp8" if has_scales else "auto"
 
 
-def run_elsewhere(script: Path, task: dict[str, Any], *, python: str, program: str) -> dict[str, Any]:
+def run_in_env(script: Path, task: dict[str, Any], *, python: str, program: str) -> dict[str, Any]:
     """Run ``script`` with the interpreter ``python`` of the environment where ``program`` is installed.
 
     ``task`` names at least the ``model``. Raises ConfigError ``no_runtime``, ModelError ``runtime_failed``.

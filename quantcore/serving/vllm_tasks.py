@@ -26,7 +26,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
     _load_harness(vllm.__version__)
 
-    found: Any = simple_evaluate(
+    results: Any = simple_evaluate(
         model="vllm",
         model_args={
             "pretrained": task["model"],
@@ -42,7 +42,8 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         bootstrap_iters=1000,
         log_samples=False,
     )
-    return {"results": found["results"], "versions": {"vllm": vllm.__version__, "lm_eval": metadata.version("lm_eval")}}
+    versions = {"vllm": vllm.__version__, "lm_eval": metadata.version("lm_eval")}
+    return {"results": results["results"], "versions": versions}
 
 
 def _load_harness(version: str) -> None:

@@ -39,8 +39,8 @@ class AutoRound:
         self, modules: Mapping[LayerPlan, nn.Module], start: Mapping[LayerPlan, QTensor],
         run: Callable[[int], torch.Tensor], targets: Sequence[torch.Tensor],
     ) -> dict[LayerPlan, QTensor]:  # fmt: skip
-        """The best codes seen, or those of ``start`` where no step was better on all windows."""
-        weights = [_TunedWeight(layer, modules[layer], one) for layer, one in start.items()]
+        """Return the best codes seen, or those of ``start`` where no step was better on all windows."""
+        weights = [_TunedWeight(layer, modules[layer], first) for layer, first in start.items()]
         with torch.enable_grad(), _weights_replaced(weights):
             _put(weights)
             at_start = _loss(run, targets)
@@ -142,7 +142,7 @@ class _TunedWeight:
         self._final = replace(params, scale=scale, zero_point=zero_point)
 
     def codes(self) -> QTensor:
-        """The codes of the restored parameters."""
+        """Return the codes of the restored parameters."""
         with torch.no_grad():
             step = self._final.step.unsqueeze(-1)
             moved = self._weight_RGS + self._offset * self._spacing_RGS * step
@@ -155,7 +155,7 @@ class _TunedWeight:
 
 
 def _spacing(x_RGS: torch.Tensor, start: QTensor) -> torch.Tensor:
-    """The distance of the two values of the format's grid around each x; 0 beyond its ends."""
+    """Return the distance of the two values of the format's grid around each x; 0 beyond its ends."""
     grid = torch.tensor(sorted(set(start.spec.format.grid())), device=x_RGS.device)
     above = torch.searchsorted(grid, x_RGS.contiguous()).clamp_(0, len(grid) - 1)
     below = torch.where(grid[above] > x_RGS, above - 1, above).clamp_(0, len(grid) - 2)

@@ -1,6 +1,6 @@
-"""Rounding input by input, where what the codes of one get wrong is made good by those of the others.
+"""Rounding input by input, where the codes of later inputs make good the errors of earlier ones.
 
-Legend: K inputs in the order in which they are rounded, O outputs, J runs of inputs that share parameters.
+Legend: K inputs in the order in which they are rounded, O outputs, J groups of inputs that share parameters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from quantcore.config.spec import QuantizationSpec
 from quantcore.numerics.affine import QParams
 from quantcore.solvers import fused
-from quantcore.solvers.cells import Cell, Cells
+from quantcore.solvers.groups import GroupParams, Groups
 
 ONE_BY_ONE = 16  # inputs that are taken one by one, without matrix products between them
 ROUNDED_TOGETHER = 64  # inputs that are rounded together where they do not move each other
@@ -24,7 +24,7 @@ NUM_PANELS = 4  # of a triangular product: 10/16 of the work of a whole one
 
 @dataclass(frozen=True)
 class Table:
-    """The parameters of rows of weights, as every run of inputs has them.
+    """The parameters of rows of weights, for every group of inputs.
 
     ``zero_JO`` is None if symmetric, ``global_O`` if there is no global scale.
     """
@@ -34,13 +34,13 @@ class Table:
     global_O: torch.Tensor | None
 
     @classmethod
-    def of(cls, params: Sequence[QParams], cells: Sequence[Cells]) -> Table:
+    def of(cls, params: Sequence[QParams], groups: Sequence[Groups]) -> Table:
         """Make the table of weights that lie one below another."""
-        pairs = list(zip(params, cells, strict=True))
-        scale_JO = torch.cat([where.spread(one.scale) for one, where in pairs], dim=1).contiguous()
-        zeros = [where.spread(one.zero_point) for one, where in pairs if one.zero_point is not None]
+        pairs = list(zip(params, groups, strict=True))
+        scale_JO = torch.cat([layout.spread(own.scale) for own, layout in pairs], dim=1).contiguous()
+        zeros = [layout.spread(own.zero_point) for own, layout in pairs if own.zero_point is not None]
         globals_ = [
-            one.global_scale.expand(where.index_JO.shape[1]) for one, where in pairs if one.global_scale is not None
+            own.global_scale.expand(layout.index_JO.shape[1]) for own, layout in pairs if own.global_scale is not None
         ]
         zero_JO = torch.cat(zeros, dim=1).contiguous() if zeros else None
         return cls(scale_JO, zero_JO, torch.cat(globals_) if globals_ else None)
@@ -65,7 +65,7 @@ class Table:
 
 
 class Grid:
-    """Rounds weights to the grid of ``table``'s parameters; ``group_K`` says in which run an input is."""
+    """Rounds weights to the grid of ``table``'s parameters; ``group_K`` is the group of each input."""
 
     def __init__(self, spec: QuantizationSpec, table: Table, group_K: Sequence[int]) -> None:
         self.spec, self.table, self._group_K = spec, table, group_K
@@ -74,10 +74,11 @@ class Grid:
         self._step_JO = scale_JO if table.global_O is None else scale_JO * table.global_O
         self._zero_JO = None if table.zero_JO is None else table.zero_JO.float()
         zeros = [None] * len(scale_JO) if self._zero_JO is None else self._zero_JO.unbind()
-        self._runs = [Cell(*cell) for cell in zip(scale_JO.unbind(), self._step_JO.unbind(), zeros, strict=True)]
+        steps = self._step_JO.unbind()
+        self._params_J = [GroupParams(*params) for params in zip(scale_JO.unbind(), steps, zeros, strict=True)]
 
     def put(self, start: int, params_O: QParams) -> None:
-        """Set the parameters of the run of the input ``start``, in the table, too."""
+        """Set the parameters of the group of the input ``start``, in the table, too."""
         group = self._group_K[start]
         self.table.scale_JO[group] = params_O.scale
         self._step_JO[group] = params_O.step
@@ -85,36 +86,39 @@ class Grid:
             self.table.zero_JO[group] = params_O.zero_point
             self._zero_JO[group] = params_O.zero_point
 
-    def cells(self, start: int, end: int) -> list[Cell]:
+    def params_of_each(self, start: int, end: int) -> list[GroupParams]:
         """Return the parameters of some inputs one by one, [O] each."""
-        return [self._runs[group] for group in self._group_K[start:end]]
+        return [self._params_J[group] for group in self._group_K[start:end]]
 
-    def cell(self, start: int, end: int) -> Cell:
+    def params(self, start: int, end: int) -> GroupParams:
         """Return the parameters of some inputs, [K, O]."""
         groups = self._group_K[start:end]
         zero = None if self._zero_JO is None else self._zero_JO[groups]
-        return Cell(self.table.scale_JO[groups], self._step_JO[groups], zero)
+        return GroupParams(self.table.scale_JO[groups], self._step_JO[groups], zero)
 
-    def round_(self, x: torch.Tensor, cell: Cell) -> torch.Tensor:
-        """x [..., O] in place to values of the format's grid: ``affine.quantize`` for weights that lie transposed."""
+    def round_(self, x: torch.Tensor, params: GroupParams) -> torch.Tensor:
+        """Round x [..., O] in place to values of the format's grid: ``affine.quantize`` for transposed weights."""
         if self.spec.over is not None and self.table.global_O is not None:
-            self.spec.over.format.round_(x.div_(self.table.global_O)).div_(cell.scale)
-        elif cell.zero is None:
-            x.div_(cell.step)
+            self.spec.over.format.round_(x.div_(self.table.global_O)).div_(params.scale)
+        elif params.zero is None:
+            x.div_(params.step)
         else:
-            torch.addcdiv(cell.zero, x, cell.step, out=x)
+            torch.addcdiv(params.zero, x, params.step, out=x)
         return self._format.round_(x, self._round_method)
 
-    def subtract_(self, x: torch.Tensor, values: torch.Tensor, cell: Cell) -> torch.Tensor:
+    def subtract_(self, x: torch.Tensor, values: torch.Tensor, params: GroupParams) -> torch.Tensor:
         """x -= dequantize(values), in place; x is [..., O]."""
-        return x.addcmul_(values if cell.zero is None else values - cell.zero, cell.step, value=-1)
+        return x.addcmul_(values if params.zero is None else values - params.zero, params.step, value=-1)
 
 
-class Found(NamedTuple):
-    """Where parameters are found on the way: ``find(start, end)`` is called when the weights of a run of ``run`` inputs
-    are as the errors before have moved them; it sets those of the grid."""
+class RangeFinder(NamedTuple):
+    """Finds the parameters of each group of ``group_size`` inputs when the sweep reaches it.
 
-    run: int
+    ``find(start, end)`` is called once the errors of earlier inputs have moved the group's weights. It sets the
+    parameters of the grid.
+    """
+
+    group_size: int
     find: Callable[[int, int], None]
 
 
@@ -133,13 +137,13 @@ class Columns:
         """Round each input by itself."""
         for start in range(0, len(self.value_KO), ROUNDED_TOGETHER):
             end = start + ROUNDED_TOGETHER
-            cell = self.grid.cell(start, end)
-            values = self.grid.round_(self.value_KO[start:end], cell)
-            self.grid.subtract_(self.error_KO[start:end], values, cell)
+            params = self.grid.params(start, end)
+            values = self.grid.round_(self.value_KO[start:end], params)
+            self.grid.subtract_(self.error_KO[start:end], values, params)
 
-    def sweep(self, error_feedback_KK: torch.Tensor, found: Found | None = None) -> None:
+    def sweep(self, error_feedback_KK: torch.Tensor, finder: RangeFinder | None = None) -> None:
         """Round one input after another. Before that, k moves by the sum of error_feedback[k, l] * error[l], l < k."""
-        self._sweep(0, len(self.value_KO), error_feedback_KK, found)
+        self._sweep(0, len(self.value_KO), error_feedback_KK, finder)
 
     def improve(self, row_scaled_KK: torch.Tensor) -> None:
         """One pass of coordinate descent: each input in turn is rounded to what is best given all others.
@@ -166,32 +170,32 @@ class Columns:
             total_O += torch.linalg.vecdot(moved, self.error_KO[start:end], dim=0)
         return total_O
 
-    def _sweep(self, start: int, end: int, error_feedback_KK: torch.Tensor, found: Found | None) -> None:
+    def _sweep(self, start: int, end: int, error_feedback_KK: torch.Tensor, finder: RangeFinder | None) -> None:
         """``sweep`` of some inputs that have moved by all errors before ``start``: half of them, then the rest."""
         size = end - start
-        if found is not None and size == found.run:
-            found.find(start, end)
-            found = None
-        if found is None and size <= ONE_BY_ONE:
+        if finder is not None and size == finder.group_size:
+            finder.find(start, end)
+            finder = None
+        if finder is None and size <= ONE_BY_ONE:
             self._sweep_one_by_one(start, end, error_feedback_KK)
             return
-        unit = ONE_BY_ONE if found is None else found.run
+        unit = ONE_BY_ONE if finder is None else finder.group_size
         middle = start + -(-size // (2 * unit)) * unit
-        self._sweep(start, middle, error_feedback_KK, found)
+        self._sweep(start, middle, error_feedback_KK, finder)
         self.value_KO[middle:end].addmm_(error_feedback_KK[middle:end, start:middle], self.error_KO[start:middle])
-        self._sweep(middle, end, error_feedback_KK, found)
+        self._sweep(middle, end, error_feedback_KK, finder)
 
     def _sweep_one_by_one(self, start: int, end: int, error_feedback_KK: torch.Tensor) -> None:
         inputs = slice(start, end)
         if fused.pays(self.value_KO.device):
             part = self.value_KO[inputs], self.error_KO[inputs], error_feedback_KK[inputs, inputs]
-            if (done := fused.turns(self.grid, *part, self.grid.cell(start, end))) is not None:
+            if (done := fused.round_in_turn(self.grid, *part, self.grid.params(start, end))) is not None:
                 self.value_KO[inputs], self.error_KO[inputs] = done
                 return
         feedback = error_feedback_KK[inputs, inputs].contiguous().unbind()
         values, errors = self.value_KO[inputs].unbind(), self.error_KO[inputs].unbind()
-        for k, cell in enumerate(self.grid.cells(start, end)):
+        for k, params in enumerate(self.grid.params_of_each(start, end)):
             if k:
                 values[k].addmv_(self.error_KO[start : start + k].T, feedback[k][:k])
-            self.grid.round_(values[k], cell)
-            self.grid.subtract_(errors[k], values[k], cell)
+            self.grid.round_(values[k], params)
+            self.grid.subtract_(errors[k], values[k], params)

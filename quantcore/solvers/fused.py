@@ -1,5 +1,5 @@
 """The innermost loop of ``columns`` for accelerators, where every operation on a few thousand numbers is a launch that
-takes longer than its work: torch.compile makes one kernel of some inputs' turns (Triton's on GPUs).
+takes longer than its work: torch.compile makes one kernel for several inputs (Triton's on GPUs).
 
 No accelerator was at hand to see it run there; a test compiles it for the CPU. Where it cannot be compiled, the loop
 runs operation by operation, as on CPUs.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from quantcore.solvers.cells import Cell
+from quantcore.solvers.groups import GroupParams
 
 if TYPE_CHECKING:
     from quantcore.solvers.columns import Grid
@@ -29,19 +29,19 @@ def pays(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def turns(
-    grid: Grid, value_KO: torch.Tensor, error_KO: torch.Tensor, error_feedback_KK: torch.Tensor, cell: Cell
+def round_in_turn(
+    grid: Grid, value_KO: torch.Tensor, error_KO: torch.Tensor, error_feedback_KK: torch.Tensor, params: GroupParams
 ) -> Pair | None:
     """Round ``value_KO`` input by input, each moved first by error_feedback[k, l] * error[l] of all l < k.
 
-    Returns the rounded values and the errors after that; None where it cannot be compiled. ``cell`` has parameters
-    [K, O].
+    Returns the rounded values and the errors after that; None where it cannot be compiled. ``params``
+    are [K, O].
     """
     global _works
     if not _works:
         return None
     try:
-        return _compiled()(grid, value_KO, error_KO, error_feedback_KK, cell)
+        return _compiled()(grid, value_KO, error_KO, error_feedback_KK, params)
     except torch._dynamo.exc.TorchDynamoException as error:
         logger.warning("The inner loop of GPTQ cannot be compiled (%s): it is slower.", type(error).__name__)
         _works = False
@@ -55,12 +55,12 @@ def _compiled() -> Callable[..., Pair]:
 
 
 def _one_by_one(
-    grid: Grid, value_KO: torch.Tensor, error_KO: torch.Tensor, error_feedback_KK: torch.Tensor, cell: Cell
+    grid: Grid, value_KO: torch.Tensor, error_KO: torch.Tensor, error_feedback_KK: torch.Tensor, params: GroupParams
 ) -> Pair:
     values: list[torch.Tensor] = []
     errors: list[torch.Tensor] = []
     for k in range(len(value_KO)):
-        value_O, own = value_KO[k].clone(), cell.at(k)
+        value_O, own = value_KO[k].clone(), params.at(k)
         for before, error_O in enumerate(errors):
             value_O = value_O + error_feedback_KK[k, before] * error_O
         values.append(grid.round_(value_O, own))

@@ -1,4 +1,4 @@
-"""The global scale (NVFP4) of layers that belong together: one for all of them."""
+"""The global scale (NVFP4) that layers which belong together share."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from quantcore.runtime.shards import whole
 
 
 def shared_global_scales(modules: Mapping[LayerPlan, nn.Module]) -> dict[LayerPlan, torch.Tensor]:
-    """One for the layers of a module that have one spec and as many inputs, a float32 number; other specs have none.
+    """Compute one global scale (float32) for the layers of a module with the same spec and number of inputs.
+
+    Other specs have none.
 
     Consumers compute what reads one tensor (q, k and v, or gate and up) in one product, with one global scale: vLLM
     takes the smallest of those that it finds. Whether layers do read one tensor is not always known here, so some share
     that need not. It costs nothing: an e4m3 scale has all its bits down to 2^-14 of the largest one.
     """
-    found: dict[LayerPlan, torch.Tensor] = {}
+    scales: dict[LayerPlan, torch.Tensor] = {}
     for layers in by_global_scale(modules):
         if has_global_scale(layers[0].weight):
             weights = (whole(modules[layer].get_parameter("weight")) for layer in layers)
-            found |= dict.fromkeys(layers, global_scale(weights, layers[0].weight))
-    return found
+            scales |= dict.fromkeys(layers, global_scale(weights, layers[0].weight))
+    return scales
 
 
 def by_global_scale(layers: Iterable[LayerPlan]) -> list[list[LayerPlan]]:
-    """The layers in lists of those that share a global scale; one without is a list by itself."""
-    found: dict[object, list[LayerPlan]] = {}
+    """Put layers that share a global scale into one list; a layer without any is a list by itself."""
+    lists: dict[object, list[LayerPlan]] = {}
     for layer in layers:
-        family: object = (layer.name.rpartition(".")[0], layer.block, layer.in_features, layer.weight)
-        found.setdefault(family if has_global_scale(layer.weight) else layer.name, []).append(layer)
-    return list(found.values())
+        key: object = (layer.name.rpartition(".")[0], layer.block, layer.in_features, layer.weight)
+        lists.setdefault(key if has_global_scale(layer.weight) else layer.name, []).append(layer)
+    return list(lists.values())
 
 
 def has_global_scale(spec: QuantizationSpec) -> bool:
@@ -42,7 +44,7 @@ def has_global_scale(spec: QuantizationSpec) -> bool:
 
 
 def global_scale(weights: Iterable[torch.Tensor], spec: QuantizationSpec) -> torch.Tensor:
-    """The one for all ``weights``, of which one is looked at at a time."""
+    """Compute the scale that all ``weights`` share, with one of them in memory at a time."""
     ends = torch.stack([torch.stack(torch.aminmax(weight)) for weight in weights])
     scale = find_global_scale(ends.amin().float(), ends.amax().float(), spec)
     assert scale is not None

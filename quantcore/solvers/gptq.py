@@ -24,10 +24,10 @@ from quantcore.numerics.qtensor import QTensor
 from quantcore.observers import observer_for
 from quantcore.runtime import workload
 from quantcore.solvers import NONE, SOLVERS, GlobalScales, Weights
-from quantcore.solvers.cells import Cells
-from quantcore.solvers.columns import Columns, Found, Grid, Table
+from quantcore.solvers.columns import Columns, Grid, RangeFinder, Table
+from quantcore.solvers.groups import Groups
 from quantcore.solvers.hessian import Hessian, order_of
-from quantcore.solvers.measures import Metric, RunMeasure
+from quantcore.solvers.measures import GroupMeasure, Metric
 from quantcore.solvers.ranges import FullRange, search
 from quantcore.solvers.rtn import group_by_spec, observed_ranges, round_all, search_ranges, transposed
 
@@ -57,23 +57,23 @@ class GPTQ:
     ) -> dict[LayerPlan, QTensor]:
         if stats is None or stats.gram_II is None or not stats.gram_II.any():
             return round_all(weights, global_scales)
-        known: dict[int | None, Hessian] = {}
+        hessians: dict[int | None, Hessian] = {}
 
-        def hessian(run: int | None) -> Hessian:
-            if run not in known:
-                known[run] = self._hessian(stats, run, weights)
-            return known[run]
+        def hessian(group_size: int | None) -> Hessian:
+            if group_size not in hessians:
+                hessians[group_size] = self._hessian(stats, group_size, weights)
+            return hessians[group_size]
 
         solved: dict[LayerPlan, QTensor] = {}
         for layers in group_by_spec(weights):
-            given = [global_scales.get(layer) for layer in layers]
-            quantized = self._solve_rows([weights[layer] for layer in layers], given, layers[0].weight, stats, hessian)
+            scales = [global_scales.get(layer) for layer in layers]
+            quantized = self._solve_rows([weights[layer] for layer in layers], scales, layers[0].weight, stats, hessian)
             solved.update(zip(layers, quantized, strict=True))
         return {layer: solved[layer] for layer in weights}
 
-    def _hessian(self, stats: Stats, run: int | None, weights: Weights) -> Hessian:
+    def _hessian(self, stats: Stats, group_size: int | None, weights: Weights) -> Hessian:
         assert stats.gram_II is not None
-        order_K = order_of(stats.hessian_diagonal_I, run, act_order=self._config.desc_act)
+        order_K = order_of(stats.hessian_diagonal_I, group_size, act_order=self._config.desc_act)
         hessian = Hessian.of(stats.gram_II, stats.num_tokens, order_K, self._config.damp_percent, self._dtype)
         if hessian.damp_percent != hessian.wanted:
             names = ", ".join(layer.name for layer in weights)
@@ -88,11 +88,11 @@ class GPTQ:
         stats: Stats, hessian_of: Callable[[int | None], Hessian],
     ) -> list[QTensor]:  # fmt: skip
         """Weights [O, I] of one spec and dtype, solved as the rows of one."""
-        cells = [Cells.of(spec, weight_OI) for weight_OI in weights]
-        run = cells[0].run
-        is_static = self._config.static_groups or not cells[0].is_local or cells[0].num_scales[1] == 1
+        groups = [Groups.of(spec, weight_OI) for weight_OI in weights]
+        group_size = groups[0].group_size
+        is_static = self._config.static_groups or not groups[0].is_local or groups[0].num_scales[1] == 1
         is_static = is_static or spec.scale_type.in_two_levels  # scales that are stored together are found together
-        hessian = hessian_of(None if is_static else run)
+        hessian = hessian_of(None if is_static else group_size)
         target_OI, first_O = self._target(torch.cat(weights), stats, hessian)
         heights = [len(weight_OI) for weight_OI in weights]
         if is_static:
@@ -100,23 +100,23 @@ class GPTQ:
             params = self._static_params(targets, global_scales, spec, hessian)
         else:
             pairs = zip(weights, global_scales, strict=True)
-            params = [FullRange.of(weight_OI, spec, given).params() for weight_OI, given in pairs]
-        table = Table.of(params, cells)
+            params = [FullRange.of(weight_OI, spec, scale).params() for weight_OI, scale in pairs]
+        table = Table.of(params, groups)
         codes_OI = torch.empty(target_OI.shape, dtype=getattr(torch, spec.format.storage), device=target_OI.device)
-        group_K = (hessian.order_K // run).tolist()
+        group_K = (hessian.order_K // group_size).tolist()
         for start in range(0, len(target_OI), workload.SOLVED_ROWS):
             rows = slice(start, start + workload.SOLVED_ROWS)
             grid = Grid(spec, table.of_rows(rows), group_K)
             columns = Columns(transposed(target_OI[rows])[hessian.order_K], grid)
             if first_O is not None:
                 columns.value_KO[0] = first_O[rows]
-            found = None if is_static else Found(run, self._finder(columns, hessian, weights[0].dtype))
-            _choose_codes(columns, hessian, found)
+            finder = None if is_static else RangeFinder(group_size, self._finder(columns, hessian, weights[0].dtype))
+            _choose_codes(columns, hessian, finder)
             codes_OI[rows, hessian.order_K] = spec.format.encode(columns.value_KO).T
         if not is_static:
             params = table.params(heights)
         codes = (part.clone() for part in torch.split(codes_OI, heights))
-        return [QTensor(part, one, spec) for part, one in zip(codes, params, strict=True)]
+        return [QTensor(part, own, spec) for part, own in zip(codes, params, strict=True)]
 
     def _target(
         self, weight_OI: torch.Tensor, stats: Stats, hessian: Hessian
@@ -130,13 +130,13 @@ class GPTQ:
     ) -> list[QParams]:  # fmt: skip
         if not self._config.range_search:
             pairs = zip(targets, global_scales, strict=True)
-            return [observed_ranges(target_OI, spec, given) for target_OI, given in pairs]
+            return [observed_ranges(target_OI, spec, scale) for target_OI, scale in pairs]
         squared_u_I = torch.empty_like(hessian.squared_u_K)
         squared_u_I[hessian.order_K] = hessian.squared_u_K
         return search_ranges(targets, spec, Metric(squared_u_I), global_scales)
 
     def _finder(self, columns: Columns, hessian: Hessian, dtype: torch.dtype) -> Callable[[int, int], None]:
-        """Finds the parameters of a run in the weights as they are now."""
+        """Make the function that finds a group's parameters in the weights as they are when it is called."""
         spec, global_O = columns.grid.spec, columns.grid.table.global_O
 
         def find(start: int, end: int) -> None:
@@ -144,7 +144,7 @@ class GPTQ:
             if self._config.range_search:
                 full = FullRange(values_SO.amin(0), values_SO.amax(0), spec, dtype, global_O)
                 tiles = Metric(hessian.squared_u_K).tiles(values_SO, slice(start, end), full)
-                params = search(full, RunMeasure(tiles, spec))
+                params = search(full, GroupMeasure(tiles, spec))
             else:
                 observer = observer_for(spec, PER_TOKEN)
                 observer.update(values_SO.T)
@@ -217,9 +217,9 @@ class Qronos(_Shifted):
         return weight_OI[:, first] + moved_KO[0] / hessian.diagonal_K[0]
 
 
-def _choose_codes(columns: Columns, hessian: Hessian, found: Found | None) -> None:
+def _choose_codes(columns: Columns, hessian: Hessian, finder: RangeFinder | None) -> None:
     """Round all, improve that, and let no row be worse than rounded to nearest."""
-    columns.sweep(hessian.error_feedback_KK, found)
+    columns.sweep(hessian.error_feedback_KK, finder)
     for _ in range(NUM_PASSES):
         columns.improve(hessian.row_scaled_KK)
     nearest = Columns(columns.target_KO, columns.grid)

@@ -45,7 +45,7 @@ class Hessian:
     ) -> Hessian:  # fmt: skip
         """Add ``damp_percent`` of the mean diagonal to the diagonal and factorize; ten times as much if that fails.
 
-        None takes as much as the number of tokens calls for. Directions in which few tokens happen to have little power
+        None takes as much as the number of tokens calls for. Directions in which few tokens happen to have small values
         look as if errors were free there; so the damping is inputs / tokens times the geometric mean of the matrix'
         eigenvalues (of the inputs that are not dead), times a constant. Computed in ``dtype``. Raises NumericsError for
         a matrix that is not finite.
@@ -97,17 +97,17 @@ def _factorized(gram_KK: torch.Tensor, damp_percent: float) -> tuple[float, torc
     )
 
 
-def order_of(diagonal_I: torch.Tensor, run: int | None, *, act_order: bool) -> torch.Tensor:
+def order_of(diagonal_I: torch.Tensor, group_size: int | None, *, act_order: bool) -> torch.Tensor:
     """Return the order in which inputs are rounded: as they stand, or with ``act_order`` the largest mean square first.
 
-    Where ranges are found on the way, runs of ``run`` inputs stay together, in the order of their mean over the run.
+    Where ranges are found on the way, groups of ``group_size`` inputs stay together, in the order of the groups' means.
     """
     if not act_order:
         return torch.arange(len(diagonal_I), device=diagonal_I.device)
-    if run is None:
+    if group_size is None:
         return diagonal_I.argsort(descending=True, stable=True)
-    diagonal_JS = diagonal_I.view(-1, run)
+    diagonal_JS = diagonal_I.view(-1, group_size)
     within_JS = diagonal_JS.argsort(dim=1, descending=True, stable=True)
-    starts_J1 = torch.arange(0, len(diagonal_I), run, device=diagonal_I.device).unsqueeze(1)
+    starts_J1 = torch.arange(0, len(diagonal_I), group_size, device=diagonal_I.device).unsqueeze(1)
     order_J = diagonal_JS.mean(1).argsort(descending=True, stable=True)
     return (within_JS + starts_J1).index_select(0, order_J).flatten()

@@ -1,6 +1,6 @@
 """The cost of candidates for scales and zero points, in units of the layer's output.
 
-Legend: C candidates, J runs of inputs that share parameters, S inputs of a tile, N of its outputs (see ``cells``).
+Legend: C candidates, J groups of inputs that share parameters, S inputs of a tile, N of its outputs (see ``groups``).
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import torch
 
 from quantcore.config.spec import QuantizationSpec
 from quantcore.numerics.affine import QParams
-from quantcore.solvers.cells import Cell, Cells
+from quantcore.solvers.groups import GroupParams, Groups
 from quantcore.solvers.ranges import FullRange
 
 TILE_INPUTS = 128
-"""Inputs whose errors are weighed together; those of longer runs are taken in parts as if they were independent."""
+"""Inputs whose errors are weighed together; larger groups are cut into tiles as if those were independent."""
 NUM_OUTPUTS = 1024  # rows that are worked on at a time: with a tile of inputs they stay in a core's cache
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Weights [S, N] (inputs, outputs) and how errors e in them count: sum(power * e^2), or, with ``gram_SS``,
+    """Weights [S, N] (inputs, outputs) and how errors e in them count: sum(diagonal * e^2), or, with ``gram_SS``,
     e^T gram e + 2 e^T cross, where ``cross_SN`` is what the errors of other weights of the row do to these inputs.
 
     ``first_SN`` are the codes of the first of two stages, None if there is one.
     """
 
     weight_SN: torch.Tensor
-    power_S: torch.Tensor
+    hessian_diagonal_S: torch.Tensor
     gram_SS: torch.Tensor | None = None
     cross_SN: torch.Tensor | None = None
     first_SN: torch.Tensor | None = None
@@ -40,48 +40,52 @@ class Tile:
         first_SN = None if self.first_SN is None else self.first_SN[:, outputs]
         return replace(self, weight_SN=self.weight_SN[:, outputs], cross_SN=cross_SN, first_SN=first_SN)
 
-    def rounded(self, cell: Cell, spec: QuantizationSpec) -> tuple[torch.Tensor, torch.Tensor]:
-        """The weights in steps, with the zero point added, and what they are rounded to, [S, N] each."""
+    def rounded(self, params: GroupParams, spec: QuantizationSpec) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the weights in steps, with the zero point added, and what they are rounded to, [S, N] each."""
         w_SN = self.weight_SN
-        x_SN = w_SN / cell.step if cell.zero is None else torch.addcdiv(cell.zero, w_SN, cell.step)
-        start_SN = x_SN.clone() if self.first_SN is None else self.first_SN / cell.scale
+        x_SN = w_SN / params.step if params.zero is None else torch.addcdiv(params.zero, w_SN, params.step)
+        start_SN = x_SN.clone() if self.first_SN is None else self.first_SN / params.scale
         return x_SN, spec.format.round_(start_SN, spec.round_method.value)
 
-    def error(self, cell: Cell, spec: QuantizationSpec) -> torch.Tensor:
+    def error(self, params: GroupParams, spec: QuantizationSpec) -> torch.Tensor:
         """Return the cost of one candidate, [N]."""
-        e_SN = self._lost_steps(cell, spec)
+        e_SN = self._lost_steps(params, spec)
         if self.gram_SS is None:
-            return (self.power_S @ e_SN.square_()).mul_(cell.step).mul_(cell.step)
-        cost_N: torch.Tensor = torch.linalg.vecdot(self.gram_SS @ e_SN, e_SN, dim=0).mul_(cell.step)
+            return (self.hessian_diagonal_S @ e_SN.square_()).mul_(params.step).mul_(params.step)
+        cost_N: torch.Tensor = torch.linalg.vecdot(self.gram_SS @ e_SN, e_SN, dim=0).mul_(params.step)
         if self.cross_SN is not None:
             cost_N += torch.linalg.vecdot(self.cross_SN, e_SN, dim=0).mul_(2)
-        return cost_N.mul_(cell.step)
+        return cost_N.mul_(params.step)
 
-    def fit(self, cell: Cell, spec: QuantizationSpec) -> torch.Tensor:
+    def fit(self, params: GroupParams, spec: QuantizationSpec) -> torch.Tensor:
         """Numerator and denominator [2, N] of the step that suits the codes best."""
-        codes_SN = self.rounded(cell, spec)[1]
-        if cell.zero is not None:
-            codes_SN -= cell.zero
-        counted_SN = codes_SN * self.power_S.unsqueeze(1) if self.gram_SS is None else self.gram_SS @ codes_SN
+        codes_SN = self.rounded(params, spec)[1]
+        if params.zero is not None:
+            codes_SN -= params.zero
+        diagonal_S1 = self.hessian_diagonal_S.unsqueeze(1)
+        counted_SN = codes_SN * diagonal_S1 if self.gram_SS is None else self.gram_SS @ codes_SN
         above_N = torch.linalg.vecdot(counted_SN, self.weight_SN, dim=0)
         if self.cross_SN is not None:
             above_N += torch.linalg.vecdot(codes_SN, self.cross_SN, dim=0)
         return torch.stack([above_N, torch.linalg.vecdot(counted_SN, codes_SN, dim=0)])
 
     def lost(self, params_N: QParams, spec: QuantizationSpec) -> torch.Tensor:
-        """The weights without what their codes stand for."""
-        return self._lost_steps(Cell.of(params_N), spec).mul_(params_N.step)
+        """Return the weights without what their codes stand for."""
+        return self._lost_steps(GroupParams.of(params_N), spec).mul_(params_N.step)
 
-    def _lost_steps(self, cell: Cell, spec: QuantizationSpec) -> torch.Tensor:
-        x_SN, codes_SN = self.rounded(cell, spec)
+    def _lost_steps(self, params: GroupParams, spec: QuantizationSpec) -> torch.Tensor:
+        x_SN, codes_SN = self.rounded(params, spec)
         return x_SN.sub_(codes_SN)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """How errors in the weights of a row count: by each input's power alone, or with a Gram matrix as well."""
+    """How errors in the weights of a row count: by the Hessian's diagonal alone, or with a Gram matrix as well.
 
-    power_I: torch.Tensor
+    The diagonal is the mean square of each input.
+    """
+
+    hessian_diagonal_I: torch.Tensor
     gram_II: torch.Tensor | None = None
 
     @classmethod
@@ -92,16 +96,16 @@ class Metric:
     def tiles(
         self, weight_SN: torch.Tensor, inputs: slice, full: FullRange, cross_SN: torch.Tensor | None = None
     ) -> list[Tile]:
-        """The weights of some inputs, cut so that no tile has more than ``TILE_INPUTS`` of them."""
+        """Return the weights of some inputs, cut so that no tile has more than ``TILE_INPUTS`` of them."""
         first_SN = None
         if full.spec.over is not None and full.global_scale is not None:
             first_SN = full.spec.over.format.round(weight_SN / full.global_scale)
-        power_S = self.power_I[inputs]
+        hessian_diagonal_S = self.hessian_diagonal_I[inputs]
         gram_SS = None if self.gram_II is None else self.gram_II[inputs, inputs]
         return [
             Tile(
                 weight_SN[part],
-                power_S[part],
+                hessian_diagonal_S[part],
                 None if gram_SS is None else gram_SS[part, part],
                 None if cross_SN is None else cross_SN[part],
                 None if first_SN is None else first_SN[part],
@@ -110,18 +114,18 @@ class Metric:
         ]
 
 
-class RunMeasure:
-    """Measures one run of inputs, whose parameters [N] belong to single outputs, in one tile or several."""
+class GroupMeasure:
+    """Measures one group of inputs, whose parameters [N] belong to single outputs, in one tile or several."""
 
     def __init__(self, tiles: Sequence[Tile], spec: QuantizationSpec) -> None:
-        self._slabs, self._spec = tiles, spec
+        self._tiles, self._spec = tiles, spec
 
     def errors(self, params_CP: QParams) -> torch.Tensor:
-        cell = Cell.of(params_CP)
+        params = GroupParams.of(params_CP)
         error_CN = torch.zeros_like(params_CP.scale)
         for outputs, tile in self._parts():
             for candidate, error_N in enumerate(error_CN[:, outputs]):
-                error_N += tile.error(cell.at((candidate, outputs)), self._spec)
+                error_N += tile.error(params.at((candidate, outputs)), self._spec)
         return error_CN
 
     def fit(self, params_P: QParams) -> torch.Tensor:
@@ -130,41 +134,41 @@ class RunMeasure:
 
     def fit_parts(self, params_P: QParams) -> torch.Tensor:
         """Numerator and denominator [2, N] of ``fit``."""
-        cell = Cell.of(params_P)
+        params = GroupParams.of(params_P)
         sums_2N = torch.zeros(2, *params_P.scale.shape, device=params_P.scale.device)
         for outputs, tile in self._parts():
-            sums_2N[:, outputs] += tile.fit(cell.at(outputs), self._spec)
+            sums_2N[:, outputs] += tile.fit(params.at(outputs), self._spec)
         return sums_2N
 
     def _parts(self) -> Iterator[tuple[slice, Tile]]:
-        """The tiles in parts of outputs that suit a core's cache; whole on other devices."""
-        num_outputs = self._slabs[0].weight_SN.shape[1]
-        size = NUM_OUTPUTS if self._slabs[0].weight_SN.is_cpu else num_outputs
+        """Yield the tiles in parts of outputs that suit a core's cache; whole on other devices."""
+        num_outputs = self._tiles[0].weight_SN.shape[1]
+        size = NUM_OUTPUTS if self._tiles[0].weight_SN.is_cpu else num_outputs
         for start in range(0, num_outputs, size):
             outputs = slice(start, start + size)
-            for tile in self._slabs:
+            for tile in self._tiles:
                 yield outputs, tile.of(outputs)
 
 
 class PooledMeasure:
-    """Measures a whole weight whose rows share parameters [R, G], with a measure for each run."""
+    """Measures a whole weight whose rows share parameters [R, G], with a measure for each group of inputs."""
 
-    def __init__(self, cells: Cells, runs: Sequence[RunMeasure]) -> None:
-        self._cells, self._runs = cells, runs
+    def __init__(self, groups: Groups, measures: Sequence[GroupMeasure]) -> None:
+        self._groups, self._measures = groups, measures
 
     def errors(self, params_CP: QParams) -> torch.Tensor:
-        errors_J = [run.errors(of_run) for run, of_run in zip(self._runs, self._spread(params_CP), strict=True)]
-        return self._cells.pool(torch.stack(errors_J, dim=-2))
+        errors_J = [measure.errors(own) for measure, own in zip(self._measures, self._spread(params_CP), strict=True)]
+        return self._groups.pool(torch.stack(errors_J, dim=-2))
 
     def fit(self, params_P: QParams) -> torch.Tensor:
-        sums_J2N = [run.fit_parts(of_run) for run, of_run in zip(self._runs, self._spread(params_P), strict=True)]
-        sums_2RG = self._cells.pool(torch.stack(sums_J2N, dim=1))
+        sums_J2N = [measure.fit_parts(own) for measure, own in zip(self._measures, self._spread(params_P), strict=True)]
+        sums_2RG = self._groups.pool(torch.stack(sums_J2N, dim=1))
         return sums_2RG[0] / sums_2RG[1]
 
     def _spread(self, params: QParams) -> Iterator[QParams]:
-        """Give the parameters [..., N] of every run."""
-        scale_JN = self._cells.spread(params.scale)
-        zero_JN = None if params.zero_point is None else self._cells.spread(params.zero_point)
-        for run in range(len(self._runs)):
-            zero_N = None if zero_JN is None else zero_JN[..., run, :]
-            yield QParams(scale_JN[..., run, :], zero_N, params.global_scale)
+        """Yield the parameters [..., N] of every group."""
+        scale_JN = self._groups.spread(params.scale)
+        zero_JN = None if params.zero_point is None else self._groups.spread(params.zero_point)
+        for group in range(len(self._measures)):
+            zero_N = None if zero_JN is None else zero_JN[..., group, :]
+            yield QParams(scale_JN[..., group, :], zero_N, params.global_scale)

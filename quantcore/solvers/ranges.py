@@ -19,9 +19,9 @@ from quantcore.numerics.affine import QParams, as_stored, find_global_scale, fin
 
 OCTAVES = (1.0, 2.0, 0.5, 0.25)
 """Factors at which scales that are powers of two are tried."""
-WIDEST, NARROWEST, STEP = 1.6, 0.5, 0.1
+WIDEST_RANGE, NARROWEST_RANGE, RANGE_STEP = 1.6, 0.5, 0.1
 """Other ranges are tried down to this share of the full one, at first in steps of about this size."""
-FINER = (0.88, 0.94, 1.06, 1.12)
+FINER_FACTORS = (0.88, 0.94, 1.06, 1.12)
 """Then the best range moves by these factors; where there is a zero point, each of its ends by itself."""
 
 
@@ -29,7 +29,7 @@ class Measure(Protocol):
     """Measures the error of candidate parameters for a search."""
 
     def errors(self, params_CP: QParams) -> torch.Tensor:
-        """The error [C, P] that candidates cause."""
+        """Return the error [C, P] that candidates cause."""
 
     def fit(self, params_P: QParams) -> torch.Tensor:
         """The step [P] with which the codes that ``params_P`` give are best, were they to stay; NaN if any would do."""
@@ -52,7 +52,7 @@ class FullRange:
     def of(cls, weight_OI: torch.Tensor, spec: QuantizationSpec, global_scale: torch.Tensor | None = None) -> Self:
         """From the smallest to the largest weight of every group [R, G].
 
-        Without a ``global_scale`` it is found, if the spec has one.
+        Without a ``global_scale`` one is computed, if the spec needs it.
         """
         low, high = (end.float() for end in min_max(weight_grouping(spec).split(weight_OI)))
         if global_scale is None:
@@ -60,10 +60,10 @@ class FullRange:
         return cls(low, high, spec, weight_OI.dtype, global_scale)
 
     @classmethod
-    def joined(cls, parts: Sequence[FullRange]) -> Self:
-        """Join the ranges of weights that lie one below another."""
-        minimum, maximum = (torch.cat(ends) for ends in zip(*((of.minimum, of.maximum) for of in parts), strict=True))
-        scales = [of.global_scale.expand(len(of.minimum), 1) for of in parts if of.global_scale is not None]
+    def concat(cls, parts: Sequence[FullRange]) -> Self:
+        """Concatenate the ranges of weights that lie one below another."""
+        minimum, maximum = torch.cat([part.minimum for part in parts]), torch.cat([part.maximum for part in parts])
+        scales = [part.global_scale.expand(len(part.minimum), 1) for part in parts if part.global_scale is not None]
         return cls(minimum, maximum, parts[0].spec, parts[0].dtype, torch.cat(scales) if scales else None)
 
     def params(self, low: torch.Tensor | float = 1.0, high: torch.Tensor | float = 1.0) -> QParams:
@@ -71,13 +71,13 @@ class FullRange:
         return find_params(self.minimum * low, self.maximum * high, self.spec, self.dtype, self.global_scale)
 
     def of_rows(self, rows: slice, group: int) -> FullRange:
-        """One group [N] of some rows, of those that ``joined`` gave."""
+        """One group [N] of some rows, of those that ``concat`` gave."""
         scale = None if self.global_scale is None else self.global_scale[rows, 0]
         return FullRange(self.minimum[rows, group], self.maximum[rows, group], self.spec, self.dtype, scale)
 
 
 def search(full: FullRange, measure: Measure) -> QParams:
-    """The best parameters [P] found. The full range is one of the candidates.
+    """Return the best parameters [P]. The full range is one of the candidates.
 
     Shrinks both ends alike (or widens them, where formats with few large values round better so), then moves each end,
     then takes the least-squares scale for the codes that this gives. Scales that are powers of two are tried octave by
@@ -88,12 +88,12 @@ def search(full: FullRange, measure: Measure) -> QParams:
         best.widen(OCTAVES, OCTAVES)
         return best.params
     best.scale(_factors(full.spec.format))
-    still = (1.0,) * len(FINER)
+    still = (1.0,) * len(FINER_FACTORS)
     if full.spec.symmetric:
-        best.scale(FINER)
+        best.scale(FINER_FACTORS)
     else:
-        best.widen(FINER, still)
-        best.widen(still, FINER)
+        best.widen(FINER_FACTORS, still)
+        best.widen(still, FINER_FACTORS)
     best.fit()
     return best.params
 
@@ -153,12 +153,12 @@ class _Best:
 
 @cache
 def _factors(fmt: Format) -> tuple[float, ...]:
-    """The full range first, then evenly from the widest to the narrowest.
+    """Return the full range first, then evenly from the widest to the narrowest.
 
     The widest brings the largest weight down to the second largest value of the format's grid: 4 instead of 6 for fp4.
-    Where that is 0 (int2), it is WIDEST.
+    Where that is 0 (int2), it is WIDEST_RANGE.
     """
     largest, second = sorted(fmt.grid())[:-3:-1]
-    widest = min(WIDEST, max(largest / second, 1 + STEP)) if second > 0 else WIDEST
-    num = round((widest - NARROWEST) / STEP)
-    return (1.0, *(widest + (NARROWEST - widest) * i / num for i in range(num + 1)))
+    widest = min(WIDEST_RANGE, max(largest / second, 1 + RANGE_STEP)) if second > 0 else WIDEST_RANGE
+    num = round((widest - NARROWEST_RANGE) / RANGE_STEP)
+    return (1.0, *(widest + (NARROWEST_RANGE - widest) * i / num for i in range(num + 1)))

@@ -16,8 +16,8 @@ from quantcore.numerics.qtensor import QTensor, quantize_weight
 from quantcore.numerics.super_blocks import as_two_levels
 from quantcore.observers import observer_for
 from quantcore.solvers import NONE, SOLVERS, GlobalScales, Weights
-from quantcore.solvers.cells import Cells
-from quantcore.solvers.measures import NUM_OUTPUTS, Metric, PooledMeasure, RunMeasure
+from quantcore.solvers.groups import Groups
+from quantcore.solvers.measures import NUM_OUTPUTS, GroupMeasure, Metric, PooledMeasure
 from quantcore.solvers.ranges import FullRange, search
 
 
@@ -38,9 +38,9 @@ class RTN:
         quantized = {}
         for layers in group_by_spec(weights):
             spec = layers[0].weight
-            given = [global_scales.get(layer) for layer in layers]
-            found = search_ranges([weights[layer] for layer in layers], spec, metric, given)
-            for layer, params in zip(layers, found, strict=True):
+            scales = [global_scales.get(layer) for layer in layers]
+            ranges = search_ranges([weights[layer] for layer in layers], spec, metric, scales)
+            for layer, params in zip(layers, ranges, strict=True):
                 quantized[layer] = quantize_weight(weights[layer], params, spec)
         return {layer: quantized[layer] for layer in weights}
 
@@ -66,7 +66,7 @@ def observed_ranges(weight: torch.Tensor, spec: QuantizationSpec, global_scale: 
 
 
 def group_by_spec(weights: Weights) -> list[list[LayerPlan]]:
-    """The layers in lists of those that have the same spec and dtype."""
+    """Return the layers in lists of those that have the same spec and dtype."""
     lists: dict[Hashable, list[LayerPlan]] = {}
     for layer, weight_OI in weights.items():
         lists.setdefault((layer.weight, weight_OI.dtype), []).append(layer)
@@ -79,24 +79,25 @@ def search_ranges(
     metric: Metric,
     global_scales: Sequence[torch.Tensor | None],
 ) -> list[QParams]:
-    """The parameters with which rounding of each weight [O, I] costs least by ``metric``.
+    """Return the parameters with which rounding of each weight [O, I] costs least by ``metric``.
 
-    With a Gram matrix, the groups of a row are searched one after another, those whose inputs have most power first:
-    each with what the errors of the ones before it do to its own. Where a group is the whole row, or rows share
-    parameters, inputs that are far from each other count as independent. The range from end to end is always tried.
+    With a Gram matrix, the groups of a row are searched one after another, each with what the errors of the groups
+    before it do to its own. Groups whose inputs have the largest mean square come first. Where a group is the whole
+    row, or rows share parameters, inputs that are far from each other count as independent. The full range is always
+    tried.
     ``global_scales``: see ``FullRange.of``.
     """
-    full = [FullRange.of(weight_OI, spec, given) for weight_OI, given in zip(weights, global_scales, strict=True)]
+    full = [FullRange.of(weight_OI, spec, scale) for weight_OI, scale in zip(weights, global_scales, strict=True)]
     if not spec.format.scaled:
-        return [one.params() for one in full]
-    cells = [Cells.of(spec, weight_OI) for weight_OI in weights]
-    if not cells[0].is_local:
-        return [_search_whole(*one, metric) for one in zip(weights, full, cells, strict=True)]
-    found = _search_rows(torch.cat(list(weights)), FullRange.joined(full), cells[0].run, metric)
+        return [start.params() for start in full]
+    groups = [Groups.of(spec, weight_OI) for weight_OI in weights]
+    if not groups[0].is_local:
+        return [_search_whole(*weight, metric) for weight in zip(weights, full, groups, strict=True)]
+    params = _search_rows(torch.cat(list(weights)), FullRange.concat(full), groups[0].group_size, metric)
     heights = [len(weight_OI) for weight_OI in weights]
-    zeros = [None] * len(full) if found.zero_point is None else torch.split(found.zero_point, heights)
-    parts = zip(torch.split(found.scale, heights), zeros, full, strict=True)
-    return [as_two_levels(QParams(scale, zero, one.global_scale), spec) for scale, zero, one in parts]
+    zeros = [None] * len(full) if params.zero_point is None else torch.split(params.zero_point, heights)
+    parts = zip(torch.split(params.scale, heights), zeros, full, strict=True)
+    return [as_two_levels(QParams(scale, zero, start.global_scale), spec) for scale, zero, start in parts]
 
 
 def transposed(weight_OI: torch.Tensor) -> torch.Tensor:
@@ -104,33 +105,36 @@ def transposed(weight_OI: torch.Tensor) -> torch.Tensor:
     return weight_OI.float().T.contiguous()
 
 
-def _search_whole(weight_OI: torch.Tensor, full: FullRange, cells: Cells, metric: Metric) -> QParams:
+def _search_whole(weight_OI: torch.Tensor, full: FullRange, groups: Groups, metric: Metric) -> QParams:
     """``search_ranges`` of a weight whose rows share parameters."""
     weight_IO = transposed(weight_OI)
-    runs = [slice(start, start + cells.run) for start in range(0, len(weight_IO), cells.run)]
-    tiles = (metric.tiles(weight_IO[run], run, full) for run in runs)
-    return search(full, PooledMeasure(cells, [RunMeasure(of_run, full.spec) for of_run in tiles]))
+    size = groups.group_size
+    inputs = [slice(start, start + size) for start in range(0, len(weight_IO), size)]
+    tiles = (metric.tiles(weight_IO[group], group, full) for group in inputs)
+    return search(full, PooledMeasure(groups, [GroupMeasure(own, full.spec) for own in tiles]))
 
 
-def _search_rows(weight_OI: torch.Tensor, full: FullRange, run: int, metric: Metric) -> QParams:
-    """``search_ranges`` where no two rows share parameters: some rows at a time, from run to run."""
-    order_J = metric.power_I.view(-1, run).sum(1).argsort(descending=True, stable=True)
-    position_I = torch.arange(len(metric.power_I), device=order_J.device).view(-1, run)[order_J].flatten()
-    gram_II = None if metric.gram_II is None or len(order_J) == 1 else metric.gram_II[:, position_I]
-    found = full.params()
+def _search_rows(weight_OI: torch.Tensor, full: FullRange, group_size: int, metric: Metric) -> QParams:
+    """``search_ranges`` where no two rows share parameters: some rows at a time, from group to group."""
+    order_J = metric.hessian_diagonal_I.view(-1, group_size).sum(1).argsort(descending=True, stable=True)
+    index_I = torch.arange(len(metric.hessian_diagonal_I), device=order_J.device)
+    index_I = index_I.view(-1, group_size)[order_J].flatten()
+    gram_II = None if metric.gram_II is None or len(order_J) == 1 else metric.gram_II[:, index_I]
+    params = full.params()
     for start in range(0, len(weight_OI), NUM_OUTPUTS):
         rows = slice(start, start + NUM_OUTPUTS)
         weight_IN = transposed(weight_OI[rows])
         error_IN = torch.empty_like(weight_IN)  # in the order of the search, as the second axis of gram_II
         for number, group in enumerate(order_J.tolist()):
-            inputs, done = slice(group * run, (group + 1) * run), slice(number * run)
+            inputs, done = slice(group * group_size, (group + 1) * group_size), slice(number * group_size)
+            own = slice(done.stop, done.stop + group_size)
             cross_SN = None if gram_II is None else gram_II[inputs, done] @ error_IN[done]
             here = full.of_rows(rows, group)
             tiles = metric.tiles(weight_IN[inputs], inputs, here, cross_SN)
-            best = search(here, RunMeasure(tiles, full.spec))
-            found.scale[rows, group] = best.scale
-            if found.zero_point is not None and best.zero_point is not None:
-                found.zero_point[rows, group] = best.zero_point
+            best = search(here, GroupMeasure(tiles, full.spec))
+            params.scale[rows, group] = best.scale
+            if params.zero_point is not None and best.zero_point is not None:
+                params.zero_point[rows, group] = best.zero_point
             if gram_II is not None:
-                error_IN[number * run : (number + 1) * run] = torch.cat([tile.lost(best, full.spec) for tile in tiles])
-    return found
+                error_IN[own] = torch.cat([tile.lost(best, full.spec) for tile in tiles])
+    return params

@@ -104,7 +104,7 @@ class OutputError:
 
 
 def usual(edge: Edge, consumers: Sequence[Consumer]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean |x| and |w| of all inputs that share a scale, both float32 [F]."""
+    """Return the mean |x| and |w| of all inputs that share a scale, both float32 [F]."""
     x_F = mean_over_tokens(edge, consumers, [consumer.stats.mean_abs_I.float() for consumer in consumers])
     return x_F, mean_weight(edge, consumers)
 

@@ -77,5 +77,5 @@ class RoundingError:
         return (self._power(change_RI) * self._unit).item()
 
     def _power(self, weight_RI: torch.Tensor) -> torch.Tensor:
-        """The mean square of the outputs that these rows give, summed over rows; overwrites them."""
+        """Return the mean square of the outputs that these rows give, summed over rows; overwrites them."""
         return (weight_RI.square_() @ self._diagonal_I).sum()

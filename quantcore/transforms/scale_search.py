@@ -34,33 +34,33 @@ def quantized(consumers: Sequence[Consumer]) -> list[Consumer]:
 
 
 def share_of_rows(consumer: Consumer, consumers: Sequence[Consumer], num_rows: int = NUM_ROWS) -> int:
-    """How many of ``num_rows`` rows are this consumer's, by its size."""
+    """Return how many of ``num_rows`` rows are this consumer's, by its size."""
     total = sum(len(other.weight) for other in consumers)
     return max(MIN_ROWS, num_rows * len(consumer.weight) // total)
 
 
 def largest(edge: Edge, consumers: Sequence[Consumer]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest |x| and |w| of all inputs that share a scale, both float32 [F]."""
+    """Return the largest |x| and |w| of all inputs that share a scale, both float32 [F]."""
     x_I = torch.stack([consumer.stats.largest_I.float() for consumer in consumers]).amax(0)
     w_I = torch.stack([consumer.weight_OI.abs().amax(0).float() for consumer in consumers]).amax(0)
     return edge.largest(x_I), edge.largest(w_I)
 
 
 def mean_weight(edge: Edge, consumers: Sequence[Consumer]) -> torch.Tensor:
-    """The mean |w| of all inputs that share a scale, float32 [F]."""
+    """Return the mean |w| of all inputs that share a scale, float32 [F]."""
     total_I = sum_of([consumer.weight_OI.abs().sum(0, dtype=torch.float32) for consumer in consumers])
     return mean(edge, total_I / sum(len(consumer.weight) for consumer in consumers))
 
 
 def mean_over_tokens(edge: Edge, consumers: Sequence[Consumer], values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The mean [F] of ``values`` [I], each a mean over the tokens that its consumer read."""
+    """Return the mean [F] of ``values`` [I], each a mean over the tokens that its consumer read."""
     tokens = [consumer.stats.num_tokens for consumer in consumers]
     weighted = [value_I * (count / sum(tokens)) for value_I, count in zip(values, tokens, strict=True)]
     return mean(edge, sum_of(weighted))
 
 
 def mean(edge: Edge, value_I: torch.Tensor) -> torch.Tensor:
-    """The mean over the inputs that share a scale, [F]."""
+    """Return the mean over the inputs that share a scale, [F]."""
     result = torch.zeros(edge.num_scales, dtype=value_I.dtype, device=value_I.device)
     return result.scatter_reduce(0, edge.channels.to(value_I.device), value_I, "mean", include_self=False)
 
@@ -123,7 +123,7 @@ class TriedWeight:
         self._low_I, self._high_I = weight_OI.amin(0).float(), weight_OI.amax(0).float()
 
     def rounded(self, scale_I: torch.Tensor) -> torch.Tensor:
-        """The rows times ``scale_I``, rounded: float32 [R, I]."""
+        """Return the rows times ``scale_I``, rounded: float32 [R, I]."""
         scaled = self.weight_RI * scale_I
         low, high = (self._low_I * scale_I).amin().reshape(1, 1), (self._high_I * scale_I).amax().reshape(1, 1)
         params = find_params(low, high, self._spec, self._dtype)  # of the whole weight
@@ -143,7 +143,7 @@ def spread_evenly(length: int, num_wanted: int, height: int = 1) -> torch.Tensor
 
 
 def _height(grouping: Grouping, num_rows: int) -> int:
-    """How many neighbouring rows share scales and cannot be parted."""
+    """Return how many neighbouring rows share scales and cannot be parted."""
     if grouping.block is not None:
         return grouping.block[0]
     if grouping.axis is None:

@@ -164,7 +164,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
         "needs_calibration",
         "#/file2file",
     ),
-    "slices with an algorithm of one process": (
+    "shards with an algorithm of one process": (
         {"config": {**FULL, "algo_config": [{"name": "autoround"}]}, "shard_blocks": True},
         "unsupported_config",
         "#/shard_blocks",
@@ -180,7 +180,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
         "unsupported_config",
         "#/evaluation/tasks",
     ),
-    "slices of what is not run": ({"file2file": True, "shard_blocks": True}, "unsupported_config", "#/shard_blocks"),
+    "shards of what is not run": ({"file2file": True, "shard_blocks": True}, "unsupported_config", "#/shard_blocks"),
     "tasks in a folder of the machine": (
         {"evaluation": {"include_path": "/etc"}},
         "unknown_field",

@@ -16,7 +16,7 @@ from quantcore.evaluation.baseline_cache import VARIABLE, BaselineCache
 from quantcore.evaluation.command import evaluate
 from quantcore.nn import loading
 from quantcore.pipeline.job import run
-from quantcore.runtime.shards import is_sharded, mine
+from quantcore.runtime.shards import is_sharded, local_rows
 from quantcore.runtime.streamed_model import StreamedModel
 from tests.support.forks import forked
 from tests.support.harness_tasks import write_tasks
@@ -134,7 +134,7 @@ def test_ranks_that_hold_the_models_together_measure_what_one_does(model_dir, ta
     def note(block, ranks, device, keeps, shard=loading.shard):
         shard(block, ranks, device, keeps)
         linear = [one for one in block.parameters() if is_sharded(one)]
-        held.append(sum(mine(one).numel() for one in linear) / sum(one.numel() for one in linear))
+        held.append(sum(local_rows(one).numel() for one in linear) / sum(one.numel() for one in linear))
 
     monkeypatch.setattr(loading, "shard", note)
 

@@ -1,4 +1,4 @@
-"""Blocks in slices on several ranks (FSDP2, gloo): the same bytes as whole blocks, and a rank reads only its slices."""
+"""Blocks in shards on several ranks (FSDP2, gloo): the same bytes as whole blocks, and a rank reads only its shards."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from quantcore.runtime import sharded
 from quantcore.runtime import streamed_model as single
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.ranks import ALONE, Ranks, computing_together, joined
-from quantcore.runtime.shards import is_sharded, mine
+from quantcore.runtime.shards import is_sharded, local_rows
 from tests.support.forks import config, events_of, forked, seen_of, task_file
 from tests.support.models import MIXTURES, tiny_model
 from tests.support.params import with_rare
@@ -90,7 +90,7 @@ def test_a_rank_reads_and_holds_its_slices(tmp_path, monkeypatch):
 
     def note_held(block, ranks, device, keeps, shard=sharded.shard):
         shard(block, ranks, device, keeps)
-        held.append({name: tuple(mine(one).shape) for name, one in block.named_parameters() if is_sharded(one)})
+        held.append({name: tuple(local_rows(one).shape) for name, one in block.named_parameters() if is_sharded(one)})
 
     monkeypatch.setattr(source.Source, "_bytes", note_read)
     monkeypatch.setattr(single, "shard", note_held)
@@ -104,13 +104,13 @@ def test_a_rank_reads_and_holds_its_slices(tmp_path, monkeypatch):
     assert forked(work, 3, tmp_path) == [0, 0, 0], (tmp_path / "err.0").read_text()
     seen = [json.loads((tmp_path / f"seen.{rank}").read_text()) for rank in range(3)]
     linear = re.compile(r"model\.layers\.\d+\..*(q|k|v|o|gate|up|down)_proj\.weight")
-    slices = {}
+    shards = {}
     for reads, _ in seen[1:]:  # the first also reads what was written, for the proof
         for name, begin, count in reads:
             if linear.fullmatch(name):
-                slices.setdefault(name, []).append((begin, begin + count))
-    assert len(slices) == sum(1 for name in headers.tensors if linear.fullmatch(name)) > 20
-    for name, [(begin, middle), (also_middle, end)] in slices.items():
+                shards.setdefault(name, []).append((begin, begin + count))
+    assert len(shards) == sum(1 for name in headers.tensors if linear.fullmatch(name)) > 20
+    for name, [(begin, middle), (also_middle, end)] in shards.items():
         assert 0 < begin <= middle == also_middle <= end == headers.tensors[name].num_bytes, name
     wanted = headers.tensors["model.layers.0.self_attn.q_proj.weight"].shape
     rows = [blocks[0]["self_attn.q_proj.weight"][0] for _, blocks in seen]
@@ -131,7 +131,7 @@ def test_nan_in_the_slice_of_one_rank_is_seen_by_all(tmp_path):
 
 
 def test_a_rank_that_dies_in_a_layer_ends_the_job(tmp_path, monkeypatch):
-    """The other waits for its slice: it says so, as something that may pass."""
+    """The other waits for its shard: it says so, as something that may pass."""
     file = task_file(tiny_model(tmp_path / "model"), tmp_path / "out", config("w4a16", GPTQ), shard_blocks=True)
 
     def work(rank):
@@ -199,11 +199,11 @@ def test_a_model_that_several_ranks_hold_computes_what_a_whole_one_does(tmp_path
         with joined() as ranks, computing_together(), torch.no_grad():
             shared, _ = quantcore.load(folder, ranks)
             assert torch.equal(shared(windows[rank]).logits, wanted[rank])
-            slices = sum(mine(one).numel() for one in shared.parameters() if is_sharded(one))
+            sharded = sum(local_rows(one).numel() for one in shared.parameters() if is_sharded(one))
             linear = sum(one.numel() for one in shared.parameters() if is_sharded(one))
-            assert slices <= linear / 3 * 1.1 and linear > 10_000
+            assert sharded <= linear / 3 * 1.1 and linear > 10_000
             if given is None:
-                assert sum(read) == 2 * (sum(one.numel() for one in shared.parameters()) - linear + slices)
+                assert sum(read) == 2 * (sum(one.numel() for one in shared.parameters()) - linear + sharded)
         return 0
 
     assert forked(work, 3, tmp_path) == [0, 0, 0], (tmp_path / "err.0").read_text()

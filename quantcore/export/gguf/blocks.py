@@ -59,7 +59,7 @@ class BlockType:
         return torch.cat(parts, dim=-1).flatten(-2)
 
     def decode(self, rows: torch.Tensor, spec: QuantizationSpec) -> QTensor:
-        """The inverse of ``encode``."""
+        """Return the inverse of ``encode``."""
         import torch
 
         from quantcore.formats import IntFormat
@@ -84,8 +84,8 @@ class BlockType:
 
 
 BLOCK_TYPES = {
-    one.dtype: one
-    for one in (
+    block.dtype: block
+    for block in (
         BlockType("Q4_0", Dtype.int4, has_minimum=False),
         BlockType("Q4_1", Dtype.uint4, has_minimum=True),
         BlockType("Q5_0", Dtype.int5, has_minimum=False),

@@ -55,20 +55,20 @@ class GgufExporter:
         return None
 
     def adapt(self, layers: tuple[LayerPlan, ...]) -> tuple[tuple[LayerPlan, ...], tuple[str, ...]]:
-        """float16 scales where the config leaves the type open, and minimums in place of whole zero points.
+        """Choose float16 scales where the config leaves the type open, and minimums in place of whole zero points.
 
         K-types need rows of whole super-blocks; where there are none, a type with plain blocks takes their place.
         """
         fitted = tuple(map(_fitted, layers))
         pairs = list(zip(layers, fitted, strict=True))
-        short = [one for one, after in pairs if one.weight.scale_type.is_whole > after.weight.scale_type.is_whole]
-        moved = [one for one, after in pairs if one.weight.zero_point_type is not after.weight.zero_point_type]
+        short = [old for old, new in pairs if old.weight.scale_type.is_whole > new.weight.scale_type.is_whole]
+        moved = [old for old, new in pairs if old.weight.zero_point_type is not new.weight.zero_point_type]
         moved = [layer for layer in moved if layer not in short]
         warnings = []
         if moved:
             warnings.append(f"gguf stores a float16 scale and minimum: {len(moved)} layer(s) are quantized so.")
         if short:
-            kinds = sorted({f"{_name(one)} in place of {_name(layer)}" for layer, one in pairs if layer in short})
+            kinds = sorted({f"{_name(new)} in place of {_name(old)}" for old, new in pairs if old in short})
             warnings.append(
                 f"The rows of {len(short)} layer(s) are no multiple of {SUPER_BLOCK}, first {short[0].name}:"
                 f" they are stored as {', '.join(kinds)}."
@@ -96,14 +96,14 @@ class GgufExporter:
         return config.get("quant_method") == "gguf"
 
     def read_layers(self, quantization_config: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
-        found = {}
+        layers = {}
         for name, tensor in files.tensors.items():
             if tensor.dtype in GGUF_BLOCKS:
                 width, num_bytes = GGUF_BLOCKS[tensor.dtype]
                 shape = (tensor.shape[0], tensor.shape[1] // num_bytes * width)
                 config = QuantizationConfig(weight=SPECS[tensor.dtype])
-                found[name.removesuffix(".weight")] = StoredLayer(shape, config)
-        return found
+                layers[name.removesuffix(".weight")] = StoredLayer(shape, config)
+        return layers
 
     def load_hint(self, path: str) -> str:
         return f"from llama_cpp import Llama\nllm = Llama('{path}/{FILE_NAME}')"
@@ -167,7 +167,7 @@ def _fitted(layer: LayerPlan) -> LayerPlan:
 
 
 def _plain(spec: QuantizationSpec) -> QuantizationSpec:
-    """The spec of the type that takes a K-type's place."""
+    """Return the spec of the type that takes a K-type's place."""
     dtype = SHORT_ROWS[spec.dtype]
     has_minimum = dtype is Dtype.uint5
     return replace(
@@ -183,14 +183,14 @@ def _plain(spec: QuantizationSpec) -> QuantizationSpec:
 def _block_type(spec: QuantizationSpec) -> BlockType | MinimumK | Q6K | None:
     if spec.scale_type.is_whole:
         return K_TYPES.get(spec.dtype)
-    found = BLOCK_TYPES.get(spec.dtype)
-    return None if found is None or found.has_minimum == spec.symmetric else found
+    kind = BLOCK_TYPES.get(spec.dtype)
+    return None if kind is None or kind.has_minimum == spec.symmetric else kind
 
 
 def _type_of(layer: LayerPlan) -> BlockType | MinimumK | Q6K:
-    found = _block_type(layer.weight)
-    assert found is not None, layer.scheme
-    return found
+    kind = _block_type(layer.weight)
+    assert kind is not None, layer.scheme
+    return kind
 
 
 def _name(layer: LayerPlan) -> str:

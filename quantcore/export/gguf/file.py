@@ -59,7 +59,7 @@ class GgufSink(OpenFiles):
             write_at(self._handles[0], tensor, self._offsets[name])
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """The dtype in which ``write`` takes the tensor called ``name``."""
+        """Return the dtype in which ``write`` takes the tensor called ``name``."""
         return TORCH_DTYPES[self._layouts[name].dtype]
 
     def write(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -121,8 +121,8 @@ class GgufSource:
         self._places = _places(layouts, model_config)
         headers = _read_headers(folder / FILE_NAME)
         computed = rope_tensors(clean_config(dict(model_config)).to_dict())
-        known = {place.name for place in self._places.values()} | set(computed)
-        self.tensors = {name: header for name, header in headers.items() if name not in known}
+        used = {place.name for place in self._places.values()} | set(computed)
+        self.tensors = {name: header for name, header in headers.items() if name not in used}
         for name, place in self._places.items():
             if place.name in headers:
                 self.tensors[name] = stored_part(headers[place.name], place)
@@ -132,15 +132,15 @@ class GgufSource:
         return name in self.tensors
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor called ``name`` on the CPU: codes as bytes, others as the checkpoint has them."""
+        """Return the tensor called ``name`` on the CPU: codes as bytes, others as the checkpoint has them."""
         tensor = self._source.read(name)
         return tensor.to(TORCH_DTYPES[self._floats[name].dtype]) if name in self._floats else tensor
 
 
 def _places(layouts: Mapping[str, TensorLayout], model_config: Mapping[str, Any]) -> dict[str, Place]:
     places = Places(model_config)
-    found = {name: places.find(name) for name in layouts}
-    return {name: place for name, place in found.items() if place is not None}
+    all_places = {name: places.find(name) for name in layouts}
+    return {name: place for name, place in all_places.items() if place is not None}
 
 
 def _stored(layout: TensorLayout, num_experts: int | None) -> TensorLayout:

@@ -49,7 +49,7 @@ class GgufHeader:
     tensors: Mapping[str, TensorHeader]
 
     def read_floats(self, name: str) -> list[float]:
-        """The values of a small float32 tensor."""
+        """Return the values of a small float32 tensor."""
         header = self.tensors[name]
         with open_file(self.path) as file:
             file.seek(header.begin)
@@ -160,12 +160,12 @@ class _Reader:
 
 
 def shortest(number: float) -> float:
-    """A float32 as the number with fewest digits that rounds to it: 1e-05, not 9.999999747378752e-06."""
+    """Return the number with fewest digits that rounds to a float32: 1e-05, not 9.999999747378752e-06."""
     if not math.isfinite(number):
         return number
     candidates = (float(f"{number:.{digits}g}") for digits in range(1, 10))
-    fitting = (one for one in candidates if abs(one) <= LARGEST_FLOAT32)
-    return next((one for one in fitting if struct.unpack("<f", struct.pack("<f", one))[0] == number), number)
+    fitting = (short for short in candidates if abs(short) <= LARGEST_FLOAT32)
+    return next((short for short in fitting if struct.unpack("<f", struct.pack("<f", short))[0] == number), number)
 
 
 def _invalid(path: Path, reason: str) -> ModelError:

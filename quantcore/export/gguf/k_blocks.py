@@ -59,7 +59,7 @@ class MinimumK:
         return torch.cat(parts, dim=-1).flatten(-2)
 
     def decode(self, rows: torch.Tensor, spec: QuantizationSpec) -> QTensor:
-        """The inverse of ``encode``."""
+        """Return the inverse of ``encode``."""
         import torch
 
         from quantcore.formats.packing import unpack, unpack_halves
@@ -109,7 +109,7 @@ class Q6K:
         return torch.cat(parts, dim=-1).flatten(-2)
 
     def decode(self, rows: torch.Tensor, spec: QuantizationSpec) -> QTensor:
-        """The inverse of ``encode``."""
+        """Return the inverse of ``encode``."""
         import torch
 
         from quantcore.formats.packing import unpack, unpack_halves
@@ -125,7 +125,7 @@ class Q6K:
         return QTensor((codes.to(torch.int8) - 32).flatten(1), QParams(scale.flatten(1)), spec)
 
 
-K_TYPES = {one.dtype: one for one in (MinimumK("Q4_K", Dtype.uint4, 4), MinimumK("Q5_K", Dtype.uint5, 5), Q6K())}
+K_TYPES = {kind.dtype: kind for kind in (MinimumK("Q4_K", Dtype.uint4, 4), MinimumK("Q5_K", Dtype.uint5, 5), Q6K())}
 
 
 def _pack_six_bits(scale: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
@@ -138,7 +138,7 @@ def _pack_six_bits(scale: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
 
 
 def _unpack_six_bits(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The inverse of ``_pack_six_bits``."""
+    """Return the inverse of ``_pack_six_bits``."""
     import torch
 
     scale, low, rest = packed.chunk(3, dim=-1)

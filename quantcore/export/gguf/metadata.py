@@ -100,13 +100,13 @@ def _add_rope(writer: GGUFWriter, config: Mapping[str, Any], head_dim: int) -> N
     from gguf import RopeScalingType
 
     parts = rope_parts(config)
-    given = config.get("rope_parameters") or {}
-    rope = given.get("full_attention", parts[0])
+    parameters = config.get("rope_parameters") or {}
+    rope = parameters.get("full_attention", parts[0])
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
     writer.add_rope_dimension_count(int(partial * head_dim))
     writer.add_rope_freq_base(_theta(rope, config))
-    if "sliding_attention" in given:
-        writer.add_rope_freq_base_swa(_theta(given["sliding_attention"], config))
+    if "sliding_attention" in parameters:
+        writer.add_rope_freq_base_swa(_theta(parameters["sliding_attention"], config))
     kind = _kind(rope)
     trained = rope.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
     if trained is not None and kind != "llama3":

@@ -16,7 +16,7 @@ FLOAT_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
-    """(config.json, tensors by the checkpoint's names) of the file; those in blocks have GGUF's types as dtypes.
+    """Return (config.json, tensors by the checkpoint's names) of the file; those in blocks have GGUF's types as dtypes.
 
     Norms and biases keep the float32 that files hold them in. The model's dtype is that of most matrices without
     blocks, bfloat16 if there are none. Raises ModelError that says what is not known.
@@ -25,9 +25,9 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
     config = model_config(header)
     places, tensors = Places(config), {}
     num_experts = int(config.get("num_local_experts") or config.get("num_experts") or 0)
-    for stored, found in header.tensors.items():
+    for stored, tensor in header.tensors.items():
         names = places.names(stored, num_experts)
-        stack = found.shape[0] if len(found.shape) == 3 else 1
+        stack = tensor.shape[0] if len(tensor.shape) == 3 else 1
         if stored in COMPUTED:
             continue
         if not names or stack != len(names):
@@ -39,7 +39,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
         for name in names:
             place = places.find(name)
             assert place is not None and place.name == stored, name
-            tensors[name] = stored_part(found, place)
+            tensors[name] = stored_part(tensor, place)
     config["dtype"] = FLOAT_DTYPES[_main_dtype(tensors)]
     return config, tensors
 

@@ -101,18 +101,18 @@ def _only_of(model_type: str, get: Get, config: dict[str, Any]) -> dict[str, Any
         return {}
     width = config["hidden_size"] // config["num_attention_heads"]
     is_largest = (model_type, config["num_hidden_layers"]) in LARGEST_GEMMAS
-    found = {
+    settings = {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": width if is_largest else config["head_dim"],
         "attn_logit_softcapping": get("attn_logit_softcapping"),
         "final_logit_softcapping": get("final_logit_softcapping"),
     }
     if get("attention.sliding_window"):
-        found["sliding_window"] = int(get("attention.sliding_window"))
+        settings["sliding_window"] = int(get("attention.sliding_window"))
     pattern = get("attention.sliding_window_pattern")
     if isinstance(pattern, list):
-        found["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
-    return found
+        settings["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
+    return settings
 
 
 def _rope(header: GgufHeader, model_type: str, get: Get, config: dict[str, Any]) -> dict[str, Any]:
@@ -140,11 +140,11 @@ def _rope(header: GgufHeader, model_type: str, get: Get, config: dict[str, Any])
 
 
 def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, Any]:
-    """The scaling that divides frequencies so. Raises ModelError if it is none of Llama 3's."""
-    given = header.read_floats("rope_freqs.weight")
-    factor = round(max(given), 4)
+    """Return the scaling that divides frequencies so. Raises ModelError if it is none of Llama 3's."""
+    divisors = header.read_floats("rope_freqs.weight")
+    factor = round(max(divisors), 4)
     low, high, trained = LLAMA3.values()
-    for index, divisor in enumerate(given):
+    for index, divisor in enumerate(divisors):
         turns = trained / (2 * math.pi * theta ** (2 * index / head_dim))
         share = min(max((turns - low) / (high - low), 0.0), 1.0)
         if not math.isclose(divisor, 1 / ((1 - share) / factor + share), rel_tol=1e-4):

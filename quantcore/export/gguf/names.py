@@ -126,29 +126,29 @@ class Places:
         self._heads = {"attn_q": heads, "attn_k": int(model_config.get("num_key_value_heads") or heads)}
 
     def find(self, name: str) -> Place | None:
-        """The place of the checkpoint's tensor ``name``; None if the architecture has none for it."""
+        """Return the place of the checkpoint's tensor ``name``; None if the architecture has none for it."""
         match, index = _BLOCK.match(name), None
         if match is None:
             module, _, kind = name.rpartition(".")
-            found = _OUTSIDE.get(module) if self.architecture.own_head or module != "lm_head" else None
+            base = _OUTSIDE.get(module) if self.architecture.own_head or module != "lm_head" else None
             where = ""
         else:
             module, kind, where = match["module"], match["kind"], f"blk.{match['index']}."
             if expert := _EXPERT.match(module):
                 module, index = f"{expert['stack']}.{expert['projection']}", int(expert["index"])
-            found = self.architecture.blocks.get(module)
-        if found is None:
+            base = self.architecture.blocks.get(module)
+        if base is None:
             return None
         is_norm = kind == "weight" and module.endswith("norm")
         return Place(
-            f"{where}{found}.{kind}",
+            f"{where}{base}.{kind}",
             index,
-            self._heads.get(found, 0) if self.architecture.interleaved else 0,
+            self._heads.get(base, 0) if self.architecture.interleaved else 0,
             self.architecture.norm_offset if is_norm else 0.0,
         )
 
     def names(self, stored: str, num_experts: int) -> list[str]:
-        """The checkpoint's tensors that lie in the file's tensor ``stored``: one, or the experts of a stack."""
+        """Return the checkpoint's tensors that lie in the file's tensor ``stored``: one, or the experts of a stack."""
         match = _STORED_BLOCK.match(stored)
         if match is None:
             module, _, kind = stored.rpartition(".")
@@ -216,7 +216,7 @@ def _attention_scalar(model_config: Mapping[str, Any]) -> Any:
 
 
 def rope_parts(model_config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The RoPE settings of config.json: one for all layers, or one for each kind of layer."""
+    """Return the RoPE settings of config.json: one for all layers, or one for each kind of layer."""
     rope = model_config.get("rope_parameters") or model_config.get("rope_scaling") or {}
     parts = [part for part in rope.values() if isinstance(part, Mapping)]
     return parts or [rope]

@@ -68,7 +68,7 @@ class TokenizerData:
 
 
 def describe_tokenizer(folder: Path, num_rows: int) -> TokenizerData:
-    """The tokenizer in ``folder`` for a model whose embedding has ``num_rows`` rows.
+    """Return the tokenizer in ``folder`` for a model whose embedding has ``num_rows`` rows.
 
     Raises ModelError ``unsupported_tokenizer`` for one of another kind than the two that are known.
     """
@@ -85,9 +85,9 @@ def describe_tokenizer(folder: Path, num_rows: int) -> TokenizerData:
             hint="Leave gguf out of the formats.",
         )
     added = {entry["content"]: entry for entry in data.get("added_tokens", [])}
-    known = {**model["vocab"], **{text: entry["id"] for text, entry in added.items()}}
-    warnings = _too_many(known, num_rows)
-    tokens, types = _tokens(known, added, num_rows, model.get("unk_token"))
+    vocabulary = {**model["vocab"], **{text: entry["id"] for text, entry in added.items()}}
+    warnings = _too_many(vocabulary, num_rows)
+    tokens, types = _tokens(vocabulary, added, num_rows, model.get("unk_token"))
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
     scores: list[float] = []
     pre, prefix = "default", None
@@ -107,20 +107,20 @@ def describe_tokenizer(folder: Path, num_rows: int) -> TokenizerData:
     )  # fmt: skip
 
 
-def _too_many(known: dict[str, int], num_rows: int) -> tuple[str, ...]:
-    num_more = sum(token >= num_rows for token in known.values())
+def _too_many(vocabulary: dict[str, int], num_rows: int) -> tuple[str, ...]:
+    num_more = sum(token >= num_rows for token in vocabulary.values())
     if not num_more:
         return ()
     return (f"{num_more} token(s) of the tokenizer have no row in the embedding; the GGUF file leaves them out.",)
 
 
 def _tokens(
-    known: dict[str, int], added: dict[str, Any], num_rows: int, unknown: str | None
+    vocabulary: dict[str, int], added: dict[str, Any], num_rows: int, unknown: str | None
 ) -> tuple[list[str], list[int]]:
-    """The text and type of every row; rows without a token are unused."""
+    """Return the text and type of every row; rows without a token are unused."""
     tokens = [f"[PAD{index}]" for index in range(num_rows)]
     types = [UNUSED] * num_rows
-    for text, index in known.items():
+    for text, index in vocabulary.items():
         if index >= num_rows:
             continue
         tokens[index], types[index] = text, BYTE if _BYTE.fullmatch(text) else NORMAL
@@ -176,7 +176,7 @@ def _adds_space(data: dict[str, Any]) -> bool:
 
 def _adds_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, bool]:
     """Return whether the tokenizer adds a first and a last token to a text, found by trying it."""
-    plain, ended = (tokenizer("a", add_special_tokens=wanted)["input_ids"] for wanted in (False, True))
+    plain, ended = (tokenizer("a", add_special_tokens=adds)["input_ids"] for adds in (False, True))
     return (
         len(ended) > len(plain) and ended[0] == tokenizer.bos_token_id,
         len(ended) > len(plain) and ended[-1] == tokenizer.eos_token_id,

@@ -85,15 +85,15 @@ class OnnxExporter:
             scales = _scale_shape(layer)
             zeros = TensorLayout(BYTES[weight.dtype.value], scales)
             codes = TensorLayout(BYTES[weight.dtype.value], (layer.in_features, layer.out_features))
-        found = {"weight_codes": codes, "weight_scale": TensorLayout("F32", scales)}
+        tensors = {"weight_codes": codes, "weight_scale": TensorLayout("F32", scales)}
         if not weight.symmetric:
-            found["weight_zero_point"] = zeros
+            tensors["weight_zero_point"] = zeros
         for what, spec in (("input", layer.input_tensors), ("output", layer.config.output_tensors)):
             if spec is not None and spec.is_static:
-                found[f"{what}_scale"] = TensorLayout("F32", ())
+                tensors[f"{what}_scale"] = TensorLayout("F32", ())
                 if spec.format.zero_point_ok:
-                    found[f"{what}_zero_point"] = TensorLayout(BYTES[spec.dtype.value], ())
-        return found
+                    tensors[f"{what}_zero_point"] = TensorLayout(BYTES[spec.dtype.value], ())
+        return tensors
 
     def encode(self, layer: LayerPlan, quantized: QLayer, model_dtype: str) -> Tensors:
         import torch
@@ -149,23 +149,23 @@ class OnnxExporter:
     def quantization_config(
         self, config: Config, layers: tuple[LayerPlan, ...], kept: tuple[str, ...]
     ) -> dict[str, Any]:
-        """How each layer is quantized, as nothing but the graph says it: ``{"groups": [{"config", "layers"}]}``."""
+        """Describe how each layer is quantized, which only the graph shows: ``{"groups": [{"config", "layers"}]}``."""
         groups: dict[QuantizationConfig, list[str]] = {}
         for layer in layers:
             groups.setdefault(layer.config, []).append(layer.name)
-        told = [{"config": one.to_dict(), "layers": names} for one, names in groups.items()]
-        return {"quant_method": QUANT_METHOD, "groups": told}
+        described = [{"config": own.to_dict(), "layers": names} for own, names in groups.items()]
+        return {"quant_method": QUANT_METHOD, "groups": described}
 
     def matches(self, config: Mapping[str, Any]) -> bool:
         return config.get("quant_method") == QUANT_METHOD
 
     def read_layers(self, quantization_config: Mapping[str, Any], files: StoredFiles) -> dict[str, StoredLayer]:
-        found = {}
+        layers = {}
         for group in quantization_config["groups"]:
             config = TypeAdapter(QuantizationConfig).validate_python(group["config"])
             for name in group["layers"]:
-                found[name] = StoredLayer(_weight_shape(config, files.shape(f"{name}.weight_codes")), config)
-        return found
+                layers[name] = StoredLayer(_weight_shape(config, files.shape(f"{name}.weight_codes")), config)
+        return layers
 
     def load_hint(self, path: str) -> str:
         return f"import onnxruntime\nsession = onnxruntime.InferenceSession('{path}/{FILE_NAME}')"
@@ -203,7 +203,7 @@ class OnnxExporter:
 
 
 def fault_of(spec: QuantizationSpec | None) -> str | None:
-    """Why no node of ONNX can hold codes of ``spec``, as the end of a sentence; None if one can."""
+    """Return why no node of ONNX can hold codes of ``spec``, as the end of a sentence; None if one can."""
     if spec is None or not spec.format.scaled:
         return None
     if spec.dtype.value not in ELEMENT_TYPES:
@@ -216,7 +216,7 @@ def fault_of(spec: QuantizationSpec | None) -> str | None:
 
 
 def activation_fault(spec: QuantizationSpec | None) -> str | None:
-    """Why ONNX cannot quantize an activation as ``spec`` says while it runs; None if it can."""
+    """Return why ONNX cannot quantize an activation as ``spec`` says while it runs; None if it can."""
     if spec is None or not spec.format.scaled:
         return None
     if spec.round_method is not RoundType.half_even and spec.format.zero_point_ok:

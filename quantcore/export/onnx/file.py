@@ -50,7 +50,7 @@ class OnnxSink(OpenFiles):
             raise
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """The dtype in which ``write`` takes the tensor called ``name``."""
+        """Return the dtype in which ``write`` takes the tensor called ``name``."""
         return TORCH_DTYPES[self._layouts[name].dtype]
 
     def write(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -90,7 +90,7 @@ class OnnxSink(OpenFiles):
 
 
 def _widened(graph: Any, value: Any, dtype: Any) -> Any:
-    """The value that holds the tensor as it is stored: ``value`` itself, or one of ``dtype`` that is cast to it.
+    """Return the value that holds the tensor as it is stored: ``value`` itself, or one of ``dtype`` that is cast to it.
 
     Rows of an embedding are looked up before they are cast, so that no second copy of it is ever in memory.
     """

@@ -201,7 +201,7 @@ def _run(skeleton: PreTrainedModel, ids: torch.Tensor) -> Any:
 
 
 def _export(model: _Cached, arguments: tuple[Any, ...]) -> torch.export.ExportedProgram:
-    """The program for a batch, sequence and cache of any size."""
+    """Return the program for a batch, sequence and cache of any size."""
     free = {0: Dim.AUTO, 1: Dim.AUTO}
     sizes = (free, free, free, [{0: Dim.AUTO, 2: Dim.AUTO}] * len(arguments[3]))
     try:

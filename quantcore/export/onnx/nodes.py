@@ -68,7 +68,7 @@ def activation(x: torch.Tensor, spec: QuantizationSpec, params: QParams | None) 
 def onnx_node(
     name: str, inputs: list[Any], attributes: dict[str, int], spec: QuantizationSpec, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The output of a node of ONNX, in the shape of its first input."""
+    """Return the output of a node of ONNX, in the shape of its first input."""
     made: torch.Tensor = torch.onnx.ops.symbolic(
         name, inputs, dict(attributes), dtype=dtype, shape=inputs[0].shape,
         metadata_props={NARROW: "4"} if spec.format.bits == 4 else None,

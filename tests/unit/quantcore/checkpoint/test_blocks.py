@@ -2,7 +2,7 @@
 
 import pytest
 
-from quantcore.checkpoint.blocks import find_blocks, said_of_the_rest
+from quantcore.checkpoint.blocks import find_blocks, warn_of_other_parts
 from quantcore.checkpoint.layout import TensorHeader
 from quantcore.config import presets
 from quantcore.errors import ModelError
@@ -108,4 +108,4 @@ def test_a_plan_says_which_parts_it_leaves_alone():
 
 def test_nothing_is_said_where_nothing_is_left():
     small = {"heads.0.weight": TensorHeader("BF16", (2, 2), "model.safetensors", 0, 8)}
-    assert said_of_the_rest(blocks("model.layers.", 6, 32) | small, "model.layers.") == ()
+    assert warn_of_other_parts(blocks("model.layers.", 6, 32) | small, "model.layers.") == ()

@@ -149,6 +149,6 @@ def test_a_matrix_first_used_in_a_trace_serves_with_numbers():
 
 def test_no_square_matrix_is_made_for_a_large_size():
     rotation = orthogonal(28672)
-    assert max(module._pieces(28672)) == 32
+    assert max(module._quick_factors(28672)) == 32
     x = torch.randn(2, 28672)
     torch.testing.assert_close(rotation.apply(x).norm(dim=-1), x.norm(dim=-1))

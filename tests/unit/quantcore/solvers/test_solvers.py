@@ -17,10 +17,10 @@ from quantcore.numerics.affine import QParams, dequantize, fake_quantize, scale_
 from quantcore.numerics.qtensor import quantize_weight
 from quantcore.runtime import workload
 from quantcore.solvers import SOLVERS, fused, gptq
-from quantcore.solvers.cells import Cells
 from quantcore.solvers.columns import ONE_BY_ONE
+from quantcore.solvers.groups import Groups
 from quantcore.solvers.hessian import Hessian, order_of
-from quantcore.solvers.measures import TILE_INPUTS, Metric, PooledMeasure, RunMeasure
+from quantcore.solvers.measures import TILE_INPUTS, GroupMeasure, Metric, PooledMeasure
 from quantcore.solvers.ranges import FullRange
 from quantcore.solvers.rtn import observed_ranges, round_to_nearest, search_ranges, transposed
 
@@ -167,9 +167,9 @@ class TestGPTQ:
         weight, stats = weight_without_ties(name, num_outputs=72), stats_of(tokens(INPUTS.get(name, 96)))
         options = {"damp_percent": 0.02, "desc_act": desc_act, "static_groups": static_groups}
         quantized = solve("gptq", weight, SPECS[name], stats, **options)
-        cells = Cells.of(SPECS[name], weight)
-        found_on_the_way = not static_groups and cells.is_local and cells.num_scales[1] > 1
-        order = order_of(stats.hessian_diagonal_I, cells.run if found_on_the_way else None, act_order=desc_act)
+        groups = Groups.of(SPECS[name], weight)
+        found_on_the_way = not static_groups and groups.is_local and groups.num_scales[1] > 1
+        order = order_of(stats.hessian_diagonal_I, groups.group_size if found_on_the_way else None, act_order=desc_act)
         rounded = lambda column, index: rounded_column(column, quantized, index)  # noqa: E731
         expected = textbook_gptq(weight, stats.gram_II, order, 0.02, rounded)
         assert_same(quantized, expected, weight, stats.gram_II)
@@ -331,9 +331,9 @@ class TestGPTQ:
         weight, stats = weight_without_ties(name), stats_of(tokens(96))
         wanted = solve("gptq", weight, SPECS[name], stats)
         done = []
-        turns = fused.turns
+        round_in_turn = fused.round_in_turn
         monkeypatch.setattr(fused, "pays", lambda device: True)
-        monkeypatch.setattr(fused, "turns", lambda *given: done.append(turns(*given)) or done[-1])
+        monkeypatch.setattr(fused, "round_in_turn", lambda *given: done.append(round_in_turn(*given)) or done[-1])
         found = solve("gptq", weight, SPECS[name], stats)
         assert len(done) >= 2 * 96 / ONE_BY_ONE and all(pair is not None for pair in done)
         assert (wanted.codes != found.codes).double().mean() < 0.005
@@ -478,11 +478,11 @@ class TestSearch:
         weight, stats = weight_of(name), stats_of(tokens(INPUTS.get(name, 96)))
         spec = SPECS[name]
         params = search_ranges([weight], spec, Metric.of_gram(stats.gram_II), [None])[0]
-        cells = Cells.of(spec, weight)
+        groups = Groups.of(spec, weight)
         cost = []
         for one in (full_params(weight, spec), params):
             error = weight.double() - quantize_weight(weight, one, spec).dequantize()
-            size = min(cells.run, TILE_INPUTS)
+            size = min(groups.group_size, TILE_INPUTS)
             blocks = [slice(start, start + size) for start in range(0, weight.shape[1], size)]
             cost.append(sum(costs(error[:, block], stats.gram_II[block, block]).sum() for block in blocks))
         assert cost[1] < 0.97 * cost[0]
@@ -493,7 +493,7 @@ class TestSearch:
         spec = replace(LOCAL[name], group_size=16 if LOCAL[name].group_size else None)
         weight = weight_of()[:, :16].contiguous()
         gram = stats_of(tokens(96)).gram_II[:16, :16]
-        full = FullRange.joined([FullRange.of(weight, spec)])
+        full = FullRange.concat([FullRange.of(weight, spec)])
         factors = torch.tensor([1.0, 0.8, 0.55]).view(3, 1, 1)
         cross = torch.randn(16, 36) if metric == "cross" else None
         weigher = Metric(gram.diagonal(), None if metric == "power" else gram)
@@ -501,7 +501,7 @@ class TestSearch:
         tried = full.params(factors, factors)
         zero_CN = None if tried.zero_point is None else tried.zero_point[..., 0]
         global_N = None if full.global_scale is None else full.global_scale[:, 0]
-        measured = RunMeasure(tiles, spec).errors(QParams(tried.scale[..., 0], zero_CN, global_N)).double()
+        measured = GroupMeasure(tiles, spec).errors(QParams(tried.scale[..., 0], zero_CN, global_N)).double()
         for number in range(3):
             zero_NG = None if tried.zero_point is None else tried.zero_point[number]
             params = QParams(tried.scale[number], zero_NG, None if global_N is None else global_N[0])
@@ -518,12 +518,12 @@ class TestSearch:
         spec = replace(LOCAL[name], group_size=16)
         weight = weight_of()[:, :16].contiguous()
         gram = stats_of(tokens(96)).gram_II[:16, :16]
-        full = FullRange.joined([FullRange.of(weight, spec)])
+        full = FullRange.concat([FullRange.of(weight, spec)])
         cross = torch.randn(16, 36) * 0.1 if metric == "cross" else None
         weigher = Metric(gram.diagonal(), None if metric == "power" else gram)
         here = full.of_rows(slice(None), 0)
         params = here.params()
-        fitted = RunMeasure(weigher.tiles(transposed(weight), slice(0, 16), here, cross), spec).fit(params)
+        fitted = GroupMeasure(weigher.tiles(transposed(weight), slice(0, 16), here, cross), spec).fit(params)
         counted = torch.diag(gram.diagonal()) if metric == "power" else gram
         values = fake_quantize(weight.float(), spec, weight_grouping(spec), full_params(weight, spec)).double()
         codes = values / params.step.double().unsqueeze(1)
@@ -542,11 +542,11 @@ class TestSearch:
         weight, spec = torch.cat([weight_of(seed=seed) for seed in range(4)]).float(), LOCAL[name]
         metric = Metric(stats_of(tokens(96)).hessian_diagonal_I)
         found = search_ranges([weight], spec, metric, [None])[0]
-        full = FullRange.joined([FullRange.of(weight, spec)])
+        full = FullRange.concat([FullRange.of(weight, spec)])
         before = after = 0.0
         for group in range(6):
             inputs, here = slice(16 * group, 16 * group + 16), full.of_rows(slice(None), group)
-            measure = RunMeasure(metric.tiles(transposed(weight)[inputs], inputs, here), spec)
+            measure = GroupMeasure(metric.tiles(transposed(weight)[inputs], inputs, here), spec)
             zero = None if found.zero_point is None else found.zero_point[:, group]
             fitted = measure.fit(QParams(found.scale[:, group], zero))
             both = torch.stack([found.scale[:, group], torch.where(fitted > 0, fitted, 1)])
@@ -558,31 +558,31 @@ class TestSearch:
     def test_rows_that_share_parameters_are_measured_together(self):
         spec, weight = POOLED["fp8_block"], weight_of(num_outputs=37)
         full = FullRange.of(weight, spec)
-        cells = Cells.of(spec, weight)
+        groups = Groups.of(spec, weight)
         metric = Metric(stats_of(tokens(96)).hessian_diagonal_I)
-        runs = [slice(start, start + 24) for start in range(0, 96, 24)]
+        inputs = [slice(start, start + 24) for start in range(0, 96, 24)]
         measure = PooledMeasure(
-            cells, [RunMeasure(metric.tiles(transposed(weight)[run], run, full), spec) for run in runs]
+            groups, [GroupMeasure(metric.tiles(transposed(weight)[group], group, full), spec) for group in inputs]
         )
         params = full.params(0.7, 0.7)
         measured = measure.errors(QParams(params.scale.unsqueeze(0), None, None))[0]
         expected = power_errors(weight, quantize_weight(weight, params, spec), metric.hessian_diagonal_I)
         torch.testing.assert_close(measured.double(), expected, rtol=1e-3, atol=1e-9)
 
-    def test_cells_say_where_parameters_are(self):
+    def test_groups_say_where_parameters_are(self):
         for name, spec in SPECS.items():
             shape = (36, INPUTS.get(name, 96))
-            cells = Cells.of(spec, torch.empty(shape))
+            groups = Groups.of(spec, torch.empty(shape))
             grouping = weight_grouping(spec)
             num_rows, num_groups = grouping.num_scales(shape)
             params = torch.arange(float(num_rows * num_groups)).view(num_rows, num_groups)
             size = grouping.split(torch.empty(shape)).shape[-1]
             expected = grouping.join(params.unsqueeze(-1).expand(-1, -1, size).contiguous(), shape)
-            spread = cells.spread(params).repeat_interleave(cells.run, dim=0)[: shape[1]].T
+            spread = groups.spread(params).repeat_interleave(groups.group_size, dim=0)[: shape[1]].T
             assert torch.equal(spread, expected), name
-            ones = torch.ones(cells.index_JO.shape)
-            assert torch.equal(cells.pool(ones).sum(), ones.sum()), name
-            assert torch.equal(cells.pool(cells.spread(params)), params * cells.pool(ones)), name
+            ones = torch.ones(groups.index_JO.shape)
+            assert torch.equal(groups.pool(ones).sum(), ones.sum()), name
+            assert torch.equal(groups.pool(groups.spread(params)), params * groups.pool(ones)), name
 
 
 class TestRTN:

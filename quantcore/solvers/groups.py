@@ -1,6 +1,6 @@
 """A weight as its inputs see it: transposed, [I, O], so that the values that one input is multiplied with lie together.
 
-Legend of the solvers: I inputs, O outputs (rows of weights), J runs of inputs; R, G rows and groups of parameters.
+Legend of the solvers: I inputs, O outputs (rows of weights), J groups of inputs; R, G rows and groups of parameters.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from quantcore.config.spec import QuantizationSpec
 from quantcore.numerics.affine import QParams
 
 
-class Cell(NamedTuple):
-    """Parameters that fit weights [..., O]: the stored scale, what one step of the grid is worth, the zero point."""
+class GroupParams(NamedTuple):
+    """The parameters of weights [..., O]: the stored scale, what one step of the grid is worth, the zero point."""
 
     scale: torch.Tensor
     step: torch.Tensor
     zero: torch.Tensor | None
 
     @classmethod
-    def of(cls, params: QParams) -> Cell:
-        """With the zero point as a number."""
+    def of(cls, params: QParams) -> GroupParams:
+        """Take them from ``params``, with the zero point as a float."""
         return cls(params.scale, params.step, None if params.zero_point is None else params.zero_point.float())
 
-    def at(self, index: int | slice | tuple[int, slice]) -> Cell:
-        """Some of them."""
-        return Cell(self.scale[index], self.step[index], None if self.zero is None else self.zero[index])
+    def at(self, index: int | slice | tuple[int, slice]) -> GroupParams:
+        """Return some of them; views."""
+        return GroupParams(self.scale[index], self.step[index], None if self.zero is None else self.zero[index])
 
 
 def rows_are_apart(spec: QuantizationSpec) -> bool:
@@ -39,20 +39,21 @@ def rows_are_apart(spec: QuantizationSpec) -> bool:
 
 
 @dataclass(frozen=True)
-class Cells:
+class Groups:
     """Which parameters [R, G] belong to which part of a weight [O, I].
 
-    In each row, ``run`` inputs after another share them: a cell. ``index_JO`` counts them through all rows of [R, G].
+    In each row, ``group_size`` consecutive inputs share them: a group. ``index_JO`` is the index of each group's
+    parameters in the flattened [R, G].
     ``is_local``: no two rows of the weight share any, so that each can be solved by itself; then R is O, and G is J.
     """
 
-    run: int
+    group_size: int
     num_scales: tuple[int, int]
     is_local: bool
     index_JO: torch.Tensor
 
     @classmethod
-    def of(cls, spec: QuantizationSpec, weight_OI: torch.Tensor) -> Cells:
+    def of(cls, spec: QuantizationSpec, weight_OI: torch.Tensor) -> Groups:
         """Lay out the parameters of a weight shaped like ``weight_OI``, whose values do not matter."""
         grouping = weight_grouping(spec)
         num_outputs, num_inputs = weight_OI.shape
@@ -62,18 +63,18 @@ class Cells:
         if is_local:
             return cls(num_inputs // num_groups, (num_rows, num_groups), True, index_RG.T)
         size = weight_OI.numel() // index_RG.numel()
-        run = num_inputs if grouping.axis is None else 1
+        group_size = num_inputs if grouping.axis is None else 1
         if grouping.block is not None:
-            size, run = grouping.block[0] * grouping.block[1], grouping.block[1]
+            size, group_size = grouping.block[0] * grouping.block[1], grouping.block[1]
         index_OI = grouping.join(index_RG.unsqueeze(-1).expand(-1, -1, size), (num_outputs, num_inputs))
-        return cls(run, (num_rows, num_groups), False, index_OI[:, ::run].T.contiguous())
+        return cls(group_size, (num_rows, num_groups), False, index_OI[:, ::group_size].T.contiguous())
 
     def spread(self, params: torch.Tensor) -> torch.Tensor:
-        """Parameters [..., R, G] as every cell has them, [..., J, O]."""
+        """Return the parameters [..., R, G] of every group of inputs, [..., J, O]."""
         return params.transpose(-1, -2) if self.is_local else params.flatten(-2)[..., self.index_JO]
 
     def pool(self, x: torch.Tensor) -> torch.Tensor:
-        """The sums [..., R, G] of what the cells [..., J, O] that share parameters have."""
+        """Sum up the values [..., J, O] of the groups that share parameters, [..., R, G]."""
         if self.is_local:
             return x.transpose(-1, -2)
         num_rows, num_groups = self.num_scales
