@@ -16,6 +16,7 @@ from rich.text import Text
 from typer.exceptions import Abort, TyperException
 
 from bitfoundry import __version__
+from bitfoundry.client.service import Client
 from bitfoundry.commands import account as account_commands
 from bitfoundry.commands import backup as backup_commands
 from bitfoundry.commands import datasets as dataset_commands
@@ -24,16 +25,7 @@ from bitfoundry.commands import jobs as job_commands
 from bitfoundry.commands import publish as publish_commands
 from bitfoundry.commands import retention as retention_commands
 from bitfoundry.commands import webhooks as webhook_commands
-from bitfoundry.commands.options import (
-    AsJson,
-    Home,
-    JobId,
-    Key,
-    Model,
-    Url,
-    connect,
-    find_home,
-)
+from bitfoundry.commands.options import AsJson, Home, JobId, Key, Model, Url, connect, find_home, with_client
 from bitfoundry.errors import BitfoundryError
 
 if TYPE_CHECKING:
@@ -138,17 +130,15 @@ _of_engine("compare", "Results of one model side by side: size against quality, 
 
 
 @app.command()
+@with_client
 def inspect(
+    client: Client,
     model: Model,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a model on the Hub.")] = None,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
     as_json: AsJson = False,
 ) -> None:
     """What a model is, and what the usual presets would make of it. No weight is read."""
-    with connect(url, api_key, home) as client:
-        found = client.inspect(model, revision=revision)
+    found = client.inspect(model, revision=revision)
     if as_json:
         terminal.print_json(found.model_dump(mode="json"))
     else:
@@ -172,10 +162,10 @@ def doctor(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJ
 
 
 @app.command()
-def presets(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
+@with_client
+def presets(client: Client, as_json: AsJson = False) -> None:
     """List the named configs of the service."""
-    with connect(url, api_key, home) as client:
-        found = client.presets()
+    found = client.presets()
     if as_json:
         terminal.print_json(found)
         return
@@ -186,17 +176,15 @@ def presets(url: Url = None, api_key: Key = None, home: Home = None, as_json: As
 
 
 @app.command()
+@with_client
 def download(
+    client: Client,
     job_id: JobId,
     folder: Annotated[Path | None, typer.Argument(help="Where to put the files. [default: ./JOB_ID]")] = None,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
     as_json: AsJson = False,
 ) -> None:
     """Fetch a job's artifact, each file checked against its SHA-256. Run it again to go on where it stopped."""
-    with connect(url, api_key, home) as client:
-        target = client.download(job_id, folder or Path(job_id))
+    target = client.download(job_id, folder or Path(job_id))
     if as_json:
         terminal.print_json({"folder": str(target.absolute())})
     else:

@@ -1,8 +1,11 @@
 """What the commands share: their options, the way to the service, and how a job is shown."""
 
+import inspect
 import json
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Concatenate
 
 import typer
 
@@ -30,6 +33,25 @@ def connect(url: str | None, api_key: str | None, home: Path | None) -> Client:
     """The service of the options, or the one that `Connection.find` finds."""
     found = Connection.find(url, api_key, home)
     return Client(found.url, found.api_key)
+
+
+def with_client(command: Callable[Concatenate[Client, ...], None]) -> Callable[..., None]:
+    """Give a command a connected client as its first argument, and the options that choose its service before --json.
+
+    Typer reads both the signature and the annotations.
+    """
+
+    @wraps(command, assigned=("__module__", "__name__", "__doc__"))  # its annotations are not ours
+    def connected(*, url: Url = None, api_key: Key = None, home: Home = None, **arguments: Any) -> None:
+        with connect(url, api_key, home) as client:
+            command(client, **arguments)
+
+    _, *own, as_json = inspect.signature(command).parameters.values()
+    *connection, _ = inspect.signature(connected, follow_wrapped=False).parameters.values()
+    shown = [*own, *(each.replace(kind=as_json.kind) for each in connection), as_json]
+    connected.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    connected.__annotations__ = {each.name: each.annotation for each in shown}
+    return connected
 
 
 def key_value(text: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from bitfoundry.client.answers import ArtifactFile, Job
 from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
-from bitfoundry.commands.options import AsJson, Home, JobId, Key, Url, connect, read_config
+from bitfoundry.commands.options import AsJson, Home, JobId, Key, Url, connect, read_config, with_client
 from bitfoundry.errors import BitfoundryError
 
 _JOB_ID = re.compile(r"job_[0-9a-f]{32}")
@@ -22,7 +22,9 @@ WriteToken = Annotated[
 ]
 
 
+@with_client
 def push(
+    client: Client,
     job_id: JobId,
     repo: Repo = None,
     to: Annotated[str | None, typer.Option(help="Instead of --repo: a URL that the operator allows, s3://...")] = None,
@@ -42,9 +44,6 @@ def push(
         bool, typer.Option("--dry_run", "--dry-run", help="Check everything and say what would be pushed.")
     ] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Stay until it is published.")] = True,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
     as_json: AsJson = False,
 ) -> None:
     """Publish a succeeded job's artifact to the Hub, or to a folder behind a URL. Twice does no harm.
@@ -64,13 +63,12 @@ def push(
     target = {name: value for name, value in given.items() if value is not None}
     if target and not repo and not to:
         raise BitfoundryError("where to?", hint="give --repo ORG/NAME or --to URL; nothing at all to try again")
-    with connect(url, api_key, home) as client:
-        if dry_run:
-            _show_plan(client.plan_publication(job_id, target), as_json)
-            return
-        job = client.publish(job_id, target or None)
-        if wait:
-            job = await_published(client, job)
+    if dry_run:
+        _show_plan(client.plan_publication(job_id, target), as_json)
+        return
+    job = client.publish(job_id, target or None)
+    if wait:
+        job = await_published(client, job)
     show_publication(job, as_json)
 
 

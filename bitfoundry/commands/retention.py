@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from bitfoundry.client.retention import DueJobs
+from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.account import show_rows
-from bitfoundry.commands.options import AsJson, Home, Key, Url, connect
+from bitfoundry.commands.options import AsJson, with_client
 
 KeepLast = Annotated[
     int | None, typer.Option(min=1, help="Keep the newest so many jobs that succeeded, and as many that did not.")
@@ -18,41 +19,37 @@ POLICY_COLUMNS = ("keep_last", "keep_days", "service_keep_jobs_days", "service_k
 DUE_COLUMNS = ("id", "name", "state", "finished_at", "bytes", "reason")
 
 
-def show(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
+@with_client
+def show(client: Client, as_json: AsJson = False) -> None:
     """Show what the project keeps of its jobs that have ended, and the operator's limits."""
-    with connect(url, api_key, home) as client:
-        show_rows([client.retention.show()], POLICY_COLUMNS, as_json, single=True)
+    show_rows([client.retention.show()], POLICY_COLUMNS, as_json, single=True)
 
 
+@with_client
 def set_policy(
+    client: Client,
     keep_last: KeepLast = None,
     keep_days: KeepDays = None,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
     as_json: AsJson = False,
 ) -> None:
     """Set what the project keeps; without both options all jobs. See `run --dry-run` first: the rest is deleted."""
-    with connect(url, api_key, home) as client:
-        policy = client.retention.set(keep_last=keep_last, keep_days=keep_days)
+    policy = client.retention.set(keep_last=keep_last, keep_days=keep_days)
     show_rows([policy], POLICY_COLUMNS, as_json, single=True)
 
 
+@with_client
 def run(
+    client: Client,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which jobs would go, and why.")] = False,
     keep_last: KeepLast = None,
     keep_days: KeepDays = None,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete now what the policy does not keep. With --dry-run also for a policy that is not set yet."""
     if not dry_run and (keep_last, keep_days) != (None, None):
         raise typer.BadParameter("--keep-last and --keep-days go with --dry-run; `retention set` sets the policy")
-    with connect(url, api_key, home) as client:
-        retention = client.retention
-        found = retention.preview(keep_last=keep_last, keep_days=keep_days) if dry_run else retention.run()
+    retention = client.retention
+    found = retention.preview(keep_last=keep_last, keep_days=keep_days) if dry_run else retention.run()
     if as_json:
         terminal.print_json(found.model_dump(mode="json"))
         return

@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from bitfoundry.client.answers import ArtifactFile, Event, Job, KeptTensor, LogLine, Plan, Summary, Sweep
 from bitfoundry.client.connection import Connection
@@ -397,3 +399,29 @@ def test_shells_can_complete() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.stdout.split() == ["doctor"], done.stderr
+
+
+def _leaves(command: Any) -> Iterator[Any]:
+    """All commands below ``command`` that have no commands of their own."""
+    children = getattr(command, "commands", {})
+    if not children:
+        yield command
+    for child in children.values():
+        yield from _leaves(child)
+
+
+def test_the_connection_options_are_the_same_everywhere() -> None:
+    names = ("url", "api_key", "home")
+    shown = set()
+    num_commands = 0
+    for command in _leaves(get_command(cli.app)):
+        options = {option.name: option for option in command.params}
+        if "url" in options:
+            num_commands += 1
+            assert list(options)[-4:] == [*names, "as_json"], command.name
+            shown.add(tuple((options[name].opts[0], options[name].envvar, options[name].help) for name in names))
+    assert num_commands > 40
+    (connection,) = shown
+    assert [flag for flag, _, _ in connection] == ["--url", "--api-key", "--home"]
+    assert [variable for _, variable, _ in connection] == ["BITFOUNDRY_URL", "BITFOUNDRY_API_KEY", None]
+    assert all(text for _, _, text in connection)
