@@ -12,24 +12,24 @@ from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.options import AsJson, show_deleted, with_client
 
-DatasetId = Annotated[str, typer.Argument(help="The dataset's id, as `datasets list` shows it.")]
+DatasetId = Annotated[str, typer.Argument(help="Dataset id, as shown by `datasets list`.")]
 
 
 @with_client
 def upload(
     client: Client,
-    file: Annotated[Path, typer.Argument(help="A .jsonl, .json, .csv, .parquet or .txt file, or one as .gz.")],
-    name: Annotated[str | None, typer.Option(help="What to call it. [default: the file's name]")] = None,
+    file: Annotated[Path, typer.Argument(help="A .jsonl, .json, .csv, .parquet or .txt file, or a gzipped one (.gz).")],
+    name: Annotated[str | None, typer.Option(help="Name of the dataset. [default: the file's name]")] = None,
     column: Annotated[
-        str | None, typer.Option(help="Where the text is, or the chat. [default: text, else messages]")
+        str | None, typer.Option(help="Column with the text or the chat messages. [default: text, else messages]")
     ] = None,
-    resume: Annotated[str | None, typer.Option(help="Go on with this upload: upl_...")] = None,
+    resume: Annotated[str | None, typer.Option(help="Resume this upload: upl_...")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Upload a file of calibration text. Every row is looked at before it counts."""
+    """Upload a file of calibration data. Every row is validated."""
 
     def say(upload_id: str) -> None:
-        terminal.err.print(f"in parts; after a break go on with --resume {upload_id}")
+        terminal.err.print(f"Uploading in parts. If it is interrupted, resume it with --resume {upload_id}")
 
     made = client.datasets.upload(file, name=name, column=column, upload_id=resume, on_begin=say)
     if as_json:
@@ -41,7 +41,7 @@ def upload(
 @with_client
 def list_datasets(
     client: Client,
-    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of datasets.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List datasets, newest first."""
@@ -51,7 +51,7 @@ def list_datasets(
     elif found:
         terminal.out.print(terminal.datasets_table(found))
     else:
-        terminal.out.print("no datasets: `bitfoundry datasets upload` makes one")
+        terminal.out.print("No datasets. Create one with `bitfoundry datasets upload`.")
 
 
 @with_client
@@ -59,12 +59,13 @@ def show(
     client: Client,
     dataset_id: DatasetId,
     model: Annotated[
-        str | None, typer.Option(help="Count its tokens for this model: a folder there, or a Hub id.")
+        str | None,
+        typer.Option(help="Count tokens with this model's tokenizer: a path on the server, or org/name on the Hub."),
     ] = None,
-    seq_len: Annotated[int, typer.Option(min=8, help="Tokens of a calibration sample.")] = 512,
+    seq_len: Annotated[int, typer.Option(min=8, help="Tokens per calibration sample.")] = 512,
     as_json: AsJson = False,
 ) -> None:
-    """Show a dataset and its numbers: rows, lengths, empty ones, duplicates; with --model also tokens."""
+    """Show a dataset with its statistics: rows, lengths, empty rows, duplicates; with --model also tokens."""
     dataset = client.datasets.get(dataset_id)
     statistics = client.datasets.statistics(dataset_id, model=model, seq_len=seq_len)
     if as_json:
@@ -77,7 +78,7 @@ def show(
 def preview(
     client: Client,
     dataset_id: DatasetId,
-    rows: Annotated[int, typer.Option("--rows", "-n", min=1, max=100, help="How many.")] = 5,
+    rows: Annotated[int, typer.Option("--rows", "-n", min=1, max=100, help="Number of rows.")] = 5,
     as_json: AsJson = False,
 ) -> None:
     """Show the first rows of a dataset."""
@@ -91,7 +92,7 @@ def preview(
 
 @with_client
 def delete(client: Client, dataset_id: DatasetId, as_json: AsJson = False) -> None:
-    """Delete a dataset. Not while a job that has not ended needs it."""
+    """Delete a dataset. Refused while an unfinished job needs it."""
     client.datasets.delete(dataset_id)
     show_deleted(dataset_id, as_json)
 

@@ -85,7 +85,7 @@ def mix_text(summary: Mapping[str, Any]) -> str:
     if "mix" not in summary:
         return ""
     mix = summary["mix"]
-    return f"{', '.join(f'{num} {scheme}' for scheme, num in mix['layers'].items())}: {mix['bits']:.2f} bits a weight"
+    return f"{', '.join(f'{num} {scheme}' for scheme, num in mix['layers'].items())}: {mix['bits']:.2f} bits per weight"
 
 
 def progress_text(job: Job) -> str:
@@ -116,7 +116,7 @@ def job_details(job: Job) -> Table:
     ]
     if job.error:
         rows += [("error", f"{job.error.message} ({job.error.code})"), ("hint", job.error.hint)]
-        rows.append(("retry", f"can help: bitfoundry retry {job.id}" if job.error.retryable else "cannot help"))
+        rows.append(("retry", f"may help: bitfoundry retry {job.id}" if job.error.retryable else "will not help"))
     if job.summary:
         rows += [("layers", mix_text(job.summary)), *summary_rows(job.summary).items()]
     if job.artifact:
@@ -139,7 +139,7 @@ def publication_rows(publication: Publication) -> dict[str, str]:
     rows = {"publication": f"{publication.state} to {place}", "at": publication.url or ""}
     rows["revision"] = publication.revision or ""
     if error:
-        rows |= {"publication error": f"{error.message} ({error.code})", "what to do": error.hint}
+        rows |= {"publication error": f"{error.message} ({error.code})", "hint": error.hint}
     return rows
 
 
@@ -241,10 +241,10 @@ def inspection_details(found: Inspection) -> Group:
         "blocks": str(found.num_blocks),
         "parameters": f"{found.num_parameters / 1e6:,.1f} M, {', '.join(found.dtypes)}, {megabytes(found.size_bytes)}",
         "layers": "\n".join(layers),
-        "embeddings": "shared with the head" if found.tied_embeddings else "apart from the head",
+        "embeddings": "tied to the output head" if found.tied_embeddings else "not tied to the output head",
         "experts": " of ".join(str(number) for number in reversed((found.experts or {}).values())),
         "quantized": quantization.get("quant_method") or "no",
-        "licence": found.license or "not said",
+        "licence": found.license or "unknown",
         "warnings": "\n".join(found.warnings),
     }
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -259,7 +259,7 @@ def inspection_details(found: Inspection) -> Group:
 
 
 def _lengths(lengths: Mapping[str, Any]) -> str:
-    return f"{lengths['sum']:,}; a row {lengths['min']:,} to {lengths['max']:,}, median {lengths['median']:,}"
+    return f"{lengths['sum']:,}; per row {lengths['min']:,} to {lengths['max']:,}, median {lengths['median']:,}"
 
 
 def _pairs(rows: Mapping[str, str]) -> Table:

@@ -73,7 +73,7 @@ def test_what_is_well_and_what_is_not(
 def test_a_kernel_without_landlock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(landlock, "abi", lambda: 0)
     finding = doctor._landlock()
-    assert (finding.status, finding.detail) == ("warning", "this kernel has none") and "5.19" in finding.hint
+    assert (finding.status, finding.detail) == ("warning", "not supported by this kernel") and "5.19" in finding.hint
 
 
 def test_torch_is_asked_in_a_process_that_may_die(monkeypatch: pytest.MonkeyPatch) -> None:
