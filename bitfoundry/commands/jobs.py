@@ -85,7 +85,7 @@ def show(client: Client, job_id: JobId, as_json: AsJson = False) -> None:
 
 @with_client
 def watch(client: Client, job_id: JobId, as_json: AsJson = False) -> None:
-    """Watch a job until it has ended and is published. Ctrl-C leaves the job running. Status 1 if it did not succeed."""
+    """Watch a job until it has ended and is published. Ctrl-C does not stop it. Status 1 if it did not succeed."""
     show_end(client, client.get(job_id), as_json)
 
 
