@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -325,9 +326,11 @@ class Watch:
     """Shows several jobs while they move; a context manager. `update` with each job as it changes."""
 
     def __init__(self, console: Console = out) -> None:
+        from quantcore.events import Pace  # here: commands start without the engine
+
         self._console = console
         self._bars: dict[str, TaskID] = {}
-        self._said: dict[str, str] = {}
+        self._paces = defaultdict[str, Pace](Pace)
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("[bold]{task.fields[title]:12}[/]"),
@@ -361,9 +364,8 @@ class Watch:
         self._progress.update(bar, description=what, completed=done, total=total, note=note)
         if job.is_final:
             self._progress.stop_task(bar)
-        if not self._console.is_terminal and self._said.get(job.id) != what:
-            self._said[job.id] = what
-            self._console.print(f"{title}: {what}")
+        if not self._console.is_terminal and self._paces[job.id].is_due(what):
+            self._console.print(f"{title}: {(progress and progress_text(job)) or what}", soft_wrap=True)
 
     @property
     def picture(self) -> RenderableType:

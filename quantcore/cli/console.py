@@ -25,17 +25,24 @@ _console = Console(stderr=True)
 
 @contextmanager
 def progress_display() -> Iterator[events.Emit]:
-    """A progress bar that follows the events: phase, block i of n, seconds left."""
+    """Show the phase, the blocks done and the seconds left: as a bar, or without a terminal as a line now and then."""
+    has_bar, pace = _console.is_terminal or _console.is_jupyter, events.Pace()
     columns = (TextColumn("{task.description:9}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
-    with Progress(*columns, TimeElapsedColumn(), console=_console, transient=True) as progress:
+    with Progress(*columns, TimeElapsedColumn(), console=_console, transient=True, disable=not has_bar) as progress:
         bar = progress.add_task("start", total=None, note="")
 
         def emit(event: events.Event) -> None:
             if isinstance(event, events.PhaseStarted):
                 progress.reset(bar, description=event.phase, total=None, note="")
+                if not has_bar and pace.is_due(event.phase):
+                    _console.print(event.phase, highlight=False)
             elif isinstance(event, events.Progress):
                 left = "" if event.eta_s is None else f"{event.unit}s, {event.eta_s:.0f} s left"
                 progress.update(bar, completed=event.done, total=event.total, note=left)
+                if not has_bar and pace.is_due(event.phase):
+                    rest = "" if event.eta_s is None else f", {event.eta_s:.0f} s left"
+                    line = f"{event.phase}: {event.unit} {event.done} of {event.total}{rest}"
+                    _console.print(line, highlight=False, soft_wrap=True)
             elif isinstance(event, events.Warned):
                 progress.console.print(f"[yellow]warning[/] {event.message}", highlight=False)
 

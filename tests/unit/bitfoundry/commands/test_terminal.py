@@ -8,6 +8,7 @@ from rich.console import Console, RenderableType
 
 from bitfoundry.client.answers import ArtifactRef, Job, JobError, Progress
 from bitfoundry.commands import terminal
+from quantcore import events
 
 SUMMARY: dict[str, Any] = {
     "size_before_bytes": 269_000_000,
@@ -95,6 +96,19 @@ def test_without_a_terminal_each_step_is_one_line() -> None:
             watch.update(job_with(name="fp8", state="running", phase="quantize"))
         watch.update(job_with(name="fp8", state="succeeded"))
     assert console.file.getvalue().splitlines() == ["fp8: quantize", "fp8: succeeded"]  # type: ignore[attr-defined]
+
+
+def test_without_a_terminal_a_long_phase_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = Progress(phase="quantize", done=12, total=30, unit="block", eta_s=40)
+    job = job_with(name="fp8", state="running", phase="quantize")
+    console = Console(file=StringIO(), width=80)
+    with terminal.Watch(console) as watch:
+        watch.update(job)
+        watch.update(job.model_copy(update={"progress": progress}))
+        monkeypatch.setattr(events, "INTERVAL_S", 0.0)
+        watch.update(job.model_copy(update={"progress": progress}))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines == ["fp8: quantize", "fp8: quantize: block 12 of 30, 40 s left"]
 
 
 def test_on_a_terminal_the_bar_shows_block_and_rest() -> None:
