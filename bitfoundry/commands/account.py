@@ -224,7 +224,7 @@ def show_rows(rows: Iterable[Answer], columns: tuple[str, ...], as_json: bool, *
     if as_json:
         terminal.print_json(dumped[0] if single else dumped)
     else:
-        terminal.out.print(terminal.rows_table(dumped, columns) if dumped else "None.", soft_wrap=True)
+        terminal.out.print(terminal.rows_table(dumped, columns) if dumped else "None.")
 
 
 def _show_projects(projects: Iterable[Project], as_json: bool, *, single: bool = False) -> None:
