@@ -23,7 +23,11 @@ class StackError(BitfoundryError):
 
 
 class ApiError(BitfoundryError):
-    """The service answered with a problem, or did not answer (status 0). `code` is the service's stable code."""
+    """The service answered with a problem, or did not answer (status 0). `code` is the service's stable code.
+
+    `errors` has all faults. `field` and `allowed` are those of the first: a JSON pointer into the request (or the name
+    of a query parameter), and the list of what is accepted there.
+    """
 
     def __init__(self, status: int, problem: Mapping[str, Any]) -> None:
         detail = str(problem.get("detail") or problem.get("title") or f"HTTP status {status}")
@@ -32,6 +36,15 @@ class ApiError(BitfoundryError):
         self.code = str(problem.get("code") or "http_error")
         self.request_id = problem.get("request_id")
         self.errors: list[dict[str, Any]] = list(problem.get("errors") or [])
+        first = self.errors[0] if self.errors else {}
+        self.field = str(first.get("pointer") or first.get("parameter") or "").removeprefix("#")
+        allowed = first.get("allowed") or []
+        self.allowed: list[Any] = allowed if isinstance(allowed, list) else [allowed]
+        self._detail = str(first.get("detail") or "")
+
+    def __str__(self) -> str:
+        text = self.message if self._detail in self.message else f"{self.message} {self._detail}"
+        return text if self.field in text else f"{text.removesuffix('.')} (at {self.field})."
 
 
 class WaitTimeout(BitfoundryError):

@@ -15,6 +15,7 @@ Every error has a stable ``code`` that programs can match, and knows whether a r
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -48,7 +49,7 @@ class QuantError(Exception):
         self.code = code
         self.hint = hint
         self.field = field
-        self.allowed = tuple(str(value) for value in allowed)
+        self.allowed = (allowed,) if isinstance(allowed, str) else tuple(str(value) for value in allowed)
         self.retryable = retryable
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,7 +64,7 @@ class QuantError(Exception):
         }
 
     def __str__(self) -> str:
-        return f"{self.message} {self.hint}".strip()
+        return f"{with_field(self.message, self.field)} {self.hint}".strip()
 
 
 class ConfigError(QuantError):
@@ -96,6 +97,13 @@ class PublishError(QuantError):
 
 class RankError(QuantError):
     """One of the processes that share a job is gone."""
+
+
+def with_field(message: str, field: str) -> str:
+    """``message`` with the field at fault, unless it names the field already: ``Unknown preset 'x' (at /config).``"""
+    if not field or re.search(rf"{re.escape(field)}(?![/.]?\w)", message):
+        return message
+    return f"{message.removesuffix('.')} (at {field})."
 
 
 @contextmanager

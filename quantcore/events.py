@@ -154,6 +154,26 @@ def print_json_lines(stream: TextIO | None = None) -> Emit:
     return emit
 
 
+INTERVAL_S = 10.0
+"""Seconds between two lines of progress where there is no terminal."""
+
+
+class Pace:
+    """Decides when progress is printed where there is no terminal: at each change of stage, else every INTERVAL_S."""
+
+    def __init__(self) -> None:
+        self._stage: str | None = None
+        self._printed = time.monotonic()
+
+    def is_due(self, stage: str | None = None) -> bool:
+        """Return whether to print a line now; ``stage`` is what the work has come to."""
+        now = time.monotonic()
+        if stage == self._stage and now - self._printed < INTERVAL_S:
+            return False
+        self._stage, self._printed = stage, now
+        return True
+
+
 class Eta:
     """Seconds left of ``total`` equal steps, from the mean of those done."""
 

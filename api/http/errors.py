@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 from api.disk import DISK_FULL, DISK_READ_ONLY
 from api.store.accounts.projects import QUOTAS, QuotaExceeded
 from api.store.states import FINAL, WrongState
+from quantcore.config.values import allowed_words
 from quantcore.errors import ProofError, QuantError
 
 logger = logging.getLogger(__name__)
@@ -283,7 +284,7 @@ def entry_of(item: Mapping[str, Any]) -> dict[str, Any]:
     place = {"pointer": "#" + "".join(f"/{_escape(part)}" for part in path)}
     if where != "body":
         place = {"parameter": ".".join(map(str, path))}
-    allowed = item.get("ctx", {}).get("expected")
+    allowed = allowed_words(item)
     return place | {"detail": item["msg"], "code": code} | ({"allowed": allowed} if allowed else {})
 
 

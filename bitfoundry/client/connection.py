@@ -10,6 +10,8 @@ from bitfoundry.client.answers import Answer
 from bitfoundry.client.user_config import UserConfig
 from bitfoundry.errors import BitfoundryError
 
+NO_SERVICE = "no_service"
+
 
 class Connection(Answer):
     """Where the service is and how to enter; `bitfoundry up` leaves one in its home for the commands."""
@@ -40,7 +42,9 @@ class Connection(Answer):
         local = cls.read(find_home(home))
         if not url and not local:
             raise BitfoundryError(
-                "no service is known here", hint="start one with `bitfoundry up`, or give its address and an API key"
+                "No service is configured",
+                hint="Start one with `bitfoundry up`, or set its address and an API key.",
+                code=NO_SERVICE,
             )
         chosen = url or (local.url if local else "")
         key = api_key or (local.api_key if local and chosen == local.url else "")

@@ -9,13 +9,14 @@ import typer
 from bitfoundry.client.account import Key as ApiKey
 from bitfoundry.client.account import Project, Worker
 from bitfoundry.client.answers import Answer
+from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
-from bitfoundry.commands.options import AsJson, Home, Key, Url, connect, show_deleted
+from bitfoundry.commands.options import AsJson, show_deleted, with_client
 
-KeyId = Annotated[str, typer.Argument(help="The key's id, as `keys list` shows it.")]
-Name = Annotated[str, typer.Argument(help="A name to know it by.")]
-Scope = Annotated[list[str] | None, typer.Option(help="jobs:read, jobs:write, admin or operator; repeatable.")]
-Quota = Annotated[int | None, typer.Option(min=-1, help="-1 takes the limit away.")]
+KeyId = Annotated[str, typer.Argument(help="Key id, as shown by `keys list`.")]
+Name = Annotated[str, typer.Argument(help="Name to recognize it by.")]
+Scope = Annotated[list[str] | None, typer.Option(help="jobs:read, jobs:write, admin or operator. Repeatable.")]
+Quota = Annotated[int | None, typer.Option(min=-1, help="Limit; -1 removes it.")]
 KEY_COLUMNS = ("id", "name", "scopes", "last_used_at", "expires_at", "revoked_at")
 TOKEN_COLUMNS = ("name", "created_at", "updated_at")
 QUOTAS = (
@@ -31,91 +32,87 @@ QUOTAS = (
 )
 PROJECT_COLUMNS = ("id", "name", "quotas", "usage")
 USAGE_COLUMNS = ("quota", "used", "limit", "unit")
-WorkerId = Annotated[str, typer.Argument(help="As `workers list` shows it.")]
+WorkerId = Annotated[str, typer.Argument(help="Worker id, as shown by `workers list`.")]
 WORKER_COLUMNS = ("id", "state", "host", "devices", "beat_at", "jobs")
 AUDIT_COLUMNS = ("at", "action", "object_id", "key_id", "request_id")
 
 
+@with_client
 def create_key(
+    client: Client,
     name: Name,
     scope: Scope = None,
-    expires_at: Annotated[str | None, typer.Option(help="A time with its zone: 2027-01-01T00:00:00Z.")] = None,
-    project: Annotated[str | None, typer.Option(help="The id of another project (for an operator).")] = None,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
+    expires_at: Annotated[
+        str | None, typer.Option(help="Expiry time, with its time zone: 2027-01-01T00:00:00Z.")
+    ] = None,
+    project: Annotated[str | None, typer.Option(help="Id of another project (operators only).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make an API key, by default one that reads and writes jobs. It is shown once."""
+    """Create an API key. By default it can read and write jobs. It is shown only once."""
     scopes = scope or ["jobs:read", "jobs:write"]
-    with connect(url, api_key, home) as client:
-        _show_key(client.account.create_key(name, scopes, expires_at=expires_at, project_id=project), as_json)
+    _show_key(client.account.create_key(name, scopes, expires_at=expires_at, project_id=project), as_json)
 
 
-def list_keys(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
+@with_client
+def list_keys(client: Client, as_json: AsJson = False) -> None:
     """List the project's API keys."""
-    with connect(url, api_key, home) as client:
-        show_rows(client.account.keys(), KEY_COLUMNS, as_json)
+    show_rows(client.account.keys(), KEY_COLUMNS, as_json)
 
 
+@with_client
 def rotate_key(
+    client: Client,
     key_id: KeyId,
-    overlap_s: Annotated[int, typer.Option(min=0, help="How long the present key shall work on.")] = 0,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
+    overlap_s: Annotated[int, typer.Option(min=0, help="Seconds that the current secret stays valid.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Give a key a new secret. It is shown once."""
-    with connect(url, api_key, home) as client:
-        _show_key(client.account.rotate_key(key_id, overlap_s=overlap_s), as_json)
+    """Rotate an API key: create a new secret. It is shown only once."""
+    _show_key(client.account.rotate_key(key_id, overlap_s=overlap_s), as_json)
 
 
-def revoke_key(key_id: KeyId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
-    """End a key, at once and for ever."""
-    with connect(url, api_key, home) as client:
-        show_rows([client.account.revoke_key(key_id)], KEY_COLUMNS, as_json, single=True)
+@with_client
+def revoke_key(client: Client, key_id: KeyId, as_json: AsJson = False) -> None:
+    """Revoke an API key immediately and permanently."""
+    show_rows([client.account.revoke_key(key_id)], KEY_COLUMNS, as_json, single=True)
 
 
+@with_client
 def put_hub_token(
-    name: Annotated[str, typer.Argument(help="Jobs say --hub-token NAME to use it.")],
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
+    client: Client,
+    name: Annotated[str, typer.Argument(help="Name of the token; jobs use it with --hub_token NAME.")],
     as_json: AsJson = False,
 ) -> None:
-    """Keep a token for the Hugging Face Hub. It is asked for, or read from standard input; never an argument."""
+    """Save a Hugging Face token. It is prompted for or read from standard input; never pass it on the command line."""
     token = typer.prompt("token", hide_input=True) if sys.stdin.isatty() else sys.stdin.readline().strip()
-    with connect(url, api_key, home) as client:
-        show_rows([client.account.put_hub_token(name, token)], TOKEN_COLUMNS, as_json, single=True)
+    show_rows([client.account.put_hub_token(name, token)], TOKEN_COLUMNS, as_json, single=True)
 
 
-def list_hub_tokens(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
-    """List the names of the tokens that the project keeps."""
-    with connect(url, api_key, home) as client:
-        show_rows(client.account.hub_tokens(), TOKEN_COLUMNS, as_json)
+@with_client
+def list_hub_tokens(client: Client, as_json: AsJson = False) -> None:
+    """List the names of the project's Hub tokens."""
+    show_rows(client.account.hub_tokens(), TOKEN_COLUMNS, as_json)
 
 
+@with_client
 def delete_hub_token(
-    name: Annotated[str, typer.Argument()],
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
+    client: Client,
+    name: Annotated[str, typer.Argument(help="Name of the token, as shown by `hub-tokens list`.")],
     as_json: AsJson = False,
 ) -> None:
-    """Forget a token."""
-    with connect(url, api_key, home) as client:
-        client.account.delete_hub_token(name)
+    """Delete a Hub token."""
+    client.account.delete_hub_token(name)
     show_deleted(name, as_json)
 
 
-def list_projects(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
-    """List the projects that this key may see, their quotas and what they take of them."""
-    with connect(url, api_key, home) as client:
-        _show_projects(client.account.projects(), as_json)
+@with_client
+def list_projects(client: Client, as_json: AsJson = False) -> None:
+    """List the projects that this key can see, with their quotas and usage."""
+    _show_projects(client.account.projects(), as_json)
 
 
+@with_client
 def create_project(
+    client: Client,
     name: Name,
     max_waiting: Quota = None,
     max_running: Quota = None,
@@ -126,20 +123,18 @@ def create_project(
     max_uploads: Quota = None,
     max_streams: Quota = None,
     max_webhooks: Quota = None,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a project (for an operator). `keys create --project` makes its first key."""
+    """Create a project (operators only). Create its first key with `keys create --project`."""
     quotas = _quotas(locals())
-    with connect(url, api_key, home) as client:
-        _show_projects([client.account.create_project(name, **quotas)], as_json, single=True)
+    _show_projects([client.account.create_project(name, **quotas)], as_json, single=True)
 
 
+@with_client
 def edit_project(
-    project_id: Annotated[str, typer.Argument(help="The project's id, as `projects list` shows it.")],
-    name: Annotated[str | None, typer.Option(help="A new name.")] = None,
+    client: Client,
+    project_id: Annotated[str, typer.Argument(help="Project id, as shown by `projects list`.")],
+    name: Annotated[str | None, typer.Option(help="New name.")] = None,
     max_waiting: Quota = None,
     max_running: Quota = None,
     max_stored_bytes: Quota = None,
@@ -149,77 +144,67 @@ def edit_project(
     max_uploads: Quota = None,
     max_streams: Quota = None,
     max_webhooks: Quota = None,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change a project's name or quotas (for an operator)."""
+    """Change the name or quotas of a project (operators only)."""
     changes: dict[str, Any] = _quotas(locals())
     changes |= {"name": name} if name else {}
-    with connect(url, api_key, home) as client:
-        _show_projects([client.account.edit_project(project_id, changes)], as_json, single=True)
+    _show_projects([client.account.edit_project(project_id, changes)], as_json, single=True)
 
 
-def usage(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
-    """Show how much of each of its quotas the project uses."""
-    with connect(url, api_key, home) as client:
-        show_rows(client.account.usage(), USAGE_COLUMNS, as_json)
+@with_client
+def usage(client: Client, as_json: AsJson = False) -> None:
+    """Show the project's usage of each quota."""
+    show_rows(client.account.usage(), USAGE_COLUMNS, as_json)
 
 
+@with_client
 def audit(
-    action: Annotated[str | None, typer.Option(help="Only this, as key.create.")] = None,
-    object_id: Annotated[str | None, typer.Option("--object", help="Only what was done to this id.")] = None,
-    project: Annotated[str | None, typer.Option(help="Another project's id, or `all` (for an operator).")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
+    client: Client,
+    action: Annotated[str | None, typer.Option(help="Only this action, e.g. key.create.")] = None,
+    object_id: Annotated[str | None, typer.Option("--object", help="Only actions on the object with this id.")] = None,
+    project: Annotated[str | None, typer.Option(help="Id of another project, or `all` (operators only).")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of entries.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Show who did what in the project, newest first."""
-    with connect(url, api_key, home) as client:
-        asked = client.account.audit(action=action, object_id=object_id, project_id=project, page_size=min(limit, 1000))
-        found = [entry for _, entry in zip(range(limit), asked, strict=False)]
+    """Show the audit log of the project, newest first."""
+    asked = client.account.audit(action=action, object_id=object_id, project_id=project, page_size=min(limit, 1000))
+    found = [entry for _, entry in zip(range(limit), asked, strict=False)]
     show_rows(found, AUDIT_COLUMNS, as_json)
 
 
-def list_workers(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
-    """List the workers that live, their devices and the jobs that they have (for an operator)."""
-    with connect(url, api_key, home) as client:
-        found = client.account.workers()
+@with_client
+def list_workers(client: Client, as_json: AsJson = False) -> None:
+    """List the live workers with their devices and jobs (operators only)."""
+    found = client.account.workers()
     if not as_json:  # people want names
         found = [each.model_copy(update=_names(each)) for each in found]
     show_rows(found, WORKER_COLUMNS, as_json)
 
 
-def drain_worker(
-    worker_id: WorkerId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False
-) -> None:
-    """Let a worker take no more jobs and give back those that it has."""
-    with connect(url, api_key, home) as client:
-        show_rows([client.account.order_worker(worker_id, "drain")], WORKER_COLUMNS[:3], as_json, single=True)
+@with_client
+def drain_worker(client: Client, worker_id: WorkerId, as_json: AsJson = False) -> None:
+    """Drain a worker: it accepts no new jobs and returns its current ones to the queue."""
+    show_rows([client.account.order_worker(worker_id, "drain")], WORKER_COLUMNS[:3], as_json, single=True)
 
 
-def uncordon_worker(
-    worker_id: WorkerId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False
-) -> None:
-    """Let a drained worker take jobs again."""
-    with connect(url, api_key, home) as client:
-        show_rows([client.account.order_worker(worker_id, "uncordon")], WORKER_COLUMNS[:3], as_json, single=True)
+@with_client
+def uncordon_worker(client: Client, worker_id: WorkerId, as_json: AsJson = False) -> None:
+    """Let a drained worker accept jobs again."""
+    show_rows([client.account.order_worker(worker_id, "uncordon")], WORKER_COLUMNS[:3], as_json, single=True)
 
 
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "keys": (
-        "API keys of the project: made, listed, rotated, revoked.",
+        "Create, list, rotate and revoke API keys.",
         {"create": create_key, "list": list_keys, "rotate": rotate_key, "revoke": revoke_key},
     ),
     "hub-tokens": (
-        "Tokens for the Hugging Face Hub, kept sealed.",
+        "Hugging Face tokens, stored encrypted.",
         {"put": put_hub_token, "list": list_hub_tokens, "delete": delete_hub_token},
     ),
     "workers": (
-        "The workers of the service, and orders to take no jobs.",
+        "List, drain and uncordon workers.",
         {"list": list_workers, "drain": drain_worker, "uncordon": uncordon_worker},
     ),
     "projects": (
@@ -234,12 +219,12 @@ def _names(worker: Worker) -> dict[str, list[str]]:
 
 
 def show_rows(rows: Iterable[Answer], columns: tuple[str, ...], as_json: bool, *, single: bool = False) -> None:
-    """Rows of a table, for people or for programs; `single`: the one row is an object and not a list."""
+    """Print rows as a table or as JSON; with `single`, the JSON is the one row and not a list."""
     dumped = [row.model_dump(mode="json") for row in rows]
     if as_json:
         terminal.print_json(dumped[0] if single else dumped)
     else:
-        terminal.out.print(terminal.rows_table(dumped, columns) if dumped else "none", soft_wrap=True)
+        terminal.out.print(terminal.rows_table(dumped, columns) if dumped else "None.")
 
 
 def _show_projects(projects: Iterable[Project], as_json: bool, *, single: bool = False) -> None:
@@ -257,7 +242,7 @@ def _show_key(key: ApiKey, as_json: bool) -> None:
         terminal.print_json(key.model_dump(mode="json"))
         return
     terminal.out.print(key.key or "", soft_wrap=True)
-    terminal.err.print(f"this is key {key.id} ({', '.join(key.scopes)}): it is not shown again", soft_wrap=True)
+    terminal.err.print(f"This is key {key.id} ({', '.join(key.scopes)}). It will not be shown again.", soft_wrap=True)
 
 
 def _quotas(given: Mapping[str, Any]) -> dict[str, int | None]:

@@ -9,29 +9,35 @@ from bitfoundry.commands import terminal
 from bitfoundry.commands.options import Home, find_home
 
 
-def backup(file: Annotated[Path, typer.Argument(help="The file to make.")], home: Home = None) -> None:
-    """Save all data of the local service, running or stopped, in one new file.
+def backup(file: Annotated[Path, typer.Argument(help="Backup file to create.")], home: Home = None) -> None:
+    """Back up all data of the local service, running or stopped, to one new file.
 
-    The file holds secret.key, which opens the stored tokens: keep it as secret as the service itself.
+    The file contains secret.key, which decrypts the stored tokens. Protect it like the service itself.
     """
     from bitfoundry.local.backup import SECRET_KEY, back_up
 
     folder = find_home(home)
     back_up(folder, file, _say)
-    terminal.out.print(f"backed up {folder} to {file}", soft_wrap=True)
+    terminal.out.print(f"Backed up {folder} to {file}", soft_wrap=True)
     if (folder / SECRET_KEY).exists():
-        terminal.err.print("It holds secret.key, which opens stored tokens: keep it secret (its mode is 0600).")
+        terminal.err.print(
+            "The file contains secret.key, which decrypts the stored tokens. Keep it secret (its mode is 0600)."
+        )
     else:
-        terminal.err.print("The key that opens stored tokens is not in it: keep that one, too.")
+        terminal.err.print(
+            "The file does not contain the key that decrypts the stored tokens. Back up that key separately."
+        )
 
 
-def restore(file: Annotated[Path, typer.Argument(help="A file that `backup` made.")], home: Home = None) -> None:
-    """Restore a backup, checked by its hashes, to a data folder that does not exist yet."""
+def restore(
+    file: Annotated[Path, typer.Argument(help="Backup file, as written by `backup`.")], home: Home = None
+) -> None:
+    """Verify a backup and restore it to a new data folder."""
     from bitfoundry.local import backup
 
     folder = find_home(home)
     backup.restore(file, folder, _say)
-    terminal.out.print(f"restored to {folder}; `bitfoundry up` runs it", soft_wrap=True)
+    terminal.out.print(f"Restored to {folder}. Start it with `bitfoundry up`.", soft_wrap=True)
 
 
 def _say(message: str) -> None:

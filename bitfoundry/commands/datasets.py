@@ -8,87 +8,81 @@ from typing import Annotated
 
 import typer
 
+from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
-from bitfoundry.commands.options import AsJson, Home, Key, Url, connect, show_deleted
+from bitfoundry.commands.options import AsJson, show_deleted, with_client
 
-DatasetId = Annotated[str, typer.Argument(help="The dataset's id, as `datasets list` shows it.")]
+DatasetId = Annotated[str, typer.Argument(help="Dataset id, as shown by `datasets list`.")]
 
 
+@with_client
 def upload(
-    file: Annotated[Path, typer.Argument(help="A .jsonl, .json, .csv, .parquet or .txt file, or one as .gz.")],
-    name: Annotated[str | None, typer.Option(help="What to call it. [default: the file's name]")] = None,
+    client: Client,
+    file: Annotated[Path, typer.Argument(help="A .jsonl, .json, .csv, .parquet or .txt file, or a gzipped one (.gz).")],
+    name: Annotated[str | None, typer.Option(help="Name of the dataset. [default: the file's name]")] = None,
     column: Annotated[
-        str | None, typer.Option(help="Where the text is, or the chat. [default: text, else messages]")
+        str | None, typer.Option(help="Column with the text or the chat messages. [default: text, else messages]")
     ] = None,
-    resume: Annotated[str | None, typer.Option(help="Go on with this upload: upl_...")] = None,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
+    resume: Annotated[str | None, typer.Option(help="Resume this upload: upl_...")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Upload a file of calibration text. Every row is looked at before it counts."""
+    """Upload a file of calibration data. Every row is validated."""
 
     def say(upload_id: str) -> None:
-        terminal.err.print(f"in parts; after a break go on with --resume {upload_id}")
+        terminal.err.print(f"Uploading in parts. If it is interrupted, resume it with --resume {upload_id}")
 
-    with connect(url, api_key, home) as client:
-        made = client.datasets.upload(file, name=name, column=column, upload_id=resume, on_begin=say)
+    made = client.datasets.upload(file, name=name, column=column, upload_id=resume, on_begin=say)
     if as_json:
         terminal.print_json(made.model_dump(mode="json"))
     else:
         terminal.out.print(terminal.dataset_details(made, made.statistics))
 
 
+@with_client
 def list_datasets(
-    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
+    client: Client,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of datasets.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List datasets, newest first."""
-    with connect(url, api_key, home) as client:
-        found = list(islice(client.datasets.list(page_size=min(limit, 100)), limit))
+    found = list(islice(client.datasets.list(page_size=min(limit, 100)), limit))
     if as_json:
         terminal.print_json([dataset.model_dump(mode="json") for dataset in found])
     elif found:
         terminal.out.print(terminal.datasets_table(found))
     else:
-        terminal.out.print("no datasets: `bitfoundry datasets upload` makes one")
+        terminal.out.print("No datasets. Create one with `bitfoundry datasets upload`.")
 
 
+@with_client
 def show(
+    client: Client,
     dataset_id: DatasetId,
     model: Annotated[
-        str | None, typer.Option(help="Count its tokens for this model: a folder there, or a Hub id.")
+        str | None,
+        typer.Option(help="Count tokens with this model's tokenizer: a path on the server, or org/name on the Hub."),
     ] = None,
-    seq_len: Annotated[int, typer.Option(min=8, help="Tokens of a calibration sample.")] = 512,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
+    seq_len: Annotated[int, typer.Option(min=8, help="Tokens per calibration sample.")] = 512,
     as_json: AsJson = False,
 ) -> None:
-    """Show a dataset and its numbers: rows, lengths, empty ones, duplicates; with --model also tokens."""
-    with connect(url, api_key, home) as client:
-        dataset = client.datasets.get(dataset_id)
-        statistics = client.datasets.statistics(dataset_id, model=model, seq_len=seq_len)
+    """Show a dataset with its statistics: rows, lengths, empty rows, duplicates; with --model also tokens."""
+    dataset = client.datasets.get(dataset_id)
+    statistics = client.datasets.statistics(dataset_id, model=model, seq_len=seq_len)
     if as_json:
         terminal.print_json({**dataset.model_dump(mode="json"), "statistics": statistics})
     else:
         terminal.out.print(terminal.dataset_details(dataset, statistics))
 
 
+@with_client
 def preview(
+    client: Client,
     dataset_id: DatasetId,
-    rows: Annotated[int, typer.Option("--rows", "-n", min=1, max=100, help="How many.")] = 5,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
+    rows: Annotated[int, typer.Option("--rows", "-n", min=1, max=100, help="Number of rows.")] = 5,
     as_json: AsJson = False,
 ) -> None:
     """Show the first rows of a dataset."""
-    with connect(url, api_key, home) as client:
-        found = client.datasets.preview(dataset_id, rows=rows)
+    found = client.datasets.preview(dataset_id, rows=rows)
     if as_json:
         terminal.print_json([row.model_dump(mode="json") for row in found])
         return
@@ -96,12 +90,10 @@ def preview(
         terminal.out.print(f"{row.place}: {json.dumps(row.values, ensure_ascii=False)}", soft_wrap=True)
 
 
-def delete(
-    dataset_id: DatasetId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False
-) -> None:
-    """Delete a dataset. Not while a job that has not ended needs it."""
-    with connect(url, api_key, home) as client:
-        client.datasets.delete(dataset_id)
+@with_client
+def delete(client: Client, dataset_id: DatasetId, as_json: AsJson = False) -> None:
+    """Delete a dataset. Refused while an unfinished job needs it."""
+    client.datasets.delete(dataset_id)
     show_deleted(dataset_id, as_json)
 
 

@@ -38,11 +38,11 @@ class Demo:
         with LocalStack(self._home, port=0, model_roots=[model_dir.parent], say=self._say) as stack:
             with Client(stack.url, stack.api_key) as client:
                 jobs = self._watch(client, stack, [self._submit(client, model_dir, preset) for preset in self._presets])
-            self._say("stopping everything")
+            self._say("stopping the service")
         self._show(terminal.results_table(jobs))
         for job in jobs:
             self._show_loading(job, stack.home)
-        self._show(Text(f"{time.monotonic() - started:.0f} s in all. `bitfoundry up` shows these jobs again."))
+        self._show(Text(f"{time.monotonic() - started:.0f} s in total. Run `bitfoundry up` to see these jobs again."))
         return jobs
 
     def save_picture(self, path: Path) -> None:

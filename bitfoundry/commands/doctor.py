@@ -1,4 +1,4 @@
-"""Is everything in order, here and at the service? Each finding says what to do."""
+"""Checks of this machine and of the service. Each problem comes with a fix."""
 
 import json
 import platform
@@ -15,6 +15,7 @@ from typing import Literal
 import httpx2
 from pydantic import BaseModel, ConfigDict
 
+from bitfoundry.client.connection import NO_SERVICE
 from bitfoundry.client.service import Client
 from bitfoundry.errors import ApiError, BitfoundryError
 
@@ -48,6 +49,9 @@ def look(home: Path, connect: Callable[[], Client]) -> Iterator[Finding]:
     try:
         client = connect()
     except BitfoundryError as error:
+        if error.code == NO_SERVICE:  # the engine works without one
+            yield Finding(name="service", status="ok", detail="none configured, not checked", hint=error.hint)
+            return
         yield Finding(name="service", status="failed", detail=error.message, hint=error.hint)
         return
     with client:
@@ -57,8 +61,8 @@ def look(home: Path, connect: Callable[[], Client]) -> Iterator[Finding]:
 def _torch() -> Iterator[Finding]:
     """Asked in a process of its own: torch takes seconds, and a broken driver may take the process along."""
     if find_spec("torch") is None:
-        hint = "only where jobs run: pip install 'bitfoundry[engine]'"
-        yield Finding(name="torch", status="warning", detail="not installed here", hint=hint)
+        hint = "needed only where jobs run: pip install 'bitfoundry[engine]'"
+        yield Finding(name="torch", status="warning", detail="not installed", hint=hint)
         return
     try:
         done = subprocess.run(
@@ -74,17 +78,19 @@ def _torch() -> Iterator[Finding]:
         yield Finding(name="devices", status="ok", detail=", ".join(said["devices"]))
     elif driver := next((name for name in ("nvidia-smi", "rocm-smi") if shutil.which(name)), None):
         hint = "install a build of torch for this driver (CUDA or ROCm)"
-        yield Finding(name="devices", status="warning", detail=f"{driver} is here, torch sees no GPU", hint=hint)
+        yield Finding(
+            name="devices", status="warning", detail=f"{driver} is installed, but torch sees no GPU", hint=hint
+        )
     else:
-        yield Finding(name="devices", status="ok", detail="no GPU: jobs run on the processor")
+        yield Finding(name="devices", status="ok", detail="no GPU; jobs run on the CPU")
 
 
 def _disk(home: Path) -> Finding:
     there = next(folder for folder in (home, *home.parents) if folder.exists())
     free = shutil.disk_usage(there).free
-    detail = f"{free / 1e9:,.1f} GB are free at {there}"
+    detail = f"{free / 1e9:,.1f} GB free at {there}"
     if free < MIN_FREE_BYTES:
-        hint = "artifacts and models need room: delete jobs, or give another folder (--home, BITFOUNDRY_HOME)"
+        hint = "free disk space for artifacts and models: delete jobs, or use another folder (--home, BITFOUNDRY_HOME)"
         return Finding(name="disk", status="warning", detail=detail, hint=hint)
     return Finding(name="disk", status="ok", detail=detail)
 
@@ -94,11 +100,11 @@ def _landlock() -> Finding:
     from quantcore.runtime.landlock import abi  # here: the client works without the engine
 
     if number := abi():
-        return Finding(name="landlock", status="ok", detail=f"ABI {number}: engines reach the files of their job alone")
-    hint = (
-        "Linux 5.19 or later with it in /sys/kernel/security/lsm; docs/concepts/confinement.md says what holds without"
-    )
-    return Finding(name="landlock", status="warning", detail="this kernel has none", hint=hint)
+        return Finding(
+            name="landlock", status="ok", detail=f"ABI {number}: engines can access only the files of their job"
+        )
+    hint = "use Linux 5.19 or later with landlock in /sys/kernel/security/lsm; see docs/concepts/confinement.md"
+    return Finding(name="landlock", status="warning", detail="not supported by this kernel", hint=hint)
 
 
 def _service(client: Client) -> Iterator[Finding]:
@@ -110,10 +116,10 @@ def _service(client: Client) -> Iterator[Finding]:
     yield Finding(name="service", status="ok", detail=f"{client.base_url} answers")
     yield _clock(answer)
     said = answer.json()
-    yield _part(said, "database", "ok", "failed", "start PostgreSQL, or mend DATABASE_URL; see the API's log")
-    yield _part(said, "broker", "ok", "warning", "jobs start later without: start Valkey, or mend BROKER_URL")
+    yield _part(said, "database", "ok", "failed", "start PostgreSQL or correct DATABASE_URL; see the API log")
+    yield _part(said, "broker", "ok", "warning", "start Valkey or correct BROKER_URL; without it jobs start later")
     if said.get("disk"):
-        hint = "no job and no file is taken in: delete jobs or other files on the disk of the service's data folder"
+        hint = "free space on the disk of the service's data folder; new jobs and files are refused until then"
         yield _part(said, "disk", "ok", "failed", hint, name="room")
     if said.get("schema"):
         yield _part(said, "schema", "current", "failed", "run `alembic upgrade head` with the service's DATABASE_URL")
@@ -130,11 +136,11 @@ def _clock(answer: httpx2.Response) -> Finding:
     try:
         away_s = (datetime.now(UTC) - parsedate_to_datetime(answer.headers["Date"])).total_seconds()
     except (KeyError, ValueError):
-        return Finding(name="clock", status="warning", detail="the service does not say what time it is")
+        return Finding(name="clock", status="warning", detail="unknown: the service sent no Date header")
     if abs(away_s) > MAX_CLOCK_S:
-        detail = f"{abs(away_s):.0f} s {'ahead of' if away_s > 0 else 'behind'} the service's"
-        return Finding(name="clock", status="warning", detail=detail, hint="set one of the two (NTP)")
-    return Finding(name="clock", status="ok", detail="as the service's")
+        detail = f"{abs(away_s):.0f} s {'ahead of' if away_s > 0 else 'behind'} the service"
+        return Finding(name="clock", status="warning", detail=detail, hint="synchronize both clocks (NTP)")
+    return Finding(name="clock", status="ok", detail="in sync")
 
 
 def _part(
@@ -148,7 +154,7 @@ def _part(
 
 def _workers(client: Client, scopes: list[str]) -> Finding:
     if "operator" not in scopes:
-        return Finding(name="workers", status="ok", detail="not looked at: that takes a key with the scope operator")
+        return Finding(name="workers", status="ok", detail="not checked: needs a key with the scope operator")
     workers = client.account.workers()
     ready = [worker for worker in workers if worker.state == "ready"]
     devices = sum(len(worker.devices) for worker in ready)
@@ -156,8 +162,8 @@ def _workers(client: Client, scopes: list[str]) -> Finding:
     draining = len(workers) - len(ready) - len(blocked)
     detail = f"{len(ready)} ready with {devices} GPU(s), {draining} draining, {len(blocked)} blocked"
     if not ready and blocked:
-        hint = f"{blocked[0].blocked_reason}; they go on by themselves when that is over"
+        hint = f"{blocked[0].blocked_reason}; they resume automatically when this is resolved"
         return Finding(name="workers", status="failed", detail=detail, hint=hint)
     if not ready:
-        return Finding(name="workers", status="failed", detail=detail, hint="start one: python -m worker")
+        return Finding(name="workers", status="failed", detail=detail, hint="start a worker: python -m worker")
     return Finding(name="workers", status="ok", detail=detail)

@@ -16,15 +16,18 @@ from bitfoundry.errors import StackError
 
 def fsck(
     repair: Annotated[
-        bool, typer.Option("--repair", help="Remove files that are a day old and that no row of the database names.")
+        bool,
+        typer.Option("--repair", help="Remove files that are older than a day and not referenced by the database."),
     ] = False,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check all stored files of the service of `up`, running or not: missing, damaged, or named by nobody."""
+    """Check all files of the local service, running or not, for missing, damaged and unreferenced ones."""
     folder = find_home(home)
     if not folder.is_dir():
-        raise StackError(f"there is no data folder {folder}", hint="name it with --home, or run `bitfoundry up` once")
+        raise StackError(
+            f"Data folder {folder} does not exist", hint="Specify it with --home, or run `bitfoundry up` once"
+        )
     flags = [*(["--repair"] if repair else []), *(["--json"] if as_json else [])]
     with _database(folder) as database_url:
         ours = {"DATABASE_URL": database_url, "BITFOUNDRY_DATA_DIR": str(folder)}

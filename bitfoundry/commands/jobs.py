@@ -12,39 +12,42 @@ from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.options import (
     AsJson,
-    Home,
     JobId,
-    Key,
     Labels,
     Priority,
-    Url,
-    connect,
     key_value,
     read_config,
     show_deleted,
     show_job,
+    with_client,
 )
 from bitfoundry.commands.publish import await_published
 
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")]
-Name = Annotated[str | None, typer.Option(help="A name to find the job by.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job has ended.")]
+SweepId = Annotated[str, typer.Argument(help="Sweep id, as printed by `sweep submit`.")]
+Name = Annotated[str | None, typer.Option(help="Name of the job.")]
 
 
+@with_client
 def list_jobs(
-    state: Annotated[list[str] | None, typer.Option(help="Only jobs in this state; repeatable.")] = None,
-    label: Annotated[list[str] | None, typer.Option(help="Only jobs with key=value; repeatable: with all.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only jobs of this path or Hub id.")] = None,
-    text: Annotated[str | None, typer.Option("--text", "-q", help="Text in name, id, model or preset.")] = None,
-    created_after: Annotated[str | None, typer.Option(help="A time with its zone: 2026-11-22T08:00:00Z.")] = None,
-    created_before: Annotated[str | None, typer.Option(help="As --created-after.")] = None,
-    sweep: Annotated[str | None, typer.Option(help="Only jobs of this sweep.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
+    client: Client,
+    state: Annotated[list[str] | None, typer.Option(help="Only jobs in this state. Repeatable.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(help="Only jobs with this key=value label. Repeatable; all must match.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Only jobs for this model (path or Hub id).")] = None,
+    text: Annotated[
+        str | None, typer.Option("--text", "-q", help="Only jobs with this text in the name, id, model or preset.")
+    ] = None,
+    created_after: Annotated[
+        str | None, typer.Option(help="Only jobs created after this time, with its time zone: 2026-11-22T08:00:00Z.")
+    ] = None,
+    created_before: Annotated[str | None, typer.Option(help="Only jobs created before this time.")] = None,
+    sweep: Annotated[str | None, typer.Option(help="Only jobs of this sweep (id).")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of jobs.")] = 20,
     count: Annotated[
-        bool, typer.Option("--count", help="How many there are in each state, instead of a list.")
+        bool, typer.Option("--count", help="Print the number of jobs in each state instead of a list.")
     ] = False,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
@@ -57,12 +60,11 @@ def list_jobs(
         "created_before": created_before,
         "sweep": sweep,
     }
-    with connect(url, api_key, home) as client:
-        if count:
-            summary = client.summary(**wanted)
-        else:
-            listed = client.list(page_size=min(limit, 100), **wanted)
-            found = [job for _, job in zip(range(limit), listed, strict=False)]
+    if count:
+        summary = client.summary(**wanted)
+    else:
+        listed = client.list(page_size=min(limit, 100), **wanted)
+        found = [job for _, job in zip(range(limit), listed, strict=False)]
     if count and as_json:
         terminal.print_json(summary.model_dump(mode="json"))
     elif count:
@@ -70,19 +72,21 @@ def list_jobs(
     elif as_json:
         terminal.print_json([job.model_dump(mode="json") for job in found])
     else:
-        terminal.out.print(terminal.jobs_table(found) if found else "no such jobs: `bitfoundry submit` makes one")
+        terminal.out.print(
+            terminal.jobs_table(found) if found else "No matching jobs. Create one with `bitfoundry submit`."
+        )
 
 
-def show(job_id: JobId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
+@with_client
+def show(client: Client, job_id: JobId, as_json: AsJson = False) -> None:
     """Show one job."""
-    with connect(url, api_key, home) as client:
-        show_job(client.get(job_id), as_json)
+    show_job(client.get(job_id), as_json)
 
 
-def watch(job_id: JobId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
-    """Watch a job until it has ended and is published; status 1 if it did not succeed. Ctrl-C leaves it as it is."""
-    with connect(url, api_key, home) as client:
-        show_end(client, client.get(job_id), as_json)
+@with_client
+def watch(client: Client, job_id: JobId, as_json: AsJson = False) -> None:
+    """Watch a job until it has ended and is published. Ctrl-C does not stop it. Status 1 if it did not succeed."""
+    show_end(client, client.get(job_id), as_json)
 
 
 def show_end(client: Client, job: Job, as_json: bool) -> None:
@@ -96,134 +100,123 @@ def show_end(client: Client, job: Job, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
+@with_client
 def events(
+    client: Client,
     job_id: JobId,
     follow: Follow = False,
-    kind: Annotated[list[str] | None, typer.Option(help="Only events of this kind; repeatable.")] = None,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
+    kind: Annotated[list[str] | None, typer.Option(help="Only events of this kind. Repeatable.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what has happened to a job, one line an event (with --json one JSON object a line)."""
-    with connect(url, api_key, home) as client:
-        found = client.stream_events(job_id) if follow else client.events(job_id, kinds=kind or ())
-        for event in found:
-            if not kind or event.kind in kind:
-                print(event.model_dump_json() if as_json else terminal.event_line(event), flush=True)
+    """Show the events of a job, one per line (with --json, one JSON object per line)."""
+    found = client.stream_events(job_id) if follow else client.events(job_id, kinds=kind or ())
+    for event in found:
+        if not kind or event.kind in kind:
+            print(event.model_dump_json() if as_json else terminal.event_line(event), flush=True)
 
 
+@with_client
 def logs(
+    client: Client,
     job_id: JobId,
     follow: Follow = False,
-    tail: Annotated[int | None, typer.Option(min=1, max=1000, help="Only the last so many lines.")] = None,
-    level: Annotated[str, typer.Option(help="Lines of at least this level: debug, info, warning, error.")] = "debug",
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
+    tail: Annotated[int | None, typer.Option(min=1, max=1000, help="Only the last N lines.")] = None,
+    level: Annotated[str, typer.Option(help="Minimum level: debug, info, warning or error.")] = "debug",
     as_json: AsJson = False,
 ) -> None:
-    """Show what a job's engines printed (with --json one JSON object a line)."""
-    with connect(url, api_key, home) as client:
-        after = 0
-        if tail is not None or not follow:
-            for line in client.logs(job_id, level=level, tail=tail):
-                after = line.seq
-                _say(line, as_json)
-        if follow:
-            for line in client.stream_logs(job_id, level=level, after=after):
-                _say(line, as_json)
+    """Show the log of a job (with --json, one JSON object per line)."""
+    after = 0
+    if tail is not None or not follow:
+        for line in client.logs(job_id, level=level, tail=tail):
+            after = line.seq
+            _say(line, as_json)
+    if follow:
+        for line in client.stream_logs(job_id, level=level, after=after):
+            _say(line, as_json)
 
 
-def cancel(job_id: JobId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
-    """End a job: at once if it waits, as soon as its engine has stopped if it runs."""
-    with connect(url, api_key, home) as client:
-        show_job(client.cancel(job_id), as_json)
+@with_client
+def cancel(client: Client, job_id: JobId, as_json: AsJson = False) -> None:
+    """Cancel a job. A queued job ends at once, a running one as soon as its engine has stopped."""
+    show_job(client.cancel(job_id), as_json)
 
 
-def pause(job_id: JobId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
-    """Keep a job from running until it is resumed. A running one is ended; it goes on behind its last saved block."""
-    with connect(url, api_key, home) as client:
-        show_job(client.pause(job_id), as_json)
+@with_client
+def pause(client: Client, job_id: JobId, as_json: AsJson = False) -> None:
+    """Pause a job. A running job is stopped, and continues after its last saved block when resumed."""
+    show_job(client.pause(job_id), as_json)
 
 
-def resume(job_id: JobId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
-    """Queue a paused job again."""
-    with connect(url, api_key, home) as client:
-        show_job(client.resume(job_id), as_json)
+@with_client
+def resume(client: Client, job_id: JobId, as_json: AsJson = False) -> None:
+    """Resume a paused job."""
+    show_job(client.resume(job_id), as_json)
 
 
-def retry(job_id: JobId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
-    """Queue a failed or cancelled job again, with all its tries."""
-    with connect(url, api_key, home) as client:
-        show_job(client.retry(job_id), as_json)
+@with_client
+def retry(client: Client, job_id: JobId, as_json: AsJson = False) -> None:
+    """Queue a failed or cancelled job again, with a full set of attempts."""
+    show_job(client.retry(job_id), as_json)
 
 
+@with_client
 def edit(
+    client: Client,
     job_id: JobId,
     name: Name = None,
     label: Labels = None,
     priority: Priority = None,
-    pinned: Annotated[bool | None, typer.Option("--pin/--unpin", help="Whether retention passes it over.")] = None,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
+    pinned: Annotated[
+        bool | None, typer.Option("--pin/--unpin", help="Exclude the job from retention, or include it again.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change a job's name, labels (all of them) or priority; pin it."""
-    with connect(url, api_key, home) as client:
-        show_job(client.edit(job_id, _given(name, label, priority) | given(pinned=pinned)), as_json)
+    """Change the name, labels or priority of a job, or pin it. New labels replace all old ones."""
+    show_job(client.edit(job_id, _given(name, label, priority) | given(pinned=pinned)), as_json)
 
 
-def delete(job_id: JobId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
-    """Delete a job that has ended, with its events, its log and its artifact."""
-    with connect(url, api_key, home) as client:
-        client.delete(job_id)
+@with_client
+def delete(client: Client, job_id: JobId, as_json: AsJson = False) -> None:
+    """Delete a job that has ended, with its events, log and artifact."""
+    client.delete(job_id)
     show_deleted(job_id, as_json)
 
 
+@with_client
 def submit_sweep(
-    file: Annotated[Path, typer.Argument(help="A JSON file with name, job and matrix.")],
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
+    client: Client,
+    file: Annotated[Path, typer.Argument(help="JSON file with the fields name, job and matrix.")],
     as_json: AsJson = False,
 ) -> None:
-    """Queue one job for every combination of a matrix of values, all or none."""
+    """Queue one job per combination of values. Either all jobs are queued or none."""
     asked = read_config(str(file))
     given: dict[str, Any] = asked if isinstance(asked, dict) else {}
-    with connect(url, api_key, home) as client:
-        found = client.submit_sweep(given.get("job", {}), given.get("matrix", {}), name=given.get("name"))
+    found = client.submit_sweep(given.get("job", {}), given.get("matrix", {}), name=given.get("name"))
     _show_sweep(found, as_json)
 
 
+@with_client
 def show_sweep(
-    sweep_id: Annotated[str, typer.Argument()],
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
+    client: Client,
+    sweep_id: SweepId,
     as_json: AsJson = False,
 ) -> None:
     """Show a sweep and its jobs."""
-    with connect(url, api_key, home) as client:
-        _show_sweep(client.sweep(sweep_id), as_json)
+    _show_sweep(client.sweep(sweep_id), as_json)
 
 
+@with_client
 def cancel_sweep(
-    sweep_id: Annotated[str, typer.Argument()],
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
+    client: Client,
+    sweep_id: SweepId,
     as_json: AsJson = False,
 ) -> None:
     """Cancel all jobs of a sweep that have not ended."""
-    with connect(url, api_key, home) as client:
-        _show_sweep(client.cancel_sweep(sweep_id), as_json)
+    _show_sweep(client.cancel_sweep(sweep_id), as_json)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"list": list_jobs} | {
-    command.__name__: command
-    for command in (show, watch, events, logs, cancel, pause, resume, retry, edit, delete)
+    command.__name__: command for command in (show, watch, events, logs, cancel, pause, resume, retry, edit, delete)
 }
 SWEEP_COMMANDS: dict[str, Callable[..., None]] = {"submit": submit_sweep, "show": show_sweep, "cancel": cancel_sweep}
 

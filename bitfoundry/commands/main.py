@@ -16,6 +16,7 @@ from rich.text import Text
 from typer.exceptions import Abort, TyperException
 
 from bitfoundry import __version__
+from bitfoundry.client.service import Client
 from bitfoundry.commands import account as account_commands
 from bitfoundry.commands import backup as backup_commands
 from bitfoundry.commands import datasets as dataset_commands
@@ -24,16 +25,7 @@ from bitfoundry.commands import jobs as job_commands
 from bitfoundry.commands import publish as publish_commands
 from bitfoundry.commands import retention as retention_commands
 from bitfoundry.commands import webhooks as webhook_commands
-from bitfoundry.commands.options import (
-    AsJson,
-    Home,
-    JobId,
-    Key,
-    Model,
-    Url,
-    connect,
-    find_home,
-)
+from bitfoundry.commands.options import AsJson, Home, JobId, Key, Model, Url, connect, find_home, with_client
 from bitfoundry.errors import BitfoundryError
 
 if TYPE_CHECKING:
@@ -41,25 +33,25 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="bitfoundry",
-    help="Quantize language models, and prove the result.",
+    help="Quantize language models and verify the result.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-sweep = typer.Typer(help="Many jobs at once: every combination of a matrix of values.", no_args_is_help=True)
+sweep = typer.Typer(help="Submit many jobs at once: one per combination of values.", no_args_is_help=True)
 
 
 @app.command()
 def up(
     home: Home = None,
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.")] = 8765,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 chooses a free one.")] = 8765,
     models: Annotated[
-        list[Path] | None, typer.Option(help="A folder that jobs may read models from; repeatable.")
+        list[Path] | None, typer.Option(help="Folder that jobs may read models from. Repeatable.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the whole service here, in the foreground. Ctrl-C drains and stops it; the data stays."""
+    """Run the whole service on this machine, in the foreground. Ctrl-C drains and stops it; data is kept."""
     from bitfoundry.local import dashboard
     from bitfoundry.local.stack import LocalStack
 
@@ -76,16 +68,16 @@ def up(
                 time.sleep(1.0)
                 stack.tend()
         except KeyboardInterrupt:
-            terminal.err.print("· stopping: running jobs go back to the queue (Ctrl-C again hurries)")
+            terminal.err.print("· stopping: running jobs return to the queue (press Ctrl-C again to stop at once)")
 
 
 @app.command()
 def demo(
     home: Home = None,
-    picture: Annotated[Path | None, typer.Option(help="Also save what was shown as an SVG.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Also save the output as an SVG file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Quantize a real small model three ways on the real stack, and show the proof."""
+    """Quantize a small model with three presets on a local service, and show the verified results."""
     from bitfoundry.commands.demo import Demo
 
     show = Demo(home, quiet=as_json)
@@ -127,28 +119,28 @@ def _about_a_job(name: str, text: str) -> None:
 
 
 _about_a_job("submit", "Queue a job")
-_about_a_job("plan", "Show what a job would do with a model, or need of some hardware, without doing it")
-_about_a_job("clone", "Queue a new job like another one, but for what is given")
-_of_engine("quantize", "Quantize here and now, without any service, with the flags of AMD Quark's script")
-_of_engine("mix", "Choose the scheme of each layer for a size or a quality, from what its rounding costs")
-_of_engine("convert", "Take a quantized model, by Bitfoundry or by others, into another format without loss")
-_of_engine("evaluate", "Measure a model that is there: perplexity, distance from its original, tasks")
-_of_engine("speed", "Time a program that serves a model: tokens a second, memory, beside the original")
-_of_engine("compare", "Results of one model side by side: size against quality, and which no other one beats")
+_about_a_job("plan", "Show what a job would do, or which resources it would need, without running it")
+_about_a_job("clone", "Queue a copy of a job with some settings changed")
+_of_engine("quantize", "Quantize a model locally (AMD Quark-compatible flags)")
+_of_engine("mix", "Choose the scheme of each layer for a target size or quality (mixed precision)")
+_of_engine("convert", "Convert a quantized model, from Bitfoundry or another tool, to another format without loss")
+_of_engine("evaluate", "Evaluate a model: perplexity, divergence from the original, tasks")
+_of_engine("speed", "Benchmark a model in a serving program: tokens per second and memory, compared with the original")
+_of_engine("compare", "Compare several results for one model by size and quality, and mark the Pareto-optimal ones")
 
 
 @app.command()
+@with_client
 def inspect(
+    client: Client,
     model: Model,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a model on the Hub.")] = None,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of a model on the Hub. [default: main]")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a model is, and what the usual presets would make of it. No weight is read."""
-    with connect(url, api_key, home) as client:
-        found = client.inspect(model, revision=revision)
+    """Show the properties of a model and estimates for the common presets. No weights are read."""
+    found = client.inspect(model, revision=revision)
     if as_json:
         terminal.print_json(found.model_dump(mode="json"))
     else:
@@ -157,7 +149,7 @@ def inspect(
 
 @app.command()
 def doctor(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
-    """Look at this machine and at the service, and say what to do about what is amiss. Status 1 if something fails."""
+    """Check this machine and the service. Each problem comes with a fix. Exit status 1 if a check fails."""
     from bitfoundry.commands.doctor import look
 
     found = []
@@ -172,10 +164,10 @@ def doctor(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJ
 
 
 @app.command()
-def presets(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
-    """List the named configs of the service."""
-    with connect(url, api_key, home) as client:
-        found = client.presets()
+@with_client
+def presets(client: Client, as_json: AsJson = False) -> None:
+    """List the presets of the service."""
+    found = client.presets()
     if as_json:
         terminal.print_json(found)
         return
@@ -186,21 +178,19 @@ def presets(url: Url = None, api_key: Key = None, home: Home = None, as_json: As
 
 
 @app.command()
+@with_client
 def download(
+    client: Client,
     job_id: JobId,
-    folder: Annotated[Path | None, typer.Argument(help="Where to put the files. [default: ./JOB_ID]")] = None,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
+    folder: Annotated[Path | None, typer.Argument(help="Folder for the files. [default: ./JOB_ID]")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a job's artifact, each file checked against its SHA-256. Run it again to go on where it stopped."""
-    with connect(url, api_key, home) as client:
-        target = client.download(job_id, folder or Path(job_id))
+    """Download a job's artifact and verify the SHA-256 of each file. Run it again to resume."""
+    target = client.download(job_id, folder or Path(job_id))
     if as_json:
         terminal.print_json({"folder": str(target.absolute())})
     else:
-        terminal.out.print(f"the artifact is whole in {target}", soft_wrap=True)
+        terminal.out.print(f"Downloaded and verified: {target}", soft_wrap=True)
 
 
 for name, command in job_commands.COMMANDS.items():
@@ -214,9 +204,9 @@ app.command()(account_commands.audit)
 app.command()(account_commands.usage)
 app.command()(fsck.fsck)
 groups = account_commands.GROUPS | {
-    "datasets": ("Calibration text that the service keeps.", dataset_commands.COMMANDS),
-    "retention": ("What the project keeps of its jobs.", retention_commands.COMMANDS),
-    "webhooks": ("Addresses that are told of events.", webhook_commands.COMMANDS),
+    "datasets": ("Uploaded calibration data.", dataset_commands.COMMANDS),
+    "retention": ("Data retention: which finished jobs are kept.", retention_commands.COMMANDS),
+    "webhooks": ("Webhooks: notify a URL of events.", webhook_commands.COMMANDS),
 }
 for name, (about, commands) in groups.items():
     group = typer.Typer(help=about, no_args_is_help=True)
@@ -250,11 +240,13 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except ModuleNotFoundError as error:
         extra = "engine" if "quantize" in arguments[:1] else "demo" if "demo" in arguments[:1] else "local"
-        missing = BitfoundryError(f"this needs {error.name}", hint=f"pip install 'bitfoundry[{extra}]'")
+        missing = BitfoundryError(
+            f"This command needs the package {error.name}", hint=f"Install it: pip install 'bitfoundry[{extra}]'"
+        )
         terminal.explain(missing, as_json="--json" in arguments)
         return 1
     except (KeyboardInterrupt, Abort):
-        terminal.err.print("interrupted")
+        terminal.err.print("Interrupted.")
         return 130
 
 
@@ -271,5 +263,5 @@ def _announce(stack: "LocalStack", as_json: bool) -> None:
         terminal.out.print(f"dashboard  {stack.dashboard_link}", soft_wrap=True)
         terminal.out.print(f"API key    {stack.api_key}", soft_wrap=True)
         terminal.out.print(f"data       {stack.home}   logs in {stack.logs}", soft_wrap=True)
-        terminal.out.print("Ctrl-C stops it.")
+        terminal.out.print("Press Ctrl-C to stop.")
     sys.stdout.flush()

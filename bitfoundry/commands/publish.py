@@ -11,45 +11,50 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from bitfoundry.client.answers import ArtifactFile, Job
 from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
-from bitfoundry.commands.options import AsJson, Home, JobId, Key, Url, connect, read_config
+from bitfoundry.commands.options import AsJson, Home, JobId, Key, Url, connect, read_config, with_client
 from bitfoundry.errors import BitfoundryError
 
 _JOB_ID = re.compile(r"job_[0-9a-f]{32}")
 
-Repo = Annotated[str | None, typer.Option(help="A repository on the Hub, org/name; made if it is not there.")]
+Repo = Annotated[str | None, typer.Option(help="Repository on the Hub: org/name. It is created if it does not exist.")]
 WriteToken = Annotated[
-    str | None, typer.Option("--hub-token", help="The name of the project's Hub token that may write there.")
+    str | None, typer.Option("--hub-token", help="Name of the project's Hub token with write access.")
 ]
 
 
+@with_client
 def push(
+    client: Client,
     job_id: JobId,
     repo: Repo = None,
-    to: Annotated[str | None, typer.Option(help="Instead of --repo: a URL that the operator allows, s3://...")] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(help="URL to publish to instead of --repo: s3://... It must be allowed by the operator."),
+    ] = None,
     hub_token: WriteToken = None,
-    private: Annotated[bool, typer.Option("--private", help="If the repository is made now: a private one.")] = False,
-    revision: Annotated[str | None, typer.Option(help="The branch; made if it is not there. [default: main]")] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="Create the repository as private, if it does not exist.")
+    ] = False,
+    revision: Annotated[str | None, typer.Option(help="Branch; created if it does not exist. [default: main]")] = None,
     create_pr: Annotated[
-        bool, typer.Option("--create_pr", "--create-pr", help="Open a pull request instead of a commit on main.")
+        bool,
+        typer.Option("--create_pr", "--create-pr", help="Open a pull request instead of committing to the branch."),
     ] = False,
     commit_message: Annotated[
-        str | None, typer.Option("--commit_message", "--commit-message", help="One line for the commit.")
+        str | None, typer.Option("--commit_message", "--commit-message", help="Commit message, one line.")
     ] = None,
     path_in_repo: Annotated[
-        str | None, typer.Option("--path_in_repo", "--path-in-repo", help="A folder in the repository.")
+        str | None, typer.Option("--path_in_repo", "--path-in-repo", help="Folder in the repository.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry_run", "--dry-run", help="Check everything and say what would be pushed.")
+        bool, typer.Option("--dry_run", "--dry-run", help="Check everything and show what would be pushed.")
     ] = False,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Stay until it is published.")] = True,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is published.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Publish a succeeded job's artifact to the Hub, or to a folder behind a URL. Twice does no harm.
+    """Publish the artifact of a succeeded job to the Hub or to a URL. It is safe to repeat.
 
-    Without --repo and --to the last publication of the job, which has failed, is tried again.
+    Without --repo and --to, the last failed publication of the job is retried.
     """
     given = {
         "repo_id": repo,
@@ -63,29 +68,31 @@ def push(
     }
     target = {name: value for name, value in given.items() if value is not None}
     if target and not repo and not to:
-        raise BitfoundryError("where to?", hint="give --repo ORG/NAME or --to URL; nothing at all to try again")
-    with connect(url, api_key, home) as client:
-        if dry_run:
-            _show_plan(client.plan_publication(job_id, target), as_json)
-            return
-        job = client.publish(job_id, target or None)
-        if wait:
-            job = await_published(client, job)
+        raise BitfoundryError(
+            "No target to publish to",
+            hint="Add --repo ORG/NAME or --to URL. Omit all options to retry the last publication.",
+        )
+    if dry_run:
+        _show_plan(client.plan_publication(job_id, target), as_json)
+        return
+    job = client.publish(job_id, target or None)
+    if wait:
+        job = await_published(client, job)
     show_publication(job, as_json)
 
 
 def pull(
-    source: Annotated[str, typer.Argument(help="A model on the Hub, org/name, or a job's id.")],
-    output_dir: Annotated[Path, typer.Option("--output_dir", "--output-dir", help="Where to put the files.")],
-    revision: Annotated[str | None, typer.Option(help="Of a model: branch, tag or commit. [default: main]")] = None,
+    source: Annotated[str, typer.Argument(help="Model on the Hub (org/name), or job id.")],
+    output_dir: Annotated[Path, typer.Option("--output_dir", "--output-dir", help="Folder for the files.")],
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a model. [default: main]")] = None,
     url: Url = None,
     api_key: Key = None,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a model from the Hub, or a job's artifact, every file checked. Run it again to go on where it stopped.
+    """Download a model from the Hub or a job's artifact, and verify every file. Run it again to resume.
 
-    For a private or gated model the token is this machine's: HF_TOKEN, or `hf auth login`.
+    A private or gated model needs your own token on this machine: HF_TOKEN, or `hf auth login`.
     """
     if not _JOB_ID.fullmatch(source):
         from quantcore.cli import main as engine
@@ -93,7 +100,7 @@ def pull(
         more = (["--revision", revision] if revision else []) + (["--json"] if as_json else [])
         raise typer.Exit(engine.main(["pull", source, "--output_dir", str(output_dir), *more]))
     if revision:
-        raise BitfoundryError("a job's artifact has no revisions", hint="leave --revision out")
+        raise BitfoundryError("A job's artifact has no revisions", hint="Remove --revision.")
     with connect(url, api_key, home) as client, _bar() as bar:
         files = client.artifacts(source)
         task = bar.add_task("download", total=sum(file.bytes for file in files))
@@ -106,7 +113,7 @@ def pull(
     if as_json:
         terminal.print_json({"folder": str(folder.absolute()), "num_files": len(files)})
     else:
-        terminal.out.print(f"{len(files)} files are whole in {folder}", soft_wrap=True)
+        terminal.out.print(f"Downloaded and verified: {len(files)} files in {folder}", soft_wrap=True)
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (push, pull)
@@ -153,7 +160,7 @@ def _show_plan(plan: dict[str, Any], as_json: bool) -> None:
         return
     for file in plan["files"]:
         terminal.out.print(f"{file['bytes']:>14,}  {file['path']}", soft_wrap=True)
-    there = {True: "is there", False: "will be made", None: "is looked at when it is published"}[plan["exists"]]
+    there = {True: "exists", False: "will be created", None: "will be checked when publishing"}[plan["exists"]]
     terminal.out.print(f"{terminal.megabytes(plan['bytes'])} to {plan['url']}, which {there}", soft_wrap=True)
 
 

@@ -6,53 +6,48 @@ from typing import Annotated
 import typer
 
 from bitfoundry.client.retention import DueJobs
+from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.account import show_rows
-from bitfoundry.commands.options import AsJson, Home, Key, Url, connect
+from bitfoundry.commands.options import AsJson, with_client
 
-KeepLast = Annotated[
-    int | None, typer.Option(min=1, help="Keep the newest so many jobs that succeeded, and as many that did not.")
-]
-KeepDays = Annotated[int | None, typer.Option(min=1, help="Keep the jobs that ended within so many days.")]
+KeepLast = Annotated[int | None, typer.Option(min=1, help="Keep the newest N succeeded jobs, and the newest N others.")]
+KeepDays = Annotated[int | None, typer.Option(min=1, help="Keep jobs that ended within the last N days.")]
 POLICY_COLUMNS = ("keep_last", "keep_days", "service_keep_jobs_days", "service_keep_logs_days")
 DUE_COLUMNS = ("id", "name", "state", "finished_at", "bytes", "reason")
 
 
-def show(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
-    """Show what the project keeps of its jobs that have ended, and the operator's limits."""
-    with connect(url, api_key, home) as client:
-        show_rows([client.retention.show()], POLICY_COLUMNS, as_json, single=True)
+@with_client
+def show(client: Client, as_json: AsJson = False) -> None:
+    """Show the project's retention policy and the operator's limits."""
+    show_rows([client.retention.show()], POLICY_COLUMNS, as_json, single=True)
 
 
+@with_client
 def set_policy(
+    client: Client,
     keep_last: KeepLast = None,
     keep_days: KeepDays = None,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set what the project keeps; without both options all jobs. See `run --dry-run` first: the rest is deleted."""
-    with connect(url, api_key, home) as client:
-        policy = client.retention.set(keep_last=keep_last, keep_days=keep_days)
+    """Set the retention policy. All other jobs are deleted: try `run --dry-run` first. No options: keep all."""
+    policy = client.retention.set(keep_last=keep_last, keep_days=keep_days)
     show_rows([policy], POLICY_COLUMNS, as_json, single=True)
 
 
+@with_client
 def run(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which jobs would go, and why.")] = False,
+    client: Client,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show which jobs would be deleted, and why.")] = False,
     keep_last: KeepLast = None,
     keep_days: KeepDays = None,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete now what the policy does not keep. With --dry-run also for a policy that is not set yet."""
+    """Delete the jobs that the policy does not keep. With --dry-run, you can try another policy."""
     if not dry_run and (keep_last, keep_days) != (None, None):
-        raise typer.BadParameter("--keep-last and --keep-days go with --dry-run; `retention set` sets the policy")
-    with connect(url, api_key, home) as client:
-        retention = client.retention
-        found = retention.preview(keep_last=keep_last, keep_days=keep_days) if dry_run else retention.run()
+        raise typer.BadParameter("--keep-last and --keep-days need --dry-run; set the policy with `retention set`")
+    retention = client.retention
+    found = retention.preview(keep_last=keep_last, keep_days=keep_days) if dry_run else retention.run()
     if as_json:
         terminal.print_json(found.model_dump(mode="json"))
         return
@@ -61,9 +56,9 @@ def run(
 
 
 def _summary(found: DueJobs, dry_run: bool) -> str:
-    more = " and there are more" if found.has_more else ""
+    more = " (there are more)" if found.has_more else ""
     done = "would be deleted" if dry_run else "deleted"
-    return f"{len(found.data)} jobs {done}, {found.bytes} bytes{more}; {found.num_pinned} pinned jobs stay"
+    return f"{len(found.data)} jobs {done}, {found.bytes} bytes{more}; {found.num_pinned} pinned jobs kept"
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"show": show, "set": set_policy, "run": run}

@@ -34,12 +34,15 @@ PLACE = ("source", "config", "split", "revision", "column")
 
 def submit(arguments: list[str]) -> None:
     """Queue a job, and stay until it has ended with `--wait`."""
-    flags = _flags("submit", "Queue a job. A job that cannot work is refused at once, with the reason.")
+    flags = _flags("submit", "Queue a job. An invalid job is rejected at once, with the reason.")
     _add_model(flags)
     _add_queue(flags)
     add = flags.add_argument
-    add("--publish", help="where the result goes: org/name on the Hub, a URL, or a JSON file with a whole target")
-    add("--publish_token", metavar="NAME", help="the Hub token to publish with, by its name (default: --hub_token)")
+    add(
+        "--publish",
+        help="publish the result when verified: org/name on the Hub, a URL, or a JSON file with a complete target",
+    )
+    add("--publish_token", metavar="NAME", help="name of the Hub token to publish with (default: --hub_token)")
     add("--wait", action="store_true", help="wait until the job has ended and is published; status 1 if it failed")
     _add_job(flags)
     options, given = _parse(flags, arguments)
@@ -57,12 +60,12 @@ def plan(arguments: list[str]) -> int | None:
     """Plan a job on the service; with `--devices` on this machine, for such hardware. Returns the exit status."""
     if any(text.partition("=")[0] == "--devices" for text in arguments):
         return _plan_here(arguments)
-    flags = _flags("plan", "Say what a job would do with a model: sizes, memory, layers. Nothing is done.")
+    flags = _flags("plan", "Show what a job would do: sizes, memory, layers. Nothing is run.")
     _add_model(flags)
     flags.add_argument(
         "--devices",
-        help="plan without the service, for this hardware: 8x80GB. MODEL may then be a config.json, and --nodes,"
-        " --host_memory and --disk are those of the hardware",
+        help="plan locally, without the service, for this hardware: 8x80GB. MODEL may then be a config.json;"
+        " --nodes, --host_memory and --disk describe the hardware",
     )
     _add_job(flags)
     options, given = _parse(flags, arguments)
@@ -78,8 +81,8 @@ def plan(arguments: list[str]) -> int | None:
 
 def clone(arguments: list[str]) -> None:
     """Queue a job like another one, but for the flags that are given."""
-    flags = _flags("clone", "Queue a new job like this one, but for the flags that are given.")
-    flags.add_argument("job_id", help="the job to clone, as `jobs` lists it")
+    flags = _flags("clone", "Queue a copy of a job with some settings changed.")
+    flags.add_argument("job_id", help="id of the job to clone, as shown by `list`")
     _add_queue(flags)
     _add_job(flags)
     options, given = _parse(flags, arguments)
@@ -94,7 +97,7 @@ def _plan_here(arguments: list[str]) -> int:
 
     for text in arguments:
         if text.lstrip("-").replace("-", "_").startswith(("file2file", "shard_blocks", "no_shard_blocks")):
-            _flags("plan", "").error(f"with --devices every way is looked at: leave {text} out")
+            _flags("plan", "").error(f"--devices compares all ways of execution; remove {text}")
     return engine.main(["plan", *arguments])
 
 
@@ -105,30 +108,38 @@ def _flags(name: str, description: str) -> Flags:
 
 def _add_model(flags: Flags) -> None:
     flags.add_argument("model", nargs="?", help="a path on the server, or a model on the Hub: org/name")
-    flags.add_argument("--model_dir", help="the same, as a flag")
+    flags.add_argument("--model_dir", help="the model, as a flag")
     flags.add_argument("--revision", help="branch, tag or commit of a model on the Hub (default: main)")
-    flags.add_argument("--hub_token", metavar="NAME", help="the project's Hub token for a private model, by its name")
+    flags.add_argument("--hub_token", metavar="NAME", help="name of the project's Hub token for a private model")
 
 
 def _add_queue(flags: Flags) -> None:
     add = flags.add_argument_group("queue").add_argument
-    add("--name", help="a name to find the job by")
-    add("--label", action="append", metavar="KEY=VALUE", help="a label to find the job by; repeat for several")
-    add("--priority", type=int, choices=range(10), metavar="0-9", help="9 goes first (default: 5)")
-    add("--max_runtime_s", type=int, help="give up after running for so many seconds (default: no limit)")
-    add("--max_pending_s", type=int, help="give up after waiting for so many seconds (default: no limit)")
+    add("--name", help="name of the job")
+    add("--label", action="append", metavar="KEY=VALUE", help="label of the job; repeatable")
+    add("--priority", type=int, choices=range(10), metavar="0-9", help="priority; 9 runs first (default: 5)")
+    add("--max_runtime_s", type=int, help="run timeout in seconds (default: none)")
+    add("--max_pending_s", type=int, help="queue timeout in seconds (default: none)")
 
 
 def _add_job(flags: Flags) -> None:
     add_job(flags)
     add_budget(flags, required=False)
     flags.add_argument("--evaluation", action="append", default=[], metavar="NAME=VALUE",
-                       help="a setting of the evaluation by its name in the API: num_prompts=0")  # fmt: skip
+                       help="evaluation setting by its API name, e.g. num_prompts=0; repeatable")  # fmt: skip
     add = flags.add_argument_group("service").add_argument
-    add("--url", help="address of the service (default: BITFOUNDRY_URL, the config file, or the one of `up` here)")
-    add("--api-key", "--api_key", dest="api_key", help="its API key (default: BITFOUNDRY_API_KEY, or as for --url)")
-    add("--home", type=Path, help="data folder of the local stack (default: ~/.local/share/bitfoundry)")
-    add("--json", action="store_true", help="JSON for programs instead of text for people")
+    add(
+        "--url",
+        help="address of the service (default: BITFOUNDRY_URL, the config file, or the local one started by `up`)",
+    )
+    add(
+        "--api-key",
+        "--api_key",
+        dest="api_key",
+        help="API key (default: BITFOUNDRY_API_KEY, the config file, or the local service's)",
+    )
+    add("--home", type=Path, help="data folder of the local service (default: ~/.local/share/bitfoundry)")
+    add("--json", action="store_true", help="print JSON instead of text")
 
 
 def _parse(flags: Flags, arguments: list[str]) -> tuple[Any, set[str]]:
@@ -138,7 +149,7 @@ def _parse(flags: Flags, arguments: list[str]) -> tuple[Any, set[str]]:
 def _request(flags: Flags, options: Any, given: set[str], *, needs_scheme: bool = True) -> dict[str, Any]:
     """What the flags say of the job. Raises BitfoundryError, or ends with status 2, for what does not fit together."""
     if (budgets := given & {*BUDGETS}) and "schemes" not in given:
-        flags.error(f"--{min(budgets)} goes with --schemes")
+        flags.error(f"--{min(budgets)} needs --schemes")
     try:
         body = request_of(options, given)
     except QuantError as error:
@@ -160,7 +171,7 @@ def _model_of(options: Any) -> Any:
     """A model that a revision or a token goes with is one on the Hub."""
     model = options.model or options.model_dir
     if model is None:
-        raise BitfoundryError("no model is named", hint="give a path on the server, or org/name on the Hub")
+        raise BitfoundryError("No model given", hint="Add a path on the server, or org/name on the Hub.")
     more: dict[str, str] = without_none(revision=options.revision, hub_token=options.hub_token)
     return {"id": model, **more} if more else model
 

@@ -2,13 +2,15 @@
 
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +22,7 @@ from bitfoundry.errors import ApiError, BitfoundryError
 out = Console(markup=False, highlight=False)
 err = Console(markup=False, highlight=False, stderr=True)
 
+MAX_WIDTH = 10_000  # characters: more than any table needs
 STATE_STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "paused": "magenta"}
 
 
@@ -63,16 +66,58 @@ def state_text(state: str) -> Text:
     return Text(state, STATE_STYLES.get(state, ""))
 
 
-def jobs_table(jobs: Sequence[Job]) -> Table:
-    """Newest first, as the service lists them."""
+class Fitting:
+    """Shows `wide` where none of its cells has to be folded for it, else `narrow`."""
+
+    def __init__(self, wide: RenderableType, narrow: RenderableType) -> None:
+        self._wide = wide
+        self._narrow = narrow
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        needed = Measurement.get(console, options.update(width=MAX_WIDTH), self._wide).maximum
+        yield self._wide if needed <= options.max_width else self._narrow
+
+
+def _plain_table(headings: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("id", "name", "config", "state", "phase", "created"):
-        table.add_column(heading, no_wrap=heading == "id")
-    for job in jobs:
-        state = state_text(job.state)
-        config = scheme_of(job)
-        table.add_row(job.id, job.name or "", config, state, progress_text(job), job.created_at[:19])
+    for heading in headings:
+        table.add_column(heading, overflow="fold", no_wrap=heading == headings[0])
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def _fitting_table(headings: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Fitting:
+    """One line per row where that fits, else one line per value."""
+    records = [_pairs({name: value for name, value in zip(headings, row, strict=True) if value}) for row in rows]
+    apart = [part for record in records for part in (record, "")][:-1]
+    return Fitting(_plain_table(headings, rows), Group(*apart))
+
+
+def jobs_table(jobs: Sequence[Job]) -> Fitting:
+    """Newest first, as the service lists them; two lines per job where one would be too long."""
+    rows: list[tuple[str | Text, ...]] = [
+        (job.id, job.name or "", scheme_of(job), state_text(job.state), progress_text(job), job.created_at[:19])
+        for job in jobs
+    ]
+    narrow = _plain_table(
+        ("id\nname", "state\nphase", "config\ncreated"),
+        [
+            (
+                f"{job_id}\n{_shortened(str(name), 36)}",
+                Text.assemble(state, "\n", phase),
+                f"{_shortened(str(config), 19)}\n{created}",
+            )
+            for job_id, name, config, state, phase, created in rows
+        ],
+    )
+    return Fitting(_plain_table(("id", "name", "config", "state", "phase", "created"), rows), narrow)
+
+
+def _shortened(text: str, width: int) -> str:
+    """`text` in at most `width` characters: 'a-long-na…w4a16'."""
+    head = width // 2
+    return text if len(text) <= width else f"{text[:head]}…{text[len(text) - (width - head - 1) :]}"
 
 
 def scheme_of(job: Job) -> str:
@@ -85,7 +130,7 @@ def mix_text(summary: Mapping[str, Any]) -> str:
     if "mix" not in summary:
         return ""
     mix = summary["mix"]
-    return f"{', '.join(f'{num} {scheme}' for scheme, num in mix['layers'].items())}: {mix['bits']:.2f} bits a weight"
+    return f"{', '.join(f'{num} {scheme}' for scheme, num in mix['layers'].items())}: {mix['bits']:.2f} bits per weight"
 
 
 def progress_text(job: Job) -> str:
@@ -116,7 +161,7 @@ def job_details(job: Job) -> Table:
     ]
     if job.error:
         rows += [("error", f"{job.error.message} ({job.error.code})"), ("hint", job.error.hint)]
-        rows.append(("retry", f"can help: bitfoundry retry {job.id}" if job.error.retryable else "cannot help"))
+        rows.append(("retry", f"may help: bitfoundry retry {job.id}" if job.error.retryable else "will not help"))
     if job.summary:
         rows += [("layers", mix_text(job.summary)), *summary_rows(job.summary).items()]
     if job.artifact:
@@ -139,7 +184,7 @@ def publication_rows(publication: Publication) -> dict[str, str]:
     rows = {"publication": f"{publication.state} to {place}", "at": publication.url or ""}
     rows["revision"] = publication.revision or ""
     if error:
-        rows |= {"publication error": f"{error.message} ({error.code})", "what to do": error.hint}
+        rows |= {"publication error": f"{error.message} ({error.code})", "hint": error.hint}
     return rows
 
 
@@ -158,14 +203,10 @@ def log_line(line: LogLine) -> str:
     return f"{line.at[11:19]} {line.level:7} {line.text}"
 
 
-def rows_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
+def rows_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Fitting:
     """Some columns of plain rows; times to the second, what is not there as nothing."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        table.add_column(column.removesuffix("_at"), no_wrap=column in ("id", "object_id"), overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(column, row.get(column)) for column in columns))
-    return table
+    headings = [column.removesuffix("_at") for column in columns]
+    return _fitting_table(headings, [[_cell(column, row.get(column)) for column in columns] for row in rows])
 
 
 def _cell(column: str, value: Any) -> str:
@@ -188,29 +229,33 @@ def summary_table(summary: Summary) -> Table:
     return table
 
 
-def sweep_table(sweep: Sweep) -> Table:
+def sweep_table(sweep: Sweep) -> Group:
     """One row a job: its values, its state, what came of it."""
     counts = ", ".join(f"{number} {state}" for state, number in sweep.by_state.items() if number)
-    title = f"{sweep.id}  {sweep.name or ''}\n{counts}"
-    table = Table(box=None, header_style="bold", pad_edge=False, title=title, title_justify="left")
-    table.add_column("job", no_wrap=True)
-    for heading in (*sweep.matrix, "state", ""):
-        table.add_column(heading)
+    rows: list[list[str | Text]] = []
     for job in sweep.jobs:
         values = [json.dumps((job.sweep_values or {}).get(pointer)) for pointer in sweep.matrix]
-        table.add_row(job.id, *values, state_text(job.state), _ending(job) if job.error else progress_text(job))
-    return table
+        rows.append([job.id, *values, state_text(job.state), _ending(job) if job.error else progress_text(job)])
+    return Group(
+        f"{sweep.id}  {sweep.name or ''}", counts, _fitting_table(["job", *sweep.matrix, "state", "phase"], rows)
+    )
 
 
-def datasets_table(datasets: Sequence[Dataset]) -> Table:
+def datasets_table(datasets: Sequence[Dataset]) -> Fitting:
     """Newest first, as the service lists them."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("id", "name", "format", "column", "rows", "size", "created"):
-        table.add_column(heading, no_wrap=heading == "id")
-    for one in datasets:
-        rows, size = f"{one.statistics.get('num_rows', 0):,}", megabytes(one.bytes)
-        table.add_row(one.id, one.name, one.format, one.column, rows, size, one.created_at[:19])
-    return table
+    rows = [
+        (
+            each.id,
+            each.name,
+            each.format,
+            each.column,
+            f"{each.statistics.get('num_rows', 0):,}",
+            megabytes(each.bytes),
+            each.created_at[:19],
+        )
+        for each in datasets
+    ]
+    return _fitting_table(("id", "name", "format", "column", "rows", "size", "created"), rows)
 
 
 def dataset_details(dataset: Dataset, statistics: Mapping[str, Any]) -> Table:
@@ -241,10 +286,10 @@ def inspection_details(found: Inspection) -> Group:
         "blocks": str(found.num_blocks),
         "parameters": f"{found.num_parameters / 1e6:,.1f} M, {', '.join(found.dtypes)}, {megabytes(found.size_bytes)}",
         "layers": "\n".join(layers),
-        "embeddings": "shared with the head" if found.tied_embeddings else "apart from the head",
+        "embeddings": "tied to the output head" if found.tied_embeddings else "not tied to the output head",
         "experts": " of ".join(str(number) for number in reversed((found.experts or {}).values())),
         "quantized": quantization.get("quant_method") or "no",
-        "licence": found.license or "not said",
+        "licence": found.license or "unknown",
         "warnings": "\n".join(found.warnings),
     }
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -259,10 +304,10 @@ def inspection_details(found: Inspection) -> Group:
 
 
 def _lengths(lengths: Mapping[str, Any]) -> str:
-    return f"{lengths['sum']:,}; a row {lengths['min']:,} to {lengths['max']:,}, median {lengths['median']:,}"
+    return f"{lengths['sum']:,}; per row {lengths['min']:,} to {lengths['max']:,}, median {lengths['median']:,}"
 
 
-def _pairs(rows: Mapping[str, str]) -> Table:
+def _pairs(rows: Mapping[str, str | Text]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -325,9 +370,11 @@ class Watch:
     """Shows several jobs while they move; a context manager. `update` with each job as it changes."""
 
     def __init__(self, console: Console = out) -> None:
+        from quantcore.events import Pace  # here: commands start without the engine
+
         self._console = console
         self._bars: dict[str, TaskID] = {}
-        self._said: dict[str, str] = {}
+        self._paces = defaultdict[str, Pace](Pace)
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("[bold]{task.fields[title]:12}[/]"),
@@ -361,9 +408,8 @@ class Watch:
         self._progress.update(bar, description=what, completed=done, total=total, note=note)
         if job.is_final:
             self._progress.stop_task(bar)
-        if not self._console.is_terminal and self._said.get(job.id) != what:
-            self._said[job.id] = what
-            self._console.print(f"{title}: {what}")
+        if not self._console.is_terminal and self._paces[job.id].is_due(what):
+            self._console.print(f"{title}: {(progress and progress_text(job)) or what}", soft_wrap=True)
 
     @property
     def picture(self) -> RenderableType:

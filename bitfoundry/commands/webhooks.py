@@ -5,106 +5,97 @@ from typing import Annotated, Any
 
 import typer
 
+from bitfoundry.client.service import Client
 from bitfoundry.commands import terminal
 from bitfoundry.commands.account import show_rows
-from bitfoundry.commands.options import AsJson, Home, Key, Url, connect, show_deleted
+from bitfoundry.commands.options import AsJson, show_deleted, with_client
 
-WebhookId = Annotated[str, typer.Argument(help="The webhook's id, as `webhooks list` shows it.")]
-Events = Annotated[list[str] | None, typer.Option("--event", help="As job.succeeded or job.failed; repeatable.")]
+WebhookId = Annotated[str, typer.Argument(help="Webhook id, as shown by `webhooks list`.")]
+Events = Annotated[
+    list[str] | None, typer.Option("--event", help="Event, e.g. job.succeeded or job.failed. Repeatable.")
+]
 ENDINGS = ["job.succeeded", "job.failed", "job.cancelled"]
 WEBHOOK_COLUMNS = ("id", "url", "event_types", "failing_since", "disabled_reason")
 DELIVERY_COLUMNS = ("id", "event_type", "state", "num_tries", "created_at", "last")
 
 
+@with_client
 def create(
-    target: Annotated[str, typer.Argument(metavar="URL", help="Where to tell: https, a public address.")],
+    client: Client,
+    target: Annotated[str, typer.Argument(metavar="URL", help="Public HTTPS address that receives the events.")],
     event: Events = None,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell a URL of events, by default of the end of every job. The secret that signs them is shown once."""
-    with connect(url, api_key, home) as client:
-        made = client.webhooks.create(target, event or ENDINGS)
+    """Create a webhook, by default for the end of every job. Its signing secret is shown only once."""
+    made = client.webhooks.create(target, event or ENDINGS)
     if as_json:
         terminal.print_json(made.model_dump(mode="json"))
         return
     terminal.out.print(made.secret or "", soft_wrap=True)
-    terminal.err.print(f"this is the secret of {made.id}: it is not shown again", soft_wrap=True)
+    terminal.err.print(f"This is the signing secret of {made.id}. It will not be shown again.", soft_wrap=True)
 
 
-def list_webhooks(url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False) -> None:
+@with_client
+def list_webhooks(client: Client, as_json: AsJson = False) -> None:
     """List the project's webhooks."""
-    with connect(url, api_key, home) as client:
-        show_rows(client.webhooks.list(), WEBHOOK_COLUMNS, as_json)
+    show_rows(client.webhooks.list(), WEBHOOK_COLUMNS, as_json)
 
 
+@with_client
 def edit(
+    client: Client,
     webhook_id: WebhookId,
-    target: Annotated[str | None, typer.Option("--to", metavar="URL", help="Where to tell from now on.")] = None,
+    target: Annotated[str | None, typer.Option("--to", metavar="URL", help="New address.")] = None,
     event: Events = None,
-    enabled: Annotated[
-        bool | None, typer.Option("--enable/--disable", help="Take it up again, or send it nothing more.")
-    ] = None,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
+    enabled: Annotated[bool | None, typer.Option("--enable/--disable", help="Resume or stop deliveries.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Change a webhook, disable it or enable it again."""
     given: dict[str, Any] = {"url": target, "event_types": event, "enabled": enabled}
     changes = {name: value for name, value in given.items() if value is not None}
-    with connect(url, api_key, home) as client:
-        show_rows([client.webhooks.edit(webhook_id, changes)], WEBHOOK_COLUMNS, as_json, single=True)
+    show_rows([client.webhooks.edit(webhook_id, changes)], WEBHOOK_COLUMNS, as_json, single=True)
 
 
-def delete(
-    webhook_id: WebhookId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False
-) -> None:
-    """Forget a webhook and its deliveries."""
-    with connect(url, api_key, home) as client:
-        client.webhooks.delete(webhook_id)
+@with_client
+def delete(client: Client, webhook_id: WebhookId, as_json: AsJson = False) -> None:
+    """Delete a webhook and its deliveries."""
+    client.webhooks.delete(webhook_id)
     show_deleted(webhook_id, as_json)
 
 
-def test(
-    webhook_id: WebhookId, url: Url = None, api_key: Key = None, home: Home = None, as_json: AsJson = False
-) -> None:
-    """Send a message of the type webhook.test; `webhooks deliveries` shows what came of it."""
-    with connect(url, api_key, home) as client:
-        show_rows([client.webhooks.test(webhook_id)], DELIVERY_COLUMNS, as_json, single=True)
+@with_client
+def test(client: Client, webhook_id: WebhookId, as_json: AsJson = False) -> None:
+    """Send an event of type webhook.test. Check the result with `webhooks deliveries`."""
+    show_rows([client.webhooks.test(webhook_id)], DELIVERY_COLUMNS, as_json, single=True)
 
 
+@with_client
 def deliveries(
+    client: Client,
     webhook_id: WebhookId,
-    state: Annotated[str | None, typer.Option(help="pending, delivered or failed.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
+    state: Annotated[
+        str | None, typer.Option(help="Only deliveries in this state: pending, delivered or failed.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of deliveries.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Show what was sent to a webhook and what waits, newest first."""
-    with connect(url, api_key, home) as client:
-        asked = client.webhooks.deliveries(webhook_id, state=state, page_size=min(limit, 100))
-        found = [delivery for _, delivery in zip(range(limit), asked, strict=False)]
+    """List the deliveries of a webhook, newest first."""
+    asked = client.webhooks.deliveries(webhook_id, state=state, page_size=min(limit, 100))
+    found = [delivery for _, delivery in zip(range(limit), asked, strict=False)]
     if not as_json:  # people want to know how the last try went
         found = [each.model_copy(update={"last": _last_try(each.tries)}) for each in found]
     show_rows(found, DELIVERY_COLUMNS, as_json)
 
 
+@with_client
 def redeliver(
+    client: Client,
     webhook_id: WebhookId,
-    delivery_id: Annotated[str, typer.Argument(help="As `webhooks deliveries` shows it.")],
-    url: Url = None,
-    api_key: Key = None,
-    home: Home = None,
+    delivery_id: Annotated[str, typer.Argument(help="Delivery id, as shown by `webhooks deliveries`.")],
     as_json: AsJson = False,
 ) -> None:
-    """Send a message again."""
-    with connect(url, api_key, home) as client:
-        show_rows([client.webhooks.redeliver(webhook_id, delivery_id)], DELIVERY_COLUMNS, as_json, single=True)
+    """Send a delivery again."""
+    show_rows([client.webhooks.redeliver(webhook_id, delivery_id)], DELIVERY_COLUMNS, as_json, single=True)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

@@ -25,17 +25,24 @@ _console = Console(stderr=True)
 
 @contextmanager
 def progress_display() -> Iterator[events.Emit]:
-    """A progress bar that follows the events: phase, block i of n, seconds left."""
+    """Show the phase, the blocks done and the seconds left: as a bar, or without a terminal as a line now and then."""
+    has_bar, pace = _console.is_terminal or _console.is_jupyter, events.Pace()
     columns = (TextColumn("{task.description:9}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
-    with Progress(*columns, TimeElapsedColumn(), console=_console, transient=True) as progress:
+    with Progress(*columns, TimeElapsedColumn(), console=_console, transient=True, disable=not has_bar) as progress:
         bar = progress.add_task("start", total=None, note="")
 
         def emit(event: events.Event) -> None:
             if isinstance(event, events.PhaseStarted):
                 progress.reset(bar, description=event.phase, total=None, note="")
+                if not has_bar and pace.is_due(event.phase):
+                    _console.print(event.phase, highlight=False)
             elif isinstance(event, events.Progress):
                 left = "" if event.eta_s is None else f"{event.unit}s, {event.eta_s:.0f} s left"
                 progress.update(bar, completed=event.done, total=event.total, note=left)
+                if not has_bar and pace.is_due(event.phase):
+                    rest = "" if event.eta_s is None else f", {event.eta_s:.0f} s left"
+                    line = f"{event.phase}: {event.unit} {event.done} of {event.total}{rest}"
+                    _console.print(line, highlight=False, soft_wrap=True)
             elif isinstance(event, events.Warned):
                 progress.console.print(f"[yellow]warning[/] {event.message}", highlight=False)
 
@@ -92,7 +99,7 @@ def show_evaluation(result: EvaluationResult) -> None:
     out.print(f"{quality.num_tokens} tokens in {quality.num_windows} windows, ± one standard error", style="dim")
     if result.served_by:
         programs = ", ".join(f"{name} {version}" for name, version in result.served_by.items())
-        out.print(f"the tasks ran in {programs}", style="dim")
+        out.print(f"Tasks were run in {programs}.", style="dim")
 
 
 def show_failed_tasks(failed: dict[str, str]) -> None:
@@ -106,9 +113,9 @@ def show_speed(found: dict[str, Any]) -> None:
     rows: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
         ("load_s", "load", "{:.1f} s".format),
         ("prompt_tokens_per_s", "prompt", "{:.1f} tokens/s".format),
-        ("new_tokens_per_s", "writing", "{:.1f} tokens/s".format),
+        ("new_tokens_per_s", "generation", "{:.1f} tokens/s".format),
         ("peak_memory_bytes", "peak memory", _mega),
-        ("peak_device_bytes", "peak on the device", _mega),
+        ("peak_device_bytes", "peak device memory", _mega),
     )
     columns = [one for one in (found.get("against"), found["model"]) if one is not None]
     table = Table("", *(["original"] if "against" in found else []), "model", "ratio", box=None)
@@ -120,7 +127,7 @@ def show_speed(found: dict[str, Any]) -> None:
     out.print(table)
     out.print(
         f"{found['runtime']} {found['version']}, {found['num_threads']} threads, {load['batch_size']} x"
-        f" {load['prompt_len']} tokens read and {load['num_new']} written; median of {load['repeats']}",
+        f" {load['prompt_len']} prompt tokens, {load['num_new']} generated; median of {load['repeats']}",
         style="dim",
     )
 
@@ -147,7 +154,7 @@ def show_mix(found: dict[str, Any]) -> None:
         kind = ", ".join(dict.fromkeys(name.split(".")[-1] for name in unit["layers"]))
         rows.setdefault(kind, Text()).append(letters[unit["scheme"]], style=colours.get(unit["scheme"], ""))
     out = Console()
-    blocks = Table("", "block by block, from the first to the last", box=None)
+    blocks = Table("", "blocks, first to last", box=None)
     for kind, row in rows.items():
         blocks.add_row(kind, row)
     out.print(blocks)
@@ -161,7 +168,7 @@ def show_mix(found: dict[str, Any]) -> None:
 
     measured = Quality.model_validate(found["mix"]["measured"])
     out.print(
-        f"the mix as measured without GPTQ: mean KL {measured.divergence.kl_mean}, "
+        f"mix measured without GPTQ: mean KL {measured.divergence.kl_mean}, "
         f"perplexity {measured.before.token_perplexity} -> {measured.after.token_perplexity}",
         highlight=False,
     )

@@ -52,35 +52,37 @@ def _check(model: Model, export: str) -> QuantizedLayers:
         raise ConfigError(
             f"The model in {model.folder} is not quantized, so there is nothing to convert.",
             code="not_quantized",
-            hint="Quantize it: bitfoundry quantize --model_dir ... --model_export ...",
+            hint="Quantize it first: bitfoundry quantize --model_dir ... --model_export ...",
         )
     layers = tuple(quantized.layers.values())
     if quantized.embeddings:
         raise ConfigError(
-            f"'{min(quantized.embeddings)}' in {model.folder} is quantized, and {export} keeps embeddings as floats of"
-            f" the model's dtype: they would be rounded.",
+            f"'{min(quantized.embeddings)}' in {model.folder} is quantized, but {export} stores embeddings in the"
+            f" model's float dtype, which would round them.",
             code="incompatible_export",
-            hint="Quantize the model anew: bitfoundry quantize --model_dir ... --model_export ...",
+            hint="Quantize the original model instead: bitfoundry quantize --model_dir ... --model_export ...",
             field="/export",
         )
     if isinstance(EXPORTERS.get(export), Container):
         raise ConfigError(
-            f"{export} is a file of its own, which is written from float weights only.",
+            f"{export} can only be written from float weights.",
             code="incompatible_export",
-            hint=f"Quantize the model to it: bitfoundry quantize --model_export {export}.",
+            hint=f"Quantize the original model: bitfoundry quantize --model_export {export}.",
             field="/export",
         )
     if export == quantized.format:
         raise ConfigError(
-            f"The model in {model.folder} is in the {export} format already.", code="invalid_export", hint="Copy it."
+            f"The model in {model.folder} is already in the {export} format.",
+            code="invalid_export",
+            hint="Copy the folder.",
         )
     check_exports(layers, (export,))
     active = next((layer for layer in layers if layer.input_tensors or layer.config.output_tensors), None)
     if active is not None and not holds_codes(export):
         raise ConfigError(
-            f"{export} holds weights alone, and {active.name} has quantized activations ({active.scheme}).",
+            f"{export} stores only weights, but {active.name} has quantized activations ({active.scheme}).",
             code="incompatible_export",
-            hint="Take a format that holds them: the result would be another model.",
+            hint="Choose a format that stores activation scales.",
             field="/export",
         )
     return quantized
@@ -113,7 +115,7 @@ def _verify(folder: Path, digests: dict[str, str]) -> None:
     written = read_model(folder)
     source, layers = open_source(written), {} if written.quantized is None else written.quantized.layers
     if set(written.headers.tensors) != set(digests):
-        raise ProofError("The files hold other tensors than were written.", code="proof_layout_differs")
+        raise ProofError("The files do not contain the tensors that were written.", code="proof_layout_differs")
     for name, value in digests.items():
         layer = layers.get(name)
         if written.quantized is None or layer is None:
@@ -122,9 +124,9 @@ def _verify(folder: Path, digests: dict[str, str]) -> None:
             found = _whole(read_layer(written.quantized, layer))
         if digest(found) != value:
             raise ProofError(
-                f"'{name}' read back from the files is not what was written.",
+                f"'{name}' differs between the files and what was written.",
                 code="proof_tensor_differs",
-                hint="Please report this: nothing was left behind.",
+                hint="Please report this bug. No output was kept.",
             )
 
 

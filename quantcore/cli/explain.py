@@ -41,22 +41,22 @@ def explained(emit: Emit) -> Iterator[Emit]:
 def _known(error: BaseException, phase: str) -> QuantError:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return QuantError(
-            "The disk is full: the result does not fit.",
+            "The disk is full.",
             code="disk_full",
-            hint="Free space where the result is written.",
+            hint="Free disk space where the result is written.",
             retryable=True,
         )
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's; torch may not be loaded
         return QuantError(
-            f"The memory ran out in the phase '{phase}': {reason_of(error)}",
+            f"Out of memory in the phase '{phase}': {reason_of(error)}",
             code="out_of_memory",
-            hint="Take a machine or device with more memory; `bitfoundry plan` says how much a job needs.",
+            hint="Use a machine or device with more memory. `bitfoundry plan` shows how much a job needs.",
             retryable=True,
         )
     kind, reason = type(error).__name__, reason_of(error)
     return QuantError(
-        f"An unexpected error in the phase '{phase}': {reason if reason.startswith(kind) else f'{kind}: {reason}'}",
+        f"Unexpected error in the phase '{phase}': {reason if reason.startswith(kind) else f'{kind}: {reason}'}",
         code="unexpected_error",
-        hint=f"This is a fault of Bitfoundry: please report it, with the traceback that {TRACEBACK}=1 shows.",
+        hint=f"This is a bug in Bitfoundry. Please report it with the traceback, which {TRACEBACK}=1 shows.",
         retryable=isinstance(error, OSError) and error.errno is not None,  # libraries raise OSError for bad files, too
     )

@@ -84,7 +84,7 @@ def _underscored(name: str) -> str:
 def _new_file(text: str) -> Path:
     path = Path(text)
     if path.exists() or not path.absolute().parent.is_dir():
-        fault = "exists already" if path.exists() else "would lie in a folder that does not exist"
+        fault = "exists already" if path.exists() else "is in a folder that does not exist"
         raise argparse.ArgumentTypeError(f"{text} {fault}")
     return path
 
@@ -92,7 +92,7 @@ def _new_file(text: str) -> Path:
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not above 0")
+        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
     return value
 
 
@@ -100,24 +100,24 @@ def parser() -> argparse.ArgumentParser:
     scheme_names = ", ".join(presets.PRESETS)
     flags = Flags(
         prog="bitfoundry quantize",
-        description="Quantize a language model, prove the result, write it. Nothing is overwritten.",
-        epilog="Schemes: " + scheme_names + "; the names of AMD Quark (w_fp8_a_fp8, ...) work as well.",
+        description="Quantize a language model locally, verify the result and write it. No file is overwritten.",
+        epilog="Schemes: " + scheme_names + "; AMD Quark's names (w_fp8_a_fp8, ...) work too.",
     )
     add = flags.add_argument
     add(
         "--model_dir",
         required=True,
-        help="folder with config.json, tokenizer and *.safetensors; or a model on the Hugging Face Hub: org/name",
+        help="folder with config.json, tokenizer and *.safetensors, or a model on the Hugging Face Hub: org/name",
     )
     add("--revision", help="branch, tag or commit of a model on the Hub (default: main)")
     add("--output_dir", required=True, help="folder to create")
     add(
         "--resume_dir",
-        help="folder on the same disk for what a stopped run needs: the same command again goes on behind its last"
-        " block. Removed at the end (not for GGUF)",
+        help="folder for checkpoints, on the same disk: if the run stops, the same command continues after its last"
+        " saved block. Removed at the end (not for GGUF)",
     )
     add_job(flags, without=(NODES,))
-    add("--json", action="store_true", help="events as JSON lines on stdout instead of a progress bar")
+    add("--json", action="store_true", help="print events as JSON lines on stdout instead of a progress bar")
     return flags
 
 
@@ -126,7 +126,7 @@ def add_job(flags: argparse.ArgumentParser, without: Sequence[str] = ()) -> None
     add_scheme(flags)
     add_options(flags, without)
     add_evaluation(flags)
-    flags.add_argument("--skip_evaluation", action="store_true", help="measure nothing but what the proof needs")
+    flags.add_argument("--skip_evaluation", action="store_true", help="measure only what verification needs")
 
 
 def plain_options() -> list[str]:
@@ -163,82 +163,99 @@ def add_scheme(flags: argparse.ArgumentParser) -> None:
     add(
         "--quant_scheme",
         default="fp8",
-        help="a preset, or a config .json in the names of docs/reference/config.md (default: fp8)",
+        help="preset, or config file (.json, see docs/reference/config.md) (default: fp8)",
     )
-    add("--kv_cache_dtype", help=f"one of: {', '.join(presets.KV_CACHE_SPECS)} (default: not quantized)")
+    add(
+        "--kv_cache_dtype",
+        help=f"data type of the KV cache: {', '.join(presets.KV_CACHE_SPECS)} (default: not quantized)",
+    )
     add(
         "--layer_quant_scheme",
         nargs=2,
         action="append",
         default=[],
         metavar=("PATTERN", "SCHEME"),
-        help="another preset for the layers that a glob matches; repeat for several, the first match counts",
+        help="preset for the layers that match a glob; repeatable, the first match applies",
     )
-    add("--preset_file", help="JSON with presets of your own")
-    add("--exclude_layers", nargs="*", help="globs of layers to keep (default: lm_head)")
-    add("--strict", action="store_true", help="a pattern that fits no layer is an error, and not only a warning")
-    add("--group_size", type=int, help="for schemes with groups; -1 is the whole row")
+    add("--preset_file", help="JSON file with your own presets")
+    add("--exclude_layers", nargs="*", help="globs of layers to leave unquantized (default: lm_head)")
+    add("--strict", action="store_true", help="treat a pattern that matches no layer as an error instead of a warning")
+    add("--group_size", type=int, help="group size of schemes with groups; -1 is the whole row (default: the scheme's)")
     _add_algorithms(flags)
     _add_calibration(flags)
     add = flags.add_argument_group("export").add_argument
-    add("--custom_mode", default="quark", help=f"one of: {', '.join(CUSTOM_MODES)}")
-    add("--model_export", action="append", help=f"repeat for several: {', '.join(MODEL_EXPORTS)} (default: hf_format)")
+    add("--custom_mode", default="quark", help=f"layout of hf_format: {', '.join(CUSTOM_MODES)} (default: quark)")
+    add(
+        "--model_export",
+        action="append",
+        help=f"output format; repeatable: {', '.join(MODEL_EXPORTS)} (default: hf_format)",
+    )
     add(
         "--export_weight_format",
         default="real_quantized",
-        help=f"of hf_format, one of: {', '.join(WEIGHT_FORMATS)} (default: real_quantized)",
+        help=f"weights of hf_format: {', '.join(WEIGHT_FORMATS)} (default: real_quantized)",
     )
 
 
 def add_hardware(flags: argparse.ArgumentParser) -> None:
     """What a job is planned for."""
     add = flags.add_argument
-    add("--devices", default="", help="of each node: 8x80GB is eight of 80 GB (default: none, the CPU)")
-    add("--nodes", type=int, default=1, help="machines alike (default: 1)")
-    add("--host_memory", default="", help="of each node, as 1TB (default: not checked)")
-    add("--disk", default="", help="free where model and output lie, as 4TB (default: not checked)")
+    add("--devices", default="", help="devices of each node, e.g. 8x80GB for eight of 80 GB (default: none, the CPU)")
+    add("--nodes", type=int, default=1, help="number of identical nodes (default: 1)")
+    add("--host_memory", default="", help="memory of each node, e.g. 1TB (default: not checked)")
+    add("--disk", default="", help="free disk space for model and output, e.g. 4TB (default: not checked)")
 
 
 def add_evaluation(flags: argparse.ArgumentParser) -> None:
     """The flags that ``evaluation_of`` reads."""
     usual = EvaluationConfig()
     add = flags.add_argument_group("evaluation").add_argument
-    add("--tasks", help="comma list of tasks of lm-evaluation-harness (bitfoundry[eval]), run beside the perplexity")
-    add("--eval_batch_size", type=_positive, default=usual.batch_size, help="of these tasks (default: 8)")
-    add("--limit", type=_positive, help="documents of each task (default: all)")
-    add("--num_fewshot", type=int, help="examples before each question (default: the task's own)")
-    add("--include_path", help="a folder with YAML files of more tasks")
-    add("--eval_dataset", help="text to measure on: a file or a Hub dataset (default: what calibration leaves)")
-    add("--eval_dataset_config", help="of a Hub dataset (default: the one that there is)")
-    add("--eval_dataset_split", help="of a Hub dataset (default: train)")
-    add("--eval_dataset_column", help="where its text is, or the chat (default: text, else messages)")
-    add("--eval_stride", type=_positive, help="tokens from one window of that text to the next (default: no overlap)")
-    add("--num_eval_data", type=_positive, default=usual.num_windows, help="windows of text (default: 12)")
-    add("--eval_seq_len", type=_positive, default=usual.seq_len, help="tokens of each (default: 512)")
+    add(
+        "--tasks",
+        help="comma-separated tasks of lm-evaluation-harness (bitfoundry[eval]), run in addition to perplexity",
+    )
+    add("--eval_batch_size", type=_positive, default=usual.batch_size, help="batch size of these tasks (default: 8)")
+    add("--limit", type=_positive, help="maximum documents per task (default: all)")
+    add("--num_fewshot", type=int, help="few-shot examples per question (default: the task's own)")
+    add("--include_path", help="folder with YAML files of additional tasks")
+    add(
+        "--eval_dataset",
+        help="evaluation text: a file or a Hub dataset (default: held-out part of the calibration data)",
+    )
+    add("--eval_dataset_config", help="configuration of a Hub dataset (default: its only one)")
+    add("--eval_dataset_split", help="split of a Hub dataset (default: train)")
+    add("--eval_dataset_column", help="column with the text or the chat messages (default: text, else messages)")
+    add("--eval_stride", type=_positive, help="stride between evaluation windows, in tokens (default: no overlap)")
+    add("--num_eval_data", type=_positive, default=usual.num_windows, help="number of evaluation windows (default: 12)")
+    add("--eval_seq_len", type=_positive, default=usual.seq_len, help="tokens per evaluation window (default: 512)")
 
 
 def add_speed(flags: argparse.ArgumentParser) -> None:
     """What a program is to serve, and which one."""
     add = flags.add_argument
-    add("--runtime", choices=RUNTIMES, help="the program (default: llama_cpp for GGUF files, else transformers)")
+    add("--runtime", choices=RUNTIMES, help="serving program (default: llama_cpp for GGUF files, else transformers)")
     add(
         "--python",
         default=sys.executable,
-        help="the interpreter of the environment where the program is installed (default: this one)",
+        help="Python interpreter of the environment with that program (default: this one)",
     )
-    add("--prompt_len", type=_positive, default=256, help="tokens of each prompt (default: 256)")
-    add("--num_new", type=_positive, default=64, help="tokens to write after each, 2 or more (default: 64)")
-    add("--batch_size", type=_positive, default=1, help="prompts at a time (default: 1)")
-    add("--repeats", type=_positive, default=3, help="of which the median counts (default: 3)")
+    add("--prompt_len", type=_positive, default=256, help="tokens per prompt (default: 256)")
+    add("--num_new", type=_positive, default=64, help="tokens to generate per prompt, at least 2 (default: 64)")
+    add("--batch_size", type=_positive, default=1, help="prompts per batch (default: 1)")
+    add("--repeats", type=_positive, default=3, help="number of runs; the median is reported (default: 3)")
 
 
 def add_mix(flags: argparse.ArgumentParser) -> None:
     """The flags that ``mix_of`` reads."""
     add = flags.add_argument
     add_budget(flags, required=True)
-    add("--output", type=_new_file, metavar="FILE", help="where the config goes, as mix.json; nothing is overwritten")
-    add("--preset_file", help="JSON with presets of your own")
-    add("--model_export", default="hf_format", help=f"whose sizes count, one of: {', '.join(MODEL_EXPORTS)}")
+    add("--output", type=_new_file, metavar="FILE", help="config file to write, e.g. mix.json; it must not exist")
+    add("--preset_file", help="JSON file with your own presets")
+    add(
+        "--model_export",
+        default="hf_format",
+        help=f"format whose sizes count: {', '.join(MODEL_EXPORTS)} (default: hf_format)",
+    )
     _add_calibration(flags)
 
 
@@ -252,23 +269,30 @@ def add_budget(flags: argparse.ArgumentParser, *, required: bool) -> None:
         "--schemes",
         nargs="+",
         required=required,
-        help="choose the scheme of each layer among these presets, for one budget; 'keep' leaves a layer as it is",
+        help="presets to choose from for each layer, within one budget; 'keep' leaves a layer unquantized",
     )
     budget = group.add_mutually_exclusive_group(required=required)
-    budget.add_argument("--max_size", help="target size of all weights, as 90MB")
-    budget.add_argument("--max_bits", type=float, help="bits per weight in the mixed layers, scales included: as 4.5")
-    budget.add_argument("--max_divergence", type=float, help="largest mean KL from the original, in nats per token")
+    budget.add_argument("--max_size", help="target size of all weights, e.g. 90MB")
+    budget.add_argument(
+        "--max_bits", type=float, help="target bits per weight in the mixed layers, including scales, e.g. 4.5"
+    )
+    budget.add_argument(
+        "--max_divergence", type=float, help="maximum mean KL divergence from the original, in nats per token"
+    )
 
 
 def _add_algorithms(flags: argparse.ArgumentParser) -> None:
     add = flags.add_argument_group("algorithms").add_argument
-    add("--quant_algo", help=f"comma list of: {', '.join(algorithm_names())} (default: weights are rounded)")
+    add(
+        "--quant_algo",
+        help=f"comma-separated algorithms: {', '.join(algorithm_names())} (default: none, round to nearest)",
+    )
     add(
         "--pre_quantization_optimization",
         action="append",
         default=[],
         metavar="ALGO",
-        help="the same names; repeat for several. They are applied in the order given, before those of --quant_algo",
+        help="algorithm to apply before those of --quant_algo; repeatable, applied in this order",
     )
     add(
         "--quant_algo_config_file",
@@ -276,7 +300,7 @@ def _add_algorithms(flags: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar=("ALGO", "FILE"),
-        help="JSON with the options of one of these algorithms; repeat for several",
+        help="JSON file with the options of an algorithm; repeatable",
     )
 
 
@@ -291,7 +315,7 @@ def _add_calibration(flags: argparse.ArgumentParser) -> None:
         default="builtin",
         help="'builtin', a file (.txt .jsonl .json .csv .parquet, or their .gz), or a Hub dataset (pileval, org/name)",
     )
-    add("--dataset_config", help="of a Hub dataset (default: the one that there is)")
-    add("--dataset_split", help="of a Hub dataset (default: train)")
-    add("--dataset_column", help="where the text is, or the chat (default: text, else messages)")
-    add("--seed", type=int, default=0, help="picks the calibration windows")
+    add("--dataset_config", help="configuration of a Hub dataset (default: its only one)")
+    add("--dataset_split", help="split of a Hub dataset (default: train)")
+    add("--dataset_column", help="column with the text or the chat messages (default: text, else messages)")
+    add("--seed", type=int, default=0, help="random seed that selects the calibration samples (default: 0)")

@@ -77,16 +77,16 @@ def exports_of(options: argparse.Namespace) -> tuple[str, ...]:
     names = options.model_export or ["hf_format"]
     if options.custom_mode != "quark" and "hf_format" not in names:
         raise ConfigError(
-            f"--custom_mode {options.custom_mode} is about hf_format, but --model_export says {', '.join(names)}.",
+            f"--custom_mode {options.custom_mode} applies to hf_format, but --model_export is {', '.join(names)}.",
             code="invalid_export",
-            hint=f"Give --model_export {options.custom_mode}, beside the others or alone.",
+            hint=f"Use --model_export {options.custom_mode}, alone or with the others.",
         )
     is_fake = options.export_weight_format == "fake_quantized"
     if is_fake and "hf_format" not in names:
         raise ConfigError(
-            f"--export_weight_format fake_quantized is about hf_format, but --model_export says {', '.join(names)}.",
+            f"--export_weight_format fake_quantized applies to hf_format, but --model_export is {', '.join(names)}.",
             code="invalid_export",
-            hint="Give --model_export fake_quantized, beside the others or alone.",
+            hint="Use --model_export fake_quantized, alone or with the others.",
         )
     hf_format = "fake_quantized" if is_fake else options.custom_mode
     return tuple(dict.fromkeys(hf_format if name == "hf_format" else name for name in names))
@@ -98,7 +98,7 @@ def _model(options: argparse.Namespace) -> dict[str, Any]:
     if folder.exists() or not is_model_id(options.model_dir):
         if options.revision:
             raise ConfigError(
-                "--revision goes with a model on the Hub.", code="invalid_task", hint="Leave it out for a folder."
+                "--revision applies only to a model on the Hub.", code="invalid_task", hint="Remove it for a folder."
             )
         return {"model_dir": folder.absolute()}
     return {"model_id": options.model_dir, "revision": resolve(options.model_dir, options.revision or "main")}
@@ -131,8 +131,8 @@ def _config_request(options: argparse.Namespace, given: set[str]) -> dict[str, A
     scheme, algorithms = given & {*SCHEME_FLAGS}, [one.to_dict() for one in _chain(options)]
     if scheme and "quant_scheme" not in given:
         raise ConfigError(
-            f"--{min(scheme)} changes a scheme, and none is named.", code="config_required",
-            hint="Name it: --quant_scheme w4a16 (`bitfoundry presets` lists them).", field="/config",
+            f"--{min(scheme)} changes a scheme, but no scheme is given.", code="config_required",
+            hint="Choose one: --quant_scheme w4a16 (see `bitfoundry presets`).", field="/config",
         )  # fmt: skip
     more = {"algo_config": algorithms} if algorithms else {}
     if not scheme:
@@ -155,9 +155,9 @@ def config_of_flags(options: argparse.Namespace) -> Config:
     if options.quant_scheme.endswith(".json"):
         if options.group_size is not None or exclude is not None:
             raise ConfigError(
-                "A config file says its own group_size and exclude.",
+                "--group_size and --exclude_layers cannot be combined with a config file.",
                 code="invalid_config",
-                hint="Change them in the file, or give --quant_scheme the name of a preset.",
+                hint="Set group_size and exclude in the file, or set --quant_scheme to a preset.",
             )
         config = read_config(_read_json(options.quant_scheme))
     else:
@@ -173,9 +173,9 @@ def _read_json(file: str) -> dict[str, Any]:
     try:
         data = json.loads(Path(file).read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}.", code="invalid_config") from error
+        raise ConfigError(f"Cannot read {file}: {error}.", code="invalid_config") from error
     if not isinstance(data, dict):
-        raise ConfigError(f"{file} holds no JSON object.", code="invalid_config")
+        raise ConfigError(f"{file} does not contain a JSON object.", code="invalid_config")
     return data
 
 
@@ -191,17 +191,17 @@ def _with_layer_schemes(
         chosen = presets.resolve(scheme, presets=known)
         if chosen != replace(Config(global_quant_config=chosen.global_quant_config), exclude=chosen.exclude):
             raise ConfigError(
-                f"--layer_quant_scheme takes the scheme of a layer, and the preset {scheme} says more than that.",
+                f"--layer_quant_scheme sets only the scheme of a layer, but the preset {scheme} sets more.",
                 code="invalid_config",
-                hint="Take a preset that is a global_quant_config alone, or write a config file.",
+                hint="Use a preset with only a global_quant_config, or write a config file.",
                 field="/layer_quant_config",
             )
         before = named.get(pattern, config.layer_quant_config.get(pattern, chosen.global_quant_config))
         if before != chosen.global_quant_config:
             raise ConfigError(
-                f"The pattern '{pattern}' of --layer_quant_scheme has another scheme already.",
+                f"The pattern '{pattern}' of --layer_quant_scheme already has another scheme.",
                 code="conflicting_schemes",
-                hint="Give each pattern once, and leave it out where --quant_scheme is a file that says it.",
+                hint="Use each pattern only once, and not if the config file of --quant_scheme already has it.",
                 field="/layer_quant_config",
             )
         named[pattern] = chosen.global_quant_config
@@ -213,9 +213,9 @@ def _with_algorithms(config: Config, options: argparse.Namespace) -> Config:
     chain = _chain(options)
     if chain and config.algo_config:
         raise ConfigError(
-            f"{options.quant_scheme} says its own algorithms.",
+            f"{options.quant_scheme} already sets algorithms.",
             code="invalid_config",
-            hint="Change its algo_config, or leave out --quant_algo and --pre_quantization_optimization.",
+            hint="Change its algo_config, or remove --quant_algo and --pre_quantization_optimization.",
             field="/algo_config",
         )
     return parse_config({**config.to_dict(), "algo_config": chain}) if chain else config
@@ -233,9 +233,9 @@ def _chain(options: argparse.Namespace) -> list[Any]:
     if files:
         name = next(iter(files.values())).name
         raise ConfigError(
-            f"--quant_algo_config_file is for {name}, which is not asked for.",
+            f"--quant_algo_config_file is for {name}, which is not enabled.",
             code="invalid_algo_config",
-            hint=f"Add it: --quant_algo {','.join((*after, name))}.",
+            hint=f"Enable it: --quant_algo {','.join((*after, name))}.",
         )
     return chain
 
@@ -247,11 +247,11 @@ def _algorithm_files(given: Sequence[tuple[str, str]]) -> dict[type, Any]:
     for name, path in given:
         algorithm = load_quant_algo_config_from_file(path)
         if type(algorithm) is not type(config_of(name)) or type(algorithm) in found:
-            fault = f"the file says {algorithm.name}" if type(algorithm) not in found else "a file before says so, too"
+            fault = f"the file is for {algorithm.name}" if type(algorithm) not in found else "so is an earlier file"
             raise ConfigError(
-                f"--quant_algo_config_file says that {path} is for {name}, and {fault}.",
+                f"--quant_algo_config_file names {path} for {name}, but {fault}.",
                 code="invalid_algo_config",
-                hint="Give the name that stands in the file, and one file for each algorithm.",
+                hint="Use the algorithm named in the file, and one file per algorithm.",
             )
         found[type(algorithm)] = algorithm
     return found

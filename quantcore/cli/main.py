@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return commands[arguments[0]](arguments[1:])
         return _quantize(arguments)
     except KeyboardInterrupt:
-        print("Interrupted; nothing was left behind.", file=sys.stderr)
+        print("Interrupted. No partial output was left.", file=sys.stderr)
         return 130
 
 
@@ -128,12 +128,14 @@ def _convert(arguments: list[str]) -> int:
     formats = ", ".join(EXPORTERS)
     flags = Flags(
         prog="bitfoundry convert",
-        description="Write a quantized model in another format. Nothing is lost, or it says what would be.",
+        description="Convert a quantized model to another format. Lossless; refuses and explains when it cannot be.",
     )
-    flags.add_argument("model_dir", type=Path, help="a quantized model, by Bitfoundry or by others")
+    flags.add_argument("model_dir", type=Path, help="folder of a quantized model, from Bitfoundry or another tool")
     flags.add_argument("output_dir", type=Path, help="folder to create")
-    flags.add_argument("--to", required=True, metavar="FORMAT", help=f"one of: {formats}")
-    flags.add_argument("--json", action="store_true", help="events as JSON lines on stdout instead of a progress bar")
+    flags.add_argument("--to", required=True, metavar="FORMAT", help=f"output format: {formats}")
+    flags.add_argument(
+        "--json", action="store_true", help="print events as JSON lines on stdout instead of a progress bar"
+    )
     options = flags.parse_args(arguments)
 
     def work(emit: Emit) -> dict[str, Any]:
@@ -143,14 +145,16 @@ def _convert(arguments: list[str]) -> int:
 
     if options.json:
         return _reporting(work, print_json_lines())
-    return _shown(work, lambda done: print(f"{done['num_layers']} layers as {done['to']} in {options.output_dir}"))
+    return _shown(
+        work, lambda done: print(f"Converted {done['num_layers']} layers to {done['to']}: {options.output_dir}")
+    )
 
 
 def _evaluate(arguments: list[str]) -> int:
     """``evaluate MODEL [--against ORIGINAL]``: measure a model that is there."""
-    flags = _of_a_model("evaluate", "Perplexity of a model, and how far it is from its original.")
+    flags = _of_a_model("evaluate", "Evaluate a model: perplexity, divergence from the original, tasks.")
     add_evaluation(flags)
-    where = "run the tasks in vLLM: the interpreter of an environment with vllm and lm_eval"
+    where = "run the tasks in vLLM; the Python interpreter of an environment with vllm and lm_eval"
     flags.add_argument("--vllm", metavar="PYTHON", help=where)
     options = flags.parse_args(arguments)
 
@@ -173,7 +177,7 @@ def _evaluate(arguments: list[str]) -> int:
 
 def _speed(arguments: list[str]) -> int:
     """``speed MODEL [--against ORIGINAL]``: how fast a program serves it."""
-    flags = _of_a_model("speed", "Tokens a second and memory of a model in the program that serves it.")
+    flags = _of_a_model("speed", "Benchmark a model in a serving program: tokens per second and memory.")
     add_speed(flags)
     options = flags.parse_args(arguments)
 
@@ -193,11 +197,9 @@ def _compare(arguments: list[str]) -> int:
     from quantcore.cli.console import explain, show_comparison
     from quantcore.report.compare import compare
 
-    flags = Flags(
-        prog="bitfoundry compare", description="Results of one model side by side: size against quality."
-    )
-    flags.add_argument("folders", nargs="+", help="artifacts, each with its report.json")
-    flags.add_argument("--json", action="store_true", help="the table as JSON on stdout")
+    flags = Flags(prog="bitfoundry compare", description="Compare several results for one model by size and quality.")
+    flags.add_argument("folders", nargs="+", help="artifact folders, each with a report.json")
+    flags.add_argument("--json", action="store_true", help="print the table as JSON")
     options = flags.parse_args(arguments)
     try:
         found = compare(options.folders)
@@ -212,12 +214,12 @@ def _mix(arguments: list[str]) -> int:
     """``mix MODEL --schemes A B --max_size 90MB``: a config with the scheme that suits each layer."""
     flags = Flags(
         prog="bitfoundry mix",
-        description="A config that gives each layer the scheme that suits it, from what their rounding costs.",
-        epilog="Quantize with it: bitfoundry quantize --quant_scheme mix.json ...",
+        description="Choose the scheme of each layer for a target size or quality, and write the config.",
+        epilog="Quantize with the config: bitfoundry quantize --quant_scheme mix.json ...",
     )
-    flags.add_argument("model", help="a folder, a GGUF file or a model on the Hub")
+    flags.add_argument("model", help="folder, GGUF file, or model on the Hub")
     add_mix(flags)
-    flags.add_argument("--json", action="store_true", help="all that was found as JSON on stdout, and nothing else")
+    flags.add_argument("--json", action="store_true", help="print the result as JSON")
     options = flags.parse_args(arguments)
 
     def work(emit: Emit) -> dict[str, Any]:
@@ -281,13 +283,15 @@ def _pull(arguments: list[str]) -> int:
     """``pull MODEL_ID --output_dir DIR``: a model from the Hub, each file checked."""
     flags = Flags(
         prog="bitfoundry pull",
-        description="Fetch a model from the Hugging Face Hub, each file held against the hash of its commit. The token "
-        "for a private or gated one is huggingface_hub's own: HF_TOKEN, or `hf auth login`.",
+        description="Download a model from the Hugging Face Hub and verify the hash of each file. A private or gated "
+        "model needs your own token: HF_TOKEN, or `hf auth login`.",
     )
     flags.add_argument("model_id", help="org/name")
-    flags.add_argument("--revision", default="main", help="branch, tag or commit; main unless given")
-    flags.add_argument("--output_dir", required=True, type=Path, help="folder to create, or to go on with")
-    flags.add_argument("--json", action="store_true", help="events as JSON lines on stdout instead of a progress bar")
+    flags.add_argument("--revision", default="main", help="branch, tag or commit (default: main)")
+    flags.add_argument("--output_dir", required=True, type=Path, help="folder to create, or to resume in")
+    flags.add_argument(
+        "--json", action="store_true", help="print events as JSON lines on stdout instead of a progress bar"
+    )
     options = flags.parse_args(arguments)
 
     def work(emit: Emit) -> dict[str, Any]:
@@ -297,7 +301,10 @@ def _pull(arguments: list[str]) -> int:
 
     if options.json:
         return _reporting(lambda emit: emit(Completed(work(emit))), print_json_lines())
-    return _shown(work, lambda done: print(f"{done['num_files']} files of {done['sha']} are whole in {done['folder']}"))
+    return _shown(
+        work,
+        lambda done: print(f"Downloaded and verified: {done['num_files']} files of {done['sha']} in {done['folder']}"),
+    )
 
 
 def _presets(arguments: list[str]) -> int:
@@ -344,9 +351,9 @@ def _quantize(arguments: list[str]) -> int:
 def _of_a_model(command: str, description: str) -> argparse.ArgumentParser:
     """The flags of a command that measures a model."""
     flags = Flags(prog=f"bitfoundry {command}", description=description)
-    flags.add_argument("model", help="a folder, a GGUF file or a model on the Hub, quantized or not")
-    flags.add_argument("--against", metavar="ORIGINAL", help="the float model to compare it with")
-    flags.add_argument("--json", action="store_true", help="the result as JSON on stdout, and nothing else")
+    flags.add_argument("model", help="folder, GGUF file, or model on the Hub, quantized or not")
+    flags.add_argument("--against", metavar="ORIGINAL", help="original (float) model to compare with")
+    flags.add_argument("--json", action="store_true", help="print the result as JSON")
     return flags
 
 

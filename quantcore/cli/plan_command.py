@@ -21,23 +21,23 @@ from quantcore.plan.shapes_of_config import tensors_of
 from quantcore.reading.model import read_model
 
 EXECUTORS = {
-    "file_to_file": "file to file: weight after weight, no model is run (--file2file_quantization)",
-    "streamed": "streamed: block after block, each rank with its share of the text",
-    "streamed_fsdp": "streamed, every block in shards over the ranks (FSDP2)",
-    "resident_fsdp": "the whole model in shards over the ranks (FSDP2), to run it",
+    "file_to_file": "file to file, one weight at a time; the model is not run (--file2file_quantization)",
+    "streamed": "streamed, block by block; calibration samples are divided among the ranks",
+    "streamed_fsdp": "streamed, block by block; each block is sharded over the ranks (FSDP2)",
+    "resident_fsdp": "whole model, sharded over the ranks (FSDP2)",
 }
 
 
 def parser() -> argparse.ArgumentParser:
     flags = Flags(
         prog="bitfoundry plan",
-        description="What a job would need: executor, memory by part, disk, time; and what would make it fit."
-        " No weight is read.",
+        description="Show which resources a job would need: executor, memory, disk, time; and what would make it fit."
+        " No weights are read.",
     )
-    flags.add_argument("model", help="a config.json, a folder with one (and weights or not), or org/name on the Hub")
+    flags.add_argument("model", help="config.json, folder with one (weights are optional), or org/name on the Hub")
     add_hardware(flags)
     add_scheme(flags)
-    flags.add_argument("--json", action="store_true", help="JSON for programs instead of tables")
+    flags.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return flags
 
 
@@ -60,9 +60,9 @@ def read_outline(model: str) -> ModelHeaders:
     if has_weights or path.suffix == ".gguf":
         return read_model(path).headers
     config = read_json(path / "config.json" if path.is_dir() else path, "no_config")
-    warnings: tuple[str, ...] = ("Shapes are those that config.json promises: there are no files to look into.",)
+    warnings: tuple[str, ...] = ("Shapes were derived from config.json, because there are no weight files.",)
     if config.pop("quantization_config", None):
-        warnings += ("The model is quantized already; it is planned as the floats that it stands for.",)
+        warnings += ("The model is already quantized; the plan is for its dequantized weights.",)
     return ModelHeaders(config, tensors_of(config), warnings)
 
 
@@ -76,23 +76,23 @@ def show(found: Capacity) -> None:
     console.print(f"{verdict} {devices}{nodes}: {EXECUTORS[found.chosen.executor]}", highlight=False, soft_wrap=True)
     size = f"{_gb(found.size_before_bytes)} -> {_gb(found.size_after_bytes)}"
     console.print(f"{found.num_parameters / 1e9:.1f} B parameters, {found.num_layers} layers, {size}", highlight=False)
-    where = "each device" if hardware.num_devices else "each process"
+    where = "device" if hardware.num_devices else "process"
     tables = [
-        _table(f"memory of {where}", found.chosen.parts),
-        _table("to verify the result", found.verify),
-        _table("host, each node", found.host),
+        _table(f"memory per {where}", found.chosen.parts),
+        _table("verification", found.verify),
+        _table("host memory per node", found.host),
         _table("disk", found.disk),
         _table("time", found.seconds, _time),
         _executors(found),
     ]
     console.print(Group(*tables))
-    console.print(f"[dim]time assumes {found.speeds.title}, {found.speeds.read / GB:g} GB/s read,"
+    console.print(f"[dim]Time assumes {found.speeds.title}, {found.speeds.read / GB:g} GB/s read,"
                   f" {found.speeds.hashing / GB:g} GB/s hashed, {found.speeds.exchange / GB:g} GB/s between ranks;"
-                  " all of it is in --json[/]", highlight=False, soft_wrap=True)  # fmt: skip
+                  " details: --json[/]", highlight=False, soft_wrap=True)  # fmt: skip
     for fault in found.faults:
         console.print(f"[red]{fault}[/]", highlight=False, soft_wrap=True)
     for advice in found.advice:
-        console.print(f"would fit: {advice}", highlight=False, soft_wrap=True)
+        console.print(f"Would fit: {advice}", highlight=False, soft_wrap=True)
     for warning in found.plan.warnings:
         console.print(f"[yellow]warning[/] {warning}", highlight=False, soft_wrap=True)
 
@@ -121,7 +121,7 @@ def _table(title: str, parts: Mapping[str, float], form: Any = _gb) -> Table:
 
 
 def _executors(found: Capacity) -> Table:
-    table = Table(title="other ways", title_justify="left", show_header=False, box=None, min_width=48)
+    table = Table(title="executors", title_justify="left", show_header=False, box=None, min_width=48)
     for one in found.candidates:
         table.add_row(one.executor, _gb(one.num_bytes), "fits" if one.fits else "does not fit")
     return table

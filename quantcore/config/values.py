@@ -112,7 +112,7 @@ def config_error(
         code=code,
         hint=" ".join(hints),
         field=pointer,
-        allowed=names or _expected(first),
+        allowed=names or allowed_words(first),
     )
 
 
@@ -133,7 +133,7 @@ def sentence_of(problem: Mapping[str, Any]) -> str:
         return text.partition(", ")[2] or text
     if kind in ("union_tag_not_found", "missing_discriminator"):
         return "it needs a `name`"
-    expected = _expected(problem)
+    expected = allowed_words(problem)
     rule = f"it can be {', '.join(expected)}" if expected else _rule(text)
     if "input" not in problem or kind == "json_invalid":
         return rule
@@ -153,8 +153,8 @@ def _rule(text: str) -> str:
     return text[:1].lower() + text[1:].rstrip(".")
 
 
-def _expected(problem: Mapping[str, Any]) -> list[str]:
-    """The allowed words of a problem with an enumeration."""
+def allowed_words(problem: Mapping[str, Any]) -> list[str]:
+    """The allowed values of one of pydantic's problems, if it is about an enumeration."""
     context = problem.get("ctx") or {}
     if problem["type"] in ("enum", "literal_error"):
         return re.findall(r"'([^']*)'", str(context.get("expected"))) or [str(context.get("expected"))]

@@ -9,6 +9,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import track
 
+from quantcore.events import Pace
 from quantcore.nn.log import log
 
 T = TypeVar("T")
@@ -16,10 +17,6 @@ Callback = Callable[[str, int, int | None], None]
 """Gets the phase, how many of its steps are done, and how many there are; None if that is not known.
 
 The phases are ``calibrate`` (batches), ``quantize`` (decoder blocks that algorithms work on) and ``round`` (layers)."""
-
-INTERVAL_S = 10.0
-"""Seconds between two lines where there is no bar."""
-
 
 class Progress:
     """Shows how far a quantization is, and measures how many seconds each phase takes."""
@@ -33,14 +30,13 @@ class Progress:
         total = len(steps) if isinstance(steps, Sized) else None
         console = Console(stderr=True)
         has_bar = console.is_terminal or console.is_jupyter
-        begin = told = time.monotonic()
+        begin, pace = time.monotonic(), Pace()
         tracked = track(steps, phase, total=total, console=console, transient=True, disable=not has_bar)
         for done, step in enumerate(tracked, start=1):
             yield step
             now = time.monotonic()
             if self._callback is not None:
                 self._callback(phase, done, total)
-            if not has_bar and now - told >= INTERVAL_S:
-                told = now
+            if not has_bar and pace.is_due():
                 log.info("%s: %d%s, %.0f s", phase, done, "" if total is None else f" of {total}", now - begin)
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - begin

@@ -43,6 +43,7 @@ ALLOWED = {
     "bitfoundry": set(),
     "bitfoundry.local.stack": {"api.store.migrate", "api.store.vault", "api.http.security"},
     "bitfoundry.commands.main": {"quantcore.cli.main"},
+    "bitfoundry.commands.terminal": {"quantcore.events"},
     "bitfoundry.commands.submission": {"quantcore.cli", "quantcore.errors"},
     "bitfoundry.commands.doctor": {"quantcore.runtime.landlock"},
     "bitfoundry.commands.publish": {"quantcore.cli.main"},

@@ -67,7 +67,7 @@ def test_the_commands(command: Callable[..., Any], file: Path, make_model: Calla
     command("cancel", job["id"])
     assert command("datasets", "delete", made["id"]) == {"deleted": made["id"]}
     assert command("datasets", "show", made["id"], status=1)["error"]["code"] == "dataset_not_found"
-    assert "no datasets" in command("datasets", "list", as_json=False)
+    assert "No datasets" in command("datasets", "list", as_json=False)
     assert cli.run(["datasets", "upload"]) == 2
     assert "cannot be read" in command("datasets", "upload", "/nowhere.jsonl", status=1)["error"]["message"]
 

@@ -57,7 +57,7 @@ def test_the_examples(
     more = {"MODEL": str(model), "WRITE_TOKEN": TOKEN, "ALLOWED": f"file://{tmp_path}/out"}
     reading = read_page("how-to/publish.md", tmp_path, names=names, **more, **server.environment)
     assert TOKEN not in reading.output
-    assert f"to {hub.url}/org/another, which will be made" in reading.output
+    assert f"to {hub.url}/org/another, which will be created" in reading.output
     assert reading.output.count("published to org/another (main)") == 2
     another = hub.repositories["org/another"]
     assert another.private and another.history[0].title == "fp8, proven"

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,10 +71,23 @@ def test_what_is_well_and_what_is_not(
     assert (status, found["service"]["status"]) == (1, "failed") and "database" not in found
 
 
+def test_without_a_service_only_the_engine_is_checked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "ASK_TORCH", """print('{"version": "2.x", "devices": ["one"]}')""")
+    monkeypatch.setenv("BITFOUNDRY_CONFIG", str(tmp_path / "none.toml"))
+    for name in ("BITFOUNDRY_URL", "BITFOUNDRY_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    assert cli.run(["doctor", "--home", str(tmp_path), "--json"]) == 0
+    finding = json.loads(capsys.readouterr().out)[-1]
+    assert (finding["name"], finding["status"]) == ("service", "ok") and "bitfoundry up" in finding["hint"]
+    assert cli.run(["doctor", "--home", str(tmp_path), "--url", "http://127.0.0.1:1", "--json"]) == 1  # without a key
+
+
 def test_a_kernel_without_landlock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(landlock, "abi", lambda: 0)
     finding = doctor._landlock()
-    assert (finding.status, finding.detail) == ("warning", "this kernel has none") and "5.19" in finding.hint
+    assert (finding.status, finding.detail) == ("warning", "not supported by this kernel") and "5.19" in finding.hint
 
 
 def test_torch_is_asked_in_a_process_that_may_die(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,7 +226,7 @@ def test_the_command_for_the_service_of_up(tmp_path: Path) -> None:
         ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
         return ended.returncode, ended.stdout + ended.stderr
 
-    assert "there is no data folder" in run()[1]
+    assert "does not exist" in run()[1]
     server = Postgres(home)
     migrate.upgrade(server.start())
     try:

@@ -215,7 +215,7 @@ def test_the_page_of_mixed_precision_in_the_service(
     phases = ["resolve", "plan", "sensitivity", "trial", "quantize", "export", "verify"]
     assert [phase.name for phase in job.phases if phase.state == "done"] == phases
     assert job.summary["mix"]["bits"] <= 5 and len(job.summary["mix"]["layers"]) == 2, "more than one scheme"
-    shown = f": {job.summary['mix']['bits']:.2f} bits a weight"
+    shown = f": {job.summary['mix']['bits']:.2f} bits per weight"
     assert cli.run(["show", job.id, "--url", server.url, "--api-key", server.key]) == 0
     assert shown in " ".join(capsys.readouterr().out.split())
     with Client(server.url, server.key) as client:

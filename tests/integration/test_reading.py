@@ -371,7 +371,7 @@ def test_conversions_that_would_lose_something_are_refused(float_model, gptq, tm
 
 def test_the_command_converts_and_explains(gptq, tmp_path, capsys):
     assert main(["convert", str(gptq), str(tmp_path / "awq"), "--to", "awq"]) == 0
-    assert "13 layers as awq" in capsys.readouterr().out
+    assert "13 layers to awq" in capsys.readouterr().out
     assert main(["convert", str(gptq), str(tmp_path / "bnb"), "--to", "bitsandbytes"]) == 1
     assert "Formats that can" in capsys.readouterr().err
     assert main(["convert", str(gptq), str(tmp_path / "v2"), "--to", "gptq_v2", "--json"]) == 0

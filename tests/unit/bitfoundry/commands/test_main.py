@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from bitfoundry.client.answers import ArtifactFile, Event, Job, KeptTensor, LogLine, Plan, Summary, Sweep
 from bitfoundry.client.connection import Connection
@@ -189,7 +191,7 @@ def test_a_mix_is_passed_on(command: str, fake: type[FakeClient], capsys: pytest
     assert "config" not in named and named["mix"] == {"schemes": ["w4a16", "keep"], "max_bits": 4.5}
     for flag in ("--max_size 1GB", "--max_divergence 0.1"):
         assert cli.run(f"{command} /m -c fp8 {flag}".split()) == 2
-        assert f"{flag.split()[0]} goes with --schemes" in capsys.readouterr().err
+        assert f"{flag.split()[0]} needs --schemes" in capsys.readouterr().err
 
 
 def test_submit_passes_everything_on(fake: type[FakeClient], tmp_path: Path) -> None:
@@ -240,7 +242,7 @@ def test_submit_takes_the_flags_of_quantize(
     assert cli.run("submit /m --quant-schema w4a16".split()) == 2
     assert "Did you mean --quant_scheme?" in capsys.readouterr().err
     assert cli.run("clone job_1 --group_size 64".split()) == 1
-    assert "--group_size changes a scheme, and none is named" in capsys.readouterr().err
+    assert "--group_size changes a scheme, but no scheme is given" in capsys.readouterr().err
 
 
 def test_a_clone_changes_single_settings(fake: type[FakeClient], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,13 +264,13 @@ def test_a_plan_of_the_service_takes_the_way_that_is_asked_for(
     assert fake.calls[1][2] == {"config": {"preset": "mxfp4"}, "file2file": True}
     assert "peak 0.0 MB, streamed" in capsys.readouterr().out
     assert cli.run(["plan", "/m", "--devices", "1x80GB", "--shard-blocks"]) == 2
-    assert "every way is looked at" in capsys.readouterr().err
+    assert "--devices compares all ways" in capsys.readouterr().err
 
 
 def test_a_config_file_that_is_no_json_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "broken.json").write_text("{")
     assert cli.run(["submit", "/m", "-c", str(tmp_path / "broken.json")]) == 1
-    assert "broken.json cannot be read" in capsys.readouterr().err
+    assert f"Cannot read {tmp_path / 'broken.json'}" in capsys.readouterr().err
 
 
 def test_waiting_for_a_job_that_fails_is_status_1(fake: type[FakeClient], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,3 +399,29 @@ def test_shells_can_complete() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.stdout.split() == ["doctor"], done.stderr
+
+
+def _leaves(command: Any) -> Iterator[Any]:
+    """All commands below ``command`` that have no commands of their own."""
+    children = getattr(command, "commands", {})
+    if not children:
+        yield command
+    for child in children.values():
+        yield from _leaves(child)
+
+
+def test_the_connection_options_are_the_same_everywhere() -> None:
+    names = ("url", "api_key", "home")
+    shown = set()
+    num_commands = 0
+    for command in _leaves(get_command(cli.app)):
+        options = {option.name: option for option in command.params}
+        if "url" in options:
+            num_commands += 1
+            assert list(options)[-4:] == [*names, "as_json"], command.name
+            shown.add(tuple((options[name].opts[0], options[name].envvar, options[name].help) for name in names))
+    assert num_commands > 40
+    (connection,) = shown
+    assert [flag for flag, _, _ in connection] == ["--url", "--api-key", "--home"]
+    assert [variable for _, variable, _ in connection] == ["BITFOUNDRY_URL", "BITFOUNDRY_API_KEY", None]
+    assert all(text for _, _, text in connection)

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from bitfoundry.client.answers import ArtifactRef, Job, JobError, Progress
+from bitfoundry.client.answers import ArtifactRef, Dataset, Job, JobError, Progress, Sweep
 from bitfoundry.commands import terminal
+from bitfoundry.commands.account import WORKER_COLUMNS
+from quantcore import events
 
 SUMMARY: dict[str, Any] = {
     "size_before_bytes": 269_000_000,
@@ -88,6 +90,49 @@ def test_progress_in_words(fields: dict[str, Any], text: str) -> None:
     assert terminal.progress_text(job_with(**fields)) == text
 
 
+ID = "0123456789abcdef" * 2
+LONG_JOB = {
+    "id": f"job_{ID}", "name": "meta-llama-3.1-8b-instruct-w4a16-gptq", "preset": "fp8_per_channel_dynamic",
+    "state": "running", "phase": "quantize", "sweep_values": {"/config/preset": "fp8_per_channel_dynamic"},
+    "progress": Progress(phase="quantize", done=12, total=30, unit="block", eta_s=40),
+}  # fmt: skip
+DATASET = {
+    "id": f"ds_{ID}", "name": "our-calibration-texts-of-the-year-2026.jsonl", "format": "jsonl.gz", "bytes": 10**9,
+    "column": "messages", "statistics": {"num_rows": 123_456}, "created_at": "2026-11-21T12:00:00Z",
+}  # fmt: skip
+WORKER = {
+    "id": f"wrk_{ID}", "state": "draining", "host": "gpu-node-17.cluster.example.com", "beat_at": "2026-11-21T12:00:00",
+    "devices": ["NVIDIA H100 80GB HBM3"] * 8, "jobs": [f"job_{ID}"],
+}  # fmt: skip
+SWEEP = Sweep(
+    id=f"swp_{ID}", created_at="2026-11-21T12:00:00Z", matrix={"/config/preset": ["fp8"]}, total=1,
+    by_state={"running": 1}, jobs=[job_with(**LONG_JOB)],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("table", "whole"),
+    [
+        (terminal.jobs_table([job_with(**LONG_JOB)]), [f"job_{ID}", "meta-llama-3.1-8b-…struct-w4a16-gptq", "running"]),
+        (terminal.sweep_table(SWEEP), [f"swp_{ID}", f"job_{ID}", "/config/preset", "quantize: block 12 of 30"]),
+        (terminal.datasets_table([Dataset.model_construct(**DATASET)]), [f"ds_{ID}", str(DATASET["name"]), "123,456"]),
+        (terminal.rows_table([WORKER], WORKER_COLUMNS), [f"wrk_{ID}", f"job_{ID}", str(WORKER["host"]), "draining"]),
+    ],
+    ids=["jobs", "sweep", "datasets", "workers"],
+)
+def test_tables_fit_80_characters_with_whole_ids(table: RenderableType, whole: list[str]) -> None:
+    text = shown(table, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    for part in whole:
+        assert part in text
+
+
+def test_a_wide_terminal_has_one_line_per_job() -> None:
+    lines = shown(terminal.jobs_table([job_with(**LONG_JOB)] * 2), 200).splitlines()
+    assert len(lines) == 3
+    assert str(LONG_JOB["name"]) in lines[1]
+
+
 def test_without_a_terminal_each_step_is_one_line() -> None:
     console = Console(file=StringIO(), width=80)
     with terminal.Watch(console) as watch:
@@ -95,6 +140,19 @@ def test_without_a_terminal_each_step_is_one_line() -> None:
             watch.update(job_with(name="fp8", state="running", phase="quantize"))
         watch.update(job_with(name="fp8", state="succeeded"))
     assert console.file.getvalue().splitlines() == ["fp8: quantize", "fp8: succeeded"]  # type: ignore[attr-defined]
+
+
+def test_without_a_terminal_a_long_phase_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = Progress(phase="quantize", done=12, total=30, unit="block", eta_s=40)
+    job = job_with(name="fp8", state="running", phase="quantize")
+    console = Console(file=StringIO(), width=80)
+    with terminal.Watch(console) as watch:
+        watch.update(job)
+        watch.update(job.model_copy(update={"progress": progress}))
+        monkeypatch.setattr(events, "INTERVAL_S", 0.0)
+        watch.update(job.model_copy(update={"progress": progress}))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines == ["fp8: quantize", "fp8: quantize: block 12 of 30, 40 s left"]
 
 
 def test_on_a_terminal_the_bar_shows_block_and_rest() -> None:

@@ -16,7 +16,7 @@ from tests.support.models import tiny_model
 ERRORS = {
     "unexpected_error": (KeyError("states"), "phase 'quantize': KeyError: 'states'", False),
     "unexpected_error ": (PermissionError(errno.EACCES, "Permission denied", "x"), "Permission denied", True),
-    "out_of_memory": (MemoryError("no more of it"), "The memory ran out in the phase 'quantize': no more of it", True),
+    "out_of_memory": (MemoryError("no more of it"), "Out of memory in the phase 'quantize': no more of it", True),
     "disk_full": (OSError(errno.ENOSPC, "No space left"), "The disk is full", True),
 }
 

@@ -18,6 +18,7 @@ from quantcore import (
     QuantizationConfig,
     QuantizationMode,
     QuantizationSpec,
+    events,
     presets,
 )
 from quantcore.nn import progress
@@ -128,7 +129,7 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(monkeypatch, capsys)
     steps = progress.Progress()
     assert list(steps.track(range(3), "calibrate")) == [0, 1, 2]
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(progress, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(events, "INTERVAL_S", 0.0)
     list(steps.track(range(2), "calibrate"))
     list(steps.track(iter([5]), "round"))
     assert capsys.readouterr().err.splitlines() == [

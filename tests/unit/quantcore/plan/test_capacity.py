@@ -218,10 +218,10 @@ def test_the_command_for_people(capsys):
     config = str(CONFIGS / f"{LLAMA}.json")
     assert main(["plan", config, *flags, "--devices", "8x80GB", "--host_memory", "1TB", "--disk", "4TB"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("fits 8 x 80.0 GB: streamed") and "statistics" in said and "time assumes" in said
+    assert said.startswith("fits 8 x 80.0 GB: streamed") and "statistics" in said and "Time assumes" in said
     assert main(["plan", config, *flags, "--devices", "1x68GB"]) == 1
     said = capsys.readouterr().out
-    assert said.startswith("does not fit") and "would fit: --num_calib_data" in said
+    assert said.startswith("does not fit") and "Would fit: --num_calib_data" in said
     assert main(["plan", config, "--devices", "many"]) == 1
     assert "How many, x, the memory of each" in capsys.readouterr().err
 

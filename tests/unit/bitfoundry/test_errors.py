@@ -1,0 +1,29 @@
+"""What an error of the service says, and where it says it."""
+
+from typing import Any
+
+import pytest
+
+from bitfoundry.errors import ApiError
+
+PRESET = {"pointer": "#/config/preset", "detail": "Unknown preset 'fp9'.", "allowed": ["fp8", "w4a16"]}
+
+
+@pytest.mark.parametrize(
+    ("detail", "entry", "text"),
+    [
+        ("Unknown preset 'fp9'.", PRESET, "Unknown preset 'fp9' (at /config/preset)."),
+        ("Not valid at /config/preset: no.", PRESET | {"detail": ""}, "Not valid at /config/preset: no."),
+        ("Not valid.", {"parameter": "limit", "detail": "Too small"}, "Not valid. Too small (at limit)."),
+        ("Nothing here.", {}, "Nothing here."),
+    ],
+)
+def test_an_error_of_the_service_names_the_fault_and_its_field(detail: str, entry: dict[str, Any], text: str) -> None:
+    assert str(ApiError(422, {"detail": detail, "errors": [entry]})) == text
+
+
+def test_an_error_of_the_service_has_its_field_and_what_is_allowed() -> None:
+    error = ApiError(422, {"detail": "No.", "errors": [PRESET]})
+    assert (error.field, error.allowed) == ("/config/preset", ["fp8", "w4a16"])
+    assert (ApiError(0, {}).field, ApiError(0, {}).allowed) == ("", [])
+    assert ApiError(422, {"errors": [{"allowed": "'a' or 'b'"}]}).allowed == ["'a' or 'b'"]
