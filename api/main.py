@@ -14,7 +14,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import audit, catalog, datasets, hub_tokens, jobs, keys, projects, retention, signin, sweeps, webhooks, workers
-from api.http import dashboard, errors, health, metrics
+from api.http import dashboard, docs, errors, health, metrics
 from api.http.deps import Context
 from api.http.feed import Feed
 from api.http.rate_limit import RateLimiter
@@ -77,9 +77,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         summary="Quantization of language models as a service.",
         version="1",
         lifespan=live,
-        docs_url=None,  # Swagger's page would load scripts from another host
+        docs_url=None,  # Swagger's page would load scripts from another host; `api.http.docs` has our own
         redoc_url=None,
         responses=errors.RESPONSES,
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.context = Context(settings, sessions, celery, upkeep, feed, rates)
     app.state.readiness = readiness
@@ -97,6 +98,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     work = (*jobs.routers, sweeps.router, *datasets.routers, catalog.router)
     for router in (*work, *accounts, workers.router):
         app.include_router(router, prefix="/v1", **guarded)
+    docs.install(app)
     dashboard.install(app)
     return app
 

@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import Depends, Header, Request
+from fastapi import Depends, Request
+from fastapi.security import APIKeyCookie, HTTPBearer
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
@@ -32,6 +33,19 @@ OPERATOR = "operator"
 SCOPES = (READ, WRITE, ADMIN, OPERATOR)
 SIGN_IN_COOKIE = "bitfoundry_sign_in"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+# these two only describe in the OpenAPI document what ``authenticate`` reads itself
+_KEY_SCHEME = HTTPBearer(
+    scheme_name="apiKey", bearerFormat="bf_<id>_<secret>", description="An API key.", auto_error=False
+)
+_COOKIE_SCHEME = APIKeyCookie(
+    name=SIGN_IN_COOKIE,
+    scheme_name="signIn",
+    description="The cookie that `POST /v1/sign-in` sets. A request that changes something also sends X-CSRF-Token.",
+    auto_error=False,
+)
+_KeyScheme = Annotated[object, Depends(_KEY_SCHEME)]
+_CookieScheme = Annotated[object, Depends(_COOKIE_SCHEME)]
 
 _KEY = re.compile(r"bf_([0-9a-f]{12})_([0-9A-Za-z_-]{43})")
 
@@ -82,7 +96,7 @@ def create_key(
 
 
 async def authenticate(
-    request: Request, context: ContextDep, authorization: Annotated[str | None, Header()] = None
+    request: Request, context: ContextDep, _key: _KeyScheme = None, _cookie: _CookieScheme = None
 ) -> Caller:
     """Who sends this request, or 401: one answer for every reason, it helps no guesser. 429 if it is one too many.
 

@@ -28,7 +28,7 @@ Level = Annotated[Literal["debug", "info", "warning", "error"], Query(descriptio
 
 
 @router.get("", responses=may(422))
-def list_lines(
+def list_log_lines(
     job_id: JobId,
     caller: Reader,
     sessions: SessionsDep,
@@ -59,7 +59,7 @@ def find_start(
 
 
 @router.get("/stream", response_class=StreamingResponse, responses=streaming("Lines", STREAM_EXAMPLE))
-async def stream_lines(
+async def stream_log_lines(
     job_id: JobId, context: ContextDep, start: Annotated[Start | None, Depends(find_start)], level: Level = "debug"
 ) -> Response:
     """The log as server-sent events: the lines since ``Last-Event-ID`` (or ``after``), then each as it comes."""
@@ -73,7 +73,7 @@ async def stream_lines(
     response_class=StreamingResponse,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-def download(job_id: JobId, caller: Reader, sessions: SessionsDep, level: Level = "debug") -> StreamingResponse:
+def download_log(job_id: JobId, caller: Reader, sessions: SessionsDep, level: Level = "debug") -> StreamingResponse:
     """The whole log as a text file."""
     with open_job(sessions, caller, job_id):
         pass

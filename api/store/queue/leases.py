@@ -128,9 +128,7 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
     gathering.open_seats(session, job)
     token = job.model.get("hub_token")
     sealed = token and hub_tokens.find_sealed(session, job.project_id, token)
-    return Lease(
-        job.id, fence, job.attempt, job.project_id, job.model, job.spec, job.nodes, sealed, job.traceparent
-    )
+    return Lease(job.id, fence, job.attempt, job.project_id, job.model, job.spec, job.nodes, sealed, job.traceparent)
 
 
 def renew(session: Session, lease: Lease, *, lease_s: float) -> Order | None:
