@@ -13,8 +13,8 @@ from api.http.errors import Problem, may
 from api.http.security import Reader
 from api.jobs import stream
 from api.jobs.endpoints import JobId, open_job
+from api.jobs.event_log import LogLineOut, LogPage
 from api.jobs.events import FromWhere, stream_of, streaming
-from api.jobs.story import LogLineOut, LogPage
 from api.jobs.stream import Start
 from api.store.engine import Sessions
 from api.store.queue import logs

@@ -1,4 +1,4 @@
-"""The routes of retention. The policy itself is carried out once an hour (``api.jobs.tidying``)."""
+"""The routes of retention. The policy itself is carried out once an hour (``api.jobs.retention_task``)."""
 
 from __future__ import annotations
 
