@@ -171,7 +171,7 @@ def _open_sign_in(session: Session, request: Request) -> tuple[keys.ValidKey, Sh
         raise Problem(
             403,
             "csrf_token_missing",
-            "A request with a cookie that changes something needs the sign-in's token.",
+            "A request that changes something with the sign-in cookie must send the CSRF token.",
             hint="Send `csrf_token` of GET /v1/sign-in as X-CSRF-Token, or use an API key instead of the cookie.",
         )
     return key, Shown(key.id, sign_in.secret_sha256, sign_in.token_sha256)
@@ -214,6 +214,6 @@ def _count(request: Request, context: ContextDep, key: keys.ValidKey) -> None:
             429,
             "rate_limited",
             f"The project has sent more than {rate.limit} requests within a minute.",
-            hint=f"Go on in {rate.reset_s} s. For the news of a job use its event stream instead of polling.",
+            hint=f"Retry in {rate.reset_s} s. To follow a job, use its event stream instead of polling.",
             headers={"Retry-After": str(rate.reset_s)},
         )

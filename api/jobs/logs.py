@@ -39,7 +39,7 @@ def list_log_lines(
 ) -> LogPage:
     """The log, oldest line first: its end with ``tail``, else page by page with ``after``."""
     if tail is not None and after is not None:
-        raise Problem(422, "invalid_request", "`tail` and `after` are two ways to ask: give one of them.")
+        raise Problem(422, "invalid_request", "`tail` and `after` cannot be combined: give one of them.")
     with open_job(sessions, caller, job_id) as (session, _job):
         if tail is not None:
             found, has_more = logs.read_tail(session, job_id, level=level, num_lines=tail), False

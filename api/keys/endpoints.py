@@ -31,7 +31,7 @@ def create_key(body: KeyCreate, caller: Admin, sessions: SessionsDep, response: 
     if project_id != caller.project_id:
         security.check_scope(caller, security.OPERATOR)
     if body.expires_at is not None and body.expires_at <= datetime.now(UTC):
-        entry = {"pointer": "#/expires_at", "detail": "this time is over", "code": "invalid_request"}
+        entry = {"pointer": "#/expires_at", "detail": "is in the past", "code": "invalid_request"}
         raise Problem(422, "invalid_request", "`expires_at` must be in the future.", errors=[entry])
     row, plain = security.new_key(project_id, body.name, body.scopes, body.expires_at)
     with sessions.begin() as session:

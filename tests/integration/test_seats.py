@@ -88,7 +88,7 @@ def test_one_waits_for_as_many_workers_as_it_needs(sessions: Sessions, submit: S
     job_id = submit(nodes=2)
     assert claim(sessions) is None and reason(sessions, job_id) == "no live worker"
     appear(sessions, "a")
-    assert claim(sessions) is None and reason(sessions, job_id) == "needs 2 workers at once: 1 is there"
+    assert claim(sessions) is None and reason(sessions, job_id) == "needs 2 workers at once: 1 available"
     appear(sessions, "drained")
     with sessions.begin() as session:
         workers.drain(session, session.get_one(Worker, "drained"))
@@ -112,13 +112,14 @@ def test_one_that_is_next_keeps_its_place_while_workers_are_busy(sessions: Sessi
     """Else jobs for one worker would pass it for ever."""
     appear(sessions, "a", "b")
     first, job_of_two, last = submit(), submit(nodes=2), submit()
-    assert claim(sessions, "a:0") is not None
+    held = claim(sessions, "a:0")
+    assert held is not None and held.job_id == first
     assert claim(sessions, "b:0") is None, "b waits for a"
     assert reason(sessions, job_of_two) == "needs 2 workers at once: 1 of 2 idle"
-    assert reason(sessions, last) == "1 job before it"
+    assert reason(sessions, last) == "1 job ahead in the queue"
     with sessions.begin() as session:
         session.execute(update(Job).where(Job.id == first).values(priority=9))
-        leases.release(session, Lease(first, session.get_one(Job, first).fence or 0, *[None] * 8))  # type: ignore[arg-type]
+        leases.release(session, held)
         control.cancel(session, first)
     lease = claim(sessions, "a:0")
     assert lease is not None and lease.job_id == job_of_two
@@ -301,7 +302,7 @@ def test_two_workers_do_it_together(
     """Once both are there; the one that comes first waits, and says so. Both log to their ends, one writes."""
     start_here()
     job_id = submit(make_model(node_mode="ends late"), nodes=2)
-    reason = "needs 2 workers at once: 1 is there"
+    reason = "needs 2 workers at once: 1 available"
     wait_until(lambda: client.get(f"/v1/jobs/{job_id}").json()["waiting_reason"] == reason, timeout_s=LIMIT_S)
     start_here()
     job = wait_for(job_id, "succeeded")

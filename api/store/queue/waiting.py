@@ -80,22 +80,22 @@ class _Queue:
 
     def _reason(self, job: Job, position: int | None) -> str:
         if position is None:
-            return f"the next try is at {_second(job.run_at)}"
+            return f"next attempt at {_second(job.run_at)}"
         if not self.ready:
-            return f"no worker can take jobs: {self.blocked_reason}" if self.blocked_reason else "no live worker"
+            return f"no worker accepts jobs: {self.blocked_reason}" if self.blocked_reason else "no live worker"
         able = placement.with_enough_memory(self.ready, job)
         if not able:
-            return f"no live worker with {(job.needs_memory_bytes or 0) / 2**30:.1f} GiB"
+            return f"no live worker has {(job.needs_memory_bytes or 0) / 2**30:.1f} GiB of memory"
         if job.nodes > len(able):
-            return f"needs {job.nodes} workers at once: {len(able)} {'is' if len(able) == 1 else 'are'} there"
+            return f"needs {job.nodes} workers at once: {len(able)} available"
         if (limit := self.full_projects.get(job.project_id)) is not None:
-            return f"the project runs as many jobs as it may ({limit})"
+            return f"the project has reached its limit of running jobs ({limit})"
         if position > 1:
-            return "1 job before it" if position == 2 else f"{position - 1} jobs before it"
+            return f"{position - 1} {'job' if position == 2 else 'jobs'} ahead in the queue"
         if job.nodes > 1:
             num_idle = placement.num_idle(able, self.num_open_seats)
             return f"needs {job.nodes} workers at once: {num_idle} of {len(able)} idle"
-        return "next in line: the first worker that is free takes it"
+        return "next in queue"
 
 
 _queues: WeakKeyDictionary[Engine | Connection, _Queue] = WeakKeyDictionary()
