@@ -14,7 +14,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import audit, catalog, datasets, hub_tokens, jobs, keys, projects, retention, signin, sweeps, webhooks, workers
-from api.http import dashboard, errors, health, metrics
+from api.http import dashboard, docs, errors, health, metrics
 from api.http.deps import Context
 from api.http.feed import Feed
 from api.http.rate_limit import RateLimiter
@@ -22,7 +22,7 @@ from api.http.security import authenticate
 from api.http.stream_seats import StreamSeats
 from api.http.trace_requests import TraceRequests
 from api.integrity.watch import Watch
-from api.jobs.tidying import Tidying
+from api.jobs.retention_task import RetentionTask
 from api.json_log import request_id as current_request_id
 from api.settings import Settings, read_settings
 from api.store.engine import connect, dispose
@@ -43,15 +43,15 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     sessions = connect(database_url, wait_s=WAIT_S, answer_s=ANSWER_S)
     celery = make_celery(settings.broker_url.get_secret_value())
     feed = Feed(sessions, StreamSeats(settings.broker_url.get_secret_value()))
-    tidy = datasets.Tidying(settings, sessions)
-    tidy_jobs = Tidying(settings, sessions)
+    cleanup_task = datasets.CleanupTask(settings, sessions)
+    retention_task = RetentionTask(settings, sessions)
     rates = RateLimiter(settings.broker_url.get_secret_value())
     readiness = health.Readiness(connect(database_url, pool_size=1, wait_s=WAIT_S, answer_s=ANSWER_S), celery)
 
-    def also(session: Session) -> int:
-        return tidy.run(session) + tidy_jobs.run(session)
+    def extra_task(session: Session) -> int:
+        return cleanup_task.run(session) + retention_task.run(session)
 
-    upkeep = Upkeep(sessions, sender(celery), interval_s=settings.poll_s, also=also)
+    upkeep = Upkeep(sessions, sender(celery), interval_s=settings.poll_s, extra_task=extra_task)
 
     watch = Watch(settings, sessions)
 
@@ -77,9 +77,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         summary="Quantization of language models as a service.",
         version="1",
         lifespan=live,
-        docs_url=None,  # Swagger's page would load scripts from another host
+        docs_url=None,  # Swagger's page would load scripts from another host; `api.http.docs` has our own
         redoc_url=None,
         responses=errors.RESPONSES,
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.context = Context(settings, sessions, celery, upkeep, feed, rates)
     app.state.readiness = readiness
@@ -97,6 +98,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     work = (*jobs.routers, sweeps.router, *datasets.routers, catalog.router)
     for router in (*work, *accounts, workers.router):
         app.include_router(router, prefix="/v1", **guarded)
+    docs.install(app)
     dashboard.install(app)
     return app
 

@@ -20,9 +20,9 @@ from api import json_log
 from api.settings import Settings
 from api.store.engine import Sessions
 from api.store.queue import leases
-from api.store.queue.gangs import SeatLease
 from api.store.queue.leases import Lease, LeaseLost, Order
 from api.store.queue.publication_leases import PublicationLease
+from api.store.queue.seats import SeatLease
 
 logger = logging.getLogger(__name__)
 

@@ -15,16 +15,16 @@ from api import disk, json_log, tracing
 from api.settings import Settings
 from api.store.accounts import datasets, hub_tokens
 from api.store.engine import Sessions
-from api.store.queue import gangs, jobs, leases
+from api.store.queue import jobs, leases, seats
 from api.store.queue.leases import Failure, Lease, LeaseLost, Order
 from quantcore.config.quantization import is_dataset_id
 from quantcore.errors import CalibrationError, QuantError
 from worker.engine import Engine, Stop
-from worker.gang import NODE_LOST, Gang, NotGathered
 from worker.joblog import JobLog
 from worker.journal import Journal, crash
 from worker.launcher import Node
 from worker.lease import HeldLease
+from worker.nodes import NODE_LOST, Nodes, NodesMissing
 from worker.redaction import Redactor
 from worker.room_watch import RoomWatch
 from worker.workspace import Workspace
@@ -70,11 +70,11 @@ class Run:
             sessions,
             settings,
             claimed_at=claimed_at,
-            renew=gangs.lead if lease.nodes > 1 else leases.renew,
+            renew=seats.renew_leader if lease.nodes > 1 else leases.renew,
             on_order=lambda order: self.stop(_STOPS[order]),
             on_lost=lambda: self.stop(Stop.LEASE_LOST),
         )
-        self._gang = Gang(lease, self._held, settings)
+        self._nodes = Nodes(lease, self._held, settings)
         self._redactor = Redactor.of_worker(settings)
         self._hub_token: str | None = None
         self._log = JobLog(self._held, self._redactor)
@@ -111,10 +111,10 @@ class Run:
     def _execute(self) -> None:
         try:
             self._prepare()
-            engine = self._start_engine(self._gang.gather(lambda: self._stop is not None))
+            engine = self._start_engine(self._nodes.wait_for_all(lambda: self._stop is not None))
             journal = self._listen(engine)
             self._conclude(engine, journal)
-        except NotGathered:
+        except NodesMissing:
             self._may_go_on = True
             self._held.write(leases.put_back)
         except QuantError as error:
@@ -237,7 +237,7 @@ class Run:
         self._log.add(f"worker: the engine has ended with status {status}", "info")
         self._log.close()
         if status == 0:  # whole and proven: kept even if a cancel came in the last moment
-            self._gang.let_end()
+            self._nodes.wait_for_ends()
             self._publish(journal)
         elif engine.stopped_by in (Stop.CANCELLED, Stop.PAUSED, Stop.DRAINED):
             self._release(may_go_on=engine.stopped_by is not Stop.CANCELLED)
@@ -249,7 +249,7 @@ class Run:
             raise LeaseLost
         else:
             said = NODE_LOST if engine.stopped_by else journal.failure or crash(status, self._log.tail)
-            failure = self._gang.explain(said)
+            failure = self._nodes.explain(said)
             if failure is None:
                 self._release(may_go_on=True)
             else:

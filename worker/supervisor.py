@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 from api import disk
 from api.settings import Settings
 from api.store.engine import Sessions, connect, dispose
-from api.store.queue import gangs, leases, publication_leases, workers
+from api.store.queue import leases, publication_leases, seats, workers
 from api.store.queue.outbox import Send
 from api.store.queue.upkeep import Upkeep
 from api.store.states import FINAL, HELD
@@ -31,7 +31,7 @@ from api.store.tables.jobs import Job
 from worker import confinement, workspace
 from worker.devices import find_devices
 from worker.engine import Stop
-from worker.member import Member
+from worker.node_run import NodeRun
 from worker.publisher import Publish
 from worker.runner import Run
 
@@ -44,7 +44,7 @@ class Supervisor:
     def __init__(self, settings: Settings, send: Send) -> None:
         self._settings = settings
         self._sessions = connect(settings.database_url.get_secret_value(), pool_size=3 * (settings.slots + 1) + 2)
-        self._upkeep = Upkeep(self._sessions, send, interval_s=settings.poll_s, also=self._do_round)
+        self._upkeep = Upkeep(self._sessions, send, interval_s=settings.poll_s, extra_task=self._do_round)
         self._id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._draining = False
         self._blocked_reason: str | None = None
@@ -107,7 +107,7 @@ class Supervisor:
 
 
 class Work(Protocol):
-    """What a slot does: a job's ``Run``, a ``Member`` of one that another worker leads, or a ``Publish``."""
+    """What a slot does: a job's ``Run``, a ``NodeRun`` of a job that another worker leads, or a ``Publish``."""
 
     def execute(self) -> None: ...
 
@@ -127,11 +127,11 @@ def take_job(sessions: Sessions, settings: Settings, worker: str) -> Work | None
         how: dict[str, Any] = {
             "worker": worker, "lease_s": settings.lease_s, "memory_bytes": settings.memory_bytes,
         }  # fmt: skip
-        seat = gangs.take(session, **how)
+        seat = seats.take(session, **how)
         lease = None if seat else leases.claim(session, **how)
     if seat is not None:
         logger.info("%s: node %d, fence %d", seat.job_id, seat.node_rank, seat.fence)
-        return Member(seat, sessions, settings, claimed_at=claimed_at)
+        return NodeRun(seat, sessions, settings, claimed_at=claimed_at)
     if lease is None:
         return None
     logger.info("%s: attempt %d, fence %d", lease.job_id, lease.attempt, lease.fence)

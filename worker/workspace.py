@@ -20,8 +20,8 @@ from typing import Any
 from api.settings import Settings
 from api.store import manifest
 from api.store.manifest import Manifest
-from api.store.queue.gangs import SeatLease
 from api.store.queue.leases import Lease
+from api.store.queue.seats import SeatLease
 from quantcore.checkpoint.artifact import sync
 from quantcore.errors import ProofError
 

@@ -78,7 +78,7 @@ class AuditPage(BaseModel):
 
 
 @router.get("", responses=may(422))
-def list_entries(
+def list_audit_entries(
     query: Annotated[AuditQuery, Query()], caller: Admin, sessions: SessionsDep, request: Request, response: Response
 ) -> AuditPage:
     """Who did what to the things of the project: key, project, action, object, time, request."""

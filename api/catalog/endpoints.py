@@ -101,7 +101,7 @@ def inspect_model(model: Annotated[ModelRef, Query()], caller: Reader, context: 
 
 
 @router.get("/config-schema")
-def config_schema(_: Reader) -> dict[str, Any]:
+def get_config_schema(_: Reader) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a whole config."""
     return json_schema()
 

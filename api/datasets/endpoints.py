@@ -28,7 +28,7 @@ DatasetId = Annotated[str, Path(pattern=DATASET_ID)]
 
 
 @router.post("", status_code=201, responses=may(413, 422, 507), dependencies=[ROOM])
-async def upload(
+async def upload_dataset(
     caller: Writer,
     context: ContextDep,
     request: Request,
@@ -81,20 +81,20 @@ def list_datasets(
 
 
 @router.get("/{dataset_id}", responses=may(404))
-def get(dataset_id: DatasetId, caller: Reader, sessions: SessionsDep) -> DatasetOut:
+def get_dataset(dataset_id: DatasetId, caller: Reader, sessions: SessionsDep) -> DatasetOut:
     """One dataset. It never changes."""
     with sessions.begin() as session:
         return DatasetOut.of(service.open_dataset(session, caller, dataset_id))
 
 
 @router.delete("/{dataset_id}", status_code=204, responses=may(404, 409))
-def delete(dataset_id: DatasetId, caller: Writer, context: ContextDep) -> None:
+def delete_dataset(dataset_id: DatasetId, caller: Writer, context: ContextDep) -> None:
     """Delete a dataset and its file. Not while a job that has not ended needs it."""
     service.remove(dataset_id, caller, context)
 
 
 @router.get("/{dataset_id}/preview", responses=may(404))
-async def preview(
+async def preview_dataset(
     dataset_id: DatasetId,
     caller: Reader,
     context: ContextDep,
@@ -107,7 +107,7 @@ async def preview(
 
 
 @router.get("/{dataset_id}/statistics", responses=may(404, 422))
-async def statistics(
+async def get_dataset_statistics(
     dataset_id: DatasetId,
     caller: Reader,
     context: ContextDep,

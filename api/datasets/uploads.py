@@ -43,7 +43,7 @@ RAW_BODY = {"requestBody": {"required": True, "content": {"application/octet-str
 
 
 @router.post("", status_code=201, responses=may(422, 507), dependencies=[ROOM])
-def create(body: UploadCreate, caller: Writer, sessions: SessionsDep, response: Response) -> UploadOut:
+def create_upload(body: UploadCreate, caller: Writer, sessions: SessionsDep, response: Response) -> UploadOut:
     """Begin an upload. Then PUT its parts, in any order, and complete it."""
     format = service.read_format(body.filename)
     name = body.name or body.filename[:200]
@@ -57,7 +57,7 @@ def create(body: UploadCreate, caller: Writer, sessions: SessionsDep, response: 
 
 
 @router.get("/{upload_id}", responses=may(404))
-def get(upload_id: UploadId, caller: Reader, sessions: SessionsDep) -> UploadOut:
+def get_upload(upload_id: UploadId, caller: Reader, sessions: SessionsDep) -> UploadOut:
     """An upload and the parts that are there: after a break send only the others."""
     with sessions.begin() as session:
         return _show(
@@ -76,7 +76,7 @@ async def _receive(
 @parts_router.put(
     "/{upload_id}/parts/{number}", responses=may(404, 409, 413, 422, 507), dependencies=[ROOM], openapi_extra=RAW_BODY
 )
-def put_part(
+def put_upload_part(
     upload_id: UploadId,
     number: Number,
     caller: Writer,
@@ -105,7 +105,7 @@ def put_part(
 
 
 @router.post("/{upload_id}/complete", status_code=201, responses=may(404, 409, 422, 507), dependencies=[ROOM])
-async def complete(
+async def complete_upload(
     upload_id: UploadId, body: UploadComplete, caller: Writer, context: ContextDep, request: Request, response: Response
 ) -> DatasetOut:
     """Put the parts together, look at every row, make a dataset of them. Asked again it answers with the same one."""
@@ -146,7 +146,7 @@ def _find_complete(
 
 
 @router.delete("/{upload_id}", status_code=204, responses=may(404))
-def abandon(upload_id: UploadId, caller: Writer, context: ContextDep) -> None:
+def abandon_upload(upload_id: UploadId, caller: Writer, context: ContextDep) -> None:
     """Forget an upload and its parts. A dataset that it became stays."""
     with context.sessions.begin() as session:
         if uploads.lock(session, caller.project_id, upload_id) is None:

@@ -41,8 +41,8 @@ class Context:
             raise Problem(
                 409,
                 "encryption_not_configured",
-                "This service keeps no secrets: it has no key to seal them with.",
-                hint="Its operator sets BITFOUNDRY_SECRET_KEY_FILE (see docs/how-to/accounts.md).",
+                "This service cannot store secrets: no encryption key is set.",
+                hint="The operator must set BITFOUNDRY_SECRET_KEY_FILE (see docs/how-to/accounts.md).",
             )
         return vault
 

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 
 from api.disk import DISK_FULL, DISK_READ_ONLY
 from api.store.accounts.projects import QUOTAS, QuotaExceeded
-from api.store.states import FINAL, WrongState
+from api.store.states import FINAL, State, WrongState
 from quantcore.config.values import allowed_words
 from quantcore.errors import ProofError, QuantError
 
@@ -65,9 +65,9 @@ WHEN = {
     403: ("The key lacks a scope", "insufficient_scope", "This key lacks the scope 'jobs:write'."),
     404: ("There is no such thing", "job_not_found", "There is no such job."),
     409: (
-        "Not in this state; `errors[0].allowed` lists the states in which it can be done",
+        "Not allowed in this state; `errors[0].allowed` lists the states in which it is",
         "wrong_state",
-        "The job is running; resume is for a job that is paused.",
+        "Cannot resume a running job. It must be paused.",
     ),
     410: (
         "What this Idempotency-Key made was deleted",
@@ -225,14 +225,16 @@ def _answer(request: Request, problem: Problem) -> JSONResponse:
 
 
 def _from_wrong_state(error: WrongState) -> Problem:
-    """409: the state that the job is in, those that would do, and what can be done with the job instead."""
+    """409: names the job's state, the states that the action needs, and the actions that are allowed now."""
     final = error.state in FINAL and error.action in ("cancel", "pause")
     code = "job_already_final" if final else "wrong_state"
     allowed = [str(state) for state in error.allowed_states]
-    detail = f"The job is {error.state}; {error.action} is for a job that is {' or '.join(allowed)}."
+    can_cancel = error.action == "delete" and error.state != State.CANCELLING
+    remedy = "Cancel it first." if can_cancel else f"It must be {' or '.join(allowed)}."
+    detail = f"Cannot {error.action} a {error.state} job. {remedy}"
     entry = {"parameter": "state", "detail": f"the job is {error.state}", "code": code, "allowed": allowed}
-    instead = ", ".join(error.allowed_actions) or "nothing but clone it"
-    return Problem(409, code, detail, hint=f"With a job that is {error.state} you can: {instead}.", errors=[entry])
+    hint = f"Allowed for a {error.state} job: {', '.join(error.allowed_actions)}."
+    return Problem(409, code, detail, hint=hint, errors=[entry])
 
 
 def _from_quota(error: QuotaExceeded) -> Problem:

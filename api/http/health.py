@@ -66,13 +66,13 @@ class Readiness:
 
 
 @router.get("/live")
-async def live() -> dict[str, str]:
+async def get_liveness() -> dict[str, str]:
     """The process answers."""
     return {"status": "ok"}
 
 
 @router.get("/ready")
-async def ready(request: Request, response: Response) -> dict[str, Any]:
+async def get_readiness(request: Request, response: Response) -> dict[str, Any]:
     """A real round trip to the database (503 if it fails, or if its schema is older than this code). Without the broker
     all works, only slower, and without room on the disk nothing new is taken in: ``degraded``. ``integrity`` counts
     what is wrong with stored files."""

@@ -87,7 +87,7 @@ class _Snapshot:
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-def metrics(caller: Operator, context: ContextDep) -> Response:
+def get_metrics(caller: Operator, context: ContextDep) -> Response:
     """Jobs by state, waits, leases, outbox, webhooks, disk, workers, phases, quotas of projects."""
     with context.sessions.begin() as session:
         found = measures.measure(session)

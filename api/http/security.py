@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import Depends, Header, Request
+from fastapi import Depends, Request
+from fastapi.security import APIKeyCookie, HTTPBearer
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
@@ -32,6 +33,19 @@ OPERATOR = "operator"
 SCOPES = (READ, WRITE, ADMIN, OPERATOR)
 SIGN_IN_COOKIE = "bitfoundry_sign_in"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+# these two only describe in the OpenAPI document what ``authenticate`` reads itself
+_KEY_SCHEME = HTTPBearer(
+    scheme_name="apiKey", bearerFormat="bf_<id>_<secret>", description="An API key.", auto_error=False
+)
+_COOKIE_SCHEME = APIKeyCookie(
+    name=SIGN_IN_COOKIE,
+    scheme_name="signIn",
+    description="The cookie that `POST /v1/sign-in` sets. A request that changes something also sends X-CSRF-Token.",
+    auto_error=False,
+)
+_KeyScheme = Annotated[object, Depends(_KEY_SCHEME)]
+_CookieScheme = Annotated[object, Depends(_COOKIE_SCHEME)]
 
 _KEY = re.compile(r"bf_([0-9a-f]{12})_([0-9A-Za-z_-]{43})")
 
@@ -82,7 +96,7 @@ def create_key(
 
 
 async def authenticate(
-    request: Request, context: ContextDep, authorization: Annotated[str | None, Header()] = None
+    request: Request, context: ContextDep, _key: _KeyScheme = None, _cookie: _CookieScheme = None
 ) -> Caller:
     """Who sends this request, or 401: one answer for every reason, it helps no guesser. 429 if it is one too many.
 
@@ -157,7 +171,7 @@ def _open_sign_in(session: Session, request: Request) -> tuple[keys.ValidKey, Sh
         raise Problem(
             403,
             "csrf_token_missing",
-            "A request with a cookie that changes something needs the sign-in's token.",
+            "A request that changes something with the sign-in cookie must send the CSRF token.",
             hint="Send `csrf_token` of GET /v1/sign-in as X-CSRF-Token, or use an API key instead of the cookie.",
         )
     return key, Shown(key.id, sign_in.secret_sha256, sign_in.token_sha256)
@@ -200,6 +214,6 @@ def _count(request: Request, context: ContextDep, key: keys.ValidKey) -> None:
             429,
             "rate_limited",
             f"The project has sent more than {rate.limit} requests within a minute.",
-            hint=f"Go on in {rate.reset_s} s. For the news of a job use its event stream instead of polling.",
+            hint=f"Retry in {rate.reset_s} s. To follow a job, use its event stream instead of polling.",
             headers={"Retry-After": str(rate.reset_s)},
         )

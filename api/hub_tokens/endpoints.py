@@ -48,7 +48,7 @@ class HubTokenList(BaseModel):
 
 
 @router.put("/{name}", responses=may(409, 422))
-def put(name: TokenName, body: HubTokenPut, caller: Admin, context: ContextDep) -> HubTokenOut:
+def put_hub_token(name: TokenName, body: HubTokenPut, caller: Admin, context: ContextDep) -> HubTokenOut:
     """Keep a token under a name, in place of the one that was there. Jobs say ``model.hub_token`` to use it."""
     token = body.token.get_secret_value()
     if not (token.isascii() and token.isprintable() and " " not in token):
@@ -62,14 +62,14 @@ def put(name: TokenName, body: HubTokenPut, caller: Admin, context: ContextDep) 
 
 
 @router.get("")
-def list_tokens(caller: Reader, sessions: SessionsDep) -> HubTokenList:
+def list_hub_tokens(caller: Reader, sessions: SessionsDep) -> HubTokenList:
     """The names that jobs of this project can use."""
     with sessions.begin() as session:
         return HubTokenList(data=[HubTokenOut.of(each) for each in hub_tokens.find_all(session, caller.project_id)])
 
 
 @router.delete("/{name}", status_code=204, responses=may(404))
-def delete(name: TokenName, caller: Admin, sessions: SessionsDep) -> None:
+def delete_hub_token(name: TokenName, caller: Admin, sessions: SessionsDep) -> None:
     """Forget a token. Jobs that name it and have not downloaded their model yet will fail."""
     with sessions.begin() as session:
         if not hub_tokens.remove(session, caller.project_id, name):

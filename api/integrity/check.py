@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from api.datasets import service, storage
-from api.jobs import tidying
+from api.jobs import retention_task
 from api.settings import Settings
 from api.store import manifest
 from api.store.accounts import datasets
@@ -31,7 +31,7 @@ def check(thing: Thing, settings: Settings, pace: Pace) -> list[Finding]:
 
 def survey(settings: Settings, sessions: Sessions) -> list[Finding]:
     """Files that are a day old and belong to no row, and parts of uploads that have no file. Reads no file."""
-    orphans = [*tidying.find_orphans(settings, sessions), *service.find_litter(settings, sessions)]
+    orphans = [*retention_task.find_orphans(settings, sessions), *service.find_litter(settings, sessions)]
     with sessions.begin() as session:
         parts = [*integrity.find_open_parts(session)]
     paths = {storage.part_path(settings, part.upload_id, part.number, part.sha256): part.upload_id for part in parts}
@@ -50,7 +50,7 @@ def survey(settings: Settings, sessions: Sessions) -> list[Finding]:
 
 def remove_orphans(settings: Settings, sessions: Sessions) -> None:
     """Remove what ``survey`` finds of kind ``orphan``, as the service does by itself once an hour."""
-    tidying.remove_orphans(settings, sessions)
+    retention_task.remove_orphans(settings, sessions)
     service.remove_litter(settings, sessions)
 
 

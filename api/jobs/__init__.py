@@ -1,5 +1,5 @@
 """Jobs over HTTP, a module of routes for each of: ``endpoints`` (submit, list, look, change), ``control`` (what moves a
-job), ``events`` (its story), ``logs`` (what its engines printed), ``artifacts`` (its result),
+job), ``events`` (what happened), ``logs`` (what its engines printed), ``artifacts`` (its result),
 ``publishing`` (to the Hub or elsewhere). ``submission`` and ``service`` are what they do, ``schemas`` what they say,
 ``view`` a job as an answer, ``models`` what model is meant, ``targets`` where an artifact may go."""
 

@@ -42,7 +42,7 @@ class StoredFile(FileResponse):
     response_class=StoredFile,
     responses={200: {"model": Report, "description": "The bytes of the file; the schema is that of report.json."}},
 )
-def download(
+def download_artifact(
     job_id: JobId, path: str, caller: Reader, sessions: SessionsDep, if_none_match: IfNoneMatch = None
 ) -> Response:
     """One file, whole or in ranges. Its ETag is its SHA-256, and a file that no longer has that hash is not sent."""

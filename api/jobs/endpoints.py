@@ -48,7 +48,7 @@ UNCHANGED: Responses = {304: {"description": "Nothing has changed since `If-None
 
 
 @router.post("", status_code=202, response_model=JobOut, responses=PLANNED | may(410, 422, 507))
-def submit(
+def submit_job(
     body: JobCreate,
     caller: Writer,
     context: ContextDep,
@@ -91,7 +91,7 @@ def list_jobs(
 
 
 @router.get("/summary", responses=may(422))
-def summarize(query: Annotated[JobQuery, Query()], caller: Reader, sessions: SessionsDep) -> SummaryOut:
+def summarize_jobs(query: Annotated[JobQuery, Query()], caller: Reader, sessions: SessionsDep) -> SummaryOut:
     """How many jobs there are in each state; with the filters of the list."""
     with reading(sessions) as session:
         counts = listing.count_by_state(session, query.to_filter(caller.project_id))
@@ -99,7 +99,7 @@ def summarize(query: Annotated[JobQuery, Query()], caller: Reader, sessions: Ses
 
 
 @router.get("/{job_id}", response_model=JobOut, responses=UNCHANGED | may(404))
-def get(
+def get_job(
     job_id: JobId, caller: Reader, sessions: SessionsDep, response: Response, if_none_match: IfNoneMatch = None
 ) -> JobOut | Response:
     """One job. Poll it with If-None-Match: as long as nothing has changed the answer is an empty 304."""
@@ -112,7 +112,7 @@ def get(
 
 
 @router.patch("/{job_id}", responses=may(404, 412, 422, 428))
-def edit(
+def edit_job(
     job_id: JobId, body: JobPatch, caller: Writer, sessions: SessionsDep, response: Response, if_match: IfMatch = None
 ) -> JobOut:
     """Change name, labels, priority or pin, in any state; of a waiting job the place in the queue follows."""
@@ -130,7 +130,7 @@ def edit(
 
 
 @router.delete("/{job_id}", status_code=204, responses=may(404, 409))
-def delete(job_id: JobId, caller: Writer, context: ContextDep) -> None:
+def delete_job(job_id: JobId, caller: Writer, context: ContextDep) -> None:
     """Delete a job that has ended, with its events, its log and the files of its artifact."""
     with context.sessions.begin() as session:
         job = jobs.lock_own(session, caller.project_id, job_id)
@@ -143,7 +143,7 @@ def delete(job_id: JobId, caller: Writer, context: ContextDep) -> None:
 
 
 @router.post("/{job_id}/clone", status_code=202, responses=may(404, 410, 422, 507), dependencies=[ROOM])
-def clone(
+def clone_job(
     job_id: JobId,
     caller: Writer,
     context: ContextDep,

@@ -1,4 +1,4 @@
-"""The routes of a job's story: what has happened, page by page or as it comes."""
+"""The routes of a job's event log, in pages or as a stream."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from api.http.errors import Problem, may
 from api.http.security import Reader
 from api.jobs import stream
 from api.jobs.endpoints import JobId, open_job
+from api.jobs.event_log import EventOut, EventPage
 from api.jobs.schemas import Printable
-from api.jobs.story import EventOut, EventPage
 from api.jobs.stream import Start
 from api.store.queue import events
 
@@ -85,7 +85,7 @@ def stream_of(told: AsyncIterator[str]) -> StreamingResponse:
 async def stream_events(
     job_id: JobId, context: ContextDep, start: Annotated[Start | None, Depends(find_start)]
 ) -> Response:
-    """The story as server-sent events: what was since ``Last-Event-ID`` (or ``after``), then what comes."""
+    """Stream events as server-sent events: those since ``Last-Event-ID`` (or ``after``), then new ones as they come."""
     if start is None:
         return Response(status_code=204)
-    return stream_of(stream.tell_story(context.feed, context.sessions, job_id, start))
+    return stream_of(stream.tell_events(context.feed, context.sessions, job_id, start))

@@ -13,8 +13,8 @@ from api.http.errors import Problem, may
 from api.http.security import Reader
 from api.jobs import stream
 from api.jobs.endpoints import JobId, open_job
+from api.jobs.event_log import LogLineOut, LogPage
 from api.jobs.events import FromWhere, stream_of, streaming
-from api.jobs.story import LogLineOut, LogPage
 from api.jobs.stream import Start
 from api.store.engine import Sessions
 from api.store.queue import logs
@@ -28,7 +28,7 @@ Level = Annotated[Literal["debug", "info", "warning", "error"], Query(descriptio
 
 
 @router.get("", responses=may(422))
-def list_lines(
+def list_log_lines(
     job_id: JobId,
     caller: Reader,
     sessions: SessionsDep,
@@ -39,7 +39,7 @@ def list_lines(
 ) -> LogPage:
     """The log, oldest line first: its end with ``tail``, else page by page with ``after``."""
     if tail is not None and after is not None:
-        raise Problem(422, "invalid_request", "`tail` and `after` are two ways to ask: give one of them.")
+        raise Problem(422, "invalid_request", "`tail` and `after` cannot be combined: give one of them.")
     with open_job(sessions, caller, job_id) as (session, _job):
         if tail is not None:
             found, has_more = logs.read_tail(session, job_id, level=level, num_lines=tail), False
@@ -59,7 +59,7 @@ def find_start(
 
 
 @router.get("/stream", response_class=StreamingResponse, responses=streaming("Lines", STREAM_EXAMPLE))
-async def stream_lines(
+async def stream_log_lines(
     job_id: JobId, context: ContextDep, start: Annotated[Start | None, Depends(find_start)], level: Level = "debug"
 ) -> Response:
     """The log as server-sent events: the lines since ``Last-Event-ID`` (or ``after``), then each as it comes."""
@@ -73,7 +73,7 @@ async def stream_lines(
     response_class=StreamingResponse,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-def download(job_id: JobId, caller: Reader, sessions: SessionsDep, level: Level = "debug") -> StreamingResponse:
+def download_log(job_id: JobId, caller: Reader, sessions: SessionsDep, level: Level = "debug") -> StreamingResponse:
     """The whole log as a text file."""
     with open_job(sessions, caller, job_id):
         pass

@@ -42,7 +42,7 @@ DRY_RUN: Responses = {
 
 
 @router.post("/publish", status_code=202, response_model=JobOut, responses=DRY_RUN | may(404, 409, 422))
-def publish(
+def publish_job(
     job_id: JobId,
     caller: Writer,
     context: ContextDep,

@@ -1,5 +1,7 @@
-"""A job's story and its log as server-sent events (of the WHATWG): what was, then what comes, until the job has ended
-and its artifact is no longer on its way."""
+"""Streams a job's events and log lines as server-sent events (of the WHATWG).
+
+Past ones come first, then new ones, until the job has ended and its artifact is no longer on its way.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from api.http.feed import Feed, Ticket
 from api.http.security import READ
-from api.jobs.story import EventOut, LogLineOut
+from api.jobs.event_log import EventOut, LogLineOut
 from api.store.accounts.audit import Caller
 from api.store.engine import Sessions, reading
 from api.store.queue import events, jobs, logs, publications
@@ -51,10 +53,10 @@ class Start:
     ticket: Ticket
 
 
-def tell_story(feed: Feed, sessions: Sessions, job_id: str, start: Start) -> AsyncIterator[str]:
+def tell_events(feed: Feed, sessions: Sessions, job_id: str, start: Start) -> AsyncIterator[str]:
     """The events from ``start`` on as they come, in the format of EventSource; ends after the job's end, and with the
     key that opened it."""
-    return _tell(feed, job_id, start, "story", partial(_read, sessions, job_id))
+    return _tell(feed, job_id, start, "events", partial(_read, sessions, job_id))
 
 
 def tell_log(feed: Feed, sessions: Sessions, job_id: str, start: Start, level: str) -> AsyncIterator[str]:

@@ -25,13 +25,13 @@ KeyId = Annotated[str, Path(pattern="^[0-9a-f]{12}$")]
 
 
 @router.post("", status_code=201, responses=may(404, 422))
-def create(body: KeyCreate, caller: Admin, sessions: SessionsDep, response: Response) -> NewKeyOut:
+def create_key(body: KeyCreate, caller: Admin, sessions: SessionsDep, response: Response) -> NewKeyOut:
     """A new key. It is in this answer and nowhere else: the service keeps only a hash."""
     project_id = body.project_id or caller.project_id
     if project_id != caller.project_id:
         security.check_scope(caller, security.OPERATOR)
     if body.expires_at is not None and body.expires_at <= datetime.now(UTC):
-        entry = {"pointer": "#/expires_at", "detail": "this time is over", "code": "invalid_request"}
+        entry = {"pointer": "#/expires_at", "detail": "is in the past", "code": "invalid_request"}
         raise Problem(422, "invalid_request", "`expires_at` must be in the future.", errors=[entry])
     row, plain = security.new_key(project_id, body.name, body.scopes, body.expires_at)
     with sessions.begin() as session:
@@ -53,21 +53,21 @@ def list_keys(caller: Admin, sessions: SessionsDep) -> KeyList:
 
 
 @router.get("/self")
-def get_own(caller: Annotated[Caller, Depends(security.authenticate)], sessions: SessionsDep) -> KeyOut:
+def get_own_key(caller: Annotated[Caller, Depends(security.authenticate)], sessions: SessionsDep) -> KeyOut:
     """The key of this request: whose it is and what it may do. Any valid key may ask."""
     with sessions.begin() as session:
         return KeyOut.of(_open(session, caller, caller.key_id or ""))
 
 
 @router.get("/{key_id}", responses=may(404))
-def get(key_id: KeyId, caller: Admin, sessions: SessionsDep) -> KeyOut:
+def get_key(key_id: KeyId, caller: Admin, sessions: SessionsDep) -> KeyOut:
     """One key."""
     with sessions.begin() as session:
         return KeyOut.of(_open(session, caller, key_id))
 
 
 @router.post("/{key_id}/rotate", responses=may(404, 409, 422))
-def rotate(
+def rotate_key(
     key_id: KeyId,
     caller: Admin,
     sessions: SessionsDep,
@@ -88,7 +88,7 @@ def rotate(
 
 
 @router.post("/{key_id}/revoke", responses=may(404))
-def revoke(key_id: KeyId, caller: Admin, sessions: SessionsDep) -> KeyOut:
+def revoke_key(key_id: KeyId, caller: Admin, sessions: SessionsDep) -> KeyOut:
     """The key opens nothing any more, from now on and for ever."""
     with sessions.begin() as session:
         key = _open(session, caller, key_id)

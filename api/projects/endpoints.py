@@ -36,7 +36,7 @@ def list_projects(caller: Reader, sessions: SessionsDep) -> ProjectList:
 
 
 @router.post("", status_code=201, responses=may(409, 422))
-def create(body: ProjectCreate, caller: Operator, sessions: SessionsDep, response: Response) -> ProjectOut:
+def create_project(body: ProjectCreate, caller: Operator, sessions: SessionsDep, response: Response) -> ProjectOut:
     """A new project, without keys: make its first one with ``POST /v1/keys`` and ``project_id``."""
     with sessions.begin() as session:
         _check_name(session, body.name)
@@ -49,7 +49,7 @@ def create(body: ProjectCreate, caller: Operator, sessions: SessionsDep, respons
 
 
 @router.get("/{project_id}", responses=may(404))
-def get(project_id: ProjectId, caller: Reader, sessions: SessionsDep) -> ProjectOut:
+def get_project(project_id: ProjectId, caller: Reader, sessions: SessionsDep) -> ProjectOut:
     """One project: its quotas, and what it takes of them."""
     if OPERATOR not in caller.scopes and project_id != caller.project_id:
         raise no_such_project()
@@ -58,7 +58,7 @@ def get(project_id: ProjectId, caller: Reader, sessions: SessionsDep) -> Project
 
 
 @router.patch("/{project_id}", responses=may(404, 409, 422))
-def edit(project_id: ProjectId, body: ProjectPatch, caller: Operator, sessions: SessionsDep) -> ProjectOut:
+def edit_project(project_id: ProjectId, body: ProjectPatch, caller: Operator, sessions: SessionsDep) -> ProjectOut:
     """Change the name or the quotas. Nothing that is there is taken away; what comes next must fit."""
     changes = body.model_dump(exclude_unset=True)
     with sessions.begin() as session:

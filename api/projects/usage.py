@@ -15,7 +15,7 @@ router = APIRouter(tags=["projects"])
 
 
 @router.get("/usage")
-def usage(caller: Reader, context: ContextDep) -> ProjectUsage:
+def get_usage(caller: Reader, context: ContextDep) -> ProjectUsage:
     """How much of each quota the project of the key uses, and the limit that holds for it."""
     with context.sessions.begin() as session:
         project = session.get_one(Project, caller.project_id)

@@ -1,4 +1,4 @@
-"""The routes of retention. The policy itself is carried out once an hour (``api.jobs.tidying``)."""
+"""The routes of retention. The policy itself is carried out once an hour (``api.jobs.retention_task``)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ router = APIRouter(prefix="/retention", tags=["retention"], route_class=StrictJs
 
 
 @router.get("")
-def get(caller: Reader, context: ContextDep) -> PolicyOut:
+def get_retention(caller: Reader, context: ContextDep) -> PolicyOut:
     """What the project keeps of its jobs that have ended."""
     with context.sessions.begin() as session:
         return _show(retention.find_policy(session, caller.project_id), context)
 
 
 @router.put("", responses=may(422))
-def put(body: PolicyIn, caller: Admin, context: ContextDep) -> PolicyOut:
+def put_retention(body: PolicyIn, caller: Admin, context: ContextDep) -> PolicyOut:
     """Set what the project keeps. What it does not keep is deleted within the hour: look at the preview first."""
     with context.sessions.begin() as session:
         retention.set_policy(session, caller.project_id, body.to_keep())
@@ -37,7 +37,7 @@ def put(body: PolicyIn, caller: Admin, context: ContextDep) -> PolicyOut:
 
 
 @router.post("/preview", responses=may(422))
-def preview(caller: Reader, sessions: SessionsDep, body: PolicyIn | None = None) -> DueList:
+def preview_retention(caller: Reader, sessions: SessionsDep, body: PolicyIn | None = None) -> DueList:
     """Which jobs would go, and why: by the policy that is set, or by the one in the body. Nothing is changed."""
     with sessions.begin() as session:
         keep = body.to_keep() if body else retention.find_policy(session, caller.project_id)
@@ -47,7 +47,7 @@ def preview(caller: Reader, sessions: SessionsDep, body: PolicyIn | None = None)
 
 
 @router.post("/run")
-def run(caller: Admin, context: ContextDep) -> DueList:
+def run_retention(caller: Admin, context: ContextDep) -> DueList:
     """Delete now what the policy does not keep, as `DELETE` of each job does; at most a thousand jobs at a time."""
     removed: list[Due] = []
     while len(removed) < MAX_SHOWN:

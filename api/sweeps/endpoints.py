@@ -30,7 +30,7 @@ SweepId = Annotated[str, Path(pattern="^swp_[0-9a-f]{32}$")]
 
 
 @router.post("", status_code=202, responses=may(422, 507), dependencies=[ROOM])
-def submit(
+def submit_sweep(
     body: SweepCreate, caller: Writer, context: ContextDep, response: Response, idempotency_key: IdempotencyKey = None
 ) -> SweepOut:
     """Queue one job for every combination of the matrix: all of them in one transaction, or none."""
@@ -68,7 +68,7 @@ def submit(
 
 
 @router.get("/{sweep_id}", response_model=SweepOut, responses=UNCHANGED | may(404))
-def get(
+def get_sweep(
     sweep_id: SweepId, caller: Reader, sessions: SessionsDep, response: Response, if_none_match: IfNoneMatch = None
 ) -> SweepOut | Response:
     """The sweep: its jobs as they are now, and how many are in each state."""
@@ -82,7 +82,7 @@ def get(
 
 
 @router.post("/{sweep_id}/cancel", status_code=202, responses=may(404))
-def cancel(sweep_id: SweepId, caller: Writer, sessions: SessionsDep) -> SweepOut:
+def cancel_sweep(sweep_id: SweepId, caller: Writer, sessions: SessionsDep) -> SweepOut:
     """Cancel all jobs of the sweep that have not ended. Those that have stay as they are."""
     with sessions.begin() as session:
         _open(session, caller, sweep_id)

@@ -35,7 +35,7 @@ Cursor = Annotated[str | None, Query(pattern="^msg_[0-9a-f]{32}$", description="
 
 
 @router.post("", status_code=201, responses=may(409, 422))
-def create(body: WebhookCreate, caller: Admin, context: ContextDep, response: Response) -> NewWebhookOut:
+def create_webhook(body: WebhookCreate, caller: Admin, context: ContextDep, response: Response) -> NewWebhookOut:
     """Tell this address of these events from now on. The secret that signs the messages is in this answer only."""
     _check_url(body.url, context)
     vault, secret = context.require_vault(), signing.new_secret()
@@ -58,14 +58,14 @@ def list_webhooks(caller: Admin, sessions: SessionsDep) -> WebhookList:
 
 
 @router.get("/{webhook_id}", responses=may(404))
-def get(webhook_id: WebhookId, caller: Admin, sessions: SessionsDep) -> WebhookOut:
+def get_webhook(webhook_id: WebhookId, caller: Admin, sessions: SessionsDep) -> WebhookOut:
     """One webhook."""
     with sessions.begin() as session:
         return WebhookOut.of(_open(session, caller, webhook_id))
 
 
 @router.patch("/{webhook_id}", responses=may(404, 422))
-def edit(webhook_id: WebhookId, body: WebhookPatch, caller: Admin, context: ContextDep) -> WebhookOut:
+def edit_webhook(webhook_id: WebhookId, body: WebhookPatch, caller: Admin, context: ContextDep) -> WebhookOut:
     """Change where to tell or of what; disable it, or take it up again with what waited for it."""
     changes = body.model_dump(exclude_unset=True)
     if "url" in changes:
@@ -83,7 +83,7 @@ def edit(webhook_id: WebhookId, body: WebhookPatch, caller: Admin, context: Cont
 
 
 @router.delete("/{webhook_id}", status_code=204, responses=may(404))
-def delete(webhook_id: WebhookId, caller: Admin, sessions: SessionsDep) -> None:
+def delete_webhook(webhook_id: WebhookId, caller: Admin, sessions: SessionsDep) -> None:
     """Forget a webhook, with its deliveries."""
     with sessions.begin() as session:
         session.delete(_open(session, caller, webhook_id))
@@ -91,7 +91,7 @@ def delete(webhook_id: WebhookId, caller: Admin, sessions: SessionsDep) -> None:
 
 
 @router.post("/{webhook_id}/test", status_code=202, responses=may(404, 409))
-def test(webhook_id: WebhookId, caller: Admin, sessions: SessionsDep) -> DeliveryOut:
+def test_webhook(webhook_id: WebhookId, caller: Admin, sessions: SessionsDep) -> DeliveryOut:
     """Send a message of the type ``webhook.test``, as any other: signed, tried again, and seen in the deliveries."""
     with sessions.begin() as session:
         webhook = _open_enabled(session, caller, webhook_id)
@@ -103,7 +103,7 @@ def test(webhook_id: WebhookId, caller: Admin, sessions: SessionsDep) -> Deliver
 
 
 @router.get("/{webhook_id}/deliveries", responses=may(404, 422))
-def list_deliveries(
+def list_webhook_deliveries(
     webhook_id: WebhookId,
     caller: Admin,
     sessions: SessionsDep,
@@ -126,7 +126,9 @@ def list_deliveries(
 
 
 @router.post("/{webhook_id}/deliveries/{delivery_id}/redeliver", status_code=202, responses=may(404, 409))
-def redeliver(webhook_id: WebhookId, delivery_id: DeliveryId, caller: Admin, sessions: SessionsDep) -> DeliveryOut:
+def redeliver_webhook_delivery(
+    webhook_id: WebhookId, delivery_id: DeliveryId, caller: Admin, sessions: SessionsDep
+) -> DeliveryOut:
     """Send a message again, delivered or not, with all its tries. It keeps its id."""
     with sessions.begin() as session:
         webhook = _open_enabled(session, caller, webhook_id)

@@ -85,14 +85,14 @@ def list_workers(caller: Operator, sessions: SessionsDep) -> WorkerList:
 
 
 @router.get("/{worker_id}", responses=may(404))
-def get(worker_id: WorkerId, caller: Operator, sessions: SessionsDep) -> WorkerOut:
+def get_worker(worker_id: WorkerId, caller: Operator, sessions: SessionsDep) -> WorkerOut:
     """One worker."""
     with sessions.begin() as session:
         return _show(session, _open(session, worker_id))
 
 
 @router.post("/{worker_id}/drain", status_code=202, responses=may(404))
-def drain(worker_id: WorkerId, caller: Operator, sessions: SessionsDep) -> WorkerOut:
+def drain_worker(worker_id: WorkerId, caller: Operator, sessions: SessionsDep) -> WorkerOut:
     """Take no more jobs and give back those in hand: they go back to the queue, charged nothing. With its next beat."""
     with sessions.begin() as session:
         worker = _open(session, worker_id)
@@ -102,7 +102,7 @@ def drain(worker_id: WorkerId, caller: Operator, sessions: SessionsDep) -> Worke
 
 
 @router.post("/{worker_id}/uncordon", status_code=202, responses=may(404))
-def uncordon(worker_id: WorkerId, caller: Operator, sessions: SessionsDep) -> WorkerOut:
+def uncordon_worker(worker_id: WorkerId, caller: Operator, sessions: SessionsDep) -> WorkerOut:
     """Take jobs again."""
     with sessions.begin() as session:
         worker = _open(session, worker_id)

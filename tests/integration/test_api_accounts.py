@@ -362,7 +362,7 @@ def test_running_jobs_have_a_quota(client: TestClient, other: dict[str, str], ma
     with sessions.begin() as session:
         workers.beat(session, worker_id="w", host="h", num_slots=1, memory_bytes=10**12, devices=[], live_s=60)
     waiting = client.get(f"/v1/jobs/{next_one['id']}").json()["waiting_reason"]
-    assert waiting == "the project runs as many jobs as it may (1)"
+    assert waiting == "the project has reached its limit of running jobs (1)"
     limit(client, max_running=2)
     assert claim()
     assert claim() is None

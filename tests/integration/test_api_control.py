@@ -102,10 +102,10 @@ def test_every_action_in_every_state(
     problem = answer.json()
     final = state in FINAL and action in ("cancel", "pause")
     assert problem["code"] == ("job_already_final" if final else "wrong_state")
-    assert f"The job is {state}" in problem["detail"]
+    assert problem["detail"].startswith(f"Cannot {action} a {state} job. It must be ")
     assert problem["errors"][0]["allowed"] == sorted(ACTIONS[action])
-    offered = [action for action, states in ACTIONS.items() if state in states] or ["nothing but clone it"]
-    assert problem["hint"] == f"With a job that is {state} you can: {', '.join(offered)}."
+    offered = [action for action, states in ACTIONS.items() if state in states]
+    assert problem["hint"] == f"Allowed for a {state} job: {', '.join(offered)}."
     assert after == before
 
 
@@ -278,18 +278,19 @@ def test_a_waiting_job_says_why(client: TestClient, sessions: Sessions, submit: 
     small, large = submit(needs_memory_bytes=2**30), submit(needs_memory_bytes=80 * 2**30)
     assert seen(small) == ("no live worker", 1)
     beat(sessions, "one", 16)
-    assert seen(small) == ("next in line: the first worker that is free takes it", 1)
-    assert seen(large) == ("no live worker with 80.0 GiB", 2)
+    assert seen(small) == ("next in queue", 1)
+    assert seen(large) == ("no live worker has 80.0 GiB of memory", 2)
     first = submit(priority=9, needs_memory_bytes=1)
     beat(sessions, "two", 96)
-    assert (seen(first)[1], seen(small), seen(large)) == (1, ("1 job before it", 2), ("2 jobs before it", 3))
+    assert seen(first)[1] == 1
+    assert (seen(small), seen(large)) == (("1 job ahead in the queue", 2), ("2 jobs ahead in the queue", 3))
     do(sessions, workers.leave, "one")
     beat(sessions, "two", 96, live_s=-1)
     assert seen(small) == ("no live worker", 2)
     do(sessions, workers.purge)
     fail(sessions, claim(sessions), retryable=True)
     reason, position = seen(first)
-    assert (reason or "").startswith("the next try is at 20") and position is None
+    assert (reason or "").startswith("next attempt at 20") and position is None
     do(sessions, control.pause, small)
     assert seen(small) == (None, None)
 

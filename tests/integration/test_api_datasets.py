@@ -18,7 +18,7 @@ from huggingface_hub import constants
 from sqlalchemy import text
 
 from api.datasets import child, storage
-from api.datasets.tidying import Tidying
+from api.datasets.cleanup_task import CleanupTask
 from api.http import turns
 from api.jobs import submission
 from api.main import create_app
@@ -359,10 +359,10 @@ def test_abandoned_uploads_and_litter_are_removed(client: TestClient, sessions: 
     with sessions.begin() as session:
         statement = "UPDATE upload SET expires_at = clock_timestamp() WHERE id = :id"
         session.execute(text(statement), {"id": abandoned.rpartition("/")[2]})
-    tidying = Tidying(settings, sessions)
+    task = CleanupTask(settings, sessions)
     with sessions.begin() as session:
-        tidying.run(session)
-    # the service's own tidying may have it in hand
+        task.run(session)
+    # the service's own task may have it in hand
     wait_until(lambda: client.get(abandoned).status_code != 200)
     refused(client.get(abandoned), 404, "upload_not_found")
     assert not storage.parts_dir(settings, abandoned.rpartition("/")[2]).exists()

@@ -51,7 +51,7 @@ def fuzz(operation: Any, mode: GenerationMode, server: Server, key: str | None, 
         nonlocal num_sent
         if "job_id" in (case.path_parameters or {}) and len(str(case.path_parameters["job_id"])) % 2:
             case.path_parameters["job_id"] = job_id  # one that exists, and has ended
-        case.headers = {name: value for name, value in (case.headers or {}).items() if name != "authorization"}
+        case.headers = {name: value for name, value in (case.headers or {}).items() if name.lower() != "authorization"}
         if key is not None:
             case.headers["Authorization"] = f"Bearer {key}"
         answer = case.call(base_url=server.url, timeout=30)

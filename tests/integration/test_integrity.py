@@ -17,7 +17,7 @@ from sqlalchemy import text
 
 from api.integrity import check, watch
 from api.integrity.watch import Watch
-from api.jobs.tidying import ORPHAN_AGE_S
+from api.jobs.retention_task import ORPHAN_AGE_S
 from api.settings import Settings
 from api.store import manifest, migrate
 from api.store.engine import Sessions

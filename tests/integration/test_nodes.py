@@ -128,7 +128,7 @@ def test_two_nodes_give_the_same_bytes(
     assert engines() == []
 
 
-@pytest.mark.parametrize("who", ["leader", "member"])
+@pytest.mark.parametrize("who", ["leader", "node"])
 def test_a_node_that_is_killed_costs_a_few_blocks(
     who: str, expected: dict[str, str], sessions: Sessions, model: Path, submit: Submit, start_worker: StartWorker,
     start_here: StartHere, wait_for: WaitFor,

@@ -1,14 +1,17 @@
 """The OpenAPI document says what the service does: every route, its errors, examples that are true."""
 
+import re
 from typing import Any
 
 import jsonschema
 import pytest
+from fastapi.testclient import TestClient
 
 from api.jobs import examples
 from api.jobs.schemas import JobOut
 from api.main import create_app
 from api.settings import Settings
+from tests.support.api import DOOR, OPEN_ROUTES
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +86,40 @@ def test_every_route_says_what_it_does_and_what_can_go_wrong(document: dict[str,
                 assert kind == "application/problem+json", (name, status)
                 assert body["example"]["status"] == int(status), name
                 jsonschema.validate(body["example"], body["schema"])
+
+
+def test_operation_ids_name_a_method_of_a_generated_client(document: dict[str, Any]) -> None:
+    """Verb and noun, as ``submit_job``. A name that changes breaks the clients that were generated."""
+    ids = [operation["operationId"] for methods in document["paths"].values() for operation in methods.values()]
+    assert len(ids) > 70 and len(set(ids)) == len(ids)
+    assert [name for name in ids if not re.fullmatch("[a-z]+(_[a-z]+){1,3}", name)] == []
+    found = operations(document)
+    names = {name: found[name]["operationId"] for name in ("POST /v1/jobs", "GET /v1/jobs", f"GET {JOB}")}
+    assert list(names.values()) == ["submit_job", "list_jobs", "get_job"]
+
+
+def test_operations_name_the_keys_that_open_them(document: dict[str, Any]) -> None:
+    schemes = document["components"]["securitySchemes"]
+    assert {(each["type"], each.get("scheme"), each.get("in")) for each in schemes.values()} == {
+        ("http", "bearer", None),
+        ("apiKey", None, "cookie"),
+    }
+    either = [{"apiKey": []}, {"signIn": []}]
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            is_open = path in OPEN_ROUTES or (method.upper(), path) == DOOR
+            assert operation.get("security") == (None if is_open else either), (method, path)
+            assert "authorization" not in {each["name"] for each in operation.get("parameters", ())}, (method, path)
+
+
+def test_the_docs_list_every_operation_and_load_nothing(client: TestClient) -> None:
+    page = client.get("/docs", headers={"Authorization": ""})
+    assert page.status_code == 200
+    for methods in client.get("/openapi.json").json()["paths"].values():
+        for operation in methods.values():
+            assert f"<code>{operation['operationId']}</code>" in page.text
+    assert "<script" not in page.text and "src=" not in page.text and "://" not in page.text
+    assert "default-src 'none'" in page.headers["content-security-policy"]
 
 
 def test_conditional_requests_are_documented(document: dict[str, Any]) -> None:

@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select, text
 
 from api.http.security import create_key
-from api.jobs import tidying
-from api.jobs.tidying import Tidying
+from api.jobs import retention_task
+from api.jobs.retention_task import RetentionTask
 from api.settings import Settings
 from api.store.accounts import projects
 from api.store.engine import Sessions
@@ -69,7 +69,7 @@ def test_stories_go_first_and_jobs_later(sessions: Sessions, submit: Submit, set
     waiting = submit()
     with sessions.begin() as session:  # a job that is there for long and has not ended
         session.execute(text("UPDATE job SET created_at = created_at - interval '1 year' WHERE finished_at IS NULL"))
-    Tidying(settings.model_copy(update={"keep_logs_days": 7, "keep_jobs_days": 30}), sessions).tidy()
+    RetentionTask(settings.model_copy(update={"keep_logs_days": 7, "keep_jobs_days": 30}), sessions).purge()
     assert counts(sessions, young[0]) == [1, 3, 1]
     assert counts(sessions, talked[0]) == [1, 0, 0]
     assert counts(sessions, old[0]) == [0, 0, 0]
@@ -81,7 +81,7 @@ def test_stories_go_first_and_jobs_later(sessions: Sessions, submit: Submit, set
 
 def test_by_default_nothing_is_forgotten(sessions: Sessions, submit: Submit, settings: Settings) -> None:
     job_id, folder = ended(sessions, submit, settings, days_ago=4000)
-    Tidying(settings, sessions).tidy()
+    RetentionTask(settings, sessions).purge()
     assert counts(sessions, job_id) == [1, 3, 1] and folder.exists()
 
 
@@ -91,8 +91,8 @@ def test_more_than_a_batch(
     monkeypatch.setattr("api.store.queue.retention.BATCH", 2)
     for _ in range(5):
         ended(sessions, submit, settings, days_ago=40)
-    Tidying(settings.model_copy(update={"keep_logs_days": 7}), sessions).tidy()
-    Tidying(settings.model_copy(update={"keep_jobs_days": 7}), sessions).tidy()
+    RetentionTask(settings.model_copy(update={"keep_logs_days": 7}), sessions).purge()
+    RetentionTask(settings.model_copy(update={"keep_jobs_days": 7}), sessions).purge()
     with sessions.begin() as session:
         assert session.scalar(select(func.count()).select_from(Job)) == 0
     assert list(settings.artifacts_dir.iterdir()) == []
@@ -111,11 +111,11 @@ def test_folders_of_jobs_that_are_gone_are_removed_and_no_others(
         folder.mkdir()
     for folder in (kept_folder, *others):
         age(folder, days=10)
-    tidy = Tidying(settings, sessions)
-    tidy.tidy()
+    task = RetentionTask(settings, sessions)
+    task.purge()
     assert gone_folder.exists()  # it may be that of a database that is older than the disk
     age(gone_folder, days=2)
-    tidy.tidy()
+    task.purge()
     assert not gone_folder.exists()
     assert all(folder.exists() for folder in (kept_folder, *others))
     assert counts(sessions, kept)[0] == 1
@@ -125,13 +125,13 @@ def test_it_runs_by_itself_once_an_hour(
     settings: Settings, sessions: Sessions, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[float] = []
-    monkeypatch.setattr(Tidying, "tidy", lambda self: ran.append(time.monotonic()))
-    once = Tidying(settings, sessions)
+    monkeypatch.setattr(RetentionTask, "purge", lambda self: ran.append(time.monotonic()))
+    once = RetentionTask(settings, sessions)
     with sessions.begin() as session:
         assert [once.run(session) for _ in range(3)] == [0, 0, 0]
         assert len(ran) == 1
-        monkeypatch.setattr(tidying, "INTERVAL_S", 0.0)
-        Tidying(settings, sessions).run(session)
+        monkeypatch.setattr(retention_task, "INTERVAL_S", 0.0)
+        RetentionTask(settings, sessions).run(session)
     assert len(ran) == 2
 
 
@@ -144,15 +144,15 @@ def test_a_job_that_runs_keeps_its_folder(
     folder = settings.artifacts_dir / job_id
     folder.mkdir(parents=True)
     age(folder, days=400)
-    tidy = Tidying(settings.model_copy(update={"keep_logs_days": 1e-9, "keep_jobs_days": 1000}), sessions)
+    task = RetentionTask(settings.model_copy(update={"keep_logs_days": 1e-9, "keep_jobs_days": 1000}), sessions)
     start_worker()
     wait_for(job_id, "running")
     while (job := wait_for(job_id, "running", "succeeded")).state == "running":
         age(folder, days=400)
-        tidy.tidy()
+        task.purge()
         assert counts(sessions, job_id)[1] > 0  # type: ignore[operator]
         time.sleep(0.1)
-    tidy.tidy()
+    task.purge()
     with sessions.begin() as session:
         path = session.execute(text("SELECT path FROM artifact WHERE id = :id"), {"id": job.artifact_id}).scalar_one()
         with pytest.raises(Exception, match="cannot"):
@@ -220,7 +220,7 @@ def test_a_project_keeps_what_its_policy_says(
     policy(client, keep_last=1, keep_days=25)
     assert client.get("/v1/retention").json()["keep_days"] == 25
     assert client.get("/v1/audit?action=retention.set").json()["data"][0]["detail"]["keep_days"] == 25
-    Tidying(settings, sessions).tidy()
+    RetentionTask(settings, sessions).purge()
     gone, kept = {bad[0], jobs[1]}, {jobs[0], jobs[2], jobs[3], jobs[4], bad[1], foreign, waiting}
     assert {job_id for job_id in gone | kept if counts(sessions, job_id)[0]} == kept
     assert [folder.exists() for _, folder in made] == [True, False, True, True, True] and foreign_folder.exists()
@@ -233,7 +233,7 @@ def test_a_project_keeps_what_its_policy_says(
     [entry] = client.get(f"/v1/audit?object_id={jobs[3]}&action=job.purge").json()["data"]
     assert entry["key_id"] is not None
     policy(client)
-    Tidying(settings.model_copy(update={"keep_jobs_days": 0.5}), sessions).tidy()  # the operator's days
+    RetentionTask(settings.model_copy(update={"keep_jobs_days": 0.5}), sessions).purge()  # the operator's days
     left = {jobs[0], jobs[2], waiting}
     assert {job_id for job_id in kept if counts(sessions, job_id)[0]} == left, "a pin holds against them, too"
 

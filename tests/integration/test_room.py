@@ -69,7 +69,7 @@ def test_a_worker_without_room_says_so_and_goes_on_by_itself(
     def reason() -> str:
         return str(client.get(f"/v1/jobs/{job_id}").json().get("waiting_reason") or "")
 
-    wait_until(lambda: reason().startswith("no worker can take jobs: 0.00 GB are free"))
+    wait_until(lambda: reason().startswith("no worker accepts jobs: 0.00 GB are free"))
     (shown,) = client.get("/v1/workers").json()["data"]
     assert (shown["state"], "reserved" in shown["blocked_reason"]) == ("blocked", True)
     assert 'bitfoundry_workers{state="blocked"} 1.0' in client.get("/metrics").text

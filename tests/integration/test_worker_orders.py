@@ -141,7 +141,7 @@ def test_a_live_worker_is_known_until_it_leaves(
     wait_until([1000])
     job_id = post(client, make_model())
     job = client.get(f"/v1/jobs/{job_id}").json()
-    assert job["waiting_reason"].startswith("no live worker with ")
+    assert job["waiting_reason"].startswith("no live worker has ")
     give_time(1)
     assert client.get(f"/v1/jobs/{job_id}").json()["state"] == "queued"  # left alone: it needs more
     assert worker.drain() == 0

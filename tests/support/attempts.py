@@ -37,7 +37,7 @@ def run_as(sessions: Sessions, job_id: str, two: list[AWorker]) -> dict[str, AWo
     with sessions.begin() as session:
         leader = worker_of(session.get_one(Job, job_id).worker or "")
     first, second = sorted(two, key=lambda worker: not _is(worker, leader))
-    return {"leader": first, "member": second}
+    return {"leader": first, "node": second}
 
 
 def _is(worker: WorkerProcess | Supervisor, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""A job's story: rows that are numbered 1, 2, 3 per job. SSE and metrics read the same rows."""
+"""A job's event log: rows that are numbered 1, 2, 3 per job. SSE and metrics read the same rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add(session: Session, job: Job, *events: NewEvent) -> None:
 def announce(session: Session, job: Job, state: State, **more: Any) -> None:
     """The job moves to ``state``: the event ``state_changed``, and what webhooks will be told, in this transaction.
 
-    Only the service itself says so: an event of that kind that an engine prints is a line in the story, nothing else.
+    Only the service itself says so: an event of that kind that an engine prints is only a line in the event log.
     """
     data = {"state": state, **more}
     add(session, job, NewEvent("state_changed", data))

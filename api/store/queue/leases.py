@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from api.store.accounts import hub_tokens, projects
 from api.store.ids import new_id
-from api.store.queue import events, gathering, logs, outbox, phases, publications
+from api.store.queue import events, logs, outbox, phases, placement, publications
 from api.store.queue.events import NewEvent
 from api.store.queue.logs import NewLine
 from api.store.states import CLAIMABLE, FINAL, HELD, State
@@ -43,7 +43,7 @@ class Order(StrEnum):
     CANCEL = "cancel"
     PAUSE = "pause"
     TIME_IS_UP = "time_is_up"
-    NODE_LOST = "node_lost"  # of the nodes that do the job together; ``gangs`` tells more
+    NODE_LOST = "node_lost"  # of the nodes that do the job together; ``seats`` tells more
     NODE_LEFT = "node_left"  # it was drained
 
 
@@ -102,18 +102,20 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
     those of a project that runs as many as it may are passed over, and those for more workers than there are. Where one
     for several workers is next and not enough of them are idle, nobody takes what is behind it: it would wait for ever.
     """
-    due = select(Job).where(Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp(), gathering.may_come())
+    due = select(Job).where(
+        Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp(), placement.has_enough_workers()
+    )
     if memory_bytes is not None:
         due = due.where(func.coalesce(Job.needs_memory_bytes, 0) <= memory_bytes)
     due = due.order_by(*QUEUE_ORDER).limit(1).with_for_update(skip_locked=True)
     while (job := session.scalar(due)) is not None:
         if not projects.may_run(session, job.project_id):
             due = due.where(Job.project_id != job.project_id)
-        elif not gathering.are_there(session, job):
+        elif not placement.are_enough_ready(session, job):
             due = due.where(Job.id != job.id)
         else:
             break
-    if job is None or not gathering.are_idle(session, job):
+    if job is None or not placement.are_enough_idle(session, job):
         return None
     fence = session.execute(FENCE.next_value()).scalar_one()
     job.state = State.RUNNING
@@ -125,12 +127,10 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
     session.add(Attempt(job_id=job.id, number=job.attempt, fence=fence, worker=worker))
     events.announce(session, job, State.RUNNING, attempt=job.attempt)
     session.flush()
-    gathering.open_seats(session, job)
+    placement.open_seats(session, job)
     token = job.model.get("hub_token")
     sealed = token and hub_tokens.find_sealed(session, job.project_id, token)
-    return Lease(
-        job.id, fence, job.attempt, job.project_id, job.model, job.spec, job.nodes, sealed, job.traceparent
-    )
+    return Lease(job.id, fence, job.attempt, job.project_id, job.model, job.spec, job.nodes, sealed, job.traceparent)
 
 
 def renew(session: Session, lease: Lease, *, lease_s: float) -> Order | None:

@@ -102,7 +102,7 @@ def renew(session: Session, lease: PublicationLease, *, lease_s: float) -> Order
 
 
 def record(session: Session, lease: PublicationLease, *, happened: Sequence[NewEvent]) -> None:
-    """Append events to the job's story; the newest progress is the publication's."""
+    """Append events to the job's event log; the newest progress is the publication's."""
     job, publication = _held(session, lease)
     for event in happened:
         if event.kind == "progress":

@@ -2,7 +2,7 @@
 ``publication_leases``.
 
 They are no part of the job's state: a push that fails takes nothing away from a job that succeeded. Whoever changes a
-publication also writes the job's story, and locks the job's row first; who takes rows without waiting need not.
+publication also writes the job's event log, and locks the job's row first; who takes rows without waiting need not.
 """
 
 from __future__ import annotations

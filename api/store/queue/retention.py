@@ -1,4 +1,4 @@
-"""What is forgotten after its time: jobs that have ended, or only what they said.
+"""Data retention: deletes jobs some time after their end, or only their event logs and log lines.
 
 The operator sets days for all projects; a project may keep less by a policy of its own. Nobody's days apply to a job
 that is pinned, or whose artifact is still to be published.
@@ -108,8 +108,8 @@ def count_pinned(session: Session, project_id: str) -> int:
     return session.scalar(pinned.where(Job.state.in_(FINAL))) or 0
 
 
-def purge_stories(session: Session, *, keep_days: float) -> int:
-    """Forget events and log lines of jobs that ended so long ago; of how many jobs."""
+def purge_event_logs(session: Session, *, keep_days: float) -> int:
+    """Delete events and log lines of jobs that ended more than ``keep_days`` ago. Returns the number of jobs."""
     has_any = or_(exists().where(Event.job_id == Job.id), exists().where(LogLine.job_id == Job.id))
     old = select(Job.id).where(Job.state.in_(FINAL), _ended_before(keep_days), has_any).limit(BATCH)
     ids = session.scalars(old.with_for_update(skip_locked=True)).all()
@@ -119,12 +119,12 @@ def purge_stories(session: Session, *, keep_days: float) -> int:
 
 
 def purge_jobs(session: Session, *, keep_days: float) -> Collection[str]:
-    """Delete jobs that ended so long ago, with all rows that belong to them; their ids."""
+    """Delete jobs that ended more than ``keep_days`` ago, with all their rows. Returns their ids."""
     return _purge(session, None, _ended_before(keep_days))
 
 
 def find_known(session: Session, job_ids: Collection[str]) -> set[str]:
-    """Those of ``job_ids`` that there are."""
+    """Return those of ``job_ids`` that exist."""
     return set(session.scalars(select(Job.id).where(_among(job_ids))))
 
 

@@ -1,5 +1,7 @@
-"""What keeps the queue moving, in every API and worker process: send waiting messages, take back expired leases, fail
-what waited too long, forget what is over."""
+"""The thread that keeps the queue moving, in every API and worker process.
+
+It sends waiting messages, takes back expired leases, fails jobs that waited too long and deletes rows that are over.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,26 @@ logger = logging.getLogger(__name__)
 RELAY_BATCH = 100
 REAP_BATCH = 100
 
-GATHER_S = 0.05
-"""What is submitted within so short a time is told to the workers together."""
+RELAY_DELAY_S = 0.05
+"""Messages that are submitted within this time are sent to the workers together."""
 
 Task = Callable[[Session], int]
 
 
 class Upkeep:
-    """A background thread that does the rounds every ``interval_s`` seconds; what waits in the outbox it sends at once
-    when told.
+    """A background thread that runs all tasks every ``interval_s`` seconds.
 
-    ``also`` is one more task for every round. A task returns how many things it did, 0 when there is nothing left.
+    ``relay_now`` makes it send the messages of the outbox at once.
+
+    ``extra_task`` runs in every round too. A task returns how many things it did, and 0 when nothing is left.
     """
 
-    def __init__(self, sessions: Sessions, send: outbox.Send, *, interval_s: float, also: Task | None = None) -> None:
+    def __init__(
+        self, sessions: Sessions, send: outbox.Send, *, interval_s: float, extra_task: Task | None = None
+    ) -> None:
         self._relay: Task = lambda session: outbox.relay(session, send, limit=RELAY_BATCH)
         self._tasks: list[Task] = [
-            *([also] if also else []),
+            *([extra_task] if extra_task else []),
             lambda session: leases.reap(session, limit=REAP_BATCH),
             lambda session: publication_leases.reap(session, limit=REAP_BATCH),
             self._relay,  # after what writes messages
@@ -78,7 +83,7 @@ class Upkeep:
                 self._next_round = time.monotonic() + self._interval_s
                 for task in self._tasks:
                     self._round(task)
-            time.sleep(GATHER_S)
+            time.sleep(RELAY_DELAY_S)
             self._woken.wait(max(0.0, self._next_round - time.monotonic()))
 
     def _round(self, task: Task) -> None:

@@ -1,4 +1,4 @@
-"""Why a job waits, and its place in the queue."""
+"""Explains why a job waits, and finds its place in the queue."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, Engine, Select, func, select
 from sqlalchemy.orm import Session
 
-from api.store.queue import gathering, workers
+from api.store.queue import placement, workers
 from api.store.queue.workers import Ready
 from api.store.states import CLAIMABLE, HELD, State
 from api.store.tables.jobs import QUEUE_ORDER, Job, Project
 
 LONG_QUEUE = 200
-"""So many jobs are counted anew for every answer. Of a longer queue an answer may tell how it was a moment ago: else
-a thousand clients that poll would each count thousands of jobs."""
+"""Queues up to this length are read anew for every answer. A longer one is read every ``MOMENT_S``: otherwise a
+thousand clients that poll would each count thousands of jobs."""
 
 MOMENT_S = 2.0
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """What keeps a job from running; ``position`` 1 is next, None is not in the queue yet."""
+    """Says what keeps a job from running. ``position`` 1 is next; None means that it is not in the queue yet."""
 
     reason: str
     position: int | None
 
 
 def explain(session: Session, jobs: Sequence[Job]) -> dict[str, Waiting]:
-    """Job id -> why it waits, for those of ``jobs`` that do. Five queries at most, however many jobs."""
+    """Map the id of each job that waits to the reason. Five queries at most, however many jobs."""
     waiting = [job for job in jobs if job.state in CLAIMABLE]
     return _find_queue(session).explain(waiting) if waiting else {}
 
 
 @dataclass(frozen=True)
 class _Queue:
-    """The jobs that are due, in their order, and all that can keep one of them from running."""
+    """Holds the jobs that are due, in order, and what can keep one of them from running."""
 
     priorities: Sequence[int]
     times: Sequence[datetime]
     ids: Sequence[str]
     full_projects: dict[str, int]
-    """Those that run as many jobs as they may -> how many."""
+    """Maps projects that run as many jobs as they may to that limit."""
     ready: Sequence[Ready]
     blocked_reason: str | None
-    """Why there is none ``ready`` where some are there."""
-    expected: int
+    """Why no live worker is ``ready``."""
+    num_open_seats: int
     read_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -65,11 +65,11 @@ class _Queue:
         return time.monotonic() - self.read_at < MOMENT_S
 
     def explain(self, waiting: Sequence[Job]) -> dict[str, Waiting]:
-        found = {job.id: self._place(job) for job in waiting}
-        return {job.id: Waiting(self._reason(job, found[job.id]), found[job.id]) for job in waiting}
+        positions = {job.id: self._place(job) for job in waiting}
+        return {job.id: Waiting(self._reason(job, positions[job.id]), positions[job.id]) for job in waiting}
 
     def _place(self, job: Job) -> int | None:
-        """Also of a job that is newer than this queue."""
+        """Find the position of a job, even if it is newer than this queue."""
         place = -job.priority, job.run_at, job.id
         index = bisect_left(range(len(self.ids)), place, key=self._key)  # as QUEUE_ORDER sorts them
         is_due = job.state == State.QUEUED or job.id in self.ids[index : index + 1]
@@ -80,32 +80,33 @@ class _Queue:
 
     def _reason(self, job: Job, position: int | None) -> str:
         if position is None:
-            return f"the next try is at {_second(job.run_at)}"
+            return f"next attempt at {_second(job.run_at)}"
         if not self.ready:
-            return f"no worker can take jobs: {self.blocked_reason}" if self.blocked_reason else "no live worker"
-        able = gathering.able(self.ready, job)
+            return f"no worker accepts jobs: {self.blocked_reason}" if self.blocked_reason else "no live worker"
+        able = placement.with_enough_memory(self.ready, job)
         if not able:
-            return f"no live worker with {(job.needs_memory_bytes or 0) / 2**30:.1f} GiB"
+            return f"no live worker has {(job.needs_memory_bytes or 0) / 2**30:.1f} GiB of memory"
         if job.nodes > len(able):
-            return f"needs {job.nodes} workers at once: {len(able)} {'is' if len(able) == 1 else 'are'} there"
+            return f"needs {job.nodes} workers at once: {len(able)} available"
         if (limit := self.full_projects.get(job.project_id)) is not None:
-            return f"the project runs as many jobs as it may ({limit})"
+            return f"the project has reached its limit of running jobs ({limit})"
         if position > 1:
-            return "1 job before it" if position == 2 else f"{position - 1} jobs before it"
+            return f"{position - 1} {'job' if position == 2 else 'jobs'} ahead in the queue"
         if job.nodes > 1:
-            return f"needs {job.nodes} workers at once: {gathering.num_idle(able, self.expected)} of {len(able)} idle"
-        return "next in line: the first worker that is free takes it"
+            num_idle = placement.num_idle(able, self.num_open_seats)
+            return f"needs {job.nodes} workers at once: {num_idle} of {len(able)} idle"
+        return "next in queue"
 
 
 _queues: WeakKeyDictionary[Engine | Connection, _Queue] = WeakKeyDictionary()
-"""The last that was read of each database."""
+"""The queue of each database as it was read last."""
 
 
 _reading = threading.Lock()
 
 
 def _find_queue(session: Session) -> _Queue:
-    """One reads a long queue; who asks meanwhile is answered from the last one."""
+    """Read the queue. While one thread reads a long one, the others get the last one."""
     bind = session.get_bind()
     last = _queues.get(bind)
     if last is None or not last.is_long:
@@ -119,16 +120,16 @@ def _find_queue(session: Session) -> _Queue:
 
 
 def _read_queue(session: Session) -> _Queue:
-    found = session.execute(_due()).one()
+    row = session.execute(_due()).one()
     ready = workers.find_ready(session)
     return _Queue(
-        priorities=found.priorities or (),
-        times=found.times or (),
-        ids=found.ids or (),
-        full_projects=found.full_projects or {},
+        priorities=row.priorities or (),
+        times=row.times or (),
+        ids=row.ids or (),
+        full_projects=row.full_projects or {},
         ready=ready,
         blocked_reason=None if ready else workers.find_blocked_reason(session),
-        expected=gathering.count_expected(session) if found.any_together else 0,
+        num_open_seats=placement.count_open_seats(session) if row.any_together else 0,
     )
 
 

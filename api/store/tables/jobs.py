@@ -314,7 +314,7 @@ class Attempt(Base):
 
 
 class Event(Base):
-    """One line of a job's story. ``seq`` counts 1, 2, 3 within the job, without gaps, in order of commit."""
+    """One line of a job's event log. ``seq`` counts 1, 2, 3 within the job, without gaps, in order of commit."""
 
     __tablename__ = "event"
 

@@ -1,4 +1,4 @@
-"""The table of seats: what the other workers hold of a job that several of them do together."""
+"""The table ``seat``: one row for each node of a job beside its leader's."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _IS_OPEN = text("state = 'open'")
 
 
 class Seat(Base):
-    """One node of an attempt beside its leader's, which is node 0. It goes with the leader's lease.
+    """A seat is the row of one node of an attempt. The leader is node 0 and has none. It ends with the leader's lease.
 
-    ``endpoint`` (``host:port``): where the first rank is to be met; set when all seats are taken.
+    ``endpoint`` (``host:port``) is where the nodes meet. It is set when all seats are taken.
     """
 
     __tablename__ = "seat"

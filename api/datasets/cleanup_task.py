@@ -1,4 +1,4 @@
-"""What is left of uploads is removed: abandoned ones at once, once an hour what killed processes have left behind."""
+"""Removes abandoned uploads in every round, and once an hour the files that killed processes have left behind."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from api.store.engine import Sessions
 LITTER_INTERVAL_S = 3600.0
 
 
-class Tidying:
-    """A task of the upkeep."""
+class CleanupTask:
+    """Removes the files of abandoned uploads; a task of ``Upkeep``."""
 
     def __init__(self, settings: Settings, sessions: Sessions) -> None:
         self._settings = settings
@@ -23,7 +23,7 @@ class Tidying:
         self._next_at = 0.0
 
     def run(self, session: Session) -> int:
-        """Forget abandoned uploads; how many."""
+        """Remove abandoned uploads. Returns how many there were."""
         if time.monotonic() >= self._next_at:
             self._next_at = time.monotonic() + LITTER_INTERVAL_S
             service.remove_litter(self._settings, self._sessions)

@@ -15,7 +15,7 @@ from sqlalchemy import func, select, text, update
 
 from api.settings import Settings
 from api.store.engine import Sessions
-from api.store.queue import control, gangs, leases, waiting, workers
+from api.store.queue import control, leases, seats, waiting, workers
 from api.store.queue.leases import Failure, Lease, LeaseLost, Order
 from api.store.tables.jobs import Attempt, Job, Worker
 from api.store.tables.seats import Seat, SeatState
@@ -60,9 +60,9 @@ def claim(sessions: Sessions, worker: str = "a:0", **options: Any) -> Lease | No
         return leases.claim(session, worker=worker, lease_s=30, **options)
 
 
-def sit(sessions: Sessions, worker: str, **options: Any) -> gangs.SeatLease | None:
+def sit(sessions: Sessions, worker: str, **options: Any) -> seats.SeatLease | None:
     with sessions.begin() as session:
-        return gangs.take(session, worker=worker, lease_s=30, **options)
+        return seats.take(session, worker=worker, lease_s=30, **options)
 
 
 def reason(sessions: Sessions, job_id: str) -> str:
@@ -72,10 +72,10 @@ def reason(sessions: Sessions, job_id: str) -> str:
 
 def started(sessions: Sessions, lease: Lease) -> bool:
     with sessions.begin() as session:
-        return gangs.start(session, lease, endpoint="here:1")
+        return seats.start(session, lease, endpoint="here:1")
 
 
-def led(sessions: Sessions, *names: str, nodes: int = 2) -> tuple[Lease, list[gangs.SeatLease]]:
+def led(sessions: Sessions, *names: str, nodes: int = 2) -> tuple[Lease, list[seats.SeatLease]]:
     """A job that the workers of these names have; the first one leads."""
     appear(sessions, *names)
     lease = claim(sessions, f"{names[0]}:0")
@@ -88,7 +88,7 @@ def test_one_waits_for_as_many_workers_as_it_needs(sessions: Sessions, submit: S
     job_id = submit(nodes=2)
     assert claim(sessions) is None and reason(sessions, job_id) == "no live worker"
     appear(sessions, "a")
-    assert claim(sessions) is None and reason(sessions, job_id) == "needs 2 workers at once: 1 is there"
+    assert claim(sessions) is None and reason(sessions, job_id) == "needs 2 workers at once: 1 available"
     appear(sessions, "drained")
     with sessions.begin() as session:
         workers.drain(session, session.get_one(Worker, "drained"))
@@ -111,17 +111,18 @@ def test_what_is_for_more_workers_than_there_are_keeps_nobody_waiting(sessions: 
 def test_one_that_is_next_keeps_its_place_while_workers_are_busy(sessions: Sessions, submit: Submit) -> None:
     """Else jobs for one worker would pass it for ever."""
     appear(sessions, "a", "b")
-    first, gang, last = submit(), submit(nodes=2), submit()
-    assert claim(sessions, "a:0") is not None
+    first, job_of_two, last = submit(), submit(nodes=2), submit()
+    held = claim(sessions, "a:0")
+    assert held is not None and held.job_id == first
     assert claim(sessions, "b:0") is None, "b waits for a"
-    assert reason(sessions, gang) == "needs 2 workers at once: 1 of 2 idle"
-    assert reason(sessions, last) == "1 job before it"
+    assert reason(sessions, job_of_two) == "needs 2 workers at once: 1 of 2 idle"
+    assert reason(sessions, last) == "1 job ahead in the queue"
     with sessions.begin() as session:
         session.execute(update(Job).where(Job.id == first).values(priority=9))
-        leases.release(session, Lease(first, session.get_one(Job, first).fence or 0, *[None] * 7))  # type: ignore[arg-type]
+        leases.release(session, held)
         control.cancel(session, first)
     lease = claim(sessions, "a:0")
-    assert lease is not None and lease.job_id == gang
+    assert lease is not None and lease.job_id == job_of_two
 
 
 def test_seats(sessions: Sessions, submit: Submit) -> None:
@@ -139,11 +140,11 @@ def test_seats(sessions: Sessions, submit: Submit) -> None:
     assert second is not None and [first.node_rank, second.node_rank] == [1, 2]
     assert sit(sessions, "d:0") is None
     with sessions.begin() as session:
-        assert gangs.find_endpoint(session, second) is None
+        assert seats.find_endpoint(session, second) is None
         assert [job.id for job in workers.find_jobs(session, "c")] == [lease.job_id]
     assert started(sessions, lease)
     with sessions.begin() as session:
-        assert gangs.find_endpoint(session, first) == gangs.find_endpoint(session, second) == "here:1"
+        assert seats.find_endpoint(session, first) == seats.find_endpoint(session, second) == "here:1"
 
 
 def test_many_who_want_the_seats(sessions: Sessions, submit: Submit) -> None:
@@ -151,7 +152,7 @@ def test_many_who_want_the_seats(sessions: Sessions, submit: Submit) -> None:
     appear(sessions, "a", *names)
     submit(nodes=6)
     assert claim(sessions)
-    found: list[gangs.SeatLease | None] = []
+    found: list[seats.SeatLease | None] = []
     together = threading.Barrier(len(names))
 
     def race(name: str) -> None:
@@ -209,13 +210,13 @@ def test_a_seat_ends_with_the_leaders_lease(end: str, sessions: Sessions, submit
     submit(nodes=2)
     lease, [seat] = led(sessions, "a", "b")
     with sessions.begin() as session:
-        gangs.renew(session, seat, lease_s=30)
+        seats.renew(session, seat, lease_s=30)
     with sessions.begin() as session:
         ENDS[end](session, lease)
     for use in (
-        lambda session: gangs.renew(session, seat, lease_s=30),
-        lambda session: gangs.find_endpoint(session, seat),
-        lambda session: gangs.leave(session, seat, state=SeatState.DONE),
+        lambda session: seats.renew(session, seat, lease_s=30),
+        lambda session: seats.find_endpoint(session, seat),
+        lambda session: seats.leave(session, seat, state=SeatState.DONE),
     ):
         with pytest.raises(LeaseLost), sessions.begin() as session:
             use(session)
@@ -229,20 +230,20 @@ def test_what_the_leader_hears(sessions: Sessions, submit: Submit) -> None:
 
     def beat() -> Order | None:
         with sessions.begin() as session:
-            return gangs.lead(session, lease, lease_s=30)
+            return seats.renew_leader(session, lease, lease_s=30)
 
     assert beat() is None
     with sessions.begin() as session:
-        gangs.leave(session, one, state=SeatState.DONE)
+        seats.leave(session, one, state=SeatState.DONE)
     assert beat() is None
     with sessions.begin() as session:
-        gangs.leave(session, two, state=SeatState.LEFT)
+        seats.leave(session, two, state=SeatState.LEFT)
     assert beat() is Order.NODE_LEFT
     with sessions.begin() as session:
         session.execute(update(Seat).where(Seat.node_rank == 3).values(expires_at=func.now()))
     assert beat() is Order.NODE_LOST
     with sessions.begin() as session:
-        gangs.leave(session, three, state=SeatState.FAILED, failure=Failure("x", "x"))
+        seats.leave(session, three, state=SeatState.FAILED, failure=Failure("x", "x"))
     assert beat() is Order.NODE_LOST
     with sessions.begin() as session:
         control.cancel(session, lease.job_id)
@@ -256,7 +257,7 @@ def test_who_leaves_before_the_start_leaves_the_seat(sessions: Sessions, submit:
     seat = sit(sessions, "b:0")
     assert seat is not None
     with sessions.begin() as session:
-        gangs.leave(session, seat, state=SeatState.LEFT)
+        seats.leave(session, seat, state=SeatState.LEFT)
     assert sit(sessions, "c:0") == seat
 
 
@@ -301,7 +302,7 @@ def test_two_workers_do_it_together(
     """Once both are there; the one that comes first waits, and says so. Both log to their ends, one writes."""
     start_here()
     job_id = submit(make_model(node_mode="ends late"), nodes=2)
-    reason = "needs 2 workers at once: 1 is there"
+    reason = "needs 2 workers at once: 1 available"
     wait_until(lambda: client.get(f"/v1/jobs/{job_id}").json()["waiting_reason"] == reason, timeout_s=LIMIT_S)
     start_here()
     job = wait_for(job_id, "succeeded")
@@ -336,7 +337,7 @@ def test_when_it_is_stopped_all_nodes_end(
         with sessions.begin() as session:
             getattr(control, how)(session, job_id)
     else:
-        two["leader" if how == "drain" else "member"].drain()
+        two["leader" if how == "drain" else "node"].drain()
     job = wait_for(job_id, {"cancel": "cancelled", "pause": "paused"}.get(how, "queued"))
     wait_gone(pids, LIMIT_S)
     assert (job.failure_count, job.lost_count) == (0, 0)
@@ -360,7 +361,7 @@ def run_slowly(
     return job_id, run_as(sessions, job_id, two), pids
 
 
-@pytest.mark.parametrize("who", ["leader", "member"])
+@pytest.mark.parametrize("who", ["leader", "node"])
 def test_kill_9_of_either(
     who: str, sessions: Sessions, make_model: MakeModel, submit: Submit, start_worker: StartWorker,
     start_here: StartHere, wait_for: WaitFor, read_pids: ReadPids, tmp_path: Path,
@@ -374,8 +375,8 @@ def test_kill_9_of_either(
     start_here()
     job = wait_for(job_id, "succeeded")
     ends = outcomes(sessions, job_id)
-    assert ends[0] == {"leader": "lost", "member": "retry"}[who] and ends[-1] == "succeeded"
-    if who == "member":
+    assert ends[0] == {"leader": "lost", "node": "retry"}[who] and ends[-1] == "succeeded"
+    if who == "node":
         with sessions.begin() as session:
             first = session.scalars(select(Attempt).where(Attempt.job_id == job_id).order_by(Attempt.number)).first()
             assert first is not None and first.error is not None

@@ -1,8 +1,9 @@
-"""Jobs that several workers do together. The leader holds the job's lease, each of the others a seat of that lease.
+"""Seats are the rows of a job's nodes, when several workers do it together. Node 0 is the leader, and holds the lease.
 
-A claim opens the seats; idle workers take them before they look for jobs. When all are taken, the leader says where its
-first rank is to be met. Seats go when the leader's lease ends, however that is: who holds one learns it with the next
-heartbeat, and ends its engine. What goes wrong at a seat is written there, and the leader reads it with its own beat.
+Each of the other nodes holds a seat of that lease. A claim opens the seats, and idle workers take them before they look
+for jobs. When all are taken, the leader writes the endpoint at which the nodes meet. All seats end with the leader's
+lease: their workers learn it with their next heartbeat and stop their engines. A node writes its failure into its seat,
+and the leader reads it with its own heartbeat.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from api.store.tables.seats import Seat, SeatState
 
 @dataclass(frozen=True)
 class SeatLease:
-    """The right to work on one node of a job, as long as its leader's lease ``fence`` lives."""
+    """Allows a worker to do one node of a job while the leader's lease ``fence`` lives."""
 
     job_id: str
     fence: int
@@ -34,14 +35,14 @@ class SeatLease:
 
 
 def run_id(lease: Lease | SeatLease) -> str:
-    """A name of this attempt that all its nodes know."""
+    """Returns the name of this attempt that all its nodes share."""
     return f"{lease.job_id}.{lease.fence}"
 
 
 def take(session: Session, *, worker: str, lease_s: float, memory_bytes: int | None = None) -> SeatLease | None:
-    """Take a free seat of a job that fits into ``memory_bytes``, of the one that waits longest; or None.
+    """Take a free seat of a job that fits into ``memory_bytes``, or return None. The oldest lease comes first.
 
-    A worker has one node of a job at most. Two never get the same seat (SKIP LOCKED).
+    A worker takes one node of a job at most. Two workers never get the same seat (SKIP LOCKED).
     """
     mine = f"{worker_of(worker)}:"
     other = aliased(Seat)
@@ -55,29 +56,29 @@ def take(session: Session, *, worker: str, lease_s: float, memory_bytes: int | N
     if memory_bytes is not None:
         free = free.where(func.coalesce(Job.needs_memory_bytes, 0) <= memory_bytes)
     free = free.order_by(Seat.fence, Seat.node_rank).limit(1).with_for_update(of=Seat, skip_locked=True)
-    found = session.execute(free).one_or_none()
-    if found is None:
+    row = session.execute(free).one_or_none()
+    if row is None:
         return None
-    seat, nodes = found
+    seat, nodes = row
     seat.state, seat.worker, seat.expires_at = SeatState.TAKEN, worker, _in(lease_s)
     session.flush()
     return SeatLease(seat.job_id, seat.fence, seat.node_rank, nodes)
 
 
 def renew(session: Session, lease: SeatLease, *, lease_s: float) -> None:
-    """Heartbeat of a seat. Raises LeaseLost when the leader's lease has ended."""
+    """Extend a seat (its heartbeat). Raises LeaseLost when the leader's lease has ended."""
     _find(session, lease).expires_at = _in(lease_s)
 
 
 def find_endpoint(session: Session, lease: SeatLease) -> str | None:
-    """Where the first rank is to be met; None while others are missing. Raises LeaseLost."""
+    """Return the address at which the nodes meet, or None while some are missing. Raises LeaseLost."""
     return _find(session, lease).endpoint
 
 
 def leave(session: Session, lease: SeatLease, *, state: SeatState, failure: Failure | None = None) -> None:
-    """The seat's work has ended: DONE, LEFT, or FAILED with a ``failure``. Raises LeaseLost.
+    """End the seat's work as DONE, LEFT, or FAILED with a ``failure``. Raises LeaseLost.
 
-    LEFT before the start leaves the seat to another worker.
+    A seat that is LEFT before the start is open to other workers again.
     """
     seat = _find(session, lease)
     seat.state, seat.error = state, failure.to_dict() if failure else None
@@ -85,8 +86,8 @@ def leave(session: Session, lease: SeatLease, *, state: SeatState, failure: Fail
         seat.state, seat.worker, seat.expires_at = SeatState.OPEN, None, None
 
 
-def lead(session: Session, lease: Lease, *, lease_s: float) -> Order | None:
-    """Heartbeat of the leader: as ``leases.renew``, and whether a node is lost or has left."""
+def renew_leader(session: Session, lease: Lease, *, lease_s: float) -> Order | None:
+    """Extend the leader's lease as ``leases.renew`` does, and report a node that is lost or has left."""
     order = leases.renew(session, lease, lease_s=lease_s)
     if order is None and session.scalar(_seats(lease).where(_is_lost())):
         return Order.NODE_LOST
@@ -96,9 +97,9 @@ def lead(session: Session, lease: Lease, *, lease_s: float) -> Order | None:
 
 
 def start(session: Session, lease: Lease, *, endpoint: str) -> bool:
-    """Tell all nodes to meet at ``endpoint``, if all are there: there are none when the lease has ended."""
-    there = _seats(lease).where(Seat.state == SeatState.TAKEN, not_(_is_lost())).with_for_update()
-    seats = session.scalars(there).all()
+    """Tell all nodes to meet at ``endpoint``. Returns False while a seat is free or lost, or if the lease has ended."""
+    taken = _seats(lease).where(Seat.state == SeatState.TAKEN, not_(_is_lost())).with_for_update()
+    seats = session.scalars(taken).all()
     if len(seats) != lease.nodes - 1:
         return False
     for seat in seats:
@@ -107,13 +108,13 @@ def start(session: Session, lease: Lease, *, endpoint: str) -> bool:
 
 
 def find_ended(session: Session, lease: Lease) -> Sequence[Seat]:
-    """The seats whose work has ended, in order."""
+    """Return the seats whose work has ended, by rank."""
     ended = _seats(lease).where(Seat.state.in_((SeatState.DONE, SeatState.LEFT, SeatState.FAILED)))
     return session.scalars(ended.order_by(Seat.node_rank)).all()
 
 
 def _find(session: Session, lease: SeatLease) -> Seat:
-    """The seat, while the lease that it belongs to lives. Raises LeaseLost."""
+    """Return the locked seat, if its lease lives. Raises LeaseLost."""
     is_held = (Job.id == Seat.job_id) & (Job.fence == Seat.fence) & Job.state.in_(HELD)
     mine = select(Seat).join(Job, is_held).where(*_of(lease), Seat.node_rank == lease.node_rank)
     live = mine.where(Seat.state == SeatState.TAKEN, Job.lease_expires_at > func.clock_timestamp())
@@ -132,7 +133,7 @@ def _of(lease: Lease | SeatLease) -> tuple[ColumnElement[bool], ...]:
 
 
 def _is_lost() -> ColumnElement[bool]:
-    """It failed, or its worker fell silent."""
+    """Select seats that failed, or whose worker sends no heartbeat any more."""
     silent = (Seat.state == SeatState.TAKEN) & (Seat.expires_at < func.clock_timestamp())
     return silent | (Seat.state == SeatState.FAILED)
 

@@ -1,5 +1,4 @@
-"""Jobs that nobody needs any more are forgotten, as the operator and the projects want it, and what killed processes
-have left of deleted ones is removed."""
+"""Carries out data retention once an hour: deletes old jobs and event logs, and artifacts that have no job."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ _JOB = re.compile(r"job_[0-9a-f]{32}")
 _ARTIFACT = re.compile(r"[0-9a-f]{64}(\.orphan)?")
 
 
-class Tidying:
-    """A task of the upkeep, once an hour."""
+class RetentionTask:
+    """Deletes once an hour what neither the settings nor the projects' policies keep; a task of ``Upkeep``."""
 
     def __init__(self, settings: Settings, sessions: Sessions) -> None:
         self._settings = settings
@@ -37,16 +36,16 @@ class Tidying:
         self._next_at = 0.0
 
     def run(self, session: Session) -> int:
-        """Returns 0: the rest waits for the next hour."""
+        """Purge if an hour has passed. Returns 0: nothing is left for this round."""
         if time.monotonic() >= self._next_at:
             self._next_at = time.monotonic() + INTERVAL_S
-            self.tidy()
+            self.purge()
         return 0
 
-    def tidy(self) -> None:
-        """All that is due now, in short transactions of its own: files go only after their rows have."""
+    def purge(self) -> None:
+        """Delete all that is due now, in short transactions. Files are deleted after their rows."""
         if (days := self._settings.keep_logs_days) is not None:
-            while self._purge_stories(days):
+            while self._purge_event_logs(days):
                 pass
         if (days := self._settings.keep_jobs_days) is not None:
             while ids := self._purge_jobs(days):
@@ -71,9 +70,9 @@ class Tidying:
         with self._sessions.begin() as session:
             return [due.job_id for due in retention.purge_due(session, service, keep)]
 
-    def _purge_stories(self, days: float) -> int:
+    def _purge_event_logs(self, days: float) -> int:
         with self._sessions.begin() as session:
-            return retention.purge_stories(session, keep_days=days)
+            return retention.purge_event_logs(session, keep_days=days)
 
     def _purge_jobs(self, days: float) -> Collection[str]:
         with self._sessions.begin() as session:
@@ -81,7 +80,7 @@ class Tidying:
 
 
 def find_orphans(settings: Settings, sessions: Sessions) -> list[Path]:
-    """Folders of artifacts that have no row: a process was killed between the row and the files.
+    """Find folders of artifacts that have no row: a process was killed between the row and the files.
 
     A job's row is there before its folder, and its id never comes again: a folder without a row has no owner. In the
     folder of a job that has ended there may be artifacts that a lost worker brought too late. A day's patience is for
@@ -89,9 +88,9 @@ def find_orphans(settings: Settings, sessions: Sessions) -> list[Path]:
     """
     folders = {folder.name: folder for folder in settings.artifacts_dir.glob("job_*") if _JOB.fullmatch(folder.name)}
     with sessions.begin() as session:
-        known = retention.find_known(session, folders.keys())
+        job_ids = retention.find_known(session, folders.keys())
         ended = retention.find_artifacts_of_ended(session, folders.keys())
-    gone = [folder for job_id, folder in folders.items() if job_id not in known]
+    gone = [folder for job_id, folder in folders.items() if job_id not in job_ids]
     late = [
         folder
         for job_id, paths in ended.items()

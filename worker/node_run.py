@@ -1,8 +1,7 @@
-"""One node of a job that another worker leads: run its processes, say how they ended. Start reading at
-``Member.execute``.
+"""Runs one node of a job that another worker leads, and reports how it ended. Start reading at ``NodeRun.execute``.
 
-Events and files are the leader's: what is read here of the engine's lines is why it failed, and its log goes to the
-job's. When the leader's lease ends, however that is, the seat is gone with it and the engine is killed.
+The leader writes events and files. This side only reads from the engine's lines why it failed, and adds its log to the
+job's. When the leader's lease ends, the seat ends with it and the engine is killed.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ import time
 from api import json_log
 from api.settings import Settings
 from api.store.engine import Sessions
-from api.store.queue import gangs
-from api.store.queue.gangs import SeatLease
+from api.store.queue import seats
 from api.store.queue.leases import Failure, LeaseLost
+from api.store.queue.seats import SeatLease
 from api.store.tables.seats import SeatState
 from worker.engine import Engine, Stop
-from worker.gang import LOOK_S
 from worker.joblog import JobLog
 from worker.journal import crash, failure_of
 from worker.launcher import Node
 from worker.lease import HeldLease
+from worker.nodes import LOOK_S
 from worker.redaction import Redactor
 from worker.workspace import Workspace
 
@@ -41,8 +40,8 @@ NOT_SHARED = Failure(
 )
 
 
-class Member:
-    """``stop`` may be called from any thread, at any time."""
+class NodeRun:
+    """One node's part of an attempt. ``stop`` may be called from any thread, at any time."""
 
     def __init__(self, lease: SeatLease, sessions: Sessions, settings: Settings, *, claimed_at: float) -> None:
         self.lease = lease
@@ -54,7 +53,7 @@ class Member:
             sessions,
             settings,
             claimed_at=claimed_at,
-            renew=gangs.renew,
+            renew=seats.renew,
             on_order=lambda order: None,  # orders are the leader's
             on_lost=lambda: self.stop(Stop.LEASE_LOST),
         )
@@ -65,7 +64,7 @@ class Member:
         self._stop: Stop | None = None
 
     def execute(self) -> None:
-        """Do the node's part. It ends in the seat's row, or in nothing at all if the job has let go of it."""
+        """Run the node to its end. The result goes into the seat's row, or nowhere if the seat was lost."""
         json_log.job_id.set(self.lease.job_id)
         try:
             with self._held:
@@ -99,20 +98,20 @@ class Member:
             self._leave(SeatState.FAILED, WORKER_ERROR)
 
     def _await_start(self) -> Node | None:
-        """Where all nodes meet, once they are there; None if this worker was stopped before."""
+        """Wait for all nodes. Returns this node with their address, or None if the worker was stopped before."""
         while self._stop is None:
-            found: list[str | None] = []
-            self._held.write(lambda session, lease, found=found: found.append(gangs.find_endpoint(session, lease)))
-            if endpoint := found[-1]:
+            answers: list[str | None] = []
+            self._held.write(lambda session, lease, to=answers: to.append(seats.find_endpoint(session, lease)))
+            if endpoint := answers[-1]:
                 host, _, port = endpoint.rpartition(":")
-                return Node(self.lease.node_rank, self.lease.nodes, host, int(port), gangs.run_id(self.lease))
+                return Node(self.lease.node_rank, self.lease.nodes, host, int(port), seats.run_id(self.lease))
             time.sleep(LOOK_S)
         if self._stop is Stop.LEASE_LOST:
             raise LeaseLost
         return None
 
     def _is_shared(self) -> bool:
-        """Whether the leader's folder is seen here, under the same path."""
+        """Whether this worker sees the leader's folder under the same path."""
         deadline = time.monotonic() + NUM_LATE_BEATS * self._settings.heartbeat_s
         while time.monotonic() < deadline and self._stop is None:
             try:
@@ -148,4 +147,4 @@ class Member:
     def _leave(self, state: SeatState, failure: Failure | None = None) -> None:
         if failure is not None:
             logger.warning("%s: node %d: %s", self.lease.job_id, self.lease.node_rank, failure.code)
-        self._held.write(gangs.leave, state=state, failure=failure)
+        self._held.write(seats.leave, state=state, failure=failure)

@@ -1,4 +1,4 @@
-"""What clients get of a job's story: events, and lines of its log."""
+"""Defines how events and log lines of a job look in answers."""
 
 from __future__ import annotations
 

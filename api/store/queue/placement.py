@@ -1,0 +1,58 @@
+"""Checks that enough workers can do a job's nodes at once, and opens the seats when one claims it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.orm import Session
+
+from api.store.queue import outbox, workers
+from api.store.queue.workers import Ready
+from api.store.tables.jobs import Job
+from api.store.tables.seats import Seat, SeatState
+
+
+def has_enough_workers() -> ColumnElement[bool]:
+    """Select the jobs that need no more workers than are ready."""
+    return Job.nodes <= func.greatest(1, workers.count_ready())
+
+
+def are_enough_ready(session: Session, job: Job) -> bool:
+    """Whether as many workers have the memory as ``job`` has nodes. They may be busy."""
+    return job.nodes == 1 or job.nodes <= len(with_enough_memory(workers.find_ready(session), job))
+
+
+def are_enough_idle(session: Session, job: Job) -> bool:
+    """Whether that many are idle, beside those that other jobs' open seats wait for.
+
+    A lock lets one claim at a time count: two claims that counted the same workers would wait for each other.
+    """
+    if job.nodes == 1:
+        return True
+    # workers of other versions use this name of the lock
+    session.execute(select(func.pg_advisory_xact_lock(func.hashtext("bitfoundry.gathering"))))
+    able = with_enough_memory(workers.find_ready(session), job)
+    return job.nodes <= num_idle(able, count_open_seats(session))
+
+
+def with_enough_memory(ready: Sequence[Ready], job: Job) -> list[Ready]:
+    """Return the workers that have the memory which ``job`` needs."""
+    return [worker for worker in ready if worker.memory_bytes >= (job.needs_memory_bytes or 0)]
+
+
+def count_open_seats(session: Session) -> int:
+    """Count the nodes of claimed jobs that no worker has taken yet."""
+    return session.scalar(select(func.count()).select_from(Seat).where(Seat.state == SeatState.OPEN)) or 0
+
+
+def num_idle(ready: Sequence[Ready], num_open_seats: int) -> int:
+    """Count the idle workers that remain when all open seats are taken."""
+    return max(0, sum(worker.is_idle for worker in ready) - num_open_seats)
+
+
+def open_seats(session: Session, job: Job) -> None:
+    """Add a seat for each node of a claimed job but its leader's, and wake the workers."""
+    session.add_all(Seat(job_id=job.id, fence=job.fence, node_rank=rank) for rank in range(1, job.nodes))
+    if job.nodes > 1:
+        outbox.wake(session)
