@@ -404,6 +404,8 @@ def test_delete_of_a_job_that_goes_on_is_refused(
     job_id = bring_to(state, sessions, submit)
     answer = client.delete(f"/v1/jobs/{job_id}")
     assert (answer.status_code, answer.json()["code"]) == (409, "wrong_state")
+    remedy = "It must be cancelled or failed or succeeded." if state == State.CANCELLING else "Cancel it first."
+    assert answer.json()["detail"] == f"Cannot delete a {state} job. {remedy}"
     assert count(sessions, Job) == 1
 
 
