@@ -13,7 +13,7 @@ OPENERS = frozenset({
     "open", "read_text", "read_bytes", "from_pretrained", "copy2", "copyfile", "copytree", "load_file", "safe_open",
     "load_dataset", "metadata_load", "fdopen", "run_path",
 })  # fmt: skip
-NOT_FILES = {("vault", "open"), ("found", "open"), ("received", "open"), ("files", "read_bytes")}
+NOT_FILES = {("vault", "open"), ("received", "open"), ("parcel", "open"), ("files", "read_bytes")}
 """Objects of ours whose methods are called so: seals, parcels between ranks, tensors by name."""
 OURS = {("", "read_bytes"), ("", "read_text")}
 """Functions of ours: the guard's own, and one of texts."""
@@ -64,7 +64,7 @@ ALLOWED = {
         "api.datasets.storage": 3,
         "api.integrity.check": 1,
         "api.http.dashboard": 1,
-        "worker.node_run": 1,
+        "worker.member": 1,
         "worker.engine": 1,
     },
     "where an artifact goes": {"quantcore.hub.storage": 1},
