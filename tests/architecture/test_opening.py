@@ -64,7 +64,7 @@ ALLOWED = {
         "api.datasets.storage": 3,
         "api.integrity.check": 1,
         "api.http.dashboard": 1,
-        "worker.member": 1,
+        "worker.node_run": 1,
         "worker.engine": 1,
     },
     "where an artifact goes": {"quantcore.hub.storage": 1},
