@@ -18,6 +18,7 @@ Callback = Callable[[str, int, int | None], None]
 
 The phases are ``calibrate`` (batches), ``quantize`` (decoder blocks that algorithms work on) and ``round`` (layers)."""
 
+
 class Progress:
     """Shows how far a quantization is, and measures how many seconds each phase takes."""
 

@@ -438,5 +438,3 @@ def _check_data_free(config: Config, layers: Sequence[LayerPlan]) -> None:
 
 def _needs_calibration(config: Config, layers: Sequence[LayerPlan]) -> bool:
     return any(part.needs_calibration for part in (*config.algo_config, *(layer.config for layer in layers)))
-
-

@@ -72,5 +72,3 @@ class Expectation:
 def probe_logits(logits: Callable[[torch.Tensor], torch.Tensor], states: Sequence[torch.Tensor]) -> torch.Tensor:
     """Logits [N, PROBE_POSITIONS, V] of the last positions of N windows, float32 on the CPU."""
     return torch.stack([logits(state[:, -PROBE_POSITIONS:])[0].float().cpu() for state in states])
-
-

@@ -211,9 +211,7 @@ def _row(
     return _result(gate, name, "pass" if keeps else worst, value, limit, detail)
 
 
-def _measured(
-    name: str, measure: Measure, limit: float, limits: SchemeLimits, *, at_least: bool = False
-) -> GateResult:
+def _measured(name: str, measure: Measure, limit: float, limits: SchemeLimits, *, at_least: bool = False) -> GateResult:
     """Fail if the value is beyond the limit by more than two standard errors; warn if it is beyond by less."""
     value, stderr = measure.value, measure.stderr or 0.0
     if value is None:
@@ -227,7 +225,5 @@ def _skipped(gate: str, name: str, why: str) -> GateResult:
     return _result(gate, name, "skipped", None, None, why)
 
 
-def _result(
-    gate: str, name: str, status: Status, value: float | None, limit: float | None, detail: str
-) -> GateResult:
+def _result(gate: str, name: str, status: Status, value: float | None, limit: float | None, detail: str) -> GateResult:
     return GateResult(gate=gate, name=name, status=status, value=value, limit=limit, detail=detail)

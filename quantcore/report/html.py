@@ -27,6 +27,7 @@ svg{width:100%;height:auto}svg text{fill:var(--faint);font-size:12px}svg line{st
 svg circle{fill:var(--mark)}svg circle.chosen{fill:var(--fail)}details{margin:.5rem 0}
 """
 
+
 def page(report: Report) -> str:
     """Return the report as HTML; everything in it is escaped."""
     title = f"{escape(report.model.name)}, quantized"

@@ -67,9 +67,7 @@ def test_the_tables() -> None:
 
 
 def test_the_page_about_webhooks(server: Server, receiver: Receiver, tmp_path: Path) -> None:
-    reading = read_page(
-        "how-to/webhooks.md", tmp_path, show=("SECRET",), RECEIVER=receiver.url, **server.environment
-    )
+    reading = read_page("how-to/webhooks.md", tmp_path, show=("SECRET",), RECEIVER=receiver.url, **server.environment)
     assert "delivered" in reading.output
     secret, check = reading.variables["SECRET"], reading.names["is_from_bitfoundry"]
     [message] = receiver.wait(1)

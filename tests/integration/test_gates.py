@@ -183,9 +183,7 @@ def with_expert(seen):
     return replace(seen, layers=[*seen.layers, expert])
 
 
-BAD_SAMPLE = Sample(
-    prompt="", original="", quantized="", quantized_is_degenerate=True, original_is_degenerate=False
-)
+BAD_SAMPLE = Sample(prompt="", original="", quantized="", quantized_is_degenerate=True, original_is_degenerate=False)
 BAD = {
     "finite_numbers": (lambda seen: with_main(seen, odd_numbers=("q_proj: the scales of its weight",)), "fail"),
     "calibration_coverage": (

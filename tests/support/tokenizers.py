@@ -33,9 +33,7 @@ def saved(folder: Path, tokenizer: Tokenizer, **special: str) -> Path:
     return folder
 
 
-def byte_level(
-    pre_tokenizer: pre_tokenizers.PreTokenizer | None = None, *, ignore_merges: bool = False
-) -> Tokenizer:
+def byte_level(pre_tokenizer: pre_tokenizers.PreTokenizer | None = None, *, ignore_merges: bool = False) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
     tokenizer.pre_tokenizer = pre_tokenizer or CUTS["gpt-2"]
     trainer = trainers.BpeTrainer(

@@ -56,8 +56,6 @@ class GgufHeader:
             return list(struct.unpack(f"<{header.num_bytes // 4}f", file.read(header.num_bytes)))
 
 
-
-
 def read_gguf_header(path: Path) -> GgufHeader:
     """Raises ModelError ``invalid_gguf`` for a damaged file, ``unsupported_quantization`` for a type not known here."""
     try:
