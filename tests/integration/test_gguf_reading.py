@@ -169,7 +169,7 @@ def test_embeddings_in_blocks_are_read_as_floats_and_not_converted(tmp_path):
     model, config = quantcore.load(other)
     assert torch.equal(model.model.embed_tokens.weight, read)
     assert config.choose("model.embed_tokens", "Embedding")[0] is None
-    with pytest.raises(ConfigError, match="keeps embeddings as floats"):
+    with pytest.raises(ConfigError, match="stores embeddings in the model's float dtype"):
         convert(other, tmp_path / "new", "gptq", lambda event: None)
 
 
