@@ -360,13 +360,13 @@ def test_conversions_that_would_lose_something_are_refused(float_model, gptq, tm
         return caught.value
 
     assert refused(float_model, "gptq").code == "not_quantized"
-    assert "in the gptq format already" in refused(gptq, "gptq").message
-    assert "a file of its own" in refused(gptq, "gguf").message
+    assert "already in the gptq format" in refused(gptq, "gptq").message
+    assert "can only be written from float weights" in refused(gptq, "gguf").message
     assert "it has nf4, fp4_bnb and int8" in refused(gptq, "bitsandbytes").message
     assert refused(gptq, "marlin").code == "unknown_export_format"
     quantize(float_model, tmp_path / "int8", presets.resolve("int8_dynamic"), "quark")
     error = refused(tmp_path / "int8", "fake_quantized")
-    assert "holds weights alone" in error.message and "compressed_tensors" in "".join(EXPORTERS)
+    assert "stores only weights" in error.message and "compressed_tensors" in "".join(EXPORTERS)
 
 
 def test_the_command_converts_and_explains(gptq, tmp_path, capsys):
