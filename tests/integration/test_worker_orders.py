@@ -134,11 +134,11 @@ def test_a_live_worker_is_known_until_it_leaves(
         with sessions.begin() as session:
             return [worker.memory_bytes for worker in workers.find_live(session)]
 
-    def wait_until(wanted: list[int]) -> None:
-        wait_until(lambda: live() == wanted, note=lambda: live())
+    def wait_for_memory(wanted: list[int]) -> None:
+        wait_until(lambda: live() == wanted, note=live)
 
     worker = start_worker(settings.model_copy(update={"memory_bytes": 1000}))
-    wait_until([1000])
+    wait_for_memory([1000])
     job_id = post(client, make_model())
     job = client.get(f"/v1/jobs/{job_id}").json()
     assert job["waiting_reason"].startswith("no live worker has ")
@@ -147,6 +147,6 @@ def test_a_live_worker_is_known_until_it_leaves(
     assert worker.drain() == 0
     assert live() == []
     killed = start_worker(settings.model_copy(update={"memory_bytes": 1000}))
-    wait_until([1000])
+    wait_for_memory([1000])
     killed.kill()
-    wait_until([])
+    wait_for_memory([])
