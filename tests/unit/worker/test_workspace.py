@@ -20,7 +20,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def attempt(settings: Settings, fence: int) -> Workspace:
-    workspace = Workspace(settings, Lease(JOB, fence, 1, {}, {}, {}, (), "5GB", "prj", None))
+    workspace = Workspace(settings, Lease(JOB, fence, 1, "prj", {}, {}, 1, None))
     workspace.create()
     return workspace
 
