@@ -128,7 +128,7 @@ class HardwareRef(RequestBody):
 class PlanCreate(JobRequest):
     """A job to plan. With ``hardware`` the answer's ``capacity`` says whether the job fits, and how long it takes."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [examples.PLAN_REQUEST]})
+    model_config = ConfigDict(json_schema_extra={"examples": [examples.PLAN_ON_REQUEST]})
 
     hardware: HardwareRef | None = None
 

@@ -38,7 +38,6 @@ EVALUATION_FLAGS = {
     "stride": "eval_stride", "limit": "limit", "num_fewshot": "num_fewshot", "batch_size": "eval_batch_size",
 }  # fmt: skip
 """The flag of each field, where it can be passed on as it is."""
-ALGORITHM_FLAGS = ("quant_algo", "pre_quantization_optimization", "quant_algo_config_file")
 SCHEME_FLAGS = (
     "quant_scheme", "group_size", "exclude_layers", "kv_cache_dtype", "layer_quant_scheme", "preset_file", "strict",
 )  # fmt: skip

@@ -47,7 +47,7 @@ class Task(JobSpec):
 
     @property
     def model_folder(self) -> Path:
-        """``model_dir`` of a task whose model is on this machine (see ``checkpoint.hub.fetch``)."""
+        """``model_dir`` of a task whose model is on this machine (see ``quantcore.hub.download.fetch``)."""
         if self.model_dir is None:
             raise RuntimeError("the model of this task was not downloaded yet")
         return self.model_dir
