@@ -19,7 +19,7 @@ from api.http.deps import Context
 from api.http.feed import Feed
 from api.http.rate_limit import RateLimiter
 from api.http.security import authenticate
-from api.http.stream_seats import StreamSeats
+from api.http.stream_permits import StreamPermits
 from api.http.trace_requests import TraceRequests
 from api.integrity.watch import Watch
 from api.jobs.retention_task import RetentionTask
@@ -42,7 +42,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     database_url = settings.database_url.get_secret_value()
     sessions = connect(database_url, wait_s=WAIT_S, answer_s=ANSWER_S)
     celery = make_celery(settings.broker_url.get_secret_value())
-    feed = Feed(sessions, StreamSeats(settings.broker_url.get_secret_value()))
+    feed = Feed(sessions, StreamPermits(settings.broker_url.get_secret_value()))
     cleanup_task = datasets.CleanupTask(settings, sessions)
     retention_task = RetentionTask(settings, sessions)
     rates = RateLimiter(settings.broker_url.get_secret_value())

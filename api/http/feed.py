@@ -1,8 +1,8 @@
-"""Who waits for news of a job is woken when there is some.
+"""Wakes the streams of a job when the job has new events.
 
-A waiting stream holds no thread and no connection: one task of the app asks once a tick, for all jobs that somebody
-watches, for their newest events. Streams that then want to read the same share one reading. Every few ticks it also
-asks whether the keys and sign-ins that opened the streams still would: the others' streams end.
+A waiting stream holds no thread and no connection. One task of the app polls the newest events of all watched jobs.
+Streams that then read the same rows share one read. Every few ticks the task also checks whether the keys and sign-ins
+that opened the streams are still valid, and ends the streams of those that are not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
-from api.http.stream_seats import RENEW_S, StreamSeats
+from api.http.stream_permits import RENEW_S, StreamPermits
 from api.store.accounts import projects, signins
 from api.store.accounts.audit import Caller, Shown
 from api.store.engine import Sessions
@@ -30,24 +30,24 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
 CHECK_S = 2.0
-"""A stream ends so soon after the key that opened it, and a tick later at most."""
+"""Seconds between two checks of the keys; a stream ends at most this and one tick after its key."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a stream was opened with: it lasts as long as ``shown`` has the ``scope``. Its seat is ``stream_seats``'."""
+    """The right to stream: valid as long as the credentials ``shown`` have the ``scope``; holds a ``permit``."""
 
     project_id: str
     shown: Shown
     scope: str
-    seat: str
+    permit: str
 
 
 @dataclass(eq=False)
 class Watch:
-    """One stream: ``news`` is set when its job may have some, or when it ``is_over``: its key opens it no more."""
+    """An open stream. ``news`` is set when its job may have new events, or when its key has expired (``is_over``)."""
 
     ticket: Ticket
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -55,32 +55,32 @@ class Watch:
 
 
 class Feed:
-    """Wakes the streams of a job when it has news. Lives in the app's event loop; asks only while somebody watches."""
+    """Wakes the streams of a job. Lives in the app's event loop; polls only while there are streams."""
 
-    def __init__(self, sessions: Sessions, seats: StreamSeats) -> None:
+    def __init__(self, sessions: Sessions, permits: StreamPermits) -> None:
         self._sessions = sessions
-        self._seats = seats
+        self._permits = permits
         self._watchers: dict[str, set[Watch]] = {}
         self._check_at = self._renew_at = 0.0
-        self._left: list[Ticket] = []  # of streams that have ended
+        self._ended: list[Ticket] = []  # their permits are still held
         self._heads: dict[str, int] = {}  # job id -> the newest event that its watchers were told of
         self._under_way: dict[str, dict[Hashable, asyncio.Future[Any]]] = {}  # readings since the job's last news
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
 
     def admit(self, session: Session, caller: Caller, scope: str) -> Ticket:
-        """For one more stream of the caller's project. Raises QuotaExceeded."""
+        """Return the ticket for a new stream of the caller's project. Raises QuotaExceeded."""
         assert caller.shown is not None
         limit = projects.limit_of(session.get_one(Project, caller.project_id), "max_streams")
-        seat = self._seats.take(caller.project_id, limit, self._count_here(caller.project_id))
-        return Ticket(caller.project_id, caller.shown, scope, seat)
+        permit = self._permits.acquire(caller.project_id, limit, self._count_here(caller.project_id))
+        return Ticket(caller.project_id, caller.shown, scope, permit)
 
     def count_streams(self, project_id: str) -> int:
-        return self._seats.count(project_id, self._count_here(project_id))
+        return self._permits.count(project_id, self._count_here(project_id))
 
     @contextmanager
     def watch(self, job_id: str, ticket: Ticket) -> Iterator[Watch]:
-        """For a stream. Watch first, clear the news, look, and then wait for them."""
+        """Register a stream. It then clears ``news``, reads, and waits for ``news``, in this order."""
         watch = Watch(ticket)
         self._watchers.setdefault(job_id, set()).add(watch)
         if self._task is None or self._task.done():
@@ -89,66 +89,66 @@ class Feed:
             yield watch
         finally:
             self._watchers[job_id].discard(watch)
-            self._left.append(ticket)
+            self._ended.append(ticket)
             if not self._watchers[job_id]:
                 del self._watchers[job_id]
                 self._heads.pop(job_id, None)
                 self._under_way.pop(job_id, None)
 
     async def read(self, job_id: str, what: Hashable, read: Callable[[], T]) -> T:
-        """What ``read()`` returns, in a thread: once for all streams that ask for the same ``what`` at the same time.
+        """Return ``read()``, called in a thread, once for all streams that ask for the same ``what`` at the same time.
 
-        Never a reading that began before the job's last news: a stream that has cleared its event and asks sees them.
+        A call that began before the job's newest event is not reused, so a stream that was woken sees that event.
         """
         under_way = self._under_way.setdefault(job_id, {})
         if (reading := under_way.get(what)) is None:
             reading = under_way[what] = asyncio.ensure_future(run_in_threadpool(read))
             reading.add_done_callback(lambda _: under_way.pop(what))
-        return await asyncio.shield(reading)  # one that leaves does not end it for others
+        return await asyncio.shield(reading)  # a stream that leaves does not cancel it for others
 
     async def stop(self) -> None:
-        """The app ends: ask no more. Waited for and not cancelled: its question may hold a connection of the pool."""
+        """Stop polling. The task is awaited, not cancelled: its query may hold a connection of the pool."""
         self._stopping.set()
         if self._task is not None:
             await self._task
-        await run_in_threadpool(self._keep_seats, {})
-        self._seats.close()
+        await run_in_threadpool(self._renew_and_release, {})
+        self._permits.close()
 
     async def _run(self) -> None:
-        while (self._watchers or self._left) and not self._stopping.is_set():
-            if (taken := self._taken_seats()) or self._left:
-                await run_in_threadpool(self._keep_seats, taken)
+        while (self._watchers or self._ended) and not self._stopping.is_set():
+            if (due := self._permits_due()) or self._ended:
+                await run_in_threadpool(self._renew_and_release, due)
             try:
-                heads, scopes = await run_in_threadpool(self._look, list(self._watchers), self._shown_to_check())
+                heads, scopes = await run_in_threadpool(self._poll, list(self._watchers), self._credentials_due())
             except SQLAlchemyError as error:
                 logger.warning("streams wait: the database is away (%s)", type(error).__name__)
             else:
-                self._end_those_without(scopes)
+                self._end_without_scope(scopes)
                 self._tell(heads)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), TICK_S)
 
-    def _look(
+    def _poll(
         self, watched: Sequence[str], shown: Collection[Shown]
     ) -> tuple[dict[str, int], dict[Shown, frozenset[str]]]:
-        """The newest event of each job, and of each of ``shown`` the scopes that it now opens."""
+        """Return the newest event of each job, and the present scopes of each of the credentials ``shown``."""
         with self._sessions.begin() as session:
-            found = signins.find_open(session, shown) if shown else {}
-            return events.find_heads(session, watched), {each: found.get(each, frozenset()) for each in shown}
+            scopes = signins.find_open(session, shown) if shown else {}
+            return events.find_heads(session, watched), {each: scopes.get(each, frozenset()) for each in shown}
 
-    def _shown_to_check(self) -> Collection[Shown]:
-        """What has opened the streams, every ``CHECK_S`` seconds."""
+    def _credentials_due(self) -> Collection[Shown]:
+        """Return the credentials of all streams if it is time to check them."""
         if time.monotonic() < self._check_at:
             return ()
         return {watch.ticket.shown for watch in self._all()}
 
-    def _end_those_without(self, scopes: Mapping[Shown, frozenset[str]]) -> None:
+    def _end_without_scope(self, scopes: Mapping[Shown, frozenset[str]]) -> None:
         if not scopes:
             return
         self._check_at = time.monotonic() + CHECK_S
         for watch in self._all():
             ticket = watch.ticket
-            if ticket.scope not in scopes.get(ticket.shown, (ticket.scope,)):  # one that came since is asked about next
+            if ticket.scope not in scopes.get(ticket.shown, (ticket.scope,)):  # a new stream is checked next time
                 watch.is_over = True
                 watch.news.set()
 
@@ -167,18 +167,18 @@ class Feed:
     def _count_here(self, project_id: str) -> int:
         return sum(watch.ticket.project_id == project_id for watch in self._all())
 
-    def _taken_seats(self) -> dict[str, list[str]]:
-        """The seats of all streams by project, if it is time to renew them."""
+    def _permits_due(self) -> dict[str, list[str]]:
+        """Return the permits of all streams by project if it is time to renew them."""
         if time.monotonic() < self._renew_at:
             return {}
         self._renew_at = time.monotonic() + RENEW_S
-        taken: dict[str, list[str]] = {}
+        permits: dict[str, list[str]] = {}
         for watch in self._all():
-            taken.setdefault(watch.ticket.project_id, []).append(watch.ticket.seat)
-        return taken
+            permits.setdefault(watch.ticket.project_id, []).append(watch.ticket.permit)
+        return permits
 
-    def _keep_seats(self, taken: dict[str, list[str]]) -> None:
-        self._seats.renew(taken)
-        while self._left:  # after the renewal, which may have been of them, too
-            ticket = self._left.pop()
-            self._seats.leave(ticket.project_id, ticket.seat)
+    def _renew_and_release(self, due: dict[str, list[str]]) -> None:
+        self._permits.renew(due)
+        while self._ended:  # after the renewal, which may have included them
+            ticket = self._ended.pop()
+            self._permits.release(ticket.project_id, ticket.permit)

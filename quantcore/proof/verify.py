@@ -44,7 +44,8 @@ from quantcore.evaluation.text import EvaluationText
 from quantcore.events import Emit, Eta, Progress, Warned, parse
 from quantcore.export import EXPORTERS, Container, Decoder, tensor_name
 from quantcore.numerics.qtensor import QLayer, is_finite
-from quantcore.plan.resolve import FILE_TO_FILE, Plan, export_dir, resolve
+from quantcore.plan.job import plan_job
+from quantcore.plan.resolve import FILE_TO_FILE, Plan, export_dir
 from quantcore.proof.expectation import Expectation, probe_logits
 from quantcore.reading.model import Model, read_model
 from quantcore.runtime.devices import (
@@ -127,10 +128,7 @@ def prove_all(
     """
     original = read_model(task.model_folder)
     headers = original.headers
-    plan = resolve(
-        task.config, headers.config, headers.tensors, calibration=task.calibration, evaluation=task.evaluation,
-        exports=task.export, file2file=task.file2file,
-    )  # fmt: skip
+    plan = plan_job(task, headers)
     expected = Expectation.load(scratch)
     for export in plan.exports:
         written = WrittenCheckpoint(plan, export_dir(folder, plan, export), export, headers)

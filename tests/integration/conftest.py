@@ -19,7 +19,7 @@ from huggingface_hub import constants
 from sqlalchemy import delete, text, update
 
 from api.__main__ import SERVER
-from api.http import rate_limit, stream_seats
+from api.http import rate_limit, stream_permits
 from api.http.security import create_key
 from api.main import create_app
 from api.settings import Settings
@@ -63,7 +63,7 @@ def sessions(postgres_url: str) -> Iterator[Sessions]:
 def settings(postgres_url: str, broker_url: str, tmp_path: Path) -> Settings:
     """Leases of six seconds, the stub engine, and model folders below ``tmp_path``."""
     with redis.Redis(unix_socket_path=broker_url.removeprefix("redis+socket://")) as broker:
-        for key in (rate_limit.KEY, stream_seats.KEY):  # requests and streams of the test before
+        for key in (rate_limit.KEY, stream_permits.KEY):  # requests and streams of the test before
             for counted in broker.keys(f"{key}*"):
                 broker.delete(counted)
     return Settings(

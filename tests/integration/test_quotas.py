@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from sqlalchemy import text
 
 from api.http.security import READ, create_key
-from api.http.stream_seats import StreamSeats
+from api.http.stream_permits import StreamPermits
 from api.main import create_app
 from api.settings import Settings
 from api.store.accounts import projects
@@ -156,23 +156,23 @@ def test_streams_of_all_processes_count_together(
 
 
 def test_streams_without_a_broker_and_with_one_that_forgets(broker_url: str) -> None:
-    away = StreamSeats("redis+socket:///nowhere/valkey.sock")
-    assert away.take("prj", 2, num_here=1)
+    away = StreamPermits("redis+socket:///nowhere/valkey.sock")
+    assert away.acquire("prj", 2, num_here=1)
     with pytest.raises(QuotaExceeded):
-        away.take("prj", 2, num_here=2)
+        away.acquire("prj", 2, num_here=2)
     assert away.count("prj", num_here=2) == 2
-    seats = StreamSeats(broker_url)
-    taken = [seats.take("prj_forgotten", 2, 0) for _ in range(2)]
+    permits = StreamPermits(broker_url)
+    held = [permits.acquire("prj_forgotten", 2, 0) for _ in range(2)]
     with pytest.raises(QuotaExceeded):
-        seats.take("prj_forgotten", 2, 0)
-    assert seats._broker is not None
-    seats._broker.flushdb()
-    assert seats.count("prj_forgotten", 0) == 0
-    seats.renew({"prj_forgotten": taken})
-    assert seats.count("prj_forgotten", 0) == 2
-    seats.leave("prj_forgotten", taken[0])
-    assert seats.count("prj_forgotten", 0) == 1
-    seats.close()
+        permits.acquire("prj_forgotten", 2, 0)
+    assert permits._broker is not None
+    permits._broker.flushdb()
+    assert permits.count("prj_forgotten", 0) == 0
+    permits.renew({"prj_forgotten": held})
+    assert permits.count("prj_forgotten", 0) == 2
+    permits.release("prj_forgotten", held[0])
+    assert permits.count("prj_forgotten", 0) == 1
+    permits.close()
 
 
 def test_metrics_of_quotas(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
