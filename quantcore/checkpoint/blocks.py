@@ -19,7 +19,7 @@ _TEXT = re.compile(r"(^|\.)(language_model|text_model|text_decoder|llm|lm|thinke
 _TEXT_KEY = re.compile(r"text|llm|language|thinker|decoder|generator")
 _NOT_TEXT = re.compile(
     r"vision|visual|image|img_|video|audio|speech|acoustic|semantic|sound|perception|protein|codec|vq|vpm|apm|talker|code2wav"
-    r"|token2wav|code_predictor|depth_decoder|diffusion|qformer|perceiver|resampler|projector|connector|adapt|deepstack"
+    r"|token2wav|code_predictor|depth_decoder|diffusion|qformer|perceiver|resampler|projector|connector|aligner|adapt|deepstack"
     r"|(^|[._])(vit|clip|siglip|sam|mtp)([._]|$)"
 )
 """Names of a model's parts beside the language model, in module paths and config keys."""
@@ -52,8 +52,8 @@ def find_blocks(tensors: Mapping[str, TensorHeader], model_config: Mapping[str, 
     at its top or in a config inside it. Blocks for multi-token prediction, which some checkpoints hold after the
     others, do not count: they do not run. Raises ModelError if no list fits, or several do.
     """
-    every = _large(block_lists(tensors))
-    lists = _of_text(every)
+    every = block_lists(tensors)
+    lists, every = _large(_of_text(every)), _large(every)
     if not lists:
         what = f"these are none: {_names(every)}" if every else "no tensor name has a block number (model.layers.0...)"
         raise ModelError(

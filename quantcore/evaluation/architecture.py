@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from quantcore.checkpoint.libraries import opened_weights
 from quantcore.checkpoint.source import TORCH_DTYPES
@@ -28,7 +28,7 @@ from quantcore.evaluation.consumer import quiet
 from quantcore.evaluation.model import EvaluatedModel, open_model
 from quantcore.events import Emit, Warned
 from quantcore.model.names import FROM_FILE_TO_FILE
-from quantcore.model.skeleton import clean_config
+from quantcore.model.skeleton import clean_config, language_model_class
 from quantcore.model.twin import build_twin, twin_config
 from quantcore.reading.model import Model, read_model
 from quantcore.runtime.devices import release_freed_memory
@@ -147,7 +147,7 @@ def _compare_twin(config: str) -> dict[str, Any]:
 
 def _compare_twin_of(config: dict[str, Any], seed: int) -> dict[str, Any]:
     try:
-        twin = build_twin(config, seed)
+        twin = build_twin(config, seed, language_model_class(config))
         windows_NT = _windows(twin, NUM_WINDOWS)
         if not _gives_numbers(twin, windows_NT):
             return {"reason": NOT_FINITE}
@@ -174,18 +174,18 @@ def _compare_whole(model: Model, dtype: torch.dtype) -> dict[str, Any]:
     streamed = open_model(model)
     try:
         with quiet(), opened_weights(model.folder) as folder:
-            whole = AutoModelForCausalLM.from_pretrained(
+            whole = language_model_class(model.headers.config).from_pretrained(
                 folder, config=clean_config(model.headers.config), dtype=dtype, use_safetensors=True,
                 local_files_only=True,
             )  # fmt: skip
+        whole.train(False).to(streamed.streamed.device)
+        windows_NT = _windows(whole, 1)
+        if not _gives_numbers(whole, windows_NT):
+            return {"reason": NOT_FINITE}
     except (torch.OutOfMemoryError, MemoryError):
         raise
-    except Exception as error:
+    except Exception as error:  # the model's own code, on its own numbers
         return {"reason": reason_of(error)}
-    whole.train(False).to(streamed.streamed.device)
-    windows_NT = _windows(whole, 1)
-    if not _gives_numbers(whole, windows_NT):
-        return {"reason": NOT_FINITE}
     return {"differences": differences(whole, streamed, windows_NT)}
 
 

@@ -57,12 +57,19 @@ def check_shares_nothing(model: PreTrainedModel, prefix: str) -> None:
             )
 
 
-def check_not_rearranged(model: PreTrainedModel, stored: Iterable[str], placed: Mapping[str, str]) -> None:
-    """Raises ModelError if Transformers makes a parameter of ``model`` out of several of the ``stored`` tensors, other
-    than by stacking experts: such tensors are not ``placed`` (see ``place_tensors``)."""
+def check_not_rearranged(
+    model: PreTrainedModel, stored: Iterable[str], placed: Mapping[str, str], towers: Iterable[str] = ()
+) -> None:
+    """Raise ModelError if Transformers makes a parameter of ``model`` out of several of the ``stored`` tensors, other
+    than by stacking experts: such tensors are not ``placed`` (see ``place_tensors``).
+
+    Parameters of the modules called ``towers`` do not count: they are not run.
+    """
+    ignored = tuple(f"{tower}." for tower in towers)
     filled = set(placed.values())
     split = {f"{name.rsplit('.', 3)[0]}." for name in filled if _EXPERT.match(name)}
-    names = [name for name in model.state_dict() if name not in filled and name not in model.all_tied_weights_keys]
+    others = (name for name in model.state_dict() if not name.startswith(ignored))
+    names = [name for name in others if name not in filled and name not in model.all_tied_weights_keys]
     empty = [name for name in names if f"{name.rpartition('.')[0]}." not in split]
     if not empty:
         return

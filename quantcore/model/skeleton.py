@@ -12,7 +12,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+)
 
 from quantcore.errors import ModelError, reason_of
 
@@ -64,20 +68,13 @@ def without_untrusted(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrainedModel:
-    """An evaluation-mode causal language model whose parameters hold no memory."""
+    """An evaluation-mode language model, with its towers for images and sound, whose parameters hold no memory."""
     from accelerate import init_empty_weights
 
-    config = clean_config(raw_config)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelError(
-            f"Transformers has no causal language model of the type '{config.model_type}'.",
-            code="unsupported_architecture",
-            hint="Only decoder-only language models can be run. Another model that holds one can be quantized from file"
-            " to file (--file2file_quantization), with a scheme that needs no data.",
-        )
+    config, built = clean_config(raw_config), language_model_class(raw_config)
     try:
         with init_empty_weights(include_buffers=False), no_init_weights():
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+            model: PreTrainedModel = built._from_config(config, dtype=dtype)
     except Exception as error:  # the model's own code runs, with the values of config.json
         raise ModelError(
             f"Transformers cannot build this '{config.model_type}' model: {reason_of(error)}",
@@ -87,6 +84,29 @@ def build_skeleton(raw_config: dict[str, Any], dtype: torch.dtype) -> PreTrained
     model.config.use_cache = False
     model.train(False).requires_grad_(False)
     return model
+
+
+def language_model_class(raw_config: Mapping[str, Any]) -> type[PreTrainedModel]:
+    """Return the Transformers class that generates text with this config: the declared one where it is of that kind.
+
+    Raises ModelError ``unsupported_architecture`` if there is none.
+    """
+    config = type(clean_config(dict(raw_config)))
+    classes = [
+        built
+        for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING)
+        if config in mapping
+        for built in ([mapping[config]] if isinstance(mapping[config], type) else mapping[config])
+    ]
+    if not classes:
+        raise ModelError(
+            f"Transformers has no language model of the type '{config.model_type}' that generates text.",
+            code="unsupported_architecture",
+            hint="Only decoder-only language models can be run. Another model that holds one can be quantized from file"
+            " to file (--file2file_quantization), with a scheme that needs no data.",
+        )
+    declared = declared_class(raw_config)
+    return declared if declared in classes else classes[0]
 
 
 def declared_class(raw_config: Mapping[str, Any]) -> type[Any]:
@@ -136,6 +156,16 @@ def find_block_list(
         code="unsupported_architecture",
         hint="The checkpoint and its config.json do not belong together.",
     )
+
+
+def towers_of(model: PreTrainedModel, prefix: str) -> dict[str, PreTrainedModel]:
+    """Return the models inside ``model`` that do not hold its decoder blocks (``prefix``), such as a vision tower."""
+    towers: dict[str, PreTrainedModel] = {}
+    for name, module in model.named_modules():
+        is_inside = name.startswith(tuple(f"{tower}." for tower in towers))
+        if name and isinstance(module, PreTrainedModel) and not prefix.startswith(f"{name}.") and not is_inside:
+            towers[name] = module
+    return towers
 
 
 def float32_names(model: PreTrainedModel, dtype: torch.dtype) -> Callable[[str], bool]:

@@ -5,7 +5,7 @@ A job that cannot work is refused here, before anything moves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -249,6 +249,7 @@ def _decide(
     layers, kept = [], []
     routers = find_routers({name: tensor.shape for name, tensor in tensors.items()})
     conv1d = find_conv1d(tensors, prefix)
+    vocabularies = set(_vocabulary_sizes(model_config))
     in_blocks = []
     for name, tensor in sorted(tensors.items(), key=lambda item: natural_order(item[0])):
         module = name.removesuffix(".weight")
@@ -256,6 +257,8 @@ def _decide(
         if not is_linear(name, tensor):
             if block is not None and is_matrix(tensor):
                 kept.append(_kept_matrix(config, name, tensor))
+            elif is_matrix(tensor) and not vocabularies.intersection(tensor.shape):
+                kept.append(KeptTensor(module, "outside the decoder blocks", is_layer=False))
             continue
         kind = "Conv1D" if name in conv1d else "Linear"
         is_running = block is not None and block < num_blocks
@@ -297,6 +300,15 @@ def _decide(
         tuple(kept),
         config.warn_of_unmatched(kinds),
     )
+
+
+def _vocabulary_sizes(config: Mapping[str, Any]) -> Iterator[int]:
+    """Yield the numbers of tokens in ``config`` and the configs inside it: matrices with so many rows embed tokens."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _vocabulary_sizes(value)
+        elif "vocab_size" in key and isinstance(value, int):
+            yield value
 
 
 def _kept_matrix(config: Config, name: str, tensor: TensorHeader) -> KeptTensor:

@@ -28,7 +28,7 @@ from quantcore.model.names import (
     place_tensors,
     projection_names,
 )
-from quantcore.model.skeleton import build_skeleton, find_block_list, float32_names, set_parameter
+from quantcore.model.skeleton import build_skeleton, find_block_list, float32_names, set_parameter, towers_of
 from quantcore.runtime.arguments import Arguments
 from quantcore.runtime.devices import release_freed_memory
 from quantcore.runtime.hidden import Hidden
@@ -71,7 +71,8 @@ class StreamedModel:
         self._stored = {place: name for name, place in self._placed.items()}
         self._prefix, self.blocks = find_block_list(self.model, self._placed, prefix, num_blocks)
         check_shares_nothing(self.model, self._prefix)
-        check_not_rearranged(self.model, names, self._placed)
+        self._towers = towers_of(self.model, self._prefix)
+        check_not_rearranged(self.model, names, self._placed, self._towers)
         self._projections = projection_names(self.model)
         self._keeps_float32 = float32_names(self.model, dtype)
         self.num_returned = 0  # values that a block returns as a tuple
@@ -211,21 +212,28 @@ class StreamedModel:
 
     @contextmanager
     def _outside_loaded(self, *, head: bool) -> Iterator[None]:
-        """The weights outside the blocks; the output projection only if ``head``."""
+        """The weights outside the blocks; the output projection only if ``head``, a tower's only if it runs."""
         names = [name for name, _ in self.model.named_parameters() if not name.startswith(self._prefix)]
         if not head:
             names = [name for name in names if not self._is_stored_head(name)]
-        stored = [name for name in names if name in self._stored]
-        try:
-            for name in stored:
-                self._load(self.model, name, name)
+        at_once = [name for name in names if not name.startswith(tuple(f"{tower}." for tower in self._towers))]
+        with ExitStack() as stack:
+            stack.callback(self._drop, self.model, names)
+            for name in at_once:
+                if name in self._stored:
+                    self._load(self.model, name, name)
             self.model.tie_weights()
-            for name in names:
+            for name in at_once:
                 if self.model.get_parameter(name).is_meta:  # neither stored nor tied to what is: let read say so
                     self._load(self.model, name, name)
+            for name, tower in self._towers.items():
+                stack.callback(tower.register_forward_pre_hook(partial(self._load_tower, name)).remove)
             yield
-        finally:
-            self._drop(self.model, names)
+
+    def _load_tower(self, name: str, tower: nn.Module, _: tuple[Any, ...]) -> None:
+        for part, parameter in list(tower.named_parameters()):
+            if parameter.is_meta:
+                self._load(self.model, f"{name}.{part}", f"{name}.{part}")
 
     def _is_stored_head(self, name: str) -> bool:
         """Return whether this is a parameter of an output projection with a weight of its own."""

@@ -36,6 +36,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 3, "num_hidden_layers": 6},
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8},
+    "qwen2_5_vl": {"text_config": {"rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24]}}},
     "reformer": {"is_decoder": True},
 }
 """What the default configs of these types lack for a model to be built."""
@@ -83,7 +84,7 @@ def outline(class_name: str, model_type: str, depth: int = 6, tower_depth: int =
         model = model_class(config)
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in model.all_tied_weights_keys}
     stored = {name: _header(tensor) for name, tensor in revert_weight_conversion(model, dict(state)).items()}
-    places = _places(model, list(stored))
+    places = places(model, list(stored))
     tensors = unstack_experts(stored)
     fills = {name: places[name if header.stack is None else header.stack.name] for name, header in tensors.items()}
     return Outline(json.loads(config.to_json_string()), tensors, model, fills)
@@ -117,7 +118,7 @@ def _header(tensor: torch.Tensor) -> TensorHeader:
     return TensorHeader(dtype, tuple(tensor.shape), "model.safetensors", 0, 2 * tensor.numel())
 
 
-def _places(model: PreTrainedModel, stored: list[str]) -> dict[str, str]:
+def places(model: PreTrainedModel, stored: list[str]) -> dict[str, str]:
     transforms = get_model_conversion_mapping(model)
     renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
     converters = [one for one in transforms if isinstance(one, WeightConverter)]

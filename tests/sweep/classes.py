@@ -1,0 +1,110 @@
+"""The classes of the installed Transformers that the sweep quantizes, each as a tiny model with random weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from quantcore.model.twin import build_twin, twin_config
+from tests.support.architectures import OVERRIDES, shrink
+
+TASKS = {
+    "causal": "CAUSAL_LM",
+    "image-text-to-text": "IMAGE_TEXT_TO_TEXT",
+    "masked": "MASKED_LM",
+    "sequence-to-sequence": "SEQ_TO_SEQ_CAUSAL_LM",
+    "speech": "SPEECH_SEQ_2_SEQ",
+    "embedding": "TEXT_ENCODING",
+}
+"""Kind of model -> the part of the name of Transformers' mapping from model types to classes of that kind."""
+
+DEPTH, TOWER_DEPTH = 4, 3
+STD = 0.02
+
+
+@dataclass(frozen=True)
+class ModelClass:
+    """A class of Transformers with the model type whose default config it is built from."""
+
+    kind: str
+    model_type: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name} ({self.model_type})"
+
+
+def model_classes(kinds: tuple[str, ...] = tuple(TASKS)) -> list[ModelClass]:
+    """Return every class of ``kinds``. A class of several kinds is taken once, one of several types in its own type."""
+    classes: dict[str, ModelClass] = {}
+    for kind in kinds:
+        mapping: dict[str, str | tuple[str, ...]] = getattr(modeling_auto, f"MODEL_FOR_{TASKS[kind]}_MAPPING_NAMES")
+        for model_type, names in mapping.items():
+            for name in (names,) if isinstance(names, str) else names:
+                if model_type not in CONFIG_MAPPING or not hasattr(transformers, name):
+                    continue
+                is_its_own = CONFIG_MAPPING[model_type] is getattr(transformers, name).config_class
+                if name not in classes or (is_its_own and classes[name].kind == kind):
+                    classes[name] = ModelClass(kind, model_type, name)
+    return list(classes.values())
+
+
+def small_config(model_class: ModelClass) -> dict[str, Any]:
+    """Return the default config of the class, with a few narrow blocks, as config.json holds it."""
+    config: PretrainedConfig = CONFIG_MAPPING[model_class.model_type](**OVERRIDES.get(model_class.model_type, {}))
+    built: type[PreTrainedModel] = getattr(transformers, model_class.name)
+    if not isinstance(config, built.config_class):
+        config = config.get_text_config(decoder=True)
+    shrink(config, DEPTH, TOWER_DEPTH)
+    return twin_config(json.loads(config.to_json_string(use_diff=False)))
+
+
+def build(model_class: ModelClass, seed: int = 0) -> PreTrainedModel:
+    """Return a tiny model of the class on the CPU, in float32. Raises whatever Transformers raises."""
+    return build_twin(small_config(model_class), seed, getattr(transformers, model_class.name))
+
+
+def save(model: PreTrainedModel, folder: Path) -> None:
+    """Write the model in bfloat16 with a tokenizer that has one token a byte."""
+    model.to(torch.bfloat16).save_pretrained(folder)
+    write_tokenizer(folder)
+
+
+def write_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    end = sorted(alphabet)[0]
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, pad_token=end).save_pretrained(folder)
+
+
+def linear_weights(model: PreTrainedModel, fills: dict[str, str]) -> dict[str, str]:
+    """Return the tensors of the checkpoint that are weights of linear layers, each with the class of its module.
+
+    ``fills``: the parameter of ``model`` that each tensor fills. Stacks of experts are parameters of modules that are
+    no linear layers themselves: whatever is a matrix, and no embedding, norm, convolution or table, counts.
+    """
+    found: dict[str, str] = {}
+    for name, place in fills.items():
+        module = model.get_submodule(place.rpartition(".")[0])
+        parameter = dict(module.named_parameters(recurse=False)).get(place.rpartition(".")[2])
+        if parameter is None:
+            continue
+        is_linear = isinstance(module, (nn.Linear, transformers.pytorch_utils.Conv1D)) and parameter.ndim == 2
+        is_stack = parameter.ndim == 3 and len(parameter) > 1 and not isinstance(module, nn.modules.conv._ConvNd)
+        if is_linear or is_stack:
+            found[name] = type(module).__name__
+    return found

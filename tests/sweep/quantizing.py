@@ -1,0 +1,135 @@
+"""One model quantized in four ways: what came of it, and which linear weights were left in float without a reason."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from transformers import PreTrainedModel
+
+from quantcore.checkpoint.experts import unstack_experts
+from quantcore.checkpoint.headers import read_tensor_headers
+from quantcore.config import presets
+from quantcore.config.task import Task
+from quantcore.errors import QuantError
+from quantcore.pipeline import job
+from tests.support.architectures import places
+from tests.support.proofs import proving_here
+from tests.sweep.classes import ModelClass, build, linear_weights, save
+
+WAYS: dict[str, dict[str, Any]] = {
+    "data-free": {"preset": "int8_dynamic"},
+    "weight-only": {"preset": "int4_wo_per_channel", "algo_config": [{"name": "gptq"}]},
+    "activation": {"preset": "int8", "algo_config": [{"name": "smoothquant"}, {"name": "gptq"}]},
+    "file-to-file": {"preset": "int8_dynamic", "file2file": True},
+}
+"""Way of quantizing -> preset, algorithms and executor."""
+
+NUM_SAMPLES, SEQ_LEN = 12, 32
+EXPORT = "compressed_tensors"
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One way for one model: ``ok``, ``refused`` (with the error's code) or ``crashed``.
+
+    ``unexplained``: linear weights that are neither quantized nor in the list of kept ones.
+    """
+
+    verdict: str
+    detail: str = ""
+    num_quantized: int = 0
+    num_kept: int = 0
+    unexplained: tuple[str, ...] = ()
+    seconds: float = 0.0
+    consumer: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A class with the outcome of each way; ``not_built`` says why Transformers made no such model."""
+
+    model_class: ModelClass
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    not_built: str = ""
+
+
+def quantize_class(model_class: ModelClass, ways: tuple[str, ...] = tuple(WAYS)) -> Row:
+    """Build a tiny model of the class and quantize it in each of ``ways``."""
+    with tempfile.TemporaryDirectory(prefix="bitfoundry-sweep-") as scratch:
+        folder = Path(scratch) / "model"
+        try:
+            model = build(model_class)
+            save(model, folder)
+        except Exception as error:  # a default config whose numbers do not fit together
+            return Row(model_class, not_built=f"{type(error).__name__}: {error}".splitlines()[0][:200])
+        text = Path(scratch) / "text.txt"
+        text.write_text(" ".join(str(number * number % 9973) for number in range(4000)))
+        outcomes = {way: quantize(folder, Path(scratch) / way, text, WAYS[way], model) for way in ways}
+        return Row(model_class, outcomes)
+
+
+def quantize(model_dir: Path, output_dir: Path, text: Path, how: Mapping[str, Any], model: PreTrainedModel) -> Outcome:
+    """Run one job; see ``Outcome``."""
+    started = time.monotonic()
+    config = presets.resolve(how["preset"]).to_dict() | {"algo_config": how.get("algo_config", [])}
+    task = Task.model_validate(
+        {
+            "model_dir": str(model_dir), "output_dir": str(output_dir), "config": config, "export": [EXPORT],
+            "gate": "off", "file2file": how.get("file2file", False),
+            "calibration": {"source": str(text), "num_samples": NUM_SAMPLES, "seq_len": SEQ_LEN},
+            "evaluation": {"num_windows": 0 if "file2file" in how else 2, "seq_len": SEQ_LEN, "num_prompts": 0},
+        }
+    )  # fmt: skip
+    try:
+        with proving_here():
+            job.run(task, lambda event: None)
+    except QuantError as error:
+        return Outcome("refused", f"{error.code}: {error}"[:300], seconds=time.monotonic() - started)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        at = next((frame for frame in reversed(frames) if "quantcore" in frame.filename), frames[-1])
+        place = f"{Path(at.filename).name}:{at.lineno}"
+        return Outcome("crashed", f"{place} {type(error).__name__}: {error}"[:300], seconds=time.monotonic() - started)
+    return account(model_dir, output_dir, model, time.monotonic() - started)
+
+
+def account(model_dir: Path, output_dir: Path, model: PreTrainedModel, seconds: float) -> Outcome:
+    """Compare what the job wrote with the linear layers of ``model``'s module tree."""
+    report = json.loads((output_dir / "report.json").read_text())
+    stored = read_tensor_headers(model_dir)
+    names = unstack_experts(stored)
+    where = places(model, list(stored))
+    fills = {name: where[name if header.stack is None else header.stack.name] for name, header in names.items()}
+    written = written_dtypes(output_dir)
+    kept = {layer["name"] for layer in report["kept"]}
+    linear = linear_weights(model, fills)
+    in_float = {name for name in linear if written.get(name, "") in FLOAT_DTYPES}
+    in_float |= {
+        name for name in linear if (stack := names[name].stack) and written.get(stack.name, "") in FLOAT_DTYPES
+    }
+    is_explained = lambda name: name in kept or name.removesuffix(".weight") in kept  # noqa: E731
+    unexplained = tuple(sorted(name for name in in_float if not is_explained(name)))
+    check = report["proof"][EXPORT]["consumer_check"]
+    consumer = check.get("not_checked") or f"{check['logit_difference']:.3f}"
+    return Outcome(
+        "ok", num_quantized=len(linear) - len(in_float), num_kept=len(in_float) - len(unexplained),
+        unexplained=unexplained, seconds=seconds, consumer=consumer,
+    )  # fmt: skip
+
+
+def written_dtypes(folder: Path) -> dict[str, str]:
+    """Return the dtype of each tensor in the safetensors files of a folder, in the names of that format."""
+    dtypes: dict[str, str] = {}
+    for path in sorted(folder.rglob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            dtypes |= {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    return dtypes

@@ -1,0 +1,90 @@
+"""The page that the sweep writes: how many classes of each kind work in each way, and what each class lacks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+import transformers
+
+from tests.sweep.classes import TASKS
+from tests.sweep.quantizing import WAYS, Outcome, Row
+
+SIGNS = {"ok": "yes", "refused": "no", "crashed": "crash"}
+
+
+def write_table(rows: Sequence[Row], path: Path) -> None:
+    """Write the Markdown page."""
+    path.write_text("\n".join(_lines(rows)) + "\n")
+
+
+def summary(rows: Sequence[Row]) -> list[str]:
+    """Return the lines of the table that counts classes by kind and way."""
+    lines = [
+        f"| kind | built | {' | '.join(WAYS)} | in float without a reason |",
+        "|---|---|" + "---|" * (len(WAYS) + 1),
+    ]
+    for kind in TASKS:
+        built = [row for row in rows if row.model_class.kind == kind and row.outcomes]
+        if built:
+            cells = (_share(built, way) for way in WAYS)
+            lines.append(f"| {kind} | {len(built)} | {' | '.join(cells)} | {_num_unexplained(built)} |")
+    return lines
+
+
+def _share(rows: Sequence[Row], way: str) -> str:
+    verdicts = Counter(row.outcomes[way].verdict for row in rows)
+    crashes = f", {verdicts['crashed']} crashed" if verdicts["crashed"] else ""
+    return f"{verdicts['ok']} ({100 * verdicts['ok'] / len(rows):.0f} %){crashes}"
+
+
+def _num_unexplained(rows: Sequence[Row]) -> str:
+    classes = [row for row in rows if any(outcome.unexplained for outcome in row.outcomes.values())]
+    return f"in {len(classes)} classes" if classes else "none"
+
+
+def _lines(rows: Sequence[Row]) -> Iterator[str]:
+    built = [row for row in rows if row.outcomes]
+    yield "# Architectures"
+    yield ""
+    yield (
+        f"`make sweep` wrote this page on {datetime.now(UTC):%Y-%m-%d}, with Transformers {transformers.__version__}"
+        f" and torch {torch.__version__.partition('+')[0]}. It builds a tiny model with random weights of every class, and"
+        " quantizes it to the compressed-tensors format in four ways:"
+    )
+    yield ""
+    for way, how in WAYS.items():
+        steps = " and ".join(step["name"] for step in how.get("algo_config", ())) or "no algorithm"
+        yield f"- **{way}**: `{how['preset']}`, {steps}{', file to file' if 'file2file' in how else ''}"
+    yield ""
+    yield "The last column counts classes with linear weights that are neither quantized nor listed as kept with a reason."
+    yield ""
+    yield from summary(rows)
+    yield ""
+    yield "## Every class"
+    yield ""
+    yield f"| class | {' | '.join(WAYS)} |"
+    yield "|---|" + "---|" * len(WAYS)
+    for row in built:
+        yield f"| {row.model_class.name} | {' | '.join(_cell(row.outcomes[way]) for way in WAYS)} |"
+    yield ""
+    yield "## Not built"
+    yield ""
+    yield "The default config of these classes does not make a model, or not a small one."
+    yield ""
+    for row in rows:
+        if row.not_built:
+            yield f"- {row.model_class.name}: {_escaped(row.not_built)}"
+
+
+def _cell(outcome: Outcome) -> str:
+    if outcome.verdict == "ok":
+        return f"yes, {len(outcome.unexplained)} unexplained" if outcome.unexplained else "yes"
+    return f"{SIGNS[outcome.verdict]}: {_escaped(outcome.detail.partition(': ')[0])}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
