@@ -59,7 +59,7 @@ class QuotaExceeded(Exception):
 
 @dataclass(frozen=True)
 class Usage:
-    """The present usage of a project. Streams are no rows: ``api.http.stream_seats`` counts them."""
+    """The present usage of a project. Streams are no rows: ``api.http.stream_permits`` counts them."""
 
     num_waiting: int = 0
     num_running: int = 0
