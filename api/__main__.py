@@ -35,12 +35,12 @@ SERVER: dict[str, Any] = {
     "timeout_keep_alive": 75,  # longer than proxies and clients keep one: else it closes as they send a request
     "access_log": False,
 }
-HUNG_S = 10  # a process that does not answer the one that started it for so long is replaced
-GRACEFUL_S = 5  # open event streams end then; their clients come back and go on where they were
+HUNG_S = 10  # a process that does not answer its parent for this long is replaced
+GRACEFUL_S = 5  # open event streams end then; their clients reconnect and continue where they were
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 1 a failure (explained), 2 wrong usage."""
+    """Run the command line. Returns the exit status: 0 done, 1 a failure (explained), 2 wrong usage."""
     parser = argparse.ArgumentParser(prog="python -m api", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="listen for requests")
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return fsck.run(settings, repair=options.repair, as_json=options.json)
         else:
             check_exposure(options.host, settings)
-            _ = settings.vault  # as create_app does: no process is started that would refuse it
+            _ = settings.vault  # as create_app does: a bad key fails before any process is started
             json_log.configure(settings.log_format)
             uvicorn.run(
                 "api.__main__:make_app" if options.processes > 1 else make_app(settings),
@@ -84,17 +84,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_app(settings: Settings | None = None) -> FastAPI:
-    """The app of one process. Without ``settings`` it is one of several, and ends with the one that started them."""
+    """Make the app of one process. Without ``settings`` it is one of several processes, and ends with their parent."""
     if settings is None:
         end_with_parent()
         if (parent := multiprocessing.parent_process()) and not parent.is_alive():
-            raise SystemExit(1)  # it went before the kernel was asked
+            raise SystemExit(1)  # the parent ended before the kernel was asked to watch it
         settings = read_settings()
         json_log.configure(settings.log_format)
     tracing.configure(settings, "bitfoundry-api")
     app = create_app(settings)
     gc.collect()
-    gc.freeze()  # what stays for ever need not be looked through again and again while requests wait
+    gc.freeze()  # objects that live as long as the process need not be scanned again while requests wait
     return app
 
 
@@ -105,7 +105,7 @@ def _positive(text: str) -> int:
 
 
 def check_exposure(host: str, settings: Settings) -> None:
-    """Raises ConfigError ``no_api_key`` if others could reach ``host`` and there is no valid key yet."""
+    """Check that there is a valid key if others could reach ``host``. Raises ConfigError ``no_api_key``."""
     if is_loopback(host):
         return
     sessions = connect(settings.database_url.get_secret_value(), pool_size=1)
@@ -123,7 +123,7 @@ def check_exposure(host: str, settings: Settings) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """True for what only this machine can reach. A name other than localhost could be anybody's."""
+    """Return True if only this machine can reach ``host``. A name other than localhost may lead anywhere."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Whether there is room on the disk of the data folder: a part of it is reserved for the database.
+"""Checks the room on the disk of the data folder: a part of it is reserved for the database.
 
 The database may lie on the same disk, and stops on a full one. So nothing else begins to write below the reserve: the
 API takes in no jobs and no files, workers begin no jobs and end those that run.
@@ -22,20 +22,20 @@ DISK_READ_ONLY = "disk_read_only"
 
 @dataclass(frozen=True)
 class Disk:
-    """The data folder's disk as it is now."""
+    """The present state of the data folder's disk."""
 
     free_bytes: int
     reserved_bytes: int
     is_read_only: bool
 
     def fault(self, new_bytes: int = 0) -> str | None:
-        """Why ``new_bytes`` may not be written: DISK_FULL or DISK_READ_ONLY. None if they may."""
+        """Return why ``new_bytes`` may not be written: DISK_FULL or DISK_READ_ONLY. None if they may."""
         if self.is_read_only:
             return DISK_READ_ONLY
         return DISK_FULL if self.free_bytes - new_bytes < self.reserved_bytes else None
 
     def explain(self) -> str | None:
-        """The fault as a phrase for people; None if there is none."""
+        """Return the fault as a phrase for people; None if there is none."""
         if self.is_read_only:
             return "the disk is read-only"
         if self.fault() is None:
@@ -44,22 +44,22 @@ class Disk:
 
 
 def look(settings: Settings) -> Disk:
-    """As it was within the last second: many requests may ask."""
+    """Return the disk's state within the last second: many requests may ask."""
     return _measure(settings.data_dir, settings.reserved_disk_bytes, int(time.monotonic()))
 
 
 def measure(settings: Settings) -> Disk:
-    """As it is at this moment."""
+    """Return the disk's state at this moment."""
     return _measure.__wrapped__(settings.data_dir, settings.reserved_disk_bytes, 0)
 
 
 @lru_cache(maxsize=4)
 def _measure(folder: Path, reserved_bytes: int | None, _: int) -> Disk:
-    there = next(each for each in (folder, *folder.parents) if each.exists())
-    found = os.statvfs(there)
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    stats = os.statvfs(existing)
     if reserved_bytes is None:
-        reserved_bytes = min(MAX_RESERVED_BYTES, int(RESERVED_SHARE * found.f_blocks * found.f_frsize))
-    return Disk(found.f_bavail * found.f_frsize, reserved_bytes, bool(found.f_flag & os.ST_RDONLY))
+        reserved_bytes = min(MAX_RESERVED_BYTES, int(RESERVED_SHARE * stats.f_blocks * stats.f_frsize))
+    return Disk(stats.f_bavail * stats.f_frsize, reserved_bytes, bool(stats.f_flag & os.ST_RDONLY))
 
 
 def _gigabytes(num_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""Logs as JSON lines that say which request and which job they are about. ``BITFOUNDRY_LOG_FORMAT=json`` wants them."""
+"""Writes logs as JSON lines with the ids of the request and of the job. ``BITFOUNDRY_LOG_FORMAT=json`` turns it on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ job_id: ContextVar[str | None] = ContextVar("job_id", default=None)
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: control characters of a message cannot start another."""
+    """Formats a record as one JSON object a line: control characters of a message cannot start another line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -31,7 +31,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(format: Literal["text", "json"]) -> None:
-    """What our processes write to stderr; from ``info`` on of ours, warnings of others."""
+    """Set up the logs that our processes write to stderr: ``info`` and above of ours, warnings of others."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if format == "json" else logging.Formatter(TEXT))
     logging.basicConfig(handlers=[handler])

@@ -36,7 +36,7 @@ ANSWER_S = 5.0  # of the database, for a statement
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """The app with its parts; settings come from the environment unless given."""
+    """Create the app with its parts. The settings come from the environment unless given."""
     settings = settings or read_settings()
     _ = settings.vault  # a key that others may read is refused now, not at the first secret
     database_url = settings.database_url.get_secret_value()
@@ -104,7 +104,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 
 class RequestId:
-    """Gives every request an id that the answer, a problem and the log share; no answer's type may be guessed."""
+    """Gives every request an id that its response, problem and logs share. No response's type may be guessed."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -116,7 +116,7 @@ class RequestId:
         request_id = scope["request_id"] = f"req_{secrets.token_hex(8)}"
         current_request_id.set(request_id)
         answer_headers: dict[str, str] = {}
-        scope["answer_headers"] = answer_headers  # for what every answer to this request shall say
+        scope["answer_headers"] = answer_headers  # headers that every response to this request has
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

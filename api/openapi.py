@@ -1,4 +1,4 @@
-"""``python -m api.openapi``: the OpenAPI document from the code alone, as far as the dashboard's types need it."""
+"""``python -m api.openapi``: prints the OpenAPI document from the code alone, as the dashboard's types need it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from api.settings import Settings
 
 
 def app_of_nothing() -> FastAPI:
-    """The app for its OpenAPI document alone: it is connected to nothing."""
+    """Return the app for its OpenAPI document alone: it is connected to nothing."""
     settings = Settings(
         database_url=SecretStr("postgresql+psycopg://nobody@/nothing"),
         broker_url=SecretStr("redis://nowhere"),
@@ -24,19 +24,21 @@ def app_of_nothing() -> FastAPI:
 
 
 def document() -> str:
-    """JSON text. Without examples, and without problems: those all look the same."""
-    found = app_of_nothing().openapi()
-    for methods in found["paths"].values():
+    """Return the document as JSON, without examples, and without problems: those all look the same."""
+    openapi = app_of_nothing().openapi()
+    for methods in openapi["paths"].values():
         for operation in methods.values():
             answers = operation["responses"]
             operation["responses"] = {status: answers[status] for status in answers if status.startswith(("2", "3"))}
-    return json.dumps(_without_examples(found), indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    return json.dumps(_without_examples(openapi), indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
 def _without_examples(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_examples(each) for name, each in value.items() if name not in ("example", "examples")}
-    return [_without_examples(each) for each in value] if isinstance(value, list) else value
+        return {
+            name: _without_examples(member) for name, member in value.items() if name not in ("example", "examples")
+        }
+    return [_without_examples(member) for member in value] if isinstance(value, list) else value
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Everything that can be set from outside, read once from the environment; the API and the worker use the same.
+"""The settings of the API and of the worker, read once from the environment.
 
 ``DATABASE_URL`` and ``BROKER_URL`` have their usual names, all others start with ``BITFOUNDRY_``.
 """
@@ -35,7 +35,7 @@ from quantcore.hub.target import check_url, is_below, is_url, real_url
 
 
 def _split_folders(value: Any) -> Any:
-    """``/a:/b`` -> real paths, so that a later comparison is between real paths too."""
+    """Split ``/a:/b`` into real paths, so that a later comparison is between real paths too."""
     folders = [part for part in value.split(os.pathsep) if part] if isinstance(value, str) else value
     return tuple(Path(folder).resolve() for folder in folders)
 
@@ -46,7 +46,7 @@ def _split_networks(value: Any) -> Any:
 
 
 def _split_urls(value: Any) -> Any:
-    """Each a plain URL of a folder; of a folder on this machine the real path, as for ``_split_folders``."""
+    """Split the plain URLs of folders; a folder on this machine becomes its real path, as in ``_split_folders``."""
     urls = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
     for url in urls:
         check_url(url)
@@ -54,7 +54,7 @@ def _split_urls(value: Any) -> Any:
 
 
 def host_memory_bytes() -> int:
-    """This machine's memory, or as much of it as this container may use (cgroup v2)."""
+    """Return this machine's memory, or as much of it as this container may use (cgroup v2)."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
@@ -91,7 +91,10 @@ def _variable(place: tuple[int | str, ...]) -> str:
 
 
 class Settings(BaseSettings):
-    """Times are seconds. URLs are secret: they may hold a password and are never logged or shown."""
+    """The settings of a process. Times are seconds.
+
+    URLs are secret: they may hold a password and are never logged or shown.
+    """
 
     model_config = SettingsConfigDict(env_prefix="BITFOUNDRY_", frozen=True, populate_by_name=True, extra="ignore")
 
@@ -108,7 +111,7 @@ class Settings(BaseSettings):
     retry_base_s: PositiveFloat = 30
 
     max_dataset_bytes: PositiveInt = 1 << 30
-    # Of the data folder's disk, kept for the database: no job and no file is taken in below it. None: see ``api.disk``.
+    # Kept for the database on the data folder's disk: no job and no file is taken in below it. None: see ``api.disk``.
     reserved_disk_bytes: NonNegativeInt | None = None
     # Seals tokens and secrets of webhooks: 32 bytes in base64, here or in a file of mode 0600.
     secret_key: SecretStr | None = None
@@ -131,10 +134,10 @@ class Settings(BaseSettings):
     memory_bytes: PositiveInt = Field(default_factory=host_memory_bytes)
     engine_threads: PositiveInt = Field(default_factory=lambda: len(os.sched_getaffinity(0)))
     engine_ranks: PositiveInt = 1
-    # Of jobs that several workers do together: where the others find this one, how long it waits for them.
+    # For jobs that several workers do together: the address of this one, and how long it waits for the others.
     node_address: str = Field(default_factory=socket.gethostname, min_length=1)
     gather_s: PositiveFloat = 60
-    confine_engine: bool = True  # an engine reaches its job's files and no others, as far as the kernel can see to it
+    confine_engine: bool = True  # an engine reaches its job's files and no others, as far as the kernel can enforce it
     engine_command: str = "{python} {launcher} -m quantcore run"
 
     @property
@@ -155,17 +158,20 @@ class Settings(BaseSettings):
 
     @cached_property
     def vault(self) -> Vault | None:
-        """What seals secrets, None if no key is set. Raises ConfigError for a key that is none, or an unsafe file."""
-        if self.secret_key:  # an empty variable is none
+        """The vault that seals secrets, None if no key is set. Raises ConfigError for a bad key or an unsafe file."""
+        if self.secret_key:  # an empty variable is no key
             return Vault.of_text(self.secret_key.get_secret_value())
         return Vault.of_file(self.secret_key_file) if self.secret_key_file is not None else None
 
     def find_output(self, url: str) -> str:
-        """The URL of a folder that artifacts may be published to: below one of ``publish_urls``, links of a folder on
-        this machine followed first. Raises PublishError ``target_not_allowed``, ModelError ``path_not_allowed``."""
+        """Return the real URL of a folder that artifacts may be published to: below one of ``publish_urls``.
+
+        Links of a folder on this machine are followed first. Raises PublishError ``target_not_allowed``, ModelError
+        ``path_not_allowed``.
+        """
         with _pointing_at("/publish/to"):
             real = real_url(url)
-        if not is_below(real, self.publish_urls) or not is_url(real):  # what a link leads to may have another name
+        if not is_below(real, self.publish_urls) or not is_url(real):  # a link's target may make no valid URL
             raise PublishError(
                 f"This service does not publish to '{url}'.",
                 code="target_not_allowed",
@@ -176,11 +182,11 @@ class Settings(BaseSettings):
         return real
 
     def find_input(self, path: str, *, field: str, is_own: Callable[[Path], bool] | None = None) -> Path:
-        """The real path of a file or folder that a job may read: below one of ``model_roots``, links followed first,
-        and not in the data folder, unless a root lies in there itself.
+        """Return the real path of a file or folder that a job may read: below one of ``model_roots``.
 
-        ``is_own`` tells of the folder of an artifact whether it is the project's, whose jobs may read it then, too.
-        Raises ModelError ``path_not_allowed`` that names ``field``, the JSON pointer of who asked.
+        Links are followed first. It is not in the data folder, unless a root lies in there itself. ``is_own`` tells if
+        the folder of an artifact is the project's, whose jobs may read it then, too. Raises ModelError
+        ``path_not_allowed`` that names ``field``, the JSON pointer of who asked.
         """
         with _pointing_at(field):
             real = resolved(path)

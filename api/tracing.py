@@ -1,4 +1,4 @@
-"""Traces from a request to the phases of the engine (OpenTelemetry), for who has a collector.
+"""Traces from a request to the phases of the engine (OpenTelemetry), for operators who have a collector.
 
 An optional extra: ``pip install 'bitfoundry[tracing]'``. ``OTEL_EXPORTER_OTLP_ENDPOINT`` says where spans go, as
 everywhere else; ``BITFOUNDRY_TRACE_FILE`` writes them as JSON lines instead. With neither nothing is imported.
@@ -19,7 +19,7 @@ _tracer: Any = None
 
 
 def configure(settings: Settings, service: str) -> None:
-    """Begin to trace this process, if it is wanted. Raises ConfigError if the extra is missing."""
+    """Begin to trace this process, if the settings say so. Raises ConfigError if the extra is missing."""
     global _tracer
     endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     if settings.trace_file is None and not endpoint:
@@ -52,7 +52,7 @@ def is_on() -> bool:
 def span(
     name: str, *, parent: str | None = None, kind: str = "internal", **attributes: Any
 ) -> AbstractContextManager[Any]:
-    """``with span("plan")``: a span below the present one, or below ``parent``, a traceparent."""
+    """Open a span, as ``with span("plan")``, below the present one, or below ``parent``, a traceparent."""
     return nullcontext() if _tracer is None else _span(name, parent, kind, attributes)
 
 
@@ -61,12 +61,12 @@ def _span(name: str, parent: str | None, kind: str, attributes: Mapping[str, Any
     from opentelemetry.trace import SpanKind
 
     options = {"kind": SpanKind[kind.upper()], "attributes": attributes, "context": _context_of(parent)}
-    with _tracer.start_as_current_span(name, **options) as found:
-        yield found
+    with _tracer.start_as_current_span(name, **options) as opened:
+        yield opened
 
 
 def current() -> str | None:
-    """The traceparent of the present span, for whoever goes on elsewhere."""
+    """Return the traceparent of the present span, for work that goes on elsewhere."""
     if _tracer is None:
         return None
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -77,7 +77,7 @@ def current() -> str | None:
 
 
 class Phases:
-    """Spans of what an engine does, from what it says: one a phase, each until the next begins."""
+    """Spans of an engine's phases, from its events: one a phase, each until the next begins."""
 
     def __init__(self) -> None:
         self._open: Any = None

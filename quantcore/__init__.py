@@ -1,7 +1,7 @@
-"""quantcore: the quantization engine of Bitfoundry. Knows torch; knows nothing of HTTP, SQL or Celery.
+"""quantcore: the quantization engine of Bitfoundry. It uses torch, and does not depend on HTTP, SQL or Celery.
 
-A user of the library finds everything here: ``from quantcore import Config, ModelQuantizer``. The names are listed in
-``__init__.pyi``, and are loaded when they are first used, so that ``import quantcore`` loads no torch.
+All public names can be imported from here: ``from quantcore import Config, ModelQuantizer``. They are listed in
+``__init__.pyi`` and loaded on first use, so that ``import quantcore`` does not load torch.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""The errors of the engine, one small tree.
+"""The tree of the engine's errors.
 
-    QuantError                 anything a user can be told: what was given, what is allowed, what to do
+    QuantError                 any error for a user: what was given, what is allowed, what to do
     ├── ConfigError            the config (or a flag) asks for something impossible or unknown
     ├── ModelError             the model folder is broken, unsafe or of an unsupported kind
     ├── CalibrationError       the calibration text is missing, too short or unreadable
     ├── NumericsError          a weight or a result is not finite
     ├── ProofError             the written artifact is not what was computed
-    ├── GateError              the artifact is what was computed, and not good enough
-    └── PublishError           the artifact did not get to where it was to go
+    ├── GateError              the artifact is what was computed, but not good enough
+    ├── PublishError           the artifact did not reach its destination
+    └── RankError              a process that shares the job is gone
 
 Every error has a stable ``code`` that programs can match, and knows whether a retry can help.
 """
@@ -21,15 +22,15 @@ from contextlib import contextmanager
 from typing import Any
 
 MAX_SHOWN = 300
-"""Characters of a message of other code that are shown to a user."""
+"""Maximum number of characters of a message of other code that are shown to a user."""
 
 
 class QuantError(Exception):
-    """An error that teaches: a message, a stable code, a hint and, where there is one, the field at fault.
+    """An error for users: a message, a stable code, a hint and, if one is at fault, the field.
 
     ``field`` is a JSON pointer into the given config (``/global_quant_config/weight/group_size``); ``allowed`` lists
-    what would have been accepted; ``retryable`` says whether the same request may succeed later; ``block`` is the
-    decoder block that was worked on, if one was.
+    the values that would have been accepted; ``retryable`` says whether the same request may succeed later; ``block``
+    is the decoder block in progress, if any.
     """
 
     block: int | None = None
@@ -53,7 +54,7 @@ class QuantError(Exception):
         self.retryable = retryable
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything a client needs, ready for JSON."""
+        """Return everything that a client needs, as JSON data."""
         return {
             "code": self.code,
             "message": self.message,
@@ -84,23 +85,23 @@ class NumericsError(QuantError):
 
 
 class ProofError(QuantError):
-    """The written artifact is not what was computed; it must not leave the house."""
+    """The written artifact is not what was computed; it must not be delivered."""
 
 
 class GateError(QuantError):
-    """The artifact is what was computed, and misses a limit: it is kept apart."""
+    """The artifact is what was computed, but misses a limit; it is kept apart."""
 
 
 class PublishError(QuantError):
-    """The artifact did not get to where it was to go. It is still there, whole."""
+    """The artifact did not reach its destination. The local one is intact."""
 
 
 class RankError(QuantError):
-    """One of the processes that share a job is gone."""
+    """A process that shares the job is gone."""
 
 
 def with_field(message: str, field: str) -> str:
-    """``message`` with the field at fault, unless it names the field already: ``Unknown preset 'x' (at /config).``"""
+    """Add the field at fault to ``message``, unless it names the field: ``Unknown preset 'x' (at /config).``"""
     if not field or re.search(rf"{re.escape(field)}(?![/.]?\w)", message):
         return message
     return f"{message.removesuffix('.')} (at {field})."
@@ -108,7 +109,7 @@ def with_field(message: str, field: str) -> str:
 
 @contextmanager
 def at_block(index: int | None) -> Iterator[None]:
-    """Errors inside are told to be of decoder block ``index``."""
+    """Set the decoder block of errors inside to ``index``."""
     try:
         yield
     except QuantError as error:
@@ -117,7 +118,7 @@ def at_block(index: int | None) -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """One line of what an error of other code says; with its class where that is no sentence (``KeyError: 'x'``)."""
+    """Return an error of other code in one line: its message, with the class if it is one word (``KeyError: 'x'``)."""
     text = " ".join(str(error).split())
     shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
     if " " in text:
@@ -126,12 +127,12 @@ def reason_of(error: BaseException) -> str:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether other code failed, rather than being told to stop: an Exception, or a panic of a library in Rust."""
+    """Return whether other code failed and was not stopped: an Exception, or a panic of a library in Rust."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def unknown_value(what: str, given: object, allowed: Iterable[object], *, code: str, field: str = "") -> ConfigError:
-    """The error for a name that is not in a list: says the nearest one and lists them all."""
+    """Return the error for a name that is not in a list; it suggests the nearest name and lists all."""
     names = [str(value) for value in allowed]
     near = difflib.get_close_matches(str(given), names, n=1)
     hint = (f"Did you mean '{near[0]}'? " if near else "") + f"Available: {', '.join(names)}."

@@ -1,4 +1,4 @@
-"""What the engine says while it works: small frozen values, one JSON line each.
+"""Events of the engine: small frozen values, each printed as one JSON line.
 
 A child process prints them on stdout; the worker stores them as rows; the CLI draws a progress bar from them.
 """
@@ -35,9 +35,9 @@ class PhaseStarted(Event):
 
 @dataclass(frozen=True)
 class Progress(Event):
-    """``done`` of ``total`` units of the phase; ``eta_s`` is the rest of this phase in seconds, None while unknown.
+    """The progress of a phase: ``done`` of ``total`` units, and the seconds left in ``eta_s``, None while unknown.
 
-    ``memory_bytes``: what this process holds now, on the host and on its accelerator; None where nobody looked.
+    ``memory_bytes``: the memory of this process now, on the host and its accelerator; None if it was not measured.
     """
 
     kind: ClassVar[str] = "progress"
@@ -51,10 +51,10 @@ class Progress(Event):
 
 @dataclass(frozen=True)
 class LayerQuantized(Event):
-    """One weight has its codes. ``relative_error`` is ||W - Q|| / ||W|| (Frobenius), ``sqnr_db`` the same in dB.
+    """A weight was quantized. ``relative_error`` is ||W - Q|| / ||W|| (Frobenius), ``sqnr_db`` the same in dB.
 
-    ``output_error`` is ||(W - Q) X|| / ||W X|| on the calibration text, None where no algorithm looked at that;
-    ``rounding_error`` is the same of the weight plainly rounded, ``num_tokens`` how many tokens were looked at.
+    ``output_error`` is ||(W - Q) X|| / ||W X|| on the calibration text, None if no algorithm used that text.
+    ``rounding_error`` is the same for the weight plainly rounded, ``num_tokens`` the number of tokens in X.
     """
 
     kind: ClassVar[str] = "layer_quantized"
@@ -79,7 +79,7 @@ class Warned(Event):
 
 @dataclass(frozen=True)
 class GatesJudged(Event):
-    """The limits that the result was held against (see ``quantcore.proof.gates``), one row each."""
+    """The result was checked against its limits (see ``quantcore.proof.gates``); ``results`` has a row per limit."""
 
     kind: ClassVar[str] = "gates"
     gate: str
@@ -96,9 +96,9 @@ class Completed(Event):
 
 @dataclass(frozen=True)
 class Published(Event):
-    """The artifact is where it was to go. ``revision``: the commit on the Hub; elsewhere the SHA-256 of MANIFEST.json.
+    """The artifact was published. ``revision``: the commit on the Hub; elsewhere the SHA-256 of MANIFEST.json.
 
-    ``is_new`` is False if all of it was there already; ``num_bytes`` were sent.
+    ``is_new`` is False if all of it was published before; ``num_bytes`` were sent.
     """
 
     kind: ClassVar[str] = "published"
@@ -110,8 +110,7 @@ class Published(Event):
 
 @dataclass(frozen=True)
 class Failed(Event):
-    """A known failure (see ``quantcore.errors``): of process ``rank`` if there are several, at decoder ``block`` if it
-    was at one."""
+    """A known failure (see ``quantcore.errors``): of process ``rank`` among several, at decoder ``block``, if any."""
 
     kind: ClassVar[str] = "failed"
     code: str
@@ -129,7 +128,7 @@ _BY_KIND: dict[str, type[Event]] = {
 
 
 def parse(data: dict[str, Any]) -> Event:
-    """The event that ``to_dict`` gave. Raises ValueError for one that is not known or not whole."""
+    """Return the event of ``to_dict`` data. Raises ValueError if it is unknown or incomplete."""
     fields = {key: value for key, value in data.items() if key != "kind"}
     try:
         return _BY_KIND[data["kind"]](**fields)
@@ -141,11 +140,11 @@ Emit = Callable[[Event], None]
 
 
 def silence(event: Event) -> None:
-    """An ``Emit`` for those who are not to speak."""
+    """Ignore the event: an ``Emit`` for processes that report nothing."""
 
 
 def print_json_lines(stream: TextIO | None = None) -> Emit:
-    """An ``Emit`` that writes one flushed JSON line per event."""
+    """Return an ``Emit`` that writes one flushed JSON line per event."""
     out = stream or sys.stdout
 
     def emit(event: Event) -> None:
@@ -155,18 +154,18 @@ def print_json_lines(stream: TextIO | None = None) -> Emit:
 
 
 INTERVAL_S = 10.0
-"""Seconds between two lines of progress where there is no terminal."""
+"""Seconds between two lines of progress without a terminal."""
 
 
 class Pace:
-    """Decides when progress is printed where there is no terminal: at each change of stage, else every INTERVAL_S."""
+    """Decides when to print progress without a terminal: at each change of stage, else every INTERVAL_S."""
 
     def __init__(self) -> None:
         self._stage: str | None = None
         self._printed = time.monotonic()
 
     def is_due(self, stage: str | None = None) -> bool:
-        """Return whether to print a line now; ``stage`` is what the work has come to."""
+        """Return whether to print a line now; ``stage`` is the current stage of the work."""
         now = time.monotonic()
         if stage == self._stage and now - self._printed < INTERVAL_S:
             return False
@@ -175,7 +174,7 @@ class Pace:
 
 
 class Eta:
-    """Seconds left of ``total`` equal steps, from the mean of those done."""
+    """Estimator of the seconds left of ``total`` equal steps, from the mean of those done."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -186,5 +185,5 @@ class Eta:
         return time.monotonic() - self._start
 
     def after(self, done: int) -> float | None:
-        """Seconds left when ``done`` steps are done, None before the first."""
+        """Return the seconds left after ``done`` steps, None before the first."""
         return round(self.elapsed_s / done * (self._total - done), 1) if done else None

@@ -1,7 +1,8 @@
-"""A registry holds everything of one kind that is chosen by name: formats, observers, algorithms, exporters.
+"""Registries of things that are chosen by name: formats, observers, algorithms, exporters.
 
-Its entries come from three places: the modules of a package of the engine, the entry points of installed packages
-(see docs/extending), and ``add`` in a running process. Names of installed packages are read without importing them.
+Entries come from three places: the modules of a package of the engine, the entry points of installed packages (see
+docs/extending), and ``add`` or ``put`` in a running process. Names in installed packages are read without importing
+them.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ logger = logging.getLogger(__name__)
 
 @cache
 def plug_ins(group: str) -> Mapping[str, EntryPoint]:
-    """The entry points that installed packages declare in ``group``, by name. No package is imported.
+    """Return the entry points that installed packages declare in ``group``, by name, without importing them.
 
-    If two packages declare the same name, the first one in the order of their names keeps it.
+    If two packages declare the same name, the first package in alphabetical order keeps it.
     """
     chosen: dict[str, EntryPoint] = {}
     for entry_point in sorted(entry_points(group=group), key=package_of):
@@ -36,12 +37,12 @@ def plug_ins(group: str) -> Mapping[str, EntryPoint]:
 
 
 def package_of(entry_point: EntryPoint) -> str:
-    """The name and version of the package that declares ``entry_point``."""
+    """Return the name and version of the package that declares ``entry_point``."""
     return "unknown" if entry_point.dist is None else f"{entry_point.dist.name} {entry_point.dist.version}"
 
 
 class Registry(Generic[T]):
-    """Names of one kind of thing, and the thing behind each name.
+    """Mapping from names to the things of one kind.
 
     ``what`` is the kind, as errors call it. Every module of ``package`` is imported at the first look-up.
     ``groups`` are the groups of entry points that installed packages may use. ``check`` raises ValueError for an entry
@@ -64,11 +65,11 @@ class Registry(Generic[T]):
         self._entries: dict[str, T] = {}
         self._put: set[str] = set()
         self._broken: dict[str, ConfigError] = {}
-        self._lock = threading.RLock()  # the one that loads may look up meanwhile, others wait: half is not all
+        self._lock = threading.RLock()  # the loading thread may look up, others wait until all is loaded
         self._is_loading = self._is_loaded = False
 
     def add(self, name: str) -> Callable[[T], T]:
-        """Decorator: register the object below under ``name``. Raises RuntimeError for a name that is taken."""
+        """Return a decorator that registers its object as ``name``. It raises RuntimeError for a name in use."""
 
         def register(entry: T) -> T:
             if name in self._entries:
@@ -79,7 +80,7 @@ class Registry(Generic[T]):
         return register
 
     def put(self, name: str, entry: T) -> None:
-        """Register ``entry`` in this process; it replaces what was put there before under the same name.
+        """Register ``entry`` in this process; it replaces an entry that was put under the same name before.
 
         Raises ConfigError for a name that is built in or an installed package's, and for an entry that cannot be used.
         """
@@ -99,15 +100,18 @@ class Registry(Generic[T]):
         self._entries[name] = entry
 
     def get(self, name: str) -> T:
-        """The entry called ``name``. Raises ConfigError that lists the names if there is none, or that says which
-        package is at fault if its entry cannot be loaded."""
+        """Return the entry called ``name``.
+
+        Raises ConfigError that lists the names if there is none, or that names the package whose entry cannot be
+        loaded.
+        """
         entry = self.find(name)
         if entry is None:
             raise unknown_value(self.what, name, sorted(self._all()), code=f"unknown_{self.what}")
         return entry
 
     def find(self, name: str) -> T | None:
-        """The entry called ``name``; None if there is none. Raises ConfigError if its package cannot be used."""
+        """Return the entry called ``name``, or None. Raises ConfigError if its package cannot be used."""
         entry = self._all().get(name)
         if entry is None and name in self._broken:
             raise self._broken[name]
@@ -121,7 +125,7 @@ class Registry(Generic[T]):
 
     @property
     def broken(self) -> Mapping[str, ConfigError]:
-        """The entries of installed packages that cannot be used, by name, and why."""
+        """The errors of the entries of installed packages that cannot be used, by name."""
         self._all()
         return self._broken
 
@@ -149,7 +153,7 @@ class Registry(Generic[T]):
                 self._is_loading = False
 
     def _load_plug_in(self, name: str, entry_point: EntryPoint) -> None:
-        """Add the entry of an installed package; a package that fails is noted, and hinders no other one."""
+        """Add the entry of an installed package; a package that fails is noted and does not affect others."""
         try:
             if name in self._entries:
                 raise ValueError(f"the {self.what} '{name}' exists already")

@@ -20,7 +20,7 @@ router = APIRouter(prefix="/audit", tags=["audit"])
 
 
 class AuditQuery(RequestBody):
-    """Which entries, and which page of them."""
+    """The filter of the audit log, and the page of it."""
 
     action: Annotated[Printable, Field(max_length=64)] | None = Field(default=None, description="As `key.create`.")
     object_id: Annotated[Printable, Field(max_length=128)] | None = Field(
@@ -36,7 +36,7 @@ class AuditQuery(RequestBody):
 
 
 class AuditEntryOut(BaseModel):
-    """One change. ``key_id`` is null for what was done on the machine itself; ``detail`` is never a secret."""
+    """A change in the audit log. ``key_id`` is null for a change on the machine itself; ``detail`` holds no secret."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -70,7 +70,7 @@ class AuditEntryOut(BaseModel):
 
 
 class AuditPage(BaseModel):
-    """Newest first; ``next_cursor`` asks for the page after this one."""
+    """A page of the audit log, newest first; ``next_cursor`` asks for the next page."""
 
     data: list[AuditEntryOut]
     has_more: bool
@@ -81,7 +81,7 @@ class AuditPage(BaseModel):
 def list_audit_entries(
     query: Annotated[AuditQuery, Query()], caller: Admin, sessions: SessionsDep, request: Request, response: Response
 ) -> AuditPage:
-    """Who did what to the things of the project: key, project, action, object, time, request."""
+    """List the changes to the project's objects: key, project, action, object, time, request."""
     project_id: str | None = caller.project_id
     if query.project_id not in (None, caller.project_id):
         check_scope(caller, OPERATOR)
@@ -89,9 +89,9 @@ def list_audit_entries(
     wanted = AuditFilter(project_id, query.action, query.object_id)
     before = int(query.cursor) if query.cursor else None
     with sessions.begin() as session:
-        found = audit.page(session, wanted, before=before, limit=query.limit + 1)
-    shown = [AuditEntryOut.of(entry) for entry in found[: query.limit]]
-    next_cursor = str(shown[-1].id) if len(found) > query.limit else None
+        entries = audit.page(session, wanted, before=before, limit=query.limit + 1)
+    shown = [AuditEntryOut.of(entry) for entry in entries[: query.limit]]
+    next_cursor = str(shown[-1].id) if len(entries) > query.limit else None
     if next_cursor:
         following = request.url.include_query_params(cursor=next_cursor)
         response.headers["Link"] = f'<{following.path}?{following.query}>; rel="next"'

@@ -1,4 +1,4 @@
-"""What there is to choose from, and what a choice would mean: presets and plans. Nothing here changes anything."""
+"""Presets, model inspection and plans over HTTP: the choices and their effects. Nothing here changes anything."""
 
 from api.catalog.endpoints import router
 

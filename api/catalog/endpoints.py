@@ -1,4 +1,4 @@
-"""The routes of presets and plans."""
+"""The routes of presets, model inspection and plans."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PresetList(BaseModel):
 
 @router.get("/presets")
 def list_presets(_: Reader, context: ContextDep) -> PresetList:
-    """The named schemes."""
+    """List the named schemes."""
     return PresetList(
         data=[
             PresetOut(
@@ -55,7 +55,7 @@ def list_presets(_: Reader, context: ContextDep) -> PresetList:
 
 
 class LinearLayersOut(BaseModel):
-    """``count`` layers of this name and shape [out, in]."""
+    """A group of ``count`` linear layers with this name and shape [out, in]."""
 
     name: str
     shape: list[int]
@@ -63,7 +63,7 @@ class LinearLayersOut(BaseModel):
 
 
 class EstimateOut(BaseModel):
-    """What a preset would make of the model: format -> size in bytes; ``refused`` says why it cannot."""
+    """The effect of a preset on the model: format -> size in bytes; ``refused`` says why the preset cannot be used."""
 
     preset: str
     size_bytes: dict[str, int]
@@ -72,7 +72,7 @@ class EstimateOut(BaseModel):
 
 
 class InspectionOut(BaseModel):
-    """What a model is. ``model`` names it as a job would store it: a real path, or an id with its commit."""
+    """The properties of a model. ``model`` names it as a job would store it: a real path, or an id with its commit."""
 
     model: dict[str, Any]
     model_type: str
@@ -95,21 +95,20 @@ class InspectionOut(BaseModel):
 
 @router.get("/models/inspect", responses=may(422))
 def inspect_model(model: Annotated[ModelRef, Query()], caller: Reader, context: ContextDep) -> InspectionOut:
-    """What a model is and what the usual presets would make of it: from its headers, no weight is read."""
-    reference, found = models.inspect(model, context, caller)
-    return InspectionOut.model_validate({"model": reference, **found.to_dict()})
+    """Describe a model, and estimate the usual presets for it. Reads the headers only, no weight."""
+    reference, inspection = models.inspect(model, context, caller)
+    return InspectionOut.model_validate({"model": reference, **inspection.to_dict()})
 
 
 @router.get("/config-schema")
 def get_config_schema(_: Reader) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a whole config."""
+    """Return the JSON Schema (draft 2020-12) of a whole config."""
     return json_schema()
 
 
 @router.post("/plans")
 def make_plan(body: PlanCreate, caller: Reader, context: ContextDep) -> dict[str, Any]:
-    """What a job would do with this model: a decision per layer, sizes, memory; with ``hardware`` also whether it fits
-    there. No side effect."""
+    """Plan a job: a decision per layer, sizes, memory; with ``hardware`` also if the job fits there. No side effect."""
     planned = service.make_plan(body, context, caller)
     if body.hardware is None:
         return planned.to_dict()

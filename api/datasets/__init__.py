@@ -1,6 +1,8 @@
-"""Uploaded data files over HTTP: ``endpoints`` (upload, list, look into, delete), ``uploads`` (large ones, in parts).
-``service`` is what they do, ``storage`` where the files are, ``child`` the process that reads them, ``schemas`` what
-is said, ``cleanup_task`` what removes abandoned uploads."""
+"""Uploaded data files over HTTP: ``endpoints`` (upload, list, inspect, delete), ``uploads`` (large files, in parts).
+
+``service`` has the logic of the routes, ``storage`` the files, ``child`` the process that reads them, ``schemas`` the
+request and response bodies. ``cleanup_task`` removes abandoned uploads.
+"""
 
 from api.datasets import endpoints, uploads
 from api.datasets.cleanup_task import CleanupTask

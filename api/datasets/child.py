@@ -1,7 +1,7 @@
-"""The process that reads uploaded files: the API itself never parses what a stranger sent.
+"""Runs the process that reads uploaded files: the API itself never parses a stranger's file.
 
-``python -m quantcore examine`` with an environment of ours, without keys and addresses, and limits on memory and time.
-It ends with the one who waits for it.
+``python -m quantcore examine`` has an environment of ours, without keys and addresses, and limits on memory and time.
+It ends with the process that waits for it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH",
 
 
 async def examine(file: Path, action: str, **options: str | int | None) -> dict[str, Any]:
-    """What ``quantcore.data.examine`` says of the file. Raises CalibrationError with what it found wrong,
-    Problem 422 ``unreadable_file`` for a file that its reader did not survive. Take a turn first (``http.turns``)."""
+    """Examine the file with ``quantcore.data.examine`` in a child process. Take a turn first (``http.turns``).
+
+    Raises CalibrationError for a fault in the file, Problem 422 ``unreadable_file`` if the reader did not survive it.
+    """
     flags = [text for name, value in options.items() if value is not None for text in (f"--{name}", str(value))]
     reader = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "quantcore", "examine", str(file), action, "--parent", str(os.getpid()), *flags),
@@ -35,7 +37,7 @@ async def examine(file: Path, action: str, **options: str | int | None) -> dict[
     )
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            said, _ = await reader.communicate()
+            output, _ = await reader.communicate()
     except TimeoutError as error:
         raise _unreadable("it took too long") from error
     finally:
@@ -43,23 +45,23 @@ async def examine(file: Path, action: str, **options: str | int | None) -> dict[
             with suppress(ProcessLookupError):
                 reader.kill()
             await reader.wait()
-    return _parse(said, reader.returncode or 0)
+    return _parse(output, reader.returncode or 0)
 
 
-def _parse(said: bytes, status: int) -> dict[str, Any]:
+def _parse(output: bytes, status: int) -> dict[str, Any]:
     if status == -signal.SIGXCPU:
         raise _unreadable("it took too long")
     try:
-        answer: dict[str, Any] = json.loads(said.splitlines()[-1])
+        answer: dict[str, Any] = json.loads(output.splitlines()[-1])
     except (ValueError, IndexError) as error:
         raise _unreadable(f"its reader ended with status {status}") from error
     if "error" in answer:
-        raise _found(answer["error"])
+        raise _calibration_error(answer["error"])
     result: dict[str, Any] = answer["result"]
     return result
 
 
-def _found(error: dict[str, Any]) -> QuantError:
+def _calibration_error(error: dict[str, Any]) -> QuantError:
     column = error["field"] == "/calibration/column"
     return CalibrationError(
         error["message"],

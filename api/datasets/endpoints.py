@@ -1,4 +1,4 @@
-"""The routes of datasets: upload a small one, list, look into, delete."""
+"""The routes of datasets: upload a small file, list, inspect, delete."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def upload_dataset(
 ) -> DatasetOut:
     """Upload a data file of up to 16 MiB: .jsonl, .json, .csv, .parquet or .txt, or one of these as .gz.
 
-    Larger ones come in parts: `POST /v1/uploads`. Every row is looked at before the answer.
+    Upload larger files in parts: `POST /v1/uploads`. Every row is checked before the response.
     """
     filename = file.filename or ""
     format = service.read_format(filename)
@@ -69,27 +69,27 @@ def list_datasets(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     cursor: Annotated[str | None, Query(pattern=DATASET_ID, description="`next_cursor` of the page before.")] = None,
 ) -> DatasetPage:
-    """Datasets, newest first; the Link header leads to the next page."""
+    """List the datasets, newest first; the Link header leads to the next page."""
     with sessions.begin() as session:
-        found = datasets.page(session, caller.project_id, limit=limit + 1, after=cursor)
-    following = found[limit - 1].id if len(found) > limit else None
+        rows = datasets.page(session, caller.project_id, limit=limit + 1, after=cursor)
+    following = rows[limit - 1].id if len(rows) > limit else None
     if following:
         url = request.url.include_query_params(cursor=following)
         response.headers["Link"] = f'<{url.path}?{url.query}>; rel="next"'
-    data = [DatasetOut.of(dataset) for dataset in found[:limit]]
+    data = [DatasetOut.of(dataset) for dataset in rows[:limit]]
     return DatasetPage(data=data, has_more=following is not None, next_cursor=following)
 
 
 @router.get("/{dataset_id}", responses=may(404))
 def get_dataset(dataset_id: DatasetId, caller: Reader, sessions: SessionsDep) -> DatasetOut:
-    """One dataset. It never changes."""
+    """Return a dataset. It never changes."""
     with sessions.begin() as session:
         return DatasetOut.of(service.open_dataset(session, caller, dataset_id))
 
 
 @router.delete("/{dataset_id}", status_code=204, responses=may(404, 409))
 def delete_dataset(dataset_id: DatasetId, caller: Writer, context: ContextDep) -> None:
-    """Delete a dataset and its file. Not while a job that has not ended needs it."""
+    """Delete a dataset and its file, unless a job that has not ended needs it."""
     service.remove(dataset_id, caller, context)
 
 
@@ -101,7 +101,7 @@ async def preview_dataset(
     request: Request,
     rows: Annotated[int, Query(ge=1, le=100)] = 5,
 ) -> PreviewOut:
-    """The first rows, long values cut short."""
+    """Return the first rows, with long values cut short."""
     dataset = await service.find_dataset(context, caller, dataset_id)
     return PreviewOut.model_validate(await while_connected(request, service.preview(dataset, rows, context)))
 
@@ -118,7 +118,7 @@ async def get_dataset_statistics(
     revision: Annotated[str, Query(pattern=REVISION)] = "main",
     seq_len: Annotated[int, Query(ge=8, le=131072)] = 512,
 ) -> DatasetStatisticsOut:
-    """Rows, lengths, empty rows, duplicates; with a model also how many tokens the rows are to it."""
+    """Return the number of rows, empty rows and duplicates, and the lengths; with a model also in its tokens."""
     dataset = await service.find_dataset(context, caller, dataset_id)
     tokens = None
     if model is not None:

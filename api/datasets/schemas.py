@@ -1,4 +1,4 @@
-"""What clients send and get of datasets."""
+"""The request and response bodies of datasets."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DATASET: dict[str, Any] = {
 
 
 class LengthsOut(BaseModel):
-    """Lengths of the rows that have text; ``histogram`` counts those with ``from`` <= length < ``to``."""
+    """The lengths of the rows that have text; ``histogram`` counts those with ``from`` <= length < ``to``."""
 
     sum: int
     min: int
@@ -47,7 +47,7 @@ class LengthsOut(BaseModel):
 
 
 class StatisticsOut(BaseModel):
-    """All rows: those without text, those whose text came before, those that are chats; how long they are."""
+    """The statistics of all rows: rows without text, repeated texts, chats, and lengths in characters."""
 
     num_rows: int
     num_empty: int
@@ -57,10 +57,10 @@ class StatisticsOut(BaseModel):
 
 
 class TokensOut(BaseModel):
-    """The rows as a model's tokenizer sees them, chats in its template.
+    """The rows in tokens of a model, with chats in its template.
 
-    ``num_longer`` rows have more than ``seq_len`` tokens, ``num_beyond`` is what a reader that cuts rows short would
-    lose. A job loses nothing: it joins rows and cuts ``num_windows`` windows. Not ``is_whole``: only the first rows.
+    ``num_longer`` rows have more than ``seq_len`` tokens; ``num_beyond`` tokens would be lost if rows were cut short.
+    A job loses nothing: it joins rows and cuts ``num_windows`` windows. Without ``is_whole`` only the first rows count.
     """
 
     num_rows: int
@@ -73,7 +73,7 @@ class TokensOut(BaseModel):
 
 
 class DatasetStatisticsOut(StatisticsOut):
-    """What was counted when the file came; with a model also its tokens."""
+    """The statistics from the upload of a dataset; with a model also its tokens."""
 
     tokens: TokensOut | None
 
@@ -109,7 +109,7 @@ class DatasetOut(BaseModel):
 
 
 class DatasetPage(BaseModel):
-    """Newest first; ``next_cursor`` asks for the page after this one."""
+    """A page of the list of datasets, newest first; ``next_cursor`` asks for the next page."""
 
     data: list[DatasetOut]
     has_more: bool
@@ -117,20 +117,20 @@ class DatasetPage(BaseModel):
 
 
 class PreviewRow(BaseModel):
-    """One row: where it stands in its file, and its values, long ones cut short."""
+    """A row: its place in the file, and its values, with long ones cut short."""
 
     place: str
     values: dict[str, Any]
 
 
 class PreviewOut(BaseModel):
-    """The first rows."""
+    """The first rows of a dataset."""
 
     rows: list[PreviewRow]
 
 
 class UploadCreate(RequestBody):
-    """A file that will come in parts. Of ``filename`` only the end counts: ``.jsonl.gz``."""
+    """The request body for an upload in parts. The suffix of ``filename`` gives the format: ``.jsonl.gz``."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"filename": "chats.jsonl.gz", "name": "support chats"}]})
 
@@ -140,7 +140,7 @@ class UploadCreate(RequestBody):
 
 
 class UploadComplete(RequestBody):
-    """The hash of the whole file."""
+    """The request body for completing an upload: the hash of the whole file."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"sha256": DATASET["sha256"]}]})
 
@@ -148,7 +148,7 @@ class UploadComplete(RequestBody):
 
 
 class PartOut(BaseModel):
-    """A part that is safely there."""
+    """A part that is stored safely."""
 
     number: int
     bytes: int
@@ -160,9 +160,9 @@ class PartOut(BaseModel):
 
 
 class UploadOut(BaseModel):
-    """An upload and the parts that are there. Parts count from 1 and have at most ``part_bytes``.
+    """An upload and its stored parts. Parts count from 1 and have at most ``part_bytes``.
 
-    It is forgotten at ``expires_at``, which every part puts off. ``dataset_id``: what it became.
+    The upload is deleted at ``expires_at``, which every part postpones. ``dataset_id``: the dataset that it became.
     """
 
     id: str

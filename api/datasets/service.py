@@ -1,4 +1,4 @@
-"""What the routes of datasets do, without HTTP: take a file in, look into it, let go of it."""
+"""The logic of the routes of datasets, without HTTP: take in a file, inspect it, remove it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from quantcore.hub import download as hub
 
 
 def read_format(filename: str) -> str:
-    """``jsonl.gz`` for ``chats.jsonl.gz``. Raises Problem 422 ``unsafe_path``, CalibrationError
-    ``unsupported_format``."""
+    """Return the format of a file name: ``jsonl.gz`` for ``chats.jsonl.gz``.
+
+    Raises Problem 422 ``unsafe_path``, CalibrationError ``unsupported_format``.
+    """
     if set(filename) & set("/\\:") or filename.startswith(".") or not filename.isprintable():
         raise Problem(
             422,
@@ -47,10 +49,10 @@ async def take_in(
 ) -> Dataset:  # fmt: skip
     """Examine a file that has arrived, keep it, store its row. Nothing is kept of a file with a fault.
 
-    Raises CalibrationError that says what is wrong with it; Problem. With ``upload`` an upload becomes one dataset,
-    however often it is completed.
+    Raises CalibrationError for a fault in the file; Problem. An ``upload`` becomes one dataset, however often it is
+    completed.
     """
-    found = await child.examine(received.path, "check", column=column)
+    result = await child.examine(received.path, "check", column=column)
     dataset = Dataset(
         id=new_id("dst"),
         project_id=caller.project_id,
@@ -59,9 +61,9 @@ async def take_in(
         format=format,
         sha256=received.sha256,
         num_bytes=received.num_bytes,
-        columns=[_printable(one) for one in found["columns"]],
-        text_column=found["column"],
-        statistics=found["statistics"],
+        columns=[_printable(column_name) for column_name in result["columns"]],
+        text_column=result["column"],
+        statistics=result["statistics"],
     )
     return await run_in_threadpool(_store, dataset, received, caller, context, upload)
 
@@ -88,8 +90,10 @@ def _store(dataset: Dataset, received: Received, caller: Caller, context: Contex
 
 
 def remove(dataset_id: str, caller: Caller, context: Context) -> None:
-    """Delete a dataset, and its file if no other one is of the same content. Raises Problem 404, 409
-    ``dataset_in_use``."""
+    """Delete a dataset, and its file if no other dataset has this content.
+
+    Raises Problem 404, 409 ``dataset_in_use``.
+    """
     with context.sessions.begin() as session:
         dataset = open_dataset(session, caller, dataset_id)
         audit.note(session, caller, "dataset.delete", dataset_id)
@@ -114,7 +118,7 @@ async def preview(dataset: Dataset, num_rows: int, context: Context) -> dict[str
 
 
 async def count_tokens(dataset: Dataset, model: str, revision: str, seq_len: int, context: Context) -> dict[str, Any]:
-    """The dataset's rows in tokens of a model: a folder, or an id on the Hub: only its tokenizer is fetched."""
+    """Count the rows in tokens of a model: a folder, or an id on the Hub, of which only the tokenizer is fetched."""
     async with context.turns.take(dataset.project_id):
         folder = await run_in_threadpool(_find_tokenizer, model, revision, context.settings)
         file, column = path_of(dataset, context.settings), dataset.text_column
@@ -136,7 +140,7 @@ def path_of(dataset: Dataset, settings: Settings) -> Path:
 
 
 async def find_dataset(context: Context, caller: Caller, dataset_id: str) -> Dataset:
-    """The dataset, or Problem 404."""
+    """Return the dataset. Raises Problem 404."""
 
     def find() -> Dataset:
         with context.sessions.begin() as session:
@@ -146,7 +150,7 @@ async def find_dataset(context: Context, caller: Caller, dataset_id: str) -> Dat
 
 
 def open_dataset(session: Session, caller: Caller, dataset_id: str) -> Dataset:
-    """The dataset, or Problem 404."""
+    """Return the dataset. Raises Problem 404."""
     dataset = datasets.find(session, caller.project_id, dataset_id)
     if dataset is None:
         raise Problem(404, "dataset_not_found", "There is no such dataset.")
@@ -160,17 +164,17 @@ def no_such_upload() -> Problem:
 
 
 def find_litter(settings: Settings, sessions: Sessions) -> list[Path]:
-    """What processes that were killed have left: files that are a day old and belong to no row."""
+    """Return the files that killed processes have left: a day old, and without a row."""
     old = [*storage.old_files(settings)]
     named = {path: path.name.partition(".") for path in old if path.parent == settings.datasets_dir}
     with sessions.begin() as session:
         needed = {path for path, (sha256, _, format) in named.items() if datasets.has_file(session, sha256, format)}
-        known = uploads.find_known(session, [path.name for path in old if path.is_dir()])
-    return [path for path in old if path not in needed and path.name not in known]
+        upload_ids = uploads.find_known(session, [path.name for path in old if path.is_dir()])
+    return [path for path in old if path not in needed and path.name not in upload_ids]
 
 
 def remove_litter(settings: Settings, sessions: Sessions) -> None:
-    """Remove what ``find_litter`` finds."""
+    """Remove the files that ``find_litter`` finds."""
     for path in find_litter(settings, sessions):
         if path.parent == settings.datasets_dir:
             _remove_unneeded(sessions, path)

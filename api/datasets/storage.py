@@ -1,6 +1,6 @@
-"""Where uploaded files are: ``datasets/<sha256>.<format>`` for good, ``uploads/`` while they arrive.
+"""Stores uploaded files: ``datasets/<sha256>.<format>`` for good, ``uploads/`` while they arrive.
 
-A file's name is made of its hash and a format of ours: nothing that a client calls a file ever becomes a path.
+A file's name is made of its hash and one of our formats: no name that a client gives ever becomes a path.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LITTER_AGE_S = 24 * 3600.0
 
 @dataclass(frozen=True)
 class Received:
-    """A file that has arrived, not yet in its place."""
+    """A file that has arrived, and is not yet in its final place."""
 
     path: Path
     sha256: str
@@ -34,7 +34,7 @@ class Received:
 
 @contextmanager
 def receiving(settings: Settings, format: str) -> Iterator[Path]:
-    """A path for a file that arrives; it is removed at the end if it is still there."""
+    """Yield a path for a file that arrives, and remove the file at the end if it is still there."""
     settings.uploads_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = settings.uploads_dir / f"{secrets.token_hex(16)}.{format}"
     try:
@@ -44,7 +44,7 @@ def receiving(settings: Settings, format: str) -> Iterator[Path]:
 
 
 async def write(path: Path, chunks: AsyncIterator[bytes]) -> Received:
-    """Write the chunks while they come, and make them durable; what has gathered is written in a thread."""
+    """Write the chunks as they arrive, and make them durable. Collected chunks are written in a thread."""
     digest = hashlib.sha256()
     num_bytes = 0
     with path.open("xb") as file:
@@ -67,7 +67,7 @@ async def write(path: Path, chunks: AsyncIterator[bytes]) -> Received:
 
 
 async def chunks_of(paths: Iterable[Path]) -> AsyncIterator[bytes]:
-    """The bytes of the files, one after the other. One that is gone has none."""
+    """Yield the bytes of the files, one after the other. A missing file has none."""
     for path in paths:
         with suppress(FileNotFoundError), path.open("rb") as file:
             while chunk := await run_in_threadpool(file.read, CHUNK_BYTES):
@@ -100,7 +100,7 @@ def remove_parts(settings: Settings, upload_id: str) -> None:
 
 
 def old_files(settings: Settings) -> Iterator[Path]:
-    """Files, and folders of parts, that are a day old: a process that was killed may have left them behind."""
+    """Yield files and folders of parts that are a day old: a killed process may have left them behind."""
     before = time.time() - LITTER_AGE_S
     files = (*settings.datasets_dir.glob("*.*"), *settings.uploads_dir.glob("*.*"))
     folders = settings.uploads_dir.glob("upl_*")

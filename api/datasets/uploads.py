@@ -1,4 +1,4 @@
-"""The routes of uploads in parts: any part may be sent again, in any order, after any break."""
+"""The routes of uploads in parts: any part may be sent again, in any order, after any interruption."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def create_upload(body: UploadCreate, caller: Writer, sessions: SessionsDep, res
 
 @router.get("/{upload_id}", responses=may(404))
 def get_upload(upload_id: UploadId, caller: Reader, sessions: SessionsDep) -> UploadOut:
-    """An upload and the parts that are there: after a break send only the others."""
+    """Return an upload and its stored parts: after an interruption send only the others."""
     with sessions.begin() as session:
         return _show(
             _open(session, caller, upload_id), [PartOut.of(part) for part in uploads.parts(session, upload_id)]
@@ -68,7 +68,7 @@ def get_upload(upload_id: UploadId, caller: Reader, sessions: SessionsDep) -> Up
 async def _receive(
     request: Request, upload_id: UploadId, number: Number, context: ContextDep
 ) -> AsyncIterator[Received]:
-    """The part's body in a file of its own, which is gone after the request unless it was moved."""
+    """Yield the part's body in a file of its own, which is removed after the request unless it was moved."""
     with storage.receiving(context.settings, "part") as path:
         yield await storage.write(path, request.stream())
 
@@ -84,7 +84,7 @@ def put_upload_part(
     context: ContextDep,
     part: Annotated[Received, Depends(_receive)],
 ) -> PartOut:
-    """One part: its bytes as the body, their SHA-256 beside. A part that comes again takes the place of the old one."""
+    """Store a part: its bytes are the body, their hash is ``sha256``. A part sent again replaces the old one."""
     if part.sha256 != sha256:
         raise _mismatch("The part", sha256, part.sha256)
     row = UploadPart(upload_id=upload_id, number=number, num_bytes=part.num_bytes, sha256=sha256)
@@ -108,7 +108,7 @@ def put_upload_part(
 async def complete_upload(
     upload_id: UploadId, body: UploadComplete, caller: Writer, context: ContextDep, request: Request, response: Response
 ) -> DatasetOut:
-    """Put the parts together, look at every row, make a dataset of them. Asked again it answers with the same one."""
+    """Join the parts, check every row, and make a dataset of them. A repeated call returns the same dataset."""
     dataset = await while_connected(request, _complete(upload_id, body.sha256, caller, context))
     response.headers["Location"] = f"/v1/datasets/{dataset.id}"
     return DatasetOut.of(dataset)
@@ -121,11 +121,11 @@ async def _complete(upload_id: str, sha256: str, caller: Caller, context: Contex
             return dataset
         paths = [storage.part_path(context.settings, upload_id, part.number, part.sha256) for part in parts]
         with storage.receiving(context.settings, upload.format) as path:
-            received = await storage.write(path, storage.chunks_of(paths))  # of parts that have gone the hash will tell
+            received = await storage.write(path, storage.chunks_of(paths))  # the hash reveals missing parts
             if received.sha256 != sha256:
                 raise _mismatch("The whole file", sha256, received.sha256)
-            asked = (upload.name, upload.format, upload.text_column)
-            dataset = await service.take_in(received, *asked, caller, context, upload)
+            attributes = (upload.name, upload.format, upload.text_column)
+            dataset = await service.take_in(received, *attributes, caller, context, upload)
         await run_in_threadpool(storage.remove_parts, context.settings, upload_id)
         return dataset
 
@@ -133,7 +133,7 @@ async def _complete(upload_id: str, sha256: str, caller: Caller, context: Contex
 def _find_complete(
     upload_id: str, sha256: str, caller: Caller, context: Context
 ) -> tuple[Upload, Sequence[UploadPart], Dataset | None]:
-    """The upload, all its parts, and the dataset that it has become already. Raises Problem 404, 409."""
+    """Return the upload, all its parts, and the dataset that it has become already. Raises Problem 404, 409."""
     with context.sessions.begin() as session:
         upload = _open(session, caller, upload_id)
         parts = uploads.parts(session, upload_id)
@@ -147,7 +147,7 @@ def _find_complete(
 
 @router.delete("/{upload_id}", status_code=204, responses=may(404))
 def abandon_upload(upload_id: UploadId, caller: Writer, context: ContextDep) -> None:
-    """Forget an upload and its parts. A dataset that it became stays."""
+    """Delete an upload and its parts. A dataset that it became stays."""
     with context.sessions.begin() as session:
         if uploads.lock(session, caller.project_id, upload_id) is None:
             raise no_such_upload()
@@ -200,10 +200,10 @@ def _completed(upload: Upload) -> Problem:
     )
 
 
-def _mismatch(what: str, said: str, found: str) -> Problem:
+def _mismatch(what: str, expected: str, actual: str) -> Problem:
     return Problem(
         422,
         "checksum_mismatch",
-        f"{what} has the SHA-256 {found}, not {said}.",
+        f"{what} has the SHA-256 {actual}, not {expected}.",
         hint="Something changed on the way: send it again.",
     )

@@ -1,1 +1,1 @@
-"""What all routes share: connections, limits, keys, errors, health."""
+"""The parts that all routes share: connections, limits, keys, errors, health."""

@@ -1,5 +1,7 @@
-"""Routes that take a body: the key is asked for before the body is read, and what goes beyond the limit is refused
-while it comes, before it is stored. ``api.http.front`` bounds how long it may take and in how many chunks it comes.
+"""Routes that take a bounded body: the key is checked before the body is read.
+
+A body beyond the limit is refused while it arrives, before it is stored. ``api.http.front`` bounds the time that it
+may take, and its number of chunks.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class BoundedRequest(Request):
 
 
 class BoundedRoute(APIRoute):
-    """A route whose caller is known before its body is read, unless the key is in the body (``needs_key``)."""
+    """A route that checks the key before it reads the body, unless the key is in the body (``needs_key`` is False)."""
 
     max_bytes: ClassVar[int]
     needs_key: ClassVar[bool] = True
@@ -52,7 +54,7 @@ class BoundedRoute(APIRoute):
 
 
 def bounded_route(most: int) -> type[BoundedRoute]:
-    """The class of routes whose bodies have at most ``most`` bytes."""
+    """Return the class of routes whose bodies have at most ``most`` bytes."""
 
     class Route(BoundedRoute):
         max_bytes = most

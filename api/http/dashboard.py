@@ -38,7 +38,7 @@ NOT_BUILT = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Bitfo
 
 
 def install(app: FastAPI, folder: Path = FOLDER) -> None:
-    """Serve the dashboard of ``folder`` below /ui; / leads there."""
+    """Serve the dashboard of ``folder`` below /ui; / redirects there."""
     app.router.routes.append(Route("/", lambda request: RedirectResponse("/ui/"), name="root"))
     app.router.routes.append(Mount("/ui", app=GZipMiddleware(_Pages(folder)), name="dashboard"))
 

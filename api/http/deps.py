@@ -1,7 +1,7 @@
-"""What endpoints ask for. All of it is made once in ``create_app`` and lives as long as the app.
+"""The dependencies of endpoints. All of them are made once in ``create_app`` and live as long as the app.
 
 There is no session dependency on purpose: an endpoint opens ``with sessions.begin()`` itself, so that the commit has
-happened before the answer leaves.
+happened before the response is sent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from api.store.vault import Vault
 
 @dataclass(frozen=True)
 class Context:
-    """The app's parts."""
+    """The parts of the app that endpoints use."""
 
     settings: Settings
     sessions: Sessions
@@ -35,7 +35,7 @@ class Context:
     turns: Turns = field(default_factory=Turns)
 
     def require_vault(self) -> Vault:
-        """What seals secrets. Raises Problem 409 if the operator has set no key."""
+        """Return the vault that seals secrets. Raises Problem 409 if the operator has set no key."""
         vault = self.settings.vault
         if vault is None:
             raise Problem(

@@ -40,7 +40,7 @@ def _page(document: dict[str, Any]) -> str:
     ]
     sections = (
         f"<h2>{escape(tag)}</h2><dl>{''.join(_entry(name, operation) for _, name, operation in group)}</dl>"
-        for tag, group in groupby(sorted(operations, key=lambda each: each[0]), key=lambda each: each[0])
+        for tag, group in groupby(sorted(operations, key=lambda row: row[0]), key=lambda row: row[0])
     )
     return HEAD.format(style=STYLE) + "\n".join(sections)
 

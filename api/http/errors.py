@@ -1,6 +1,6 @@
-"""Every error leaves as RFC 9457 ``application/problem+json`` with a stable ``code``, and says what would have worked.
+"""Answers every error as RFC 9457 ``application/problem+json`` with a stable ``code``, and says what would have worked.
 
-Never in it: a traceback, the rejected value of a field (it may be a secret), the text of a database error.
+It never contains a traceback, the rejected value of a field (it may be a secret), or the text of a database error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_n
 
 
 class ProblemOut(BaseModel):
-    """What an error looks like (RFC 9457). Match on ``code``: it never changes; the texts may."""
+    """The body of an error response (RFC 9457). Match on ``code``: it never changes; the texts may."""
 
     type: str
     title: str
@@ -49,7 +49,7 @@ class ProblemOut(BaseModel):
     errors: list[dict[str, Any]] | None = None
 
 
-# For OpenAPI: every route may answer so.
+# For OpenAPI: the error response that every route may give.
 RESPONSES: dict[int | str, dict[str, Any]] = {
     "default": {
         "description": "A problem",
@@ -104,7 +104,7 @@ WHEN = {
 
 
 def may(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For OpenAPI: the problems that a route knows besides those that all have, each with an example."""
+    """Return for OpenAPI the problems of a route beside those that all routes have, each with an example."""
     return {status: _documented(status) for status in statuses}
 
 
@@ -124,7 +124,7 @@ def _documented(status: int) -> dict[str, Any]:
 
 
 class Problem(Exception):
-    """An answer that is an error."""
+    """An error response."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Problem(Exception):
 
 
 def install(app: FastAPI) -> None:
-    """Register a handler for everything that can be raised."""
+    """Register a handler for every exception that can be raised."""
 
     @app.exception_handler(Problem)
     def problem(request: Request, error: Problem) -> JSONResponse:
@@ -200,7 +200,7 @@ _NO_ROOM = {
 
 
 def no_room(code: str) -> Problem:
-    """507: nothing can be stored now."""
+    """Return Problem 507: nothing can be stored now."""
     hint = "Nothing of this request was kept. Delete jobs that are not needed, or tell the operator; then try again."
     return Problem(507, code, _NO_ROOM[code], hint=hint, headers={"Retry-After": str(ROOM_RETRY_AFTER_S)})
 
@@ -225,7 +225,7 @@ def _answer(request: Request, problem: Problem) -> JSONResponse:
 
 
 def _from_wrong_state(error: WrongState) -> Problem:
-    """409: names the job's state, the states that the action needs, and the actions that are allowed now."""
+    """Return Problem 409 with the job's state, the states that the action needs, and the actions allowed now."""
     final = error.state in FINAL and error.action in ("cancel", "pause")
     code = "job_already_final" if final else "wrong_state"
     allowed = [str(state) for state in error.allowed_states]
@@ -238,7 +238,7 @@ def _from_wrong_state(error: WrongState) -> Problem:
 
 
 def _from_quota(error: QuotaExceeded) -> Problem:
-    """429: which quota of the project is used up. Some time has to pass, or somebody has to make room."""
+    """Return Problem 429 that names the exhausted quota. Some time has to pass, or somebody has to make room."""
     entry = {"parameter": error.quota, "detail": f"{error.used} of {error.limit} are used", "code": "quota_exceeded"}
     needed = f", and this needs {error.more} more" if error.more > 1 else ""
     return Problem(
@@ -252,7 +252,7 @@ def _from_quota(error: QuotaExceeded) -> Problem:
 
 
 def _from_quant_error(error: QuantError) -> Problem:
-    """What the engine says about a request: the client's to mend (422), ours (500), or a matter of time (503)."""
+    """Return the problem for an engine's error: the client's fault (422), ours (500), or temporary (503)."""
     if error.retryable:
         return _unavailable(error.code, error.message, hint=error.hint)
     entry = {"pointer": f"#{error.field}", "detail": error.message, "code": error.code, "allowed": list(error.allowed)}
@@ -261,17 +261,17 @@ def _from_quant_error(error: QuantError) -> Problem:
 
 
 def _from_validation(error: RequestValidationError) -> Problem:
-    """FastAPI's list of errors without the rejected input, and with JSON pointers (RFC 6901)."""
-    found = error.errors()
-    if found[0]["type"] == "json_invalid":
-        return Problem(400, "invalid_json", f"The body is not valid JSON: {found[0]['ctx']['error']}.")
-    entries = [entry_of(item) for item in found]
+    """Return FastAPI's list of errors without the rejected input, and with JSON pointers (RFC 6901)."""
+    faults = error.errors()
+    if faults[0]["type"] == "json_invalid":
+        return Problem(400, "invalid_json", f"The body is not valid JSON: {faults[0]['ctx']['error']}.")
+    entries = [entry_of(item) for item in faults]
     codes = {entry["code"] for entry in entries}
     code = codes.pop() if len(codes) == 1 else "invalid_request"
     return Problem(422, code, "The request is not valid; `errors` says where.", errors=entries)
 
 
-# Pydantic's names of errors that have a name of ours; a name of our own (PydanticCustomError) is kept.
+# Our codes for pydantic's types of errors; the type of a PydanticCustomError is the code itself.
 _VALIDATION_CODES = {"extra_forbidden": "unknown_field", "missing": "missing_field"}
 _OWN_CODES = frozenset({"invalid_model_id", "invalid_model", "invalid_text", "invalid_labels", "invalid_pointer"}) | {
     "invalid_publish",
@@ -280,7 +280,7 @@ _OWN_CODES = frozenset({"invalid_model_id", "invalid_model", "invalid_text", "in
 
 
 def entry_of(item: Mapping[str, Any]) -> dict[str, Any]:
-    """One of pydantic's errors as an entry of ``errors``; its ``loc`` starts with where it is (``body``, ``query``)."""
+    """Return a pydantic error as an entry of ``errors``; its ``loc`` starts with the place (``body``, ``query``)."""
     where, *path = item["loc"]
     code = item["type"] if item["type"] in _OWN_CODES else _VALIDATION_CODES.get(item["type"], "invalid_request")
     place = {"pointer": "#" + "".join(f"/{_escape(part)}" for part in path)}

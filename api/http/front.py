@@ -1,8 +1,7 @@
-"""How connections are served: uvicorn's protocol with limits on what a client that has shown no key can take of us.
+"""Serves connections: uvicorn's protocol with limits on what a client without a key can take of us.
 
-A request head and a body have a time limit each, a body cannot come in crumbs, and of too many connections those go
-that have said nothing for the longest time. What comes behind an answer that did not wait for it is thrown away
-unparsed.
+A request head and a body have a time limit each, and a body cannot come in tiny chunks. Of too many connections, those
+that have been silent longest are closed. Data after a response that did not wait for it is discarded unparsed.
 """
 
 from __future__ import annotations
@@ -16,25 +15,28 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_CONNECTIONS = 800
-"""Of a process: below the 1024 descriptors that it usually may open."""
+"""Connections of a process: below the 1024 descriptors that it usually may open."""
 HEAD_S = 15.0
-"""For a request's head, from its first byte on; a new connection has so long to send it."""
+"""Time limit of a request's head, from its first byte on; on a new connection, from the beginning."""
 BODY_S = 30.0
-"""For a body, and for each ``MIN_BODY_BYTES_PER_S`` of it another second."""
+"""Time limit of a body, with another second for each ``MIN_BODY_BYTES_PER_S`` of it."""
 MIN_BODY_BYTES_PER_S = 16 << 10
 LINGER_S = 30.0
-"""For how long the rest of a body that nobody wants is thrown away, so that its sender can read our answer."""
+"""Time for which the rest of an unwanted body is discarded, so that its sender can read our response."""
 STALL_S = 120.0
-"""How long a client may take nothing of what is sent to it."""
+"""Time after which a client that accepts none of the data sent to it is disconnected."""
 
 FREE_CHUNKS = 1000
 MIN_CHUNK_BYTES = 256
-"""What the chunks of a body, but for the first thousand, must have on average: each costs time as a request does."""
+"""Lower bound on the average chunk of a body, after ``FREE_CHUNKS`` chunks: each costs time as a request does."""
 
 
 class CountedConnection(h11.Connection):
-    """Raises RemoteProtocolError for a body in crumbs. Answers that do not wait for the body close the connection, and
-    say so: a client would otherwise send its next request into a connection that is about to close."""
+    """A connection that raises RemoteProtocolError for a body in tiny chunks.
+
+    Responses that do not wait for the body close the connection, and say so: a client would otherwise send its next
+    request into a connection that is about to close.
+    """
 
     num_chunks = num_body_bytes = 0
 
@@ -57,7 +59,7 @@ class CountedConnection(h11.Connection):
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection. ``waiting_since`` is when it was made, or had its last answer."""
+    """A connection. ``waiting_since`` is the time of its start, or of its last response."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -68,7 +70,7 @@ class BoundedProtocol(H11Protocol):
         self._stall_timer: asyncio.TimerHandle | None = None
         self._is_over = False
 
-    # what asyncio calls
+    # called by asyncio
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -96,7 +98,7 @@ class BoundedProtocol(H11Protocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
 
-    # what uvicorn calls
+    # called by uvicorn
 
     def on_response_complete(self) -> None:
         self.waiting_since = self.loop.time()
@@ -109,8 +111,8 @@ class BoundedProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         if self.conn.num_chunks > FREE_CHUNKS:
-            told = f"The chunks of the body have fewer than {MIN_CHUNK_BYTES} bytes on average: send larger ones."
-            self._refuse(400, "chunks_too_small", told)
+            detail = f"The chunks of the body have fewer than {MIN_CHUNK_BYTES} bytes on average: send larger ones."
+            self._refuse(400, "chunks_too_small", detail)
         else:
             self._refuse(400, "invalid_http", "This is no HTTP request that can be read.")
 
@@ -118,18 +120,22 @@ class BoundedProtocol(H11Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it has no request under way of which we have all, or at least a valid key."""
+        """The connection waits: no request is under way that has arrived in full, or at least with a valid key."""
         cycle = self.cycle
         if self._is_over or cycle is None or cycle.response_complete:
             return True
         return cycle.more_body and "caller" not in cycle.scope["state"]
 
     def _make_room(self) -> None:
-        waiting = [each for each in self.connections if isinstance(each, BoundedProtocol) and each.is_waiting]
-        min(waiting, key=lambda each: each.waiting_since).transport.abort()  # this one is among them
+        waiting = [
+            connection
+            for connection in self.connections
+            if isinstance(connection, BoundedProtocol) and connection.is_waiting
+        ]
+        min(waiting, key=lambda connection: connection.waiting_since).transport.abort()  # the new one is among them
 
     def _look_what_is_awaited(self) -> None:
-        """Start the clock for a head or a body that has begun, stop it for one that is there."""
+        """Start the timer of a head or a body that has begun; stop it for one that has arrived."""
         if self._is_over:
             return
         state = self.conn.their_state
@@ -150,7 +156,7 @@ class BoundedProtocol(H11Protocol):
         self._timer = None if what is None else self.loop.call_later(seconds, self._check_progress, began)
 
     def _check_progress(self, began: float) -> None:
-        """The time is over, unless it is a body that comes fast enough, or that we ourselves have not read."""
+        """Refuse a request whose time is over, unless its body comes fast enough, or we ourselves have not read it."""
         if isinstance(self._awaited, str):
             self._refuse(408, "request_timeout", f"The head of the request took longer than {HEAD_S:g} s.")
             return
@@ -162,7 +168,7 @@ class BoundedProtocol(H11Protocol):
             self._refuse(408, "request_timeout", f"After {BODY_S:g} s a body must come with 16 KiB/s on average.")
 
     def _refuse(self, status: int, code: str, detail: str) -> None:
-        """Answer for the app, which is told that nobody listens any more, and hang up."""
+        """Answer in place of the app, which is told that nobody listens any more, and hang up."""
         if self._is_over or self.transport.is_closing():
             return
         cycle = self.cycle
@@ -176,7 +182,7 @@ class BoundedProtocol(H11Protocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Hang up, but not at once: data that nobody reads would make the kernel take our answer back."""
+        """Hang up with a delay: unread data would make the kernel drop our response."""
         self._is_over = True
         self._await(None, 0)
         self._unset_keepalive_if_required()
@@ -187,9 +193,15 @@ class BoundedProtocol(H11Protocol):
 
 
 def _problem(status: int, code: str, detail: str) -> bytes:
-    """A whole answer in the form of ``api.http.errors``."""
+    """Return a whole response in the form of ``api.http.errors``."""
     phrase = HTTPStatus(status).phrase
-    told = {"type": f"urn:bitfoundry:error:{code}", "title": phrase, "status": status, "detail": detail, "code": code}
-    body = json.dumps(told).encode()
+    problem = {
+        "type": f"urn:bitfoundry:error:{code}",
+        "title": phrase,
+        "status": status,
+        "detail": detail,
+        "code": code,
+    }
+    body = json.dumps(problem).encode()
     head = f"HTTP/1.1 {status} {phrase}\r\nContent-Type: application/problem+json\r\nContent-Length: {len(body)}\r\n"
     return head.encode() + b"Connection: close\r\n\r\n" + body

@@ -1,4 +1,4 @@
-"""Is the process up, and can it do its work? Both without a key: probes have none.
+"""The health routes: is the process up, and can it do its work? Both need no key: probes have none.
 
 Neither takes anything that requests use: ``Readiness`` has a thread and a connection of its own, and all who ask at the
 same time get one answer.
@@ -35,9 +35,12 @@ class Readiness:
         self._under_way: Future[tuple[tuple[str | None, Findings], str]] | None = None
 
     async def ask(self) -> tuple[tuple[str | None, Findings], str]:
-        """How the database's schema compares with this code's (``current``, ``older``, or ``newer``: a rolling deploy;
-        None without an answer), with the number of damaged files of each kind; and whether the broker is ``ok`` or
-        ``unreachable``."""
+        """Return ((schema, findings), broker): the state of the database and of the broker.
+
+        ``schema`` compares the database's schema with this code's: ``current``, ``older``, or ``newer`` (a rolling
+        deploy); None without an answer. ``findings``: the number of damaged files of each kind. ``broker``: ``ok`` or
+        ``unreachable``.
+        """
         if self._under_way is None or self._under_way.done():
             self._under_way = self._thread.submit(lambda: (self._ask_database(), self._ask_broker()))
         return await asyncio.shield(asyncio.wrap_future(self._under_way))
@@ -67,20 +70,23 @@ class Readiness:
 
 @router.get("/live")
 async def get_liveness() -> dict[str, str]:
-    """The process answers."""
+    """Report that the process is up."""
     return {"status": "ok"}
 
 
 @router.get("/ready")
 async def get_readiness(request: Request, response: Response) -> dict[str, Any]:
-    """A real round trip to the database (503 if it fails, or if its schema is older than this code). Without the broker
-    all works, only slower, and without room on the disk nothing new is taken in: ``degraded``. ``integrity`` counts
-    what is wrong with stored files."""
+    """Check the service: the database (a real round trip), the broker, the disk.
+
+    503 if the database fails, or if its schema is older than this code. ``degraded`` without the broker (all works,
+    only slower), or without room on the disk (nothing new is taken in). ``integrity`` counts the faults of stored
+    files.
+    """
     readiness: Readiness = request.app.state.readiness
     (schema, findings), broker = await readiness.ask()
     fault = disk.look(request.app.state.context.settings).fault()
     failed = schema in (None, "older")
     status = "failed" if failed else "ok" if broker == "ok" and fault is None else "degraded"
     response.status_code = 503 if failed else 200
-    found = {"database": "ok" if schema else "unreachable", "broker": broker, "schema": schema}
-    return {"status": status, **found, "disk": fault or "ok", "integrity": findings}
+    backends = {"database": "ok" if schema else "unreachable", "broker": broker, "schema": schema}
+    return {"status": status, **backends, "disk": fault or "ok", "integrity": findings}

@@ -1,4 +1,4 @@
-"""``Idempotency-Key``: a request that is sent again with the same key does nothing again, it gets the same thing."""
+"""Handles ``Idempotency-Key``: a repeated request with the same key does nothing, and returns the same result."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Prepared = TypeVar("Prepared")
 
 @dataclass(frozen=True)
 class Made:
-    """The id of what a request made; ``replayed``: an earlier request with its key made it."""
+    """The id of the object that a request made; ``replayed``: an earlier request with its key made it."""
 
     id: str
     replayed: bool
 
 
 def request_of(caller: Caller, route: str, idempotency_key: str | None, body: BaseModel) -> Request | None:
-    """What the store remembers of this request, None without a key."""
+    """Return the record of this request for the store, None without a key."""
     if idempotency_key is None or caller.key_id is None:
         return None
     return Request(caller.key_id, route, idempotency_key, hashlib.sha256(body.model_dump_json().encode()).digest())

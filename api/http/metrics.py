@@ -1,6 +1,7 @@
-"""``/metrics`` in the text format of Prometheus, read from the database at every scrape: every process says the same.
+"""Serves ``/metrics`` in the text format of Prometheus.
 
-It wants a key with the scope ``operator``, which Prometheus sends with ``authorization: {credentials: ...}``.
+The numbers are read from the database at every scrape: every process returns the same. The route needs a key with the
+scope ``operator``, which Prometheus sends with ``authorization: {credentials: ...}``.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ router = APIRouter(tags=["metrics"])
 
 
 MAX_PROJECTS = 100
-"""The oldest ones have their quotas among the metrics: there may be more projects than time series are good for."""
+"""Number of projects, the oldest, whose quotas are among the metrics: all of them could be too many time series."""
 
 
 class Quota(NamedTuple):
-    """One quota of one project."""
+    """A quota of a project."""
 
     project: str
     quota: str
@@ -40,72 +41,74 @@ class Quota(NamedTuple):
 
 
 class _Snapshot:
-    """One scrape's numbers as Prometheus' families."""
+    """The numbers of a scrape as metric families of Prometheus."""
 
-    def __init__(self, found: Measures, quotas: Sequence[Quota], disk: Disk) -> None:
-        self._found = found
+    def __init__(self, measured: Measures, quotas: Sequence[Quota], disk: Disk) -> None:
+        self._measured = measured
         self._quotas = quotas
         self._disk = disk
 
     def collect(self) -> Iterator[Metric]:
-        found = self._found
-        yield _labelled("bitfoundry_jobs", "Jobs by state.", "state", found.jobs)
-        yield _labelled("bitfoundry_workers", "Live workers by state.", "state", found.workers)
-        yield _plain("bitfoundry_oldest_wait_seconds", "Wait of the oldest due job.", found.oldest_wait_s)
-        if found.lease_left_s is not None:
+        measured = self._measured
+        yield _labelled("bitfoundry_jobs", "Jobs by state.", "state", measured.jobs)
+        yield _labelled("bitfoundry_workers", "Live workers by state.", "state", measured.workers)
+        yield _plain("bitfoundry_oldest_wait_seconds", "Wait of the oldest due job.", measured.oldest_wait_s)
+        if measured.lease_left_s is not None:
             left = "Until the first lease runs out; below 0 its worker is lost."
-            yield _plain("bitfoundry_lease_left_seconds", left, found.lease_left_s)
-        yield _plain("bitfoundry_heartbeat_age_seconds", "Of the quietest worker.", found.beat_age_s)
-        yield _plain("bitfoundry_outbox_messages", "Messages that wait for the broker.", found.outbox)
-        yield _plain("bitfoundry_outbox_lag_seconds", "For how long the oldest of them has waited.", found.outbox_age_s)
-        yield _plain("bitfoundry_webhook_deliveries_pending", "Webhook messages to be sent.", found.deliveries)
-        yield _plain("bitfoundry_webhook_lag_seconds", "For how long the oldest has waited.", found.delivery_age_s)
+            yield _plain("bitfoundry_lease_left_seconds", left, measured.lease_left_s)
+        yield _plain("bitfoundry_heartbeat_age_seconds", "Of the quietest worker.", measured.beat_age_s)
+        yield _plain("bitfoundry_outbox_messages", "Messages that wait for the broker.", measured.outbox)
+        yield _plain(
+            "bitfoundry_outbox_lag_seconds", "For how long the oldest of them has waited.", measured.outbox_age_s
+        )
+        yield _plain("bitfoundry_webhook_deliveries_pending", "Webhook messages to be sent.", measured.deliveries)
+        yield _plain("bitfoundry_webhook_lag_seconds", "For how long the oldest has waited.", measured.delivery_age_s)
         yield _plain("bitfoundry_disk_free_bytes", "Free on the data folder's disk.", self._disk.free_bytes)
         yield _plain("bitfoundry_disk_reserved_bytes", "Of it, kept for the database.", self._disk.reserved_bytes)
         about = "Stored files that are damaged, missing, or that no row names (`python -m api fsck` lists them)."
-        yield _labelled("bitfoundry_integrity_findings", about, "kind", found.integrity)
+        yield _labelled("bitfoundry_integrity_findings", about, "kind", measured.integrity)
         memory = GaugeMetricFamily(
             "bitfoundry_gpu_memory_bytes", "Of the live workers' GPUs.", labels=["worker", "gpu", "name", "what"]
         )
-        for place, sizes in found.devices.items():
+        for place, sizes in measured.devices.items():
             for what, size in sizes.items():
                 memory.add_metric([*place, what], size)
         yield memory
         used = GaugeMetricFamily("bitfoundry_quota_used", "Of a project's quota.", labels=["project", "quota"])
         limit = GaugeMetricFamily("bitfoundry_quota_limit", "If there is one.", labels=["project", "quota"])
-        for each in self._quotas:
-            used.add_metric([each.project, each.quota], each.used)
-            if each.limit is not None:
-                limit.add_metric([each.project, each.quota], each.limit)
+        for quota in self._quotas:
+            used.add_metric([quota.project, quota.quota], quota.used)
+            if quota.limit is not None:
+                limit.add_metric([quota.project, quota.quota], quota.limit)
         yield used
         yield limit
         ended = "that ended within the last hour"
-        numbers = {name: number for name, (number, _) in found.phase_s.items()}
-        seconds = {name: total for name, (_, total) in found.phase_s.items()}
+        numbers = {name: number for name, (number, _) in measured.phase_s.items()}
+        seconds = {name: total for name, (_, total) in measured.phase_s.items()}
         yield _labelled("bitfoundry_phase_runs", f"Phases done, of jobs {ended}.", "phase", numbers)
         yield _labelled("bitfoundry_phase_seconds", f"Seconds in phases done, of jobs {ended}.", "phase", seconds)
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 def get_metrics(caller: Operator, context: ContextDep) -> Response:
-    """Jobs by state, waits, leases, outbox, webhooks, disk, workers, phases, quotas of projects."""
+    """Return the metrics: jobs by state, waits, leases, outbox, webhooks, disk, workers, phases, quotas of projects."""
     with context.sessions.begin() as session:
-        found = measures.measure(session)
+        measured = measures.measure(session)
         quotas = _read_quotas(session, context.feed)
     registry = CollectorRegistry()
-    registry.register(_Snapshot(found, quotas, disk.look(context.settings)))
+    registry.register(_Snapshot(measured, quotas, disk.look(context.settings)))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _read_quotas(session: Session, feed: Feed) -> list[Quota]:
-    known = projects.find_all(session)[:MAX_PROJECTS]
-    usage = projects.measure_all(session, [project.id for project in known])
-    found = []
-    for project in known:
+    oldest = projects.find_all(session)[:MAX_PROJECTS]
+    usage = projects.measure_all(session, [project.id for project in oldest])
+    quotas = []
+    for project in oldest:
         used = vars(usage[project.id]) | {"num_streams": feed.count_streams(project.id)}
         for name, quota in projects.QUOTAS.items():
-            found.append(Quota(project.name, name, used[quota.used], projects.limit_of(project, name)))
-    return found
+            quotas.append(Quota(project.name, name, used[quota.used], projects.limit_of(project, name)))
+    return quotas
 
 
 def _plain(name: str, about: str, value: float) -> Metric:
@@ -114,6 +117,6 @@ def _plain(name: str, about: str, value: float) -> Metric:
 
 def _labelled(name: str, about: str, label: str, values: dict[str, int] | dict[str, float]) -> Metric:
     family = GaugeMetricFamily(name, about, labels=[label])
-    for each, value in values.items():
-        family.add_metric([each], value)
+    for label_value, value in values.items():
+        family.add_metric([label_value], value)
     return family

@@ -1,9 +1,9 @@
-"""How many requests a project may send within a minute.
+"""Limits the number of requests that a project may send within a minute.
 
-All processes of the API count together, in the broker: a counter that is forgotten after a minute. While the broker is
-away each counts for itself (so n processes let n times as many through): a limit keeps a program that has gone wild
-from everybody's throat, and must not become the reason why nobody is served. What must hold exactly is a quota
-(``projects``). The headers are those of draft-ietf-httpapi-ratelimit-headers.
+All processes of the API count together, in the broker: a counter that expires after a minute. While the broker is away
+each counts for itself (so n processes let n times as many through): the limit stops a program that has gone wild, and
+must not become the reason why nobody is served. A limit that must hold exactly is a quota (``projects``). The headers
+are those of draft-ietf-httpapi-ratelimit-headers.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 WINDOW_S = 60
 KEY = "bitfoundry:requests:"
 PATIENCE_S = 0.25  # a request waits no longer for the counter
-AWAY_S = 5.0  # and for so long nobody asks again
+AWAY_S = 5.0  # after a failure the broker is not asked for this long
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What is left of the present window after a request, and the seconds until the next one."""
+    """The rest of the present window after a request, and the seconds until the next one."""
 
     limit: int
     remaining: int
@@ -45,7 +45,7 @@ class Rate:
 
 
 class RateLimiter:
-    """Counts requests; safe to use from several threads. ``broker_url``: where to count together, if it is a Redis."""
+    """Counts requests; safe to use from several threads. All processes count together in a Redis at ``broker_url``."""
 
     def __init__(self, broker_url: str = "", now: Callable[[], float] = time.monotonic) -> None:
         self._shared = connect_broker(broker_url)
@@ -56,7 +56,7 @@ class RateLimiter:
         self._counts: defaultdict[str, int] = defaultdict(int)
 
     def count(self, project_id: str, limit: int) -> Rate:
-        """One more request of the project."""
+        """Count one more request of the project."""
         used, reset_s = self._count_together(project_id) or self._count_here(project_id)
         return Rate(limit, max(0, limit - used), reset_s, exceeded=used > limit)
 
@@ -65,7 +65,7 @@ class RateLimiter:
             self._shared.close()
 
     def _count_together(self, project_id: str) -> tuple[int, int] | None:
-        """(requests in this window, seconds until the next) of all processes; None while the broker is away."""
+        """Count for all processes: (requests in this window, seconds until the next). None while the broker is away."""
         if self._shared is None or self._now() < self._away_until:
             return None
         key = KEY + project_id
@@ -94,7 +94,7 @@ class RateLimiter:
 
 
 def connect_broker(broker_url: str) -> redis.Redis | None:
-    """Of Celery's kinds of brokers those that are a Redis; over a unix socket, too."""
+    """Return a client for a broker of Celery's that is a Redis (over a unix socket, too), None for other brokers."""
     if broker_url.startswith("redis+socket://"):
         broker_url = "unix://" + broker_url.removeprefix("redis+socket://").replace("virtual_host=", "db=")
     if not broker_url.startswith(("redis://", "rediss://", "unix://")):

@@ -1,4 +1,4 @@
-"""What a route asks before it takes in a job or a file: is there room on the disk?"""
+"""Checks the room on the disk before a route takes in a job or a file."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from api.http.security import Writer
 
 
 def check_room(context: Context, new_bytes: int = 0) -> None:
-    """Raises Problem 507 ``disk_full`` or ``disk_read_only``."""
+    """Check that ``new_bytes`` may be written. Raises Problem 507 ``disk_full`` or ``disk_read_only``."""
     if fault := disk.look(context.settings).fault(new_bytes):
         raise no_room(fault)
 
 
 def require_room(request: Request, caller: Writer, context: ContextDep) -> None:
-    """A dependency: room for the body of this request, if the key may write at all."""
+    """Require room for the body of this request, and a key that may write: a dependency."""
     length = request.headers.get("content-length", "")
     check_room(context, int(length) if length.isdecimal() else 0)
 

@@ -51,7 +51,7 @@ _KEY = re.compile(r"bf_([0-9a-f]{12})_([0-9A-Za-z_-]{43})")
 
 
 def new_key(project_id: str, name: str, scopes: Sequence[str], expires_at: datetime | None) -> tuple[ApiKey, str]:
-    """(the row to store, the key in plain text: this is the only time that anybody sees it)."""
+    """Return (the row to store, the plain text) of a new key. Nobody sees the plain text a second time."""
     key_id, secret = secrets.token_hex(6), new_secret()
     row = ApiKey(
         id=key_id,
@@ -79,7 +79,10 @@ def plain_key(key_id: str, secret: str) -> str:
 def create_key(
     database: Sessions | str, name: str, scopes: Sequence[str] = SCOPES, project_id: str = projects.DEFAULT
 ) -> str:
-    """A new key in plain text, for whoever has the database: the first key of all. ``database`` may be a URL."""
+    """Store a new key and return its plain text, for whoever has the database: the first key of all.
+
+    ``database`` may be a URL.
+    """
     unknown = set(scopes) - set(SCOPES)
     if unknown:
         raise ValueError(f"unknown scopes {sorted(unknown)}; there are {', '.join(SCOPES)}")
@@ -98,9 +101,10 @@ def create_key(
 async def authenticate(
     request: Request, context: ContextDep, _key: _KeyScheme = None, _cookie: _CookieScheme = None
 ) -> Caller:
-    """Who sends this request, or 401: one answer for every reason, it helps no guesser. 429 if it is one too many.
+    """Return the caller of this request. Raises Problem 401; 429 if it is one request too many.
 
-    Asked for once a request, by routes that take a body before they read it (``api.http.bounded``).
+    There is one 401 for every reason, which helps no guesser. The check runs once a request; routes that take a body
+    run it before they read the body (``api.http.bounded``).
     """
     if not hasattr(request.state, "caller"):
         request.state.caller = await run_in_threadpool(_find_caller, request, context)
@@ -130,7 +134,7 @@ def _note_use(session: Session, key: keys.ValidKey) -> None:
 
 
 def take_apart(plain: str) -> tuple[str, bytes]:
-    """(id, hash of the secret) of what may be a key; Problem 401 for what cannot be one, without the database."""
+    """Return (id, hash of the secret) of a well-formed key. Raises Problem 401 for other text, without the database."""
     match = _KEY.fullmatch(plain)
     if match is None:
         raise unauthorized()
@@ -138,15 +142,15 @@ def take_apart(plain: str) -> tuple[str, bytes]:
 
 
 def open_key(session: Session, key_id: str, digest: bytes) -> keys.ValidKey:
-    """The key, if a secret of this hash opens it. Raises Problem 401."""
+    """Return the key, if a secret of this hash opens it. Raises Problem 401."""
     key = keys.find_valid(session, key_id)
-    if key is None or not any(hmac.compare_digest(digest, each) for each in key.secrets_sha256):
+    if key is None or not any(hmac.compare_digest(digest, secret) for secret in key.secrets_sha256):
         raise unauthorized()
     return key
 
 
 def csrf_token(token: str) -> str:
-    """What a request with the cookie ``token`` must say in X-CSRF-Token: another site can neither read nor guess it."""
+    """Return the X-CSRF-Token for requests with the cookie ``token``: another site can neither read nor guess it."""
     return hashlib.sha256(b"csrf " + token.encode()).hexdigest()
 
 
@@ -162,12 +166,12 @@ def unauthorized() -> Problem:
 
 def _open_sign_in(session: Session, request: Request) -> tuple[keys.ValidKey, Shown]:
     token = request.cookies[SIGN_IN_COOKIE]
-    found = signins.find_valid(session, hash_secret(token))
-    if found is None:
+    valid = signins.find_valid(session, hash_secret(token))
+    if valid is None:
         raise unauthorized()
-    key, sign_in = found
-    given = request.headers.get("x-csrf-token", "").encode()
-    if request.method not in SAFE_METHODS and not hmac.compare_digest(given, csrf_token(token).encode()):
+    key, sign_in = valid
+    header = request.headers.get("x-csrf-token", "").encode()
+    if request.method not in SAFE_METHODS and not hmac.compare_digest(header, csrf_token(token).encode()):
         raise Problem(
             403,
             "csrf_token_missing",
@@ -178,7 +182,7 @@ def _open_sign_in(session: Session, request: Request) -> tuple[keys.ValidKey, Sh
 
 
 def require(scope: str) -> Callable[[Caller], Awaitable[Caller]]:
-    """A dependency: who sends this request, if the key may do that."""
+    """Return a dependency: the caller of a request, whose key must have ``scope``."""
 
     async def check(caller: Annotated[Caller, Depends(authenticate)]) -> Caller:
         check_scope(caller, scope)
@@ -188,7 +192,7 @@ def require(scope: str) -> Callable[[Caller], Awaitable[Caller]]:
 
 
 def check_scope(caller: Caller, scope: str) -> None:
-    """Raises Problem 403 that names the scope."""
+    """Check that the caller has the scope. Raises Problem 403 that names it."""
     if scope not in caller.scopes:
         raise Problem(
             403,

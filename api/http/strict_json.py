@@ -1,6 +1,6 @@
-"""Request bodies are JSON and nothing else: no NaN, no name given twice, no abyss of brackets, no NUL.
+"""Parses request bodies as strict JSON: no NaN, no duplicate names, no deep nesting, no NUL.
 
-What is let through here is safe to store in Postgres and to print in an answer.
+A body that passes is safe to store in Postgres and to print in a response.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StrictJsonRoute(BoundedRoute):
 
 
 def parse(body: bytes) -> Any:
-    """Raises json.JSONDecodeError for whatever is not plain, unambiguous JSON."""
+    """Parse plain, unambiguous JSON. Raises json.JSONDecodeError for anything else."""
     try:
         value = json.loads(body, object_pairs_hook=_unique_names, parse_constant=_refuse)
     except (RecursionError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Requests in traces (see ``tracing``)."""
+"""Adds requests to traces (see ``tracing``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from api import tracing
 
 
 class TraceRequests:
-    """A span for every request, below that of the client if it sends a ``traceparent``."""
+    """Opens a span for every request, below that of the client if it sends a ``traceparent``."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -19,20 +19,20 @@ class TraceRequests:
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         attributes = {"http.request.method": scope["method"], "url.path": scope["path"]}
-        with tracing.span(scope["method"], parent=headers.get(b"traceparent"), kind="server", **attributes) as found:
+        with tracing.span(scope["method"], parent=headers.get(b"traceparent"), kind="server", **attributes) as span:
 
             async def send_traced(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    found.set_attribute("http.response.status_code", message["status"])
-                    found.set_attribute("bitfoundry.request_id", scope["request_id"])
-                    found.update_name(f"{scope['method']} {_template(scope)}")
+                    span.set_attribute("http.response.status_code", message["status"])
+                    span.set_attribute("bitfoundry.request_id", scope["request_id"])
+                    span.update_name(f"{scope['method']} {_template(scope)}")
                 await send(message)
 
             await self._app(scope, receive, send_traced)
 
 
 def _template(scope: Scope) -> str:
-    """The path with the names of its parameters: few names, however many jobs there are."""
+    """Return the path with the names of its parameters: few names, however many jobs there are."""
     path = str(scope["path"])
     for name, value in scope.get("path_params", {}).items():
         path = path.replace(str(value), f"{{{name}}}")

@@ -1,6 +1,6 @@
-"""Who goes next at work that takes much: projects take turns, so that one who asks for a lot waits for itself alone.
+"""Schedules expensive work: projects take turns, so that one which asks for a lot waits for itself alone.
 
-A few pieces of work are done at once, of each project one. Waiting takes no thread.
+A few pieces of work run at once, at most one for each project. Waiting takes no thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from api.http.errors import Problem
 NUM_AT_ONCE = 2  # more would be slower, not faster, and take the memory of the jobs
 MAX_WAITING = 32  # of a project
 MAX_WAIT_S = 120.0
-LOOK_S = 0.5  # how soon it is seen that a client has gone
+LOOK_S = 0.5  # interval of the checks whether the client has gone
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class Turns:
 
     @asynccontextmanager
     async def take(self, project_id: str) -> AsyncIterator[None]:
-        """Wait for a turn of the project, and have it. Raises Problem 503 ``busy``."""
+        """Wait for a turn of the project, and hold it. Raises Problem 503 ``busy``."""
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         line = self._waiting.setdefault(project_id, deque())
         if len(line) >= MAX_WAITING:
@@ -77,7 +77,7 @@ class Turns:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What ``work`` returns. It is cancelled when the client goes: nobody waits for it any more."""
+    """Return the result of ``work``; cancel it when the client disconnects. Raises Problem 503 ``client_gone``."""
     task = asyncio.ensure_future(work)
     try:
         while not task.done():

@@ -22,7 +22,7 @@ TokenName = Annotated[str, Path(pattern=TOKEN_NAME)]
 
 
 class HubTokenPut(RequestBody):
-    """The token as the Hub gave it. One with read access to the models that are needed is enough."""
+    """The token as the Hub issued it. Read access to the models that are needed is enough."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"token": "hf_..."}]})
 
@@ -30,7 +30,7 @@ class HubTokenPut(RequestBody):
 
 
 class HubTokenOut(BaseModel):
-    """That there is a token by this name."""
+    """The name of a stored token, never the token itself."""
 
     name: str
     created_at: datetime
@@ -49,7 +49,7 @@ class HubTokenList(BaseModel):
 
 @router.put("/{name}", responses=may(409, 422))
 def put_hub_token(name: TokenName, body: HubTokenPut, caller: Admin, context: ContextDep) -> HubTokenOut:
-    """Keep a token under a name, in place of the one that was there. Jobs say ``model.hub_token`` to use it."""
+    """Store a token under a name, in place of the one that was there. Jobs use it with ``model.hub_token``."""
     token = body.token.get_secret_value()
     if not (token.isascii() and token.isprintable() and " " not in token):
         entry = {"pointer": "#/token", "detail": "a token has letters, digits and signs only", "code": "invalid_text"}
@@ -63,14 +63,14 @@ def put_hub_token(name: TokenName, body: HubTokenPut, caller: Admin, context: Co
 
 @router.get("")
 def list_hub_tokens(caller: Reader, sessions: SessionsDep) -> HubTokenList:
-    """The names that jobs of this project can use."""
+    """List the tokens that jobs of this project can use, by name."""
     with sessions.begin() as session:
-        return HubTokenList(data=[HubTokenOut.of(each) for each in hub_tokens.find_all(session, caller.project_id)])
+        return HubTokenList(data=[HubTokenOut.of(token) for token in hub_tokens.find_all(session, caller.project_id)])
 
 
 @router.delete("/{name}", status_code=204, responses=may(404))
 def delete_hub_token(name: TokenName, caller: Admin, sessions: SessionsDep) -> None:
-    """Forget a token. Jobs that name it and have not downloaded their model yet will fail."""
+    """Delete a token. Jobs that name it and have not downloaded their model yet will fail."""
     with sessions.begin() as session:
         if not hub_tokens.remove(session, caller.project_id, name):
             raise Problem(404, "hub_token_not_found", "There is no such token.")

@@ -1,2 +1,5 @@
-"""Whether the stored files are those that the rows name: ``check`` looks, ``watch`` does it slowly while the service
-runs, ``fsck`` at once and of everything, for an operator."""
+"""Checks that the stored files are those that the rows name.
+
+``check`` has the checks, ``watch`` runs them slowly while the service runs, and ``fsck`` runs all of them at once, for
+an operator.
+"""

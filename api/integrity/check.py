@@ -1,4 +1,4 @@
-"""Looks at stored files: artifacts and datasets against their hashes, parts of uploads, and files that no row names."""
+"""Checks stored files: artifacts and datasets against their hashes, parts of uploads, and files that no row names."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from quantcore.errors import ProofError
 CHUNK_BYTES = 4 << 20
 
 Pace = Callable[[int], None]
-"""Is told of every so many bytes that were read, and may wait, or raise what ends the check."""
+"""A callback with the number of bytes that were just read; it may wait, or raise an exception to end the check."""
 
 
 def check(thing: Thing, settings: Settings, pace: Pace) -> list[Finding]:
-    """What is wrong with the files of an artifact or a dataset."""
-    found = _check_artifact(thing, pace) if isinstance(thing, Artifact) else _check_dataset(thing, settings, pace)
-    return [Finding(kind, _shown(path, settings), thing.id, detail) for kind, path, detail in found]
+    """Return the faults of the files of an artifact or a dataset."""
+    problems = _check_artifact(thing, pace) if isinstance(thing, Artifact) else _check_dataset(thing, settings, pace)
+    return [Finding(kind, _shown(path, settings), thing.id, detail) for kind, path, detail in problems]
 
 
 def survey(settings: Settings, sessions: Sessions) -> list[Finding]:
-    """Files that are a day old and belong to no row, and parts of uploads that have no file. Reads no file."""
+    """Return the files that are a day old and have no row, and the parts of uploads without a file. Reads no file."""
     orphans = [*retention_task.find_orphans(settings, sessions), *service.find_litter(settings, sessions)]
     with sessions.begin() as session:
         parts = [*integrity.find_open_parts(session)]
     paths = {storage.part_path(settings, part.upload_id, part.number, part.sha256): part.upload_id for part in parts}
     missing = {path: upload_id for path, upload_id in paths.items() if not path.is_file()}
-    with sessions.begin() as session:  # one that has been put anew, or completed, since
+    with sessions.begin() as session:  # without parts that have been replaced, or completed, since
         current = {(part.upload_id, part.number, part.sha256) for part in integrity.find_open_parts(session)}
-    known = {storage.part_path(settings, *part) for part in current}
+    current_paths = {storage.part_path(settings, *part) for part in current}
     return [
         *(Finding("orphan", _shown(path, settings), None, "no row names it") for path in orphans),
         *(
             Finding("missing", _shown(path, settings), missing[path], "the part of the upload is not there")
-            for path in missing.keys() & known
+            for path in missing.keys() & current_paths
         ),
     ]
 
 
 def remove_orphans(settings: Settings, sessions: Sessions) -> None:
-    """Remove what ``survey`` finds of kind ``orphan``, as the service does by itself once an hour."""
+    """Remove the files that ``survey`` finds of kind ``orphan``, as the service does by itself once an hour."""
     retention_task.remove_orphans(settings, sessions)
     service.remove_litter(settings, sessions)
 
@@ -86,8 +86,8 @@ def _check_file(path: Path, sha256: str, pace: Pace) -> Iterator[_Problem]:
     try:
         if path.is_symlink() or not path.is_file():
             yield "missing", path, "the file is not there"
-        elif (found := _hash(path, pace)) != sha256:
-            yield "damaged", path, f"its SHA-256 is {found}, not {sha256}"
+        elif (actual := _hash(path, pace)) != sha256:
+            yield "damaged", path, f"its SHA-256 is {actual}, not {sha256}"
     except OSError as error:
         yield "damaged", path, f"it cannot be read: {error.strerror}"
 
@@ -102,5 +102,5 @@ def _hash(path: Path, pace: Pace) -> str:
 
 
 def _shown(path: Path, settings: Settings) -> str:
-    """Below the data folder, which other machines may have elsewhere."""
+    """Return the path below the data folder, which other machines may have elsewhere."""
     return str(path.relative_to(settings.data_dir) if path.is_relative_to(settings.data_dir) else path)

@@ -1,5 +1,8 @@
-"""``python -m api fsck``: everything that is stored is checked now, and what is wrong is said. It changes no row but
-those of its own findings; with ``--repair`` it removes files that are a day old and that no row names."""
+"""``python -m api fsck``: checks now everything that is stored, and prints the faults.
+
+It changes no row but those of its own findings. With ``--repair`` it removes files that are a day old and that no row
+names.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,18 @@ from api.store.tables.jobs import Artifact, Dataset
 
 
 def run(settings: Settings, *, repair: bool, as_json: bool) -> int:
-    """Print what is wrong; exit status 0 if nothing is."""
+    """Check everything and print the faults. Returns the exit status, 0 if there are none."""
     sessions = connect(settings.database_url.get_secret_value(), pool_size=1)
     try:
         num_checked = 0
         for thing in _things(sessions):
             num_checked += 1
-            found = check.check(thing, settings, lambda num_bytes: None)
+            findings = check.check(thing, settings, lambda num_bytes: None)
             with sessions.begin() as session:
-                integrity.record_check(session, thing, found)
-        removed = [found for found in check.survey(settings, sessions) if found.kind == "orphan"] if repair else []
+                integrity.record_check(session, thing, findings)
+        removed = (
+            [finding for finding in check.survey(settings, sessions) if finding.kind == "orphan"] if repair else []
+        )
         if removed:
             check.remove_orphans(settings, sessions)
         with sessions.begin() as session:
@@ -34,7 +39,7 @@ def run(settings: Settings, *, repair: bool, as_json: bool) -> int:
             left = integrity.find_all(session)
     finally:
         dispose(sessions)
-    _print(num_checked, left, [each for each in removed if each not in left], as_json)
+    _print(num_checked, left, [finding for finding in removed if finding not in left], as_json)
     return 1 if left else 0
 
 
@@ -43,16 +48,16 @@ def _things(sessions: Sessions) -> Iterator[Thing]:
         after = ""
         while True:
             with sessions.begin() as session:
-                found = integrity.page(session, table, after)
-            if not found:
+                rows = integrity.page(session, table, after)
+            if not rows:
                 break
-            yield from found
-            after = found[-1].id
+            yield from rows
+            after = rows[-1].id
 
 
 def _print(num_checked: int, left: list[Finding], removed: list[Finding], as_json: bool) -> None:
     if as_json:
-        shown = {"findings": [asdict(each) for each in left], "removed": [each.path for each in removed]}
+        shown = {"findings": [asdict(finding) for finding in left], "removed": [finding.path for finding in removed]}
         print(json.dumps({"num_checked": num_checked} | shown, indent=1))
         return
     for finding in left:

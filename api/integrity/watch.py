@@ -25,7 +25,7 @@ class _Stopped(Exception):
 
 
 class Watch:
-    """A background thread of the API process."""
+    """A background thread of the API process that checks stored files."""
 
     def __init__(self, settings: Settings, sessions: Sessions) -> None:
         self._settings = settings
@@ -42,19 +42,19 @@ class Watch:
         self._thread.join(timeout=10)
 
     def step(self) -> bool:
-        """Check the next thing that is due, False if nothing is; once an hour look for what needs no reading."""
+        """Check the next artifact or dataset that is due, return False if none is. Once an hour also run the survey."""
         if time.monotonic() >= self._next_survey:
             self._next_survey = time.monotonic() + SURVEY_INTERVAL_S
-            found = check.survey(self._settings, self._sessions)
+            findings = check.survey(self._settings, self._sessions)
             with self._sessions.begin() as session:
-                integrity.record_survey(session, found)
+                integrity.record_survey(session, findings)
         with self._sessions.begin() as session:
             thing = integrity.claim_due(session)
         if thing is None:
             return False
-        found = check.check(thing, self._settings, self._wait)
+        findings = check.check(thing, self._settings, self._wait)
         with self._sessions.begin() as session:
-            noted = integrity.record_check(session, thing, found)
+            noted = integrity.record_check(session, thing, findings)
         for finding in noted:
             logger.error("%s is %s: %s", finding.path, finding.kind, finding.detail)
         return True

@@ -1,7 +1,10 @@
-"""Jobs over HTTP, a module of routes for each of: ``endpoints`` (submit, list, look, change), ``control`` (what moves a
-job), ``events`` (what happened), ``logs`` (what its engines printed), ``artifacts`` (its result),
-``publishing`` (to the Hub or elsewhere). ``submission`` and ``service`` are what they do, ``schemas`` what they say,
-``view`` a job as an answer, ``models`` what model is meant, ``targets`` where an artifact may go."""
+"""Jobs over HTTP, with a module of routes for each subject.
+
+``endpoints`` (submit, list, read, change), ``control`` (cancel, pause, resume, retry), ``events`` (the event log),
+``logs`` (the engines' output), ``artifacts`` (the result), ``publishing`` (to the Hub or elsewhere). ``submission`` and
+``service`` have the logic, ``schemas`` the request and response bodies, ``view`` a job as a response, ``models`` the
+model that is meant, ``targets`` the places where an artifact may go.
+"""
 
 from api.jobs import artifacts, control, endpoints, events, logs, publishing
 

@@ -23,16 +23,16 @@ router = APIRouter(prefix="/jobs/{job_id}/artifacts", tags=["artifacts"], respon
 
 @router.get("")
 def list_artifacts(job_id: JobId, caller: Reader, sessions: SessionsDep) -> FileList:
-    """The files of the result with their sizes and hashes."""
+    """List the files of the result with their sizes and hashes."""
     artifact = _find_artifact(sessions, caller, job_id)
-    found = service.read_manifest(artifact)
-    files = [FileOut(path=file.path, bytes=file.num_bytes, sha256=file.sha256) for file in found.files.values()]
-    size = found.num_bytes - sum(file.bytes for file in files)
-    return FileList(data=[*files, FileOut(path=manifest.MANIFEST, bytes=size, sha256=found.sha256)])
+    contents = service.read_manifest(artifact)
+    files = [FileOut(path=file.path, bytes=file.num_bytes, sha256=file.sha256) for file in contents.files.values()]
+    size = contents.num_bytes - sum(file.bytes for file in files)
+    return FileList(data=[*files, FileOut(path=manifest.MANIFEST, bytes=size, sha256=contents.sha256)])
 
 
 class StoredFile(FileResponse):
-    """A file of an artifact, whatever is in it."""
+    """A response with a file of an artifact, whatever is in it."""
 
     media_type = "application/octet-stream"
 
@@ -45,7 +45,7 @@ class StoredFile(FileResponse):
 def download_artifact(
     job_id: JobId, path: str, caller: Reader, sessions: SessionsDep, if_none_match: IfNoneMatch = None
 ) -> Response:
-    """One file, whole or in ranges. Its ETag is its SHA-256, and a file that no longer has that hash is not sent."""
+    """Send a file, whole or in ranges. Its ETag is its SHA-256, and a file that no longer has that hash is not sent."""
     file_path, file = service.find_file(_find_artifact(sessions, caller, job_id), path)
     headers = {"ETag": f'"{file.sha256}"', "Cache-Control": "private, max-age=31536000, immutable"}
     if view.matches(if_none_match, headers["ETag"]):

@@ -1,4 +1,4 @@
-"""From what a request names to the text that calibrates, or is measured on: checked without reading it."""
+"""Resolves the text that a request names for calibration or evaluation. Checks it without reading it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from quantcore.errors import CalibrationError, QuantError
 
 
 def locator(context: Context, caller: Caller) -> Callable[[CalibrationConfig], CalibrationConfig]:
-    """``locate`` for what this caller may read."""
+    """Return ``locate`` for the texts that this caller may read."""
     return lambda calibration: locate(calibration, context, caller)
 
 
 def locate(calibration: CalibrationConfig, context: Context, caller: Caller) -> CalibrationConfig:
-    """What to store: a path as a real path, an uploaded dataset with its column, one on the Hub with the commit that
-    its revision stands for now.
+    """Return the calibration to store, with its source resolved.
 
-    Raises CalibrationError (ModelError ``path_not_allowed``) whose ``field`` points into the request.
+    A path becomes a real path, an uploaded dataset gets its column, and one on the Hub the commit that its revision
+    stands for now. Raises CalibrationError (ModelError ``path_not_allowed``) whose ``field`` points into the request.
     """
     if calibration.source == BUILTIN:
         return calibration
@@ -45,16 +45,16 @@ def locate(calibration: CalibrationConfig, context: Context, caller: Caller) -> 
 
 
 def locate_evaluation(evaluation: Evaluation, locate: Callable[[CalibrationConfig], CalibrationConfig]) -> Evaluation:
-    """What to store of it: its own text as ``locate`` finds it."""
+    """Return the evaluation to store, with its own text resolved by ``locate``."""
     text = evaluation.text
     if text is None:
         return evaluation
     try:
-        found = locate(text)
+        located = locate(text)
     except QuantError as error:
         error.field = error.field.replace("/calibration/", "/evaluation/", 1)
         raise
-    return evaluation.model_copy(update={name: getattr(found, name) for name in TextSource.model_fields})
+    return evaluation.model_copy(update={name: getattr(located, name) for name in TextSource.model_fields})
 
 
 def _find_uploaded(calibration: CalibrationConfig, context: Context, caller: Caller) -> CalibrationConfig:

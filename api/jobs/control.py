@@ -20,28 +20,28 @@ router = APIRouter(prefix="/jobs/{job_id}", tags=["control"], responses=may(404,
 
 @router.post("/cancel", status_code=202)
 def cancel_job(job_id: JobId, caller: Writer, context: ContextDep, response: Response) -> JobOut:
-    """End the job: at once if it waits or is paused, as soon as its worker has ended the engine if it runs."""
+    """Cancel the job: at once if it waits or is paused, as soon as its worker has ended the engine if it runs."""
     return _act("cancel", job_id, caller, context, response)
 
 
 @router.post("/pause", status_code=202)
 def pause_job(job_id: JobId, caller: Writer, context: ContextDep, response: Response) -> JobOut:
-    """Keep the job from running until it is resumed. Of a running one the engine is ended.
+    """Pause the job until it is resumed. The engine of a running job is ended.
 
-    A resumed job goes on behind its last block on a worker with the same disk; elsewhere it starts from its beginning.
+    A resumed job continues after its last block on a worker with the same disk; elsewhere it starts from its beginning.
     """
     return _act("pause", job_id, caller, context, response)
 
 
 @router.post("/resume", status_code=202)
 def resume_job(job_id: JobId, caller: Writer, context: ContextDep, response: Response) -> JobOut:
-    """Queue a paused job again, behind the jobs of its priority that wait already."""
+    """Queue a paused job again, behind the jobs of its priority that already wait."""
     return _act("resume", job_id, caller, context, response)
 
 
 @router.post("/retry", status_code=202, responses=may(507), dependencies=[ROOM])
 def retry_job(job_id: JobId, caller: Writer, context: ContextDep, response: Response) -> JobOut:
-    """Queue a failed or cancelled job again, with all its tries and all its time."""
+    """Queue a failed or cancelled job again, with its full number of tries and its full time."""
     return _act("retry", job_id, caller, context, response)
 
 

@@ -1,4 +1,4 @@
-"""An opaque place in a list: where the last page ended, and the filter it belongs to."""
+"""Encodes the opaque cursor of a list: the place where the last page ended, and its filter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def encode(last: Job, wanted: JobFilter) -> str:
 
 
 def decode(cursor: str, wanted: JobFilter) -> tuple[datetime, str]:
-    """(created_at, id) of the last job seen. Raises Problem ``invalid_cursor``, also for another filter's cursor."""
+    """Return (created_at, id) of the last job seen. Raises Problem ``invalid_cursor``, also for another filter."""
     try:
         padded = cursor + "=" * (-len(cursor) % 4)
         created_at, job_id, filtered = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
@@ -37,6 +37,6 @@ def decode(cursor: str, wanted: JobFilter) -> tuple[datetime, str]:
 
 
 def _name(wanted: JobFilter) -> str:
-    """A filter's fingerprint; the order of repeated parameters makes no difference."""
+    """Return a filter's fingerprint; the order of repeated parameters makes no difference."""
     parts = {**vars(wanted), "states": sorted(wanted.states), "labels": sorted(wanted.labels)}
     return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()[:16]

@@ -56,7 +56,7 @@ def submit_job(
     dry_run: Annotated[bool, Query(description="Plan only: check everything, store nothing.")] = False,
     idempotency_key: IdempotencyKey = None,
 ) -> JobOut | Response:
-    """Plan the job, and queue it if the plan stands: 202 means that it is safely in the database."""
+    """Plan the job, and queue it if the plan is valid: 202 means that it is safely in the database."""
     if dry_run:
         return JSONResponse(service.make_job(body, context, caller).to_dict())
     check_room(context)
@@ -72,13 +72,13 @@ def list_jobs(
     response: Response,
     if_none_match: IfNoneMatch = None,
 ) -> JobPage | Response:
-    """Jobs, newest first; the Link header leads to the next page."""
+    """List the jobs, newest first; the Link header leads to the next page."""
     wanted = query.to_filter(caller.project_id)
     after = cursors.decode(query.cursor, wanted) if query.cursor is not None else None
     with reading(sessions) as session:
-        found = listing.page(session, wanted, limit=query.limit + 1, after=after)
-        shown = view.show_all(session, found[: query.limit])
-    next_cursor = cursors.encode(found[query.limit - 1], wanted) if len(found) > query.limit else None
+        rows = listing.page(session, wanted, limit=query.limit + 1, after=after)
+        shown = view.show_all(session, rows[: query.limit])
+    next_cursor = cursors.encode(rows[query.limit - 1], wanted) if len(rows) > query.limit else None
     page = JobPage(data=[job.out for job in shown], has_more=next_cursor is not None, next_cursor=next_cursor)
     etag = view.etag_of(page)
     if view.matches(if_none_match, etag):
@@ -92,7 +92,7 @@ def list_jobs(
 
 @router.get("/summary", responses=may(422))
 def summarize_jobs(query: Annotated[JobQuery, Query()], caller: Reader, sessions: SessionsDep) -> SummaryOut:
-    """How many jobs there are in each state; with the filters of the list."""
+    """Count the jobs in each state, with the filters of the list."""
     with reading(sessions) as session:
         counts = listing.count_by_state(session, query.to_filter(caller.project_id))
     return SummaryOut(total=sum(counts.values()), by_state=counts)
@@ -102,7 +102,7 @@ def summarize_jobs(query: Annotated[JobQuery, Query()], caller: Reader, sessions
 def get_job(
     job_id: JobId, caller: Reader, sessions: SessionsDep, response: Response, if_none_match: IfNoneMatch = None
 ) -> JobOut | Response:
-    """One job. Poll it with If-None-Match: as long as nothing has changed the answer is an empty 304."""
+    """Return a job. Poll it with If-None-Match: as long as nothing has changed the response is an empty 304."""
     with open_job(sessions, caller, job_id) as (session, job):
         shown = view.show(session, job)
     if view.matches(if_none_match, shown.etag):
@@ -115,7 +115,7 @@ def get_job(
 def edit_job(
     job_id: JobId, body: JobPatch, caller: Writer, sessions: SessionsDep, response: Response, if_match: IfMatch = None
 ) -> JobOut:
-    """Change name, labels, priority or pin, in any state; of a waiting job the place in the queue follows."""
+    """Change name, labels, priority or pin, in any state. The place of a waiting job in the queue follows."""
     with sessions.begin() as session:
         job = jobs.lock_own(session, caller.project_id, job_id)
         if job is None:
@@ -151,7 +151,7 @@ def clone_job(
     body: JobClone = JobClone(),  # noqa: B008  it is frozen
     idempotency_key: IdempotencyKey = None,
 ) -> JobOut:
-    """A new job like this one, but for the fields that are given. It is planned anew."""
+    """Queue a job like this one, except for the given fields. It is planned anew."""
     with open_job(context.sessions, caller, job_id) as (_, original):
         pass
     return _answer_made(submission.clone(original, body, caller, context, idempotency_key), context, response)
@@ -159,7 +159,7 @@ def clone_job(
 
 @contextmanager
 def open_job(sessions: Sessions, caller: Caller, job_id: str) -> Iterator[tuple[Session, Job]]:
-    """The job and a session to read more, or 404: also for another project's."""
+    """Yield a session to read more, and the job. Raises Problem 404, also for another project's job."""
     with reading(sessions) as session:
         job = jobs.find_own(session, caller.project_id, job_id)
         if job is None:

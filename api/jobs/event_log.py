@@ -1,4 +1,4 @@
-"""Defines how events and log lines of a job look in answers."""
+"""Defines the response bodies for the events and log lines of a job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from api.store.tables.jobs import Event, LogLine
 
 
 class EventOut(BaseModel):
-    """One event; ``seq`` counts 1, 2, 3 within the job."""
+    """An event; ``seq`` counts 1, 2, 3 within the job."""
 
     seq: int
     at: datetime
@@ -24,14 +24,14 @@ class EventOut(BaseModel):
 
 
 class EventPage(BaseModel):
-    """Oldest first; ask again with ``after`` = the last ``seq``."""
+    """A page of events, oldest first; ask again with ``after`` = the last ``seq``."""
 
     data: list[EventOut]
     has_more: bool
 
 
 class LogLineOut(BaseModel):
-    """One line of the log; ``seq`` counts within the job, over all its attempts."""
+    """A line of the log; ``seq`` counts within the job, over all its attempts."""
 
     seq: int
     at: datetime
@@ -45,7 +45,7 @@ class LogLineOut(BaseModel):
 
 
 class LogPage(BaseModel):
-    """Oldest first; ask again with ``after`` = the last ``seq``."""
+    """A page of the log, oldest line first; ask again with ``after`` = the last ``seq``."""
 
     data: list[LogLineOut]
     has_more: bool

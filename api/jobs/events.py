@@ -34,14 +34,14 @@ def list_events(
     limit: Annotated[int, Query(ge=1, le=1000)] = 500,
     kind: Annotated[list[Kind], Query(description="Only events of this kind; repeatable.")] = [],  # noqa: B006
 ) -> EventPage:
-    """What has happened since event ``after``, oldest first. ``kind=layer_quantized`` is the numbers of every layer."""
+    """List the events after ``after``, oldest first. ``kind=layer_quantized`` gives the numbers of every layer."""
     with open_job(sessions, caller, job_id) as (session, _job):
-        found = events.read(session, job_id, after=after, limit=limit + 1, kinds=kind)
-    return EventPage(data=[EventOut.of(event) for event in found[:limit]], has_more=len(found) > limit)
+        rows = events.read(session, job_id, after=after, limit=limit + 1, kinds=kind)
+    return EventPage(data=[EventOut.of(event) for event in rows[:limit]], has_more=len(rows) > limit)
 
 
 def find_after(after: After = 0, last_event_id: Annotated[str | None, Header()] = None) -> int:
-    """After which number a stream starts: the header is newer than the query, which stays in the address."""
+    """Return the number after which a stream starts: the header is newer than the query, which stays in the address."""
     if last_event_id is None:
         return after
     if not (last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) < 19):
@@ -58,15 +58,17 @@ FromWhere = Annotated[int, Depends(find_after)]
 
 
 def find_start(job_id: JobId, caller: Reader, context: ContextDep, after: FromWhere) -> Start | None:
-    """Where the stream starts, None if there is nothing to come. All errors belong here: once the stream has begun its
-    status is sent."""
+    """Return the start of the stream, None if there is nothing to come.
+
+    All errors belong here: once the stream has begun its status is sent.
+    """
     with open_job(context.sessions, caller, job_id):
         pass
     return stream.find_start(context.feed, context.sessions, job_id, after, caller)
 
 
 def streaming(what: str, example: str) -> dict[int | str, dict[str, Any]]:
-    """For OpenAPI: the answers of a stream of ``what``."""
+    """Return for OpenAPI the responses of a stream of ``what``."""
     return may(400) | {
         200: {
             "description": f"{what} as they come; `id` is `seq`; the last one is `end`.",

@@ -1,4 +1,4 @@
-"""What the OpenAPI document shows: a request and its answer."""
+"""The examples of the OpenAPI document: requests and a response."""
 
 from __future__ import annotations
 

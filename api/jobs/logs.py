@@ -1,4 +1,4 @@
-"""The routes of a job's log: what its engines printed, from the store and not from a worker's disk."""
+"""The routes of a job's log: the output of its engines, from the store and not from a worker's disk."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ def list_log_lines(
     after: Annotated[int | None, Query(ge=0, le=2**63 - 1, description="Only lines with a larger `seq`.")] = None,
     limit: Annotated[int, Query(ge=1, le=PAGE)] = PAGE,
 ) -> LogPage:
-    """The log, oldest line first: its end with ``tail``, else page by page with ``after``."""
+    """List the log, oldest line first: its end with ``tail``, else page by page with ``after``."""
     if tail is not None and after is not None:
         raise Problem(422, "invalid_request", "`tail` and `after` cannot be combined: give one of them.")
     with open_job(sessions, caller, job_id) as (session, _job):
         if tail is not None:
-            found, has_more = logs.read_tail(session, job_id, level=level, num_lines=tail), False
+            lines, has_more = logs.read_tail(session, job_id, level=level, num_lines=tail), False
         else:
-            found = logs.read(session, job_id, level=level, after=after or 0, limit=limit + 1)
-            found, has_more = found[:limit], len(found) > limit
-    return LogPage(data=[LogLineOut.of(line) for line in found], has_more=has_more)
+            lines = logs.read(session, job_id, level=level, after=after or 0, limit=limit + 1)
+            lines, has_more = lines[:limit], len(lines) > limit
+    return LogPage(data=[LogLineOut.of(line) for line in lines], has_more=has_more)
 
 
 def find_start(
     job_id: JobId, caller: Reader, context: ContextDep, after: FromWhere, level: Level = "debug"
 ) -> Start | None:
-    """As that of the events."""
+    """Return the start of the stream as that of the events does."""
     with open_job(context.sessions, caller, job_id):
         pass
     return stream.find_log_start(context.feed, context.sessions, job_id, after, caller, level)
@@ -62,7 +62,7 @@ def find_start(
 async def stream_log_lines(
     job_id: JobId, context: ContextDep, start: Annotated[Start | None, Depends(find_start)], level: Level = "debug"
 ) -> Response:
-    """The log as server-sent events: the lines since ``Last-Event-ID`` (or ``after``), then each as it comes."""
+    """Stream the log as server-sent events: the lines since ``Last-Event-ID`` (or ``after``), then each as it comes."""
     if start is None:
         return Response(status_code=204)
     return stream_of(stream.tell_log(context.feed, context.sessions, job_id, start, level))
@@ -74,7 +74,7 @@ async def stream_log_lines(
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 def download_log(job_id: JobId, caller: Reader, sessions: SessionsDep, level: Level = "debug") -> StreamingResponse:
-    """The whole log as a text file."""
+    """Send the whole log as a text file."""
     with open_job(sessions, caller, job_id):
         pass
     headers = {"Content-Disposition": f'attachment; filename="{job_id}.log"'}
@@ -82,12 +82,12 @@ def download_log(job_id: JobId, caller: Reader, sessions: SessionsDep, level: Le
 
 
 def _text(sessions: Sessions, job_id: str, level: str) -> Iterator[str]:
-    """Page by page, each in its own short transaction: a slow reader holds no connection."""
+    """Yield the log page by page, each in its own short transaction: a slow reader holds no connection."""
     after = 0
     while True:
         with sessions.begin() as session:
-            found = logs.read(session, job_id, level=level, after=after, limit=PAGE)
-        if not found:
+            lines = logs.read(session, job_id, level=level, after=after, limit=PAGE)
+        if not lines:
             return
-        after = found[-1].seq
-        yield "".join(f"{line.at.isoformat()} attempt {line.attempt} {line.level} {line.text}\n" for line in found)
+        after = lines[-1].seq
+        yield "".join(f"{line.at.isoformat()} attempt {line.attempt} {line.level} {line.text}\n" for line in lines)

@@ -1,4 +1,4 @@
-"""From a model reference to the model's headers. The one place where the API touches a model; it reads no weight."""
+"""Resolves a model reference to the model's headers. The API touches a model only here, and reads no weight."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ ReadHeaders = Callable[[ModelRef], tuple[dict[str, Any], ModelHeaders]]
 
 
 def reader(context: Context, caller: Caller) -> ReadHeaders:
-    """``read_headers`` for what this caller may read."""
+    """Return ``read_headers`` for the models that this caller may read."""
     return lambda model: read_headers(model, context, caller)
 
 
 def read_headers(model: ModelRef, context: Context, caller: Caller) -> tuple[dict[str, Any], ModelHeaders]:
-    """(the reference to store, the headers). Raises ModelError.
+    """Return (the reference to store, the headers). Raises ModelError.
 
-    What is stored says exactly what was read: a path as a real path, a Hub model with the commit that its revision
-    stood for at this moment (``sha``), so that a retry of the job quantizes the same bytes.
+    The stored reference says exactly what was read: a path as a real path, a Hub model with the commit that its
+    revision stood for at this moment (``sha``), so that a retry of the job quantizes the same bytes.
     """
     if model.id is not None:
         token, named = None, {}
@@ -53,12 +53,14 @@ def read_headers(model: ModelRef, context: Context, caller: Caller) -> tuple[dic
 
 
 def inspect(model: ModelRef, context: Context, caller: Caller) -> tuple[dict[str, Any], Inspection]:
-    """(the reference as ``read_headers`` gives it, what the model is). Raises ModelError whose ``field`` names the
-    parameter."""
+    """Return (the reference as ``read_headers`` gives it, the inspection).
+
+    Raises ModelError whose ``field`` names the parameter.
+    """
     if model.id is not None:
         with _pointing_at("/revision", "/id"):
-            found, sha = inspection.inspect_hub(model.id, model.revision)
-        return {"id": model.id, "revision": model.revision, "sha": sha}, found
+            inspected, sha = inspection.inspect_hub(model.id, model.revision)
+        return {"id": model.id, "revision": model.revision, "sha": sha}, inspected
     assert model.path is not None
     with _pointing_at("/path", "/path"):
         folder = _find(model.path, "/path", context, caller)
@@ -66,7 +68,7 @@ def inspect(model: ModelRef, context: Context, caller: Caller) -> tuple[dict[str
 
 
 def _find(path: str, field: str, context: Context, caller: Caller) -> Path:
-    """``find_input`` for a model, which may be an artifact of the caller's project."""
+    """Return the folder of a model as ``find_input`` does; it may be an artifact of the caller's project."""
 
     def is_own(folder: Path) -> bool:
         with context.sessions.begin() as session:

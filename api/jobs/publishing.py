@@ -1,4 +1,4 @@
-"""The route that publishes: the artifact of a succeeded job, at any later time, as often as one likes."""
+"""The route that publishes the artifact of a succeeded job, at any later time and any number of times."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ router = APIRouter(prefix="/jobs/{job_id}", tags=["publishing"], route_class=Str
 
 
 class PublishPlan(BaseModel):
-    """What would be published: all ``files`` and a MANIFEST.json of them, ``bytes`` at most; what is there already is
-    not sent again. ``exists``: whether the repository is there; null where only the publication itself finds out."""
+    """The plan of a publication: all ``files`` and a MANIFEST.json of them, ``bytes`` at most.
+
+    Files that are there already are not sent again. ``exists``: the repository is there; null where only the
+    publication itself finds out.
+    """
 
     target: dict[str, Any]
     url: str
@@ -50,9 +53,9 @@ def publish_job(
     body: PublishTo | None = None,
     dry_run: Annotated[bool, Query(description="Check everything, publish nothing.")] = False,
 ) -> JobOut | Response:
-    """Publish the artifact of a succeeded job; without a body try the last publication again, which has failed.
+    """Publish the artifact of a succeeded job; without a body retry the last publication, which has failed.
 
-    The job's `publication` shows what becomes of it. Files that are there already are not sent again, and if all are
+    The job's `publication` shows the outcome. Files that are there already are not sent again, and if all are there
     nothing is committed: to publish twice does no harm.
     """
     checked = _check(job_id, body, caller, context)
@@ -75,7 +78,7 @@ def publish_job(
 
 
 def _check(job_id: str, body: PublishTo | None, caller: Caller, context: Context) -> Checked | None:
-    """The target of the body. Its errors point into this body, not into that of a job."""
+    """Check the target of the body. Its errors point into this body, not into that of a job."""
     with open_job(context.sessions, caller, job_id) as (_, job):
         token = job.model.get("hub_token")
     if body is None:
@@ -96,10 +99,10 @@ def _plan(job_id: str, checked: Checked | None, caller: Caller, context: Context
         raise Problem(409, "not_ready", f"The job is {job.state}: only a succeeded job has an artifact to publish.")
     if checked is None:
         raise Problem(422, "missing_field", "A dry run needs the target.", hint="Send a body with repo_id, or to.")
-    found = service.read_manifest(artifact)
-    files = [FileOut(path=file.path, bytes=file.num_bytes, sha256=file.sha256) for file in found.files.values()]
+    contents = service.read_manifest(artifact)
+    files = [FileOut(path=file.path, bytes=file.num_bytes, sha256=file.sha256) for file in contents.files.values()]
     plan = PublishPlan(
-        target=checked.stored, url=checked.url, exists=checked.exists, bytes=found.num_bytes, files=files
+        target=checked.stored, url=checked.url, exists=checked.exists, bytes=contents.num_bytes, files=files
     )
     return JSONResponse(plan.model_dump(mode="json"))
 

@@ -82,8 +82,8 @@ class RetentionTask:
 def find_orphans(settings: Settings, sessions: Sessions) -> list[Path]:
     """Find folders of artifacts that have no row: a process was killed between the row and the files.
 
-    A job's row is there before its folder, and its id never comes again: a folder without a row has no owner. In the
-    folder of a job that has ended there may be artifacts that a lost worker brought too late. A day's patience is for
+    A job's row exists before its folder, and its id is never used again: a folder without a row has no owner. The
+    folder of a job that has ended may have artifacts that a lost worker brought too late. A day's delay is for
     operators who go back to an older copy of the database.
     """
     folders = {folder.name: folder for folder in settings.artifacts_dir.glob("job_*") if _JOB.fullmatch(folder.name)}
@@ -110,7 +110,10 @@ def remove_orphans(settings: Settings, sessions: Sessions) -> None:
 
 
 def _remove_late(folder: Path, sessions: Sessions) -> None:
-    """Set aside under the job's lock: else a retry might bring the same artifact and find this one half removed."""
+    """Remove a folder after it was set aside under the job's lock.
+
+    Else a retry might bring the same artifact and find this one half removed.
+    """
     aside = folder.with_suffix(".orphan")
     with sessions.begin() as session:
         job = jobs.lock(session, folder.parent.name)

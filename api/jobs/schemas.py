@@ -1,4 +1,4 @@
-"""What clients send and get. Requests refuse unknown fields; answers may grow new ones."""
+"""The request and response bodies of jobs. Requests refuse unknown fields; responses may get new ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from quantcore.report.values import Summary
 
 MAX_LABELS = 16
 REVISION = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
-TOKEN_NAME = r"^[a-z][a-z0-9-]{0,62}$"  # no token of the Hub looks so: one that is given by mistake is refused
+TOKEN_NAME = r"^[a-z][a-z0-9-]{0,62}$"  # no token of the Hub matches: one that is given by mistake is refused
 
 
 def _printable(text: str) -> str:
@@ -126,7 +126,7 @@ class HardwareRef(RequestBody):
 
 
 class PlanCreate(JobRequest):
-    """A job to plan. With ``hardware`` the answer's ``capacity`` says whether the job fits, and how long it takes."""
+    """The request body for a plan. With ``hardware`` its ``capacity`` says if the job fits, and how long it takes."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [examples.PLAN_ON_REQUEST]})
 
@@ -134,18 +134,18 @@ class PlanCreate(JobRequest):
 
 
 class Limits(RequestBody):
-    """When the service gives a job up. Without a number there is no limit; a job that is paused uses up neither."""
+    """The time limits of a job, after which the service gives it up. Null is no limit; a paused job uses up neither."""
 
     max_runtime_s: Seconds | None = Field(default=None, description="For all attempts together; a retry starts anew.")
     max_pending_s: Seconds | None = Field(default=None, description="Until a worker takes it, each time it is queued.")
 
 
 class PublishTo(Target):
-    """Where an artifact shall go: to a repository on the Hub (``repo_id`` and the fields after it), or ``to`` a URL
-    that the service's operator allows.
+    """The target of an artifact: a repository on the Hub (``repo_id`` and the fields after it), or ``to`` a URL.
 
-    ``hub_token``: the name of the project's token to write with (``PUT /v1/hub-tokens/{name}``); of a job whose model
-    names one, that one unless given. The service's own token is never used to write.
+    The service's operator allows the URLs. ``hub_token``: the name of the project's token to write with
+    (``PUT /v1/hub-tokens/{name}``); by default the one that the job's model names. The service's own token is never
+    used to write.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [examples.PUBLISH]})
@@ -154,7 +154,7 @@ class PublishTo(Target):
 
 
 class JobCreate(JobRequest):
-    """A job to queue: what to do, and what the queue needs to know.
+    """The request body for a job: the work, and what the queue needs to know.
 
     Among waiting jobs the one with the highest ``priority`` (9) goes first, then the one that has waited longest.
     ``publish`` says where the artifact goes once it is verified.
@@ -170,8 +170,10 @@ class JobCreate(JobRequest):
 
 
 class JobPatch(RequestBody):
-    """What to change; what is not named stays. ``labels`` takes the place of all labels. A job that is ``pinned`` is
-    deleted by nobody's retention, only by a `DELETE`."""
+    """The request body for changing a job. Fields that are not named stay; ``labels`` replaces all labels.
+
+    A ``pinned`` job is deleted by no retention, only by a `DELETE`.
+    """
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"priority": 9, "labels": {"team": "search"}}]})
 
@@ -192,7 +194,7 @@ class JobClone(RootModel[dict[str, Any]]):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """The schema of a new job in which every field is optional and has no default."""
+        """Return the schema of a new job in which every field is optional and has no default."""
         job = handler.resolve_ref_schema(handler(JobCreate.__pydantic_core_schema__))
         properties = {
             name: {key: value for key, value in field.items() if key != "default"}
@@ -205,7 +207,7 @@ class JobClone(RootModel[dict[str, Any]]):
 
 
 class JobQuery(RequestBody):
-    """Which jobs a list or a count is about. Different parameters must all fit."""
+    """The filter of a list or a count of jobs. Different parameters must all match."""
 
     state: list[State] = Field(default=[], description="In one of these; repeat it for several.")
     label: list[Label] = Field(default=[], max_length=MAX_LABELS, description="`name=value`; repeated: all of them.")
@@ -231,7 +233,7 @@ class JobQuery(RequestBody):
 
 
 class JobListQuery(JobQuery):
-    """A page of the list."""
+    """The filter of a list of jobs, and the page of it."""
 
     limit: Annotated[int, Field(ge=1, le=100)] = 20
     cursor: Annotated[str, Field(max_length=512)] | None = Field(
@@ -240,7 +242,7 @@ class JobListQuery(JobQuery):
 
 
 class PresetConfig(RequestBody):
-    """A named scheme, what people change most of it, and the algorithms before and while it rounds."""
+    """A named scheme with its most frequent changes, and the algorithms before and during the rounding."""
 
     preset: str
     group_size: Annotated[int, Field(strict=True)] | None = None
@@ -250,7 +252,7 @@ class PresetConfig(RequestBody):
 
 
 class ArtifactOut(BaseModel):
-    """Where the result is on the service's disk; its files are at ``/v1/jobs/{id}/artifacts``."""
+    """The result on the service's disk; its files are at ``/v1/jobs/{id}/artifacts``."""
 
     manifest_sha256: str
     bytes: int
@@ -282,7 +284,7 @@ class PublicationOut(BaseModel):
 
 
 class PhaseOut(BaseModel):
-    """One phase of the present attempt: ``running``, ``done``, or ``stopped`` with the attempt; how far it is."""
+    """A phase of the present attempt and its progress: ``running``, ``done``, or ``stopped`` with the attempt."""
 
     name: str
     state: Literal["running", "done", "stopped"]
@@ -304,14 +306,14 @@ JOB_COLUMNS = frozenset(Job.__table__.columns.keys()) - {"submitted_by", "spec"}
 
 
 def asked_of(job: Job) -> dict[str, Any]:
-    """The stored JobSpec as a request says it: the schemes of a mix by name alone."""
+    """Return the stored JobSpec in the form of a request: the schemes of a mix by name alone."""
     mix = job.spec.get("mix")
     named = {name: value for name, value in mix.items() if name != "configs"} if mix else None
     return {**job.spec, "mix": named}
 
 
 class JobStatus(BaseModel):
-    """What a job is called, what was asked beside its options, and where it stands."""
+    """The name of a job, its request beside the options, and its state."""
 
     id: str
     name: str | None
@@ -348,13 +350,12 @@ class JobStatus(BaseModel):
 
 
 class JobOut(JobOptions, JobStatus):
-    """A job as clients see it: what was asked, with every default filled in, and where it stands.
+    """A job as clients see it: the request, with every default filled in, and the job's state.
 
-    ``submitted_by`` is null for what was submitted on the machine itself. ``state_times``: when it last entered each
-    state. ``waiting_reason`` and ``queue_position`` (1 is next) are there
-    while it waits; ``error`` has a stable ``code``, a ``hint``, and says in ``retryable`` whether a retry can help.
-    ``publish`` is where the artifact was to go from the start; ``publication``, None if there was none, is what became
-    of that or of a later ``POST .../publish``.
+    ``submitted_by`` is null for a job that was submitted on the machine itself. ``state_times``: the last time at which
+    it entered each state. ``waiting_reason`` and ``queue_position`` (1 is next) are there while it waits. ``error`` has
+    a stable ``code``, a ``hint``, and says in ``retryable`` whether a retry can help. ``publish`` is the target from
+    the start; ``publication``, None if there was none, is the state of that or of a later ``POST .../publish``.
     """
 
     model_config = ConfigDict(
@@ -363,7 +364,7 @@ class JobOut(JobOptions, JobStatus):
 
     @field_serializer("calibration", "evaluation", mode="wrap")
     def _without_nulls(self, value: Any, serialize: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
-        """It returns no annotated type, so that the JSON schema stays that of the fields."""
+        """Serialize without nulls. No return type is annotated, so that the JSON schema stays that of the fields."""
         return {name: setting for name, setting in serialize(value).items() if setting is not None}
 
     @classmethod
@@ -375,7 +376,7 @@ class JobOut(JobOptions, JobStatus):
         publication: Publication | None,
         key_name: str | None,
     ) -> JobOut:
-        """``key_name``: of the key that submitted it."""
+        """Return the response for a job. ``key_name``: the name of the key that submitted it."""
         columns = {name: getattr(job, name) for name in cls.model_fields.keys() & JOB_COLUMNS}
         columns["artifact"] = artifact and {
             "manifest_sha256": artifact.manifest_sha256,
@@ -394,7 +395,7 @@ class JobOut(JobOptions, JobStatus):
 
 
 class JobPage(BaseModel):
-    """Newest first; ``next_cursor`` asks for the page after this one."""
+    """A page of the list of jobs, newest first; ``next_cursor`` asks for the next page."""
 
     data: list[JobOut]
     has_more: bool
@@ -402,14 +403,14 @@ class JobPage(BaseModel):
 
 
 class SummaryOut(BaseModel):
-    """How many jobs there are, in all and in each state."""
+    """The number of jobs, in all and in each state."""
 
     total: int
     by_state: dict[State, int]
 
 
 class FileOut(BaseModel):
-    """One file of an artifact."""
+    """A file of an artifact."""
 
     path: str
     bytes: int

@@ -1,4 +1,4 @@
-"""What the routes do, without HTTP: understand a request, plan it, find an artifact's file."""
+"""The logic of the routes of jobs, without HTTP: understand a request, plan it, find an artifact's file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _BODY_FIELDS = frozenset({*JobCreate.model_fields, *PlanCreate.model_fields})
 
 @dataclass(frozen=True)
 class Planned:
-    """A request that will work: what is stored of it, and the plan."""
+    """A request that will work: the values to store, and the plan."""
 
     model: dict[str, Any]
     preset: str | None
@@ -48,7 +48,7 @@ class Planned:
     publish: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """What a plan answers with."""
+        """Return the response body of a plan."""
         spec = self.spec
         answer = self.plan.to_dict() | {"config": spec.config.to_dict(), "preset": self.preset}
         answer["evaluation"] = spec.evaluation.model_dump(mode="json", exclude_none=True)
@@ -81,10 +81,10 @@ def make_plan(
     return Planned(model, preset, spec.model_copy(update={"evaluation": evaluation}), resolved, headers)
 
 
-def _spec_of(request: JobRequest, known: Mapping[str, Preset]) -> tuple[str | None, JobSpec]:
-    """The preset that the request names, if any, and the JobSpec that it means."""
-    mix = None if request.mix is None else schemes.resolve(request.mix, known)
-    preset, config = _parse_config(request.config if mix is None else _beside_mix(request.config), known)
+def _spec_of(request: JobRequest, presets_by_name: Mapping[str, Preset]) -> tuple[str | None, JobSpec]:
+    """Return the preset that the request names, if any, and the JobSpec that it means."""
+    mix = None if request.mix is None else schemes.resolve(request.mix, presets_by_name)
+    preset, config = _parse_config(request.config if mix is None else _beside_mix(request.config), presets_by_name)
     options = {name: getattr(request, name) for name in JobOptions.model_fields}
     return preset, JobSpec(config=config, mix=mix, **options)
 
@@ -102,7 +102,7 @@ def _plan_of(spec: JobSpec, headers: ModelHeaders) -> Plan:
 
 
 def make_capacity(planned: Planned, given: HardwareRef) -> Capacity:
-    """What the plan needs of hardware. Raises ConfigError whose ``field`` points into the request."""
+    """Compute the hardware that the plan needs. Raises ConfigError whose ``field`` points into the request."""
     hardware = parse_hardware(given.devices, given.nodes, given.host_memory, given.disk)
     headers, resolved = planned.headers, planned.plan
     config = planned.spec.config
@@ -113,14 +113,14 @@ def make_job(
     request: JobCreate, context: Context, caller: Caller, *, read: ReadHeaders | None = None,
     locate: Locate | None = None, check: CheckTarget | None = None,
 ) -> Planned:  # fmt: skip
-    """``make_plan``, and where the result goes, which ``check`` may know already."""
+    """Plan the request as ``make_plan`` does, and check its target, which ``check`` may know already."""
     planned = make_plan(request, context, caller, read=read, locate=locate)
     _check_nodes(request.nodes, planned.spec.config)
     if request.publish is None:
         return planned
     named = {"hub_token": request.model.hub_token} if request.publish.to is None else {}
-    asked = request.publish.model_copy(update=named) if request.publish.hub_token is None else request.publish
-    checked = (check or targets.checker(context, caller))(asked)
+    target = request.publish.model_copy(update=named) if request.publish.hub_token is None else request.publish
+    checked = (check or targets.checker(context, caller))(target)
     return replace(planned, publish=checked.stored)
 
 
@@ -135,35 +135,35 @@ def _check_nodes(nodes: int, config: Config) -> None:
 
 
 def read_manifest(artifact: Artifact) -> Manifest:
-    """The artifact's manifest, which must be the one that was committed. Raises ProofError ``artifact_corrupt``."""
-    found = manifest.read(Path(artifact.path))
-    if found.sha256 != artifact.manifest_sha256:
+    """Return the artifact's manifest, which must be the committed one. Raises ProofError ``artifact_corrupt``."""
+    contents = manifest.read(Path(artifact.path))
+    if contents.sha256 != artifact.manifest_sha256:
         raise manifest.corrupt("its manifest has changed")
-    return found
+    return contents
 
 
 def find_file(artifact: Artifact, name: str) -> tuple[Path, ManifestFile]:
-    """A file of the artifact, its content checked. Only names in the manifest exist: ``..`` and friends are 404."""
+    """Return a file of the artifact, its content checked. Names that are not in the manifest, as ``..``, are 404."""
     folder = Path(artifact.path)
-    found = read_manifest(artifact)
+    contents = read_manifest(artifact)
     if name == manifest.MANIFEST:
         path = folder / name
-        return path, ManifestFile(name, path.stat().st_size, found.sha256)
-    if name not in found.files:
+        return path, ManifestFile(name, path.stat().st_size, contents.sha256)
+    if name not in contents.files:
         raise Problem(404, "file_not_found", "The artifact has no such file.", hint="GET .../artifacts lists them.")
-    file = found.files[name]
+    file = contents.files[name]
     _check_once(folder, file, _fingerprint(folder / name))
     return folder / name, file
 
 
 @lru_cache(maxsize=1)
 def known_presets(file: Path | None) -> Mapping[str, Preset]:
-    """The built-in presets and the house's own, read once. Raises ConfigError for a broken file."""
+    """Return the built-in presets and the operator's own, read once. Raises ConfigError for a broken file."""
     return presets.PRESETS if file is None else presets.read_presets(file)
 
 
-def _parse_config(data: dict[str, Any], known: Mapping[str, Preset]) -> tuple[str | None, Config]:
-    """{preset ...} or a whole config -> (preset's name or None, config)."""
+def _parse_config(data: dict[str, Any], presets_by_name: Mapping[str, Preset]) -> tuple[str | None, Config]:
+    """Parse {preset ...} or a whole config. Returns (the preset's name or None, the config)."""
     if "preset" not in data:
         return None, read_config(data)
     try:
@@ -182,7 +182,7 @@ def _parse_config(data: dict[str, Any], known: Mapping[str, Preset]) -> tuple[st
         group_size=chosen.group_size,
         exclude=chosen.exclude,
         kv_cache=chosen.kv_cache,
-        presets=known,
+        presets=presets_by_name,
     )
     if chosen.algo_config is not None:
         config = parse_config(config.to_dict() | {"algo_config": chosen.algo_config})
@@ -190,12 +190,12 @@ def _parse_config(data: dict[str, Any], known: Mapping[str, Preset]) -> tuple[st
 
 
 def _beside_mix(config: dict[str, Any]) -> dict[str, Any]:
-    """A config that need not say a scheme (see ``check_mix``)."""
+    """Return a config that need not name a scheme (see ``check_mix``)."""
     return config if "preset" in config else {"global_quant_config": {}, **config}
 
 
 def _pointer(field: str, config: dict[str, Any]) -> str:
-    """The engine points into the config it was given; the client needs a pointer into the body that it sent."""
+    """Turn the engine's pointer into its config into a pointer into the body that the client sent."""
     first, *rest = field.strip("/").split("/")
     if not field or first in _BODY_FIELDS:
         return field
@@ -206,7 +206,7 @@ def _pointer(field: str, config: dict[str, Any]) -> str:
 
 
 def _fingerprint(path: Path) -> tuple[int, ...]:
-    """Changes whenever the file does; ctime cannot be set back from outside the kernel."""
+    """Return numbers that change whenever the file does; ctime cannot be set back from outside the kernel."""
     try:
         status = path.lstat()
     except OSError:
@@ -216,5 +216,5 @@ def _fingerprint(path: Path) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def _check_once(folder: Path, file: ManifestFile, fingerprint: tuple[int, ...]) -> None:
-    """Hash a file when it is first asked for, not again for every range of it. Errors are not remembered."""
+    """Hash a file at its first request, not again for every range of it. Errors are not remembered."""
     manifest.check_file(folder, file)

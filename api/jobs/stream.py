@@ -36,8 +36,7 @@ T = TypeVar("T", Event, LogLine)
 
 @dataclass(frozen=True)
 class News:
-    """What came after a number: as text, the number of the last one, whether there is more, and the state in which the
-    job ended."""
+    """The news after a number: their text, the last number, if there is more, and the state in which the job ended."""
 
     text: str
     last: int
@@ -47,20 +46,22 @@ class News:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a stream begins: behind the event or line with this number."""
+    """The start of a stream: after the event or line with this number."""
 
     after: int
     ticket: Ticket
 
 
 def tell_events(feed: Feed, sessions: Sessions, job_id: str, start: Start) -> AsyncIterator[str]:
-    """The events from ``start`` on as they come, in the format of EventSource; ends after the job's end, and with the
-    key that opened it."""
+    """Stream the events from ``start`` on as they come, in the format of EventSource.
+
+    The stream ends after the job's end, and with the key that opened it.
+    """
     return _tell(feed, job_id, start, "events", partial(_read, sessions, job_id))
 
 
 def tell_log(feed: Feed, sessions: Sessions, job_id: str, start: Start, level: str) -> AsyncIterator[str]:
-    """The lines of at least ``level`` from ``start`` on, in the same way."""
+    """Stream the lines of at least ``level`` from ``start`` on, in the same way."""
     return _tell(feed, job_id, start, level, partial(_read_log, sessions, job_id, level))
 
 
@@ -70,11 +71,11 @@ async def _tell(
     after = start.after
     yield f"retry: {RETRY_MS}\n\n"
     with feed.watch(job_id, start.ticket) as watch:
-        while not watch.is_over:  # its client comes back, and hears why
+        while not watch.is_over:  # its client reconnects, and is told why
             watch.news.clear()
             try:
                 news = await feed.read(job_id, (what, after), partial(read, after))
-            except SQLAlchemyError as error:  # the client comes back with the number of the last one it has
+            except SQLAlchemyError as error:  # the client reconnects with the number of the last one it has
                 logger.warning("a stream ends, the database is away (%s)", type(error).__name__)
                 return
             if news.text:
@@ -90,12 +91,12 @@ async def _tell(
 
 
 def find_start(feed: Feed, sessions: Sessions, job_id: str, after: int, caller: Caller) -> Start | None:
-    """None if the job has ended and nothing came after event ``after``. Raises QuotaExceeded."""
+    """Return the start of a stream; None if the job has ended with no event after ``after``. Raises QuotaExceeded."""
     return _find_start(feed, sessions, _read(sessions, job_id, after), after, caller)
 
 
 def find_log_start(feed: Feed, sessions: Sessions, job_id: str, after: int, caller: Caller, level: str) -> Start | None:
-    """As ``find_start``, of lines of at least ``level``."""
+    """Return the start of a stream as ``find_start`` does, for lines of at least ``level``."""
     return _find_start(feed, sessions, _read_log(sessions, job_id, level, after), after, caller)
 
 
@@ -123,19 +124,19 @@ def _read_log(sessions: Sessions, job_id: str, level: str, after: int) -> News:
 def _find(
     sessions: Sessions, job_id: str, after: int, read: Callable[[Session], Sequence[T]], show: Callable[[T], str]
 ) -> News:
-    """The state is read first: whoever sees the end has everything before it."""
+    """Return the news. The state is read first: a client that sees the end has everything before it."""
     with reading(sessions) as session:
         job = jobs.find(session, job_id)
         if job is None:
             return News("", after, False, "deleted")
         ended = job.state if job.state in FINAL and not publications.is_open(session, job_id) else None
-        found = read(session)
-    sent = found[:BATCH]
-    return News("".join(map(show, sent)), sent[-1].seq if sent else after, len(found) > BATCH, ended)
+        rows = read(session)
+    sent = rows[:BATCH]
+    return News("".join(map(show, sent)), sent[-1].seq if sent else after, len(rows) > BATCH, ended)
 
 
 def _format(event: Event) -> str:
-    kind = re.sub(r"[^\w.-]", "_", event.kind)  # an engine's word: it must not start a line of its own
+    kind = re.sub(r"[^\w.-]", "_", event.kind)  # it comes from the engine: it must not start a line of its own
     return f"id: {event.seq}\nevent: {kind}\ndata: {EventOut.of(event).model_dump_json()}\n\n"
 
 

@@ -1,4 +1,4 @@
-"""From a request to a queued job: planned first, then stored once."""
+"""Turns a request into a queued job: planned first, then stored once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def submit(body: JobCreate, caller: Caller, context: Context, idempotency_key: s
 
 
 def clone(original: Job, body: JobClone, caller: Caller, context: Context, idempotency_key: str | None) -> Made:
-    """A new job like ``original`` but for what ``body`` names. A Hub model stays at the commit it had."""
+    """Queue a job like ``original`` except for the fields in ``body``. A Hub model stays at the commit it had."""
     changes = body.root
     wanted = _merge(original, changes)
 
@@ -56,8 +56,10 @@ def clone(original: Job, body: JobClone, caller: Caller, context: Context, idemp
 
 
 def store(session: Session, job_id: str, body: JobCreate, planned: Planned, caller: Caller, **more: Any) -> Job:
-    """The job's row and what goes with it; ``more``: further columns. Raises QuotaExceeded, and CalibrationError for a
-    dataset that was deleted a moment ago."""
+    """Store the job's row and what goes with it; ``more``: further columns.
+
+    Raises QuotaExceeded, and CalibrationError for a dataset that was deleted a moment ago.
+    """
     spec = planned.spec
     dataset_id = _keep_dataset(session, spec.calibration.source, caller, "/calibration/source")
     evaluation_dataset_id = _keep_dataset(session, spec.evaluation.source, caller, "/evaluation/source")
@@ -85,7 +87,7 @@ def store(session: Session, job_id: str, body: JobCreate, planned: Planned, call
 
 
 def _keep_dataset(session: Session, source: str | None, caller: Caller, field: str) -> str | None:
-    """The id of the dataset that a text is, if it is one, held until the job is stored."""
+    """Return the id of the dataset that a text is, if it is one, and hold it until the job is stored."""
     if source is None or not is_dataset_id(source):
         return None
     if not datasets.keep_for_job(session, caller.project_id, source):
@@ -95,7 +97,7 @@ def _keep_dataset(session: Session, source: str | None, caller: Caller, field: s
 
 def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
     model = original.model
-    asked: dict[str, Any] = asked_of(original) | {
+    fields: dict[str, Any] = asked_of(original) | {
         "model": {"id": model["id"], "revision": model["sha"], "hub_token": model.get("hub_token")}
         if "id" in model
         else model,
@@ -105,7 +107,7 @@ def _merge(original: Job, changes: dict[str, Any]) -> JobCreate:
         "limits": {"max_runtime_s": original.max_runtime_s, "max_pending_s": original.max_pending_s},
     }
     try:
-        return JobCreate.model_validate(asked | changes)
+        return JobCreate.model_validate(fields | changes)
     except ValidationError as error:
-        places = [{**found, "loc": ("body", *found["loc"])} for found in error.errors()]
+        places = [{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors()]
         raise RequestValidationError(places) from error

@@ -1,4 +1,4 @@
-"""Where an artifact may go: looked at when it is asked for, so that nobody waits hours for a wrong name."""
+"""Checks the target of an artifact when it is requested, so that nobody waits hours for a wrong name."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from quantcore.hub import access
 
 @dataclass(frozen=True)
 class Checked:
-    """``stored``: the target with every default filled in. ``url``: where it will be. ``exists``: whether something
-    is there already, None where only the publication itself finds out."""
+    """A checked target. ``stored``: the target with every default filled in. ``url``: its address.
+
+    ``exists``: something is there already; None where only the publication itself finds out.
+    """
 
     stored: dict[str, Any]
     url: str
@@ -25,12 +27,15 @@ class Checked:
 
 
 def checker(context: Context, caller: Caller) -> Callable[[PublishTo], Checked]:
-    """``check`` for what this caller may write to."""
-    return lambda asked: check(asked, context, caller)
+    """Return ``check`` for the targets that this caller may write to."""
+    return lambda target: check(target, context, caller)
 
 
 def check(asked: PublishTo, context: Context, caller: Caller) -> Checked:
-    """Raises PublishError: ``target_not_allowed`` for a URL, ``hub_token_required`` and ``hub_*`` for a repository."""
+    """Check that the caller may write to the target.
+
+    Raises PublishError: ``target_not_allowed`` for a URL, ``hub_token_required`` and ``hub_*`` for a repository.
+    """
     if asked.to is not None:
         url = context.settings.find_output(asked.to)
         return Checked({"to": url}, url, None)
@@ -46,8 +51,8 @@ def check(asked: PublishTo, context: Context, caller: Caller) -> Checked:
         sealed = hub_tokens.find_sealed(session, caller.project_id, name)
     try:
         token = hub_tokens.unseal(context.settings.vault, sealed, caller.project_id, name)
-        found = access.check_hub(asked, token)
+        repository = access.check_hub(asked, token)
     except QuantError as error:
         error.field = error.field.replace("/model/", "/publish/") or "/publish/repo_id"
         raise
-    return Checked(asked.model_dump(mode="json", exclude_none=True), found.url, found.exists)
+    return Checked(asked.model_dump(mode="json", exclude_none=True), repository.url, repository.exists)

@@ -1,4 +1,4 @@
-"""A job as an answer, and its ETag."""
+"""Shows a job as a response, with its ETag."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from api.store.tables.jobs import Job
 
 @dataclass(frozen=True)
 class Shown:
-    """What is sent of a job."""
+    """The response for a job, and its ETag."""
 
     out: JobOut
     etag: str
 
 
 def show_all(session: Session, found: Sequence[Job]) -> list[Shown]:
-    """``found`` in the same order."""
+    """Return the responses for the jobs ``found``, in the same order."""
     artifacts, reasons = jobs.find_artifacts(session, found), waiting.explain(session, found)
     published = publications.find_last(session, [job.id for job in found if job.state == State.SUCCEEDED])
     names = keys.find_names(session, {job.submitted_by for job in found if job.submitted_by})
@@ -46,7 +46,7 @@ def show(session: Session, job: Job) -> Shown:
 
 
 def etag_of(body: BaseModel) -> str:
-    """The ETag of an answer that has no version of its own."""
+    """Return the ETag of a response that has no version of its own."""
     return f'"{hashlib.sha256(body.model_dump_json().encode()).hexdigest()[:32]}"'
 
 
@@ -55,7 +55,7 @@ def matches(if_none_match: str | None, etag: str) -> bool:
 
 
 def check_unchanged(if_match: str | None, job: Job) -> None:
-    """Raises Problem 428 without ``if_match``, 412 when the job has changed since the client saw it."""
+    """Check that the job is as the client saw it. Raises Problem 428 without ``if_match``, 412 if it has changed."""
     if if_match is None:
         raise Problem(
             428,
@@ -69,9 +69,10 @@ def check_unchanged(if_match: str | None, job: Job) -> None:
 
 
 def _etag(job: Job, reason: Waiting | None, publication: PublicationOut | None) -> str:
-    """The row's version; while the job waits also why, and where its publication stands: they change without the row.
+    """Return the row's version; while the job waits also the reason, and the state of its publication.
 
-    If-Match looks at the version alone: a queue that moved is no reason to refuse a change.
+    The latter two change without the row. If-Match looks at the version alone: a queue that moved is no reason to
+    refuse a change.
     """
     more = [f"{reason.reason} {reason.position}"] if reason else []
     more += [publication.model_dump_json()] if publication else []

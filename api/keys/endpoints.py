@@ -26,7 +26,7 @@ KeyId = Annotated[str, Path(pattern="^[0-9a-f]{12}$")]
 
 @router.post("", status_code=201, responses=may(404, 422))
 def create_key(body: KeyCreate, caller: Admin, sessions: SessionsDep, response: Response) -> NewKeyOut:
-    """A new key. It is in this answer and nowhere else: the service keeps only a hash."""
+    """Create a key. It is in this response and nowhere else: the service keeps only a hash."""
     project_id = body.project_id or caller.project_id
     if project_id != caller.project_id:
         security.check_scope(caller, security.OPERATOR)
@@ -47,21 +47,21 @@ def create_key(body: KeyCreate, caller: Admin, sessions: SessionsDep, response: 
 
 @router.get("")
 def list_keys(caller: Admin, sessions: SessionsDep) -> KeyList:
-    """The project's keys, with the revoked and expired ones."""
+    """List the project's keys, with the revoked and expired ones."""
     with sessions.begin() as session:
         return KeyList(data=[KeyOut.of(key) for key in keys.find_all(session, caller.project_id)])
 
 
 @router.get("/self")
 def get_own_key(caller: Annotated[Caller, Depends(security.authenticate)], sessions: SessionsDep) -> KeyOut:
-    """The key of this request: whose it is and what it may do. Any valid key may ask."""
+    """Return the key of this request: its project and its scopes. Any valid key may ask."""
     with sessions.begin() as session:
         return KeyOut.of(_open(session, caller, caller.key_id or ""))
 
 
 @router.get("/{key_id}", responses=may(404))
 def get_key(key_id: KeyId, caller: Admin, sessions: SessionsDep) -> KeyOut:
-    """One key."""
+    """Return a key of the project, without its secret."""
     with sessions.begin() as session:
         return KeyOut.of(_open(session, caller, key_id))
 
@@ -74,7 +74,7 @@ def rotate_key(
     response: Response,
     body: KeyRotate = KeyRotate(),  # noqa: B008  it is frozen
 ) -> NewKeyOut:
-    """A new secret for the same key. The one that it has now works for ``overlap_s`` more seconds."""
+    """Give the key a new secret. The present one works for ``overlap_s`` more seconds."""
     secret = security.new_secret()
     with sessions.begin() as session:
         key = _open(session, caller, key_id)
@@ -89,10 +89,10 @@ def rotate_key(
 
 @router.post("/{key_id}/revoke", responses=may(404))
 def revoke_key(key_id: KeyId, caller: Admin, sessions: SessionsDep) -> KeyOut:
-    """The key opens nothing any more, from now on and for ever."""
+    """Revoke the key, from now on and for ever."""
     with sessions.begin() as session:
         key = _open(session, caller, key_id)
-        if security.OPERATOR in key.scopes:  # an operator's key is not for an admin to end
+        if security.OPERATOR in key.scopes:  # an admin may not revoke an operator's key
             security.check_scope(caller, security.OPERATOR)
         keys.revoke(session, key)
         audit.note(session, caller, "key.revoke", key_id)
@@ -107,8 +107,10 @@ def _open(session: Session, caller: Caller, key_id: str) -> ApiKey:
 
 
 def _check_may_hold(session: Session, caller: Caller, key: ApiKey) -> None:
-    """Whoever makes or rotates a key holds it: it must have no scope that he lacks, and end no later than his own.
-    Raises Problem 403."""
+    """Check that the caller may hold this key: it has no scope that he lacks, and ends no later than his own key.
+
+    Whoever makes or rotates a key holds it. Raises Problem 403.
+    """
     for scope in key.scopes:
         security.check_scope(caller, scope)
     own = keys.find(session, caller.project_id, caller.key_id or "")

@@ -1,4 +1,4 @@
-"""What clients send and get of API keys. A key itself is in an answer once: when it is made or rotated."""
+"""The request and response bodies of API keys. A key itself is in a response once: when it is made or rotated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEY: dict[str, Any] = {
 
 
 class KeyCreate(RequestBody):
-    """A key of the caller's project, or with the scope ``operator`` of another one.
+    """The request body for a key of the caller's project, or with the scope ``operator`` of another one.
 
     ``jobs:read`` sees jobs, ``jobs:write`` makes and moves them, ``admin`` manages the project (keys, tokens, webhooks,
     audit log), ``operator`` the service (projects, workers). You cannot grant a scope that you do not have, nor a
@@ -46,7 +46,7 @@ class KeyCreate(RequestBody):
 
 
 class KeyRotate(RequestBody):
-    """How long the secret that the key has now shall work beside the new one."""
+    """The request body for rotating a key: the time for which its present secret works beside the new one."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"overlap_s": 3600}]})
 
@@ -54,7 +54,7 @@ class KeyRotate(RequestBody):
 
 
 class KeyOut(BaseModel):
-    """A key without its secret. ``prefix`` is what it begins with; ``last_used_at`` is exact to a minute."""
+    """A key without its secret. The key begins with ``prefix``; ``last_used_at`` is exact to a minute."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [KEY]})
 
@@ -75,7 +75,7 @@ class KeyOut(BaseModel):
 
 
 class NewKeyOut(KeyOut):
-    """A key with its secret: it is shown now and never again."""
+    """A key with its secret, which is shown now and never again."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [KEY | {"key": "bf_0123456789ab_" + "x" * 43}]})
 

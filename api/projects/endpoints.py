@@ -23,13 +23,13 @@ ProjectId = Annotated[str, Path(pattern="^prj_[0-9a-f]{32}$")]
 
 @router.get("")
 def list_projects(caller: Reader, sessions: SessionsDep) -> ProjectList:
-    """The project of the key; all projects with the scope ``operator``."""
+    """List the project of the key; all projects with the scope ``operator``."""
     with sessions.begin() as session:
-        found = projects.find_all(session)
+        all_projects = projects.find_all(session)
         return ProjectList(
             data=[
                 _show(session, project)
-                for project in found
+                for project in all_projects
                 if OPERATOR in caller.scopes or project.id == caller.project_id
             ]
         )
@@ -37,7 +37,7 @@ def list_projects(caller: Reader, sessions: SessionsDep) -> ProjectList:
 
 @router.post("", status_code=201, responses=may(409, 422))
 def create_project(body: ProjectCreate, caller: Operator, sessions: SessionsDep, response: Response) -> ProjectOut:
-    """A new project, without keys: make its first one with ``POST /v1/keys`` and ``project_id``."""
+    """Create a project without keys: make its first one with ``POST /v1/keys`` and ``project_id``."""
     with sessions.begin() as session:
         _check_name(session, body.name)
         project = Project(id=new_id("prj"), **body.model_dump())
@@ -50,7 +50,7 @@ def create_project(body: ProjectCreate, caller: Operator, sessions: SessionsDep,
 
 @router.get("/{project_id}", responses=may(404))
 def get_project(project_id: ProjectId, caller: Reader, sessions: SessionsDep) -> ProjectOut:
-    """One project: its quotas, and what it takes of them."""
+    """Return a project: its quotas, and how much of them it uses."""
     if OPERATOR not in caller.scopes and project_id != caller.project_id:
         raise no_such_project()
     with sessions.begin() as session:
@@ -59,7 +59,7 @@ def get_project(project_id: ProjectId, caller: Reader, sessions: SessionsDep) ->
 
 @router.patch("/{project_id}", responses=may(404, 409, 422))
 def edit_project(project_id: ProjectId, body: ProjectPatch, caller: Operator, sessions: SessionsDep) -> ProjectOut:
-    """Change the name or the quotas. Nothing that is there is taken away; what comes next must fit."""
+    """Change the name or the quotas. Nothing that exists is taken away; new objects must fit."""
     changes = body.model_dump(exclude_unset=True)
     with sessions.begin() as session:
         project = open_project(session, project_id)
@@ -73,7 +73,7 @@ def edit_project(project_id: ProjectId, body: ProjectPatch, caller: Operator, se
 
 
 def open_project(session: Session, project_id: str) -> Project:
-    """The project, or 404."""
+    """Return the project. Raises Problem 404."""
     project = projects.find(session, project_id)
     if project is None:
         raise no_such_project()

@@ -1,4 +1,4 @@
-"""What clients send and get of projects."""
+"""The request and response bodies of projects."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Rate = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
 
 
 class ProjectCreate(RequestBody):
-    """A project and its quotas; a quota that is null sets no limit, but for those where a default is named.
+    """The request body for a project and its quotas. A null quota sets no limit, unless a default is named here.
 
     ``max_waiting`` counts jobs in queued, retry_wait and paused. ``max_running``: more wait in the queue.
-    ``max_stored_bytes``: artifacts; a job that runs already is kept whatever its size. ``requests_per_minute``: null is
-    what the service is set to. ``max_datasets`` and ``max_dataset_bytes``: uploaded files. ``max_uploads``: those that
+    ``max_stored_bytes``: artifacts; the one of a running job is kept whatever its size. ``requests_per_minute``: null
+    is the service's setting. ``max_datasets`` and ``max_dataset_bytes``: uploaded files. ``max_uploads``: those that
     are not complete; null is 100. ``max_streams``: of events and logs; null is 1000. ``max_webhooks``: null is 20.
     """
 
@@ -40,7 +40,7 @@ class ProjectCreate(RequestBody):
 
 
 class ProjectPatch(ProjectCreate):
-    """What to change; what is not named stays."""
+    """The request body for changing a project. Fields that are not named stay."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"max_running": 4}, {"max_stored_bytes": None}]})
 
@@ -48,7 +48,7 @@ class ProjectPatch(ProjectCreate):
 
 
 class UsageOut(BaseModel):
-    """What the project takes now, in the units of its quotas."""
+    """The present usage of the project, in the units of its quotas."""
 
     num_waiting: int
     num_running: int
@@ -60,7 +60,7 @@ class UsageOut(BaseModel):
 
 
 class ProjectOut(BaseModel):
-    """A project, its quotas and what it takes of them."""
+    """A project, its quotas, and how much of them it uses."""
 
     id: str
     name: str
@@ -83,7 +83,7 @@ class ProjectOut(BaseModel):
 
 
 class QuotaOut(BaseModel):
-    """One quota: how much of it is used, in ``unit``, and the limit that holds. Null sets none."""
+    """A quota: its present usage, in ``unit``, and the limit that holds. Null sets none."""
 
     quota: str
     unit: str
@@ -92,7 +92,7 @@ class QuotaOut(BaseModel):
 
 
 class ProjectUsage(BaseModel):
-    """All quotas of the project of the key; requests are counted in the header ``RateLimit`` of every answer."""
+    """All quotas of the project of the key; the header ``RateLimit`` of every response counts the requests."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -110,6 +110,6 @@ class ProjectUsage(BaseModel):
 
 
 class ProjectList(BaseModel):
-    """The oldest first."""
+    """A list of projects, the oldest first."""
 
     data: list[ProjectOut]

@@ -1,4 +1,4 @@
-"""What a project takes of its quotas: ``GET /v1/usage``."""
+"""The route of a project's usage of its quotas: ``GET /v1/usage``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ router = APIRouter(tags=["projects"])
 
 @router.get("/usage")
 def get_usage(caller: Reader, context: ContextDep) -> ProjectUsage:
-    """How much of each quota the project of the key uses, and the limit that holds for it."""
+    """Return the usage of each quota of the key's project, and the limit that holds for it."""
     with context.sessions.begin() as session:
         project = session.get_one(Project, caller.project_id)
         rows = vars(projects.measure(session, project.id))

@@ -1,4 +1,4 @@
-"""What a project keeps of its jobs, over HTTP: see the policy, set it, see what it would remove, remove it."""
+"""Retention policies over HTTP: see the policy, set it, see what it would remove, remove it."""
 
 from api.retention.endpoints import router
 

@@ -22,14 +22,14 @@ router = APIRouter(prefix="/retention", tags=["retention"], route_class=StrictJs
 
 @router.get("")
 def get_retention(caller: Reader, context: ContextDep) -> PolicyOut:
-    """What the project keeps of its jobs that have ended."""
+    """Return the project's policy for jobs that have ended."""
     with context.sessions.begin() as session:
         return _show(retention.find_policy(session, caller.project_id), context)
 
 
 @router.put("", responses=may(422))
 def put_retention(body: PolicyIn, caller: Admin, context: ContextDep) -> PolicyOut:
-    """Set what the project keeps. What it does not keep is deleted within the hour: look at the preview first."""
+    """Set the project's policy. Jobs that it does not keep are deleted within the hour: look at the preview first."""
     with context.sessions.begin() as session:
         retention.set_policy(session, caller.project_id, body.to_keep())
         audit.note(session, caller, "retention.set", caller.project_id, **body.model_dump())
@@ -38,7 +38,7 @@ def put_retention(body: PolicyIn, caller: Admin, context: ContextDep) -> PolicyO
 
 @router.post("/preview", responses=may(422))
 def preview_retention(caller: Reader, sessions: SessionsDep, body: PolicyIn | None = None) -> DueList:
-    """Which jobs would go, and why: by the policy that is set, or by the one in the body. Nothing is changed."""
+    """List the jobs that would go, and why: by the policy that is set, or the one in the body. Nothing is changed."""
     with sessions.begin() as session:
         keep = body.to_keep() if body else retention.find_policy(session, caller.project_id)
         due = retention.find_due(session, caller.project_id, keep, limit=MAX_SHOWN + 1)
@@ -48,14 +48,14 @@ def preview_retention(caller: Reader, sessions: SessionsDep, body: PolicyIn | No
 
 @router.post("/run")
 def run_retention(caller: Admin, context: ContextDep) -> DueList:
-    """Delete now what the policy does not keep, as `DELETE` of each job does; at most a thousand jobs at a time."""
+    """Delete now the jobs that the policy does not keep, as `DELETE` of each does; at most a thousand at a time."""
     removed: list[Due] = []
     while len(removed) < MAX_SHOWN:
         with context.sessions.begin() as session:
             keep = retention.find_policy(session, caller.project_id)
             gone = retention.purge_due(session, caller, keep)
-        for each in gone:  # after the commit: a row without its files would be a lie
-            shutil.rmtree(context.settings.artifacts_dir / each.job_id, ignore_errors=True)
+        for job in gone:  # after the commit: a row without its files would be a lie
+            shutil.rmtree(context.settings.artifacts_dir / job.job_id, ignore_errors=True)
         removed += gone
         if not gone:
             break

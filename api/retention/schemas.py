@@ -1,4 +1,4 @@
-"""What clients send and get of retention."""
+"""The request and response bodies of retention."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ KeepDays = Annotated[int, Field(strict=True, ge=1, le=36_500, description="Jobs 
 
 
 class PolicyIn(RequestBody):
-    """A job stays as long as one of the two keeps it; without both all jobs stay. Pinned jobs always stay.
+    """The request body for a policy. A job stays as long as one of the two limits keeps it; without both all jobs stay.
 
-    ``keep_last`` counts jobs that succeeded apart from those that did not: failures push no result out.
+    Pinned jobs always stay. ``keep_last`` counts jobs that succeeded apart from those that did not: failures push no
+    result out.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"keep_last": 20, "keep_days": 30}]})
@@ -31,8 +32,10 @@ class PolicyIn(RequestBody):
 
 
 class PolicyOut(BaseModel):
-    """The project's policy; ``service_keep_*_days`` are the operator's, for all projects: what is older goes in any
-    case. None: no limit."""
+    """The project's policy, beside the operator's for all projects: ``service_keep_*_days``. None: no limit.
+
+    Pinned jobs apart, whatever is older than the operator's days goes in any case.
+    """
 
     keep_last: int | None
     keep_days: int | None
@@ -41,7 +44,7 @@ class PolicyOut(BaseModel):
 
 
 class DueOut(BaseModel):
-    """A job that the policy does not keep, and why."""
+    """A job that the policy does not keep, and the reason."""
 
     id: str
     name: str | None
@@ -63,7 +66,7 @@ class DueOut(BaseModel):
 
 
 class DueList(BaseModel):
-    """The oldest first. ``has_more``: there are more than one answer lists."""
+    """A list of jobs that a policy does not keep, the oldest first. ``has_more``: there are more than the list has."""
 
     data: list[DueOut]
     bytes: int
@@ -72,6 +75,6 @@ class DueList(BaseModel):
 
     @classmethod
     def of(cls, due: Sequence[Due], keep: Keep, num_pinned: int, has_more: bool) -> DueList:
-        size = sum(each.num_bytes for each in due)
-        data = [DueOut.of(each, keep) for each in due]
+        size = sum(job.num_bytes for job in due)
+        data = [DueOut.of(job, keep) for job in due]
         return cls(data=data, bytes=size, num_pinned=num_pinned, has_more=has_more)

@@ -1,4 +1,4 @@
-"""The routes of signing in: for the dashboard, whose scripts must not be able to read a key."""
+"""The routes of signing in, for the dashboard, whose scripts must not be able to read a key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from api.store.accounts.audit import Caller
 
 
 class SignInRoute(StrictJsonRoute):
-    """The one route with a body that is read before a key is known: the key is in it, and little else."""
+    """The only route with a body that is read before a key is known: the key is in it, and little else."""
 
     max_bytes = 4096
     needs_key = False
@@ -31,7 +31,7 @@ router = APIRouter(prefix="/sign-in", tags=["sign-in"], route_class=SignInRoute)
 
 
 class SignInCreate(RequestBody):
-    """The key to sign in with."""
+    """The request body for signing in: an API key."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"api_key": "bf_0123456789ab_" + "x" * 43}]})
 
@@ -39,7 +39,7 @@ class SignInCreate(RequestBody):
 
 
 class SignInOut(BaseModel):
-    """Who is signed in, until when; ``csrf_token`` goes into the header X-CSRF-Token of every request that changes."""
+    """A sign-in: its key and its end; ``csrf_token`` goes into the header X-CSRF-Token of each request that changes."""
 
     key: KeyOut
     csrf_token: str
@@ -48,8 +48,10 @@ class SignInOut(BaseModel):
 
 @router.post("", status_code=201, responses=may(401, 422))
 def sign_in(body: SignInCreate, request: Request, context: ContextDep, response: Response) -> SignInOut:
-    """Sign a browser in: the answer sets a cookie that its scripts cannot read and that leaves with no other site's
-    request. With the cookie every route works as with the key itself."""
+    """Sign a browser in: the response sets a cookie with which every route works as with the key itself.
+
+    Scripts cannot read the cookie, and no other site's request carries it.
+    """
     token = secrets.token_urlsafe(32)
     key_id, secret_sha256 = security.take_apart(body.api_key.get_secret_value())
     with context.sessions.begin() as session:
@@ -77,16 +79,16 @@ def sign_in(body: SignInCreate, request: Request, context: ContextDep, response:
 def get_sign_in(
     request: Request, caller: Annotated[Caller, Depends(security.authenticate)], context: ContextDep, response: Response
 ) -> SignInOut:
-    """Who is signed in: for a page that was loaded again. 401 if this browser is not signed in."""
+    """Return the sign-in of this browser, for a page that was loaded again. 401 if it is not signed in."""
     token = request.cookies.get(SIGN_IN_COOKIE, "")
     with context.sessions.begin() as session:
-        found = signins.find_valid(session, security.hash_secret(token))
-        row = keys.find(session, caller.project_id, found[0].id) if found else None
-        if found is None or row is None:
+        valid = signins.find_valid(session, security.hash_secret(token))
+        row = keys.find(session, caller.project_id, valid[0].id) if valid else None
+        if valid is None or row is None:
             raise security.unauthorized()
         shown = KeyOut.of(row)
     response.headers["Cache-Control"] = "no-store"
-    return SignInOut(key=shown, csrf_token=security.csrf_token(token), expires_at=found[1].expires_at)
+    return SignInOut(key=shown, csrf_token=security.csrf_token(token), expires_at=valid[1].expires_at)
 
 
 @router.delete("", status_code=204, responses=may(401, 403, 429))

@@ -1,4 +1,4 @@
-"""Connections. Every wait has an end, so that a sick database is an error and not a hang."""
+"""Connects to the database. Every wait has an end, so that a sick database is an error and not a hang."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from sqlalchemy.orm import Session, sessionmaker
 CONNECT_TIMEOUT_S = 5
 ANSWER_S = 10.0
 SILENT_S = 1.0
-"""How much longer than the server may take for a statement we wait for its answer; and how long, after one that did not
-come, nobody asks the server again."""
+"""Time that we wait for an answer beyond the server's own limit for a statement. For as long, after an answer that did
+not come, nobody asks the server again."""
 WAIT_S = 5.0
 POOL_SIZE = 5
-"""Connections of a process; who finds them all busy waits. Python runs one thread at a time: twenty that work at once
-take half as much CPU again for the same work as these few, and longer."""
+"""Number of connections of a process; a thread that finds them all busy waits. Python runs one thread at a time: twenty
+that work at once take half as much CPU again for the same work as these few, and longer."""
 IDLE_S = 30
-"""How long a transaction may do nothing: a process that is suspended in one gives its locks away then."""
+"""Time limit of an idle transaction: after it a process that is suspended in one loses its locks."""
 
 FRESH_S = 1.0
-"""A connection that was used so lately is taken to be alive; others are asked first, which costs a round trip."""
+"""Time since its last use in which a connection is taken to be alive; others are pinged, which costs a round trip."""
 
 Sessions = sessionmaker[Session]
 
@@ -34,11 +34,11 @@ Sessions = sessionmaker[Session]
 def connect(
     database_url: str, *, pool_size: int = POOL_SIZE, wait_s: float = WAIT_S, answer_s: float = ANSWER_S
 ) -> Sessions:
-    """A factory of sessions on ``postgresql+psycopg://...``. ``with sessions.begin() as session`` is one transaction.
+    """Return a factory of sessions on ``postgresql+psycopg://...``. ``with sessions.begin()`` is one transaction.
 
-    ``wait_s`` bounds the wait for a connection of the pool, and that for a lock; ``answer_s`` what the server may take
-    for a statement. A second later we ourselves hang up: a server that is stopped, and a network that swallows packets,
-    keep no limit of their own.
+    ``wait_s`` bounds the wait for a connection of the pool, and that for a lock; ``answer_s`` the server's time for a
+    statement. A second later we ourselves hang up: a server that is stopped, and a network that drops packets, keep no
+    limit of their own.
     """
     limits = {
         "statement_timeout": f"{round(1000 * answer_s)}ms",
@@ -62,8 +62,10 @@ def connect(
 
 @contextmanager
 def reading(sessions: Sessions) -> Iterator[Session]:
-    """A session in which each query is a transaction of its own: two round trips less. As in a transaction at READ
-    COMMITTED, each query sees what was committed before it."""
+    """Yield a session in which each query is a transaction of its own, which saves two round trips.
+
+    As in a transaction at READ COMMITTED, each query sees what was committed before it.
+    """
     with sessions() as session:
         session.connection(execution_options={"isolation_level": "AUTOCOMMIT"})
         yield session
@@ -75,7 +77,7 @@ def dispose(sessions: Sessions) -> None:
 
 
 def _ask_whether_alive(engine: Engine) -> None:
-    """A connection of the pool that has been idle is pinged before its use, and all are made anew if one is dead."""
+    """Ping a connection of the pool before its use if it has been idle, and make all of them anew if one is dead."""
 
     @event.listens_for(engine, "checkin")
     def note(connection: Any, record: Any) -> None:
@@ -92,8 +94,10 @@ def _ask_whether_alive(engine: Engine) -> None:
 
 
 def _hang_up_on_silence(engine: Engine, patience_s: float) -> None:
-    """No wait for the server is longer than ``patience_s``. While a server is silent one thread at a time tries to
-    reach it, and all others hear at once that it is away."""
+    """Limit every wait for the server to ``patience_s``.
+
+    While a server is silent one thread at a time tries to reach it, and all others learn at once that it is away.
+    """
     silent_until = 0.0  # 0: it is not silent
     trying = threading.Lock()
 

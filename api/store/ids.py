@@ -7,7 +7,7 @@ import time
 
 
 def new_id(prefix: str) -> str:
-    """``job_`` + 48 bits of milliseconds, the version, the variant and 74 random bits, as lower-case hex."""
+    """Return ``job_`` + 48 bits of milliseconds, the version, the variant and 74 random bits, as lower-case hex."""
     milliseconds = time.time_ns() // 1_000_000
     value = milliseconds << 80 | 7 << 76 | secrets.randbits(12) << 64 | 2 << 62 | secrets.randbits(62)
     return f"{prefix}_{value:032x}"

@@ -32,7 +32,7 @@ class _Manifest(BaseModel):
 
 @dataclass(frozen=True)
 class ManifestFile:
-    """One file: its path below the artifact folder, with forward slashes; its size; its hash in hex."""
+    """A file of an artifact: its path below the artifact folder, with forward slashes; its size; its hash in hex."""
 
     path: str
     num_bytes: int
@@ -41,7 +41,7 @@ class ManifestFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What an artifact consists of. ``sha256`` is the hash of the manifest file itself: the artifact's identity."""
+    """The contents of an artifact. ``sha256`` is the hash of the manifest file itself: the artifact's identity."""
 
     sha256: str
     num_bytes: int
@@ -49,7 +49,7 @@ class Manifest:
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest in ``folder``. Raises ProofError ``artifact_corrupt`` if it is not one, or names an unsafe path."""
+    """Return the manifest in ``folder``. Raises ProofError ``artifact_corrupt`` for a bad one or an unsafe path."""
     try:
         path = folder / MANIFEST
         if path.stat().st_size > MAX_MANIFEST_BYTES:
@@ -68,10 +68,10 @@ def read(folder: Path) -> Manifest:
 
 def check(folder: Path, manifest: Manifest) -> None:
     """Hash every file. Raises ProofError ``artifact_corrupt`` if one differs, is absent, or is not in the manifest."""
-    found = {
+    present = {
         path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()
     }
-    extra = found - manifest.files.keys() - {MANIFEST}
+    extra = present - manifest.files.keys() - {MANIFEST}
     if extra:
         raise corrupt(f"'{min(extra)}' is not in the manifest")
     for file in manifest.files.values():
@@ -100,7 +100,7 @@ def _is_safe(name: str) -> bool:
 
 
 def corrupt(what: str) -> ProofError:
-    """The one error of this module; ``what`` says what is wrong."""
+    """Return the only error of this module; ``what`` says what is wrong."""
     return ProofError(
         f"The artifact is damaged: {what}.", code="artifact_corrupt", hint="Do not use it; run the job again."
     )

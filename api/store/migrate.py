@@ -1,4 +1,4 @@
-"""Bring a database to the newest schema from Python (``alembic upgrade head`` does the same from a shell)."""
+"""Brings a database to the newest schema from Python (``alembic upgrade head`` does the same from a shell)."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ def downgrade(database_url: str, revision: str = "base") -> None:
 
 
 def check(database_url: str) -> None:
-    """Raises if the tables in the code and in the database differ."""
+    """Check that the tables in the code and in the database agree; raises if they differ."""
     command.check(_config(database_url))
 
 
 @cache
 def revisions() -> tuple[str, ...]:
-    """All revisions, the oldest first."""
+    """Return all revisions, the oldest first."""
     steps = ScriptDirectory(str(MIGRATIONS)).walk_revisions()
     return tuple(step.revision for step in steps)[::-1]
 
 
 def newest() -> str:
-    """The revision that this code was written for."""
+    """Return the revision that this code was written for."""
     return revisions()[-1]
 
 
 def current(session: Session) -> str | None:
-    """The revision that a database has; None for one without our tables."""
+    """Return the revision that a database has; None for one without our tables."""
     if session.scalar(text("SELECT to_regclass('alembic_version')")) is None:
         return None
-    found: str | None = session.scalar(text("SELECT version_num FROM alembic_version"))
-    return found
+    revision: str | None = session.scalar(text("SELECT version_num FROM alembic_version"))
+    return revision
 
 
 def _config(database_url: str) -> Config:

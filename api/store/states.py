@@ -1,4 +1,4 @@
-"""The states of a job, every legal move between them, and what a client may ask for in which state.
+"""The states of a job, every legal move between them, and the actions that a client may ask for in each state.
 
 The migration builds a trigger from ``MOVES`` (``create_trigger_sql``), so not even a mistaken query can leave the map.
 A new state or move is a line here and a migration that runs ``create_trigger_sql`` again.
@@ -78,7 +78,7 @@ _UNSEEN_COLUMNS = ("version", "updated_at", "lease_expires_at", "num_events", "n
 
 
 def create_trigger_sql() -> str:
-    """SQL that (re)creates the guard of table ``job``: legal moves only; it keeps version, updated_at, state_times."""
+    """Return SQL that (re)creates the guard of table ``job``: legal moves only; version, updated_at, state_times."""
     moves = ", ".join(f"'{old}>{new}'" for old in MOVES for new in sorted(MOVES[old]))
     unseen = ", ".join(f"'{name}'" for name in _UNSEEN_COLUMNS)
     return f"""
@@ -105,5 +105,5 @@ CREATE OR REPLACE TRIGGER guard_job BEFORE INSERT OR UPDATE ON job FOR EACH ROW 
 
 
 def drop_trigger_sql() -> str:
-    """SQL that undoes ``create_trigger_sql``."""
+    """Return SQL that undoes ``create_trigger_sql``."""
     return "DROP TRIGGER IF EXISTS guard_job ON job; DROP FUNCTION IF EXISTS guard_job();"

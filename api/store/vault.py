@@ -1,7 +1,7 @@
-"""Secrets at rest: AES-256-GCM (NIST SP 800-38D) under one key of the operator's, which is never in the database.
+"""Seals secrets: AES-256-GCM (NIST SP 800-38D) under one key of the operator's, which is never in the database.
 
-What is sealed is bound to its place (``about``, the additional authenticated data): a row's secret that is copied into
-another row does not open there.
+A sealed secret is bound to its place (``about``, the additional authenticated data): copied into another row it does
+not open.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MARK_BYTES = 4  # says which key sealed it, so that a changed key is not mistake
 
 
 class CannotOpen(Exception):
-    """What was sealed does not open: another key, another place, or damage. The message says which it may be."""
+    """A sealed text does not open: another key, another place, or damage. The message says which it may be."""
 
 
 class Vault:
@@ -37,7 +37,10 @@ class Vault:
 
     @classmethod
     def of_text(cls, text: str) -> Vault:
-        """From 32 bytes in base64. Raises ConfigError ``invalid_secret_key``; the text is not in it."""
+        """Return the vault for a key of 32 bytes in base64.
+
+        Raises ConfigError ``invalid_secret_key``; the text is not in it.
+        """
         try:
             key = base64.b64decode(text.strip(), altchars=b"-_" if set(text) & set("-_") else None, validate=True)
         except (binascii.Error, ValueError):
@@ -52,11 +55,13 @@ class Vault:
 
     @classmethod
     def of_file(cls, path: Path) -> Vault:
-        """From a file that only its owner may read. Raises ConfigError ``unsafe_secret_key_file``, also if there is no
-        such file."""
+        """Return the vault for the key in a file that only its owner may read.
+
+        Raises ConfigError ``unsafe_secret_key_file``, also if there is no such file.
+        """
         try:
             with path.open() as stream:
-                mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)  # of what is read, not of a name
+                mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)  # of the file that is read, not of a path
                 text = stream.read(1024)
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is no text"
@@ -70,7 +75,7 @@ class Vault:
         return self._mark + nonce + self._cipher.encrypt(nonce, text.encode(), about.encode())
 
     def open(self, sealed: bytes, about: str) -> str:
-        """Raises CannotOpen."""
+        """Return the text of a sealed one. Raises CannotOpen."""
         mark, nonce, rest = sealed[:MARK_BYTES], sealed[MARK_BYTES:][:NONCE_BYTES], sealed[MARK_BYTES + NONCE_BYTES :]
         if mark != self._mark:
             raise CannotOpen("it was sealed with another secret key")
@@ -81,7 +86,7 @@ class Vault:
 
 
 def write_new_key(path: Path) -> None:
-    """A new random key in a new file with mode 0600. Raises FileExistsError."""
+    """Write a new random key into a new file with mode 0600. Raises FileExistsError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as stream:
         stream.write(base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode() + "\n")

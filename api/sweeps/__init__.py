@@ -1,4 +1,4 @@
-"""Sweeps over HTTP. ``endpoints``: the routes; ``matrix``: from a matrix of values to the jobs it means."""
+"""Sweeps over HTTP. ``endpoints``: the routes; ``matrix``: turns a matrix of values into the jobs that it means."""
 
 from api.sweeps.endpoints import router
 

@@ -71,7 +71,7 @@ def submit_sweep(
 def get_sweep(
     sweep_id: SweepId, caller: Reader, sessions: SessionsDep, response: Response, if_none_match: IfNoneMatch = None
 ) -> SweepOut | Response:
-    """The sweep: its jobs as they are now, and how many are in each state."""
+    """Return the sweep: its jobs as they are now, and the number in each state."""
     with sessions.begin() as session:
         shown = _show(session, caller, sweep_id)
     etag = view.etag_of(shown)
@@ -83,7 +83,7 @@ def get_sweep(
 
 @router.post("/{sweep_id}/cancel", status_code=202, responses=may(404))
 def cancel_sweep(sweep_id: SweepId, caller: Writer, sessions: SessionsDep) -> SweepOut:
-    """Cancel all jobs of the sweep that have not ended. Those that have stay as they are."""
+    """Cancel all jobs of the sweep that have not ended. The others stay as they are."""
     with sessions.begin() as session:
         _open(session, caller, sweep_id)
         sweeps.cancel_all(session, sweep_id)

@@ -1,4 +1,4 @@
-"""From a matrix of values to planned jobs: all of them, or one problem that says which cannot work."""
+"""Turns a matrix of values into planned jobs: all of them, or one problem that names those that cannot work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Place = tuple[str | None, ...]
 
 @dataclass(frozen=True)
 class SweepJob:
-    """One job of a sweep: its values (JSON pointer -> value), what is asked, and the plan."""
+    """A job of a sweep: its values (JSON pointer -> value), its request, and the plan."""
 
     values: Values
     body: JobCreate
@@ -34,7 +34,7 @@ class SweepJob:
 
 
 def plan_all(sweep: SweepCreate, context: Context, caller: Caller) -> list[SweepJob]:
-    """Every job of the sweep, planned. A model or a text that several jobs share is looked at once.
+    """Plan every job of the sweep. A model or a text that several jobs share is looked at once.
 
     Raises Problem 422 with an entry for each job that cannot work, ``sweep_too_large`` for too many.
     """
@@ -42,16 +42,16 @@ def plan_all(sweep: SweepCreate, context: Context, caller: Caller) -> list[Sweep
     read, locate = cache(models.reader(context, caller)), cache(calibration.locator(context, caller))
     check = cache(targets.checker(context, caller))
     places: set[Place] = set()
-    found: list[SweepJob] = []
+    jobs: list[SweepJob] = []
     entries: list[dict[str, Any]] = []
     for values in combinations(sweep.matrix):
         try:
             body = JobCreate.model_validate(fill_in(sweep.job, values))
             _take_place(body, places)
             planned = service.make_job(body, context, caller, read=read, locate=locate, check=check)
-            found.append(SweepJob(values, body, planned))
+            jobs.append(SweepJob(values, body, planned))
         except ValidationError as error:
-            entries += [_entry(values, entry_of({**each, "loc": ("body", *each["loc"])})) for each in error.errors()]
+            entries += [_entry(values, entry_of({**fault, "loc": ("body", *fault["loc"])})) for fault in error.errors()]
         except QuantError as error:
             if error.retryable or isinstance(error, ProofError):
                 raise
@@ -61,15 +61,15 @@ def plan_all(sweep: SweepCreate, context: Context, caller: Caller) -> list[Sweep
         raise Problem(
             422,
             codes.pop() if len(codes) == 1 else "invalid_sweep",
-            f"{len(found)} of {_size(sweep)} jobs of this sweep could work. Nothing was queued.",
+            f"{len(jobs)} of {_size(sweep)} jobs of this sweep could work. Nothing was queued.",
             hint="`errors` names the values of those that cannot.",
             errors=entries,
         )
-    return found
+    return jobs
 
 
 def _take_place(body: JobCreate, places: set[Place]) -> None:
-    """Raises PublishError if another job of the sweep is published to the same place: the later would win."""
+    """Reserve the target of a job. Raises PublishError if another job of the sweep has it: the later would win."""
     to = body.publish
     if to is None or to.create_pr:
         return
@@ -85,13 +85,16 @@ def _take_place(body: JobCreate, places: set[Place]) -> None:
 
 
 def combinations(matrix: Mapping[str, list[Any]]) -> Iterator[Values]:
-    """{"/a": [1, 2], "/b": [3]} -> {"/a": 1, "/b": 3}, {"/a": 2, "/b": 3}: the last axis moves fastest."""
+    """Yield the combinations of a matrix; the last axis moves fastest.
+
+    {"/a": [1, 2], "/b": [3]} -> {"/a": 1, "/b": 3}, {"/a": 2, "/b": 3}
+    """
     for chosen in itertools.product(*matrix.values()):
         yield dict(zip(matrix, chosen, strict=True))
 
 
 def fill_in(job: Mapping[str, Any], values: Values) -> dict[str, Any]:
-    """``job`` with every value put where its JSON pointer (RFC 6901) says; objects on the way are made.
+    """Return ``job`` with every value put where its JSON pointer (RFC 6901) says; objects on the way are made.
 
     Raises Problem 422 ``invalid_pointer`` for a way that leads through something else than objects and lists.
     """
@@ -144,7 +147,7 @@ def _size(sweep: SweepCreate) -> int:
 
 
 def _entry(values: Values, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry about one job of the sweep: the pointer leads into ``job``, ``values`` says which job."""
+    """Return an entry about one job of the sweep: the pointer leads into ``job``, ``values`` says which job."""
     return {**entry, "pointer": f"#/job{entry['pointer'].removeprefix('#')}", "values": values}
 
 

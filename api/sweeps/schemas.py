@@ -1,4 +1,4 @@
-"""What clients send and get of sweeps."""
+"""The request and response bodies of sweeps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ Axis = Annotated[list[Any], Field(min_length=1, max_length=MAX_SWEEP_JOBS)]
 
 
 class SweepCreate(RequestBody):
-    """One job for every combination of the values in ``matrix``, each put into ``job`` where its pointer says."""
+    """The request body for a sweep: one job for every combination of the values in ``matrix``.
+
+    Each value is put into ``job`` where its pointer says.
+    """
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -1,7 +1,8 @@
-"""Webhooks: told of events by HTTP, after Standard Webhooks 1.0 (standardwebhooks.com).
+"""Webhooks: they receive events by HTTP, after Standard Webhooks 1.0 (standardwebhooks.com).
 
-``endpoints``: the routes. ``deliverer``: sends what waits. ``addresses``: where a message may go. ``signing``: that it
-is from us."""
+``endpoints``: the routes. ``deliverer`` sends the waiting messages. ``addresses`` checks where a message may go.
+``signing`` signs it.
+"""
 
 from api.webhooks.endpoints import router
 

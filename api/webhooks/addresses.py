@@ -1,8 +1,8 @@
-"""Where a webhook may lead. Its URL is a stranger's, and what it reaches is reached from inside our network.
+"""Checks where a webhook may lead. Its URL is a stranger's, and what it reaches is reached from inside our network.
 
 So a name is resolved once, every address that it has must be public, and the connection goes to the very address that
 was checked: a name that means something else a moment later (DNS rebinding) changes nothing. The operator may allow
-networks of his own; only there plain http is good enough.
+networks of his own; plain http is good enough only there.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Resolve = Callable[[str, int], Sequence[str]]
 
 MAX_URL_LENGTH = 2000
-_UNICAST = ipaddress.ip_network("2000::/3")  # all of IPv6 that is given out
-# Of these what carries an IPv4 address, which a gateway may unpack: 6to4, Teredo.
+_UNICAST = ipaddress.ip_network("2000::/3")  # all assigned unicast addresses of IPv6
+# Those of them that carry an IPv4 address, which a gateway may unpack: 6to4, Teredo.
 _CARRIERS = (ipaddress.ip_network("2002::/16"), ipaddress.ip_network("2001::/32"))
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST = re.compile(rf"(?=.{{1,253}}$)({_LABEL}\.)*(?=[A-Za-z]){_LABEL}")  # the last label is no number
@@ -32,7 +32,7 @@ class NotAllowed(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """A URL taken apart, and the address that a connection for it goes to."""
+    """A parsed URL, and the address that a connection for it goes to."""
 
     scheme: str
     host: str
@@ -53,16 +53,16 @@ class Target:
 
 
 def resolve(host: str, port: int) -> Sequence[str]:
-    """All addresses of a name, by the system. Raises OSError."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    """Return all addresses of a name, by the system's resolver. Raises OSError."""
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 def locate(url: str, allowed: Sequence[Network], find: Resolve | None = None) -> Target:
-    """Where a message for ``url`` goes. ``allowed``: networks of the operator's. Raises NotAllowed."""
+    """Return the target of a message for ``url``. ``allowed``: networks of the operator's. Raises NotAllowed."""
     scheme, host, port, path = _take_apart(url)
     try:
-        addresses = [ipaddress.ip_address(each.partition("%")[0]) for each in (find or resolve)(host, port)]
+        addresses = [ipaddress.ip_address(literal.partition("%")[0]) for literal in (find or resolve)(host, port)]
     except (OSError, UnicodeError, ValueError) as error:
         raise NotAllowed(f"the name '{host}' cannot be resolved") from error
     if not addresses:
@@ -78,7 +78,7 @@ def locate(url: str, allowed: Sequence[Network], find: Resolve | None = None) ->
 
 
 def _take_apart(url: str) -> tuple[str, str, int, str]:
-    """(scheme, host, port, path and query) of a plain http or https URL. Raises NotAllowed."""
+    """Return (scheme, host, port, path and query) of a plain http or https URL. Raises NotAllowed."""
     if len(url) > MAX_URL_LENGTH or not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
         raise NotAllowed(f"a URL has at most {MAX_URL_LENGTH} characters, all of them printable ASCII")
     try:
@@ -100,7 +100,7 @@ def _take_apart(url: str) -> tuple[str, str, int, str]:
 
 
 def _is_plain_address(host: str) -> bool:
-    """True for 192.0.2.1 and 2001:db8::1; False for 3221225985, 0xC0.1 and the like, which resolvers take, too."""
+    """Return True for 192.0.2.1 and 2001:db8::1; False for 3221225985, 0xC0.1 and others that resolvers take, too."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

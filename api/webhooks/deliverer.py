@@ -1,6 +1,7 @@
-"""Sends what waits for webhooks: a task of the app's event loop, in every process of the API.
+"""Sends the waiting messages of webhooks: a task of the app's event loop, in every process of the API.
 
-A try is one POST with an end to everything: 15 s in all, no redirect, no proxy, of the answer only its head is read.
+An attempt is one POST with an end to everything: 15 s in all, no redirect, no proxy; only the head of the response is
+read.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ TICK_S = 1.0
 NUM_AT_ONCE = 8  # webhooks, each with one message
 TIMEOUT_S = 15.0
 LEASE_S = 60.0
-STOP_S = 3.0  # for what is being sent when the app ends; the rest is sent again by who comes next
+STOP_S = 3.0  # for messages on their way when the app ends; another process sends the rest again
 
 
 class Deliverer:
-    """``start`` in the app's event loop, ``stop`` before the database goes."""
+    """Sends messages in the background: ``start`` in the app's event loop, ``stop`` before the database goes."""
 
     def __init__(self, sessions: Sessions, settings: Settings) -> None:
         self._sessions = sessions
@@ -75,7 +76,7 @@ class Deliverer:
                 task.cancel()
 
     async def _begin_all(self, client: httpx2.AsyncClient) -> None:
-        """Begin to send whatever is due, as far as there is room."""
+        """Begin to send all that is due, as far as there is room."""
         while len(self._sending) < NUM_AT_ONCE and not self._stopping:
             try:
                 message = await run_in_threadpool(self._claim)
@@ -119,7 +120,7 @@ class Deliverer:
         return Try(at, round(1000 * (time.monotonic() - started)), status, error, retry_after_s)
 
     async def _post(self, client: httpx2.AsyncClient, message: Message) -> httpx2.Response:
-        """The head of the receiver's answer. Raises NotAllowed, CannotOpen, and httpx2's errors."""
+        """Return the head of the receiver's response. Raises NotAllowed, CannotOpen, and httpx2's errors."""
         vault = self._settings.vault
         if vault is None:
             raise CannotOpen("the service has no BITFOUNDRY_SECRET_KEY_FILE to sign it with")
@@ -142,7 +143,7 @@ class Deliverer:
 
 
 def body_of(message: Message) -> bytes:
-    """``{type, timestamp, data}``, the same bytes at every try."""
+    """Return ``{type, timestamp, data}``, the same bytes at every try."""
     content = {"type": message.event_type, "timestamp": message.created_at.isoformat(), "data": message.data}
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
 

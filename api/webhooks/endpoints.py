@@ -36,7 +36,7 @@ Cursor = Annotated[str | None, Query(pattern="^msg_[0-9a-f]{32}$", description="
 
 @router.post("", status_code=201, responses=may(409, 422))
 def create_webhook(body: WebhookCreate, caller: Admin, context: ContextDep, response: Response) -> NewWebhookOut:
-    """Tell this address of these events from now on. The secret that signs the messages is in this answer only."""
+    """Create a webhook for these events. The secret that signs its messages is in this response only."""
     _check_url(body.url, context)
     vault, secret = context.require_vault(), signing.new_secret()
     webhook = Webhook(id=new_id("whk"), project_id=caller.project_id, **body.model_dump())
@@ -52,21 +52,21 @@ def create_webhook(body: WebhookCreate, caller: Admin, context: ContextDep, resp
 
 @router.get("")
 def list_webhooks(caller: Admin, sessions: SessionsDep) -> WebhookList:
-    """The project's webhooks."""
+    """List the project's webhooks."""
     with sessions.begin() as session:
-        return WebhookList(data=[WebhookOut.of(each) for each in webhooks.find_all(session, caller.project_id)])
+        return WebhookList(data=[WebhookOut.of(webhook) for webhook in webhooks.find_all(session, caller.project_id)])
 
 
 @router.get("/{webhook_id}", responses=may(404))
 def get_webhook(webhook_id: WebhookId, caller: Admin, sessions: SessionsDep) -> WebhookOut:
-    """One webhook."""
+    """Return a webhook."""
     with sessions.begin() as session:
         return WebhookOut.of(_open(session, caller, webhook_id))
 
 
 @router.patch("/{webhook_id}", responses=may(404, 422))
 def edit_webhook(webhook_id: WebhookId, body: WebhookPatch, caller: Admin, context: ContextDep) -> WebhookOut:
-    """Change where to tell or of what; disable it, or take it up again with what waited for it."""
+    """Change the URL or the events; disable the webhook, or enable it again with what waited for it."""
     changes = body.model_dump(exclude_unset=True)
     if "url" in changes:
         _check_url(body.url, context)
@@ -84,7 +84,7 @@ def edit_webhook(webhook_id: WebhookId, body: WebhookPatch, caller: Admin, conte
 
 @router.delete("/{webhook_id}", status_code=204, responses=may(404))
 def delete_webhook(webhook_id: WebhookId, caller: Admin, sessions: SessionsDep) -> None:
-    """Forget a webhook, with its deliveries."""
+    """Delete a webhook, with its deliveries."""
     with sessions.begin() as session:
         session.delete(_open(session, caller, webhook_id))
         audit.note(session, caller, "webhook.delete", webhook_id)
@@ -113,12 +113,12 @@ def list_webhook_deliveries(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     cursor: Cursor = None,
 ) -> DeliveryPage:
-    """What was sent, what came of it, and what waits; newest first."""
+    """List the deliveries: sent with their outcome, and waiting; newest first."""
     with sessions.begin() as session:
         webhook = _open(session, caller, webhook_id)
-        found = webhooks.page(session, webhook, state=state, before=cursor, limit=limit + 1)
-    shown = [DeliveryOut.of(delivery) for delivery in found[:limit]]
-    next_cursor = shown[-1].id if len(found) > limit else None
+        rows = webhooks.page(session, webhook, state=state, before=cursor, limit=limit + 1)
+    shown = [DeliveryOut.of(delivery) for delivery in rows[:limit]]
+    next_cursor = shown[-1].id if len(rows) > limit else None
     if next_cursor:
         following = request.url.include_query_params(cursor=next_cursor)
         response.headers["Link"] = f'<{following.path}?{following.query}>; rel="next"'
@@ -129,7 +129,7 @@ def list_webhook_deliveries(
 def redeliver_webhook_delivery(
     webhook_id: WebhookId, delivery_id: DeliveryId, caller: Admin, sessions: SessionsDep
 ) -> DeliveryOut:
-    """Send a message again, delivered or not, with all its tries. It keeps its id."""
+    """Send a message again, delivered or not, with its full number of tries. It keeps its id."""
     with sessions.begin() as session:
         webhook = _open_enabled(session, caller, webhook_id)
         delivery = webhooks.find_delivery(session, webhook, delivery_id)
@@ -141,7 +141,7 @@ def redeliver_webhook_delivery(
 
 
 def _check_url(url: str, context: Context) -> None:
-    """The same check as before every try; here it tells whoever makes a mistake. Raises Problem 422."""
+    """Check the URL as before every try; here it tells whoever makes a mistake. Raises Problem 422."""
     try:
         addresses.locate(url, context.settings.webhook_networks)
     except addresses.NotAllowed as error:

@@ -1,4 +1,4 @@
-"""What clients send and get of webhooks."""
+"""The request and response bodies of webhooks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ DELIVERY: dict[str, Any] = {
 
 
 class WebhookCreate(RequestBody):
-    """Where to tell, and of what. The URL is https and leads to a public address, unless the operator allows more."""
+    """The request body for creating a webhook. The URL is https and public, unless the operator allows more."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"url": WEBHOOK["url"], "event_types": WEBHOOK["event_types"]}]}
@@ -61,7 +61,7 @@ class WebhookCreate(RequestBody):
 
 
 class WebhookPatch(RequestBody):
-    """What to change; what is not named stays. ``enabled`` true takes up again one that was disabled."""
+    """The request body for changing a webhook. Fields that are not named stay; ``enabled`` true resumes it."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"enabled": True}]})
 
@@ -89,7 +89,7 @@ class WebhookOut(BaseModel):
 
 
 class NewWebhookOut(WebhookOut):
-    """A webhook with the secret that signs its messages: it is shown now and never again."""
+    """A webhook with the secret that signs its messages, which is shown now and never again."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [WEBHOOK | {"secret": "whsec_" + "x" * 43 + "="}]})
 
@@ -103,7 +103,7 @@ class WebhookList(BaseModel):
 
 
 class TryOut(BaseModel):
-    """One try: the receiver's HTTP status, or in ``error`` why there is none."""
+    """A delivery attempt: the receiver's HTTP status, or ``error`` if there was no response."""
 
     at: datetime
     status: int | None
@@ -112,7 +112,7 @@ class TryOut(BaseModel):
 
 
 class DeliveryOut(BaseModel):
-    """One message and its tries; ``next_try_at`` while it is pending."""
+    """A message and its tries; ``next_try_at`` while it is pending."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [DELIVERY]})
 
@@ -133,7 +133,7 @@ class DeliveryOut(BaseModel):
 
 
 class DeliveryPage(BaseModel):
-    """Newest first; ``next_cursor`` asks for the page after this one. Deliveries are kept for 30 days."""
+    """A page of deliveries, newest first; ``next_cursor`` asks for the next page. Deliveries are kept for 30 days."""
 
     data: list[DeliveryOut]
     has_more: bool

@@ -12,12 +12,12 @@ SECRET_BYTES = 32
 
 
 def new_secret() -> str:
-    """``whsec_`` and 32 random bytes in base64."""
+    """Return ``whsec_`` and 32 random bytes in base64."""
     return PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
 
 
 def sign(secret: str, message_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:
-    """The three headers that say what this message is, when it was sent, and that it is from us."""
+    """Return the three headers that say what this message is, when it was sent, and that it is from us."""
     key = base64.b64decode(secret.removeprefix(PREFIX))
     signed = f"{message_id}.{timestamp_s}.".encode() + body
     digest = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()

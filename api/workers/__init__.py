@@ -1,4 +1,4 @@
-"""Workers over HTTP: who is there, with what, doing what; and orders to stop taking jobs."""
+"""Workers over HTTP: their hardware, their jobs, and orders to stop taking jobs."""
 
 from api.workers.endpoints import router
 

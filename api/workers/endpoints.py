@@ -22,7 +22,7 @@ WorkerId = Annotated[str, Path(pattern=r"^[A-Za-z0-9._:-]{1,300}$")]
 
 
 class HeldJobOut(BaseModel):
-    """A job that a worker has now."""
+    """A job that a worker holds now."""
 
     id: str
     project_id: str
@@ -35,8 +35,11 @@ class HeldJobOut(BaseModel):
 
 
 class WorkerOut(BaseModel):
-    """A worker. ``state`` draining: it takes no jobs, and gives back those that it has; blocked: it takes no jobs as
-    long as `blocked_reason` holds; silent: no heartbeat came in time, so it counts no more until it comes back."""
+    """A worker, its hardware and its jobs.
+
+    ``state`` draining: it takes no jobs, and gives back those that it has; blocked: it takes no jobs as long as
+    `blocked_reason` holds; silent: no heartbeat came in time, so it counts no more until it comes back.
+    """
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -72,28 +75,31 @@ class WorkerOut(BaseModel):
 
 
 class WorkerList(BaseModel):
-    """The workers that live, by host."""
+    """The live workers, by host."""
 
     data: list[WorkerOut]
 
 
 @router.get("")
 def list_workers(caller: Operator, sessions: SessionsDep) -> WorkerList:
-    """Who is there: devices, last heartbeat, jobs in hand."""
+    """List the live workers: devices, last heartbeat, jobs in hand."""
     with sessions.begin() as session:
         return WorkerList(data=[_show(session, worker) for worker in workers.find_live(session)])
 
 
 @router.get("/{worker_id}", responses=may(404))
 def get_worker(worker_id: WorkerId, caller: Operator, sessions: SessionsDep) -> WorkerOut:
-    """One worker."""
+    """Return a worker."""
     with sessions.begin() as session:
         return _show(session, _open(session, worker_id))
 
 
 @router.post("/{worker_id}/drain", status_code=202, responses=may(404))
 def drain_worker(worker_id: WorkerId, caller: Operator, sessions: SessionsDep) -> WorkerOut:
-    """Take no more jobs and give back those in hand: they go back to the queue, charged nothing. With its next beat."""
+    """Drain the worker: with its next heartbeat it takes no more jobs and gives back those in hand.
+
+    They go back to the queue, charged nothing.
+    """
     with sessions.begin() as session:
         worker = _open(session, worker_id)
         workers.drain(session, worker)
@@ -103,7 +109,7 @@ def drain_worker(worker_id: WorkerId, caller: Operator, sessions: SessionsDep) -
 
 @router.post("/{worker_id}/uncordon", status_code=202, responses=may(404))
 def uncordon_worker(worker_id: WorkerId, caller: Operator, sessions: SessionsDep) -> WorkerOut:
-    """Take jobs again."""
+    """Let the worker take jobs again."""
     with sessions.begin() as session:
         worker = _open(session, worker_id)
         workers.uncordon(session, worker)

@@ -1,1 +1,1 @@
-"""One decoder block at a time: the algorithms of a job prepare and solve it, and a save point keeps what was done."""
+"""Runs the algorithms of a job on one decoder block after another, and keeps the progress in a savepoint."""

@@ -74,7 +74,7 @@ class BlockAlgorithms:
 
     @property
     def rotates_stream(self) -> bool:
-        """Return whether embeddings and head have to be rotated as well."""
+        """True if embeddings and head must be rotated as well."""
         return self._rotation_config is not None and self._rotation_config.r1
 
     def rotate_states(self, hidden: Hidden) -> Hidden:
@@ -92,14 +92,14 @@ class BlockAlgorithms:
         self, model: nn.Module, embed: Callable[[], torch.Tensor], logits: Callable[[torch.Tensor], torch.Tensor],
         like: torch.Tensor,
     ) -> set[str]:  # fmt: skip
-        """Rotate what lies around the blocks, if that is asked for; the names of the changed parameters."""
+        """Rotate the modules around the blocks, if configured; return the names of the changed parameters."""
         return set() if self._rotation is None else self._rotation.rotate_outside(model, embed, logits, like)
 
     def prepare(self, at: RunningBlock, layers: Modules) -> Prepared:
-        """Statistics, scales, ranges: leaves the float block computing what it computed, in a rotated stream or not.
+        """Collect statistics and ranges, rotate, and move scales, without changing the float block's function.
 
-        Raises NumericsError if a fold changed the block's function, CalibrationError or NumericsError for inputs whose
-        range cannot be learned.
+        Only the stream may be rotated. Raises NumericsError if a fold changed the block's function, CalibrationError or
+        NumericsError for inputs whose range cannot be learned.
         """
         if at.streams.calibration is None:
             return Prepared({}, {})
@@ -144,9 +144,9 @@ class BlockAlgorithms:
         return self._prepared(names, collector.stats() if self._learns else {}, ranges)
 
     def solve(self, at: RunningBlock | None, layers: Modules, prepared: Prepared) -> Iterator[Solved]:
-        """Codes for every layer; its module holds what they stand for when a result is given.
+        """Yield the result of each layer, whose module holds the dequantized weight by then.
 
-        ``at`` is None for layers behind the blocks. What solvers have to say is added to the warnings of ``prepared``.
+        ``at`` is None for layers behind the blocks. Messages of solvers are added to the warnings of ``prepared``.
         """
         collect = None if at is None else lambda modules, owner: self._collect(modules, at, owner=owner)
         groups, global_scales = self._groups(layers, prepared), shared_global_scales(layers)
@@ -177,7 +177,7 @@ class BlockAlgorithms:
     def _collect(
         self, modules: dict[str, nn.Module], at: RunningBlock, *, advance: bool = False, owner: int | None = None
     ) -> dict[str, Stats]:
-        """Run all windows; the statistics of the modules' inputs, where any algorithm asks for them."""
+        """Run all windows; return the statistics of the modules' inputs, or none if no algorithm needs them."""
         if not self._learns:
             at.run(advance=advance)
             return {}

@@ -1,4 +1,4 @@
-"""How far rounding moves a layer: its weight, and its output on the calibration text."""
+"""Measures the error that rounding causes in a layer's weight, and in its output on the calibration text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quantcore.solvers.rtn import round_to_nearest
 
 
 def measured(solved: Solved) -> LayerQuantized:
-    """Return how far the codes are from the weight, and the layer's output from what it was on the calibration text."""
+    """Return the errors of the layer's weight, and of its output on the calibration text."""
     layer, weight = solved.layer, solved.weight_OI.float()
     lost = weight - solved.restored_OI
     error = _ratio(lost.norm(), weight.norm())

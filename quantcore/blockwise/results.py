@@ -20,11 +20,11 @@ Modules = dict[LayerPlan, nn.Module]
 
 @dataclass
 class Prepared:
-    """What calibration learned of a block's layers, once its scales have moved for good.
+    """The result of calibration for a block's layers, after its scales have moved.
 
-    ``names`` are those of the layers in the block. ``changed``: parameters (names in the block) that have new values,
-    those to be quantized among them. ``edges`` is None where no scale was moved; ``fold_error`` is how much moving them
-    changed the block's update.
+    ``names`` are those of the layers in the block. ``changed``: parameters (names in the block) with new values,
+    including those that will be quantized. ``edges`` is None if no scale was moved; ``fold_error`` is the change of the
+    block's update by moving scales.
     """
 
     stats: dict[LayerPlan, Stats]
@@ -38,7 +38,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Solved:
-    """One layer's result: ``weight_OI`` before rounding (float, folded), its codes, and the rank that solved it."""
+    """The result of a layer: ``weight_OI`` before rounding (float, folded), its codes, and the rank that solved it."""
 
     layer: LayerPlan
     weight_OI: torch.Tensor
@@ -54,7 +54,7 @@ class Solved:
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that read the same input, and its statistics: None if few tokens came, or if they are not to be used."""
+    """Layers that read the same input, and its statistics: None after few tokens, or if they must not be used."""
 
     layers: Modules
     stats: Stats | None

@@ -1,4 +1,4 @@
-"""Rows of weights that ranks solve apart, cut where solvers cut them anyway: the codes have the same bits."""
+"""Tiles of weight rows that ranks solve separately, cut where solvers cut anyway, so that no bit of a code changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rows = dict[LayerPlan, slice]
 def row_tiles(weights: Weights, global_scales: GlobalScales) -> list[Rows]:
     """Cut the rows of ``weights`` [out, in] of layers that read one input into tiles, in order.
 
-    There is a single tile where rows share parameters, or what is stored of those.
+    There is a single tile where rows share parameters, or the stored form of these.
     """
     tiles: list[Rows] = []
     for layers in group_by_spec(weights):

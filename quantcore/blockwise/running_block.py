@@ -16,10 +16,10 @@ from quantcore.runtime.hidden import Hidden
 class CalibrationStreams:
     """Hidden states in front of a block from which the algorithms learn.
 
-    ``calibration``: where statistics are taken; None if nothing is learned from data. With ``through_quantized`` they
+    ``calibration``: the states for statistics; None if nothing is learned from data. With ``through_quantized`` they
     have come through the quantized blocks, else through the float ones. ``reference``: the same windows through the
-    float blocks, where an algorithm compares the two. ``probe``: one short window, to prove edges with. Of the
-    calibration windows this rank has those of ``span``; the probe is the same on all ranks.
+    float blocks, where an algorithm compares the two. ``probe``: one short window for proving edges. This rank has the
+    calibration windows of ``span``; the probe is the same on all ranks.
     """
 
     calibration: Hidden | None
@@ -31,7 +31,7 @@ class CalibrationStreams:
 
 @dataclass(frozen=True)
 class RunningBlock:
-    """A loaded block, its number, and the streams that stand in front of it."""
+    """A loaded block, its number, and the streams in front of it."""
 
     block: nn.Module
     index: int
@@ -45,7 +45,7 @@ class RunningBlock:
     def run(self, *, collector: StatsCollector | None = None, advance: bool = False) -> None:
         """Take every calibration window through the block as it is; ``advance`` keeps the outputs as the new states.
 
-        With a ``collector`` the reference goes along: each of its windows runs before the calibration window.
+        With a ``collector`` each window of the reference runs before the same calibration window.
         """
         reference = self.streams.reference
         with torch.no_grad():

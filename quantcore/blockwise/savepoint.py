@@ -1,11 +1,11 @@
-"""A savepoint lets a stopped job go on at the block where it was: a folder that outlives the process.
+"""Savepoints, from which a stopped job continues at the last saved block: a folder that outlives the process.
 
-It holds the artifact as far as it is written, and after each block (or every few: saving takes at most one part in
-twenty of the time) the hidden states of all streams and the notes of the writer. ``state.json`` names the newest of
-these; it is replaced as the last thing, so a kill at any moment leaves the one before. A job goes on only where its
-fingerprint is the same (task, model files and versions) and no file of states has changed since: each ends in the
-SHA-256 of the rest. Files of states say which windows they hold, so that another number of ranks can read them.
-What a job found out before its first block lies beside them (``SavePoint.once``).
+It holds the artifact as far as it is written and, after each block (or every few: saving takes at most a twentieth of
+the time), the hidden states of all streams and the notes of the writer. ``state.json`` names the newest of these; it is
+replaced last, so a kill at any moment leaves the previous one. A job continues only if its fingerprint is the same
+(task, model files and versions) and no file of states has changed since: each ends in the SHA-256 of the rest. The
+names of files of states say which windows they hold, so that another number of ranks can read them. The folder also
+holds results from before the first block (``SavePoint.once``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from quantcore.export import EXPORTERS, Container
 from quantcore.runtime.ranks import Ranks
 
 MIN_WORK_PER_SAVE = 20
-"""The next save waits until the work since the last one took so many times as long as that save."""
+"""Minimum time between two saves, as a multiple of the time that the last save took."""
 STATE = "state.json"
 RESULT_KEY = "found"
 CHUNK_BYTES = 1 << 22
@@ -41,8 +41,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Stream:
-    """Hidden states of one rank: of all windows of their kind, those from number ``first`` on; or all ranks have all of
-    them (``is_shared``)."""
+    """Hidden states of one rank: the windows from number ``first`` on, or all on every rank (``is_shared``)."""
 
     states: States
     first: int = 0
@@ -51,7 +50,7 @@ class Stream:
 
 @dataclass
 class SavePoint:
-    """The folder ``folder``, or nothing at all (None): then ``load`` finds nothing and ``save`` does nothing."""
+    """The savepoint of a job in ``folder``; if that is None, ``load`` finds nothing and ``save`` does nothing."""
 
     folder: Path | None
     fingerprint: str
@@ -67,9 +66,9 @@ class SavePoint:
         return cls(folder, fingerprint(task) if folder else "", ranks)
 
     def load(self) -> dict[str, Any] | None:
-        """Return the notes of the newest state, with ``next_block``; None if there is none of this very job.
+        """Return the notes of the newest state, with ``next_block``; None if there is none of this job.
 
-        What is there of another job is removed.
+        Remains of other jobs are removed.
         """
         if self.folder is None:
             return None
@@ -79,7 +78,7 @@ class SavePoint:
         return self.ranks.share(notes)
 
     def once(self, name: str, find: Callable[[], T]) -> T:
-        """The JSON data that ``find`` gives to the first rank; after a stop what it gave before, to this very job."""
+        """Return the JSON data that ``find`` gives on the first rank; in a continued job, what it gave before."""
         result: Any = None
         if self.ranks.is_first:
             path = self.folder and self.folder / f"{name}.json"
@@ -107,9 +106,10 @@ class SavePoint:
                 stream.states[place] = _read_state(files[first], window - first, stream.states[place])
 
     def save(self, next_block: int, streams: Mapping[str, Stream], notes: Callable[[], Mapping[str, Any]]) -> None:
-        """Keep ``streams`` in front of ``next_block``. ``notes`` syncs the files; what it gives the first rank counts.
+        """Save ``streams`` in front of ``next_block``, with the result of ``notes``, which also syncs the files.
 
-        Does nothing where that would take too much of the time.
+        All ranks call ``notes``; the result on the first rank is saved. Does nothing if saving would take too much of
+        the time.
         """
         began = time.monotonic()
         if self.folder is None or not self.ranks.share(began - self._saved_at >= MIN_WORK_PER_SAVE * self._took_s):
@@ -142,7 +142,7 @@ class SavePoint:
         return notes if all(map(_is_whole, (self.folder / notes["states"]).iterdir())) else None
 
     def _read_own(self, path: Path) -> dict[str, Any] | None:
-        """Read a file of this very job; None for any other file."""
+        """Return the content of a file of this job; None for any other file."""
         try:
             notes = json.loads(path.read_text("utf-8"))
         except (OSError, ValueError):
@@ -153,7 +153,7 @@ class SavePoint:
         return (self._read_own(path) or {}).get(RESULT_KEY)
 
     def _clear(self) -> None:
-        """Leave nothing but what ``once`` has found for this very job."""
+        """Remove everything except the results of ``once`` for this job."""
         assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in self.folder.iterdir():
@@ -189,7 +189,7 @@ def _write_states(path: Path, states: States) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Check that a file of states is undamaged. Damage would show in the result's quality alone."""
+    """Return whether a file of states is undamaged. Damage would otherwise show only in the result's quality."""
     digest = hashlib.sha256()
     left = path.stat().st_size - digest.digest_size
     with path.open("rb") as file:
@@ -200,7 +200,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _read_state(path: Path, number: int, like: torch.Tensor) -> torch.Tensor:
-    """State ``number`` of a file, of the shape of ``like`` and of the dtype that the file's name says."""
+    """Read state ``number`` of a file, with the shape of ``like`` and the dtype in the file's name."""
     dtype: torch.dtype = getattr(torch, path.suffixes[-2][1:])
     num_bytes = like.numel() * dtype.itemsize
     content = torch.empty(num_bytes, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Divides the groups of layers of a block among the ranks; what chooses the codes is a solver."""
+"""Divides the groups of layers of a block among the ranks; a solver chooses the codes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from quantcore.runtime.shards import whole
 from quantcore.solvers import GlobalScales, Solver
 
 Collect = Callable[[dict[str, nn.Module], int], dict[str, Stats]]
-"""From the modules of a group, by name, and the rank that solves it to the statistics of their inputs."""
+"""Function from the modules of a group, by name, and the rank that solves it to the statistics of their inputs."""
 
 
 class Scheduler:
-    """Has each group solved by the rank that owns the matrix of its input; very large ones by all ranks, row by row.
+    """Assigns each group to the rank that owns the matrix of its input, and very large groups to all ranks by rows.
 
-    ``plain`` solves groups without statistics. ``is_sequential``: each group is solved behind the codes of the others.
+    ``plain`` solves groups without statistics. ``is_sequential``: the input of each group comes through the codes of
+    the groups before.
     """
 
     def __init__(self, solver: Solver, plain: Solver, ranks: Ranks, *, is_sequential: bool) -> None:
@@ -40,10 +41,10 @@ class Scheduler:
     def solve(
         self, groups: list[Group], global_scales: GlobalScales, warnings: list[Warned], collect: Collect | None
     ) -> Iterator[Solved]:
-        """Give the codes of all layers, group by group. What the solver has to say is added to ``warnings``.
+        """Yield the codes of all layers, group by group. Messages of the solver are added to ``warnings``.
 
-        ``collect`` takes the statistics of a group's input again, on its owner, where groups are solved one after
-        another; None where that cannot be.
+        ``collect`` takes the statistics of a group's input again, on its owner, if groups are solved sequentially; None
+        if that is impossible.
         """
         owners = _owners(groups, self._ranks.size)
         by_all = self._solved_by_all(groups)
@@ -74,7 +75,7 @@ class Scheduler:
                 yield Solved(layer, weight_OI, codes, group.stats, owners[number])
 
     def _solved_by_all(self, groups: list[Group]) -> set[int]:
-        """Return the groups that all ranks solve, each some rows: else most of them would wait for one."""
+        """Return the groups that all ranks solve by rows, because most ranks would otherwise wait for one."""
         size = self._ranks.size
         rows = [sum(layer.out_features for layer in group.layers) for group in groups]
         widths = [next(iter(group.layers)).in_features for group in groups]
@@ -86,7 +87,7 @@ class Scheduler:
     def _solve_by_rows(
         self, group: Group, weights: dict[LayerPlan, torch.Tensor], global_scales: GlobalScales, owner: int
     ) -> tuple[list[QTensor], list[str]]:
-        """Solve a group on all ranks. Each factorizes the matrix, which only the ``owner`` had, for itself."""
+        """Solve a group on all ranks. Each gets the matrix from the ``owner`` and factorizes it."""
         group = replace(group, stats=self._ranks.share(group.stats, owner))
         tiles = row_tiles(weights, global_scales)
         own_rows = concat(tiles[number] for number in self._ranks.part(len(tiles)))
@@ -99,7 +100,7 @@ class Scheduler:
     def _solve_group(
         self, group: Group, weights: dict[LayerPlan, torch.Tensor], global_scales: GlobalScales
     ) -> tuple[list[QTensor], list[str]]:
-        """Return the codes of the group's layers, and what the solver has to say."""
+        """Return the codes of the group's layers, and the messages of the solver."""
         solver = self._plain if group.stats is None else self._solver
         solved = solver.solve(weights, group.stats, global_scales)
         notes = list(solver.notes)

@@ -40,7 +40,7 @@ class Smoother:
 
     @property
     def needs(self) -> Needs:
-        """The union of what the smoothings need from calibration."""
+        """The union of the smoothings' needs from calibration."""
         return reduce(or_, (smoothing.needs for _, smoothing in self._smoothings), Needs())
 
     def smooth(
@@ -48,7 +48,7 @@ class Smoother:
     ) -> tuple[set[str], list[Warned]]:
         """Choose and fold the scales of all edges, one smoothing after the other; ``stats`` follow.
 
-        Returns the names of the parameters that changed, and warnings of edges that a config lists in vain.
+        Returns the names of the parameters that changed, and warnings for listed edges that do not hold.
         """
         planned = {name: layer for layer, name in names.items()}
         changed: set[str] = set()
@@ -73,7 +73,7 @@ class Smoother:
         return changed, refused
 
     def _refused(self, listed: FoundEdges) -> list[Warned]:
-        """Return a warning for each edge of ``scaling_layers`` that is none, once a model."""
+        """Return a warning for each edge of ``scaling_layers`` that does not hold, once per model."""
         new = [edge for edge in listed.rejected if (edge.producer, edge.consumers) not in self._warned_of]
         self._warned_of.update((edge.producer, edge.consumers) for edge in new)
         return [

@@ -1,4 +1,4 @@
-"""The collector gathers statistics of the inputs of layers with hooks, while a block runs.
+"""Gathers statistics of the inputs of layers with hooks, while a block runs.
 
 Legend: T tokens, I inputs.
 """
@@ -22,8 +22,8 @@ from quantcore.runtime.shards import counts
 class StatsCollector:
     """Watches the inputs of modules. Modules that read the same tensor share one set of sums, found as they run.
 
-    Every sequence is added by itself, in the order of the text (see ``sums``): how the text is cut into batches, and
-    how many ranks share it, changes no bit.
+    Every sequence is added by itself, in the order of the text (see ``reduction``), so that neither the batch size nor
+    the number of ranks changes a bit.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], needs: Needs, span: Span) -> None:
@@ -33,7 +33,7 @@ class StatsCollector:
         self._num_windows = max(1, span.num_windows)
         self._sample_a_window = ceil(needs.sample / self._num_windows)
         self._same_as: dict[str, str] = {}  # module -> the first that reads the same tensor, in the order of the run
-        self._open: dict[int, dict[str, Sums]] = {}  # of the chunks that more windows may come of
+        self._open: dict[int, dict[str, Sums]] = {}  # sums of chunks that may get more windows
         self._tree = Tree()
         self._next_chunk = span.chunks.start
         self._window = self._next_window = span.windows.start
@@ -43,7 +43,7 @@ class StatsCollector:
         self._weights: torch.Tensor | None = None
 
     def begin(self, state: torch.Tensor) -> None:
-        """Announce the next windows, [1 or more, T, H] in front of the block; their tokens count as they are long."""
+        """Announce the next windows, [1 or more, T, H] in front of the block, which give the ``token_weights``."""
         self._weights = token_weights(state)
         self._window = self._next_window
         self._next_window += state[..., 0, 0].numel()
@@ -62,7 +62,7 @@ class StatsCollector:
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """While this lasts, the float model runs on the next window: the ``y`` of ``Stats.shift_II``."""
+        """Take inputs as those of the float model, the ``y`` of ``Stats.shift_II``, while this lasts."""
         self._reference.clear()
         self._is_reference = True
         try:
@@ -73,8 +73,8 @@ class StatsCollector:
     def stats(self, owner: int | None = None) -> dict[str, Stats]:
         """Return the statistics of every module that saw a token, in the order in which they first ran.
 
-        All ranks call it. The matrices of an input are put together by its owner, and stay there: the ranks share the
-        inputs by what it costs to solve their layers, or all are the ``owner``'s.
+        All ranks call it. The owner of an input merges its matrices and keeps them. Inputs are divided among the ranks
+        by the cost of solving their layers, or all belong to ``owner``.
         """
         ranks, nodes = self._span.ranks, self._nodes()
         same_as: dict[str, str] = {}
@@ -144,7 +144,7 @@ class StatsCollector:
         return self._tree.nodes
 
     def _close(self, chunk: int) -> None:
-        """Close all chunks before ``chunk``: no window of them will come."""
+        """Close all chunks before ``chunk``, which will get no more windows."""
         for index in range(self._next_chunk, chunk):
             self._tree.add(Node(0, index, self._open.pop(index, {})))
         self._next_chunk = max(self._next_chunk, chunk)
@@ -155,11 +155,11 @@ def _widths(nodes: Sequence[Node]) -> dict[str, int]:
 
 
 def token_weights(state: torch.Tensor) -> torch.Tensor:
-    """How much each token [.., T] of hidden states [.., T, H] counts: as it is long, 1 on the average of a window.
+    """Return the weight of each token [.., T] of hidden states [.., T, H]: its norm, with mean 1 over a window.
 
-    A token that is much longer than others is one that all others look at, the first of a text above all (attention
-    sinks, Xiao et al. 2023; massive activations, Sun et al. 2024): an error in it is an error in all. That tokens ought
-    not to count alike is due to RSQ (Sung et al. 2025), which goes by the attention that they get.
+    All tokens attend to those with a much larger norm, above all to the first of a text (attention sinks, Xiao et al.
+    2023; massive activations, Sun et al. 2024), so an error in one of these is an error in all. Unequal weights are the
+    idea of RSQ (Sung et al. 2025), which weights tokens by the attention that they get.
     """
     length = state.detach().float().norm(dim=-1)
     weights: torch.Tensor = length / length.mean(dim=-1, keepdim=True).clamp(min=torch.finfo(length.dtype).tiny)

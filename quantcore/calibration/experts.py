@@ -1,4 +1,4 @@
-"""Experts that few calibration tokens reached, or none: they take the ranges of all experts beside them."""
+"""Handles experts that saw few calibration tokens, or none: they take the ranges of all experts beside them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def share_ranges(watched: Mapping[LayerPlan, Watched]) -> tuple[dict[LayerPlan, 
 
     A layer of an expert with fewer than ``MIN_TOKENS`` tokens takes what all experts of its block saw at the same
     projection (and with the same config): their inputs are alike, and a range that is too wide costs precision where
-    one that is too narrow clips. Raises CalibrationError for a layer that has no sibling either to learn from.
+    one that is too narrow clips. Raises CalibrationError for a layer without tokens and without such siblings.
     """
     siblings: dict[tuple[object, ...], list[LayerPlan]] = {}
     poor: dict[str, dict[int, int]] = {}
@@ -45,7 +45,7 @@ def share_ranges(watched: Mapping[LayerPlan, Watched]) -> tuple[dict[LayerPlan, 
 
 
 def _unseen(layer: LayerPlan) -> CalibrationError:
-    """Return the error for a static activation of which calibration saw nothing."""
+    """Return the error for a static activation without calibration data."""
     if EXPERT.match(layer.name):
         return CalibrationError(
             f"No token of the calibration text reached {layer.name}, nor an expert beside it.",
@@ -80,7 +80,7 @@ def _merged(observers: list[Observer | None]) -> Observer | None:
 
 
 def too_few_tokens(seen: Mapping[LayerPlan, int]) -> list[Warned]:
-    """Warnings for the layers of which fewer than ``MIN_TOKENS`` inputs were ``seen``: one a mixture, one a layer."""
+    """Return warnings for layers that saw fewer than ``MIN_TOKENS`` tokens: one per mixture, or per other layer."""
     poor: dict[str, dict[int, int]] = {}
     warnings = []
     for layer, count in seen.items():

@@ -22,7 +22,7 @@ from quantcore.runtime.shards import counts
 
 @dataclass(frozen=True)
 class Watched:
-    """The observers of a layer's input and output; None where nothing is to be learned."""
+    """The observers of a layer's input and output; None where nothing is learned."""
 
     inputs: Observer | None
     outputs: Observer | None
@@ -38,7 +38,7 @@ class Activations:
 
 @contextmanager
 def collect_ranges(modules: dict[LayerPlan, nn.Module]) -> Iterator[dict[LayerPlan, Watched]]:
-    """Watch the tensors that need static parameters; yields the observers, filled while the block runs."""
+    """Watch the tensors that need static parameters; yield the observers, which fill while the block runs."""
     watched = {
         layer: Watched(observer_of(layer.config.input_tensors), observer_of(layer.config.output_tensors))
         for layer in modules

@@ -1,8 +1,8 @@
-"""Sums over the windows of a text that have the same bits whatever the number of ranks that share the windows.
+"""Sums over the windows of a text, with the same bits for any number of ranks that share the windows.
 
-The text is cut into chunks, a power of two of them; a chunk's windows are added one after the other, then the sums of
-two neighbours, then those of two such pairs, and so on. A rank has whole chunks, and what ranks send each other are
-nodes of that tree: the same numbers are added in the same order everywhere.
+The text is cut into chunks, a power of two of them. A chunk's windows are added one after the other, then the sums of
+two neighbouring chunks, then those of two such pairs, and so on. A rank has whole chunks, and ranks exchange nodes of
+that tree, so that the same numbers are added in the same order everywhere.
 
 Legend: T tokens, I inputs.
 """
@@ -25,7 +25,7 @@ NUM_PANELS = 4  # of a gram matrix, of which the upper triangle is never compute
 
 @dataclass(frozen=True)
 class Span:
-    """How ``num_windows`` windows of a text are cut into chunks, and which are those of this one of the ``ranks``."""
+    """The division of ``num_windows`` windows of a text into chunks, and of the chunks among the ``ranks``."""
 
     num_windows: int
     ranks: Ranks = ALONE
@@ -45,11 +45,11 @@ class Span:
         return range(self.first_window(self.chunks.start), self.first_window(self.chunks.stop))
 
     def first_window(self, chunk: int) -> int:
-        """Return the number of the first window of a chunk, among all."""
+        """Return the number of a chunk's first window, counted over the whole text."""
         return -(-chunk * self.num_windows // self.num_chunks)
 
     def chunk_of(self, window: int) -> int:
-        """Return the chunk of the window that has this number among all."""
+        """Return the chunk of a window, whose number is counted over the whole text."""
         return min(window * self.num_chunks // max(1, self.num_windows), self.num_chunks - 1)
 
 
@@ -81,7 +81,7 @@ class Node:
 
 @dataclass
 class Tree:
-    """Nodes that come from left to right; two halves are merged as soon as both are there."""
+    """Tree whose nodes are added from left to right; two halves are merged as soon as both are present."""
 
     nodes: list[Node] = field(default_factory=list)
 

@@ -9,9 +9,9 @@ import torch
 
 @dataclass(frozen=True)
 class Needs:
-    """The fields of ``Stats`` that an algorithm needs beyond those that are always there; ``|`` unites them.
+    """The fields of ``Stats`` that an algorithm needs beyond those that are always set; ``|`` unites them.
 
-    ``sample``: how many tokens. ``shift`` makes calibration run the model with and without quantized layers.
+    ``sample``: the number of tokens. ``shift`` makes calibration run the model with and without quantized layers.
     """
 
     gram: bool = False
@@ -34,10 +34,10 @@ class Stats:
 
     ``gram_II`` is the mean of x x^T in float32 or float64 (half of GPTQ's Hessian), ``mean_I`` and ``mean_abs_I``
     those of x and |x|, ``largest_I`` the largest |x|; the last three float32. ``sample_TI`` are some of the tokens as
-    they were, spread evenly over the text. ``shift_II`` is for methods that know what the float model's input y was
-    where this one, x, comes after quantized layers: the mean of (y - x) x^T. None: not asked for. In ``gram_II`` and
-    ``shift_II`` tokens may count by how much depends on them (``calibration.stats.token_weights``). Of several
-    ranks only the ``owner`` has these two matrices; the others have ``diagonal_I``, that of ``gram_II``, and the rest.
+    they were, spread evenly over the text. ``shift_II`` is the mean of (y - x) x^T, for methods that compare x behind
+    quantized layers with the input y of the float model. None: not requested. In ``gram_II`` and ``shift_II`` tokens
+    may be weighted (``collector.token_weights``). Of several ranks only the ``owner`` has these two matrices; the
+    others have ``diagonal_I``, that of ``gram_II``, and the rest.
     """
 
     num_tokens: int
@@ -58,7 +58,7 @@ class Stats:
         return diagonal_I.float()
 
     def for_others(self) -> Stats:
-        """Return the statistics as ranks hold them that are not the ``owner``."""
+        """Return the statistics as the ranks other than the ``owner`` hold them."""
         diagonal_I = None if self.gram_II is None else self.gram_II.diagonal().clone()
         return replace(self, gram_II=None, shift_II=None, diagonal_I=diagonal_I)
 

@@ -1,1 +1,1 @@
-"""Files of a model on disk: headers, tensors, tokenizer, and the artifact that a job writes. Torch loads late."""
+"""Files of a model on disk: headers, tensors, tokenizer, and the artifact that a job writes. Torch is loaded lazily."""

@@ -1,4 +1,4 @@
-"""The artifact folder: built out of sight, sealed with a manifest, moved into place whole."""
+"""Builds the artifact folder under a hidden name, seals it with a manifest, and moves it into place as a whole."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ SIDE_FILES = (
 
 @contextmanager
 def building(output_dir: Path, resume_dir: Path | None = None) -> Iterator[Path]:
-    """A folder to build in, renamed to ``output_dir`` at the end, removed if anything fails before.
+    """Yield a folder to build in, which is renamed to ``output_dir`` at the end, or removed after a failure.
 
-    With a ``resume_dir`` it is a part of that and is kept when something fails; at the end all of ``resume_dir`` is
-    removed. What a GateError leaves goes to ``rejected_dir``. Raises ConfigError ``output_exists`` when ``output_dir``
-    holds something already.
+    With a ``resume_dir`` it is a part of that and is kept after a failure; at the end all of ``resume_dir`` is removed.
+    After a GateError the folder moves to ``rejected_dir``. Raises ConfigError ``output_exists`` if ``output_dir`` is
+    not empty.
     """
     if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
         raise ConfigError(
@@ -71,7 +71,7 @@ def building(output_dir: Path, resume_dir: Path | None = None) -> Iterator[Path]
 
 
 def rejected_dir(output_dir: Path) -> Path:
-    """Return where an artifact that missed a limit is put: NAME.rejected, NAME.rejected-2 ... beside ``output_dir``."""
+    """Return the path for an artifact that missed a limit: NAME.rejected, NAME.rejected-2 ... beside ``output_dir``."""
     names = chain([f"{output_dir.name}.rejected"], (f"{output_dir.name}.rejected-{number}" for number in count(2)))
     return next(path for name in names if not (path := output_dir.with_name(name)).exists())
 
@@ -83,9 +83,10 @@ def side_files(folder: Path, patterns: tuple[str, ...] = SIDE_FILES) -> list[str
 
 
 def copy_side_files(model_dir: Path, folder: Path, patterns: tuple[str, ...] = SIDE_FILES) -> list[str]:
-    """Copy tokenizer, chat template, generation config and licence, or what else ``patterns`` say; the names copied.
+    """Copy tokenizer, chat template, generation config and license, or other ``patterns``; return the names copied.
 
-    The tokenizer of a GGUF file without one beside it is unpacked. Raises ModelError as ``opening.open_file``.
+    A GGUF file without tokenizer files beside it has its own tokenizer unpacked. Raises ModelError as
+    ``opening.open_file``.
     """
     gguf_file = find_gguf(model_dir)
     if gguf_file is not None:
@@ -102,7 +103,7 @@ def copy_side_files(model_dir: Path, folder: Path, patterns: tuple[str, ...] = S
 
 
 def differing_side_files(model_dir: Path, folder: Path) -> list[str]:
-    """Return the files of ``copy_side_files`` that are in ``folder`` not what they are in ``model_dir``."""
+    """Return the files of ``copy_side_files`` that differ between ``folder`` and ``model_dir``."""
     if find_gguf(model_dir) is not None:
         return []  # unpacked, not copied
     return [
@@ -117,7 +118,7 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def seal(folder: Path) -> str:
-    """Write MANIFEST.json (path, size and sha256 of every other file, sorted), sync all to disk; its own sha256."""
+    """Write MANIFEST.json (sorted path, size, sha256 of every other file) and sync all; return its own sha256."""
     manifest = folder / MANIFEST
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != manifest)
     entries = [
@@ -138,7 +139,7 @@ def sha256(path: Path) -> str:
 def sync(path: Path) -> None:
     """Write the content of ``path``, a file or a folder, to the disk before this returns.
 
-    Windows syncs files alone, and those that may be written.
+    Windows can only sync files, and only writable ones.
     """
     if sys.platform == "win32":
         if path.is_file() and os.access(path, os.W_OK):

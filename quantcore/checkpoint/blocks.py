@@ -1,4 +1,4 @@
-"""Where the decoder blocks of a checkpoint are: the numbered list that config.json describes as the language model."""
+"""Finds the decoder blocks of a checkpoint: the numbered list that config.json describes as the language model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _NOT_TEXT = re.compile(
     r"|token2wav|code_predictor|depth_decoder|diffusion|qformer|perceiver|resampler|projector|connector|aligner|adapt|deepstack"
     r"|(^|[._])(vit|clip|siglip|sam|mtp)([._]|$)"
 )
-"""Names of a model's parts beside the language model, in module paths and config keys."""
+"""Pattern of the names of a model's parts beside the language model, in module paths and config keys."""
 
 
 @dataclass(frozen=True)
 class BlockList:
-    """A numbered list of modules: ``model.layers.`` with ``indices`` 0 to 29; ``sides`` are those of its tensors.
+    """A numbered list of modules: ``model.layers.`` with ``indices`` 0 to 29; ``sides`` are its tensors' lengths.
 
-    Of quantized models only norms may show the width: codes are packed.
+    In quantized models the width may only show in norms, because codes are packed.
     """
 
     prefix: str
@@ -48,9 +48,9 @@ class BlockList:
 def find_blocks(tensors: Mapping[str, TensorHeader], model_config: Mapping[str, Any]) -> tuple[str, int]:
     """Return (prefix, count) of the decoder blocks: ``model.layers.``, 30.
 
-    They are the numbered list that has the depth and the width of the language model in config.json, which are declared
-    at its top or in a config inside it. Blocks for multi-token prediction, which some checkpoints hold after the
-    others, do not count: they do not run. Raises ModelError if no list fits, or several do.
+    They are the numbered list with the depth and the width of the language model in config.json, declared at its top
+    level or in a config inside it. Blocks for multi-token prediction, which some checkpoints hold after the others, do
+    not count, because they do not run. Raises ModelError if no list fits, or several do.
     """
     every = block_lists(tensors)
     lists, every = _large(_of_text(every)), _large(every)
@@ -80,7 +80,7 @@ def find_blocks(tensors: Mapping[str, TensorHeader], model_config: Mapping[str, 
 
 
 def block_lists(tensors: Mapping[str, TensorHeader]) -> list[BlockList]:
-    """Every numbered list of modules that holds matrices, the largest first."""
+    """Return every numbered list of modules that holds matrices, the largest first."""
     parts: dict[str, list[tuple[int, TensorHeader]]] = {}
     for name, tensor in tensors.items():
         if match := _NUMBERED.match(name):
@@ -112,13 +112,13 @@ def _large(lists: Sequence[BlockList]) -> list[BlockList]:
 
 
 def _of_text(lists: Sequence[BlockList]) -> list[BlockList]:
-    """Return the lists that may be a language model by their names; if some are called one, only those."""
+    """Return the lists that may be a language model by name; if some names say so, only those."""
     lists = [blocks for blocks in lists if not _NOT_TEXT.search(blocks.prefix)]
     return [blocks for blocks in lists if _TEXT.search(blocks.prefix)] or lists
 
 
 def _text_configs(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield ``config`` and the configs inside it that may be a language model's, by the same rule as for lists."""
+    """Yield ``config`` and the configs inside it that may be a language model's, by the same rule as lists."""
     yield config
     inner = {key: part for key, part in config.items() if isinstance(part, Mapping) and not _NOT_TEXT.search(key)}
     for part in [inner[key] for key in inner if _TEXT_KEY.match(key)] or inner.values():
@@ -126,13 +126,13 @@ def _text_configs(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _depths(config: Mapping[str, Any]) -> list[int]:
-    """Yield the number of blocks as ``config`` declares it; some configs do so by a list with an entry for each."""
+    """Return the numbers of blocks that ``config`` declares, some of them as a list with an entry per block."""
     depths = [depth for name in DEPTHS if isinstance(depth := config.get(name), int)]
     return depths + [len(kinds) for name in KINDS if isinstance(kinds := config.get(name), list)]
 
 
 def _depth(blocks: BlockList, configs: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the number of blocks that run, if one of ``configs`` declares such a list; None if not."""
+    """Return the number of blocks that run, if one of ``configs`` declares such a list; else None."""
     if blocks.indices != set(range(blocks.count)):
         return None
     for config in configs:
@@ -142,7 +142,7 @@ def _depth(blocks: BlockList, configs: Sequence[Mapping[str, Any]]) -> int | Non
         for depth in _depths(config):
             if blocks.count in (depth, depth + (config.get("num_nextn_predict_layers") or 0)):
                 return depth
-    return None if any(map(_depths, configs)) else blocks.count  # older files leave out what is a class's default
+    return None if any(map(_depths, configs)) else blocks.count  # older configs leave out defaults
 
 
 def _names(lists: Sequence[BlockList]) -> str:
@@ -158,5 +158,5 @@ def _ambiguous(what: str, lists: Sequence[BlockList]) -> ModelError:
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:
-    """Sort key that puts block 2 before block 10."""
+    """Return a sort key that puts block 2 before block 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -1,6 +1,6 @@
 """Checks the numbers in config.json against limits and against the headers of the weights.
 
-They decide what is allocated and what is divided by what, long before a weight is read.
+Memory is allocated and divisions are made by these numbers long before a weight is read.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ LARGEST = {
     "num_hidden_layers": 10_000, "n_layer": 10_000, "num_attention_heads": 1 << 16, "n_head": 1 << 16,
     "num_key_value_heads": 1 << 16, "head_dim": 1 << 16, "max_position_embeddings": 1 << 31,
 }  # fmt: skip
-"""Far above any model there is."""
+"""Upper limits, far above those of any existing model."""
 
 OTHER_HEADS = ("head_dim", "kv_lora_rank", "d_kv", "qk_nope_head_dim")
-"""Where one of these is given, a head's width is not the hidden size over the number of heads."""
+"""Fields that set the width of a head, so that it is not the hidden size over the number of heads."""
 
 
 def check_config(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> None:
-    """Raises ModelError ``config_implausible`` that names the field. What a config does not say is not checked, nor
-    what is a list with one value a layer."""
+    """Raise ModelError ``config_implausible`` that names the field at fault.
+
+    Absent fields and lists with a value per layer are not checked.
+    """
     for field in ("text_config", "quantization_config"):
         if not isinstance(config.get(field) or {}, dict):
             raise _implausible(f"{field} is {str(config[field])[:40]}; it must be an object")

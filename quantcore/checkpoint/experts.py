@@ -1,4 +1,4 @@
-"""Experts in a checkpoint, as far as names and shapes tell: which tensors are theirs, and which matrix routes to them.
+"""Finds experts in a checkpoint by names and shapes: their tensors, and the matrix that routes to them.
 
 Legend: E experts, H hidden size, I inner size.
 """
@@ -12,7 +12,7 @@ from dataclasses import replace
 from quantcore.checkpoint.layout import Stack, TensorHeader
 
 EXPERT = re.compile(r"^(?P<moe>.+)\.experts\.(?P<index>\d+)\.(?P<projection>.+)$")
-"""A matrix or layer of one expert, in the module that holds the experts, the router and shared experts."""
+"""Pattern of a matrix or layer of an expert; ``moe`` is the module of the experts, the router and shared experts."""
 
 _ROUTER = re.compile(r"\.(gate|router)(?=\.|$)")
 _MOE = re.compile(r"(^|[._])(moe|experts?)([._]|$)")
@@ -49,7 +49,7 @@ def unstack_experts(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHead
 
 
 def unstack_mxfp4(tensors: Mapping[str, TensorHeader]) -> tuple[dict[str, TensorHeader], dict[str, Stack]]:
-    """gpt-oss as it is published, each expert's codes by themselves; and the stacks in which its floats would lie.
+    """Present the codes of each expert of the published gpt-oss separately; also return the stacks of the floats.
 
     ``X.experts.gate_up_proj_blocks`` uint8 [E, out, in / 32, 16] and ``_scales`` uint8 [E, out, in / 32] become
     ``X.experts.0.gate_up_proj.weight`` [out, in / 2] and ``weight_scale`` [out, in / 32], as AMD Quark lays out MXFP4;
@@ -78,11 +78,11 @@ def unstack_mxfp4(tensors: Mapping[str, TensorHeader]) -> tuple[dict[str, Tensor
 
 
 def find_routers(shapes: Mapping[str, Sequence[int]]) -> set[str]:
-    """Modules that choose experts, or weigh shared ones: small, and an error there sends a token to the wrong place.
+    """Return the modules that choose experts or weight shared ones; they are small, and errors misroute tokens.
 
     They are the matrices in a module called gate or router beside the experts (``mlp.gate``, ``router.layer``,
-    ``gate.router_mlp.fc1``), and by shape (``shapes`` of all tensors, by name) those directly beside the experts that
-    have one output an expert, or a single one (``mlp.shared_expert_gate``).
+    ``gate.router_mlp.fc1``), and, by shape (``shapes`` of all tensors, by name), those directly beside the experts with
+    one output per expert, or a single one (``mlp.shared_expert_gate``).
     """
     num_experts = _num_experts(shapes)
     routers = set()
@@ -118,7 +118,7 @@ def _num_experts(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
 def _matrices(
     name: str, stack: TensorHeader, experts: str, projections: tuple[str, ...]
 ) -> Iterator[tuple[str, TensorHeader]]:
-    """[E, n * out, in]: the matrices of an expert, and those of all experts, lie one after the other."""
+    """Yield the matrices of a stack [E, n * out, in], in which those of each expert lie one after the other."""
     num_experts, rows, columns = stack.shape
     shape = (rows // len(projections), columns)
     names = [f"{experts}.{index}.{projection}.weight" for index in range(num_experts) for projection in projections]

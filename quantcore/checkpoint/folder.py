@@ -1,4 +1,4 @@
-"""A folder that holds a model may hold it as a single GGUF file. No torch."""
+"""Finds the GGUF file of a folder whose model is a single GGUF file. No torch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 
 def find_gguf(path: Path) -> Path | None:
-    """The GGUF file that ``path`` is, or that is all there is of a model in the folder ``path``; None for others."""
+    """Return the GGUF file ``path``, or the only one in a folder without config.json; None for other paths."""
     if path.suffix == ".gguf" and path.is_file():
-        real = path.resolve()  # a person may name a link to anywhere; one in the Hub's cache leads to a hash
+        real = path.resolve()  # the path may be a link; one in the Hub's cache leads to a hash without suffix
         return real if path.is_symlink() and real.suffix == ".gguf" else path
     if not path.is_dir() or (path / "config.json").exists():
         return None

@@ -1,7 +1,7 @@
 """Reads config.json and the headers of a model folder's weight files: no weights, no torch.
 
 The folder is not trusted: every name in the index must be a plain file inside it, headers are bounded before they are
-parsed, and what a header promises is compared with the file's size. Layout of the header: safetensors format, 8 bytes
+parsed, and the byte ranges in a header are compared with the file's size. A safetensors header is 8 bytes of
 little-endian length, then JSON ``{name: {dtype, shape, data_offsets}}``.
 """
 
@@ -29,7 +29,7 @@ MAX_HEADER_BYTES = 16 << 20
 MAX_TENSORS = 200_000
 MAX_DIMENSIONS = 8
 MODEL_FILES = ("*.json", "*.safetensors", "*.gguf", "*.jinja", "*.model", "*.txt")
-"""The names of files that a model may need, tokenizer and chat template included."""
+"""Patterns of the files that a model may need, including tokenizer and chat template."""
 WEIGHTS = (".safetensors", ".gguf")
 
 
@@ -37,7 +37,7 @@ WEIGHTS = (".safetensors", ".gguf")
 class ModelHeaders:
     """A model without its weights: ``config`` as in config.json, ``tensors`` by name.
 
-    ``warnings`` are what a user should know of the model before it is quantized.
+    ``warnings`` are for the user, before the model is quantized.
     """
 
     config: dict[str, Any]
@@ -50,7 +50,7 @@ class ModelHeaders:
 
     @property
     def main_dtype(self) -> str:
-        """Return the float dtype that most bytes have, in which the model computes. Masks and indices do not count."""
+        """The float dtype of most bytes, in which the model computes. Masks and indices do not count."""
         sizes: dict[str, int] = {}
         for tensor in self.tensors.values():
             if "F" in tensor.dtype:
@@ -63,7 +63,7 @@ def check_files(path: Path) -> None:
 
     ``path`` may also be a single file. Missing files are not reported here.
 
-    Raises ModelError: ``model_not_readable`` for what this process may not read, else as ``opening.open_file``.
+    Raises ModelError: ``model_not_readable`` for files that this process may not read, else as ``opening.open_file``.
     """
     refused = path
     try:

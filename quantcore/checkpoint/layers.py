@@ -21,19 +21,19 @@ def is_head(name: str) -> bool:
 
 
 def is_linear(name: str, tensor: TensorHeader) -> bool:
-    """Two-dimensional weights that no embedding and no norm is called like; most norms have one dimension."""
+    """Return True for a weight of two axes without the name of an embedding or norm; most norms have one axis."""
     called_otherwise = _EMBEDDING.search(name) or _NORM.search(name)
     return name.endswith(".weight") and len(tensor.shape) == 2 and called_otherwise is None
 
 
 def is_matrix(tensor: TensorHeader) -> bool:
-    """Floats in two or three axes, two of them longer than 1: what a reader could take for a layer's weight."""
+    """Return True for floats in 2 or 3 axes, two of them longer than 1, which may be taken for a layer's weight."""
     sides = sum(side > 1 for side in tensor.shape)
     return "F" in tensor.dtype and len(tensor.shape) <= 3 and sides >= 2
 
 
 def is_convolution(name: str, shape: Sequence[int]) -> bool:
-    """Kernels of 1-D convolutions, [out, in / groups, taps]; most in decoder blocks are depthwise, [out, 1, taps]."""
+    """Return True for kernels of 1-D convolutions, [out, in / groups, taps]; most are depthwise, [out, 1, taps]."""
     return len(shape) == 3 and (shape[1] == 1 or "conv" in name)
 
 

@@ -1,4 +1,4 @@
-"""A stored tensor without its values: its dtype and shape, and where its bytes are."""
+"""Headers of stored tensors: dtype, shape and byte range, without the values."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ GGUF_BLOCKS = {
     "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
     "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
 }  # fmt: skip
-"""GGUF's types of quantized blocks: the values of one, and its bytes. As dtypes of a stored tensor they are bytes: the
-last axis is a row's blocks."""
+"""GGUF's types of quantized blocks, with the values and the bytes of a block.
+
+As dtypes of a stored tensor they stand for bytes: the last axis holds the blocks of a row.
+"""
 
 DTYPE_BYTES = {
     **dict.fromkeys(GGUF_BLOCKS, 1),
@@ -22,7 +24,7 @@ DTYPE_BYTES = {
 
 @dataclass(frozen=True)
 class Stack:
-    """A stored tensor that is seen as many: its name and shape, and where in its file it begins."""
+    """A stored tensor that is presented as several: its name and shape, and its first byte in the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -31,10 +33,11 @@ class Stack:
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """One tensor of a checkpoint: its safetensors dtype (``BF16``), shape, file name and byte range in the file.
+    """A tensor of a checkpoint: its safetensors dtype (``BF16``), shape, file name and byte range in the file.
 
-    With ``transposed`` the bytes are those of its transpose. ``stack`` is what the file holds it in, if not by itself.
-    In GGUF files the two halves of each of ``num_heads`` heads may lie row beside row, and ``offset`` may be added.
+    With ``transposed`` the bytes are those of its transpose. ``stack`` is the stored tensor that it is a part of, if
+    any. In GGUF files the rows of the two halves of each of ``num_heads`` heads may alternate, and ``offset`` may have
+    been added.
     """
 
     dtype: str
@@ -54,9 +57,9 @@ class TensorHeader:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """A tensor that will be written. ``dtype`` in safetensors' spelling (``BF16``).
+    """A tensor that will be written. ``dtype`` is spelled as in safetensors (``BF16``).
 
-    ``is_text``: the bytes of a text, which other writers may have made longer or shorter.
+    ``is_text``: the bytes of a text, whose length may differ between writers.
     """
 
     dtype: str
@@ -73,7 +76,7 @@ class TensorLayout:
 
 
 def own_layout(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorLayout]:
-    """Return the tensors of a checkpoint as its files store them, stacks as one."""
+    """Return the tensors of a checkpoint as its files store them, with a stack as one tensor."""
     layout: dict[str, TensorLayout] = {}
     for name, tensor in tensors.items():
         name, shape = (name, tensor.shape) if tensor.stack is None else (tensor.stack.name, tensor.stack.shape)

@@ -1,6 +1,6 @@
-"""Gives other libraries copies and open files of a model in a folder of ours, never the model's folder itself.
+"""Gives other libraries copies and open files of a model in a temporary folder, never the model's folder itself.
 
-They open whatever they like by whatever a config says. Here they find plain files that were checked, and nothing else.
+Libraries open any path that a config names. In the temporary folder they find only plain files that were checked.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MAX_FILES = 200
 
 @contextmanager
 def tokenizer_files(folder: Path) -> Iterator[Path]:
-    """A copy of the tokenizer and what belongs to it, without the paths that its config may name.
+    """Yield a folder with a copy of the tokenizer's files, without the paths that its config may name.
 
-    Raises ModelError as ``opening.open_file``; ``file_too_large`` for all of them together.
+    Raises ModelError as ``opening.open_file``; ``file_too_large`` if all of them together are too large.
     """
     names = [name for name in side_files(folder, TOKENIZER_FILES) if not name.endswith(INDEX)]
     total = 0
@@ -48,7 +48,7 @@ def tokenizer_files(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def opened_weights(folder: Path) -> Iterator[Path]:
-    """A folder with the files of weights under their names, and a copy of their index; no config of theirs."""
+    """Yield a folder with the weight files under their names and a copy of their index, without the model's configs."""
     with tempfile.TemporaryDirectory(prefix="bitfoundry-weights-") as scratch, ExitStack() as stack:
         for name in side_files(folder, ("*.safetensors", "*.gguf")):
             lend(folder / name, Path(scratch), stack)
@@ -59,12 +59,12 @@ def opened_weights(folder: Path) -> Iterator[Path]:
 
 
 def lend(file: Path, scratch: Path, stack: ExitStack) -> None:
-    """``file`` under its name in ``scratch``, open as long as ``stack``."""
+    """Link ``file`` under its name in ``scratch``, open until ``stack`` closes."""
     (scratch / file.name).symlink_to(path_for_libraries(stack.enter_context(open_file(file)), file))
 
 
 def _without_paths(tokenizer_config: bytes) -> bytes:
-    """Return the config without what names files: the library finds them by their own names."""
+    """Return the config without the entries that name files; the library finds these by their default names."""
     try:
         config: Any = json.loads(tokenizer_config)
     except (ValueError, RecursionError):

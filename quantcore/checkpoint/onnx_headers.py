@@ -1,7 +1,7 @@
-"""The files of an ONNX language model and the names in them; what they hold, read without torch.
+"""Reads the headers of the tensors of an ONNX language model, without torch.
 
-``model.onnx`` is the graph, ``model.onnx.data`` the tensors, whatever their size: a graph with them would be too large
-for its format from 2 GB on. Tensors go by the names of the checkpoint.
+``model.onnx`` is the graph; ``model.onnx.data`` holds all tensors, because the graph's format is limited to 2 GB.
+Tensors have the names of the checkpoint.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from quantcore.errors import ModelError
 FILE_NAME = "model.onnx"
 DATA_NAME = "model.onnx.data"
 QUANT_METHOD = "onnx"
-MAX_GRAPH_BYTES = 2 << 30  # more than that is no graph for its format
+MAX_GRAPH_BYTES = 2 << 30  # limit of the graph's format
 PARTS = (
     "weight_codes", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point", "output_scale",
     "output_zero_point",
 )  # fmt: skip
-"""The last names of a quantized layer's tensors."""
+"""Last components of the names of a quantized layer's tensors."""
 
 DTYPES = {"F32": 1, "U8": 2, "I8": 3, "I32": 6, "I64": 7, "BOOL": 9, "F16": 10, "F64": 11, "BF16": 16, "F8_E4M3": 17,
           "F8_E5M2": 19}  # fmt: skip
-"""Dtypes in safetensors' spelling -> ONNX's numbers for its element types."""
+"""ONNX's numbers for element types, by dtypes in safetensors' spelling."""
 
-_COMPUTED = (".rotary_emb.inv_freq", ".attention.masked_bias")  # old checkpoints store them; they are computed anyway
+_COMPUTED = (".rotary_emb.inv_freq", ".attention.masked_bias")  # stored in old checkpoints; the model computes them
 
 
 def is_computed(name: str) -> bool:
-    """Return True for a tensor that the model computes itself, so that no graph needs it."""
+    """Return True for a tensor that the model computes itself, so that the graph does not need it."""
     return name.endswith(_COMPUTED)
 
 
 def is_ours(model_config: Mapping[str, Any]) -> bool:
-    """Return True if the folder of this config.json holds an ONNX model with the names of the checkpoint."""
+    """Return True for the config.json of an ONNX model in our layout, with the names of the checkpoint."""
     quantization_config = model_config.get("quantization_config")
     return isinstance(quantization_config, dict) and quantization_config.get("quant_method") == QUANT_METHOD
 
 
 def read_onnx_headers(folder: Path) -> dict[str, TensorHeader]:
-    """Every tensor of the graph in ``folder`` that lies in the file beside it, by its name.
+    """Read the headers, by name, of the tensors that the graph in ``folder`` stores in the file beside it.
 
-    Raises ModelError for a file that cannot be read, and for a tensor that lies elsewhere or not wholly in its file.
+    Raises ModelError for a file that cannot be read, and for a tensor that is elsewhere or not wholly in its file.
     """
     import onnx
     from google.protobuf.message import DecodeError

@@ -1,8 +1,8 @@
-"""The one way to open a file of a folder that a stranger may have made: a model, a data file, an artifact. No torch.
+"""Opens files of folders that are not trusted: a model, a data file, an artifact. No torch.
 
-What is opened is a plain file at the very place that was checked: the real path is found first, held against where the
-file may lie, and then walked from folder to folder by descriptors that follow no link. So neither a link nor a pipe, a
-device or a second name of somebody's file gets in, however fast it takes another's place.
+Only a plain file at the path that was checked is opened: the real path is resolved first, compared with the allowed
+folders, and then walked from folder to folder by descriptors that follow no link. So links, pipes, devices and hard
+links to other files are refused, even if they replace the file during the check.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 from quantcore.errors import ModelError
 
 MAX_SIDE_FILE_BYTES = 256 << 20
-"""Size limit of a tokenizer's file, a template or a license. Those of the largest vocabularies are some 30 MB."""
+"""Size limit of a tokenizer's file, a template or a license. The largest tokenizers have some 30 MB."""
 
 VARIABLE = "BITFOUNDRY_READS"
-"""In the environment of a worker's engine: the files and folders that its job may read, as JSON."""
+"""Environment variable of a worker's engine: the files and folders that its job may read, as JSON."""
 
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _FILE = (
@@ -31,15 +31,17 @@ _FILE = (
 )  # fmt: skip
 
 Stamp = tuple[int, ...]
-"""Device, number, size and time of a file: another one has another stamp, and so has one that was written to."""
+"""Device, inode, size and time of a file. They differ for another file, and change when a file is written."""
 
 
 def resolved(path: Path | str) -> Path:
-    """The real path, links followed, whether something is there or not. Raises ModelError ``path_not_allowed`` for a
-    path that no system can follow: links that go in circles, names that are too long, NUL."""
+    """Return the real path, with links followed; it need not exist.
+
+    Raises ModelError ``path_not_allowed`` for a path that cannot be followed: links in a loop, names too long, NUL.
+    """
     try:
         real = Path(path).resolve()
-        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # whoever opens it says so
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # reported when it is opened
             real.stat()
     except (OSError, RuntimeError, ValueError) as error:
         raise _not_a_path(path) from error
@@ -49,9 +51,9 @@ def resolved(path: Path | str) -> Path:
 def open_file(path: Path, *, root: Path | None = None, max_bytes: int | None = None) -> BufferedReader:
     """Open the file ``path`` of the folder ``root`` (its own folder by default) for reading.
 
-    A link is followed as long as it stays in the folder, or leads from a snapshot in the Hub's cache to that cache's
-    blobs. Raises FileNotFoundError, and ModelError: ``unsafe_path`` for all that is no plain file of this folder,
-    ``file_too_large`` beyond ``max_bytes``, ``model_changed`` (see ``unchanging``).
+    A link may stay in the folder, or lead from a snapshot in the Hub's cache to that cache's blobs. Raises
+    FileNotFoundError, and ModelError: ``unsafe_path`` for anything but a plain file of this folder, ``file_too_large``
+    beyond ``max_bytes``, ``model_changed`` (see ``unchanging``).
     """
     folder = resolved(root or path.parent)
     try:
@@ -71,7 +73,7 @@ def open_file(path: Path, *, root: Path | None = None, max_bytes: int | None = N
 
 
 def open_named(path: Path, *, max_bytes: int | None = None) -> BufferedReader:
-    """Open a file that a person or the service names, as ``open_file`` does. The name may be a link to anywhere."""
+    """Open a file named by a person or the service, as ``open_file`` does. The name may be a link to anywhere."""
     return _open(resolved(path), path, max_bytes)
 
 
@@ -82,8 +84,10 @@ def read_bytes(path: Path, max_bytes: int = MAX_SIDE_FILE_BYTES) -> bytes:
 
 
 def path_for_libraries(file: BufferedReader, path: Path) -> str:
-    """A path under which a library of others finds the open ``file``, as long as it is open: on Linux itself, whatever
-    lies at ``path`` by then."""
+    """Return a path by which another library can open ``file`` again, as long as ``file`` is open.
+
+    On Linux it is the same file, even if ``path`` has been replaced meanwhile.
+    """
     opened = f"/proc/{os.getpid()}/fd/{file.fileno()}"
     return opened if os.path.exists(opened) else os.path.realpath(path)  # noqa: PTH110
 
@@ -96,7 +100,7 @@ class Seen:
         self.stamps = {name: tuple(stamps[name]) for name in stamps}
 
     def note(self, path: Path, status: os.stat_result) -> None:
-        """Raise ModelError ``model_changed`` for a file that has changed."""
+        """Note the stamp of a file. Raises ModelError ``model_changed`` if it has changed."""
         stamp = _stamp(status)
         if self.stamps.setdefault(path.name, stamp) != stamp:
             raise _changed(path, "is not the file that it was when the job began")
@@ -111,7 +115,7 @@ class Seen:
                 raise _changed(self.folder / name, "is not the file that it was when the job began")
 
     def check(self) -> None:
-        """Look at all of them once more. Raises ModelError ``model_changed``."""
+        """Check all files again. Raises ModelError ``model_changed``."""
         for name in sorted(self.stamps):
             path = self.folder / name
             try:
@@ -125,10 +129,10 @@ _seen: Seen | None = None
 
 @contextmanager
 def unchanging(model: Path, stamps: Mapping[str, Stamp] | None = None) -> Iterator[Seen]:
-    """Make ``open_file`` raise ModelError ``model_changed`` for a file of ``model`` that has changed, while this lasts.
+    """Make ``open_file`` raise ModelError ``model_changed`` for a changed file of ``model``, while this lasts.
 
-    ``model`` is a folder or a file. A file has changed if it is not as when it was first opened, or not as ``stamps``
-    has it. An error inside is replaced by ``model_changed`` if a file has changed.
+    ``model`` is a folder or a file. A file has changed if it differs from when it was first opened, or from ``stamps``.
+    An error inside is replaced by ``model_changed`` if a file has changed.
     """
     global _seen
     before, _seen = _seen, Seen(model if model.is_dir() else model.parent, stamps or {})
@@ -147,7 +151,7 @@ def seen_so_far() -> dict[str, Stamp]:
 
 
 def _open(real: Path, named: Path, max_bytes: int | None) -> BufferedReader:
-    """Open ``real``, which no link leads to any more; errors call it as it was ``named``."""
+    """Open ``real``, a path without links; errors show the path that was ``named``."""
     readable = os.environ.get(VARIABLE)
     if readable is not None and not any(real.is_relative_to(allowed) for allowed in _parse_paths(readable)):
         raise _unsafe(named, "is none of the files that this job may read")
@@ -181,14 +185,14 @@ def _open(real: Path, named: Path, max_bytes: int | None) -> BufferedReader:
     return file
 
 
-@lru_cache(maxsize=1)  # every tensor is read from a file that is opened for it
+@lru_cache(maxsize=1)  # called for every tensor, as each read opens the file
 def _parse_paths(readable: str) -> tuple[Path, ...]:
     return tuple(map(Path, json.loads(readable)))
 
 
 def _walk(real: Path) -> int:
-    """A descriptor of the plain file ``real``. Raises OSError for a link anywhere in it, and for what is no file."""
-    if os.open not in os.supports_dir_fd:  # Windows, where one person works alone
+    """Open the plain file ``real`` and return its descriptor. Raises OSError for a link in it, or no plain file."""
+    if os.open not in os.supports_dir_fd:  # Windows, where no untrusted user shares the machine
         if not real.is_file():
             raise FileNotFoundError(real) if not real.exists() else OSError("no plain file")
         return os.open(real, _FILE)
@@ -198,7 +202,7 @@ def _walk(real: Path) -> int:
             above, at = at, os.open(name, _FOLDER, dir_fd=at)
             os.close(above)
         if not stat.S_ISREG(os.stat(real.name, dir_fd=at, follow_symlinks=False).st_mode):
-            raise OSError("no plain file")  # before it is opened: of a device that may have an effect
+            raise OSError("no plain file")  # checked first, because opening a device may have an effect
         descriptor = os.open(real.name, _FILE, dir_fd=at)
     finally:
         os.close(at)
@@ -209,8 +213,10 @@ def _walk(real: Path) -> int:
 
 
 def folders_beside(folder: Path) -> tuple[Path, ...]:
-    """Return where links of a snapshot in the Hub's cache lead: <cache>/models--x--y/snapshots/<sha>/file ->
-    ../../blobs/<hash>, which may be a link to <cache>/blobs."""
+    """Return the folders that links of a snapshot in the Hub's cache may lead to.
+
+    <cache>/models--x--y/snapshots/<sha>/file -> ../../blobs/<hash>, which may be a link to <cache>/blobs.
+    """
     for snapshots in folder.parents:
         if snapshots.name == "snapshots" and snapshots.parent.name.startswith("models--"):
             return snapshots.parent / "blobs", snapshots.parent.parent / "blobs"

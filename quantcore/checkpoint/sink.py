@@ -1,7 +1,7 @@
-"""Safetensors shards, written tensor by tensor at places that are known before the first byte.
+"""Writes safetensors shards tensor by tensor, at offsets that are known in advance.
 
-A plan knows the name, dtype and shape of all that will be written, so the headers and every offset are fixed at the
-start: tensors may come in any order, nothing is held in memory, and what is missing at the end is known by name.
+A plan knows the name, dtype and shape of every tensor, so the headers and all offsets are fixed at the start: tensors
+may come in any order, nothing is held in memory, and the names of missing tensors are known at the end.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from quantcore.checkpoint.source import TORCH_DTYPES
 
 MAX_SHARD_BYTES = 5_000_000_000
 MAX_WRITE_BYTES = 1 << 30
-"""Upper bound on the bytes of one write: macOS takes no more than 2 GiB."""
+"""Upper bound on the bytes of one write; macOS allows at most 2 GiB."""
 
 
 class TensorSink(Protocol):
-    """Where the tensors of one artifact are written.
+    """Writer of the tensors of one artifact.
 
-    ``warnings`` is what to say of the model, ``missing`` are the names that were not written yet.
+    ``warnings`` are about the model, ``missing`` are the names not written yet.
     """
 
     missing: set[str]
@@ -39,7 +39,7 @@ class TensorSink(Protocol):
 
 
 class OpenFiles:
-    """The files that a sink writes into, and the names of the tensors that are still ``missing`` there."""
+    """The files that a sink writes into, and the names of the tensors that are still ``missing``."""
 
     missing: set[str]
     _handles: list[int]
@@ -57,17 +57,17 @@ class OpenFiles:
             os.fsync(handle)
 
     def close(self) -> None:
-        """Give the files back (also after a failure)."""
+        """Close the files (also after a failure)."""
         while self._handles:
             os.close(self._handles.pop())
 
 
 class Sink(OpenFiles):
-    """The weights of one checkpoint folder. ``write`` every tensor of ``layouts`` once, then ``finish``.
+    """Writer of the weights of a checkpoint folder: ``write`` every tensor of ``layouts`` once, then ``finish``.
 
-    Of the ``tensors`` of a checkpoint with the same layouts, those that lie in a stack are written there one by one.
-    Several processes may write into one folder: one makes the files (``creates``), then the others open them.
-    ``missing`` are the names not written yet by this one; give it those that no other wrote either before ``finish``.
+    ``tensors`` are those of a checkpoint with the same layouts; parts of a stack are written into it one by one.
+    Several processes may write into one folder: one creates the files (``creates``), then the others open them.
+    ``missing`` are the names that this process has not written; before ``finish``, set it to those that none has.
     """
 
     def __init__(
@@ -103,7 +103,8 @@ class Sink(OpenFiles):
     def write(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
         """Store ``tensor`` (any device). Its dtype and shape must be the planned ones; each name is written once.
 
-        What a reader will get back if that is another tensor than this one: never (see ``GgufSink``).
+        Returns None: a reader gets the same tensor back. Other sinks may return the tensor that a reader gets instead
+        (see ``GgufSink``).
         """
         layout = self._layouts[name]
         if (
@@ -159,7 +160,7 @@ def open_for_writing(path: Path, *, creates: bool) -> int:
 
 
 def _write_bytes(handle: int, data: bytes | memoryview, offset: int) -> int:
-    """``os.pwrite``, also on Windows, where it does not exist."""
+    """Do the same as ``os.pwrite``, also on Windows, which lacks it."""
     if hasattr(os, "pwrite"):
         return os.pwrite(handle, data, offset)
     os.lseek(handle, offset, os.SEEK_SET)
@@ -175,8 +176,10 @@ def write_at(handle: int, tensor: torch.Tensor, offset: int) -> None:
 
 
 def _split(layouts: Mapping[str, TensorLayout], max_shard_bytes: int) -> list[list[str]]:
-    """Names per shard: plan order, a new shard when the next tensor would overflow it. Within a shard wide dtypes come
-    first, so that every tensor is aligned to its own element size."""
+    """Return the names of each shard, in plan order; a new one begins where the next tensor would overflow it.
+
+    Within a shard wide dtypes come first, so that every tensor is aligned to its own element size.
+    """
     shards: list[list[str]] = [[]]
     size = 0
     for name, layout in layouts.items():

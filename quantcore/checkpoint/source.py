@@ -1,4 +1,4 @@
-"""Tensors of a safetensors checkpoint or a GGUF file, read one at a time by byte range."""
+"""Reads tensors of a safetensors checkpoint or a GGUF file one at a time, by byte range."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quantcore.checkpoint.opening import open_file
 from quantcore.errors import ModelError
 
 TORCH_DTYPES = {
-    **dict.fromkeys(GGUF_BLOCKS, torch.uint8),  # before U8, which is what uint8 is called outside GGUF files
+    **dict.fromkeys(GGUF_BLOCKS, torch.uint8),  # before U8, the name of uint8 outside GGUF files
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,

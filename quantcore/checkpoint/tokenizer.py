@@ -1,4 +1,4 @@
-"""The model's tokenizer, loaded without running foreign code."""
+"""Loads the model's tokenizer without running foreign code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quantcore.errors import ModelError, QuantError, is_failure, reason_of
 
 
 def load_tokenizer(model_dir: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in the folder or GGUF file ``model_dir``; tokenizer.json beside a GGUF file goes before the file's.
+    """Load the tokenizer of the folder or GGUF file ``model_dir``; tokenizer.json beside a GGUF file takes precedence.
 
     Raises ModelError ``no_tokenizer``, else as ``opening.open_file``.
     """

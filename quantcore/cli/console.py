@@ -1,4 +1,4 @@
-"""What a person sees in the terminal while the engine works, and afterwards."""
+"""Output in the terminal while the engine works, and afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _console = Console(stderr=True)
 
 @contextmanager
 def progress_display() -> Iterator[events.Emit]:
-    """Show the phase, the blocks done and the seconds left: as a bar, or without a terminal as a line now and then."""
+    """Show the phase, the blocks done and the seconds left: as a bar, or as occasional lines without a terminal."""
     has_bar, pace = _console.is_terminal or _console.is_jupyter, events.Pace()
     columns = (TextColumn("{task.description:9}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
     with Progress(*columns, TimeElapsedColumn(), console=_console, transient=True, disable=not has_bar) as progress:
@@ -50,7 +50,7 @@ def progress_display() -> Iterator[events.Emit]:
 
 
 def show_report(report: Report, output_dir: str) -> None:
-    """The summary as a table, and the lines that load the result."""
+    """Show the summary as a table, and the lines of code that load the result."""
     summary, worst = report.summary, report.summary.worst_layer
     table = Table(show_header=False, box=None)
     planned = _mega(summary.planned_peak_memory_bytes)
@@ -103,13 +103,13 @@ def show_evaluation(result: EvaluationResult) -> None:
 
 
 def show_failed_tasks(failed: dict[str, str]) -> None:
-    """The tasks that were asked for and have no result."""
+    """Show the requested tasks that have no result."""
     for task, reason in failed.items():
         _console.print(f"[bold red]error[/] The task {task} failed: {reason}", highlight=False, soft_wrap=True)
 
 
 def show_speed(found: dict[str, Any]) -> None:
-    """The model beside its original."""
+    """Show the speed of the model beside that of its original."""
     rows: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
         ("load_s", "load", "{:.1f} s".format),
         ("prompt_tokens_per_s", "prompt", "{:.1f} tokens/s".format),
@@ -117,12 +117,12 @@ def show_speed(found: dict[str, Any]) -> None:
         ("peak_memory_bytes", "peak memory", _mega),
         ("peak_device_bytes", "peak device memory", _mega),
     )
-    columns = [one for one in (found.get("against"), found["model"]) if one is not None]
+    columns = [column for column in (found.get("against"), found["model"]) if column is not None]
     table = Table("", *(["original"] if "against" in found else []), "model", "ratio", box=None)
     for name, title, text in rows:
         if found["model"][name] is not None:
             ratio = found.get("ratio", {}).get(name)
-            table.add_row(title, *(text(one[name]) for one in columns), "" if ratio is None else f"{ratio:.2f}")
+            table.add_row(title, *(text(column[name]) for column in columns), "" if ratio is None else f"{ratio:.2f}")
     out, load = Console(), found["load"]
     out.print(table)
     out.print(
@@ -145,7 +145,7 @@ def show_comparison(comparison: Comparison) -> None:
 
 
 def show_mix(found: dict[str, Any]) -> None:
-    """A row for each kind of unit, a column for each block: which scheme it got. Then sizes and divergences."""
+    """Show the scheme of each unit (a row for each kind, a column for each block), then sizes and divergences."""
     schemes = list(found["uniform"])
     letters = dict(zip(schemes, ascii_uppercase, strict=False))
     colours = dict(zip(schemes, ("cyan", "yellow", "magenta", "green", "blue", "red"), strict=False))
@@ -159,10 +159,10 @@ def show_mix(found: dict[str, Any]) -> None:
         blocks.add_row(kind, row)
     out.print(blocks)
     sizes = Table("", "", "layers", "size", "bits per weight", "KL (estimated)", box=None)
-    for name, one in (("mix", found["mix"]), *found["uniform"].items()):
+    for name, mix in (("mix", found["mix"]), *found["uniform"].items()):
         letter = Text(letters.get(name, ""), style=colours.get(name, ""))
-        layers = ", ".join(f"{num} {scheme}" for scheme, num in one["layers"].items()) if name == "mix" else "all"
-        sizes.add_row(letter, name, layers, _mega(one["size_bytes"]), f"{one['bits']:.2f}", f"{one['loss']:.2g}")
+        layers = ", ".join(f"{num} {scheme}" for scheme, num in mix["layers"].items()) if name == "mix" else "all"
+        sizes.add_row(letter, name, layers, _mega(mix["size_bytes"]), f"{mix['bits']:.2f}", f"{mix['loss']:.2g}")
     out.print(sizes)
     from quantcore.evaluation.quality import Quality
 
@@ -175,7 +175,7 @@ def show_mix(found: dict[str, Any]) -> None:
 
 
 def explain(error: QuantError) -> None:
-    """An error for a person: what is wrong, what to do, its code."""
+    """Print an error for a person: what is wrong, what to do, its code."""
     _console.print(f"[bold red]error[/] {error.message}", highlight=False, soft_wrap=True)
     if error.hint:
         _console.print(f"      {error.hint}", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""A quantized checkpoint into another format: the same codes and scales, or a refusal that says what would be lost."""
+"""Converts a quantized checkpoint to another format with the same codes and scales, or says what would be lost."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from quantcore.reading.model import Model, QuantizedLayers, read_model
 
 
 def convert(model_dir: Path, output_dir: Path, export: str, emit: Emit) -> dict[str, Any]:
-    """Write the quantized model in ``model_dir`` as ``export`` to ``output_dir``, which appears whole or not.
+    """Write the quantized model in ``model_dir`` as ``export`` to ``output_dir``, which appears whole or not at all.
 
-    One layer is in memory at a time, and what was written is read again and compared. Returns a summary. Raises
+    One layer is in memory at a time. The written files are read again and compared. Returns a summary. Raises
     ConfigError for a float model, the same format, or layers that ``export`` cannot hold; ModelError for a folder that
     cannot be read; ProofError if the files differ.
     """
@@ -35,8 +35,8 @@ def convert(model_dir: Path, output_dir: Path, export: str, emit: Emit) -> dict[
         emit(PhaseStarted("export"))
         digests = _write(model, quantized, export, folder, emit)
         named, kept = with_module_names(model.headers.config, layers, quantized.config.exclude)
-        said = config_json(export, model.headers.config, quantized.config, named, kept)
-        write_json(folder / "config.json", said)
+        config = config_json(export, model.headers.config, quantized.config, named, kept)
+        write_json(folder / "config.json", config)
         copy_side_files(model_dir, folder)
         emit(PhaseStarted("verify"))
         _verify(folder, digests)
@@ -89,7 +89,7 @@ def _check(model: Model, export: str) -> QuantizedLayers:
 
 
 def _write(model: Model, quantized: QuantizedLayers, export: str, folder: Path, emit: Emit) -> dict[str, str]:
-    """All tensors; the digests of what they stand for, by the names of the float model."""
+    """Write all tensors; return digests of the values that they stand for, by the names of the float model."""
     exporter, dtype, source = EXPORTERS.get(export), quantized.files.model_dtype, open_source(model)
     tensors = model.headers.tensors
     layouts = written_layout(export, tuple(quantized.layers.values()), tensors, model.headers.config)
@@ -101,17 +101,17 @@ def _write(model: Model, quantized: QuantizedLayers, export: str, folder: Path, 
                 sink.write(name, tensor)
                 digests[name] = digest(tensor)
             else:
-                found = read_layer(quantized, layer)
-                for part, tensor in encoded(exporter, layer, found, dtype).items():
+                qlayer = read_layer(quantized, layer)
+                for part, tensor in encoded(exporter, layer, qlayer, dtype).items():
                     sink.write(part, tensor.to(sink.dtype_of(part)))
-                digests[name] = digest(_whole(found) if holds_codes(export) else source.read(name))
+                digests[name] = digest(_whole(qlayer) if holds_codes(export) else source.read(name))
             emit(Progress("export", count, len(tensors), "tensor", None))
         sink.finish()
     return digests
 
 
 def _verify(folder: Path, digests: dict[str, str]) -> None:
-    """What a reader finds in ``folder`` is what was to be written. Raises ProofError."""
+    """Raise ProofError if the files in ``folder`` do not hold the values with these ``digests``."""
     written = read_model(folder)
     source, layers = open_source(written), {} if written.quantized is None else written.quantized.layers
     if set(written.headers.tensors) != set(digests):
@@ -119,10 +119,10 @@ def _verify(folder: Path, digests: dict[str, str]) -> None:
     for name, value in digests.items():
         layer = layers.get(name)
         if written.quantized is None or layer is None:
-            found = source.read(name)
+            tensor = source.read(name)
         else:
-            found = _whole(read_layer(written.quantized, layer))
-        if digest(found) != value:
+            tensor = _whole(read_layer(written.quantized, layer))
+        if digest(tensor) != value:
             raise ProofError(
                 f"'{name}' differs between the files and what was written.",
                 code="proof_tensor_differs",
@@ -130,8 +130,9 @@ def _verify(folder: Path, digests: dict[str, str]) -> None:
             )
 
 
-def _whole(found: QLayer) -> torch.Tensor:
-    """All that a layer computes with, as one row of float32: its weight, and what is known of its activations."""
-    known = [params for params in (found.inputs, found.outputs) if params is not None]
-    scales = [part.flatten().float() for one in known for part in (one.scale, one.zero_point) if part is not None]
-    return torch.cat([found.weight.dequantize().flatten(), *scales])
+def _whole(layer: QLayer) -> torch.Tensor:
+    """Return the values of a layer as one row of float32: its weight, and the parameters of its activations."""
+    static = [params for params in (layer.inputs, layer.outputs) if params is not None]
+    parts = [part for params in static for part in (params.scale, params.zero_point) if part is not None]
+    scales = [part.flatten().float() for part in parts]
+    return torch.cat([layer.weight.dequantize().flatten(), *scales])

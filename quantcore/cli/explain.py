@@ -1,4 +1,4 @@
-"""Errors that nobody expected, as errors that say what was being done: a user never meets a traceback."""
+"""Turns unexpected errors into errors that name the phase of the work, so that users never see a traceback."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from quantcore.errors import QuantError, is_failure, reason_of
 from quantcore.events import Emit, Event, PhaseStarted
 
 TRACEBACK = "BITFOUNDRY_TRACEBACK"
-"""With this variable set, the traceback of an unexpected error goes to standard error as well."""
+"""Environment variable; if it is set, the traceback of an unexpected error goes to standard error as well."""
 
 
 @contextmanager
 def explained(emit: Emit) -> Iterator[Emit]:
-    """``emit``, which notes the phase of the work. Any error inside that is no QuantError becomes one."""
+    """Yield an ``emit`` that notes the phase of the work. Any other error inside becomes a QuantError."""
     phase = "start"
 
     def noting(event: Event) -> None:
@@ -35,10 +35,10 @@ def explained(emit: Emit) -> Iterator[Emit]:
             raise
         if os.environ.get(TRACEBACK):
             traceback.print_exc()
-        raise _known(error, phase) from error
+        raise _as_quant_error(error, phase) from error
 
 
-def _known(error: BaseException, phase: str) -> QuantError:
+def _as_quant_error(error: BaseException, phase: str) -> QuantError:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return QuantError(
             "The disk is full.",

@@ -1,6 +1,6 @@
-"""The flags of ``bitfoundry quantize``, those of AMD Quark's quantization script, which other commands share.
+"""The flags of ``bitfoundry quantize``, which are those of AMD Quark's quantization script.
 
-``submit``, ``plan`` and ``clone`` take the same ones. ``from_flags`` says what they mean.
+``submit``, ``plan`` and ``clone`` take the same flags. ``from_flags`` converts them to a task or a request.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ MODEL_EXPORTS = ("hf_format", *EXPORTERS)
 WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
 QUANT_ALGOS = (*algorithm_names(), "smooth")  # AMD Quark's config files say smooth, its flags smoothquant
 NODES = "nodes"
-"""The option that only the service has: on one machine torchrun says how many processes there are."""
+"""The option that only the service has: on one machine torchrun sets the number of processes."""
 
 
 class Flags(argparse.ArgumentParser):
-    """Flags spelled as AMD Quark spells them, with underscores; dashes are understood as well.
+    """Parser of flags spelled as AMD Quark spells them, with underscores; dashes work as well.
 
-    ``aliases`` are older names of flags, understood and not shown. An unknown flag is answered with the nearest one.
+    ``aliases`` are older names of flags, which work but are not shown. The error for an unknown flag suggests the
+    nearest one.
     """
 
     def __init__(self, *, aliases: Mapping[str, str] | None = None, **settings: Any) -> None:
@@ -42,11 +43,11 @@ class Flags(argparse.ArgumentParser):
         self._aliases = aliases or {}
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        given = sys.argv[1:] if args is None else args
-        return super().parse_known_args([self._spelled(text) for text in given], namespace)
+        texts = sys.argv[1:] if args is None else args
+        return super().parse_known_args([self._spelled(text) for text in texts], namespace)
 
     def error(self, message: str) -> Any:
-        """Say what is wrong, without the list of all flags."""
+        """Exit with a message of what is wrong, without the list of all flags."""
         kind, _, unknown = message.partition(": ")
         if kind == "unrecognized arguments" and unknown.startswith("--"):
             name = unknown.split()[0].partition("=")[0]
@@ -55,7 +56,7 @@ class Flags(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\nUsage: `{self.prog} --help` lists all flags.\n")
 
     def given(self, args: Sequence[str]) -> set[str]:
-        """The names (``dest``) of the arguments that ``args`` contain, whatever their values are."""
+        """Return the names (``dest``) of the arguments that ``args`` contain, whatever their values are."""
         defaults = {action: action.default for action in self._actions}
         for action in self._actions:
             action.default = argparse.SUPPRESS
@@ -77,7 +78,7 @@ class Flags(argparse.ArgumentParser):
 
 
 def _underscored(name: str) -> str:
-    """``--quant-scheme`` as ``--quant_scheme``."""
+    """Spell ``--quant-scheme`` as ``--quant_scheme``."""
     return f"--{name[2:].replace('-', '_')}" if name.startswith("--") else name
 
 
@@ -122,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_job(flags: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
-    """Add the flags that say what a job does, but for the options ``without``."""
+    """Add the flags that say what a job does, except the options in ``without``."""
     add_scheme(flags)
     add_options(flags, without)
     add_evaluation(flags)
@@ -130,12 +131,12 @@ def add_job(flags: argparse.ArgumentParser, without: Sequence[str] = ()) -> None
 
 
 def plain_options() -> list[str]:
-    """The fields of JobOptions that are one word or number: each has a flag of its own, which the field describes."""
+    """Return the fields of JobOptions that are one word or number; each has a flag, described by the field."""
     return [name for name, field in JobOptions.model_fields.items() if field.description]
 
 
 def add_options(flags: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
-    """Add a flag for each of ``plain_options``. Under ``--help`` it is explained by the field's description."""
+    """Add a flag for each of ``plain_options``. Its help text is the field's description."""
     spelled = {"file2file": "file2file_quantization"}  # as in AMD Quark's script
     group = flags.add_argument_group("execution and result")
     for name in plain_options():
@@ -145,20 +146,20 @@ def add_options(flags: argparse.ArgumentParser, without: Sequence[str] = ()) -> 
         kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind is not NoneType]
         is_choice = get_origin(field.annotation) is Literal
         kind = str if is_choice else get_args(kinds[0])[0] if get_origin(kinds[0]) else kinds[0]
-        told: dict[str, Any] = {"dest": name, "default": field.default, "help": field.description}
+        settings: dict[str, Any] = {"dest": name, "default": field.default, "help": field.description}
         if field.default not in (None, False):
-            told["help"] += " (default: %(default)s)"
+            settings["help"] += " (default: %(default)s)"
         if is_choice:
-            told["choices"] = kinds
+            settings["choices"] = kinds
         elif kind is bool:
-            told["action"] = "store_true" if field.default is False else argparse.BooleanOptionalAction
+            settings["action"] = "store_true" if field.default is False else argparse.BooleanOptionalAction
         else:
-            told["type"] = kind
-        group.add_argument(f"--{spelled.get(name, name)}", **told)
+            settings["type"] = kind
+        group.add_argument(f"--{spelled.get(name, name)}", **settings)
 
 
 def add_scheme(flags: argparse.ArgumentParser) -> None:
-    """What is quantized how, after what text, into which formats."""
+    """Add the flags for schemes, algorithms, calibration text and export formats."""
     add = flags.add_argument_group("scheme").add_argument
     add(
         "--quant_scheme",
@@ -198,7 +199,7 @@ def add_scheme(flags: argparse.ArgumentParser) -> None:
 
 
 def add_hardware(flags: argparse.ArgumentParser) -> None:
-    """What a job is planned for."""
+    """Add the flags that describe the hardware a job is planned for."""
     add = flags.add_argument
     add("--devices", default="", help="devices of each node, e.g. 8x80GB for eight of 80 GB (default: none, the CPU)")
     add("--nodes", type=int, default=1, help="number of identical nodes (default: 1)")
@@ -207,7 +208,7 @@ def add_hardware(flags: argparse.ArgumentParser) -> None:
 
 
 def add_evaluation(flags: argparse.ArgumentParser) -> None:
-    """The flags that ``evaluation_of`` reads."""
+    """Add the flags that ``evaluation_of`` reads."""
     usual = EvaluationConfig()
     add = flags.add_argument_group("evaluation").add_argument
     add(
@@ -231,7 +232,7 @@ def add_evaluation(flags: argparse.ArgumentParser) -> None:
 
 
 def add_speed(flags: argparse.ArgumentParser) -> None:
-    """What a program is to serve, and which one."""
+    """Add the flags for the serving program and its workload."""
     add = flags.add_argument
     add("--runtime", choices=RUNTIMES, help="serving program (default: llama_cpp for GGUF files, else transformers)")
     add(
@@ -246,7 +247,7 @@ def add_speed(flags: argparse.ArgumentParser) -> None:
 
 
 def add_mix(flags: argparse.ArgumentParser) -> None:
-    """The flags that ``mix_of`` reads."""
+    """Add the flags that ``mix_of`` reads."""
     add = flags.add_argument
     add_budget(flags, required=True)
     add("--output", type=_new_file, metavar="FILE", help="config file to write, e.g. mix.json; it must not exist")
@@ -263,7 +264,7 @@ BUDGETS = ("max_size", "max_bits", "max_divergence")
 
 
 def add_budget(flags: argparse.ArgumentParser, *, required: bool) -> None:
-    """Add the schemes of a mix and the three budgets, of which one is given."""
+    """Add the flags for the schemes of a mix and its three budgets, which exclude each other."""
     group = flags.add_argument_group("mixed precision")
     group.add_argument(
         "--schemes",

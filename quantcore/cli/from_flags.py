@@ -1,4 +1,4 @@
-"""What flags mean: a Task for this machine (``task_of``), or the body of a request to the service (``request_of``)."""
+"""Converts flags to a Task for this machine (``task_of``) or the body of a request to the service (``request_of``)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EVALUATION_FLAGS = {
     "config": "eval_dataset_config", "split": "eval_dataset_split", "column": "eval_dataset_column",
     "stride": "eval_stride", "limit": "limit", "num_fewshot": "num_fewshot", "batch_size": "eval_batch_size",
 }  # fmt: skip
-"""The flag of each field, where it can be passed on as it is."""
+"""The flag of each field whose value is passed on unchanged."""
 SCHEME_FLAGS = (
     "quant_scheme", "group_size", "exclude_layers", "kv_cache_dtype", "layer_quant_scheme", "preset_file", "strict",
 )  # fmt: skip
@@ -45,7 +45,7 @@ EXPORT_FLAGS = ("model_export", "custom_mode", "export_weight_format")
 
 
 def task_of(options: argparse.Namespace) -> Task:
-    """The flags as a Task. Raises ConfigError for a value that is not there (yet), with the list of what is."""
+    """Return the Task of the flags. Raises ConfigError for an unknown value, with the list of the known ones."""
     return Task(
         **_model(options),
         output_dir=Path(options.output_dir).absolute(),
@@ -59,17 +59,17 @@ def task_of(options: argparse.Namespace) -> Task:
 
 
 def _without_windows(options: argparse.Namespace) -> EvaluationConfig:
-    """Nothing is measured. Tasks that are named all the same are kept, so that the Task refuses them."""
+    """Return an evaluation without measurements. It keeps tasks, if any are named, so that the Task refuses them."""
     return EvaluationConfig(num_windows=0, tasks=evaluation_of(options).tasks)
 
 
 def calibration_of(options: argparse.Namespace) -> CalibrationConfig:
-    """Which text, and how much of it."""
+    """Return the source and the amount of calibration text."""
     return CalibrationConfig(**{field: getattr(options, flag) for field, flag in CALIBRATION_FLAGS.items()})
 
 
 def exports_of(options: argparse.Namespace) -> tuple[str, ...]:
-    """The formats, each once; ``hf_format`` is the one that the two other flags say."""
+    """Return the formats without duplicates; the two other flags decide the format that ``hf_format`` stands for."""
     _one_of("custom_mode", [options.custom_mode], CUSTOM_MODES)
     _one_of("model_export", options.model_export, MODEL_EXPORTS)
     _one_of("export_weight_format", [options.export_weight_format], WEIGHT_FORMATS)
@@ -92,7 +92,7 @@ def exports_of(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _model(options: argparse.Namespace) -> dict[str, Any]:
-    """A folder as it is; else what looks like a Hub id is one, as in the script of Quark, at the commit it has now."""
+    """Return the fields for the model: an existing folder, or a Hub id at its current commit, as in Quark's script."""
     folder = Path(options.model_dir)
     if folder.exists() or not is_model_id(options.model_dir):
         if options.revision:
@@ -104,9 +104,9 @@ def _model(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def request_of(options: argparse.Namespace, given: set[str]) -> dict[str, Any]:
-    """The fields of a request to the service (``api.jobs.schemas.JobRequest``) that the flags say, beside the model.
+    """Return the fields of a request to the service (``api.jobs.schemas.JobRequest``) without the model.
 
-    Only what was ``given`` is sent: the service fills in its own defaults. Raises ConfigError.
+    They come from the flags in ``given`` alone: the service fills in its own defaults. Raises ConfigError.
     """
     body: dict[str, Any] = {name: getattr(options, name) for name in plain_options() if name in given}
     if config := _config_request(options, given):
@@ -126,8 +126,8 @@ def request_of(options: argparse.Namespace, given: set[str]) -> dict[str, Any]:
 
 
 def _config_request(options: argparse.Namespace, given: set[str]) -> dict[str, Any]:
-    """The config of a request: by the preset's name where that says it all, so that lists can show it."""
-    scheme, algorithms = given & {*SCHEME_FLAGS}, [one.to_dict() for one in _chain(options)]
+    """Return the config of a request; it names the preset where possible, so that lists can show it."""
+    scheme, algorithms = given & {*SCHEME_FLAGS}, [algorithm.to_dict() for algorithm in _chain(options)]
     if scheme and "quant_scheme" not in given:
         raise ConfigError(
             f"--{min(scheme)} changes a scheme, but no scheme is given.", code="config_required",
@@ -148,9 +148,9 @@ def _config_request(options: argparse.Namespace, given: set[str]) -> dict[str, A
 
 
 def config_of_flags(options: argparse.Namespace) -> Config:
-    """The config of the flags: a preset or a file, then what single flags change of it."""
+    """Return the config of the flags: a preset or a file, with the changes that other flags make."""
     exclude = None if options.exclude_layers is None else tuple(options.exclude_layers)
-    known = presets.PRESETS if options.preset_file is None else presets.read_presets(Path(options.preset_file))
+    named = presets.PRESETS if options.preset_file is None else presets.read_presets(Path(options.preset_file))
     if options.quant_scheme.endswith(".json"):
         if options.group_size is not None or exclude is not None:
             raise ConfigError(
@@ -160,15 +160,15 @@ def config_of_flags(options: argparse.Namespace) -> Config:
             )
         config = read_config(_read_json(options.quant_scheme))
     else:
-        config = presets.resolve(options.quant_scheme, group_size=options.group_size, exclude=exclude, presets=known)
-    config = replace(config, layer_quant_config=_with_layer_schemes(config, options.layer_quant_scheme, known))
+        config = presets.resolve(options.quant_scheme, group_size=options.group_size, exclude=exclude, presets=named)
+    config = replace(config, layer_quant_config=_with_layer_schemes(config, options.layer_quant_scheme, named))
     config = presets.with_kv_cache(config, options.kv_cache_dtype) if options.kv_cache_dtype else config
     config = replace(config, strict=True) if options.strict else config
     return _with_algorithms(config, options)
 
 
 def _read_json(file: str) -> dict[str, Any]:
-    """The object in a JSON file. Raises ConfigError ``invalid_config``."""
+    """Read the object in a JSON file. Raises ConfigError ``invalid_config``."""
     try:
         data = json.loads(Path(file).read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -179,15 +179,15 @@ def _read_json(file: str) -> dict[str, Any]:
 
 
 def _with_layer_schemes(
-    config: Config, given: Sequence[tuple[str, str]], known: Mapping[str, presets.Preset]
+    config: Config, pairs: Sequence[tuple[str, str]], named: Mapping[str, presets.Preset]
 ) -> dict[str, QuantizationConfig]:
-    """The patterns of --layer_quant_scheme, and those of ``config`` behind them.
+    """Return the patterns of --layer_quant_scheme, followed by those of ``config``.
 
-    Raises ConfigError for a pattern that has two schemes, and for a preset that says more than the scheme of a layer.
+    Raises ConfigError for a pattern that has two schemes, and for a preset that sets more than the scheme of a layer.
     """
-    named: dict[str, QuantizationConfig] = {}
-    for pattern, scheme in given:
-        chosen = presets.resolve(scheme, presets=known)
+    layers: dict[str, QuantizationConfig] = {}
+    for pattern, scheme in pairs:
+        chosen = presets.resolve(scheme, presets=named)
         if chosen != replace(Config(global_quant_config=chosen.global_quant_config), exclude=chosen.exclude):
             raise ConfigError(
                 f"--layer_quant_scheme sets only the scheme of a layer, but the preset {scheme} sets more.",
@@ -195,7 +195,7 @@ def _with_layer_schemes(
                 hint="Use a preset with only a global_quant_config, or write a config file.",
                 field="/layer_quant_config",
             )
-        before = named.get(pattern, config.layer_quant_config.get(pattern, chosen.global_quant_config))
+        before = layers.get(pattern, config.layer_quant_config.get(pattern, chosen.global_quant_config))
         if before != chosen.global_quant_config:
             raise ConfigError(
                 f"The pattern '{pattern}' of --layer_quant_scheme already has another scheme.",
@@ -203,12 +203,12 @@ def _with_layer_schemes(
                 hint="Use each pattern only once, and not if the config file of --quant_scheme already has it.",
                 field="/layer_quant_config",
             )
-        named[pattern] = chosen.global_quant_config
-    return {**named, **config.layer_quant_config}
+        layers[pattern] = chosen.global_quant_config
+    return {**layers, **config.layer_quant_config}
 
 
 def _with_algorithms(config: Config, options: argparse.Namespace) -> Config:
-    """``config`` with the chain of the flags, if they name one."""
+    """Return ``config`` with the algorithms of the flags, if they name any."""
     chain = _chain(options)
     if chain and config.algo_config:
         raise ConfigError(
@@ -221,7 +221,7 @@ def _with_algorithms(config: Config, options: argparse.Namespace) -> Config:
 
 
 def _chain(options: argparse.Namespace) -> list[Any]:
-    """The algorithms of the flags: --pre_quantization_optimization as given, then --quant_algo."""
+    """Return the algorithms of the flags: --pre_quantization_optimization in order, then --quant_algo."""
     before = options.pre_quantization_optimization
     after = [name.strip() for name in options.quant_algo.split(",")] if options.quant_algo else []
     _one_of("pre_quantization_optimization", before, QUANT_ALGOS)
@@ -239,31 +239,31 @@ def _chain(options: argparse.Namespace) -> list[Any]:
     return chain
 
 
-def _algorithm_files(given: Sequence[tuple[str, str]]) -> dict[type, Any]:
-    """The configs in the files of --quant_algo_config_file, by their class."""
-    _one_of("quant_algo_config_file", [name for name, _ in given], QUANT_ALGOS)
-    found: dict[type, Any] = {}
-    for name, path in given:
+def _algorithm_files(pairs: Sequence[tuple[str, str]]) -> dict[type, Any]:
+    """Read the configs in the files of --quant_algo_config_file, by their class."""
+    _one_of("quant_algo_config_file", [name for name, _ in pairs], QUANT_ALGOS)
+    configs: dict[type, Any] = {}
+    for name, path in pairs:
         algorithm = load_quant_algo_config_from_file(path)
-        if type(algorithm) is not type(config_of(name)) or type(algorithm) in found:
-            fault = f"the file is for {algorithm.name}" if type(algorithm) not in found else "so is an earlier file"
+        if type(algorithm) is not type(config_of(name)) or type(algorithm) in configs:
+            fault = f"the file is for {algorithm.name}" if type(algorithm) not in configs else "so is an earlier file"
             raise ConfigError(
                 f"--quant_algo_config_file names {path} for {name}, but {fault}.",
                 code="invalid_algo_config",
                 hint="Use the algorithm named in the file, and one file per algorithm.",
             )
-        found[type(algorithm)] = algorithm
-    return found
+        configs[type(algorithm)] = algorithm
+    return configs
 
 
-def _one_of(flag: str, given: Sequence[str], allowed: Sequence[str]) -> None:
-    for value in given or ():
+def _one_of(flag: str, values: Sequence[str], allowed: Sequence[str]) -> None:
+    for value in values or ():
         if value not in allowed:
             raise unknown_value(f"--{flag}", value, allowed, code=f"unknown_{flag}")
 
 
 def evaluation_of(options: argparse.Namespace) -> EvaluationConfig:
-    """Raises ConfigError ``invalid_evaluation``."""
+    """Return the evaluation of the flags. Raises ConfigError ``invalid_evaluation``."""
     try:
         return EvaluationConfig.model_validate(
             {
@@ -283,7 +283,7 @@ def evaluation_of(options: argparse.Namespace) -> EvaluationConfig:
 
 
 def _names(text: str | None) -> tuple[str, ...]:
-    """A comma list."""
+    """Split a comma-separated list."""
     return tuple(name.strip() for name in text.split(",")) if text else ()
 
 
@@ -293,11 +293,11 @@ def _mix_config(options: argparse.Namespace) -> MixConfig:
 
 
 def mix_of(options: argparse.Namespace) -> dict[str, Any]:
-    """What ``mixing.command.mix`` is called with. Raises ConfigError."""
+    """Return the arguments of ``mixed_precision.command.mix``. Raises ConfigError."""
     _one_of("model_export", [options.model_export], MODEL_EXPORTS)
-    known = presets.PRESETS if options.preset_file is None else presets.read_presets(Path(options.preset_file))
+    named = presets.PRESETS if options.preset_file is None else presets.read_presets(Path(options.preset_file))
     return {
-        "asked": resolve_schemes(_mix_config(options), known),
+        "asked": resolve_schemes(_mix_config(options), named),
         "calibration": calibration_of(options),
         "export": "quark" if options.model_export == "hf_format" else options.model_export,
     }

@@ -1,12 +1,12 @@
 """The engine's command line.
 
 ``python -m quantcore --model_dir ... --output_dir ... --quant_scheme ...`` quantizes, with the flags of the
-quantization script of AMD Quark. ``convert`` takes a quantized model into another format, ``evaluate`` measures one,
-``speed`` times a program that serves one, ``compare`` shows several results. ``mix`` chooses the scheme of each layer
-for a size or a quality. ``plan`` says what a job would need of given hardware. ``presets`` and ``schema`` print what a
-scheme can be, ``pull`` fetches a model from the Hub. Four subcommands serve programs: ``run TASK.json`` (what a worker
-starts; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE`` (what an
-uploaded data file holds), ``publish`` (an artifact on its way out; the task is on standard input).
+quantization script of AMD Quark. ``convert`` writes a quantized model in another format, ``evaluate`` measures a
+model, ``speed`` times a program that serves it, ``compare`` shows several results. ``mix`` chooses the scheme of each
+layer for a size or a quality. ``plan`` shows the resources that a job would need. ``presets`` and ``schema`` print the
+possible schemes, ``pull`` fetches a model from the Hub. Four subcommands are for programs: ``run TASK.json`` (started
+by a worker; JSON lines on stdout), ``verify FOLDER EXPECTED`` (the proof's fresh process), ``examine FILE`` (the
+content of an uploaded data file), ``publish`` (uploads an artifact; the task is on standard input).
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ T = TypeVar("T")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 1 a known failure (explained) or a task of an evaluation that failed, 2 wrong usage,
-    130 interrupted."""
+    """Run a command and return its exit status.
+
+    0: done, 1: a known failure (explained) or a failed task of an evaluation, 2: wrong usage, 130: interrupted.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, _stop)
     commands: dict[str, Callable[[list[str]], int]] = {
@@ -68,34 +70,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _rank() -> int | None:
-    """Which one of those that torchrun started; None without it."""
+    """Return the rank of this process among those that torchrun started; None without torchrun."""
     return int(os.environ["RANK"]) if "RANK" in os.environ else None
 
 
 def _is_first_rank() -> bool:
-    """Also without torchrun."""
+    """Return True on the first rank, and without torchrun."""
     return not _rank()
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    """SIGTERM unwinds like Ctrl-C, so that half-written folders are removed."""
+    """Raise KeyboardInterrupt on SIGTERM, as Ctrl-C does, so that half-written folders are removed."""
     raise KeyboardInterrupt
 
 
 def _run(arguments: list[str]) -> int:
-    """``run TASK.json``: quantize, one JSON line per event on stdout."""
+    """Run ``run TASK.json``: quantize, and print one JSON line per event on stdout."""
     if len(arguments) != 1:
         print("usage: python -m quantcore run TASK.json", file=sys.stderr)
         return 2
     if _rank() is not None:
-        end_with_parent()  # joining the others does so too, but that is seconds away
-    # A task of the evaluation that failed is in the report, and the job has its result: that is no failure here.
+        end_with_parent()  # joining the other ranks does so too, but seconds later
+    # A failed task of the evaluation is in the report, and the job has its result: that is no failure here.
     work = _saying_nothing(lambda emit: _pipeline(read_task(Path(arguments[0])), emit))
     return _reporting(work, print_json_lines())
 
 
 def _verify(arguments: list[str]) -> int:
-    """``verify FOLDER EXPECTED``: hold the files in FOLDER against what the pipeline noted in EXPECTED."""
+    """Run ``verify FOLDER EXPECTED``: compare the files in FOLDER with the pipeline's notes in EXPECTED."""
     if len(arguments) != 2:
         print("usage: python -m quantcore verify FOLDER EXPECTED", file=sys.stderr)
         return 2
@@ -124,7 +126,7 @@ def _examine(arguments: list[str]) -> int:
 
 
 def _convert(arguments: list[str]) -> int:
-    """``convert MODEL_DIR OUTPUT_DIR --to FORMAT``: another format, the same codes."""
+    """Run ``convert MODEL_DIR OUTPUT_DIR --to FORMAT``: write another format with the same codes."""
     formats = ", ".join(EXPORTERS)
     flags = Flags(
         prog="bitfoundry convert",
@@ -151,7 +153,7 @@ def _convert(arguments: list[str]) -> int:
 
 
 def _evaluate(arguments: list[str]) -> int:
-    """``evaluate MODEL [--against ORIGINAL]``: measure a model that is there."""
+    """Run ``evaluate MODEL [--against ORIGINAL]``: measure an existing model."""
     flags = _of_a_model("evaluate", "Evaluate a model: perplexity, divergence from the original, tasks.")
     add_evaluation(flags)
     where = "run the tasks in vLLM; the Python interpreter of an environment with vllm and lm_eval"
@@ -164,9 +166,9 @@ def _evaluate(arguments: list[str]) -> int:
         from quantcore.runtime.ranks import joined
 
         limit_threads()
-        given = options.model, options.against, evaluation_of(options), emit
+        inputs = options.model, options.against, evaluation_of(options), emit
         with joined() as ranks:
-            return evaluate(*given, vllm_python=options.vllm, ranks=ranks)
+            return evaluate(*inputs, vllm_python=options.vllm, ranks=ranks)
 
     if not _is_first_rank():
         return _reporting(_saying_nothing(work), print_json_lines(sys.stderr))
@@ -176,7 +178,7 @@ def _evaluate(arguments: list[str]) -> int:
 
 
 def _speed(arguments: list[str]) -> int:
-    """``speed MODEL [--against ORIGINAL]``: how fast a program serves it."""
+    """Run ``speed MODEL [--against ORIGINAL]``: time a program that serves the model."""
     flags = _of_a_model("speed", "Benchmark a model in a serving program: tokens per second and memory.")
     add_speed(flags)
     options = flags.parse_args(arguments)
@@ -193,7 +195,7 @@ def _speed(arguments: list[str]) -> int:
 
 
 def _compare(arguments: list[str]) -> int:
-    """``compare FOLDER ...``: results of one model, size against quality."""
+    """Run ``compare FOLDER ...``: compare results for one model by size and quality."""
     from quantcore.cli.console import explain, show_comparison
     from quantcore.report.compare import compare
 
@@ -202,16 +204,16 @@ def _compare(arguments: list[str]) -> int:
     flags.add_argument("--json", action="store_true", help="print the table as JSON")
     options = flags.parse_args(arguments)
     try:
-        found = compare(options.folders)
+        comparison = compare(options.folders)
     except QuantError as error:
         explain(error)
         return 1
-    (_print_json if options.json else show_comparison)(found)
+    (_print_json if options.json else show_comparison)(comparison)
     return 0
 
 
 def _mix(arguments: list[str]) -> int:
-    """``mix MODEL --schemes A B --max_size 90MB``: a config with the scheme that suits each layer."""
+    """Run ``mix MODEL --schemes A B --max_size 90MB``: write a config with the scheme that suits each layer."""
     flags = Flags(
         prog="bitfoundry mix",
         description="Choose the scheme of each layer for a target size or quality, and write the config.",
@@ -227,10 +229,10 @@ def _mix(arguments: list[str]) -> int:
         from quantcore.runtime.devices import limit_threads
 
         limit_threads()
-        found = mix(options.model, emit=emit, **mix_of(options))
+        result = mix(options.model, emit=emit, **mix_of(options))
         if options.output is not None:
-            options.output.write_text(json.dumps(found["config"], indent=2) + "\n", "utf-8")
-        return found
+            options.output.write_text(json.dumps(result["config"], indent=2) + "\n", "utf-8")
+        return result
 
     from quantcore.cli.console import show_mix
 
@@ -238,12 +240,12 @@ def _mix(arguments: list[str]) -> int:
 
 
 def _plan(arguments: list[str]) -> int:
-    """``plan MODEL --devices 8x80GB ...``: executor, memory, disk and time. Status 1 if it does not fit."""
+    """Run ``plan MODEL --devices 8x80GB ...``: show executor, memory, disk and time. Status 1 if it does not fit."""
     from quantcore.cli import plan_command as planning
 
     options = planning.parser().parse_args(arguments)
     try:
-        found = planning.answer(options)
+        capacity = planning.answer(options)
     except QuantError as error:
         if options.json:
             print_json_lines()(Failed(error.code, error.message, error.hint, error.retryable))
@@ -252,12 +254,12 @@ def _plan(arguments: list[str]) -> int:
 
             explain(error)
         return 1
-    (planning.show_json if options.json else planning.show)(found)
-    return 0 if found.fits else 1
+    (planning.show_json if options.json else planning.show)(capacity)
+    return 0 if capacity.fits else 1
 
 
 def _publish(arguments: list[str]) -> int:
-    """``publish``: of standard input the first line is the token for the Hub (or empty), the rest the task."""
+    """Run ``publish``: read the Hub token (or an empty line) and then the task from standard input."""
     if arguments:
         print("usage: python -m quantcore publish < TOKEN-AND-TASK", file=sys.stderr)
         return 2
@@ -280,7 +282,7 @@ def _publish(arguments: list[str]) -> int:
 
 
 def _pull(arguments: list[str]) -> int:
-    """``pull MODEL_ID --output_dir DIR``: a model from the Hub, each file checked."""
+    """Run ``pull MODEL_ID --output_dir DIR``: download a model from the Hub and check each file."""
     flags = Flags(
         prog="bitfoundry pull",
         description="Download a model from the Hugging Face Hub and verify the hash of each file. A private or gated "
@@ -308,8 +310,8 @@ def _pull(arguments: list[str]) -> int:
 
 
 def _presets(arguments: list[str]) -> int:
-    """``presets [FILE]``: the named schemes, with those of a file, as JSON."""
-    found = presets.read_presets(Path(arguments[0])) if arguments else presets.PRESETS
+    """Run ``presets [FILE]``: print the named schemes, with those of a file, as JSON."""
+    named = presets.read_presets(Path(arguments[0])) if arguments else presets.PRESETS
     rows = {
         name: {
             "title": preset.title,
@@ -317,14 +319,14 @@ def _presets(arguments: list[str]) -> int:
             "exports": formats_for(preset.config),
             "config": preset.config.to_dict(),
         }
-        for name, preset in found.items()
+        for name, preset in named.items()
     }
     _print_json(rows)
     return 0
 
 
 def _schema(arguments: list[str]) -> int:
-    """``schema``: the JSON Schema of a config."""
+    """Run ``schema``: print the JSON Schema of a config."""
     _print_json(json_schema())
     return 0
 
@@ -349,7 +351,7 @@ def _quantize(arguments: list[str]) -> int:
 
 
 def _of_a_model(command: str, description: str) -> argparse.ArgumentParser:
-    """The flags of a command that measures a model."""
+    """Return the flags of a command that measures a model."""
     flags = Flags(prog=f"bitfoundry {command}", description=description)
     flags.add_argument("model", help="folder, GGUF file, or model on the Hub, quantized or not")
     flags.add_argument("--against", metavar="ORIGINAL", help="original (float) model to compare with")
@@ -362,7 +364,7 @@ def _print_json(result: object) -> None:
 
 
 def _shown(work: Callable[[Emit], T], show: Callable[[T], object]) -> int:
-    """Run ``work`` under a progress bar, then ``show`` what it gave; a QuantError is explained and gives status 1."""
+    """Run ``work`` under a progress bar, then ``show`` its result; a QuantError is explained and gives status 1."""
     from quantcore.cli.console import explain, progress_display
 
     try:
@@ -382,7 +384,7 @@ def _status_of(done: object) -> int:
 
 
 def _saying_nothing(work: Callable[[Emit], object]) -> Callable[[Emit], None]:
-    """``work`` without its result, which then does not decide the exit status."""
+    """Return ``work`` without its result, so that the result does not decide the exit status."""
 
     def alone(emit: Emit) -> None:
         work(emit)
@@ -401,7 +403,7 @@ def _pipeline(task: Task, emit: Emit) -> Report | None:
 
 
 def _reporting(work: Callable[[Emit], object], emit: Emit) -> int:
-    """Run ``work``; a QuantError becomes the last event and status 1. Of ranks that miss another, the first says so."""
+    """Run ``work``; a QuantError becomes the last event and status 1. Only the first rank reports a lost rank."""
     try:
         with explained(emit) as noting:
             return _status_of(work(noting))

@@ -1,4 +1,4 @@
-"""``plan MODEL ...``: what a job would need of given hardware, from a config.json or from headers."""
+"""``plan MODEL ...``: the resources that a job would need on given hardware, from a config.json or from headers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def answer(options: argparse.Namespace) -> Capacity:
-    """Raises QuantError for a model that is not understood, or a job that cannot work."""
+    """Plan the job of the flags. Raises QuantError for a model that is not understood, or a job that cannot work."""
     hardware = parse_hardware(options.devices, options.nodes, options.host_memory, options.disk)
     headers = read_outline(options.model)
     return plan_for(
@@ -52,7 +52,7 @@ def answer(options: argparse.Namespace) -> Capacity:
 
 
 def read_outline(model: str) -> ModelHeaders:
-    """The tensors that the files have, or those that config.json promises where there are no files."""
+    """Read the headers of the weight files; without files, derive the tensors from config.json."""
     path = Path(model)
     if not path.exists() and hub.is_model_id(model):
         return hub.read_headers(model)[0]
@@ -67,7 +67,7 @@ def read_outline(model: str) -> ModelHeaders:
 
 
 def show(found: Capacity) -> None:
-    """The answer for a person."""
+    """Print the plan for a person."""
     console = Console()
     verdict = "[bold green]fits[/]" if found.fits else "[bold red]does not fit[/]"
     hardware = found.hardware
@@ -120,8 +120,8 @@ def _table(title: str, parts: Mapping[str, float], form: Any = _gb) -> Table:
     return table
 
 
-def _executors(found: Capacity) -> Table:
+def _executors(capacity: Capacity) -> Table:
     table = Table(title="executors", title_justify="left", show_header=False, box=None, min_width=48)
-    for one in found.candidates:
-        table.add_row(one.executor, _gb(one.num_bytes), "fits" if one.fits else "does not fit")
+    for candidate in capacity.candidates:
+        table.add_row(candidate.executor, _gb(candidate.num_bytes), "fits" if candidate.fits else "does not fit")
     return table

@@ -1,6 +1,6 @@
-"""What a job is asked to do: the config of a quantization and of its algorithms, presets, calibration, the job itself.
+"""The configs of a job: the quantization, its algorithms, presets, calibration, and the job as a whole.
 
-``from quantcore.config import Config, parse_config`` is a promise to users. No torch.
+``from quantcore.config import Config, parse_config`` is stable public API. No torch.
 """
 
 from __future__ import annotations

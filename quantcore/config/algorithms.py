@@ -1,10 +1,10 @@
-"""What a user may say about algorithms, in the seeds' and AMD Quark's names: validated values, no algorithm's code.
+"""The options of the algorithms as validated values, named as in AMD Quark; the algorithms' code is elsewhere.
 
-``ALGORITHMS`` holds the class of options of every algorithm by its name. An installed package adds its own by the
-entry points ``bitfoundry.transforms`` and ``bitfoundry.solvers`` (docs/extending/algorithm.md).
+``ALGORITHMS`` maps the name of each algorithm to the class of its options. An installed package adds its own through
+the entry points ``bitfoundry.transforms`` and ``bitfoundry.solvers`` (docs/extending/algorithm.md).
 
-Edges between layers (``scaling_layers``) are discovered and proven by the engine; what a config file lists is kept so
-that files written for AMD Quark can be given as they are.
+The engine discovers and proves the edges between layers by itself; ``scaling_layers`` is accepted so that files written
+for AMD Quark work unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quantcore.registry import Registry
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ScalingLayer(Value):
-    """One edge as AMD Quark writes it: the scale of ``layers``' common input is folded into ``prev_op``.
+    """An edge as AMD Quark writes it: the scale of ``layers``' common input is folded into ``prev_op``.
 
     ``inp`` is the layer whose input is watched, ``module2inspect`` the module whose output error is measured.
     """
@@ -45,10 +45,10 @@ class TransformConfig(Value):
     """The options of a transform, which changes weights before they are rounded. A chain may have several.
 
     A class of an installed package also has a method ``create`` that makes the transform (see ``quantcore.transforms``)
-    of these options. It imports torch when it is called, as the class itself must be readable without.
+    from these options. It imports torch only when called, because the class itself must be importable without.
 
-    ``num_grams``: how many matrices [inputs, inputs] it learns of every input. ``on_one_process``: no ranks can share
-    it.
+    ``num_grams``: the number of matrices [inputs, inputs] that it learns for each input. ``on_one_process``: ranks
+    cannot share its work.
     """
 
     num_grams: ClassVar[int] = 0
@@ -60,7 +60,7 @@ class TransformConfig(Value):
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether it looks at calibration data."""
+        """True if the algorithm uses calibration data."""
         return True
 
 
@@ -70,9 +70,9 @@ class SolverConfig(Value):
 
     A class of an installed package also has a method ``create``, as transforms have (see ``quantcore.solvers``).
 
-    ``compares``: it sees what the float model makes of the calibration data beside what the quantized one does.
-    ``num_grams`` and ``on_one_process``: as of transforms. ``num_factors``: how many matrices of that size it holds
-    besides while it solves the layers of one input.
+    ``compares``: it uses the activations of the float model beside those of the quantized one. ``num_grams`` and
+    ``on_one_process``: as for transforms. ``num_factors``: the number of further matrices of that size in memory while
+    it solves the layers of one input.
     """
 
     compares: ClassVar[bool] = False
@@ -85,7 +85,7 @@ class SolverConfig(Value):
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether it looks at calibration data."""
+        """True if the algorithm uses calibration data."""
         return True
 
 
@@ -106,7 +106,8 @@ class SmoothQuantConfig(TransformConfig):
 class AutoSmoothQuantConfig(TransformConfig):
     """SmoothQuant whose alpha is searched for every edge, in steps of 0.05, by the error of the consumers' outputs.
 
-    ``compute_scale_loss`` measures that error, of weights and inputs quantized as planned, on a sample of the tokens.
+    ``compute_scale_loss`` is the measure of that error. It is computed on a sample of the tokens, with weights and
+    inputs quantized as planned.
     """
 
     name: Literal["autosmoothquant"] = "autosmoothquant"
@@ -117,7 +118,7 @@ class AutoSmoothQuantConfig(TransformConfig):
 class AWQConfig(TransformConfig):
     """AWQ, activation-aware weight quantization (Lin et al. 2023): weights that meet large inputs are scaled up.
 
-    How much is searched for every edge by the error that rounding the weights leaves; inputs stay as they are.
+    The scale of every edge is searched by the error that rounding the weights leaves; inputs are not quantized.
     """
 
     num_grams: ClassVar[int] = 1
@@ -128,7 +129,7 @@ class AWQConfig(TransformConfig):
 class RTNConfig(SolverConfig):
     """Rounding to the nearest code, with ranges searched so that the layer's output changes least (``range_search``).
 
-    Without it, and without any solver, ranges are those that the spec's observer finds in the weight alone.
+    Without it, and without any solver, the spec's observer finds the ranges in the weight alone.
     """
 
     name: Literal["rtn"] = "rtn"
@@ -143,15 +144,15 @@ class RTNConfig(SolverConfig):
 class GPTQConfig(SolverConfig):
     """GPTQ (Frantar et al. 2022). ``damp_percent``: share of the Hessian's mean diagonal that is added to it.
 
-    None is as much as the number of tokens calls for: the fewer there were for each input, the more. ``desc_act``
-    rounds the inputs with most power first. ``static_groups`` fixes every group's range beforehand; without it ranges
-    are found when a group is reached, and ``desc_act`` orders whole groups. Neither leaves an index of groups in files.
-    ``range_search`` chooses ranges by what their errors do to the layer's output, instead of the spec's observer.
+    None chooses it by the number of tokens: the fewer tokens per input, the larger. ``desc_act`` rounds the inputs with
+    the most power first. ``static_groups`` fixes every group's range beforehand; without it ranges are found when a
+    group is reached, and ``desc_act`` orders whole groups. Neither writes an index of groups into the files.
+    ``range_search`` chooses ranges by the error of the layer's output, instead of the spec's observer.
     ``true_sequential`` takes the inputs of each layer from the quantized layers before it, also within a block:
-    several passes over the calibration text a block instead of one. AMD Quark's default is true; inputs of the float
+    several passes over the calibration text per block instead of one. AMD Quark's default is true; inputs of the float
     model gave no worse results in a third of the time, and GPTAQ does better with the quantized ones.
-    ``hessian_dtype`` is what is factorized; ``block_size`` is accepted for files written for other tools: blocks are
-    cut by halves here.
+    ``hessian_dtype`` is the dtype of the factorized matrix. ``block_size`` has no effect, because blocks are halved
+    recursively here; it is accepted for files written for other tools.
     """
 
     num_factors: ClassVar[int] = 3
@@ -167,10 +168,10 @@ class GPTQConfig(SolverConfig):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class GPTAQConfig(GPTQConfig):
-    """GPTAQ (Li et al. 2025): GPTQ that also corrects what the quantized layers before changed in the input.
+    """GPTAQ (Li et al. 2025): GPTQ that also corrects the change of the input by the quantized layers before.
 
-    ``alpha`` is the share of that correction. Inputs come through the quantized blocks before, never through part of
-    one: ``true_sequential`` does not apply.
+    ``alpha`` is the share of that correction. Inputs come through whole quantized blocks, so ``true_sequential`` does
+    not apply.
     """
 
     compares: ClassVar[bool] = True
@@ -192,7 +193,7 @@ class QronosConfig(GPTQConfig):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RotatedLayers(Value):
-    """Where AMD Quark writes down that the stream passes: from ``prev_modules`` through a norm to ``next_modules``."""
+    """A passage of the residual stream as AMD Quark lists it: ``prev_modules``, then a norm, then ``next_modules``."""
 
     prev_modules: tuple[str, ...] = ()
     norm_module: str | None = None
@@ -205,15 +206,15 @@ _StreamLayers = dict[Literal["first_layer", "middle_layers", "last_layer"], tupl
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RotationConfig(TransformConfig):
-    """Rotation (QuaRot, Ashkboos et al. 2024): outliers of a channel are spread over all.
+    """Rotation (QuaRot, Ashkboos et al. 2024), which spreads the outliers of a channel over all channels.
 
-    ``r1`` turns the residual stream, ``r2`` the values of each head: both are folded into weights and cost nothing
-    later. ``r3`` (each head of queries and keys, behind RoPE) and ``r4`` (the input of the last layer of an MLP) work
-    while the model runs, and no file holds them: ``ModelQuantizer`` does them. With ``r3`` outputs of k_proj are
-    quantized behind it.
-    ``random_r1`` and ``random_r2`` add random signs by ``seed``, without which one channel gets the sum of all;
-    ``rotation_size`` turns blocks of so many channels. Of what AMD Quark's files say besides, names of modules are not
-    needed, and only fixed rotations are available.
+    ``r1`` rotates the residual stream, ``r2`` the values of each head: both are folded into weights and cost nothing at
+    run time. ``r3`` (each head of queries and keys, behind RoPE) and ``r4`` (the input of the last layer of an MLP) are
+    applied while the model runs; only ``ModelQuantizer`` supports them, because no file can hold them. With ``r3``
+    the outputs of k_proj are quantized behind the rotation.
+    ``random_r1`` and ``random_r2`` add random signs by ``seed``; without them one channel gets the sum of all.
+    ``rotation_size`` is the number of channels of the blocks that are rotated. The other fields are AMD Quark's: names
+    of modules are not needed, and only fixed rotations are available.
     """
 
     name: Literal["rotation"] = "rotation"
@@ -258,9 +259,9 @@ class AutoRoundConfig(SolverConfig):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class BiasCorrectionConfig(Value):
-    """Bias correction (Nagel et al. 2019): what rounding adds to a layer's mean output is taken from its bias.
+    """Bias correction (Nagel et al. 2019): subtracts from a layer's bias the change of its mean output by rounding.
 
-    Layers without a bias stay as they are: a model does not get parameters that its class does not have.
+    Layers without a bias stay as they are, because the model's class has no parameter for one.
     """
 
     num_grams: ClassVar[int] = 0
@@ -270,7 +271,7 @@ class BiasCorrectionConfig(Value):
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether it looks at calibration data."""
+        """True if the algorithm uses calibration data."""
         return True
 
 
@@ -303,7 +304,7 @@ BUILT_IN_NAMES = frozenset((*NAMES, "smooth"))
 
 
 def _check(name: str, entry: Any) -> None:
-    """Raises ValueError unless ``entry`` is a class of options of that name, with which a chain can work."""
+    """Raise ValueError unless ``entry`` is a usable class of options for the algorithm ``name``."""
     if not (isinstance(entry, type) and issubclass(entry, TransformConfig | SolverConfig) and is_dataclass(entry)):
         raise ValueError("it is no dataclass derived from TransformConfig or SolverConfig")
     if not callable(getattr(entry, "create", None)):
@@ -320,22 +321,22 @@ for _options in get_args(get_args(BuiltIn)[0]):
 
 
 def algorithm_names() -> tuple[str, ...]:
-    """The names of all algorithms; those of installed packages and of this process come last."""
+    """Return the names of all algorithms; those of installed packages and of this process come last."""
     return (*NAMES, *_added())
 
 
 def creators(base: type) -> dict[str, Any]:
-    """``create`` of the algorithms that are not built in and whose options derive from ``base``, by their names."""
+    """Return ``create``, by name, of the algorithms that are not built in and whose options derive from ``base``."""
     return {name: options.create for name, options in _added().items() if issubclass(options, base)}
 
 
 def _added() -> dict[str, Any]:
-    """The options of the algorithms that are not built in."""
+    """Return the options of the algorithms that are not built in."""
     return {name: ALGORITHMS.get(name) for name in ALGORITHMS if name not in BUILT_IN_NAMES}
 
 
 class _AddedAsWell:
-    """An annotation: pydantic validates, and describes, the options of added algorithms beside the built-in ones."""
+    """Annotation with which pydantic validates and describes added algorithms beside the built-in ones."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
@@ -367,12 +368,12 @@ _ADAPTER: TypeAdapter[Any] = TypeAdapter(AlgoConfig)
 
 
 def config_of(name: str) -> Any:
-    """The config of the algorithm called ``name`` with its defaults."""
+    """Return the config of the algorithm called ``name`` with its defaults."""
     return _ADAPTER.validate_python({"name": name})
 
 
 def check_chain(algo_config: Sequence[Any]) -> None:
-    """Raises ValueError unless ``algo_config`` is transforms, at most one solver, corrections: each kind once."""
+    """Raise ValueError unless ``algo_config`` is transforms, at most one solver, corrections: each kind once."""
     solvers: list[Any] = [algorithm for algorithm in algo_config if isinstance(algorithm, SolverConfig)]
     if len(solvers) > 1:
         names = " and ".join(solver.name for solver in solvers)
@@ -381,7 +382,7 @@ def check_chain(algo_config: Sequence[Any]) -> None:
     if in_order != list(algo_config):
         late = next(after for after, before in zip(algo_config, in_order, strict=True) if after is not before)
         what = "rounds the weights" if late in solvers else "corrects what rounding did"
-        raise ValueError(f"{late.name} {what}, so it comes last: {', '.join(one.name for one in in_order)}")
+        raise ValueError(f"{late.name} {what}, so it comes last: {', '.join(algorithm.name for algorithm in in_order)}")
     kinds = [type(algorithm) for algorithm in algo_config]
     twice = next((algorithm for algorithm in algo_config if kinds.count(type(algorithm)) > 1), None)
     if twice is not None:
@@ -393,7 +394,7 @@ def _place(algorithm: Any) -> int:
 
 
 def load_quant_algo_config_from_file(file_path: str | Path) -> Any:
-    """The algorithm's config in a JSON file such as ``{"name": "autosmoothquant", "scaling_layers": [...]}``.
+    """Read an algorithm's config from a JSON file such as ``{"name": "autosmoothquant", "scaling_layers": [...]}``.
 
     Raises ConfigError that names the file and the field at fault.
     """

@@ -1,4 +1,4 @@
-"""Which values of a tensor share one scale: cut a tensor into [R, G, S] and put it together again.
+"""Groups of values that share one scale: a tensor is cut into [R, G, S] and put together again.
 
 Legend, here and wherever shapes are named: O out, I in, T tokens, R rows, G groups of a row, S values of one scale.
 """
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Grouping:
-    """``size`` values along ``axis`` share a scale (None: all of them); or blocks of ``block`` rows and columns.
+    """The groups of a tensor: ``size`` values along ``axis`` (None: all), or blocks of ``block`` rows and columns.
 
-    With ``across`` all other axes share it too: one scale a channel instead of one a group.
+    With ``across`` all other axes share the scale too: one scale per channel instead of one per group.
     """
 
     axis: int | None = None
@@ -28,7 +28,7 @@ class Grouping:
     block: tuple[int, int] | None = None
 
     def num_scales(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """(R, G) for a tensor of ``shape``."""
+        """Return the numbers (R, G) of rows and groups for a tensor of ``shape``."""
         if self.block is not None:
             return ceil(shape[0] / self.block[0]), ceil(shape[1] / self.block[1])
         if self.axis is None:
@@ -39,7 +39,7 @@ class Grouping:
         return prod(shape) // length, length // self._size(length)
 
     def split(self, x: torch.Tensor) -> torch.Tensor:
-        """x of any shape as [R, G, S]; a view where the memory allows it. Ragged blocks are filled up with zeros."""
+        """Return x of any shape as [R, G, S]; a view if possible. Incomplete blocks are padded with zeros."""
         rows, groups = self.num_scales(tuple(x.shape))
         if self.block is not None:
             return self._split_blocks(x, rows, groups)
@@ -48,7 +48,7 @@ class Grouping:
         return x.reshape(rows, groups, -1)
 
     def join(self, x_RGS: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-        """The inverse of ``split`` for a tensor of ``shape``."""
+        """Undo ``split`` for a tensor of ``shape``."""
         if self.block is not None:
             height, width = self.block
             rows, groups, _ = x_RGS.shape
@@ -80,7 +80,7 @@ PER_TOKEN = Grouping(axis=-1)
 
 
 def weight_grouping(spec: QuantizationSpec) -> Grouping:
-    """For a weight or a bias in the layout [out, in, *kernel]."""
+    """Return the grouping for a weight or a bias in the layout [out, in, *kernel]."""
     if spec.qscheme is QSchemeType.per_tensor:
         return PER_TENSOR
     if spec.qscheme is QSchemeType.per_block:
@@ -91,7 +91,7 @@ def weight_grouping(spec: QuantizationSpec) -> Grouping:
 
 
 def activation_grouping(spec: QuantizationSpec) -> Grouping:
-    """For an activation [..., tokens, features]."""
+    """Return the grouping for an activation [..., tokens, features]."""
     if spec.qscheme is QSchemeType.per_tensor:
         return PER_TENSOR
     if spec.qscheme is QSchemeType.per_group:

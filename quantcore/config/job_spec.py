@@ -1,7 +1,7 @@
-"""The one value that says what a job does: the core of an API request, a row's column, a lease and the engine's task.
+"""The specification of a job, shared by the API request, the stored row, the lease and the engine's task.
 
-``JobOptions`` holds what a request and a planned job have in common. A new option is one field there, the code that
-uses it, and nothing else: the API's schema, the stored job, the lease, the task and the command's flag follow from it.
+``JobOptions`` holds the fields that a request and a planned job share. A new option is one field there and the code
+that uses it: the API's schema, the stored job, the lease, the task and the command's flag follow from the field.
 A request names its scheme (a preset, or schemes to mix); a ``JobSpec`` holds the whole configs. No torch.
 """
 
@@ -31,14 +31,14 @@ ExportName = Annotated[str, Field(min_length=1, max_length=100)]
 
 
 class Evaluation(TextSource):
-    """How the result is measured, beside the original.
+    """The measurements of the result beside the original.
 
-    ``num_windows`` windows of ``seq_len`` tokens (0: nothing is measured) of held-out text: the part that the
-    calibration leaves of its source, or ``source``, which is named like that, with ``config``, ``split``, ``revision``
-    and ``column``. Windows of such a text start every ``stride`` tokens (default: ``seq_len``); a smaller one gives
-    every token more context. ``num_prompts`` short texts are continued by both models. ``tasks`` of
-    lm-evaluation-harness run with ``limit`` documents and ``num_fewshot`` examples each (None: the task's own),
-    ``batch_size`` at a time.
+    ``num_windows`` windows of ``seq_len`` tokens (0: nothing is measured) come from held-out text: the part of its
+    source that calibration does not use, or a ``source`` of its own, named as for calibration with ``config``,
+    ``split``, ``revision`` and ``column``. Windows of such a source start every ``stride`` tokens (default:
+    ``seq_len``); a smaller stride gives every token more context. ``num_prompts`` short texts are continued by both
+    models. ``tasks`` of lm-evaluation-harness run with ``limit`` documents and ``num_fewshot`` examples each (None: the
+    task's own), ``batch_size`` at a time.
     """
 
     num_windows: Annotated[StrictInt, Field(ge=0, le=1 << 20)] = 12
@@ -58,7 +58,7 @@ class Evaluation(TextSource):
 
     @property
     def text(self) -> CalibrationConfig | None:
-        """Its own text, named as a calibration's is; None for what the calibration leaves."""
+        """The evaluation's own text, named as for calibration; None for the text that calibration leaves."""
         place = {name: getattr(self, name) for name in TextSource.model_fields}
         return None if self.source is None else CalibrationConfig(**place)
 
@@ -66,16 +66,16 @@ class Evaluation(TextSource):
 KEEP = "keep"
 MIN_SCHEMES, MAX_SCHEMES = 2, 8
 NO_SCHEME = QuantizationConfig()
-"""The global scheme of a config beside a mix, which says the algorithms alone."""
+"""The global scheme of a config beside a mix; such a config holds only algorithms."""
 Number = Annotated[float, Field(strict=True)]
 
 
 class MixConfig(Settings):
-    """The scheme of each layer is chosen when the job runs, from what its rounding costs: the best mix for one budget.
+    """A mix of schemes for one budget; the job chooses the scheme of each layer by the measured cost of its rounding.
 
     ``schemes``: presets to choose from; ``keep`` leaves a layer in high precision. The budget is one of ``max_size``
-    (of all files of weights: as "90MB", or bytes), ``max_bits`` (a weight in the layers that are mixed, with scales)
-    and ``max_divergence`` (mean KL from the original in nats a token: the smallest mix that is measured to keep it).
+    (of all weight files: as "90MB", or bytes), ``max_bits`` (per weight in the mixed layers, with scales) and
+    ``max_divergence`` (mean KL from the original in nats per token: the smallest mix that measurably keeps it).
     """
 
     schemes: tuple[str, ...] = Field(
@@ -101,11 +101,11 @@ class MixConfig(Settings):
                 field="/mix/schemes",
             )
         try:
-            given = [one for one in (self.max_bytes, self.max_bits, self.max_divergence) if one is not None]
+            budgets = [value for value in (self.max_bytes, self.max_bits, self.max_divergence) if value is not None]
         except ConfigError as error:
             error.field = "/mix/max_size"
             raise
-        if len(given) != 1 or not 0 < given[0] < math.inf:
+        if len(budgets) != 1 or not 0 < budgets[0] < math.inf:
             raise ConfigError(
                 "A mix is made for one budget above 0.",
                 code="invalid_budget",
@@ -116,13 +116,13 @@ class MixConfig(Settings):
 
 
 class ResolvedMix(MixConfig):
-    """The same with the ``configs`` that the schemes' names stand for, none for ``keep``."""
+    """A MixConfig with the ``configs`` that the schemes' names stand for; ``keep`` has none."""
 
     configs: dict[str, Config]
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What a MixConfig says, as JSON data."""
+        """The fields of the MixConfig as JSON data."""
         return self.model_dump(mode="json", exclude={"configs"}, exclude_none=True)
 
     @model_validator(mode="after")
@@ -133,7 +133,7 @@ class ResolvedMix(MixConfig):
 
 
 class JobOptions(Settings):
-    """What decides the result of a job beside its model and its scheme: the options of a request and of a JobSpec."""
+    """The options that a request and a JobSpec share: they decide the result beside the model and the scheme."""
 
     calibration: CalibrationConfig = CalibrationConfig()
     export: Annotated[tuple[ExportName, ...], Field(max_length=16)] = ("quark",)
@@ -178,7 +178,7 @@ class JobOptions(Settings):
 
 
 class JobSpec(JobOptions):
-    """Everything that decides the result of a job, its model aside: config, mix and ``JobOptions``, all defaults set.
+    """The full specification of a job except its model: config, mix and ``JobOptions``, with all defaults set.
 
     With a ``mix`` the scheme of each layer is chosen when the job runs; then ``config`` holds the algorithms alone.
     """
@@ -193,12 +193,12 @@ class JobSpec(JobOptions):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON data without nulls: what a row stores, and ``JobSpec.model_validate`` reads."""
+        """Return JSON data without nulls, which a row stores and ``JobSpec.model_validate`` reads."""
         return self.model_dump(mode="json", exclude_none=True)
 
 
 def check_tasks(evaluation: Evaluation, *, file2file: bool) -> None:
-    """Raises ConfigError ``unsupported_config`` for tasks of a model that is not run, or not measured."""
+    """Raise ConfigError ``unsupported_config`` for tasks of a model that is not run, or not measured."""
     if evaluation.tasks and evaluation.num_windows == 0:
         raise ConfigError(
             "Tasks are run beside the perplexity, and with num_windows 0 (--skip_evaluation) nothing is measured.",
@@ -216,8 +216,10 @@ def check_tasks(evaluation: Evaluation, *, file2file: bool) -> None:
 
 
 def check_mix(config: Config, *, file2file: bool) -> None:
-    """Raises ConfigError ``unsupported_config`` for what cannot go with a mix: a config that says more than algorithms,
-    for it is the mix that chooses; or a model that is not run."""
+    """Raise ConfigError ``unsupported_config`` for a config or an option that a mix excludes.
+
+    Beside a mix, which chooses the schemes, a config may hold only algorithms; and the model must be run.
+    """
     if file2file:
         raise ConfigError(
             "file2file runs no model, and a mix is chosen from what running it shows.",
@@ -226,11 +228,11 @@ def check_mix(config: Config, *, file2file: bool) -> None:
             field="/file2file",
         )
     nothing = Config(global_quant_config=NO_SCHEME, algo_config=config.algo_config)
-    said = [one.name for one in fields(Config) if getattr(config, one.name) != getattr(nothing, one.name)]
-    if said:
+    names = [field.name for field in fields(Config) if getattr(config, field.name) != getattr(nothing, field.name)]
+    if names:
         raise ConfigError(
-            f"A mix chooses the scheme of every layer, and the config says {said[0]}.",
+            f"A mix chooses the scheme of every layer, and the config says {names[0]}.",
             code="unsupported_config",
             hint="Beside a mix a config holds algo_config and nothing else; or leave the mix out.",
-            field=f"/{said[0]}",
+            field=f"/{names[0]}",
         )

@@ -1,8 +1,8 @@
-"""Which layers compute the keys and values that the KV cache holds, and whether their outputs can be quantized.
+"""Checks which layers compute the keys and values of the KV cache, and whether their outputs can be quantized.
 
-A layer counts by what it computes: it is called ``k_proj`` or ``v_proj``, it has one output for each channel of the
-key-value heads that config.json speaks of, and no recurrence beside it. No other layer is touched: a fused ``qkv_proj``
-gives queries as well, and the ``k_proj`` of a linear attention gives what no cache holds. No torch.
+Such a layer is called ``k_proj`` or ``v_proj``, it has one output for each channel of the key-value heads that
+config.json declares, and there is no recurrence beside it. No other layer is quantized for the cache: a fused
+``qkv_proj`` computes queries as well, and a cache does not hold the keys of linear attention. No torch.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _NUM_HEADS = re.compile(
 _HEAD_DIM = re.compile(r"(?!linear_).*head_dim(_\w+)?")
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "attention_hidden_size")
 _RECURRENT = ("A_log", "dt_bias", "k_conv1d.weight", "conv1d.weight")
-"""What only linear attention has beside its projections: it keeps a state, no keys and values."""
+"""Parameters that only linear attention has beside its projections: it keeps a state, no keys and values."""
 _ATTENTION = re.compile(r"qkv|query_key_value|c_attn|kv_|(^|_)(key|value|k|v)(_|$)", re.IGNORECASE)
 
 
 def holds_keys_or_values(name: str, tensors: Collection[str]) -> bool:
-    """Whether a KV cache holds the outputs of layer ``name``; ``tensors`` are the names of the model's tensors."""
+    """Return whether a KV cache holds the outputs of layer ``name``; ``tensors`` are the names of all tensors."""
     owner = name.rpartition(".")[0]
     return is_cached(name) and not any(f"{owner}.{part}" in tensors for part in _RECURRENT)
 
@@ -35,7 +35,7 @@ def holds_keys_or_values(name: str, tensors: Collection[str]) -> bool:
 def check_kv_cache(
     config: Config, layers: Sequence[LayerPlan], names: Collection[str], model_config: Mapping[str, Any]
 ) -> None:
-    """Raises ConfigError for a KV cache that cannot be had.
+    """Raise ConfigError if the KV cache cannot be quantized as ``config`` says.
 
     ``layers`` will be quantized, ``names`` are those of all linear layers in the decoder blocks.
     """
@@ -54,9 +54,9 @@ def check_kv_cache(
         why = f"no pattern of kv_cache_quant_config fits a layer that is quantized; {separate[0]} is there"
     else:
         parts = dict.fromkeys(name.rpartition(".")[2] for name in names)
-        found = [part for part in parts if _ATTENTION.search(part)]
+        similar = [part for part in parts if _ATTENTION.search(part)]
         why = f"its keys and values are no outputs of layers of their own ({' and '.join(CACHED_LAYERS)})"
-        why += f": there is {', '.join(found)}" if found else ""
+        why += f": there is {', '.join(similar)}" if similar else ""
     raise ConfigError(
         f"The KV cache of this model cannot be quantized: {why}.",
         code="kv_cache_not_found",
@@ -66,7 +66,7 @@ def check_kv_cache(
 
 
 def check_whole_cache(layers: Sequence[LayerPlan], names: Collection[str], tensors: Collection[str]) -> None:
-    """Raises ConfigError if only a part of the keys and values is quantized: files say it once for all of them."""
+    """Raise ConfigError if only a part of the keys and values is quantized: files hold one setting for all."""
     done = {layer.name for layer in layers if is_of_cache(layer)}
     left = [name for name in names if name not in done and holds_keys_or_values(name, tensors)]
     if done and left:
@@ -80,7 +80,7 @@ def check_whole_cache(layers: Sequence[LayerPlan], names: Collection[str], tenso
 
 
 def is_of_cache(layer: LayerPlan) -> bool:
-    """Whether kv_cache_quant_config decided the layer's output."""
+    """Return whether kv_cache_quant_config decided the layer's output."""
     return layer.chosen_by.startswith("kv_cache_quant_config")
 
 
@@ -93,7 +93,7 @@ def _check_conflict(config: Config, name: str) -> None:
     if cache is None or layer is None:
         return
     for field in ("weight", "input_tensors", "bias", "output_tensors"):
-        ours, theirs = (getattr(one[1], field) for one in (cache, layer))
+        ours, theirs = (getattr(chosen, field) for _, chosen in (cache, layer))
         if ours is not None and ours != theirs and (theirs is not None or field != "output_tensors"):
             raise ConfigError(
                 f"Two schemes for {field} of {name}: kv_cache_quant_config '{cache[0]}' and layer_quant_config"
@@ -106,7 +106,7 @@ def _check_conflict(config: Config, name: str) -> None:
 
 
 def _widths(model_config: Mapping[str, Any]) -> set[int]:
-    """How many channels the keys or values of a token can have; empty if config.json does not say."""
+    """Return the possible numbers of channels of a token's keys or values; empty if config.json does not say."""
     numbers = list(_numbers(model_config))
     heads = {value for key, value in numbers if _NUM_HEADS.fullmatch(key)}
     dims = {value for key, value in numbers if _HEAD_DIM.fullmatch(key)}
@@ -115,11 +115,11 @@ def _widths(model_config: Mapping[str, Any]) -> set[int]:
 
 
 def _numbers(model_config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """The whole numbers of config.json by their names, those of configs inside it, too."""
+    """Yield the name and value of every positive integer in config.json and in the configs inside it."""
     for key, value in model_config.items():
         values = value if isinstance(value, list) else [value]
-        for one in values:
-            if isinstance(one, Mapping):
-                yield from _numbers(one)
-            elif type(one) is int and one > 0:
-                yield str(key), one
+        for item in values:
+            if isinstance(item, Mapping):
+                yield from _numbers(item)
+            elif type(item) is int and item > 0:
+                yield str(key), item

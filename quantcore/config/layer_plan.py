@@ -1,4 +1,4 @@
-"""One layer's decision, the type that planning, solving and exporting share."""
+"""The plan of one layer, the type that planning, solving and exporting share."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ GROUP_SIZES = (16, 32, 64, 96, 128, 192, 256, 512)
 class LayerPlan:
     """A layer whose weight will be quantized. ``block`` is its decoder block, None outside the blocks (lm_head).
 
-    ``shape`` is that of the weight as [out, in, *kernel], whatever a module of class ``kind`` stores. ``chosen_by``
-    says where in the Config its config stands.
+    ``shape`` is that of the weight as [out, in, *kernel], in whatever layout a module of class ``kind`` stores it.
+    ``chosen_by`` names the entry of the Config that its config comes from.
     """
 
     name: str
@@ -53,13 +53,13 @@ class LayerPlan:
 
     @property
     def group_size(self) -> int:
-        """Inputs that share one scale within a row."""
+        """The number of inputs that share one scale within a row."""
         size = self.weight.group_size
         return self.in_features if size is None or size == -1 else size
 
     @property
     def groups(self) -> list[tuple[int, int]]:
-        """(length of the axis, group size) of the weight and of the input, where they have groups of a fixed size."""
+        """The pairs (axis length, group size) of weight and input, where they have groups of a fixed size."""
         axes = ((self.weight, weight_grouping(self.weight).axis), (self.input_tensors, 1))
         return [
             (self.shape[axis or 0], spec.group_size)
@@ -88,7 +88,7 @@ class LayerPlan:
 
 
 def check_groups(layers: Sequence[LayerPlan]) -> None:
-    """A group size must divide the axis along which groups run; say which do not and what would fit."""
+    """Raise ConfigError unless every group size divides its axis; the error says which do not and what would fit."""
     rows = [(layer, length, size) for layer in layers for length, size in layer.groups]
     bad = [(layer, length, size) for layer, length, size in rows if length % size]
     if not bad:
@@ -109,7 +109,7 @@ def check_groups(layers: Sequence[LayerPlan]) -> None:
 
 
 def check_super_blocks(layers: Sequence[LayerPlan]) -> None:
-    """Raises ConfigError for scales under one float16 number for 256 inputs where rows are no multiple of that."""
+    """Raise ConfigError for scales that share a float16 number per 256 inputs where rows are no multiple of 256."""
     bad = [layer for layer in layers if layer.weight.scale_type.is_whole and layer.in_features % SUPER_BLOCK]
     if bad:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Named schemes: a table. A new one is one row, and users may bring rows of their own in a JSON file."""
+"""Table of the named schemes. A new scheme is one row; users can add rows of their own from a JSON file."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ class Preset:
 
 
 def _gguf(dtype: str) -> QuantizationSpec:
-    """float16 scales of blocks of 32, and float16 minimums where codes have no sign (see ``export.gguf``)."""
+    """Return blocks of 32 with float16 scales, and float16 minimums for unsigned codes (see ``export.gguf``)."""
     zeros = ZeroPointType.float32 if dtype.startswith("u") else ZeroPointType.int32
     return replace(_groups(dtype, 32), scale_type=ScaleType.float16, zero_point_type=zeros)
 
 
 def _gguf_k(dtype: str, size: int, scale_type: ScaleType) -> QuantizationSpec:
-    """Scales as small whole numbers under one float16 for 256 inputs (see ``super_blocks``)."""
+    """Return blocks whose scales are small integers in units of one float16 per 256 inputs (see ``super_blocks``)."""
     return replace(_gguf(dtype), group_size=size, scale_type=scale_type)
 
 
@@ -173,11 +173,11 @@ def resolve(
     name: str, *, group_size: int | None = None, exclude: tuple[str, ...] | None = None, kv_cache: str | None = None,
     presets: Mapping[str, Preset] = PRESETS,
 ) -> Config:  # fmt: skip
-    """The config that a preset (or one of its aliases) stands for, with what people change most.
+    """Return the config of a preset (or of one of its aliases), with the usual changes applied.
 
     Raises ConfigError ``unknown_preset``, or ``invalid_config`` when a group size is given to a scheme without groups.
     """
-    by_any_name = {known: preset for preset in presets.values() for known in (preset.name, *preset.aliases)}
+    by_any_name = {alias: preset for preset in presets.values() for alias in (preset.name, *preset.aliases)}
     if name not in by_any_name:
         raise unknown_value("preset", name, by_any_name, code="unknown_preset", field="/config/preset")
     config = by_any_name[name].config
@@ -189,9 +189,9 @@ def resolve(
 
 
 def with_kv_cache(config: Config, scheme: str, layers: tuple[str, ...] = KV_CACHE_LAYERS) -> Config:
-    """``config`` with the outputs of the key and value projections quantized as ``scheme`` of KV_CACHE_SPECS says.
+    """Return ``config`` with the outputs of key and value projections quantized as ``scheme`` (see KV_CACHE_SPECS).
 
-    Their weights and inputs stay as ``config`` has them. Raises ConfigError if it says a KV cache already.
+    Their weights and inputs stay as in ``config``. Raises ConfigError if ``config`` already has a KV cache scheme.
     """
     if scheme not in KV_CACHE_SPECS:
         raise unknown_value(
@@ -212,8 +212,10 @@ ATTENTION_SPECS = {"fp8": FP8}
 
 
 def with_attention(config: Config, scheme: str, layers: tuple[str, ...] = ("*q_proj",)) -> Config:
-    """``config`` with fp8 attention: the outputs of the query projections and the attention probabilities, with one
-    calibrated scale each. vLLM reads the scales where the KV cache is fp8 as well (``with_kv_cache``)."""
+    """Return ``config`` with fp8 attention: quantized outputs of the query projections, and attention probabilities.
+
+    Each has one calibrated scale. vLLM reads the scales where the KV cache is fp8 as well (``with_kv_cache``).
+    """
     if scheme not in ATTENTION_SPECS:
         raise unknown_value(
             "attention", scheme, ATTENTION_SPECS, code="unknown_attention_scheme", field="/config/attention"
@@ -228,28 +230,28 @@ def with_attention(config: Config, scheme: str, layers: tuple[str, ...] = ("*q_p
 
 
 def read_presets(path: Path) -> dict[str, Preset]:
-    """PRESETS and those of a JSON file: ``{"name": {"title": "...", "config": {...}}}``. Raises ConfigError.
+    """Return PRESETS and those of a JSON file ``{"name": {"title": "...", "config": {...}}}``. Raises ConfigError.
 
     A ``config`` is a whole Config, or ``{"preset": "w4a16", "group_size": 32, "exclude": [...], "kv_cache": "fp8"}``.
     """
     try:
         rows = json.loads(path.read_text("utf-8"))
-        found = dict(PRESETS)
+        presets = dict(PRESETS)
         for name, row in rows.items():
-            if name in found:
+            if name in presets:
                 raise ConfigError(
                     f"The preset '{name}' of {path} exists already.", code="invalid_presets", hint="Choose a new name."
                 )
-            given = row["config"]
-            config = resolve(given.pop("preset"), **given) if "preset" in given else parse_config(given)
-            found[name] = Preset(name, str(row.get("title", name)), config)
+            fields = row["config"]
+            config = resolve(fields.pop("preset"), **fields) if "preset" in fields else parse_config(fields)
+            presets[name] = Preset(name, str(row.get("title", name)), config)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path} is not a file of presets: {error!r}.",
             code="invalid_presets",
             hint='It is JSON: {"name": {"title": "...", "config": {...}}}.',
         ) from error
-    return found
+    return presets
 
 
 def _with_group_size(preset: Preset, group_size: int, presets: Mapping[str, Preset]) -> Config:

@@ -1,7 +1,7 @@
-"""What a user asks for, in the field's names: spec of a tensor, config of a layer, config of a model.
+"""The configs that users write: the spec of a tensor, the config of a layer, the config of a model.
 
 All are frozen dataclasses that validate themselves and refuse unknown fields, so ``dataclasses.replace`` works and
-checks again. ``to_dict`` and ``parse_config`` are inverse.
+validates again. ``to_dict`` and ``parse_config`` are inverses of each other.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ DEFAULT_SHARD_SIZE = "5GB"
 
 ONLY_WHEN_ASKED = ("Embedding", "EmbeddingBag")
 CACHED_LAYERS = ("k_proj", "v_proj")
-"""What models call the layers whose outputs are keys and values, where these are layers of their own."""
+"""Usual names of the layers whose outputs are keys and values, in models with separate layers for these."""
 
 
 def is_cached(name: str) -> bool:
-    """Whether layer ``name`` is called like one whose outputs a KV cache holds (see ``quantcore.config.kv_cache``)."""
+    """Return whether layer ``name`` has a usual name of a key or value layer (see ``quantcore.config.kv_cache``)."""
     return name.rpartition(".")[2] in CACHED_LAYERS
 
 
@@ -57,7 +57,7 @@ LayerType = Annotated[str, one_of("layer type", lambda: LAYER_TYPES)]
 
 
 class QuantizationMode(StrEnum):
-    """``eager_mode`` replaces modules; ``fx_graph_mode`` traces the model with torch.export first."""
+    """The way to quantize: ``eager_mode`` replaces modules, ``fx_graph_mode`` first traces with torch.export."""
 
     eager_mode = "eager_mode"
     fx_graph_mode = "fx_graph_mode"
@@ -65,9 +65,9 @@ class QuantizationMode(StrEnum):
 
 @dataclass(frozen=True, config=STRICT)
 class QuantizationConfig(Value):
-    """What happens to one layer's tensors. None keeps a tensor as it is. The order of the fields is AMD Quark's.
+    """The specs of one layer's tensors. None keeps a tensor as it is. The order of the fields is AMD Quark's.
 
-    A weight or a bias does not change, so ``is_dynamic`` of its spec makes no difference and becomes False.
+    A weight or a bias is constant, so ``is_dynamic`` of its spec makes no difference and becomes False.
     """
 
     input_tensors: QuantizationSpec | None = None
@@ -101,7 +101,7 @@ class QuantizationConfig(Value):
 
 
 def learns_from_data(spec: QuantizationSpec) -> bool:
-    """Whether an activation's spec needs calibration: static scales, or NVFP4's one static scale above dynamic ones."""
+    """Return whether an activation's spec needs calibration: static scales, or NVFP4's static global scale."""
     return spec.is_static or spec.scale_type is ScaleType.e4m3
 
 
@@ -124,15 +124,15 @@ def _check_activation(name: str, spec: QuantizationSpec) -> None:
 
 @dataclass(frozen=True, config=STRICT)
 class Config(Value):
-    """How a whole model is quantized. The first four fields can be given by position, as in AMD Quark's class.
+    """The config of a whole model. The first four fields can be given by position, as in AMD Quark's class.
 
     A layer's config is the first match of: ``exclude`` (kept as it is), ``layer_quant_config`` (patterns in order),
     ``layer_type_quant_config``, ``global_quant_config``. Patterns are shell globs on the full module name
-    (``*.down_proj``). Embeddings are quantized only where a name or a type asks for it. ``kv_cache_quant_config`` adds
-    ``output_tensors`` to the layers that compute keys and values, whatever else its patterns match; if it says weights
-    or inputs, too, they are those of layers that ``layer_quant_config`` does not name. ``softmax_quant_spec``: the
-    attention probabilities (fp8 attention). ``strict``: a pattern or class that fits no layer is an error, and not only
-    a warning.
+    (``*.down_proj``). Embeddings are quantized only if a name or a type matches them. ``kv_cache_quant_config`` adds
+    ``output_tensors`` to the layers that compute keys and values, whatever else its patterns match. If it also has
+    weights or inputs, these apply to layers that ``layer_quant_config`` does not name. ``softmax_quant_spec`` is for
+    the attention probabilities (fp8 attention). ``strict``: a pattern or class that fits no layer is an error instead
+    of a warning.
     """
 
     global_quant_config: QuantizationConfig
@@ -148,7 +148,7 @@ class Config(Value):
 
     @property
     def needs_calibration(self) -> bool:
-        """True if some layer's config or an algorithm needs data."""
+        """True if some layer's config or an algorithm needs calibration data."""
         if any(algorithm.needs_calibration for algorithm in self.algo_config):
             return True
         named = (self.kv_cache_quant_config, self.layer_quant_config, self.layer_type_quant_config)
@@ -158,17 +158,17 @@ class Config(Value):
     @property
     def runs_alone(self) -> str | None:
         """The name of an algorithm that no ranks can share, if there is one."""
-        return next((one.name for one in self.algo_config if one.on_one_process), None)
+        return next((algorithm.name for algorithm in self.algo_config if algorithm.on_one_process), None)
 
     @property
     def compares(self) -> bool:
-        """True if an algorithm looks at the float model beside the quantized one: two streams instead of one."""
+        """True if an algorithm compares the quantized model with the float one: two streams instead of one."""
         return any(getattr(algorithm, "compares", False) for algorithm in self.algo_config)
 
     def choose(self, name: str, layer_type: str, *, in_cache: bool = True) -> tuple[QuantizationConfig | None, str]:
-        """The config of layer ``name`` of class ``layer_type`` (None: kept as it is), and what decided it.
+        """Return the config of layer ``name`` of class ``layer_type`` (None: kept as it is), and what decided it.
 
-        ``in_cache`` False: its outputs are no keys or values, whatever it is called.
+        ``in_cache`` False: its outputs are no keys or values, whatever its name is.
         """
         for pattern in self.exclude:
             if fnmatchcase(name, pattern):
@@ -184,8 +184,8 @@ class Config(Value):
         return layer, f"kv_cache_quant_config '{pattern}'" + (f" with {why}" if is_named else "")
 
     def cache_config(self, name: str) -> tuple[str, QuantizationConfig] | None:
-        """The pattern of ``kv_cache_quant_config`` that layer ``name`` fits, and what it says; None if it fits none."""
-        fitting = (one for one in self.kv_cache_quant_config.items() if fnmatchcase(name, one[0]))
+        """Return the ``kv_cache_quant_config`` pattern that layer ``name`` fits, and its config; None if none fits."""
+        fitting = (entry for entry in self.kv_cache_quant_config.items() if fnmatchcase(name, entry[0]))
         return next(fitting, None) if is_cached(name) else None
 
     def _choose_but_for_cache(self, name: str, layer_type: str) -> tuple[QuantizationConfig | None, str]:
@@ -199,29 +199,29 @@ class Config(Value):
         return self.global_quant_config, "global_quant_config"
 
     def warn_of_unmatched(self, layers: Mapping[str, str]) -> tuple[str, ...]:
-        """What to say of the patterns and classes that fit none of ``layers`` (name -> class).
+        """Return warnings of the patterns and classes that fit none of ``layers`` (name -> class).
 
         Raises ConfigError ``unmatched_names`` instead if ``strict``.
         """
-        said = [f"The pattern '{pattern}' matches no layer." for pattern in self.unmatched_patterns(layers)]
+        warnings = [f"The pattern '{pattern}' matches no layer." for pattern in self.unmatched_patterns(layers)]
         types = [kind for kind in self.layer_type_quant_config if kind not in layers.values()]
-        said += [f"The class '{kind}' of layer_type_quant_config matches no layer." for kind in types]
-        if said and self.strict:
+        warnings += [f"The class '{kind}' of layer_type_quant_config matches no layer." for kind in types]
+        if warnings and self.strict:
             raise ConfigError(
-                " ".join(said),
+                " ".join(warnings),
                 code="unmatched_names",
                 hint="Correct or remove them. Without `strict` they are warnings.",
                 field="/strict",
             )
-        return tuple(said)
+        return tuple(warnings)
 
     def unmatched_patterns(self, names: Iterable[str]) -> list[str]:
-        """The patterns that fit none of ``names``, each once."""
+        """Return the patterns that fit none of ``names``, without duplicates."""
         names = list(names)
         keys_and_values = [name for name in names if is_cached(name)]
-        among = [*((one, names) for one in (*self.exclude, *self.layer_quant_config))]
-        among += [(one, keys_and_values) for one in self.kv_cache_quant_config]
-        return list(dict.fromkeys(one for one, some in among if not any(fnmatchcase(name, one) for name in some)))
+        among = [*((pattern, names) for pattern in (*self.exclude, *self.layer_quant_config))]
+        among += [(pattern, keys_and_values) for pattern in self.kv_cache_quant_config]
+        return list(dict.fromkeys(glob for glob, some in among if not any(fnmatchcase(name, glob) for name in some)))
 
     @validator(mode="before")
     @classmethod
@@ -250,7 +250,7 @@ _ADAPTER = TypeAdapter(Config)
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a Config."""
+    """Return the JSON Schema (draft 2020-12) of a Config."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_ADAPTER.json_schema()}
 
 
@@ -259,7 +259,7 @@ DATASET_ID = "^dst_[0-9a-f]{32}$"
 
 
 def is_dataset_id(source: str) -> bool:
-    """True for the id of a dataset that was uploaded to the service."""
+    """Return True for the id of a dataset that was uploaded to the service."""
     return re.fullmatch(DATASET_ID, source) is not None
 
 
@@ -267,7 +267,7 @@ SourceName = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class TextSource(Settings):
-    """Where a text is: ``CalibrationConfig`` says what each field can be."""
+    """The location of a text. ``CalibrationConfig`` says what each field can be."""
 
     source: SourceName | None = None
     config: Annotated[str, Field(min_length=1, max_length=200)] | None = None
@@ -277,10 +277,10 @@ class TextSource(Settings):
 
     @validator(mode="after")
     def _name_one_place(self) -> Self:
-        given = [name for name in ("config", "split", "revision", "column") if getattr(self, name) is not None]
-        of_hub = [name for name in given if name != "column"]
-        if self.source is None and given:
-            raise ValueError(f"{', '.join(given)} go with a source")
+        names = [name for name in ("config", "split", "revision", "column") if getattr(self, name) is not None]
+        of_hub = [name for name in names if name != "column"]
+        if self.source is None and names:
+            raise ValueError(f"{', '.join(names)} go with a source")
         is_file = self.source is not None and (self.source.startswith(("/", ".")) or is_dataset_id(self.source))
         if of_hub and (is_file or self.source == BUILTIN):
             raise ValueError(f"{', '.join(of_hub)} go with a dataset on the Hub, which '{self.source}' is not")
@@ -290,13 +290,13 @@ class TextSource(Settings):
 
 
 class CalibrationConfig(TextSource):
-    """The text that shows the engine what activations look like: ``num_samples`` windows of ``seq_len`` tokens.
+    """The text that the engine learns activations from: ``num_samples`` windows of ``seq_len`` tokens.
 
     ``source``: ``builtin`` (prose that comes with Python); the path of a ``.txt``, ``.jsonl``, ``.json``, ``.csv`` or
     ``.parquet`` file, or of one of these as ``.gz``; the id of an uploaded dataset; or a dataset on the Hugging Face
-    Hub, named as ``datasets`` names it: with ``config``, ``split`` and ``revision`` (by default the one that there is,
-    ``train``, ``main``). ``column`` is where the text of a row is: a string, or a chat as a list of messages (by
-    default ``text``, else ``messages``).
+    Hub, named as in ``datasets``: with ``config``, ``split`` and ``revision`` (by default its only config, ``train``,
+    ``main``). ``column`` holds the text of a row: a string, or a chat as a list of messages (by default ``text``, else
+    ``messages``).
     """
 
     source: SourceName = BUILTIN
@@ -306,7 +306,7 @@ class CalibrationConfig(TextSource):
 
 
 def parse_size(text: str, what: str = "max_shard_size") -> int:
-    """The bytes that a size as in Transformers' ``save_pretrained`` stands for: "5GB", "500MB", units of a thousand.
+    """Return the bytes of a size written as for Transformers' ``save_pretrained``: "5GB", "500MB", in decimal units.
 
     Raises ConfigError ``invalid_<what>`` for anything else, and for less than a byte.
     """
@@ -323,7 +323,7 @@ def parse_size(text: str, what: str = "max_shard_size") -> int:
 
 
 def parse_config(data: object) -> Config:
-    """JSON data -> Config. Raises ConfigError(code='invalid_config') that points at the first field at fault."""
+    """Return the Config of JSON data. Raises ConfigError ``invalid_config`` that points at the first field at fault."""
     try:
         return _ADAPTER.validate_python(data)
     except ValidationError as error:

@@ -1,7 +1,7 @@
-"""Configs that AMD Quark wrote (``quantization_config`` of config.json, 0.6 to 0.13) as ours.
+"""Converts configs that AMD Quark wrote (``quantization_config`` of config.json, 0.6 to 0.13) to ours.
 
 Quark writes every field, most of them null, a two-stage tensor as a list, and the byte type of scales in a field of its
-own (``scale_format``). Where its files say nothing about what we need, our own defaults hold.
+own (``scale_format``). Our own defaults apply to fields that its files do not have.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ALGORITHM_NAMES = {"smoothquant": "smooth", "quarot": "rotation"}
 
 
 def read_config(data: object) -> Config:
-    """A Config from JSON data: ours, Quark's, or a whole config.json that holds Quark's. Raises ConfigError."""
+    """Return the Config of JSON data: ours, Quark's, or a whole config.json that holds Quark's. Raises ConfigError."""
     inner = data.get("quantization_config", data) if isinstance(data, Mapping) else data
     if isinstance(inner, Mapping) and inner.get("quant_method") == "quark":
         return read_quark_config(inner)
@@ -30,7 +30,7 @@ def read_config(data: object) -> Config:
 
 
 def read_quark_config(data: Mapping[str, Any]) -> Config:
-    """The ``quantization_config`` of a checkpoint of AMD Quark. Raises ConfigError for what has no place here."""
+    """Convert the ``quantization_config`` of AMD Quark's checkpoints. Raises ConfigError for unsupported parts."""
     tables = {
         table: {_layer_name(name): _layer(layer) for name, layer in (data.get(table) or {}).items()}
         for table in ("layer_type_quant_config", "layer_quant_config", "kv_cache_quant_config")
@@ -43,7 +43,7 @@ def read_quark_config(data: Mapping[str, Any]) -> Config:
             "softmax_quant_spec": _spec(data.get("softmax_quant_spec")),
             "exclude": data.get("exclude") or (),
             "algo_config": [
-                _algorithm(one) for one in ([algorithms] if isinstance(algorithms, Mapping) else algorithms)
+                _algorithm(entry) for entry in ([algorithms] if isinstance(algorithms, Mapping) else algorithms)
             ],
             "quant_mode": data.get("quant_mode") or "eager_mode",
         }
@@ -59,7 +59,7 @@ def _layer(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spec(data: Any) -> dict[str, Any] | None:
-    """One tensor's spec; a list is a tensor in two stages."""
+    """Convert the spec of one tensor; a list is a tensor in two stages."""
     if isinstance(data, list):
         return _two_stages(data) if len(data) > 1 else _spec(data[0])
     if data is None:
@@ -77,7 +77,7 @@ def _spec(data: Any) -> dict[str, Any] | None:
 
 
 def _two_stages(stages: list[Any]) -> dict[str, Any]:
-    """fp8 then int4 is int4 over fp8; fp4 then fp8 for its scales is NVFP4."""
+    """Convert two stages: fp8 then int4 is int4 over fp8; fp4 then fp8 for its scales is NVFP4."""
     first, second = stages[0], stages[-1]
     if len(stages) != 2 or first.get("is_scale_quant"):
         raise ConfigError(
@@ -91,5 +91,5 @@ def _two_stages(stages: list[Any]) -> dict[str, Any]:
 
 
 def _algorithm(data: Mapping[str, Any]) -> dict[str, Any]:
-    given = {key: value for key, value in data.items() if value is not None}
-    return {**given, "name": ALGORITHM_NAMES.get(str(given.get("name")), given.get("name"))}
+    options = {key: value for key, value in data.items() if value is not None}
+    return {**options, "name": ALGORITHM_NAMES.get(str(options.get("name")), options.get("name"))}

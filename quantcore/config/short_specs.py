@@ -1,7 +1,7 @@
 """Short forms of ``QuantizationSpec``, under the names that AMD Quark gives them.
 
-``Int4PerGroupSpec(ch_axis=1, group_size=128).to_quantization_spec()`` is the spec with the dtype and scheme that the
-name says, the given fields, and the defaults of the class, which are AMD Quark's (holes in its table are filled in).
+``Int4PerGroupSpec(ch_axis=1, group_size=128).to_quantization_spec()`` is the spec with the dtype and scheme of the
+class's name, the fields given, and the defaults of the class, which are AMD Quark's (with its gaps filled in).
 Two classes combine two stages: ``ProgressiveSpec`` and ``ScaleQuantSpec``.
 """
 
@@ -22,7 +22,7 @@ SCALE_FORMATS = {"float32": None, "e8m0": ScaleType.e8m0, "e4m3": ScaleType.e4m3
 
 @dataclass(frozen=True, config=STRICT)
 class DataTypeSpec(Value):
-    """Base of the short forms. ``FIXED`` is what the name says; the fields are what may still be chosen.
+    """Base of the short forms. ``FIXED`` holds what the class's name fixes; the fields are free to choose.
 
     Fields can be given by position if their place is the same in all releases of AMD Quark. ``QuantizationSpec``
     checks the values.
@@ -31,15 +31,15 @@ class DataTypeSpec(Value):
     FIXED: ClassVar[dict[str, Any]]
 
     def to_quantization_spec(self) -> QuantizationSpec:
-        """The spec in full. Raises ConfigError for a value that is not allowed."""
-        given = {option.name: getattr(self, option.name) for option in fields(self)}
-        method, scale_format = given.pop("observer_method", None), given.pop("scale_format", None)
+        """Return the full spec. Raises ConfigError for a value that is not allowed."""
+        values = {option.name: getattr(self, option.name) for option in fields(self)}
+        method, scale_format = values.pop("observer_method", None), values.pop("scale_format", None)
         if method is not None:
             names = {name: f"PerTensor{part}Observer" for part, name in observer_methods().items()}
-            given["observer_cls"] = _look_up("observer_method", str(method).lower(), names)
+            values["observer_cls"] = _look_up("observer_method", str(method).lower(), names)
         if scale_format is not None:
-            given["scale_type"] = _look_up("scale_format", scale_format, SCALE_FORMATS) or given["scale_type"]
-        return QuantizationSpec(**{**self.FIXED, **given})
+            values["scale_type"] = _look_up("scale_format", scale_format, SCALE_FORMATS) or values["scale_type"]
+        return QuantizationSpec(**{**self.FIXED, **values})
 
 
 def _is_stage(value: object) -> object:
@@ -53,7 +53,7 @@ Stage = Annotated[DataTypeSpec | QuantizationSpec, PlainValidator(_is_stage)]
 
 @dataclass(frozen=True, config=STRICT)
 class TwoStageSpec(Value):
-    """Two specs, or short forms of them, that make one."""
+    """A pair of specs, or of short forms, that are combined into one spec."""
 
     first_stage: Stage
     second_stage: Stage
@@ -67,19 +67,19 @@ class TwoStageSpec(Value):
 
 
 class ProgressiveSpec(TwoStageSpec):
-    """Quantize, then quantize the codes again: int4 per channel over fp8 per tensor."""
+    """Quantization whose codes are quantized again: int4 per channel over fp8 per tensor."""
 
     def to_quantization_spec(self) -> QuantizationSpec:
-        """The second stage with the first below it (``over``)."""
+        """Return the second stage with the first below it (``over``)."""
         first, second = self._stages()
         return replace(second, over=first)
 
 
 class ScaleQuantSpec(TwoStageSpec):
-    """Quantize in groups, then quantize the scales of the groups to fp8 per tensor (NVFP4)."""
+    """Quantization in groups whose scales are quantized to fp8 per tensor (NVFP4)."""
 
     def to_quantization_spec(self) -> QuantizationSpec:
-        """The first stage with ``scale_type`` e4m3. Raises ConfigError for another second stage than fp8 per tensor."""
+        """Return the first stage with ``scale_type`` e4m3. Raises ConfigError if the second is not fp8 per tensor."""
         first, second = self._stages()
         if second.dtype is not Dtype.fp8_e4m3 or second.qscheme is not QSchemeType.per_tensor:
             raise ConfigError(
@@ -414,4 +414,4 @@ HELPER_SPECS: dict[str, type[DataTypeSpec]] = {
     for name, short_form in list(globals().items())
     if name.endswith("Spec") and isinstance(short_form, type) and "FIXED" in vars(short_form)
 }
-"""The short forms by their names."""
+"""The short forms by class name."""

@@ -1,4 +1,4 @@
-"""How one tensor is quantized: the vocabulary (dtypes, schemes, scales) and the spec made of it. No torch."""
+"""The quantization of one tensor: the vocabulary (dtypes, schemes, scales) and the spec made of it. No torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCALE_BLOCK = 256  # scales under one float32 number, with double quantization
 
 
 class Dtype(StrEnum):
-    """Number formats a tensor can be quantized to; the facts of each are in ``quantcore.formats``."""
+    """Number formats that a tensor can be quantized to; ``quantcore.formats`` describes each."""
 
     int2 = "int2"
     int3 = "int3"
@@ -49,7 +49,7 @@ class Dtype(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Dtype | None:
-        """The dtype of an installed package's format, which becomes a member when it is first named."""
+        """Return the dtype of an installed package's format, which becomes a member when it is first named."""
         if not isinstance(value, str) or value not in FORMATS:
             return None
         member = str.__new__(cls, value)
@@ -60,7 +60,7 @@ class Dtype(StrEnum):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
-        """Schemas name the formats of installed packages as well."""
+        """Return a schema that also names the formats of installed packages."""
         reference: dict[str, Any] = handler(schema)
         names = handler.resolve_ref_schema(reference)
         names["enum"] = list(dict.fromkeys([*names["enum"], *FORMATS]))
@@ -68,7 +68,7 @@ class Dtype(StrEnum):
 
 
 class QSchemeType(StrEnum):
-    """Which values share one scale: the tensor, a channel (or token), a group along one axis, a 2-D block."""
+    """The values that share one scale: the tensor, a channel (or token), a group along one axis, a 2-D block."""
 
     per_tensor = "per_tensor"
     per_channel = "per_channel"
@@ -81,8 +81,9 @@ class ScaleType(StrEnum):
 
     ``float`` is the model's own dtype, ``pof2`` a power of two in it, ``e8m0`` a power of two in one byte (OCP MX),
     ``e4m3`` an fp8 number beside one float32 scale for the whole tensor (NVFP4). ``uint6`` and ``int8`` are whole
-    numbers under one float16 scale for 256 inputs (GGUF's Q4_K, Q5_K and Q6_K; see ``super_blocks``). ``double_quant``
-    are 8-bit codes of a dynamic map under one float32 number for 256 scales (bitsandbytes; see ``double_quant``).
+    numbers in units of one float16 scale per 256 inputs (GGUF's Q4_K, Q5_K and Q6_K; see ``super_blocks``).
+    ``double_quant`` are 8-bit codes of a dynamic map with one float32 factor per 256 scales (bitsandbytes; see
+    ``double_quant``).
     """
 
     float = "float"
@@ -98,17 +99,17 @@ class ScaleType(StrEnum):
 
     @property
     def is_whole(self) -> bool:
-        """Whether scales are whole numbers in units of their super-block."""
+        """True if scales are whole numbers in units of their super-block."""
         return self in (ScaleType.uint6, ScaleType.int8)
 
     @property
     def in_two_levels(self) -> bool:
-        """Whether scales are stored together with others, so that all of a weight's must be known first."""
+        """True if scales are encoded together, so that all scales of a weight must be known first."""
         return self.is_whole or self is ScaleType.double_quant
 
 
 class ScaleMode(StrEnum):
-    """How an e8m0 scale is taken from the largest value of a group (``scale_calculation_mode``).
+    """The rule for an e8m0 scale from the largest value of a group (``scale_calculation_mode``).
 
     ``floor`` is the OCP MX document's rule; ``even`` rounds the largest value to the element's mantissa first, so that
     it clips less; ``ceil`` never clips.
@@ -120,7 +121,7 @@ class ScaleMode(StrEnum):
 
 
 class RoundType(StrEnum):
-    """How integer codes are rounded. Float formats always round half to even."""
+    """The rounding of integer codes. Float formats always round half to even."""
 
     round = "round"
     floor = "floor"
@@ -128,7 +129,7 @@ class RoundType(StrEnum):
 
 
 class ZeroPointType(StrEnum):
-    """``int32``: a whole code; ``float32``: a real number, so that the range fits exactly."""
+    """The type of zero points. ``int32``: a whole code; ``float32``: a real number, so that the range fits exactly."""
 
     int32 = "int32"
     float32 = "float32"
@@ -150,25 +151,25 @@ OBSERVERS_GROUP = "bitfoundry.observers"
 
 
 def observer_methods() -> dict[str, str]:
-    """Parts of observers' names, as ``MinMax``, and the method that each stands for; installed packages' as well."""
+    """Return the method of each part of observer names, such as ``MinMax``; includes installed packages."""
     more = plug_ins(OBSERVERS_GROUP).keys() - {*OBSERVER_METHODS.values(), "placeholder"}
     return OBSERVER_METHODS | {"".join(map(str.capitalize, method.split("_"))): method for method in sorted(more)}
 
 
 def observer_names() -> tuple[str, ...]:
-    """The names that ``observer_cls`` can be."""
+    """Return the names that ``observer_cls`` accepts."""
     sized = tuple(f"{size}{part}Observer" for size in _GRANULARITY.values() for part in observer_methods())
     return tuple(dict.fromkeys(OBSERVER_NAMES + sized))
 
 
 def class_name(value: object) -> object:
-    """Accept a class, ``<class 'torch.nn.modules.linear.Linear'>`` or ``nn.Linear`` for ``Linear``."""
+    """Return ``Linear`` for a class, ``<class 'torch.nn.modules.linear.Linear'>`` or ``nn.Linear``."""
     name = value.__name__ if isinstance(value, type) else value
     return re.sub(r"^<class '(.*)'>$", r"\1", name).rpartition(".")[2] if isinstance(name, str) else name
 
 
 def one_of(what: str, names: Callable[[], tuple[str, ...]]) -> Any:
-    """Validation: a class, or its name, that is one of ``names()``."""
+    """Return a validator that accepts a class, or its name, if that is one of ``names()``."""
 
     def check(value: object) -> object:
         name = class_name(value)
@@ -184,16 +185,16 @@ ObserverName = Annotated[str, one_of("observer", observer_names)]
 
 @dataclass(frozen=True, config=STRICT)
 class QuantizationSpec(Value):
-    """How one tensor is quantized. The first fields can be given by position, in the order of AMD Quark's class.
+    """The quantization of one tensor. The first fields can be given by position, in the order of AMD Quark's class.
 
-    Weights are seen as [out, in, *kernel], whatever the module stores. ``ch_axis``: the axis of the channels
-    (``per_channel``; default 0) or the axis along which groups run (``per_group``; default the inputs). An activation
-    [..., tokens, features] that is ``per_channel`` and dynamic has one scale a token; static, with ``ch_axis`` -1, one
-    a feature. ``group_size`` -1 is one group as wide as the row. ``over``: a first quantization (fp8 per tensor) whose
-    codes this one quantizes again. ``outlier_threshold``: features of a dynamic activation that hold a value of this
-    magnitude or more are not quantized (Dettmers et al. 2022, "LLM.int8()"). What is left out is filled in:
-    ``symmetric`` is True for signed formats, ``observer_cls`` the min-max one of the scheme. Of an observer's name only
-    the method counts; how many scales there are is ``qscheme``'s to say.
+    Weights are seen as [out, in, *kernel], in whatever layout the module stores them. ``ch_axis``: the axis of the
+    channels (``per_channel``; default 0) or the axis along which groups run (``per_group``; default the inputs). An
+    activation [..., tokens, features] that is ``per_channel`` and dynamic has one scale per token; static, with
+    ``ch_axis`` -1, one per feature. ``group_size`` -1 is one group as wide as the row. ``over``: a first quantization
+    (fp8 per tensor) whose codes this one quantizes again. ``outlier_threshold``: features of a dynamic activation that
+    hold a value of this magnitude or more are not quantized (Dettmers et al. 2022, "LLM.int8()"). Defaults:
+    ``symmetric`` is True for signed formats, ``observer_cls`` is the min-max observer of the scheme. Only the method
+    part of an observer's name counts; ``qscheme`` decides the number of scales.
     """
 
     dtype: Dtype
@@ -221,13 +222,13 @@ class QuantizationSpec(Value):
 
     @property
     def observer_method(self) -> str:
-        """placeholder, min_max, percentile, mse, histogram or the method of an installed package."""
+        """The method: placeholder, min_max, percentile, mse, histogram or that of an installed package."""
         name = str(self.observer_cls)
         return _OTHER_METHODS.get(name) or observer_methods()[_SIZE.sub("", name).removesuffix("Observer")]
 
     @property
     def is_static(self) -> bool:
-        """True if its scales must be learned before it is used: not dynamic, and no plain cast."""
+        """True if scales must be learned before the spec is used: it is not dynamic, and no plain cast."""
         return self.format.scaled and not self.is_dynamic
 
     @validator(mode="before")
@@ -259,7 +260,7 @@ _OTHER_METHODS = {"PlaceholderObserver": "placeholder", "PerBlockMXObserver": "m
 
 
 def _mx(values: dict[str, Any]) -> dict[str, Any]:
-    """dtype mx and an element dtype, as the element dtype in OCP MX blocks."""
+    """Replace dtype mx with its element dtype in OCP MX blocks."""
     element = values.get("mx_element_dtype")
     if element is None:
         raise ValueError("dtype mx needs mx_element_dtype: fp8_e4m3, fp8_e5m2, fp6_e3m2, fp6_e2m3, fp4 or int8")
@@ -269,22 +270,22 @@ def _mx(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _observer(values: dict[str, Any], fmt: Format | None) -> object:
-    """The observer that was asked for, under the name that fits the scheme; the min-max one if none was."""
+    """Return the observer of ``values``, by the name that fits the scheme; by default the min-max one."""
     if fmt is not None and not fmt.scaled:
         return values.get("observer_cls", "PlaceholderObserver")
     size = _GRANULARITY.get(str(values.get("qscheme", "per_tensor")), "PerTensor")
     default = "PerBlockMXObserver" if values.get("scale_type") == ScaleType.e8m0 else f"{size}MinMaxObserver"
-    given = class_name(values.get("observer_cls", default))
-    if given not in observer_names() or given == "PlaceholderObserver":
-        return given
-    if given == "PerBlockMXObserver":
+    name = class_name(values.get("observer_cls", default))
+    if name not in observer_names() or name == "PlaceholderObserver":
+        return name
+    if name == "PerBlockMXObserver":
         return default
-    method = _SIZE.sub("", str(given))
+    method = _SIZE.sub("", str(name))
     return default if method == "MinMaxObserver" else f"{size}{method}"
 
 
 def _scheme_faults(spec: QuantizationSpec) -> tuple[tuple[bool, str], ...]:
-    """What cannot be, about the values that share a scale: (is it so, what to say)."""
+    """Return the possible faults of the values that share a scale: (is it present, its message)."""
     scheme, size, block = spec.qscheme, spec.group_size, spec.block_size
     is_group, is_block = scheme is QSchemeType.per_group, scheme is QSchemeType.per_block
     return (
@@ -316,7 +317,7 @@ def _scheme_faults(spec: QuantizationSpec) -> tuple[tuple[bool, str], ...]:
 
 
 def _number_faults(spec: QuantizationSpec) -> tuple[tuple[bool, str], ...]:
-    """What cannot be, about codes, scales and zero points: (is it so, what to say)."""
+    """Return the possible faults of codes, scales and zero points: (is it present, its message)."""
     fmt, dtype = spec.format, spec.dtype.value
     two_byte_float = not fmt.scaled
     return (

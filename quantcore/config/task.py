@@ -1,4 +1,4 @@
-"""One job as a file: what ``python -m quantcore run TASK.json`` reads and the worker writes. No torch."""
+"""The file of one job, which the worker writes and ``python -m quantcore run TASK.json`` reads. No torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quantcore.errors import ConfigError
 
 
 class EvaluationConfig(Evaluation):
-    """The same on one machine: ``include_path`` is a folder with YAML files of more tasks."""
+    """An Evaluation on one machine: ``include_path`` is a folder with YAML files of more tasks."""
 
     include_path: Path | None = None
 
@@ -23,10 +23,10 @@ class Task(JobSpec):
     """A JobSpec and the folders of one machine: a float model in, an artifact folder out.
 
     The model is the folder ``model_dir``, or ``model_id`` on the Hub at the commit ``revision``: never a branch, so
-    that a second run reads the same bytes. With both, ``model_dir`` holds what was downloaded. With a ``resume_dir``,
-    on the disk of ``output_dir``, a task that was stopped goes on where it was; what it needs for that is kept there
-    until it is done. ``token_on_stdin``: the token for the Hub is the first line of standard input, so that it is in no
-    file and in nobody's environment.
+    that a second run reads the same bytes. With both, ``model_dir`` holds the download. A ``resume_dir``, on the disk
+    of ``output_dir``, keeps savepoints until the task is done, so that a stopped task continues after the last one.
+    ``token_on_stdin``: the token for the Hub is the first line of standard input, so that it is in no file and no
+    environment.
     """
 
     model_dir: Path | None = None
@@ -47,14 +47,14 @@ class Task(JobSpec):
 
     @property
     def model_folder(self) -> Path:
-        """``model_dir`` of a task whose model is on this machine (see ``quantcore.hub.download.fetch``)."""
+        """The ``model_dir`` of a task whose model is on this machine (see ``quantcore.hub.download.fetch``)."""
         if self.model_dir is None:
             raise RuntimeError("the model of this task was not downloaded yet")
         return self.model_dir
 
 
 def read_task(path: Path) -> Task:
-    """The task in a JSON file. Raises ConfigError ``invalid_task``."""
+    """Read the task in a JSON file. Raises ConfigError ``invalid_task``."""
     try:
         return Task.model_validate(json.loads(path.read_text("utf-8")))
     except ValidationError as error:

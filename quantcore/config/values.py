@@ -1,4 +1,4 @@
-"""What all configs share: strict fields, null for "the default", and errors in plain sentences. No torch."""
+"""Base classes of all configs: strict fields, null for "the default", and errors in plain sentences. No torch."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ T = TypeVar("T")
 class Checked(type):
     """Metaclass of ``Value``: a call of the class with wrong arguments raises ConfigError, never pydantic's error.
 
-    Values by position become fields in the order of the class. It sees direct calls alone: pydantic does not call the
-    classes of nested data, so that an error there keeps its whole path.
+    Positional values become fields in the order of the class. Only direct calls come through here: pydantic does not
+    call the classes of nested data, so that an error there keeps its whole path.
     """
 
     def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
@@ -45,7 +45,7 @@ class Value(metaclass=Checked):
     """A frozen config that checks itself: JSON out, and null for "the default" as in the JSON of other tools."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON, without the fields that are null."""
+        """Return JSON data without the fields that are null."""
         data: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json", exclude_none=True)
         return data
 
@@ -53,18 +53,18 @@ class Value(metaclass=Checked):
         cls.__repr__ = Value.__repr__  # type: ignore[method-assign]  # dataclasses would make one with every field
 
     def __repr__(self) -> str:
-        """The shortest call that makes an equal value: without the fields that the others imply."""
-        given = {name: getattr(self, name) for name in _names(type(self))}
-        for name in list(given):
-            fewer = {other: value for other, value in given.items() if other != name}
+        """Return the shortest call that makes an equal value: without the fields that the others imply."""
+        needed = {name: getattr(self, name) for name in _names(type(self))}
+        for name in list(needed):
+            fewer = {other: value for other, value in needed.items() if other != name}
             with suppress(ConfigError):
-                given = fewer if type(self)(**fewer) == self else given
-        parts = (f"{name}={(str(value) if isinstance(value, StrEnum) else value)!r}" for name, value in given.items())
+                needed = fewer if type(self)(**fewer) == self else needed
+        parts = (f"{name}={(str(value) if isinstance(value, StrEnum) else value)!r}" for name, value in needed.items())
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
 class Settings(BaseModel):
-    """A frozen model of settings whose constructor raises ConfigError, as that of ``Value`` does."""
+    """Base of frozen pydantic models whose constructor raises ConfigError, as that of ``Value`` does."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -83,7 +83,7 @@ class Settings(BaseModel):
 
 
 def given_fields(values: Any) -> Any:
-    """The fields that were given, as a dict: from the constructor or from JSON, nulls left out."""
+    """Return the fields that were set, by the constructor or in JSON, as a dict without nulls."""
     if isinstance(values, ArgsKwargs):
         values = dict(values.kwargs or {})
     return {k: v for k, v in values.items() if v is not None} if isinstance(values, dict) else values
@@ -93,12 +93,13 @@ def config_error(
     error: ValidationError, what: str, *, code: str = "invalid_config", hint: str = "", prefix: str = "",
     fields: Any = (),
 ) -> ConfigError:  # fmt: skip
-    """The first problem that pydantic found as a ConfigError; ``field`` is its JSON pointer below ``prefix``.
+    """Return a ConfigError for the first problem that pydantic found; ``field`` is its JSON pointer below ``prefix``.
 
-    ``what`` is the name of what was given, ``fields`` are the names that it can have, if they are known.
+    ``what`` names the validated value, ``fields`` are the names of its possible fields, if they are known.
     """
     problems = error.errors(include_url=False)
-    first = next((one for one in problems if one["type"] in _UNKNOWN_FIELD), problems[0])  # a typo explains the others
+    # An unknown field, such as a typo, explains the other problems.
+    first = next((problem for problem in problems if problem["type"] in _UNKNOWN_FIELD), problems[0])
     pointer = prefix + "".join(f"/{part}" for part in first["loc"])
     names = list(fields) if len(first["loc"]) == 1 and first["type"] in _UNKNOWN_FIELD else []
     hints = [hint] if hint else []
@@ -121,7 +122,7 @@ _MISSING = ("missing", "missing_keyword_only_argument", "missing_argument", "mis
 
 
 def sentence_of(problem: Mapping[str, Any]) -> str:
-    """One of pydantic's problems in plain words, without a full stop: what is allowed, and what was given."""
+    """Describe a problem of pydantic's in plain words, without a full stop: what is allowed, and what was given."""
     kind, text = problem["type"], str(problem["msg"])
     if kind in _UNKNOWN_FIELD:
         return "there is no such field"
@@ -141,7 +142,7 @@ def sentence_of(problem: Mapping[str, Any]) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as a message can show it: short, with its class where it is no plain JSON value."""
+    """Return a short text of a value for a message: its class if it is no plain JSON value."""
     text = repr(str(value)) if isinstance(value, str) else repr(value)
     if not isinstance(value, str | int | float | bool | list | tuple | dict | type(None)):
         text = f"a {type(value).__name__}"
@@ -154,7 +155,7 @@ def _rule(text: str) -> str:
 
 
 def allowed_words(problem: Mapping[str, Any]) -> list[str]:
-    """The allowed values of one of pydantic's problems, if it is about an enumeration."""
+    """Return the allowed values of a problem of pydantic's that is about an enumeration."""
     context = problem.get("ctx") or {}
     if problem["type"] in ("enum", "literal_error"):
         return re.findall(r"'([^']*)'", str(context.get("expected"))) or [str(context.get("expected"))]
@@ -168,11 +169,12 @@ def _names(cls: Any) -> list[str]:
 
 
 def _by_position(cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that ``args`` are. Raises ConfigError for more of them than have a position, or given twice."""
+    """Return ``args`` by field name. Raises ConfigError if they are too many, or a field is given twice."""
     if not dataclasses.is_dataclass(cls):
-        known, order = list(cls.model_fields), []
+        names, order = list(cls.model_fields), []
     else:
-        known, order = _names(cls), [one.name for one in dataclasses.fields(cls) if one.init and not one.kw_only]
+        names = _names(cls)
+        order = [field.name for field in dataclasses.fields(cls) if field.init and not field.kw_only]
     twice = [name for name in order[: len(args)] if name in kwargs]
     if len(args) <= len(order) and not twice:
         return dict(zip(order, args, strict=False))
@@ -185,6 +187,6 @@ def _by_position(cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     else:
         message = f"{cls.__name__} takes its fields by name, and {len(args)} value(s) were given by position."
     raise ConfigError(
-        message, code="invalid_config", hint=f"Give fields by name: {', '.join(known)}.", allowed=known,
+        message, code="invalid_config", hint=f"Give fields by name: {', '.join(names)}.", allowed=names,
         field=f"/{twice[0]}" if twice else "",
     )  # fmt: skip

@@ -1,8 +1,8 @@
-"""Chats as the model would see them: its own template, run with bounds.
+"""Renders chats with the model's own template, under limits of memory and time.
 
-A template is a program that came with a model. Transformers runs it in Jinja's sandbox, which keeps it from files and
-attributes but not from making gigabytes or looping; so it also gets a limit of memory and of time. Called only in the
-engine's process or another child.
+A template is a program that came with a model. Transformers runs it in Jinja's sandbox, which denies access to files
+and attributes but permits gigabytes of output and endless loops; hence the limits. Called only in the engine's process
+or another child.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def chat_renderer(tokenizer: PreTrainedTokenizerBase) -> Render:
         try:
             with _bounded():
                 text = tokenizer.apply_chat_template(messages, tokenize=False)
-        except Exception as error:  # a stranger's program: it can raise anything
+        except Exception as error:  # an untrusted program: it can raise anything
             raise _bad(f"{type(error).__name__}: {str(error)[:200]}") from error
         return str(text)
 
@@ -63,7 +63,7 @@ def _bad(why: str) -> CalibrationError:
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Less memory and time for what runs inside; on the main thread of a POSIX system with /proc."""
+    """Limit memory and time inside, if this is the main thread of a POSIX system with /proc."""
     statm = Path("/proc/self/statm")
     if threading.current_thread() is not threading.main_thread() or not statm.exists():
         yield

@@ -1,4 +1,4 @@
-"""Which column of a row is the text."""
+"""Chooses the column of a row that holds the text."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ DEFAULT_COLUMNS = ("text", "messages")
 
 
 def choose_column(there: list[str], column: str | None, place: str = "The data") -> str:
-    """Return the column of the text: ``column``, else ``text`` or ``messages``.
+    """Return the column of the text among those ``there``: ``column``, else ``text`` or ``messages``.
 
-    Raises CalibrationError ``no_text_column``, which lists the columns that are there.
+    Raises CalibrationError ``no_text_column``, which lists the existing columns.
     """
     for name in (column,) if column else DEFAULT_COLUMNS:
         if name in there:

@@ -1,7 +1,7 @@
-"""From a source of calibration text to its documents, one after the other. No torch.
+"""Reads the documents of a source of calibration text, one after the other. No torch.
 
 A source is *prose*, one text in order (the built-in one, a text file), or *rows* (JSON, CSV, Parquet, a dataset on the
-Hub): each row of those is a document, and a column of it is the text: a string, or a chat as a list of messages.
+Hub). Each row is a document, and one of its columns holds the text: a string, or a chat as a list of messages.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from quantcore.data.files import MAX_ROW_BYTES, Row
 from quantcore.errors import CalibrationError
 
 Render = Callable[[list[dict[str, Any]]], str]
-"""The messages of a chat -> the text that the model would see."""
+"""Function from the messages of a chat to the text that the model would see."""
 
 
 def is_prose(calibration: CalibrationConfig) -> bool:
-    """Return True for one text in order; False for rows, which may be taken in any order."""
+    """Return True for a single text in order; False for rows, which may be taken in any order."""
     path = _file(calibration)
     return calibration.source == BUILTIN or (path is not None and files.format_of(path.name) == "txt")
 
@@ -48,7 +48,7 @@ def read_documents(calibration: CalibrationConfig, render: Render | None = None)
 
 
 def text_of(row: Row, column: str, render: Render | None) -> str:
-    """Return the text of a row, "" where it has none."""
+    """Return the text of a row, "" if it has none."""
     if column not in row.values:
         raise no_column(column, list(row.values), row.place)
     value = row.values[column]
@@ -94,7 +94,7 @@ def _rendered(row: Row, messages: list[dict[str, Any]], render: Render | None) -
 
 
 def _file(calibration: CalibrationConfig) -> Path | None:
-    """The file that the source is, None for a dataset on the Hub. Raises CalibrationError ``calibration_not_found``."""
+    """Return the source's file; None for a dataset on the Hub. Raises CalibrationError ``calibration_not_found``."""
     source, path = calibration.source, Path(calibration.source)
     if source == BUILTIN or calibration.revision is not None:
         return None

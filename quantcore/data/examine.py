@@ -2,8 +2,8 @@
 
     python -m quantcore examine FILE check|preview|tokens [--column C] [--rows N] [--model DIR] [--seq_len N]
 
-prints one JSON object: ``{"result": {...}}``, or ``{"error": {...}}`` with status 1. It has limits of memory and of
-processor time, so that whoever started it can rely on its end.
+prints one JSON object: ``{"result": {...}}``, or ``{"error": {...}}`` with status 1. It limits its memory and processor
+time, so that it always ends.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     options = flags.parse_args(arguments)
     end_with_parent()
     if options.parent not in (None, os.getppid()):
-        return 1  # it went before the kernel was asked
+        return 1  # the parent ended before end_with_parent took effect
     _limit_self(options.file, options.action)
     actions: dict[str, Callable[[], dict[str, Any]]] = {
         "check": lambda: check(options.file, options.column),
@@ -77,7 +77,7 @@ def _refuse(error: QuantError) -> int:
 
 
 def check(file: Path, column: str | None) -> dict[str, Any]:
-    """Read every row. Returns the columns, the one with the text, and ``statistics`` of it.
+    """Read every row; return the columns, the one with the text, and the ``statistics`` of that.
 
     Raises CalibrationError as ``files.read_rows`` and ``documents.text_of``; ``empty_dataset`` if no row has text;
     ``too_many_rows``.
@@ -118,16 +118,16 @@ def check(file: Path, column: str | None) -> dict[str, Any]:
 
 
 def preview(file: Path, num_rows: int) -> dict[str, Any]:
-    """Return the first rows as they are, long values cut short."""
+    """Return the first rows, with long values cut short."""
     return {"rows": [{"place": row.place, "values": showable(row.values)}
                      for row in islice(files.read_rows(file), num_rows)]}  # fmt: skip
 
 
 def count_tokens(file: Path, column: str | None, model_dir: Path, seq_len: int) -> dict[str, Any]:
-    """Count the tokens of the first MAX_TOKEN_ROWS rows for the model's tokenizer; chats are in its template.
+    """Count the tokens of the first MAX_TOKEN_ROWS rows with the model's tokenizer and chat template.
 
-    ``num_longer`` rows have more than ``seq_len`` tokens. The engine loses nothing of them: rows are joined, and
-    windows of ``seq_len`` are cut; ``num_beyond`` is what a reader that cuts each row short would lose.
+    ``num_longer`` rows have more than ``seq_len`` tokens. The engine uses all their tokens, because it joins rows and
+    cuts windows of ``seq_len``; a reader that cuts each row short would lose ``num_beyond`` tokens.
     """
     from quantcore.checkpoint.tokenizer import load_tokenizer, tokenize_with
     from quantcore.data.chat import chat_renderer
@@ -155,7 +155,7 @@ def count_tokens(file: Path, column: str | None, model_dir: Path, seq_len: int) 
 
 
 def summary_of(lengths: Sequence[int]) -> dict[str, Any]:
-    """Return sum, least, median, most, and how many lengths lie in each power of two: ``from`` <= length < ``to``."""
+    """Return sum, minimum, median, maximum, and the count per power of two: ``from`` <= length < ``to``."""
     ordered = sorted(lengths)
     counts: dict[int, int] = {}
     for length in ordered:
@@ -171,7 +171,7 @@ def summary_of(lengths: Sequence[int]) -> dict[str, Any]:
 
 
 def showable(value: Any, depth: int = 0) -> Any:
-    """The value as JSON of modest size that any reader takes: cut short, without half surrogate pairs, NaN or bytes."""
+    """Return the value as short JSON data that any reader accepts: without half surrogate pairs, NaN or bytes."""
     if isinstance(value, str):
         cut = value if len(value) <= MAX_SHOWN_CHARS else f"{value[:MAX_SHOWN_CHARS]}…"
         return cut.encode("utf-8", "replace").decode()

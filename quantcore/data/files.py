@@ -1,7 +1,7 @@
-"""The rows of a data file, one after the other: JSON lines, JSON, CSV, Parquet or text, each also as .gz. No torch.
+"""Reads the rows of a data file one by one: JSON lines, JSON, CSV, Parquet or text, each also as .gz. No torch.
 
-The file is not trusted. Nothing is read whole, rows and unpacked .gz files have limits, and an error names the line.
-The end of a file's name tells its format.
+The file is not trusted. It is never read as a whole, rows and unpacked .gz files have limits, and errors name the line.
+The suffix of a file's name is its format.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quantcore.errors import CalibrationError
 
 MAX_ROW_BYTES = 16 << 20
 MAX_UNPACKED_BYTES = 8 << 30
-MAX_RATIO = 100  # unpacked to packed bytes; a thousand equal lines may do better, a gigabyte of text does not
+MAX_RATIO = 100  # unpacked to packed bytes; small files of equal lines may exceed it, a gigabyte of text does not
 RATIO_COUNTS_FROM_BYTES = 64 << 20
 TEXT_CHUNK_BYTES = 4 << 20
 _READ_BYTES = 1 << 16
@@ -33,7 +33,7 @@ _BATCH_ROWS = 64  # of Parquet, in memory at a time
 
 @dataclass(frozen=True)
 class Row:
-    """One row. ``place`` is where it stands in its file, for people: ``Line 3``."""
+    """A row of data. ``place`` is its place in the file as a message shows it: ``Line 3``."""
 
     place: str
     values: dict[str, Any]
@@ -91,7 +91,7 @@ def _open(path: Path) -> Iterator[BinaryIO]:
 
 
 class _Unpacked(io.RawIOBase):
-    """Decompress a gzip file up to the limits, so that a bomb is stopped while it expands."""
+    """Stream that decompresses a gzip file up to the limits, so that a bomb is stopped while it expands."""
 
     def __init__(self, packed: BinaryIO, packed_bytes: int) -> None:
         self._stream = gzip.GzipFile(fileobj=packed)
@@ -115,7 +115,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def _check_size(num_bytes: int, packed_bytes: int | None = None) -> None:
-    """Raise CalibrationError if a file unpacks to too much; ``packed_bytes`` is its size, if that can be compared."""
+    """Raise CalibrationError if a file unpacks to too much; ``packed_bytes`` is its packed size, if comparable."""
     most = MAX_UNPACKED_BYTES
     if packed_bytes is not None:
         most = min(most, max(RATIO_COUNTS_FROM_BYTES, MAX_RATIO * packed_bytes))

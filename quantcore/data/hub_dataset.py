@@ -1,8 +1,8 @@
-"""Rows of a dataset on the Hugging Face Hub, streamed by the ``datasets`` library. No torch.
+"""Streams the rows of a dataset on the Hugging Face Hub with the ``datasets`` library. No torch.
 
-A dataset is named as ``datasets.load_dataset`` names it: source, config, split, column. Its revision is resolved to a
-commit once. Only data files are read: datasets 5 runs no dataset's Python script. The library, which brings Arrow, is
-loaded when a dataset is opened; names and commits need only huggingface_hub.
+A dataset is named as in ``datasets.load_dataset``: source, config, split, column. Its revision is resolved to a commit
+once. Only data files are read: datasets 5 runs no dataset's Python script. The library, which loads Arrow, is imported
+when a dataset is opened; names and commits need only huggingface_hub.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALIASES: dict[str, dict[str, str]] = {
     },
     "ScienceQA": {"source": "derek-thomas/ScienceQA", "split": "train", "column": "question"},
 }  # fmt: skip
-"""The names that AMD Quark's script gives to calibration sets. What a request says itself comes before what is here."""
+"""The names of calibration sets in AMD Quark's script. Fields of a request take precedence over these."""
 
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _NAME = re.compile(f"(?:{_PART}/)?{_PART}")
@@ -81,7 +81,7 @@ def is_resolved(calibration: CalibrationConfig) -> bool:
 
 
 def read_rows(calibration: CalibrationConfig) -> Iterator[Row]:
-    """Yield the rows of one split of a resolved dataset as they arrive, in order: the column of the text, no other.
+    """Yield the rows of one split of a resolved dataset as they arrive, in order, with the text column alone.
 
     Raises CalibrationError: ``datasets_not_installed``, ``unknown_dataset_config``, ``unknown_split``,
     ``no_text_column``, ``unsupported_dataset``, ``hub_*``.
@@ -93,7 +93,7 @@ def read_rows(calibration: CalibrationConfig) -> Iterator[Row]:
             values = next(rows)
         except StopIteration:
             return
-        except Exception as error:  # of the library, of Arrow, of the connection: whatever a file can do to them
+        except Exception as error:  # from the library, Arrow or the connection: a file can cause any error
             raise _explain(error, calibration) from error
         number += 1
         yield Row(f"Row {number}", values)
@@ -123,17 +123,17 @@ def _open(calibration: CalibrationConfig) -> Iterator[dict[str, Any]]:
         raise _explain(error, calibration) from error
 
 
-def _choose_split(there: list[str], split: str | None) -> str:
-    if split is None and ("train" in there or len(there) == 1):
-        return "train" if "train" in there else there[0]
-    if split in there:
+def _choose_split(splits: list[str], split: str | None) -> str:
+    if split is None and ("train" in splits or len(splits) == 1):
+        return "train" if "train" in splits else splits[0]
+    if split in splits:
         return str(split)
     raise CalibrationError(
         f"The dataset has no split '{split}'." if split else "The dataset has several splits, and none called train.",
         code="unknown_split",
-        hint=f"Its splits: {', '.join(there)}.",
+        hint=f"Its splits: {', '.join(splits)}.",
         field="/calibration/split",
-        allowed=there,
+        allowed=splits,
     )
 
 
@@ -147,14 +147,14 @@ def _explain(error: Exception, calibration: CalibrationConfig) -> QuantError:
     text, name = str(error), calibration.source
     configs = re.search(r"(?:Available: |among the available configs: )(\[.*?\])", text, re.DOTALL)
     if configs:
-        there = re.findall(r"'([^']+)'", configs[1])
+        names = re.findall(r"'([^']+)'", configs[1])
         return CalibrationError(
             f"The dataset '{name}' has several configs; "
             + (f"'{calibration.config}' is none of them." if calibration.config else "say which."),
             code="unknown_dataset_config",
-            hint=f"Its configs: {', '.join(there)}.",
+            hint=f"Its configs: {', '.join(names)}.",
             field="/calibration/config",
-            allowed=there,
+            allowed=names,
         )
     cause: BaseException | None = error
     while cause is not None:  # the library wraps what happened on the wire

@@ -1,4 +1,4 @@
-"""Text to token windows: calibration windows from one part of a source, held-out windows from another."""
+"""Cuts text into token windows: calibration windows from one part of a source, held-out windows from another."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def token_windows(
 ) -> TokenWindows:
     """Read as much of the source as is needed, tokenize it, and cut it into windows without padding.
 
-    Documents end with ``separator``.
+    Documents end with ``separator``. ``render`` converts chats to text.
 
-    Of prose the first three quarters of what is read serve calibration, of rows three of four: ``num_samples`` windows
-    chosen with the seed. The rest is held out, the same for every seed. ``render`` makes text of chats. Raises
-    CalibrationError with the number that the source can give.
+    The first three quarters of the prose that is read, or three of four rows, are for calibration: ``num_samples``
+    windows chosen with the seed. The rest is held out, the same for every seed. Raises CalibrationError with the number
+    of windows that the source can give.
     """
 
     def tokens_of(document: str) -> Iterable[int]:
@@ -68,14 +68,14 @@ def token_windows(
             field="/calibration/num_samples",
         )
     order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(calibration.seed))
-    spread = torch.linspace(0, len(held_out) - 1, num_held_out).long()  # from all over the held-out part
+    spread = torch.linspace(0, len(held_out) - 1, num_held_out).long()  # spread over the held-out part
     return TokenWindows(pool[order[: calibration.num_samples]], held_out[spread])
 
 
 def _divide_prose(
     documents: Iterator[str], tokens_of: Callable[[str], Iterable[int]], enough: float | None
 ) -> tuple[array[int], array[int]]:
-    """Return the first part and the last part of what is read, which ends when it is more than ``enough`` tokens."""
+    """Return the calibration part and the held-out part; reading stops after more than ``enough`` tokens."""
     stream = array("q")
     for document in documents:
         stream.extend(tokens_of(document))
@@ -88,11 +88,11 @@ def _divide_prose(
 def _divide_rows(
     documents: Iterator[str], tokens_of: Callable[[str], Iterable[int]], seed: int, wanted: int, wanted_held_out: int
 ) -> tuple[array[int], array[int]]:
-    """At least so many tokens of each part if the source has them; every fourth row that has text is held out."""
+    """Return at least the wanted tokens of each part, if the source has them; every fourth text row is held out."""
     text, rest = array("q"), array("q")
 
     def remaining() -> Iterator[str]:
-        """Yield the rows for calibration; on the way the held-out ones are taken."""
+        """Yield the rows for calibration, and collect the held-out ones."""
         for number, document in enumerate(filter(None, documents)):
             if number % round(1 / HELD_OUT_SHARE) != round(1 / HELD_OUT_SHARE) - 1:
                 yield document
@@ -108,10 +108,10 @@ def _divide_rows(
 
 
 def shuffled(documents: Iterable[str], seed: int) -> Iterator[str]:
-    """Shuffle documents by the seed; at most SHUFFLE_ROWS of them wait in memory.
+    """Shuffle documents by the seed, with at most SHUFFLE_ROWS of them in memory.
 
-    A document that arrives takes the place of one drawn at random, which goes on; at the end the rest goes in random
-    order. Only ``random()`` is drawn: Python keeps its sequence the same from version to version.
+    Each new document replaces one drawn at random, which is yielded; at the end the rest follows in random order. Only
+    ``random()`` is used, because Python keeps its sequence the same across versions.
     """
     draw = random.Random(seed).random
     waiting: list[str] = []
@@ -131,6 +131,6 @@ def shuffled(documents: Iterable[str], seed: int) -> Iterator[str]:
 
 
 def _cut(stream: array[int], length: int) -> torch.Tensor:
-    """Consecutive windows [N, length]; a rest shorter than ``length`` is dropped."""
+    """Cut consecutive windows [N, length]; a rest shorter than ``length`` is dropped."""
     count = len(stream) // length
     return torch.tensor(stream[: count * length].tolist(), dtype=torch.long).view(count, length)

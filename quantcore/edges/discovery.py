@@ -1,9 +1,9 @@
-"""Which edges a decoder block has: found by recording a run of it, and proven. No table of architectures, no names.
+"""Discovers the edges of a decoder block by recording a run of it, and proves them. It needs no table of architectures.
 
-``tracing`` proposes: for everything that linear layers read, the outputs of the norm or linear layer that it comes
-from. A proposal becomes an edge if a scale passes (what lies between is no activation that would feel it), if nothing
-but the linear layers reads those outputs, and if folding random scales through all edges of the real block at once
-leaves it computing what it computed (``proof``).
+For every tensor that linear layers read, ``tracing`` proposes the outputs of the norm or linear layer that it comes
+from. A proposal becomes an edge if a scale passes (no activation between the two changes it), if only the linear layers
+read those outputs, and if the real block still computes the same with random scales folded through all edges at once
+(``proof``).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["EdgeFinder", "FoundEdges", "Rejected", "find_edges", "listed_edges",
 
 
 class EdgeFinder:
-    """Finds the edges of one block after another. Blocks that are built alike are only proven to have the same."""
+    """Finds the edges of one block after another. For blocks of the same structure only the proof is repeated."""
 
     def __init__(self) -> None:
-        self._known: dict[object, FoundEdges] = {}
+        self._by_structure: dict[object, FoundEdges] = {}
 
     def find(self, block: nn.Module, run: Run) -> FoundEdges:
         """Find the edges as ``find_edges`` does, in two runs if a block of the same structure came before."""
@@ -39,9 +39,9 @@ class EdgeFinder:
             )
             for name, module in block.named_modules()
         )
-        edges = self._known.get(structure)
+        edges = self._by_structure.get(structure)
         if edges is None or not hold(block, prove(block, run, edges.edges)):
-            edges = self._known[structure] = find_edges(block, run)
+            edges = self._by_structure[structure] = find_edges(block, run)
         return edges
 
 
@@ -49,8 +49,8 @@ def find_edges(block: nn.Module, run: Run) -> FoundEdges:
     """Find and prove all edges of ``block``. ``run`` runs it on some tokens and returns what it adds to the states.
 
     The block itself is run twice (three times with norms that multiply with 1 + weight), and ten to thirty times with
-    given outputs, where no layer computes. Its weights end as they were, bit for bit. Mixtures must be split
-    (``blocks.experts``), and nothing may be cached from run to run.
+    given layer outputs, where no layer computes. Its weights are restored bit for bit. Mixtures must be split
+    (``model.experts``), and nothing may be cached between runs.
     """
     plain = record_block(block, run)
     search = Search(block, run, plain)
@@ -67,8 +67,8 @@ def listed_edges(
 ) -> FoundEdges:
     """Return the edges that a config file of AMD Quark lists, by names inside the block.
 
-    Edges of ``discovery`` keep all their consumers: a scale must reach every reader. Others are tried with the
-    channels in plain order. An edge that does not hold is in ``rejected``, with discovery's reason if it has one.
+    Edges of ``discovery`` keep all their consumers, because a scale must reach every reader. Others are tried with the
+    channels in plain order. An edge that does not hold is in ``rejected``, with discovery's reason if there is one.
     """
     edges: dict[tuple[str, tuple[str, ...]], Edge] = {}
     rejected: list[Rejected] = []

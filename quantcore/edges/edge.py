@@ -1,9 +1,9 @@
 """Edges: places in a decoder block where a scale can move from one module to the next without changing the function.
 
-If a norm or a linear layer hands its output, channel by channel, to linear layers, then its outputs can be divided by
-positive numbers and the matching input columns of those layers multiplied by the same: the block computes what it
-computed. SmoothQuant (Xiao et al. 2022) and AWQ (Lin et al. 2023) choose such numbers so that rounding hurts less.
-Which edges a block has is found and proven by ``discovery``.
+If linear layers read the output of a norm or a linear layer channel by channel, then its outputs can be divided by
+positive numbers and the matching input columns of those layers multiplied by the same, without changing the block's
+function. SmoothQuant (Xiao et al. 2022) and AWQ (Lin et al. 2023) choose these numbers so that rounding costs less.
+``discovery`` finds and proves the edges of a block.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from quantcore.runtime.shards import local_rows, rows_of
 
 @dataclass(frozen=True, eq=False)
 class Edge:
-    """``producer`` and ``consumers`` are names of modules in the block, each with a ``weight``.
+    """An edge from ``producer`` to ``consumers``, the names of modules in the block, each with a ``weight``.
 
     ``rows`` [F]: the outputs of the producer that carry a scale, all of them or a part (v in a fused qkv). ``channels``
-    [I]: for every input of the consumers the position in ``rows`` that it comes from: 0, 1, 2 ... or, where heads of
-    queries share a head of values, with repetitions. ``plus_one``: the producer is a norm that multiplies with
-    1 + weight.
+    [I]: for every input of the consumers its position in ``rows``: 0, 1, 2 ... or, where heads of queries share a head
+    of values, with repetitions. ``plus_one``: the producer is a norm that multiplies with 1 + weight.
     """
 
     producer: str
@@ -41,8 +40,8 @@ class Edge:
     def fold(self, block: nn.Module, scale_F: torch.Tensor) -> list[str]:
         """Divide the producer's ``rows`` by ``scale_F`` > 0 and multiply the consumers' columns, in place.
 
-        Computed in float32 and stored in each weight's dtype. What a norm can store decides: its consumers take back
-        the scale that is in its rounded weight. Returns the names of the parameters that changed (``v_proj.weight``).
+        Computed in float32 and stored in each weight's dtype. The consumers of a norm are multiplied by the scale that
+        its rounded weight holds. Returns the names of the parameters that changed (``v_proj.weight``).
         """
         self.multiply(block, self.divide(block, scale_F))
         has_bias = getattr(block.get_submodule(self.producer), "bias", None) is not None
@@ -53,7 +52,7 @@ class Edge:
         ]
 
     def divide(self, block: nn.Module, scale_F: torch.Tensor) -> torch.Tensor:
-        """Divide the producer by the scale; returns the scale [F] that its weight could store, for the consumers."""
+        """Divide the producer by the scale; return the scale [F] that its weight could store, for the consumers."""
         producer = block.get_submodule(self.producer)
         weight = weight_of(producer)
         scale = scale_F.to(weight.device, torch.float32)
@@ -74,7 +73,7 @@ class Edge:
         return stored
 
     def _held(self, parameter: torch.Tensor, part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where the ``rows`` are in this rank's ``part`` of the producer's ``parameter``, and which of them are."""
+        """Return the places of ``rows`` in this rank's ``part`` of ``parameter``, and their indices in ``rows``."""
         first = rows_of(parameter).start
         held = ((self.rows >= first) & (self.rows < first + len(part))).nonzero().squeeze(1)
         return (self.rows[held] - first).to(part.device), held.to(part.device)
@@ -86,7 +85,7 @@ class Edge:
             weight_OI.mul_(self.spread(scale_F.to(weight_OI.device)))
 
     def spread(self, scale_F: torch.Tensor) -> torch.Tensor:
-        """``scale_F`` for every input of the consumers, [I]."""
+        """Return ``scale_F`` for every input of the consumers, [I]."""
         return scale_F[self.channels.to(scale_F.device)]
 
     def largest(self, value_I: torch.Tensor) -> torch.Tensor:
@@ -97,7 +96,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Rejected:
-    """Linear layers whose inputs take no scale, and why, in words. ``producer`` is None where no layer feeds them."""
+    """Linear layers whose inputs take no scale, and the reason. ``producer`` is None if no layer feeds them."""
 
     producer: str | None
     consumers: tuple[str, ...]
@@ -106,13 +105,13 @@ class Rejected:
 
 @dataclass(frozen=True)
 class FoundEdges:
-    """The edges of a block, and the rejected ones: together every tensor that linear layers read."""
+    """The edges of a block and the rejected ones, which together cover every tensor that linear layers read."""
 
     edges: tuple[Edge, ...]
     rejected: tuple[Rejected, ...]
 
     def to_dict(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the edge as the report has it."""
+        """Return the edges as the report has them."""
         return {
             "found": [{"producer": edge.producer, "consumers": list(edge.consumers)} for edge in self.edges],
             "rejected": [asdict(edge) for edge in self.rejected],
@@ -120,8 +119,10 @@ class FoundEdges:
 
 
 def weight_of(module: nn.Module) -> torch.Tensor:
-    """The weight of a norm [O] or of a linear layer [O, I]: a view, to be changed in place; of a sharded one the rows
-    of this rank."""
+    """Return a view of the weight of a norm [O] or a linear layer [O, I], to change in place.
+
+    Of a sharded weight it shows the rows of this rank.
+    """
     return canonical(local_rows(module.get_parameter("weight")), kind_of(module))
 
 
@@ -131,5 +132,5 @@ def shape_of(module: nn.Module) -> torch.Size:
 
 
 def kind_of(module: nn.Module) -> str:
-    """Return the name by which ``layouts`` knows how a module stores its weight."""
+    """Return the name of a module's storage layout, as ``weight_layout`` uses it."""
     return "Conv1D" if any(parent.__name__ == "Conv1D" for parent in type(module).__mro__) else type(module).__name__

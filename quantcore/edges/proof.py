@@ -1,7 +1,7 @@
-"""The proof of edges: fold random scales through all of them, and the block must compute what it computed.
+"""Proves edges: with random scales folded through all of them, the block must still compute the same.
 
-Scales are powers of two, so that folding loses nothing in any float type: true edges change next to nothing, and
-undoing the fold gives back every bit.
+Scales are powers of two, so that folding is exact in any float type: true edges change next to nothing, and undoing the
+fold restores every bit.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ MAX_FOLD_CHANGE_FLOAT16 = 1e-2
 
 Measured on 30 tiny architectures: at most 6e-7 in float32 and 0 in bfloat16; in float16, whose small numbers lose bits
 when they are halved, 2e-5, and 1.3e-4 with trained weights. Edges with a wrong activation, reader, order or kind of
-norm change 0.19 and more, two wrong channels of 128 still 0.008.
+norm cause 0.19 and more, two wrong channels of 128 still 0.008.
 """
-_LARGEST_FACTOR = 16  # a weight that is consumer and producer takes 4 twice
+_LARGEST_FACTOR = 16  # a weight that is both consumer and producer is scaled by 4 twice
 
 
 def prove(block: nn.Module, run: Run, edges: Sequence[Edge]) -> float:
-    """How much folding random scales through all ``edges`` at once changes the block, relative to what was there.
+    """Return the relative change of the block by random scales folded through all ``edges`` at once.
 
-    The largest over the block's update, the output of every layer (a small one hides behind the update), the routers'
-    choices and whatever else leaves the block. 0 without edges. Weights end as they were, bit for bit.
+    It is the largest over the block's update, the output of every layer (the update would hide small ones), the
+    routers' choices and everything else that leaves the block. 0 without edges. Weights are restored bit for bit.
     """
     if not edges:
         return 0.0
@@ -41,14 +41,14 @@ def prove(block: nn.Module, run: Run, edges: Sequence[Edge]) -> float:
 
 
 def hold(block: nn.Module, change: float) -> bool:
-    """Return whether this change is small enough for edges of ``block``."""
+    """Return whether this change is small enough for true edges of ``block``."""
     is_float16 = any(parameter.dtype == torch.float16 for parameter in block.parameters())
     return change <= (MAX_FOLD_CHANGE_FLOAT16 if is_float16 else MAX_FOLD_CHANGE)
 
 
 @contextmanager
 def exact_norms(block: nn.Module, edges: Sequence[Edge]) -> Iterator[None]:
-    """Norms that multiply with 1 + weight compute in float32: their own type would round what a fold makes of that."""
+    """Let norms that multiply with 1 + weight compute in float32; their own dtype would round the folded factor."""
     with ExitStack() as stack:
         for name in {edge.producer for edge in edges if edge.plus_one}:
             stack.enter_context(_in_input_dtype(block.get_submodule(name)))
@@ -57,7 +57,7 @@ def exact_norms(block: nn.Module, edges: Sequence[Edge]) -> Iterator[None]:
 
 
 def folding_changes(block: nn.Module, run: Run, edges: Sequence[Edge], before: BlockRecord) -> float:
-    """``prove`` where the run without folds has been made already; both within ``exact_norms``."""
+    """Do the same as ``prove`` with a recorded run without folds; both runs are within ``exact_norms``."""
     with folded(block, edges) as divisors:
         after = record_block(block, run)
     changes = [relative_change(before.update, after.update)]
@@ -75,7 +75,7 @@ def _paired(before: Any, after: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def relative_change(before: torch.Tensor, after: torch.Tensor) -> float:
-    """|after - before| / |before|; what is infinite in both counts as 0. Infinite where 0 becomes something, or NaN."""
+    """Return |after - before| / |before|; equal infinities count as 0. Infinite for NaN, or if 0 becomes nonzero."""
     old, new = before.float(), after.float()
     moved = torch.where(old == new, 0, new - old).norm().item()
     size = torch.where(old.isfinite(), old, 0).norm().item()
@@ -84,8 +84,7 @@ def relative_change(before: torch.Tensor, after: torch.Tensor) -> float:
 
 @contextmanager
 def folded(block: nn.Module, edges: Sequence[Edge]) -> Iterator[dict[str, torch.Tensor]]:
-    """Random powers of two folded through all edges while the context lasts. Gives what each producer's outputs [O]
-    are divided by."""
+    """Fold random powers of two through all edges while this lasts; yield the divisors [O] of producers' outputs."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad(), ExitStack() as undo:
         for name in {name for edge in edges for name in (edge.producer, *edge.consumers)}:
@@ -102,7 +101,7 @@ def folded(block: nn.Module, edges: Sequence[Edge]) -> Iterator[dict[str, torch.
 
 
 def random_scales(count: int, generator: torch.Generator) -> torch.Tensor:
-    """1/4, 1/2, 2 or 4, [count]."""
+    """Return random scales out of 1/4, 1/2, 2 and 4, [count]."""
     return torch.tensor([0.25, 0.5, 2.0, 4.0])[torch.randint(4, (count,), generator=generator)]
 
 
@@ -124,7 +123,7 @@ def divided(block: nn.Module, edge: Edge, scale_F: torch.Tensor) -> Iterator[Non
 
 @contextmanager
 def _in_input_dtype(module: nn.Module) -> Iterator[None]:
-    """While this lasts, ``module`` returns the dtype of its input, whatever later hooks do to that."""
+    """Let ``module`` return the dtype of its input while this lasts, whatever later hooks do to that."""
     dtypes: list[torch.dtype] = []
 
     def note(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -138,7 +137,7 @@ def _in_input_dtype(module: nn.Module) -> Iterator[None]:
 
 
 def _keep_fragile(weight: torch.Tensor) -> Callable[[], None]:
-    """Gives a function that puts back values so small or so large that a power of two does not leave them exact."""
+    """Return a function that restores values so small or so large that scaling by powers of two is not exact."""
     limits, size = torch.finfo(weight.dtype), weight.abs()
     fragile = (size < limits.tiny * _LARGEST_FACTOR) & (size > 0) | (size > limits.max / _LARGEST_FACTOR)
     where = fragile.nonzero(as_tuple=True)
@@ -151,7 +150,7 @@ def _keep_fragile(weight: torch.Tensor) -> Callable[[], None]:
 
 
 def _typical_change(before_TE: torch.Tensor, after_TE: torch.Tensor) -> float:
-    """Return the median over tokens: a router between two equally good experts may turn over by a rounding."""
+    """Return the median change over tokens: rounding may flip a router's choice between two equally good experts."""
     moved, size = (after_TE - before_TE).norm(dim=-1), before_TE.norm(dim=-1)
     change = torch.where(moved == 0, 0, moved / size).nan_to_num(nan=float("inf"))
     return change.median().item()

@@ -1,9 +1,9 @@
-"""The recorder: it notes what modules are called with and return, and may give their outputs instead of computing them.
+"""Records the arguments and outputs of modules, and may give their outputs instead of computing them.
 
-``recorded`` serves edges and rotation; ``record_block`` is what edges look at: one run of a decoder block.
+``recorded`` is for edges and rotation; ``record_block`` records one run of a decoder block, for edges.
 
 A *layer* here is a module that holds parameters and has no child that does: linear layers, norms, routers. While a
-block is recorded every expert of a mixture gets every token, so that what is learned of one holds for all of them.
+block is recorded every expert of a mixture gets every token, so that the results for one hold for all of them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from quantcore.model.experts import SplitExperts
 
 Run = Callable[[], torch.Tensor]
 Answer = Callable[[str, int], Any]
-"""From the name of a layer and the number of its call, 0 for the first, to what it shall return."""
+"""Function from the name of a layer and the number of its call, from 0, to its output."""
 Forward = Callable[..., Any]
 Wrap = Callable[[str, Forward], Forward]
-"""From the name and the forward of a module to the forward that stands in its place while the module is recorded."""
+"""Function from the name and the forward of a module to the forward that replaces it while the module is recorded."""
 
 
 @contextmanager
 def recorded(modules: Mapping[str, nn.Module], wrap: Wrap) -> Iterator[None]:
-    """While this lasts, each module computes with the forward that ``wrap`` makes of its own."""
+    """Replace the forward of each module by the one that ``wrap`` makes of it while this lasts."""
     with ExitStack() as stack:
         for name, module in modules.items():
             stack.enter_context(_forward_replaced(module, wrap(name, module.forward)))
@@ -40,10 +40,10 @@ def recorded(modules: Mapping[str, nn.Module], wrap: Wrap) -> Iterator[None]:
 class BlockRecord:
     """The record of one run of a block.
 
-    ``arguments`` (positional, named) and ``outputs`` of every layer, one entry a call, in the order in which they first
-    ran; ``weightless`` are the outputs of modules without parameters. ``beside``: what left the block beside its update
-    [1, T, H], such as keys and values for later blocks. ``routing`` [T, E]: the weight that each router gave to each
-    expert.
+    ``arguments`` (positional, named) and ``outputs`` of every layer have one entry per call, in the order in which the
+    layers first ran; ``weightless`` are the outputs of modules without parameters. ``beside``: tensors that left the
+    block beside its update [1, T, H], such as keys and values for later blocks. ``routing`` [T, E]: the weight that
+    each router gave to each expert.
     """
 
     arguments: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def find_layers(block: nn.Module) -> dict[str, nn.Module]:
 
 
 def record_block(block: nn.Module, run: Run, answer: Answer | None = None) -> BlockRecord:
-    """Run the block once. With ``answer`` layers return what it gives, and compute nothing."""
+    """Run the block once and record it. With ``answer`` layers return its values and compute nothing."""
     record = BlockRecord()
     parts = _leaves(block)
 
@@ -101,7 +101,7 @@ def record_block(block: nn.Module, run: Run, answer: Answer | None = None) -> Bl
 
 @contextmanager
 def widened(block: nn.Module, layers: Collection[str]) -> Iterator[None]:
-    """While this lasts, all but ``layers`` computes in float32. With given outputs the dtype then changes nothing."""
+    """Let all but ``layers`` compute in float32 while this lasts. With given outputs the dtype then has no effect."""
     with ExitStack() as stack:
         stack.enter_context(
             block.register_forward_pre_hook(lambda _, args, kwargs: as_float32((args, kwargs)), with_kwargs=True)
@@ -115,7 +115,7 @@ def widened(block: nn.Module, layers: Collection[str]) -> Iterator[None]:
 
 
 def _leaves(block: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers, and modules without parameters such as activations."""
+    """Return the layers, and the modules without parameters such as activations."""
     return {
         name: module
         for name, module in block.named_modules()
@@ -163,7 +163,7 @@ def _forward_replaced(module: nn.Module, forward: Forward) -> Iterator[None]:
 def _to_every_expert(
     record: BlockRecord, experts: SplitExperts, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Note where the tokens would go, then send each to all experts with weights of ours."""
+    """Record the routing of the tokens, then send each token to all experts with fixed weights."""
     call = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), args, strict=False)) | kwargs
     index_TK, weights_TK = call["top_k_index"], call["top_k_weights"]
     num_tokens, num_experts = len(index_TK), experts.num_experts
@@ -176,6 +176,6 @@ def _to_every_expert(
 
 
 def _beside(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> list[torch.Tensor]:
-    """Float tensors that a block returns behind its hidden states, or leaves in a mapping that it was given."""
+    """Return the float tensors after the hidden states in a block's output, and those in mappings it was passed."""
     shared = [dict(value) for value in (*args, *kwargs.values()) if isinstance(value, MutableMapping)]
     return float_tensors([output[1:] if isinstance(output, tuple) else (), shared])

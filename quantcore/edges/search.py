@@ -1,4 +1,4 @@
-"""The search for a block's edges, step by step: what is proposed, what each proposal must stand, why one falls."""
+"""Searches a block's edges in steps: the proposals, the tests that each must pass, the reasons for rejection."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ OTHER_READER = "its output is read by something else as well"
 SEVERAL = "it runs more than once, or reads more than one tensor"
 OTHER_WEIGHT = "it does not multiply with its weight, nor with 1 + its weight"
 NORM_TOLERANCE = 1e-3  # for each channel, in float32; a fold by the wrong convention misses by half and more
-UNTOUCHED = 1e-6  # what does not depend on the scaled outputs is computed from the same bits, so next to nothing
+UNTOUCHED = 1e-6  # bound on the change of tensors that do not depend on the scaled outputs
 
 
 class Search:
-    """The steps of ``discovery.find_edges``: each hands on what stands and notes what is rejected."""
+    """The steps of ``discovery.find_edges``; each returns the edges that pass and notes the rejected ones."""
 
     def __init__(self, block: nn.Module, run: Run, plain: BlockRecord) -> None:
         self.block, self.run, self.plain = block, run, plain
@@ -37,7 +37,7 @@ class Search:
             self._before = self._replay.record(self._noise, {})
 
     def passing(self) -> list[Edge]:
-        """Return each reading's first candidate that scales pass; readings of the same outputs are one edge."""
+        """Return the first candidate of each reading that scales pass through; the same outputs make one edge."""
         passing: list[Edge] = []
         waiting = list(self._readings)
         for attempt in range(2):
@@ -64,7 +64,7 @@ class Search:
         return self.alone(edges[:half]) + self.alone(edges[half:])
 
     def reached(self, edges: list[Edge]) -> list[Edge]:
-        """Drop edges whose outputs a layer that did not run may read as well: no run would show it."""
+        """Drop edges whose outputs a layer that did not run may read as well, since no run would show it."""
         idle: dict[int, str] = {}
         for name, module in find_layers(self.block).items():
             weight = getattr(module, "weight", None)
@@ -118,7 +118,7 @@ class Search:
         self.rejected.append(Rejected(edge.producer, edge.consumers, reason))
 
     def _scaled(self, edges: Sequence[Edge]) -> tuple[BlockRecord, dict[str, torch.Tensor]]:
-        """Run the block with the outputs of all edges scaled; returns also the factors [O] of each producer, else 1."""
+        """Run the block with the outputs of all edges scaled; also return each producer's factors [O], else 1."""
         generator = torch.Generator().manual_seed(1)
         scales = {
             name: random_scales(self._replay.sources[name], generator)
@@ -143,7 +143,7 @@ class Search:
         return result
 
     def _other_readers(self, edges: Sequence[Edge]) -> list[str]:
-        """Name what else changes when the outputs of all edges are scaled and the consumers' are not."""
+        """Name the other readers that change when the outputs of all edges are scaled and the consumers' are not."""
         after, _ = self._scaled(edges)
         consumers = {name for edge in edges for name in edge.consumers}
         changed = [
@@ -155,7 +155,7 @@ class Search:
         return changed + (["what leaves the block"] if _differ(*leaving) else [])
 
     def _divides(self, edge: Edge) -> bool:
-        """Return whether folding divides the norm's output; it is called alone, with its input in the block."""
+        """Return whether folding divides the norm's output; the norm is called alone, with its input in the block."""
         (args, kwargs), norm = self.plain.arguments[edge.producer][0], self.block.get_submodule(edge.producer)
         scale_O = random_scales(shape_of(norm)[0], torch.Generator().manual_seed(0))
         with torch.no_grad(), widened(norm, ()):
@@ -195,7 +195,7 @@ def _differ(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> bo
 
 
 def _is_norm_of(output: Any, x: torch.Tensor) -> bool:
-    """Return whether ``x`` is this output, and each token of it has a mean square of about 1."""
+    """Return whether ``x`` is this output, and each of its tokens has a mean square of about 1."""
     if not isinstance(output, torch.Tensor) or output.shape[-1] != x.shape[-1] or output.numel() != x.numel():
         return False
     power = x.float().square().mean(-1)

@@ -1,11 +1,11 @@
-"""From which outputs of which layer does each input channel of a linear layer come? Answered without knowing any model.
+"""Traces each input channel of a linear layer to the layer outputs it comes from, without knowledge of the model.
 
-A block is run with all its layers' outputs *given*: tiny random numbers. Attention then weighs all tokens alike, gates
-and activations are as good as linear, and only what lies between two layers is computed, so runs are cheap. If output n
-is multiplied by a factor f(n), an input that comes from it is multiplied by f(n) too; one that is the product of two
-outputs, a and b (a gated MLP), by f(a) f(b). With factors of two to the power of a digit of n, and of n squared, a few
-runs tell a + b and a^2 + b^2 for every channel of every layer at once. Whether a scale may really pass is for a run
-with numbers of all sizes to say.
+A block is run with all its layers' outputs *given* as tiny random numbers. Attention then weights all tokens alike,
+gates and activations are nearly linear, and only the operations between layers are computed, so runs are cheap. If
+output n is multiplied by a factor f(n), an input that comes from it is multiplied by f(n) too; one that is the product
+of two outputs, a and b (a gated MLP), by f(a) f(b). With factors of two to the power of a digit of n, and of n squared,
+a few runs give a + b and a^2 + b^2 for every channel of every layer at once. Another run with numbers of all sizes
+decides whether a scale really passes (``search``).
 
 Legend: N outputs of all layers together, O those of one layer, I inputs of one, T tokens.
 """
@@ -24,11 +24,13 @@ from quantcore.edges.record import BlockRecord, Run, as_float32, find_layers, re
 
 DIGIT_BITS = 4
 TINY_EXPONENTS = (-46, -44)
-"""Powers of two that, with a digit, are below -28: their squares vanish beside the epsilon of a norm, and products of
-two (above -92) are still normal numbers of float32."""
+"""Exponents of two that stay below -28 with a digit added.
+
+Squares then vanish beside the epsilon of a norm, and products of two (above -92) are still normal numbers of float32.
+"""
 ALL_EXPONENTS = (-3, 6)
 FACTOR_TOLERANCE = 1e-3
-"""Relative tolerance of a factor that is a power of two: rounding is far smaller, and a wrong factor far larger."""
+"""Relative tolerance of a factor that is a power of two: rounding errors are far smaller, wrong factors far larger."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,9 @@ class Reading:
 class Replay:
     """The block with given outputs.
 
-    ``sources`` are the layers whose outputs are traced, with their number; others (routers that choose, convolutions)
-    return what they returned in ``plain``, a run of the block as it is. ``readers`` are the linear layers whose inputs
-    are traced, ``others`` those that have no single input.
+    ``sources`` are the layers whose outputs are traced, with the number of outputs; other layers (routers,
+    convolutions) return the outputs recorded in ``plain``, an unchanged run of the block. ``readers`` are the linear
+    layers whose inputs are traced, ``others`` those that have no single input.
     """
 
     block: nn.Module
@@ -77,7 +79,7 @@ class Replay:
             yield
 
     def noise(self, *, tiny: bool) -> dict[str, torch.Tensor]:
-        """Make an output for each source: tiny numbers, or of all sizes. Those of the first token are above 0."""
+        """Make a random output for each source, tiny or of all sizes; the values of the first token are above 0."""
         generator = torch.Generator().manual_seed(0)
         low, high = TINY_EXPONENTS if tiny else ALL_EXPONENTS
         noise: dict[str, torch.Tensor] = {}
@@ -113,7 +115,7 @@ def trace(replay: Replay) -> list[Reading]:
         return [_logarithm(before.inputs(names[0])[0], after.inputs(names[0])[0]) for names in groups]
 
     def sums(numbers: Mapping[str, torch.Tensor], num_bits: int) -> list[torch.Tensor]:
-        """The sum over the outputs that are factors of a channel, [I] for each group; -1: there is no such sum."""
+        """Sum the numbers of the outputs that are factors of a channel, [I] for each group; -1 without a sum."""
         totals = [torch.zeros(1, dtype=torch.long)] * len(groups)
         for shift in range(0, num_bits, DIGIT_BITS):
             digits = {name: (number >> shift) % (1 << DIGIT_BITS) for name, number in numbers.items()}
@@ -134,7 +136,7 @@ def trace(replay: Replay) -> list[Reading]:
 
 
 def _readers(replay: Replay, before: BlockRecord) -> list[tuple[str, ...]]:
-    """Linear layers by the memory of what they read: all of a run's tensors are alive, so places tell them apart."""
+    """Group linear layers by the memory address of their input; all tensors of a run are alive, so it is unique."""
     groups: dict[tuple[int, ...], list[str]] = {}
     for name in before.arguments:
         if name in replay.readers and len(inputs := before.inputs(name)) == 1:
@@ -153,7 +155,7 @@ def _offsets(sources: Mapping[str, int]) -> dict[str, int]:
 
 
 def _logarithm(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """By which power of two [I] every token's channel was multiplied, on the CPU; -1 if by none or by several."""
+    """Return the exponent of two [I] by which each channel was multiplied, on the CPU; -1 if by none or several."""
     if before.shape != after.shape:
         return torch.full(before.shape[-1:], -1)
     old, new = before.reshape(-1, before.shape[-1]), after.reshape(-1, before.shape[-1])
@@ -165,7 +167,7 @@ def _logarithm(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
 
 
 def _origins(degree_I: torch.Tensor, sum_I: torch.Tensor, square_I: torch.Tensor) -> list[torch.Tensor]:
-    """The numbers [I] of the one or two outputs that every channel is proportional to; none if channels differ."""
+    """Return the numbers [I] of the one or two outputs in each channel's product; none if channels differ."""
     if bool((sum_I < 0).any()):
         return []
     if bool((degree_I == 1).all()):

@@ -1,8 +1,8 @@
-"""Proof, before a job's first block, that running a model block by block computes what Transformers computes.
+"""Proves, before a job's first block, that running a model block by block computes what Transformers computes.
 
-Every architecture has its own way of handing things to its blocks. Where our reading of it is wrong, everything that
-follows would be wrong and look done. So a small twin of the model (see ``blocks.twin``) goes through both, window by
-window; and where the model fits into memory, so does one window of the model itself.
+Every architecture passes arguments to its blocks in its own way. If we misread it, the whole result would be wrong
+without an error. So a small twin of the model (see ``model.twin``) runs in both, window by window; and if the model
+fits into memory, so does one window of the model itself.
 """
 
 from __future__ import annotations
@@ -40,15 +40,17 @@ NUM_WINDOWS = 3
 MAX_TRIES = 3
 WINDOW_LEN = 24
 MAX_DIFFERENCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}
-"""See ``differences``. The same kernels in the same order give 0; experts that run one by one are summed in another
-order. A wrong argument gives far more."""
+"""Upper bounds on ``differences``, far below those that a wrong argument causes.
+
+The same kernels in the same order give 0; experts that run one by one are summed in another order.
+"""
 NOT_FINITE = "its logits are not finite"
 
 
 def prove_twin(model: Model, emit: Emit) -> None:
     """Raise ModelError ``architecture_misread`` if the logits of a small twin of the model differ.
 
-    Where Transformers cannot build or run such a twin, a warning says that nothing was proven.
+    If Transformers cannot build or run such a twin, a warning says that nothing was proven.
     """
     config = model.headers.config
     cache, twin = BaselineCache(f"twin:{config.get('model_type')}"), json.dumps(twin_config(config), sort_keys=True)
@@ -73,8 +75,8 @@ def prove_window(model: Model, cache: BaselineCache, emit: Emit) -> None:
 def differences(whole: PreTrainedModel, model: EvaluatedModel, windows_NT: torch.Tensor) -> list[float]:
     """Return the largest ||difference|| / ||values|| of every window, compared with the ``whole`` model.
 
-    Compared are what reaches the first block, what each block makes of the states that reach it in the whole model, and
-    the logits. Each block starts from the same states, so that errors of rounding do not add up with the depth.
+    It compares the inputs of the first block, the outputs of each block for the inputs that it has in the whole model,
+    and the logits. Each block starts from the same states, so that rounding errors do not add up with the depth.
     """
     streamed = model.streamed
     expected = [_run_whole(whole, streamed, window_T) for window_T in windows_NT]
@@ -96,7 +98,7 @@ def differences(whole: PreTrainedModel, model: EvaluatedModel, windows_NT: torch
 
 @dataclass(frozen=True)
 class _Whole:
-    """One window in Transformers: the hidden states in front of every block and behind the last, and the logits."""
+    """The result of a window in Transformers: hidden states before every block and after the last, and logits."""
 
     inputs: list[torch.Tensor]
     logits: torch.Tensor
@@ -130,12 +132,12 @@ def _worst(values: Sequence[float]) -> float:
     return max(values, key=lambda value: value if value == value else float("inf"))
 
 
-@cache  # many jobs of one process, such as a test's, are about models of one config
+@cache  # a process, such as a test's, may run many jobs on models of the same config
 def _compare_twin(config: str) -> dict[str, Any]:
     """Return ``differences``, or the ``reason`` why there are none. Both, and the twin's ``config``, are JSON data.
 
-    A router may find two experts equally good but for rounding, and choose the other one. That is rare: another twin
-    with other weights decides.
+    By rounding, a router may choose another of two equally good experts. That is rare, so a twin with other weights
+    decides.
     """
     result: dict[str, Any] = {}
     for seed in range(MAX_TRIES):
@@ -166,7 +168,7 @@ def _compare_twin_of(config: dict[str, Any], seed: int) -> dict[str, Any]:
         return {"reason": reason_of(error)}
     except (QuantError, torch.OutOfMemoryError, MemoryError):
         raise
-    except Exception as error:  # the code of any model, on numbers that nobody tried
+    except Exception as error:  # the code of any model, on untested inputs
         return {"reason": reason_of(error)}
 
 
@@ -196,7 +198,7 @@ def _gives_numbers(model: PreTrainedModel, windows_NT: torch.Tensor) -> bool:
 
 
 def _windows(model: PreTrainedModel, count: int) -> torch.Tensor:
-    """Token ids [N, T], different in every window."""
+    """Return token ids [N, T], different in every window."""
     num_tokens = len(model.get_input_embeddings().get_parameter("weight"))
     generator = torch.Generator().manual_seed(0)
     return torch.randint(num_tokens, (count, WINDOW_LEN), generator=generator)

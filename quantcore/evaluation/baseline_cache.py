@@ -1,8 +1,9 @@
-"""The baseline cache keeps what jobs measured of a float model, so that a sweep over one model measures it once.
+"""Caches measurements of float models, so that a sweep over one model measures it once.
 
-Every entry is a file named by a digest of all that decides it: the model's bytes, the text or task and its settings,
-the versions, the device, and this engine's own source. The folder is BITFOUNDRY_ORIGINALS_DIR (empty: nothing is kept),
-by default ``originals`` in Bitfoundry's cache; it may be deleted at any time. The oldest entries go when it is large.
+Every entry is a file named by a digest of everything that decides it: the model's bytes, the text or task and its
+settings, the versions, the device, and this engine's own source. The folder is BITFOUNDRY_ORIGINALS_DIR (empty: no
+cache), by default ``originals`` in Bitfoundry's cache; it may be deleted at any time. The oldest entries are removed
+when it is too large.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def folder() -> Path | None:
 class BaselineCache:
     """The cache entries of one model, by its identity (see ``provenance.model_identity``).
 
-    Where several ``ranks`` compute a value together, the first one reads and writes the entry; all call ``value``.
+    If several ``ranks`` compute a value together, the first one reads and writes the entry; all call ``value``.
     """
 
     model: str
@@ -128,7 +129,7 @@ def _make_room(base: Path) -> None:
 
 @cache
 def _source() -> list[tuple[str, int, int]]:
-    """List the files of this engine: another version may compute something else."""
+    """List the files of this engine, because another version may compute something else."""
     root = Path(quantcore.__file__).parent
     files = sorted(root.rglob("*.py"))
     return [(str(path.relative_to(root)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]

@@ -1,4 +1,4 @@
-"""How much of the activations static ranges cut off, on text that calibration has not seen."""
+"""Measures the share of activations that static ranges clip, on text that calibration has not seen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quantcore.numerics.affine import QParams
 
 @dataclass
 class Clipping:
-    """``counts``: of each watched tensor (``layer input``, ``layer output``) the values beyond the range, and all."""
+    """Counts of clipped values and of all values, by watched tensor (``layer input``, ``layer output``)."""
 
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -25,7 +25,7 @@ class Clipping:
     def watching(
         self, modules: Mapping[LayerPlan, nn.Module], activations: Mapping[LayerPlan, Activations]
     ) -> Iterator[None]:
-        """While this lasts, what reaches the modules' inputs and leaves them is counted, before it is rounded."""
+        """Count the inputs and outputs of the modules, before they are rounded, while this lasts."""
         handles = []
         for layer, module in modules.items():
             ranges, config = activations.get(layer, Activations()), layer.config
@@ -42,18 +42,18 @@ class Clipping:
                 handle.remove()
 
     def count(self, name: str, x: torch.Tensor, spec: QuantizationSpec, params: QParams) -> None:
-        """Values more than half a step beyond the ends of the range of the whole tensor, or of each last index."""
+        """Count values more than half a step beyond the range, which is that of the tensor or of each last index."""
         zero_point = params.zero_point_or_zeros.to(x.device)
         step, low, high = params.step.to(x.device), spec.format.min, spec.format.max
         ends = [((end - zero_point) * step).flatten() for end in (low - 0.5, high + 0.5)]
         if len(ends[0]) not in (1, x.shape[-1]):
-            return  # static groups: no consumer has them
+            return  # static groups, which no consumer supports
         beyond = int(((x < ends[0].to(x.dtype)) | (x > ends[1].to(x.dtype))).sum())
         before, total = self.counts.get(name, (0, 0))
         self.counts[name] = (before + beyond, total + x.numel())
 
     def worst(self) -> tuple[str, float] | None:
-        """Return the tensor of which the largest share is cut off; None if no range is static."""
+        """Return the tensor with the largest clipped share, and that share; None if no range is static."""
         shares = {name: beyond / max(1, total) for name, (beyond, total) in self.counts.items()}
         return max(shares.items(), key=lambda item: item[1]) if shares else None
 

@@ -32,12 +32,12 @@ def evaluate(
     model_name: str, against: str | None, evaluation: EvaluationConfig, emit: Emit, *, vllm_python: str | None = None,
     ranks: Ranks = ALONE,
 ) -> EvaluationResult:  # fmt: skip
-    """Measure a model; ``samples`` and ``harness`` are there if the ``evaluation`` asks for them.
+    """Measure a model; the result has ``samples`` and ``harness`` if the ``evaluation`` requests them.
 
     Models are folders, GGUF files or ids on the Hub. Without an original nothing is compared. ``vllm_python`` is the
-    interpreter of an environment with vLLM and lm_eval, in which the tasks run instead of in our engine. With several
-    ``ranks`` each calls it: the first one measures the quality, block by block, and all hold the model together where
-    it is whole. Raises ModelError, ConfigError.
+    interpreter of an environment with vLLM and lm_eval, in which the tasks run instead of in our engine. All ``ranks``
+    call it: the first one measures the quality block by block, and all share the model where it must be whole. Raises
+    ModelError, ConfigError.
     """
     _check(evaluation, vllm_python, ranks)
     if not ranks.is_first:
@@ -80,12 +80,12 @@ def _run_tasks(
         return harness.compare(evaluation, tokenizer, before[0], model, before[1]), {}
     except RankError:
         raise
-    except Exception as error:  # foreign code, and data from elsewhere
+    except Exception as error:  # code and data of others
         return {}, dict.fromkeys(evaluation.tasks, reason_of(error))
 
 
 def _check(evaluation: EvaluationConfig, vllm_python: str | None, ranks: Ranks) -> None:
-    """Raises ConfigError for what cannot run."""
+    """Raise ConfigError for an evaluation that cannot run."""
     if vllm_python is None:
         harness.check(evaluation)
         return
@@ -105,7 +105,7 @@ def _check(evaluation: EvaluationConfig, vllm_python: str | None, ranks: Ranks) 
 def _quality(
     model: EvaluatedModel, before: tuple[EvaluatedModel, BaselineCache] | None, text: EvaluationText, emit: Emit
 ) -> AbsoluteQuality:
-    states = model.last_states(text, _told(emit, model))
+    states = model.last_states(text, _block_progress(emit, model))
     if before is None:
         with model.head() as logits:
             return summarize(measure(logits, states, text), text)
@@ -116,7 +116,7 @@ def _quality(
 
 
 def find_model(name: str, emit: Emit) -> Path:
-    """Return the path of a folder or file; download a model on the Hub. Raises ModelError ``model_not_found``."""
+    """Return the path of a folder or file, or download a model on the Hub. Raises ModelError ``model_not_found``."""
     path = Path(name)
     if path.exists():
         return path
@@ -149,11 +149,11 @@ def _original_states(
     original: EvaluatedModel, cache: BaselineCache, text: EvaluationText, emit: Emit
 ) -> list[torch.Tensor]:
     settings = {"windows": text.ids_NT.tolist()}
-    states_NTH = cache.states(settings, lambda: original.last_states_NTH(text, _told(emit, original)))
+    states_NTH = cache.states(settings, lambda: original.last_states_NTH(text, _block_progress(emit, original)))
     return [state[None].to(original.streamed.device) for state in states_NTH]
 
 
-def _told(emit: Emit, model: EvaluatedModel) -> Any:
+def _block_progress(emit: Emit, model: EvaluatedModel) -> Any:
     num_blocks = len(model.streamed.blocks)
     eta = Eta(num_blocks)
     return lambda done: emit(Progress("verify", done, num_blocks, "block", eta.after(done)))

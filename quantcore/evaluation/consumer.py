@@ -1,8 +1,8 @@
-"""A program that we did not write reads an export and computes the same from it: Transformers, with what it needs.
+"""Checks that another program, Transformers, reads an export and computes the same from it as our engine.
 
-Transformers loads the files, and its logits of one short window of tokens are held against those of our own engine.
-Neither rounds inputs: programs round them differently at ties, and Transformers leaves those of fused experts as they
-are. So what is compared is all that the files say of the weights: names, codes, scales, layouts.
+Transformers loads the files, and its logits of one short window of tokens are compared with those of our engine.
+Neither rounds inputs, because programs round them differently at ties, and Transformers does not round those of fused
+experts. So the check covers everything that the files say of the weights: names, codes, scales, layouts.
 
 No code of the model's folder runs. Transformers sees the tensors, and a config.json without the keys that name code.
 """
@@ -44,16 +44,18 @@ from quantcore.runtime.devices import release_freed_memory
 WINDOW_LEN = 32  # tokens
 
 IN_FLOAT32 = 1e-3
-"""Allowed difference in float32. Measured: 0 for every scheme in 12 architectures, as both round nothing."""
+"""Allowed difference in float32. Measured: 0 for every scheme in 12 architectures, as neither side rounds."""
 IN_BFLOAT16 = 0.3
-"""Allowed where weights are rounded to bfloat16 (see ``_dtype``): 0.06 was measured, and a router that is rounded may
-choose another expert for a token. A model with tensors at random differs by 0.5 and more."""
+"""Allowed difference with weights rounded to bfloat16 (see ``_dtype``). Measured: 0.06.
+
+A rounded router may choose another expert for a token. A model with random tensors differs by 0.5 and more.
+"""
 ROUNDS_INPUTS = 0.3
-"""Allowed for LLM.int8(), which rounds inputs whatever it is told. Measured: 0.06."""
+"""Allowed difference for LLM.int8(), which always rounds inputs. Measured: 0.06."""
 
 
 def unread(export: str, layers: tuple[LayerPlan, ...]) -> str | None:
-    """Return why Transformers 5.23 does not read such an export on a CPU, as far as that is known; None if it does."""
+    """Return the known reason why Transformers 5.23 does not read such an export on a CPU; None without one."""
     if export not in TRANSFORMERS_PACKAGES:
         return f"No program that reads {export} files runs in the proof."
     if export == "fp8" and any(layer.weight.block_size is None for layer in layers):
@@ -89,8 +91,8 @@ def check_export(
 ) -> ConsumerCheck:  # fmt: skip
     """Read the ``export`` in ``folder`` with Transformers; its ``layers`` were planned for ``original``.
 
-    ``ours`` gives the model that our engine reads from the same files and computes in a dtype. Raises ProofError for
-    files that are read without an error as another model: with tensors left at random, or with other logits.
+    ``ours`` opens the same files with our engine, to compute in a dtype. Raises ProofError for files that are read
+    without an error as another model: with tensors left random, or with other logits.
     """
     if reason := unread(export, layers):
         return ConsumerCheck(not_checked=reason)
@@ -105,9 +107,9 @@ def check_export(
     dtype = _dtype(export, layers)
     try:
         theirs_TV, missing = _read_elsewhere(export, folder, original, dtype, ids_NT)
-    except Exception as error:  # of a program that is not ours, of whatever kind
+    except Exception as error:  # any error of another program
         reason = f"{program} does not load these files: {str(error).strip()[:300] or type(error).__name__}"
-        if export != "gguf":  # which is for llama.cpp; Transformers knows few of its architectures
+        if export != "gguf":  # GGUF files are for llama.cpp; Transformers reads few of its architectures
             emit(Warned("consumer_check", reason))
         return ConsumerCheck(not_checked=reason)
     if missing:
@@ -135,13 +137,13 @@ def check_export(
 
 
 def _program(package: str | None) -> str:
-    """Name the program that reads the files, with versions. Raises PackageNotFoundError."""
+    """Return the name of the program that reads the files, with versions. Raises PackageNotFoundError."""
     beside = "" if package is None else f" with {package} {version(package)}"
     return f"Transformers {version('transformers')}{beside}"
 
 
 def _window(config: Mapping[str, Any]) -> torch.Tensor:
-    """Token ids [1, T] that stand for text alone. Raises ModelError for a model that Transformers does not know."""
+    """Return token ids [1, T] without special tokens. Raises ModelError for a model that Transformers does not know."""
     text_config = clean_config(dict(config)).get_text_config()
     special = {value for key, value in _items(config) if key.endswith(("token_id", "token_index"))}
     usual = [token for token in range(min(text_config.vocab_size, 4 * WINDOW_LEN)) if token not in special]
@@ -159,7 +161,7 @@ def _items(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _read_elsewhere(
     export: str, folder: Path, original: Model, dtype: torch.dtype, ids_NT: torch.Tensor
 ) -> tuple[torch.Tensor, list[str]]:
-    """Logits [T, V] by Transformers, and the tensors that it missed, though it does not in the ``original``."""
+    """Return logits [T, V] by Transformers, and the tensors that it misses here but not in the ``original``."""
     with quiet(), torch.inference_mode():
         model, missing = _load(folder, original, dtype=dtype)
         declared = declared_class(original.headers.config)
@@ -178,14 +180,14 @@ def _missing_before(original: Model) -> set[str]:
     """Return the tensors that Transformers does not find in the float model either."""
     try:
         return _load(original.folder, original, device_map="meta")[1]
-    except Exception:  # then nothing is known of it
+    except Exception:  # then none are known
         return set()
 
 
 def _load(folder: Path, original: Model, **options: Any) -> tuple[PreTrainedModel, set[str]]:
-    """Load the model in ``folder``; returns it with the names of its tensors that the files do not fill.
+    """Load the model in ``folder``; return it with the names of its tensors that the files do not fill.
 
-    With a GGUF file goes the config of ``original``: Transformers takes too little from the file itself.
+    A GGUF file is loaded with the config of ``original``, because Transformers reads too little from the file itself.
     """
     gguf_file = find_gguf(folder)
     with opened_weights(folder) as scratch:
@@ -204,7 +206,7 @@ def _load(folder: Path, original: Model, **options: Any) -> tuple[PreTrainedMode
 
 
 def _logits(model: EvaluatedModel, ids_NT: torch.Tensor) -> torch.Tensor:
-    """Logits [T, V] by our engine, one block in memory at a time."""
+    """Return logits [T, V] by our engine, with one block in memory at a time."""
     hidden = model.streamed.embed(ids_NT)
     model.run(hidden, lambda done: None)
     with model.head() as logits:
@@ -217,9 +219,11 @@ def _rounds_inputs(export: str, layers: tuple[LayerPlan, ...]) -> bool:
 
 
 def _dtype(export: str, layers: tuple[LayerPlan, ...]) -> torch.dtype:
-    """Return the dtype that both compute in. compressed-tensors decodes blocks with scales of their own to bfloat16,
-    and packed experts to the dtype of their scales; bitsandbytes computes in what its config says, fp8 is decoded to
-    bfloat16."""
+    """Return the dtype that both programs compute in.
+
+    compressed-tensors decodes blocks with their own scales to bfloat16, and packed experts to the dtype of their
+    scales; bitsandbytes computes in the dtype of its config, and fp8 is decoded to bfloat16.
+    """
     is_rounded = export == "compressed_tensors" and not all(map(_is_decoded_exactly, layers))
     return torch.bfloat16 if is_rounded or export in ("bitsandbytes", "fp8") else torch.float32
 
@@ -237,7 +241,7 @@ def _allowed(export: str, layers: tuple[LayerPlan, ...], dtype: torch.dtype) -> 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """While this lasts, Transformers prints nothing: stdout is for events, and our errors say what is missing."""
+    """Silence Transformers while this lasts: stdout is for events, and our own errors name missing tensors."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")

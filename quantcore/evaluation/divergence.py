@@ -1,7 +1,7 @@
 """Measures how far a model's predictions are from the original's, token by token on the same text.
 
-Perplexity can stay where it is while answers change ("Accuracy is Not All You Need", arXiv:2407.09141); the divergence
-of the two distributions and how often their first choice is the same say more.
+Perplexity can stay the same while answers change ("Accuracy is Not All You Need", arXiv:2407.09141). The divergence of
+the two distributions and the agreement of their first choices say more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quantcore.evaluation.text import EvaluationText
 
 @dataclass(frozen=True)
 class Measured:
-    """Losses of every token but a window's first, [N, T - 1]; with an original also its losses and the distances."""
+    """Losses of every token except a window's first, [N, T - 1]; with an original also its losses and the distances."""
 
     losses_NT: torch.Tensor
     original_losses_NT: torch.Tensor | None = None
@@ -39,8 +39,10 @@ def measure(
     logits: Logits, states: Sequence[torch.Tensor], text: EvaluationText,
     original: tuple[Logits, Sequence[torch.Tensor]] | None = None,
 ) -> Measured:  # fmt: skip
-    """Window by window, some rows of each at a time: ``states`` are the last hidden states [1, T, H], ``original`` the
-    same of the float model."""
+    """Measure losses and distances window by window, some rows at a time.
+
+    ``states`` are the last hidden states [1, T, H]; ``original`` has logits and states of the float model.
+    """
     losses, original_losses, distances = [], [], []
     with torch.inference_mode():
         for window, ids_T in enumerate(text.ids_NT):
@@ -61,9 +63,12 @@ def measure(
 
 
 def distance(original_TV: torch.Tensor, logits_TV: torch.Tensor) -> torch.Tensor:
-    """[T, 4] float64 on the CPU: KL(original || other) in nats, whether both have the same first choice, the sum of
-    squared differences of the logits, and that of the original's logits; both less their mean over the vocabulary,
-    which no probability depends on."""
+    """Return the distances of each token as [T, 4] in float64 on the CPU.
+
+    They are KL(original || other) in nats, 1 for the same first choice, the sum of squared differences of the logits,
+    and the sum of squares of the original's logits. Both sums are without the mean over the vocabulary, on which no
+    probability depends.
+    """
     tiles = []
     for rows in tiles_of(original_TV):
         ours, theirs = original_TV[rows].float(), logits_TV[rows].float()
@@ -87,8 +92,7 @@ def summarize(measured: Measured, text: EvaluationText) -> AbsoluteQuality:
 
 
 def summarize_both(measured: Measured, text: EvaluationText) -> Quality:
-    """Summarize the losses of both models and the distance between them. Raises NumericsError if losses are not
-    finite."""
+    """Summarize the losses of both models and their distances. Raises NumericsError if losses are not finite."""
     assert measured.original_losses_NT is not None and measured.distances_NT4 is not None
     alone, scored = summarize(measured, text), text.scored_NT
     kl_NT, agrees_NT, lost_NT, power_NT = measured.distances_NT4.unbind(-1)

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness on a model that our engine holds: every format, activations quantized as a kernel does it.
+"""Runs lm-evaluation-harness on a model in our engine: any format, activations quantized as kernels do it.
 
 The package ``lm_eval`` is the optional extra ``bitfoundry[eval]``.
 """
@@ -30,7 +30,7 @@ Results = dict[str, dict[str, dict[str, float | None]]]
 
 
 def check(evaluation: EvaluationConfig) -> None:
-    """Raises ConfigError if the tasks cannot run: ``no_lm_eval``, ``unknown_tasks``, ``no_include_path``."""
+    """Raise ConfigError if the tasks cannot run: ``no_lm_eval``, ``unknown_tasks``, ``no_include_path``."""
     if not evaluation.tasks:
         return
     check_folder(evaluation)
@@ -51,7 +51,7 @@ def check(evaluation: EvaluationConfig) -> None:
 
 
 def check_folder(evaluation: EvaluationConfig) -> None:
-    """Raises ConfigError ``no_include_path``."""
+    """Raise ConfigError ``no_include_path`` if the folder of local tasks does not exist."""
     if evaluation.include_path is not None and not evaluation.include_path.is_dir():
         raise ConfigError(
             f"There is no folder of tasks at {evaluation.include_path}.",
@@ -61,7 +61,7 @@ def check_folder(evaluation: EvaluationConfig) -> None:
 
 
 def run_tasks(evaluation: EvaluationConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Results:
-    """Run the tasks on ``model``. Of several ranks only the first of each machine gets results."""
+    """Run the tasks on ``model``. With several ranks only the first on each machine gets results."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
@@ -108,7 +108,7 @@ def _in_vllm(evaluation: EvaluationConfig, path: Path, python: str) -> tuple[Res
 
 
 def settings(evaluation: EvaluationConfig) -> dict[str, Any]:
-    """Return everything that decides the results of these tasks, files of local tasks included."""
+    """Return everything that decides the results of these tasks, including the files of local tasks."""
     folder = evaluation.include_path
     local = [] if folder is None else [path for path in folder.rglob("*") if path.is_file()]
     return {
@@ -171,7 +171,7 @@ def _manager(include_path: Path | None) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """stdout is for events alone; the harness prints, and its progress bars go to stderr."""
+    """Send output of the harness to stderr while this lasts, because stdout is for events alone."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore")

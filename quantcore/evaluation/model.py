@@ -1,6 +1,6 @@
-"""A model to evaluate, float or quantized: one block at a time, or whole where it has to generate.
+"""A model to evaluate, float or quantized: run one block at a time, or as a whole to generate text.
 
-Several ranks hold a whole model in shards (FSDP2). They run it in step, all of them on the same tokens.
+Several ranks hold a whole model in shards (FSDP2). They run it in lockstep on the same tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from quantcore.runtime.relay import Outside
 from quantcore.runtime.streamed_model import StreamedModel
 
 Told = Callable[[int], None]
-"""Called with the number of blocks that are done."""
+"""Callback that gets the number of blocks done."""
 
 
 @dataclass
@@ -37,8 +37,8 @@ class EvaluatedModel:
     """A float or quantized model that is run block by block, or as a whole.
 
     ``layers`` are the quantized ones; a float model has none. ``activations`` are the static parameters of their inputs
-    and outputs, which are there once the layer's weight was read. If several ``ranks`` hold the model together, each
-    loads ``stored``.
+    and outputs, which are set when the layer's weight is read. If several ``ranks`` hold the model together, each loads
+    ``stored``.
     """
 
     streamed: StreamedModel
@@ -49,7 +49,7 @@ class EvaluatedModel:
     ranks: Ranks = ALONE
 
     def run(self, hidden: Hidden, told: Told, clipping: Clipping | None = None) -> None:
-        """Take ``hidden`` through all blocks; ``clipping`` counts what static ranges cut off."""
+        """Take ``hidden`` through all blocks; ``clipping`` counts the values that static ranges clip."""
         for index in range(len(self.streamed.blocks)):
             with self.streamed.block(index) as block, self._quantized(index, clipping):
                 self.streamed.run_block(block, index, hidden)
@@ -69,7 +69,7 @@ class EvaluatedModel:
     @contextmanager
     def head(self) -> Iterator[Outside]:
         """Yield a function from the states behind the last block to logits."""
-        if not self.has_run:  # whether its blocks return tuples shows when something goes through them
+        if not self.has_run:  # only a run shows whether its blocks return tuples
             self.streamed.embed(torch.zeros(1, 2, dtype=torch.long))
             self.has_run = True
         with self.streamed.head() as logits, self._quantized(None):

@@ -1,4 +1,4 @@
-"""Perplexity on windows of tokens: of tokens, words and bytes, each with its standard error."""
+"""Perplexity on windows of tokens: per token, word and byte, each with its standard error."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from quantcore.evaluation.quality import Measure, Perplexities
 from quantcore.evaluation.text import EvaluationText
 from quantcore.runtime.workload import LOGIT_ROWS, TILE_BYTES
 
-LARGEST_EXPONENT = 700.0  # exp of more is no number in float64
+LARGEST_EXPONENT = 700.0  # exp of more overflows float64
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
-"""From the last block's output [1, T, H] to logits [1, T, V]."""
+"""Function from the last block's output [1, T, H] to logits [1, T, V]."""
 
 
 def token_losses(logits_TV: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
-    """-log p of the token that follows each row of logits, natural log: [T], float32 on the CPU."""
+    """Return -log p (natural) of the token that follows each row of logits: [T], float32 on the CPU."""
     targets_T = targets_T.to(logits_TV.device)
     tiles = [
         functional.cross_entropy(logits_TV[rows].float(), targets_T[rows], reduction="none")
@@ -30,12 +30,12 @@ def token_losses(logits_TV: torch.Tensor, targets_T: torch.Tensor) -> torch.Tens
 
 
 def rows_at_a_time(num_rows: int) -> list[slice]:
-    """Return the slices of rows of a window that become logits together."""
+    """Return the slices of rows of a window whose logits are computed together."""
     return _slices(num_rows, LOGIT_ROWS)
 
 
 def tiles_of(logits_TV: torch.Tensor) -> list[slice]:
-    """Return the tiles of rows of logits that are in float32 together."""
+    """Return the slices of rows of logits that are converted to float32 together."""
     num_rows, vocab_size = logits_TV.shape
     return _slices(num_rows, max(1, TILE_BYTES // (4 * vocab_size)))
 
@@ -45,10 +45,10 @@ def _slices(num_rows: int, size: int) -> list[slice]:
 
 
 def mean_and_stderr(values_NT: torch.Tensor, counts_NT: torch.Tensor) -> tuple[float, float | None]:
-    """Return the mean of the values that count, and its standard error; None for a single window.
+    """Return the mean of the values that count, and its standard error (None for a single window).
 
-    Tokens of one window depend on each other, so windows are what is drawn: the error is that of a ratio of sums over
-    windows (Cochran, Sampling Techniques, 6.4).
+    Tokens of one window depend on each other, so the sampled units are windows: the error is that of a ratio of sums
+    over windows (Cochran, Sampling Techniques, 6.4).
     """
     sums_N = torch.where(counts_NT, values_NT.double(), 0.0).sum(1)
     counts_N = counts_NT.sum(1).double()
@@ -63,8 +63,8 @@ def mean_and_stderr(values_NT: torch.Tensor, counts_NT: torch.Tensor) -> tuple[f
 def perplexities(losses_NT: torch.Tensor, text: EvaluationText) -> Perplexities:
     """Compute the perplexities from the losses of all tokens [N, T - 1].
 
-    Words and bytes are counted as lm-evaluation-harness does: the same log-likelihood, shared among fewer or more. A
-    value is None if it is too large for a float. Raises NumericsError if the losses are not finite.
+    Per word and per byte it is the same log-likelihood divided by another count, as in lm-evaluation-harness. A value
+    is None if it is too large for a float. Raises NumericsError if the losses are not finite.
     """
     scored = text.scored_NT
     mean, stderr = mean_and_stderr(losses_NT, scored)

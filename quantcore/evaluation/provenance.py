@@ -19,7 +19,7 @@ from quantcore.config.task import Task
 from quantcore.runtime.devices import default_device
 
 MAX_HASHED_BYTES = 20 << 30
-"""Larger models in folders are known by the names, sizes and times of their files: hashing them takes minutes."""
+"""Size above which models in folders are identified by names, sizes and times of files: hashing would take minutes."""
 VERSIONS = ("torch", "transformers", "safetensors")
 
 
@@ -38,7 +38,7 @@ def _programs() -> dict[str, str]:
 
 
 def provenance(task: Task, calibration_NT: torch.Tensor, held_out_NT: torch.Tensor) -> dict[str, Any]:
-    """``model`` (see ``model_identity``), digests of the tokens for calibration and measuring, the task's."""
+    """Return the origin of a result: identity of the model, digests of the tokens and the config, seed, environment."""
     config = json.dumps(task.config.to_dict(), sort_keys=True)
     return {
         "model": model_identity(task),

@@ -1,4 +1,4 @@
-"""The values that an evaluation gives: frozen, without torch, and in JSON exactly the fields that were set."""
+"""Results of an evaluation as frozen values, without torch; their JSON has exactly the fields that were set."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, WithJsonSchema, model_serializer
 
 Number = Annotated[int | float, WithJsonSchema({"type": "number"})]
-"""A number that stays a whole one in JSON if it is one."""
+"""A number that stays an integer in JSON if it is one."""
 
 
 class Record(BaseModel):
     """Base of the values in a report.
 
-    A field with a default is one that a report may lack: older versions did not write it, or it does not apply. JSON
-    has only the fields that were set, so that a report that is read and written again stays the same.
+    A report may lack a field with a default, if an older version did not write it or it does not apply. JSON has only
+    the fields that were set, so that a report stays the same when it is read and written again.
     """
 
     model_config = ConfigDict(
@@ -36,13 +36,13 @@ class Record(BaseModel):
 
 
 class Measure(Record):
-    """A number and one standard error; null where it is beyond all numbers, or unknown."""
+    """A number and its standard error; null if it is not finite, or unknown."""
 
     value: Number | None
     stderr: Number | None
 
     def __str__(self) -> str:
-        """``12.34 ± 0.05``"""
+        """Return text such as ``12.34 ± 0.05``."""
         if self.value is None:
             return "–"
         return f"{self.value:.5g}" + ("" if self.stderr is None else f" ± {self.stderr:.2g}")
@@ -58,14 +58,17 @@ class Perplexities(Record):
 
     @property
     def rows(self) -> list[tuple[str, Measure]]:
-        """Name and value of each perplexity, as a table shows them."""
+        """The name and value of each perplexity, as a table shows them."""
         names = ("token_perplexity", "word_perplexity", "byte_perplexity")
         return [(name.replace("_", " "), getattr(self, name)) for name in names]
 
 
 class Divergence(Record):
-    """Distance of the predictions from the original's: KL divergence in nats per token, top-1 agreement as a share of
-    the tokens, relative error of the logits (||difference|| / ||logits||)."""
+    """Distance of the predictions from the original's.
+
+    KL divergence is in nats per token, top-1 agreement a share of the tokens, and ``logit_error`` the relative error of
+    the logits (||difference|| / ||logits||).
+    """
 
     kl_mean: Measure
     kl_p99: Number
@@ -104,7 +107,7 @@ class Sample(Record):
 
 
 class TaskResult(Record):
-    """One metric of a task of lm-evaluation-harness for both models."""
+    """A metric of a task of lm-evaluation-harness for both models."""
 
     original: Measure | None
     quantized: Measure
@@ -115,8 +118,10 @@ TaskResults = dict[str, dict[str, TaskResult]]
 
 
 class ConsumerCheck(Record):
-    """Outcome of reading the files with another program: its name with versions, and the norm of the differences of the
-    logits over that of the logits; or the reason why that was not checked."""
+    """Outcome of reading the files with another program, or the reason why that was not checked.
+
+    ``consumer`` is its name with versions, ``logit_difference`` the norm of the logits' differences over theirs.
+    """
 
     consumer: str | None = None
     logit_difference: Number | None = None
@@ -135,7 +140,7 @@ class ConsumerCheck(Record):
 
 
 class EvaluationResult(Record):
-    """Result of ``bitfoundry evaluate``: measurements of a model that exists already, alone or beside its original.
+    """Result of ``bitfoundry evaluate``: measurements of an existing model, alone or beside its original.
 
     ``harness`` has one number per metric for a model alone, and a pair for two models.
     """

@@ -1,4 +1,4 @@
-"""Generates samples with the original and the quantized model: a person sees nonsense at once, and so does a gate."""
+"""Generates samples with the original and the quantized model, in which people and gates recognize nonsense."""
 
 from __future__ import annotations
 

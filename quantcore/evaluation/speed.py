@@ -1,4 +1,4 @@
-"""``bitfoundry speed``: how fast a program serves a model, and in how much memory, beside the original."""
+"""``bitfoundry speed``: speed and memory of a program that serves a model, beside the original."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from quantcore.serving.run_in_env import STOPWATCH, kv_cache_dtype, run_in_env
 
 @dataclass(frozen=True)
 class Load:
-    """Workload of the program: ``batch_size`` prompts of ``prompt_len`` tokens, ``num_new`` to be written after
-    each, ``repeats`` times. Raises ConfigError ``invalid_load``."""
+    """Workload of the program: ``batch_size`` prompts of ``prompt_len`` tokens, each continued by ``num_new``.
+
+    It is repeated ``repeats`` times. Raises ConfigError ``invalid_load``.
+    """
 
     prompt_len: int = 256
     num_new: int = 64
@@ -35,10 +37,10 @@ class Load:
 def speed(
     model: str, against: str | None, load: Load, emit: Emit, *, runtime: str | None = None, python: str = sys.executable
 ) -> dict[str, Any]:
-    """Time ``model``, and ``against`` if there is an original (see ``summarize``); returns their ``ratio``, too.
+    """Time ``model``, and ``against`` if there is an original (see ``summarize``); return their ``ratio``, too.
 
-    Models are folders, GGUF files or ids on the Hub. Without a ``runtime`` GGUF files are for llama.cpp, all else for
-    Transformers. ``python`` is that of the environment where the program is installed. Raises ConfigError, ModelError.
+    Models are folders, GGUF files or ids on the Hub. The default ``runtime`` is llama.cpp for GGUF files, else
+    Transformers. ``python`` is the interpreter of the program's environment. Raises ConfigError, ModelError.
     """
     paths = [find_model(name, emit) for name in (model, against) if name is not None]
     chosen = runtime or ("llama_cpp" if paths[0].suffix == ".gguf" else "transformers")
@@ -61,7 +63,7 @@ def speed(
 
 
 def summarize(seen: dict[str, Any], load: Load) -> dict[str, Any]:
-    """Tokens a second, of the prompts and of what is written after the first token: the median of the repetitions."""
+    """Return tokens per second of the prompts and of generation after the first token: medians of the repetitions."""
     prompt_s = statistics.median(seen["first_s"])
     writing_s = statistics.median(whole - first for whole, first in zip(seen["all_s"], seen["first_s"], strict=True))
     return {
@@ -76,6 +78,6 @@ def summarize(seen: dict[str, Any], load: Load) -> dict[str, Any]:
 
 def _measured(path: Path, runtime: str, python: str, load: Load) -> dict[str, Any]:
     """Run ``stopwatch`` and return its measurements."""
-    told = {"model": str(path), "runtime": runtime, "num_threads": limit_threads()}
-    task = {**told, "kv_cache_dtype": kv_cache_dtype(path), **asdict(load)}
+    served = {"model": str(path), "runtime": runtime, "num_threads": limit_threads()}
+    task = {**served, "kv_cache_dtype": kv_cache_dtype(path), **asdict(load)}
     return run_in_env(STOPWATCH, task, python=python, program=runtime)

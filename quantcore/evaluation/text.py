@@ -1,4 +1,4 @@
-"""The text that a model is evaluated on: windows of tokens, what is scored of them, its words and bytes."""
+"""The text that a model is evaluated on: windows of tokens, their scored parts, numbers of words and bytes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ HASH_BASE = 6364136223846793005  # Knuth's multiplier for numbers modulo 2^64
 
 @dataclass(frozen=True)
 class EvaluationText:
-    """Windows of token ids, all of one length T, and what is scored of them.
+    """Windows of token ids, all of one length T, and their scored parts.
 
-    ``first_N``: the first place of each window that is scored, 1 or more; places before it are context alone.
+    ``first_N``: the first scored place of each window, 1 or more; places before it are only context.
     ``num_words`` and ``num_bytes`` are those of the scored text.
     """
 
@@ -33,12 +33,12 @@ class EvaluationText:
 
     @property
     def scored_NT(self) -> torch.Tensor:
-        """Which of the places 1 to T - 1 count, bool [N, T - 1]."""
+        """The mask of the scored places among 1 to T - 1, bool [N, T - 1]."""
         return torch.arange(1, self.ids_NT.shape[1]) >= self.first_N[:, None]
 
 
 def of_windows(ids_NT: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> EvaluationText:
-    """Windows that stand by themselves: all of each is scored but its first token, which nothing precedes."""
+    """Return independent windows, in which every token is scored except the first, which has no context."""
     first = torch.ones(len(ids_NT), dtype=torch.long)
     return EvaluationText(ids_NT, first, *_count(tokenizer, [ids[1:] for ids in ids_NT.tolist()]))
 
@@ -46,7 +46,7 @@ def of_windows(ids_NT: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> Eval
 def of_stream(ids_T: torch.Tensor, tokenizer: PreTrainedTokenizerBase, seq_len: int, stride: int) -> EvaluationText:
     """Cut a text of at least ``seq_len`` tokens into windows that start every ``stride`` tokens.
 
-    Every token but the first is scored once, with at least ``seq_len - stride`` tokens before it where there are so
+    Every token except the first is scored once, with at least ``seq_len - stride`` tokens before it if the text has so
     many. The last window is moved to the left to end with the text.
     """
     starts = [*range(0, len(ids_T) - seq_len, stride), len(ids_T) - seq_len]
@@ -93,8 +93,10 @@ def has_own_text(task: Task) -> bool:
 
 
 def read_text(evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase) -> EvaluationText:
-    """Read as many windows as ``evaluation`` asks for, or fewer, from the start of its own ``source``: documents one
-    after the other, each ended like a text. Raises CalibrationError with what the source can give."""
+    """Read the windows that ``evaluation`` requests, or fewer, from the start of its own ``source``.
+
+    Documents are joined, each followed by the end-of-text token. Raises CalibrationError with the source's length.
+    """
     text = evaluation.text
     assert text is not None
     tokenize, separator = tokenize_with(tokenizer), tokenizer.eos_token_id

@@ -1,1 +1,1 @@
-"""What a project has besides its jobs: keys, tokens, webhooks, quotas, the audit log."""
+"""The rows of a project besides its jobs: keys, tokens, webhooks, quotas, the audit log."""

@@ -1,4 +1,4 @@
-"""Who did what: one row for every change that somebody asked for, in the transaction that makes the change."""
+"""The audit log: one row for every change that somebody asked for, in the transaction that makes the change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from api.store.tables.accounts import AuditEntry
 
 @dataclass(frozen=True)
 class Shown:
-    """What a request was opened with: the hash of the key's secret, and that of the cookie if it came with one."""
+    """The credentials of a request: the hash of the key's secret, and that of the cookie if it came with one."""
 
     key_id: str
     secret_sha256: bytes
@@ -23,7 +23,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks: a key of a project, in one request. ``key_id`` None is the operator on the machine itself."""
+    """The sender of a request: a key of a project. ``key_id`` None is the operator on the machine itself."""
 
     project_id: str
     key_id: str | None
@@ -34,7 +34,7 @@ class Caller:
 
 @dataclass(frozen=True)
 class AuditFilter:
-    """Which entries are meant; what is None asks for nothing."""
+    """A filter for entries of the audit log; a field that is None matches everything."""
 
     project_id: str | None = None
     action: str | None = None
@@ -44,7 +44,7 @@ class AuditFilter:
 def note(
     session: Session, caller: Caller, action: str, object_id: str, *, project_id: str | None = None, **detail: Any
 ) -> None:
-    """``caller`` does ``action`` to ``object_id``, a thing of his project unless ``project_id`` names another."""
+    """Note that ``caller`` does ``action`` to ``object_id``, of his project unless ``project_id`` names another."""
     session.add(
         AuditEntry(
             project_id=project_id or caller.project_id,
@@ -58,7 +58,7 @@ def note(
 
 
 def page(session: Session, wanted: AuditFilter, *, before: int | None, limit: int) -> Sequence[AuditEntry]:
-    """Newest first, only entries with an id below ``before``."""
+    """Return the entries with an id below ``before``, newest first."""
     entries = select(AuditEntry).order_by(AuditEntry.id.desc()).limit(limit)
     for column, value in (
         (AuditEntry.project_id, wanted.project_id),
@@ -73,7 +73,7 @@ def page(session: Session, wanted: AuditFilter, *, before: int | None, limit: in
 
 
 def create_trigger_sql() -> str:
-    """SQL that makes the table append-only for everybody who may not drop its trigger."""
+    """Return SQL that makes the table append-only for everybody who may not drop its trigger."""
     return """
 CREATE OR REPLACE FUNCTION guard_audit_entry() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -85,5 +85,5 @@ CREATE OR REPLACE TRIGGER guard_audit_entry BEFORE UPDATE OR DELETE ON audit_ent
 
 
 def drop_trigger_sql() -> str:
-    """SQL that undoes ``create_trigger_sql``."""
+    """Return SQL that undoes ``create_trigger_sql``."""
     return "DROP TRIGGER IF EXISTS guard_audit_entry ON audit_entry; DROP FUNCTION IF EXISTS guard_audit_entry();"

@@ -22,37 +22,42 @@ class DatasetInUse(Exception):
 
 
 def file_name(dataset: Dataset) -> str:
-    """The name of its file in the service's folder of datasets."""
+    """Return the name of the dataset's file in the service's folder of datasets."""
     return f"{dataset.sha256}.{dataset.format}"
 
 
 def find(session: Session, project_id: str, dataset_id: str) -> Dataset | None:
-    """The dataset if it is the project's."""
+    """Return the dataset if it is the project's."""
     return session.scalar(select(Dataset).where(Dataset.id == dataset_id, Dataset.project_id == project_id))
 
 
 def page(session: Session, project_id: str, *, limit: int, after: str | None = None) -> Sequence[Dataset]:
-    """The project's, newest first; ``after`` is the id of the last one seen (ids sort by age)."""
+    """Return the project's datasets, newest first; ``after`` is the id of the last one seen (ids sort by age)."""
     wanted = select(Dataset).where(Dataset.project_id == project_id).order_by(Dataset.id.desc()).limit(limit)
     return session.scalars(wanted.where(Dataset.id < after) if after else wanted).all()
 
 
 def add(session: Session, dataset: Dataset) -> None:
-    """Raises QuotaExceeded."""
+    """Add a dataset. Raises QuotaExceeded."""
     projects.check_room(session, dataset.project_id, max_datasets=1, max_dataset_bytes=dataset.num_bytes)
     session.add(dataset)
     session.flush()
 
 
 def keep_for_job(session: Session, project_id: str, dataset_id: str) -> bool:
-    """Hold the project's dataset until this transaction, which stores a job that needs it, has ended. False if it is
-    gone."""
+    """Hold the project's dataset until the end of this transaction, which stores a job that needs it.
+
+    Returns False if it is gone.
+    """
     held = select(Dataset.id).where(Dataset.id == dataset_id, Dataset.project_id == project_id)
     return session.scalar(held.with_for_update(read=True, key_share=True)) is not None
 
 
 def delete(session: Session, dataset: Dataset) -> None:
-    """Raises DatasetInUse while a job that has not ended needs it; one that is stored meanwhile waits for the lock."""
+    """Delete a dataset. Raises DatasetInUse while a job that has not ended needs it.
+
+    A job that is stored meanwhile waits for the lock.
+    """
     session.execute(select(Dataset.id).where(Dataset.id == dataset.id).with_for_update())
     named = or_(Job.dataset_id == dataset.id, Job.evaluation_dataset_id == dataset.id)
     needing = select(Job.id).where(named, Job.state.not_in(FINAL)).order_by(Job.id).limit(20)
@@ -62,11 +67,11 @@ def delete(session: Session, dataset: Dataset) -> None:
 
 
 def lock_file(session: Session, sha256: str) -> None:
-    """Until the end of the transaction nobody else adds or removes the file of this content."""
+    """Lock the file of this content until the end of the transaction: nobody else adds or removes it."""
     session.execute(select(func.pg_advisory_xact_lock(int(sha256[:15], 16))))
 
 
 def has_file(session: Session, sha256: str, format: str) -> bool:
-    """Whether a dataset needs this file."""
+    """Return True if a dataset needs this file."""
     wanted = select(Dataset.id).where(Dataset.sha256 == sha256, Dataset.format == format).limit(1)
     return session.scalar(wanted) is not None

@@ -14,12 +14,12 @@ from quantcore.errors import ModelError
 
 
 def _about(project_id: str, name: str) -> str:
-    """What a sealed token is bound to: it opens in its own row only."""
+    """Return the place that a sealed token is bound to: it opens in its own row only."""
     return f"hub_token {project_id} {name}"
 
 
 def put(session: Session, vault: Vault, project_id: str, name: str, token: str) -> HubToken:
-    """The token by that name is this one from now on."""
+    """Store the token under this name, in place of the one that was there."""
     sealed = vault.seal(token, _about(project_id, name))
     row = insert(HubToken).values(project_id=project_id, name=name, sealed=sealed)
     replaced = {"sealed": sealed, "updated_at": func.clock_timestamp()}
@@ -37,7 +37,7 @@ def find_sealed(session: Session, project_id: str, name: str) -> bytes | None:
 
 
 def unseal(vault: Vault | None, sealed: bytes | None, project_id: str, name: str) -> str:
-    """The token in plain text, for whoever is about to use it. Raises ModelError ``hub_token_not_found``."""
+    """Return the token in plain text, for whoever is about to use it. Raises ModelError ``hub_token_not_found``."""
     why = "there is none by this name"
     if sealed is not None and vault is None:
         why = "this process has no BITFOUNDRY_SECRET_KEY_FILE to open it with"
@@ -55,6 +55,6 @@ def unseal(vault: Vault | None, sealed: bytes | None, project_id: str, name: str
 
 
 def remove(session: Session, project_id: str, name: str) -> bool:
-    """False if there is none by that name."""
+    """Remove a token. Returns False if there is none by this name."""
     gone = delete(HubToken).where(HubToken.project_id == project_id, HubToken.name == name)
     return session.scalar(gone.returning(HubToken.name)) is not None

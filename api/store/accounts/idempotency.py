@@ -1,6 +1,6 @@
-"""One request, one result: what a client's Idempotency-Key stood for, kept for a day.
+"""The results of requests with an Idempotency-Key, kept for a day: one request, one result.
 
-The row is written in the transaction that makes the thing, so both are there or neither; of two requests with one key
+The row is written in the transaction that makes the object, so both are there or neither; of two requests with one key
 at the same time the second waits for the first one's commit and then finds its row.
 """
 
@@ -20,7 +20,7 @@ KEPT_FOR = timedelta(hours=24)
 
 @dataclass(frozen=True)
 class Request:
-    """What tells one request from another: who sent it where, under which key, with which body."""
+    """The identity of a request: its API key, route, idempotency key and body."""
 
     api_key_id: str
     route: str
@@ -29,26 +29,26 @@ class Request:
 
 
 class KeyReused(Exception):
-    """The key came before, with another body."""
+    """The key was used before, with another body."""
 
 
 def find(session: Session, request: Request) -> str | None:
-    """The id that this request made, or None if it is new. Raises KeyReused."""
+    """Return the id of the object that this request made, or None if it is new. Raises KeyReused."""
     same_key = select(IdempotencyKey).where(
         IdempotencyKey.api_key_id == request.api_key_id,
         IdempotencyKey.route == request.route,
         IdempotencyKey.key == request.key,
     )
-    known = session.scalar(same_key)
-    if known is None:
+    row = session.scalar(same_key)
+    if row is None:
         return None
-    if known.body_sha256 != request.body_sha256:
+    if row.body_sha256 != request.body_sha256:
         raise KeyReused
-    return known.made_id
+    return row.made_id
 
 
 def claim(session: Session, request: Request, made_id: str) -> str | None:
-    """Note that ``request`` makes ``made_id``; the id that it made already if another transaction was first.
+    """Note that ``request`` makes ``made_id``. Returns the id that it made already if another transaction was first.
 
     Raises KeyReused.
     """
@@ -59,6 +59,6 @@ def claim(session: Session, request: Request, made_id: str) -> str | None:
 
 
 def purge(session: Session) -> int:
-    """Forget keys older than a day. Returns 0: there is never more to do at once."""
+    """Delete keys older than a day. Returns 0: there is never more to do at once."""
     session.execute(delete(IdempotencyKey).where(IdempotencyKey.created_at < func.clock_timestamp() - KEPT_FOR))
     return 0

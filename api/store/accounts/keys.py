@@ -1,4 +1,4 @@
-"""API keys as rows. What a key looks like and how it is checked is ``api.http.security``'s."""
+"""API keys as rows. ``api.http.security`` defines their form and checks them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ USE_NOTED_EVERY = timedelta(minutes=1)  # a poll must not be a write
 
 @dataclass(frozen=True)
 class ValidKey:
-    """What a request is checked against: the hashes of the secrets that open it, and what it may then do."""
+    """A key that a request is checked against: the hashes of the secrets that open it, and its scopes."""
 
     id: str
     project_id: str
@@ -34,24 +34,24 @@ def add(session: Session, key: ApiKey) -> None:
 
 
 def find_valid(session: Session, key_id: str) -> ValidKey | None:
-    """The key, unless it was revoked or has expired. Only secrets whose time is not over are in it."""
+    """Return the key, unless it was revoked or has expired. Only secrets whose time is not over are in it."""
     return find_all_valid(session, [key_id]).get(key_id)
 
 
 def find_all_valid(session: Session, key_ids: Collection[str]) -> dict[str, ValidKey]:
-    """Those of the keys that are valid, by id, with one query."""
-    found = {}
+    """Return the keys that are valid, by id, with one query."""
+    valid_keys = {}
     for key_id, project_id, scopes, secret, previous, used_lately, rate in session.execute(
         _valid(), {"key_ids": list(key_ids)}
     ):
-        secrets = tuple(each for each in (secret, previous) if each is not None)
-        found[key_id] = ValidKey(key_id, project_id, frozenset(scopes), secrets, used_lately, rate)
-    return found
+        secrets = tuple(digest for digest in (secret, previous) if digest is not None)
+        valid_keys[key_id] = ValidKey(key_id, project_id, frozenset(scopes), secrets, used_lately, rate)
+    return valid_keys
 
 
 @cache
 def _valid() -> Select[Any]:
-    """Made once: making it takes longer than the database does, and every request asks this."""
+    """Return the query for valid keys. Made once: to make it takes longer than to run it, and every request runs it."""
     now = func.clock_timestamp()
     alive = or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now)
     wanted = select(
@@ -68,13 +68,13 @@ def _valid() -> Select[Any]:
 
 
 def is_any_valid(session: Session) -> bool:
-    """Whether there is a key that opens anything."""
+    """Return True if any key is valid."""
     alive = or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > func.clock_timestamp())
     return session.scalar(select(ApiKey.id).where(ApiKey.revoked_at.is_(None), alive).limit(1)) is not None
 
 
 def note_use(session: Session, key_id: str) -> None:
-    """The key was used now."""
+    """Note that the key was used now."""
     session.execute(update(ApiKey).where(ApiKey.id == key_id).values(last_used_at=func.clock_timestamp()))
 
 
@@ -83,14 +83,17 @@ def find(session: Session, project_id: str, key_id: str) -> ApiKey | None:
 
 
 def find_all(session: Session, project_id: str) -> Sequence[ApiKey]:
-    """The project's keys, the oldest first; revoked and expired ones, too."""
+    """Return the project's keys, the oldest first; revoked and expired ones, too."""
     return session.scalars(
         select(ApiKey).where(ApiKey.project_id == project_id).order_by(ApiKey.created_at, ApiKey.id)
     ).all()
 
 
 def find_names(session: Session, key_ids: Collection[str]) -> dict[str, str]:
-    """The names of these keys by id. A key keeps its name, so each is asked for once: all answers with jobs want it."""
+    """Return the names of these keys by id, each read once.
+
+    A key keeps its name, and all responses with jobs have it.
+    """
     if unknown := [key_id for key_id in key_ids if key_id not in _known_names]:
         _known_names.update({row.id: row.name for row in session.execute(_names(), {"key_ids": unknown})})
     return {key_id: _known_names[key_id] for key_id in key_ids if key_id in _known_names}
@@ -105,7 +108,7 @@ def _names() -> Select[str, str]:
 
 
 def rotate(session: Session, key: ApiKey, secret_sha256: bytes, overlap_s: int) -> None:
-    """The key gets a new secret; that which it has now works for ``overlap_s`` seconds more."""
+    """Give the key a new secret; the present one works for ``overlap_s`` seconds more."""
     key.previous_sha256 = key.secret_sha256 if overlap_s else None
     key.previous_until = func.clock_timestamp() + timedelta(seconds=overlap_s) if overlap_s else None
     key.secret_sha256 = secret_sha256
@@ -115,7 +118,7 @@ def rotate(session: Session, key: ApiKey, secret_sha256: bytes, overlap_s: int) 
 
 
 def revoke(session: Session, key: ApiKey) -> None:
-    """The key opens nothing any more. It stays as a row: what it did is in the audit log."""
+    """Revoke the key. Its row stays: the audit log has the key's actions."""
     key.revoked_at = func.coalesce(ApiKey.revoked_at, func.clock_timestamp())
     session.flush()
     session.refresh(key)

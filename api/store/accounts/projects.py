@@ -22,8 +22,8 @@ WAITING = frozenset({State.QUEUED, State.RETRY_WAIT, State.PAUSED})  # paused co
 class Quota:
     """A limit that a project may have, a column of ``Project``.
 
-    ``used``: what is counted against it, a field of ``Usage``. ``default``: the limit of a project that has none of its
-    own. ``room``: what to do when it is used up.
+    ``used``: the field of ``Usage`` that counts against it. ``default``: the limit of a project that has none of its
+    own. ``room``: the advice when it is used up.
     """
 
     unit: str
@@ -59,7 +59,7 @@ class QuotaExceeded(Exception):
 
 @dataclass(frozen=True)
 class Usage:
-    """What a project takes now. Streams are no rows: ``api.http.stream_seats`` counts them."""
+    """The present usage of a project. Streams are no rows: ``api.http.stream_permits`` counts them."""
 
     num_waiting: int = 0
     num_running: int = 0
@@ -79,7 +79,7 @@ def find_by_name(session: Session, name: str) -> Project | None:
 
 
 def find_all(session: Session) -> Sequence[Project]:
-    """All projects, the oldest first."""
+    """Return all projects, the oldest first."""
     return session.scalars(select(Project).order_by(Project.created_at, Project.id)).all()
 
 
@@ -88,13 +88,13 @@ def measure(session: Session, project_id: str) -> Usage:
 
 
 def measure_all(session: Session, project_ids: Sequence[str]) -> dict[str, Usage]:
-    """What each of the projects takes now, with one query for each kind of thing."""
-    found: dict[str, dict[str, int]] = {project_id: {} for project_id in project_ids}
+    """Return the present usage of each of the projects, with one query for each kind of object."""
+    usage: dict[str, dict[str, int]] = {project_id: {} for project_id in project_ids}
     for name, (owner, wanted) in _counted().items():
         grouped = wanted.add_columns(owner).where(owner.in_(project_ids)).group_by(owner)
         for number, project_id in session.execute(grouped):
-            found[project_id][name] = int(number)
-    return {project_id: Usage(**counts) for project_id, counts in found.items()}
+            usage[project_id][name] = int(number)
+    return {project_id: Usage(**counts) for project_id, counts in usage.items()}
 
 
 def limit_of(project: Project, quota: str) -> int | None:
@@ -103,8 +103,10 @@ def limit_of(project: Project, quota: str) -> int | None:
 
 
 def check_room(session: Session, project_id: str, **wanted: int) -> None:
-    """Raises QuotaExceeded unless the project may have so much more of each, as ``max_datasets=1``. Of two at the same
-    time the second waits for the first."""
+    """Check that the project may have so much more of each quota, as ``max_datasets=1``. Raises QuotaExceeded.
+
+    Of two checks at the same time the second waits for the first.
+    """
     project = session.get_one(Project, project_id)
     limits = {quota: limit for quota in wanted if (limit := limit_of(project, quota)) is not None}
     if not limits:
@@ -117,7 +119,7 @@ def check_room(session: Session, project_id: str, **wanted: int) -> None:
 
 
 def may_run(session: Session, project_id: str) -> bool:
-    """Whether one more job of the project may run. Holds the project's row, so that two claims count one another."""
+    """Return True if one more job of the project may run. Locks the project: two claims count one another."""
     project = session.get_one(Project, project_id)
     if project.max_running is None:
         return True
@@ -126,7 +128,7 @@ def may_run(session: Session, project_id: str) -> bool:
 
 
 def lock(session: Session, project_id: str) -> None:
-    """Until the end of the transaction; rows that only refer to the project are not kept waiting."""
+    """Lock the project until the end of the transaction; rows that only refer to it are not kept waiting."""
     session.execute(select(Project.id).where(Project.id == project_id).with_for_update(key_share=True))
 
 
@@ -137,7 +139,7 @@ def _count(session: Session, project_id: str, what: str) -> int:
 
 @cache
 def _counted() -> dict[str, tuple[InstrumentedAttribute[str], Select[Any]]]:
-    """A field of ``Usage`` -> (whose it is, what is counted)."""
+    """Return for each field of ``Usage`` (the column of the project's id, the query that counts)."""
     kept = select(func.sum(Artifact.num_bytes)).join(Job, Job.id == Artifact.job_id)
     is_open = Upload.dataset_id.is_(None), Upload.expires_at > func.clock_timestamp()
     number = select(func.count())

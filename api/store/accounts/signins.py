@@ -15,9 +15,9 @@ from api.store.tables.accounts import SignIn
 
 
 def add(session: Session, token_sha256: bytes, key: ValidKey, secret_sha256: bytes, lasts_s: float) -> datetime:
-    """``key``, opened with the secret of that hash, is signed in for ``lasts_s`` seconds. Returns the end.
+    """Sign in with ``key``, opened with the secret of that hash, for ``lasts_s`` seconds. Returns the end.
 
-    Sign-ins that are over go at this occasion.
+    Sign-ins that are over are deleted at this occasion.
     """
     now = func.clock_timestamp()
     session.execute(delete(SignIn).where(SignIn.expires_at <= now))
@@ -34,7 +34,7 @@ def add(session: Session, token_sha256: bytes, key: ValidKey, secret_sha256: byt
 
 
 def find_valid(session: Session, token_sha256: bytes) -> tuple[ValidKey, SignIn] | None:
-    """(the key, the row) of a sign-in that is not over, whose key still opens with the secret it was made with."""
+    """Return (the key, the row) of a sign-in that is not over, if its key still opens with the same secret."""
     wanted = select(SignIn).where(SignIn.token_sha256 == token_sha256, SignIn.expires_at > func.clock_timestamp())
     row = session.scalar(wanted)
     key = keys.find_valid(session, row.api_key_id) if row else None
@@ -44,17 +44,19 @@ def find_valid(session: Session, token_sha256: bytes) -> tuple[ValidKey, SignIn]
 
 
 def find_open(session: Session, shown: Collection[Shown]) -> dict[Shown, frozenset[str]]:
-    """Those of ``shown`` that would still open a request, and the scopes that they open. Two queries at most."""
-    valid = keys.find_all_valid(session, {each.key_id for each in shown})
-    tokens = {each.sign_in_sha256 for each in shown if each.sign_in_sha256 is not None}
+    """Return those of ``shown`` that would still open a request, and the scopes that they open. Two queries at most."""
+    valid = keys.find_all_valid(session, {credential.key_id for credential in shown})
+    tokens = {credential.sign_in_sha256 for credential in shown if credential.sign_in_sha256 is not None}
     alive: set[bytes | None] = {None}  # a key shown by itself needs no sign-in
     if tokens:
         wanted = select(SignIn.token_sha256).where(SignIn.token_sha256.in_(tokens))
         alive.update(session.scalars(wanted.where(SignIn.expires_at > func.clock_timestamp())))
     return {
-        each: key.scopes
-        for each in shown
-        if (key := valid.get(each.key_id)) and each.secret_sha256 in key.secrets_sha256 and each.sign_in_sha256 in alive
+        credential: key.scopes
+        for credential in shown
+        if (key := valid.get(credential.key_id))
+        and credential.secret_sha256 in key.secrets_sha256
+        and credential.sign_in_sha256 in alive
     }
 
 

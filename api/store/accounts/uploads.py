@@ -16,7 +16,7 @@ LIFETIME_S = 24 * 3600.0
 
 
 def add(session: Session, upload: Upload) -> Upload:
-    """The upload; it is forgotten when nothing has happened to it for LIFETIME_S seconds."""
+    """Add the upload; it is deleted when nothing has happened to it for LIFETIME_S seconds."""
     upload.expires_at = _later()  # type: ignore[assignment]
     session.add(upload)
     session.flush()
@@ -25,24 +25,24 @@ def add(session: Session, upload: Upload) -> Upload:
 
 
 def find(session: Session, project_id: str, upload_id: str) -> Upload | None:
-    """The upload if it is the project's."""
+    """Return the upload if it is the project's."""
     return session.scalar(select(Upload).where(Upload.id == upload_id, Upload.project_id == project_id))
 
 
 def lock(session: Session, project_id: str, upload_id: str) -> Upload | None:
-    """As ``find``, with its row locked until the end of the transaction."""
+    """Return the upload as ``find`` does, with its row locked until the end of the transaction."""
     wanted = select(Upload).where(Upload.id == upload_id, Upload.project_id == project_id).with_for_update()
     return session.scalar(wanted.execution_options(populate_existing=True))
 
 
 def parts(session: Session, upload_id: str) -> Sequence[UploadPart]:
-    """In the order of the file."""
+    """Return the parts in the order of the file."""
     wanted = select(UploadPart).where(UploadPart.upload_id == upload_id).order_by(UploadPart.number)
     return session.scalars(wanted).all()
 
 
 def put_part(session: Session, upload: Upload, part: UploadPart) -> UploadPart | None:
-    """Note a part of a locked upload, in the place of what was there under its number, which is returned."""
+    """Store the row of a part of a locked upload. Returns the row that it replaces, if any."""
     before = session.scalar(
         select(UploadPart).where(UploadPart.upload_id == upload.id, UploadPart.number == part.number)
     )
@@ -54,7 +54,7 @@ def put_part(session: Session, upload: Upload, part: UploadPart) -> UploadPart |
 
 
 def find_known(session: Session, upload_ids: Collection[str]) -> set[str]:
-    """Those of ``upload_ids`` that there are."""
+    """Return those of ``upload_ids`` that exist."""
     return set(session.scalars(select(Upload.id).where(Upload.id.in_(upload_ids)))) if upload_ids else set()
 
 
@@ -63,7 +63,10 @@ def delete(session: Session, upload_id: str) -> None:
 
 
 def purge(session: Session, remove_files: Callable[[str], None], *, limit: int = 100) -> int:
-    """Forget the uploads that nobody went on with, their files first: a crash in between is made good next time."""
+    """Delete the expired uploads, their files first, and return their number.
+
+    A crash in between is made good next time.
+    """
     over = select(Upload.id).where(Upload.expires_at < func.clock_timestamp()).limit(limit)
     upload_ids = session.scalars(over.with_for_update(skip_locked=True)).all()
     for upload_id in upload_ids:

@@ -1,7 +1,7 @@
 """Webhooks and their deliveries as rows.
 
-A delivery is its own outbox: it is written in the transaction of the change that it tells of, so it is sent if and only
-if the change happened. Who sends it (``api.webhooks.deliverer``, in any process of the API) claims the *webhook*, for
+A delivery is its own outbox: it is written in the transaction of the change that it reports, so it is sent if and only
+if the change happened. The sender (``api.webhooks.deliverer``, in any process of the API) claims the *webhook*, for
 one delivery at a time: a slow receiver keeps one sender busy and not all, and sees its messages nearly in order.
 """
 
@@ -27,7 +27,7 @@ EVENT_TYPES = (*(f"job.{state}" for state in State), PUBLISHED, PUBLISH_FAILED)
 TEST = "webhook.test"  # what the test button sends, whatever the webhook subscribes to
 PENDING, DELIVERED, FAILED = "pending", "delivered", "failed"
 
-# After each failure, as Standard Webhooks suggests; then it is given up. Three days in all.
+# Delays after each failure, as Standard Webhooks suggests; then the message is given up. Three days in all.
 RETRY_AFTER_S = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
 MAX_RETRY_AFTER_S = 86_400.0
 DISABLED_AFTER = timedelta(days=5)
@@ -37,7 +37,7 @@ PURGE_BATCH = 1000
 
 @dataclass(frozen=True)
 class Message:
-    """One delivery that is to be tried now, and where to."""
+    """A delivery that is due, and its address."""
 
     id: str
     webhook_id: str
@@ -51,7 +51,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Try:
-    """What came of one try: the receiver's HTTP status, or why there is none; how long it wants to be left alone."""
+    """The result of a delivery attempt: the receiver's HTTP status, or the error; the wait that the receiver wants."""
 
     at: datetime
     latency_ms: int
@@ -68,14 +68,14 @@ class Try:
 
 
 def add(session: Session, vault: Vault, webhook: Webhook, secret: str) -> None:
-    """Store a new webhook; its secret sealed, bound to this row."""
+    """Store a new webhook; its secret is sealed and bound to this row."""
     webhook.sealed_secret = vault.seal(secret, _about(webhook.id))
     session.add(webhook)
     session.flush()
 
 
 def open_secret(vault: Vault, message: Message) -> str:
-    """The secret that signs the message. Raises CannotOpen."""
+    """Return the secret that signs the message. Raises CannotOpen."""
     return vault.open(message.sealed_secret, _about(message.webhook_id))
 
 
@@ -84,25 +84,28 @@ def find_own(session: Session, project_id: str, webhook_id: str) -> Webhook | No
 
 
 def find_all(session: Session, project_id: str) -> Sequence[Webhook]:
-    """The project's webhooks, the oldest first."""
+    """Return the project's webhooks, the oldest first."""
     return session.scalars(select(Webhook).where(Webhook.project_id == project_id).order_by(Webhook.id)).all()
 
 
 def enable(session: Session, webhook: Webhook) -> None:
-    """Go on with what waits for it, as if it had never failed."""
+    """Enable the webhook: its waiting messages are sent as if it had never failed."""
     webhook.disabled_at = webhook.disabled_reason = webhook.failing_since = None
     session.flush()
 
 
 def disable(session: Session, webhook: Webhook, reason: str) -> None:
-    """Send it nothing more, and queue nothing more for it."""
+    """Disable the webhook: nothing more is sent to it, or queued for it."""
     webhook.disabled_at, webhook.disabled_reason = func.clock_timestamp(), reason
     session.flush()
     session.refresh(webhook)
 
 
 def queue(session: Session, job: Job, event_type: str, data: dict[str, Any]) -> None:
-    """A delivery for every webhook of the job's project that wants to know. The caller's transaction is the outbox."""
+    """Queue a delivery for each webhook of the job's project that subscribes to the event.
+
+    It is part of the caller's transaction, which is the outbox.
+    """
     wanted = select(Webhook.id).where(
         Webhook.project_id == job.project_id,
         Webhook.disabled_at.is_(None),
@@ -129,17 +132,17 @@ def find_delivery(session: Session, webhook: Webhook, delivery_id: str) -> Webho
 def page(
     session: Session, webhook: Webhook, *, state: str | None, before: str | None, limit: int
 ) -> Sequence[WebhookDelivery]:
-    """Newest first; only deliveries with an id below ``before``: ids sort by age."""
-    found = select(WebhookDelivery).where(WebhookDelivery.webhook_id == webhook.id)
+    """Return the deliveries with an id below ``before``, newest first: ids sort by age."""
+    deliveries = select(WebhookDelivery).where(WebhookDelivery.webhook_id == webhook.id)
     if state is not None:
-        found = found.where(WebhookDelivery.state == state)
+        deliveries = deliveries.where(WebhookDelivery.state == state)
     if before is not None:
-        found = found.where(WebhookDelivery.id < before)
-    return session.scalars(found.order_by(WebhookDelivery.id.desc()).limit(limit)).all()
+        deliveries = deliveries.where(WebhookDelivery.id < before)
+    return session.scalars(deliveries.order_by(WebhookDelivery.id.desc()).limit(limit)).all()
 
 
 def redeliver(session: Session, delivery: WebhookDelivery) -> None:
-    """Send the same message again, under the same id: the receiver can tell that it has seen it."""
+    """Queue the same message again, under the same id: the receiver can tell that it has seen it."""
     delivery.state, delivery.num_tries = PENDING, 0
     delivery.next_try_at, delivery.delivered_at = func.clock_timestamp(), None
     session.flush()
@@ -147,7 +150,7 @@ def redeliver(session: Session, delivery: WebhookDelivery) -> None:
 
 
 def claim(session: Session, *, lease_s: float) -> Message | None:
-    """The delivery that has been due longest, of a webhook that nobody is sending to; None if there is none.
+    """Claim the delivery that has been due longest, of a webhook that nobody is sending to; None if there is none.
 
     If ``record`` does not follow within ``lease_s`` seconds, it is tried again.
     """
@@ -161,10 +164,10 @@ def claim(session: Session, *, lease_s: float) -> Message | None:
         .limit(1)
         .with_for_update(skip_locked=True)
     )
-    found = session.execute(due).one_or_none()
-    if found is None:
+    row = session.execute(due).one_or_none()
+    if row is None:
         return None
-    delivery, webhook = found
+    delivery, webhook = row
     webhook.busy_until = now + timedelta(seconds=lease_s)
     return Message(
         delivery.id,
@@ -179,12 +182,12 @@ def claim(session: Session, *, lease_s: float) -> Message | None:
 
 
 def record(session: Session, message: Message, result: Try) -> None:
-    """What came of a claimed delivery: done, to be tried later, or given up. Nothing if it was deleted meanwhile."""
+    """Record the result of a claimed delivery: done, to be tried later, or given up. Nothing if it was deleted."""
     locked = select(WebhookDelivery, Webhook).join(Webhook, Webhook.id == WebhookDelivery.webhook_id)
-    found = session.execute(locked.where(WebhookDelivery.id == message.id).with_for_update()).one_or_none()
-    if found is None:
+    row = session.execute(locked.where(WebhookDelivery.id == message.id).with_for_update()).one_or_none()
+    if row is None:
         return
-    delivery, webhook = found
+    delivery, webhook = row
     webhook.busy_until = None
     delivery.num_tries += 1
     delivery.tries = [*delivery.tries, result.to_dict()]
@@ -205,14 +208,17 @@ def record(session: Session, message: Message, result: Try) -> None:
 
 
 def purge(session: Session, *, limit: int = PURGE_BATCH) -> int:
-    """Forget deliveries after 30 days. Returns how many."""
+    """Delete deliveries after 30 days. Returns their number."""
     old = select(WebhookDelivery.id).where(WebhookDelivery.created_at < func.clock_timestamp() - KEPT_FOR)
     gone = delete(WebhookDelivery).where(WebhookDelivery.id.in_(old.limit(limit).with_for_update(skip_locked=True)))
     return len(session.scalars(gone.returning(WebhookDelivery.id)).all())
 
 
 def _delay_s(num_tries: int, result: Try) -> float:
-    """With jitter, so that a receiver that comes back is not run over; as late as it asked for."""
+    """Return the seconds until the next attempt, with jitter, and no fewer than the receiver asked for.
+
+    The jitter keeps a receiver that comes back from being run over.
+    """
     delay_s = RETRY_AFTER_S[num_tries - 1] * random.uniform(1.0, 1.2)
     return min(max(delay_s, result.retry_after_s), MAX_RETRY_AFTER_S * 1.2)
 

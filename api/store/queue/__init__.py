@@ -1,1 +1,1 @@
-"""Jobs on their way: their states, leases, seats, events, and the upkeep that keeps them moving."""
+"""The queue of jobs: their states, leases, seats, events, and the upkeep that keeps them moving."""

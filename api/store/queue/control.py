@@ -1,7 +1,7 @@
-"""What a client may do with a job that is there: cancel, pause, resume, retry. Each is legal in some states only.
+"""The actions of a client on a job: cancel, pause, resume, retry. Each is legal in some states only.
 
-Who asks for what is under way already (a pause of a pausing job) gets what he asked for, so a request that is sent
-twice does no harm. Functions lock the job's row, so an answer never races a worker.
+An action that is under way already (a pause of a pausing job) succeeds again, so a request that is sent twice does no
+harm. Functions lock the job's row, so a response never races a worker.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Action = Callable[[Session, str], Job | None]
 def cancel(session: Session, job_id: str) -> Job | None:
     """Cancel a waiting job at once; ask the worker of a held one, which learns of it with its next heartbeat.
 
-    Raises WrongState. None if there is no such job: here and below.
+    Raises WrongState. Returns None if there is no such job: here and below.
     """
     job = _lock_for("cancel", session, job_id)
     if job is None or job.state == State.CANCELLING:
@@ -41,13 +41,13 @@ def pause(session: Session, job_id: str) -> Job | None:
 
 
 def resume(session: Session, job_id: str) -> Job | None:
-    """Queue a paused job again, behind those of its priority that wait already. Raises WrongState."""
+    """Queue a paused job again, behind the jobs of its priority that already wait. Raises WrongState."""
     job = _lock_for("resume", session, job_id)
     return job and _queue_again(session, job)
 
 
 def retry(session: Session, job_id: str) -> Job | None:
-    """Queue a failed or cancelled job again as if it were new: all tries and all its time.
+    """Queue a failed or cancelled job again as if it were new, with all its tries and all its time.
 
     Raises WrongState, QuotaExceeded.
     """

@@ -33,9 +33,10 @@ def add(session: Session, job: Job, *events: NewEvent) -> None:
 
 
 def announce(session: Session, job: Job, state: State, **more: Any) -> None:
-    """The job moves to ``state``: the event ``state_changed``, and what webhooks will be told, in this transaction.
+    """Add the event ``state_changed`` and queue the webhooks' messages: the job moves to ``state`` in this transaction.
 
-    Only the service itself says so: an event of that kind that an engine prints is only a line in the event log.
+    Only the service itself announces a state: an event of that kind that an engine prints is only a line in the event
+    log.
     """
     data = {"state": state, **more}
     add(session, job, NewEvent("state_changed", data))
@@ -43,7 +44,7 @@ def announce(session: Session, job: Job, state: State, **more: Any) -> None:
 
 
 def read(session: Session, job_id: str, *, after: int, limit: int, kinds: Collection[str] = ()) -> Sequence[Event]:
-    """At most ``limit`` events with ``seq`` above ``after``, in order; only those of ``kinds`` if there are any."""
+    """Return at most ``limit`` events with ``seq`` above ``after``, in order; of ``kinds`` only, if there are any."""
     wanted = select(Event).where(Event.job_id == job_id, Event.seq > after).order_by(Event.seq).limit(limit)
     if kinds:
         wanted = wanted.where(Event.kind.in_(kinds))
@@ -51,6 +52,6 @@ def read(session: Session, job_id: str, *, after: int, limit: int, kinds: Collec
 
 
 def find_heads(session: Session, job_ids: Sequence[str]) -> dict[str, int]:
-    """Job id -> a number that grows with every event and every line of its log, for the jobs that are there."""
+    """Return by job id a number that grows with every event and every line of its log, for the jobs that exist."""
     head = (Job.num_events + Job.num_log_lines).label("head")
     return {row.id: row.head for row in session.execute(select(Job.id, head).where(Job.id.in_(job_ids)))}

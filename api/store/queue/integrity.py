@@ -1,4 +1,4 @@
-"""What is known of the stored files: which are to be checked next, and what was found wrong."""
+"""The rows about stored files: the next ones to check, and the faults that were found."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ T = TypeVar("T", Artifact, Dataset)
 
 @dataclass(frozen=True)
 class Finding:
-    """Something wrong with a file, or a folder: ``path`` below the data folder. ``object_id``: of the artifact, dataset
-    or upload whose row names it; None for one of kind ``orphan``, which no row names."""
+    """A fault of a file or a folder; ``path`` is below the data folder.
+
+    ``object_id``: the artifact, dataset or upload whose row names it; None for the kind ``orphan``, which no row names.
+    """
 
     kind: str
     path: str
@@ -34,8 +36,10 @@ class Finding:
 
 
 def claim_due(session: Session) -> Thing | None:
-    """The artifact or dataset that nobody has looked at for the longest time, if that is RECHECK_DAYS; now it counts as
-    checked, so that no other process does the same."""
+    """Claim the artifact or dataset that was checked longest ago, if that is RECHECK_DAYS.
+
+    It counts as checked now, so that no other process does the same.
+    """
     return _claim(session, Artifact) or _claim(session, Dataset)
 
 
@@ -51,29 +55,35 @@ def _claim(session: Session, table: type[T]) -> T | None:
 
 
 def page(session: Session, table: type[Artifact] | type[Dataset], after: str) -> list[Thing]:
-    """The rows that come after this id."""
+    """Return the rows that come after this id."""
     return [*session.scalars(select(table).where(table.id > after).order_by(table.id).limit(PAGE))]
 
 
 def find_open_parts(session: Session) -> Iterator[UploadPart]:
-    """Of uploads that have not become datasets: those whose files must be there."""
+    """Yield the parts of the uploads that are still open: their files must exist."""
     still_open = Upload.dataset_id.is_(None), Upload.expires_at > func.clock_timestamp()
     yield from session.scalars(select(UploadPart).join(Upload, Upload.id == UploadPart.upload_id).where(*still_open))
 
 
 def record_check(session: Session, thing: Thing, findings: Collection[Finding]) -> list[Finding]:
-    """Note what a check of one thing found, in the place of what was found before; returns what was noted: nothing if
-    the thing has been deleted meanwhile."""
-    there = session.scalar(select(type(thing).id).where(type(thing).id == thing.id).with_for_update(key_share=True))
+    """Store the findings of a check in place of the earlier ones. Returns what was stored.
+
+    That is nothing if the artifact or dataset has been deleted meanwhile.
+    """
+    existing_id = session.scalar(
+        select(type(thing).id).where(type(thing).id == thing.id).with_for_update(key_share=True)
+    )
     session.execute(delete(IntegrityFinding).where(IntegrityFinding.object_id == thing.id))
-    noted = [*findings] if there else []
+    noted = [*findings] if existing_id else []
     _add(session, noted)
     return noted
 
 
 def record_survey(session: Session, findings: Collection[Finding]) -> None:
-    """Note all orphans and all parts that are missing, in the place of those before, and forget what was said of things
-    that are gone."""
+    """Store all orphans and all missing parts in place of the earlier ones.
+
+    The findings about objects that are gone are deleted.
+    """
     owners = select(Artifact.id).union(select(Dataset.id))
     surveyed = or_(IntegrityFinding.object_id.is_(None), IntegrityFinding.object_id.not_in(owners))
     session.execute(delete(IntegrityFinding).where(surveyed))
@@ -81,9 +91,9 @@ def record_survey(session: Session, findings: Collection[Finding]) -> None:
 
 
 def count(session: Session) -> dict[str, int]:
-    """How many findings there are of each kind."""
-    found = session.execute(select(IntegrityFinding.kind, func.count().label("number")).group_by(IntegrityFinding.kind))
-    return dict.fromkeys(KINDS, 0) | {each.kind: each.number for each in found}
+    """Return the number of findings of each kind."""
+    rows = session.execute(select(IntegrityFinding.kind, func.count().label("number")).group_by(IntegrityFinding.kind))
+    return dict.fromkeys(KINDS, 0) | {row.kind: row.number for row in rows}
 
 
 def find_all(session: Session) -> list[Finding]:
@@ -92,7 +102,7 @@ def find_all(session: Session) -> list[Finding]:
 
 
 def _add(session: Session, findings: Collection[Finding]) -> None:
-    for finding in sorted(findings, key=lambda finding: finding.path):  # two that do this at once wait for each other
+    for finding in sorted(findings, key=lambda finding: finding.path):  # two at once do not deadlock
         values = asdict(finding)
         wanted = insert(IntegrityFinding).values(values)
         session.execute(wanted.on_conflict_do_update(index_elements=["path"], set_=values))

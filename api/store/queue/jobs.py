@@ -1,4 +1,4 @@
-"""Jobs as rows: submit, find, lock. Lists are in ``listing``, what a client may do with a job in ``control``."""
+"""Jobs as rows: submit, find, lock. Lists are in ``listing``, the actions of clients in ``control``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from api.store.tables.jobs import Artifact, Job
 
 
 def submit(session: Session, **asked: Any) -> Job:
-    """A queued job, its first event and the workers' wake-up: all three or none. ``asked``: columns of ``Job``.
+    """Store a queued job, its first event and the workers' wake-up: all or none. ``asked``: columns of ``Job``.
 
     Raises QuotaExceeded.
     """
@@ -34,12 +34,12 @@ def submit(session: Session, **asked: Any) -> Job:
 
 
 def find(session: Session, job_id: str) -> Job | None:
-    """The job, whoever's it is: for workers, and for what has been asked for ``find_own`` before."""
+    """Return the job of any project: for workers, and for jobs that ``find_own`` has found before."""
     return session.get(Job, job_id)
 
 
 def find_own(session: Session, project_id: str, job_id: str) -> Job | None:
-    """The job if it is the project's: what a client asks about goes through here or ``lock_own``."""
+    """Return the job if it is the project's: all requests of clients go through this or ``lock_own``."""
     job = session.get(Job, job_id)
     return job if job is not None and job.project_id == project_id else None
 
@@ -49,26 +49,26 @@ def find_artifact(session: Session, job: Job) -> Artifact | None:
 
 
 def find_artifacts(session: Session, jobs: Sequence[Job]) -> dict[str, Artifact]:
-    """The artifacts of ``jobs`` by job id, in one query."""
+    """Return the artifacts of ``jobs`` by job id, with one query."""
     ids = [job.artifact_id for job in jobs if job.artifact_id]
-    found = session.scalars(select(Artifact).where(Artifact.id.in_(ids))) if ids else ()
-    return {artifact.job_id: artifact for artifact in found}
+    artifacts = session.scalars(select(Artifact).where(Artifact.id.in_(ids))) if ids else ()
+    return {artifact.job_id: artifact for artifact in artifacts}
 
 
 def owns_artifact(session: Session, project_id: str, folder: Path) -> bool:
-    """Whether the folder is that of an artifact of the project."""
+    """Return True if the folder is that of an artifact of the project."""
     of_project = select(Artifact.id).join(Job, Job.id == Artifact.job_id).where(Job.project_id == project_id)
     return session.scalar(of_project.where(Artifact.path == str(folder))) is not None
 
 
 def lock(session: Session, job_id: str) -> Job | None:
-    """The job, with its row locked until the end of the transaction."""
+    """Return the job, with its row locked until the end of the transaction."""
     wanted = select(Job).where(Job.id == job_id).with_for_update()
     return session.scalar(wanted.execution_options(populate_existing=True))
 
 
 def lock_own(session: Session, project_id: str, job_id: str) -> Job | None:
-    """As ``lock``, if the job is the project's. Another project's is not even waited for."""
+    """Return the job as ``lock`` does, if it is the project's. Never waits for a job of another project."""
     return lock(session, job_id) if find_own(session, project_id, job_id) else None
 
 

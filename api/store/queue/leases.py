@@ -1,4 +1,4 @@
-"""What workers do with jobs. A claim takes a new fence number and every later write carries it.
+"""The operations of workers on jobs. A claim takes a new fence number and every later write carries it.
 
 A worker that was paused, cut off or declared lost still holds its old fence: its writes find no row and raise
 ``LeaseLost``. So a job is never finished by a worker that no longer owns it, however late that worker wakes up.
@@ -38,12 +38,12 @@ class LeaseLost(Exception):
 
 
 class Order(StrEnum):
-    """What a worker must do with its engine, learnt with a heartbeat: end it."""
+    """The reason why a worker must end its engine, learnt with a heartbeat."""
 
     CANCEL = "cancel"
     PAUSE = "pause"
     TIME_IS_UP = "time_is_up"
-    NODE_LOST = "node_lost"  # of the nodes that do the job together; ``seats`` tells more
+    NODE_LOST = "node_lost"  # of a job on several nodes: see ``seats``
     NODE_LEFT = "node_left"  # it was drained
 
 
@@ -52,7 +52,7 @@ _ORDERS: dict[str, Order] = {State.CANCELLING: Order.CANCEL, State.PAUSING: Orde
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to work on one job, and what the job asks for."""
+    """The right to work on one job, and the job's request."""
 
     job_id: str
     fence: int
@@ -66,8 +66,7 @@ class Lease:
 
     @cached_property
     def spec(self) -> JobSpec:
-        """What the job asks for. Raises ConfigError ``unsupported_job`` where another version of the service wrote it
-        and this one does not understand it."""
+        """The job's spec. Raises ConfigError ``unsupported_job`` if only another version of the service can read it."""
         try:
             return JobSpec.model_validate(self.stored_spec)
         except ValidationError as error:
@@ -77,9 +76,9 @@ class Lease:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an attempt failed. ``max_failures``: how many such failures a job may have when ``retryable``.
+    """The reason why an attempt failed. ``max_failures``: how many such failures a job may have when ``retryable``.
 
-    ``rank``: which of several processes failed; ``block``: at which decoder block. None where that is not known.
+    ``rank``: the process of several that failed; ``block``: its decoder block. None where that is not known.
     """
 
     code: str
@@ -96,11 +95,11 @@ class Failure:
 
 
 def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | None = None) -> Lease | None:
-    """Take the job of the highest priority that has waited longest, or None.
+    """Take the job of the highest priority that has waited longest, or return None.
 
-    Two workers never get the same one (SKIP LOCKED). Jobs that need more than ``memory_bytes`` are left to others,
-    those of a project that runs as many as it may are passed over, and those for more workers than there are. Where one
-    for several workers is next and not enough of them are idle, nobody takes what is behind it: it would wait for ever.
+    Two workers never get the same one (SKIP LOCKED). Jobs that need more than ``memory_bytes`` are left to others; jobs
+    of a project that runs as many as it may, and jobs for more workers than there are, are passed over. If a job for
+    several workers is next and not enough of them are idle, nobody takes a job behind it: else it would wait for ever.
     """
     due = select(Job).where(
         Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp(), placement.has_enough_workers()
@@ -134,22 +133,25 @@ def claim(session: Session, *, worker: str, lease_s: float, memory_bytes: int | 
 
 
 def renew(session: Session, lease: Lease, *, lease_s: float) -> Order | None:
-    """Heartbeat: what the worker must do now, if anything. Raises LeaseLost, also when the lease has run out."""
+    """Extend the lease (its heartbeat). Returns what the worker must do now, if anything.
+
+    Raises LeaseLost, also when the lease has run out.
+    """
     beat = (
         update(Job)
         .where(Job.id == lease.job_id, Job.fence == lease.fence, Job.lease_expires_at > func.clock_timestamp())
         .values(lease_expires_at=_in(lease_s))
         .returning(Job.state, Job.used_runtime_s + _running_s() > Job.max_runtime_s)
     )
-    found = session.execute(beat).one_or_none()
-    if found is None:
+    row = session.execute(beat).one_or_none()
+    if row is None:
         raise LeaseLost
-    state, time_is_up = found
+    state, time_is_up = row
     return _ORDERS.get(state) or (Order.TIME_IS_UP if time_is_up else None)
 
 
 def record(session: Session, lease: Lease, *, happened: Sequence[NewEvent], columns: dict[str, Any]) -> Order | None:
-    """Append events and set what the job shows of them (``phase``, ``progress``; ``phases`` follow from the events).
+    """Append events and set the columns that show them (``phase``, ``progress``; ``phases`` follow from the events).
 
     Returns what the worker must do now.
     """
@@ -166,7 +168,7 @@ def record(session: Session, lease: Lease, *, happened: Sequence[NewEvent], colu
 
 
 def write_log(session: Session, lease: Lease, *, lines: Sequence[NewLine]) -> Order | None:
-    """Append what the engine printed. What the worker must do now."""
+    """Append the engine's output to the log. Returns what the worker must do now."""
     job = _held(session, lease)
     logs.append(session, job, lines)
     return _ORDERS.get(job.state)
@@ -175,7 +177,7 @@ def write_log(session: Session, lease: Lease, *, lines: Sequence[NewLine]) -> Or
 def succeed(
     session: Session, lease: Lease, *, manifest_sha256: str, path: str, num_bytes: int, summary: dict[str, Any]
 ) -> None:
-    """The artifact's row and the job's success, together."""
+    """Store the artifact's row and the job's success, together."""
     job = _held(session, lease)
     artifact = Artifact(
         id=new_id("art"),
@@ -193,7 +195,7 @@ def succeed(
 
 
 def fail(session: Session, lease: Lease, failure: Failure, *, retry_base_s: float) -> None:
-    """Try again later if that can help and the job has tries left; else failed.
+    """Schedule another try if that can help and the job has tries left; else the job has failed.
 
     A job being cancelled is cancelled; one being paused is paused if it would have been tried again.
     """
@@ -212,9 +214,10 @@ def fail(session: Session, lease: Lease, failure: Failure, *, retry_base_s: floa
 
 
 def release(session: Session, lease: Lease) -> None:
-    """The engine was ended from outside: cancelled or paused if a client asked for that, else (a drain) queued again.
+    """Give back a job whose engine was ended from outside: cancelled or paused if a client asked for that.
 
-    Charged to nobody. The job's state decides, not what the worker remembers: a cancel may have followed a pause.
+    Else (a drain) it is queued again. It is charged to nobody. The job's state decides, not what the worker remembers:
+    a cancel may have followed a pause.
     """
     job = _held(session, lease)
     if job.state == State.CANCELLING:
@@ -227,9 +230,9 @@ def release(session: Session, lease: Lease) -> None:
 
 
 def put_back(session: Session, lease: Lease) -> None:
-    """The other workers that the job needs did not come: it is queued as if nobody had claimed it.
+    """Queue the job as if nobody had claimed it: the other workers that it needs did not come.
 
-    What a client has asked for meanwhile counts, as in ``release``.
+    A client's request meanwhile counts, as in ``release``.
     """
     job = _held(session, lease)
     if job.state == State.RUNNING:
@@ -284,7 +287,7 @@ def expire_pending(session: Session, *, limit: int = 100) -> int:
 
 
 def _held(session: Session, lease: Lease) -> Job:
-    """The leased job, its row locked. Raises LeaseLost if another fence number has taken over."""
+    """Return the leased job, its row locked. Raises LeaseLost if another fence number has taken over."""
     mine = select(Job).where(Job.id == lease.job_id, Job.fence == lease.fence, Job.state.in_(HELD)).with_for_update()
     job = session.scalar(mine.execution_options(populate_existing=True))
     if job is None:
@@ -294,7 +297,7 @@ def _held(session: Session, lease: Lease) -> Job:
 
 def _end(session: Session, job: Job, state: State, *, outcome: str, error: dict[str, Any] | None = None) -> None:
     """Close the attempt and let go of the job, which moves on to ``state``."""
-    session.execute(delete(Seat).where(Seat.job_id == job.id))  # those who have one learn so that it is over
+    session.execute(delete(Seat).where(Seat.job_id == job.id))  # their workers learn from it that the attempt is over
     ended = update(Attempt).where(Attempt.job_id == job.id, Attempt.ended_at.is_(None))
     session.execute(ended.values(ended_at=func.clock_timestamp(), outcome=outcome, error=error))
     more = {"error": error} if error else {}
@@ -309,12 +312,12 @@ def _end(session: Session, job: Job, state: State, *, outcome: str, error: dict[
 
 
 def _entered(state: State) -> ColumnElement[Any]:
-    """When the job last entered ``state``."""
+    """Return the time at which the job last entered ``state``."""
     return cast(Job.state_times.op("->>")(str(state)), DateTime(timezone=True))
 
 
 def _running_s() -> ColumnElement[Any]:
-    """For how long the present attempt has been running; 0 where a job from before ``state_times`` cannot tell."""
+    """Return the seconds of the present attempt so far; 0 where a job from before ``state_times`` cannot tell."""
     return func.coalesce(func.extract("epoch", func.clock_timestamp() - _entered(State.RUNNING)), 0)
 
 
@@ -324,10 +327,10 @@ def _now(session: Session) -> datetime:
 
 
 def _in(seconds: float) -> ColumnElement[Any]:
-    """That many seconds from now, by the database's clock."""
+    """Return the time that many seconds from now, by the database's clock."""
     return cast(func.clock_timestamp(), DateTime(timezone=True)) + timedelta(seconds=seconds)
 
 
 def _backoff_s(failure_count: int, base_s: float) -> float:
-    """30 s, 1 min, 2 min ... half an hour, with jitter so that a crowd spreads out."""
+    """Return the wait before a retry: 30 s, 1 min, 2 min ... half an hour, with jitter so that a crowd spreads out."""
     return min(base_s * 2.0 ** (failure_count - 1), MAX_BACKOFF_S) * random.uniform(1.0, 1.25)

@@ -15,7 +15,7 @@ from api.store.tables.jobs import Job
 
 @dataclass(frozen=True)
 class JobFilter:
-    """Which jobs of a project are meant; what is empty or None asks for nothing.
+    """A filter for the jobs of a project; a field that is empty or None matches everything.
 
     ``states``: one of them. ``labels``: all of them. ``model``: this path or Hub id. ``text``: in the name, the id, the
     model or the preset, in any case. ``created_after`` and ``created_before``: strictly.
@@ -31,30 +31,30 @@ class JobFilter:
     sweep_id: str | None = None
 
     def conditions(self) -> list[ColumnElement[bool]]:
-        found: list[ColumnElement[bool]] = [Job.project_id == self.project_id]
+        clauses: list[ColumnElement[bool]] = [Job.project_id == self.project_id]
         model = Job.model["id"].astext, Job.model["path"].astext
         if self.states:
-            found.append(Job.state.in_(self.states))
+            clauses.append(Job.state.in_(self.states))
         if self.labels:
-            found += [Job.labels.contains({name: value}) for name, value in self.labels]
+            clauses += [Job.labels.contains({name: value}) for name, value in self.labels]
         if self.model is not None:
-            found.append(or_(*(place == self.model for place in model)))
+            clauses.append(or_(*(place == self.model for place in model)))
         if self.text is not None:
             places = (Job.name, Job.id, Job.preset, *model)
-            found.append(or_(*(place.icontains(self.text, autoescape=True) for place in places)))
+            clauses.append(or_(*(place.icontains(self.text, autoescape=True) for place in places)))
         if self.created_after is not None:
-            found.append(Job.created_at > self.created_after)
+            clauses.append(Job.created_at > self.created_after)
         if self.created_before is not None:
-            found.append(Job.created_at < self.created_before)
+            clauses.append(Job.created_at < self.created_before)
         if self.sweep_id is not None:
-            found.append(Job.sweep_id == self.sweep_id)
-        return found
+            clauses.append(Job.sweep_id == self.sweep_id)
+        return clauses
 
 
 def page(
     session: Session, wanted: JobFilter, *, limit: int, after: tuple[datetime, str] | None = None
 ) -> Sequence[Job]:
-    """Newest first. ``after`` is (created_at, id) of the last job seen: a keyset, so pages never shift."""
+    """Return jobs, newest first. ``after`` is (created_at, id) of the last job seen: a keyset, so pages never shift."""
     jobs = select(Job).where(*wanted.conditions()).order_by(Job.created_at.desc(), Job.id.desc()).limit(limit)
     if after:
         jobs = jobs.where(tuple_(Job.created_at, Job.id) < after)
@@ -62,6 +62,6 @@ def page(
 
 
 def count_by_state(session: Session, wanted: JobFilter) -> dict[State, int]:
-    """How many jobs are in each state; every state is there."""
+    """Return the number of jobs in each state; every state is there."""
     counted = session.execute(select(Job.state, func.count()).where(*wanted.conditions()).group_by(Job.state))
     return dict.fromkeys(State, 0) | {State(state): number for state, number in counted}

@@ -1,4 +1,4 @@
-"""What engines print, line by line: kept here, because a worker's disk goes with its worker."""
+"""The output of engines, line by line: kept here, because a worker's disk goes with its worker."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def append(session: Session, job: Job, lines: Sequence[NewLine]) -> None:
 
 
 def read(session: Session, job_id: str, *, level: str, after: int, limit: int) -> Sequence[LogLine]:
-    """At most ``limit`` lines of at least ``level`` with ``seq`` above ``after``, in order."""
+    """Return at most ``limit`` lines of at least ``level`` with ``seq`` above ``after``, in order."""
     wanted = select(LogLine).where(LogLine.job_id == job_id, LogLine.seq > after, LogLine.level.in_(_at_least(level)))
     return session.scalars(wanted.order_by(LogLine.seq).limit(limit)).all()
 
 
 def read_tail(session: Session, job_id: str, *, level: str, num_lines: int) -> Sequence[LogLine]:
-    """The last ``num_lines`` lines of at least ``level``, in order."""
+    """Return the last ``num_lines`` lines of at least ``level``, in order."""
     wanted = select(LogLine).where(LogLine.job_id == job_id, LogLine.level.in_(_at_least(level)))
     return session.scalars(wanted.order_by(LogLine.seq.desc()).limit(num_lines)).all()[::-1]
 

@@ -1,4 +1,4 @@
-"""Numbers about the whole service, for who watches over it. A handful of queries on indexes, one snapshot."""
+"""Numbers about the whole service, for its monitoring: a handful of queries on indexes, one snapshot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from api.store.states import CLAIMABLE, HELD, State
 from api.store.tables.accounts import WebhookDelivery
 from api.store.tables.jobs import Job, Outbox, Worker
 
-# Of the jobs that ended within the last hour: phase -> how many had it, and how long it took in all.
+# For the jobs that ended within the last hour: phase -> the number of jobs with it, and its seconds in all.
 _PHASES = text(
     """
     SELECT done ->> 'name', count(*),
@@ -29,7 +29,10 @@ _PHASES = text(
 
 @dataclass(frozen=True)
 class Measures:
-    """Ages are seconds, 0 where there is nothing to have one. ``phase_s``: name -> (number, seconds in all)."""
+    """A snapshot of the numbers. Ages are seconds, 0 without anything of that age.
+
+    ``phase_s``: name -> (number, seconds in all).
+    """
 
     jobs: dict[str, int]
     oldest_wait_s: float
@@ -53,7 +56,7 @@ def measure(session: Session) -> Measures:
     blocked = Worker.blocked_reason.is_not(None)
     names: list[ColumnElement[str]] = [
         literal_column(f"'{name}'") for name in ("draining", "blocked", "ready")
-    ]  # no parameters: it is grouped by
+    ]  # literals, not parameters: the query groups by them
     state = case((draining, names[0]), (blocked, names[1]), else_=names[2])
     workers = {"ready": 0, "draining": 0, "blocked": 0}
     for row in session.execute(_counted(state).where(Worker.live_until > func.clock_timestamp())):
@@ -78,13 +81,13 @@ def measure(session: Session) -> Measures:
 
 
 def _devices(session: Session) -> dict[tuple[str, str, str], dict[str, int]]:
-    found = {}
+    devices = {}
     for worker in worker_rows.find_live(session):
         for number, device in enumerate(worker.devices):
             sizes = {"total": device.get("memory_bytes"), "used": device.get("used_bytes")}
-            known = {what: size for what, size in sizes.items() if isinstance(size, int)}
-            found[worker.id, str(number), str(device.get("name", ""))] = known
-    return found
+            known_sizes = {what: size for what, size in sizes.items() if isinstance(size, int)}
+            devices[worker.id, str(number), str(device.get("name", ""))] = known_sizes
+    return devices
 
 
 def _counted(column: SQLColumnExpression[Any]) -> Select[Any, int]:

@@ -1,4 +1,4 @@
-"""Messages that leave with the transaction that wrote them. The only one so far says to the workers: look now.
+"""Messages that are sent after the transaction that wrote them. The only one so far wakes the workers.
 
 A wake-up carries no payload, may be lost (workers poll as well) and may come twice (a claim happens once).
 """
@@ -24,7 +24,7 @@ Send = Callable[[str, dict[str, Any]], None]
 
 
 class Undelivered(Exception):
-    """The broker took no message."""
+    """The broker did not take a message."""
 
 
 def wake(session: Session) -> None:
@@ -33,7 +33,7 @@ def wake(session: Session) -> None:
 
 
 def relay(session: Session, send: Send, *, limit: int = 100) -> int:
-    """Send what waits, oldest first, and forget it. Stops at the first failure; the rest waits for the next round.
+    """Send the waiting messages, oldest first, and delete them. Stops at the first failure; the rest waits.
 
     Of many wake-ups at once only so many are sent as there are slots to wake. Rows are locked with SKIP LOCKED: any
     number of relays can run. A crash between send and commit sends twice.
@@ -54,6 +54,6 @@ def relay(session: Session, send: Send, *, limit: int = 100) -> int:
 
 @cache
 def _oldest() -> Select[int, str, dict[str, Any], int]:
-    """Made once: asked after every submission."""
+    """Return the query for the oldest messages. Made once: it runs after every submission."""
     columns = select(Outbox.id, Outbox.topic, Outbox.payload, workers.count_slots().label("num_slots"))
     return columns.order_by(Outbox.id).limit(bindparam("limit")).with_for_update(skip_locked=True, of=Outbox)

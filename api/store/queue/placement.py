@@ -14,17 +14,17 @@ from api.store.tables.seats import Seat, SeatState
 
 
 def has_enough_workers() -> ColumnElement[bool]:
-    """Select the jobs that need no more workers than are ready."""
+    """Return the condition for jobs that need no more workers than are ready."""
     return Job.nodes <= func.greatest(1, workers.count_ready())
 
 
 def are_enough_ready(session: Session, job: Job) -> bool:
-    """Whether as many workers have the memory as ``job`` has nodes. They may be busy."""
+    """Return True if as many workers have the memory as ``job`` has nodes. They may be busy."""
     return job.nodes == 1 or job.nodes <= len(with_enough_memory(workers.find_ready(session), job))
 
 
 def are_enough_idle(session: Session, job: Job) -> bool:
-    """Whether that many are idle, beside those that other jobs' open seats wait for.
+    """Return True if that many are idle, beside those that other jobs' open seats wait for.
 
     A lock lets one claim at a time count: two claims that counted the same workers would wait for each other.
     """

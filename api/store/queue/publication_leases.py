@@ -1,7 +1,7 @@
-"""What workers do with publications: taken, kept and given back as jobs are (``leases``), with fences of their own.
+"""The operations of workers on publications, which are taken and given back as jobs are (``leases``).
 
-A publisher that was paused or declared lost writes nothing; what it may still send is harmless, because the Hub's
-commit names its parent and carries the publication's id.
+They have fences of their own. A publisher that was paused or declared lost writes nothing; what it may still send is
+harmless, because the Hub's commit names its parent and carries the publication's id.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PublicationLease:
 
 
 def claim(session: Session, *, worker: str, lease_s: float) -> PublicationLease | None:
-    """Take the publication that is due longest, or None. No two go to one folder at a time."""
+    """Take the publication that has been due longest, or return None. No two go to one folder at a time."""
     busy = aliased(Publication)
     same_folder = select(busy.id).where(
         busy.state == PublicationState.PUBLISHING, busy.target["to"].astext == Publication.target["to"].astext
@@ -60,10 +60,10 @@ def claim(session: Session, *, worker: str, lease_s: float) -> PublicationLease 
         .limit(1)
         .with_for_update(skip_locked=True, of=[Publication, Job])
     )
-    found = session.execute(due).one_or_none()
-    if found is None:
+    row = session.execute(due).one_or_none()
+    if row is None:
         return None
-    publication, job, artifact = found
+    publication, job, artifact = row
     fence = session.execute(FENCE.next_value()).scalar_one()
     publication.attempt += 1
     publication.fence, publication.worker, publication.lease_expires_at = fence, worker, _in(lease_s)
@@ -85,7 +85,7 @@ def claim(session: Session, *, worker: str, lease_s: float) -> PublicationLease 
 
 
 def renew(session: Session, lease: PublicationLease, *, lease_s: float) -> Order | None:
-    """Heartbeat. Raises LeaseLost, also when the lease has run out."""
+    """Extend the lease (its heartbeat). Raises LeaseLost, also when the lease has run out."""
     beat = (
         update(Publication)
         .where(
@@ -102,7 +102,7 @@ def renew(session: Session, lease: PublicationLease, *, lease_s: float) -> Order
 
 
 def record(session: Session, lease: PublicationLease, *, happened: Sequence[NewEvent]) -> None:
-    """Append events to the job's event log; the newest progress is the publication's."""
+    """Append events to the job's event log, and store the newest progress in the publication."""
     job, publication = _held(session, lease)
     for event in happened:
         if event.kind == "progress":
@@ -111,13 +111,13 @@ def record(session: Session, lease: PublicationLease, *, happened: Sequence[NewE
 
 
 def write_log(session: Session, lease: PublicationLease, *, lines: Sequence[NewLine]) -> None:
-    """Append what the child printed to the job's log."""
+    """Append the child's output to the job's log."""
     job, _ = _held(session, lease)
     logs.append(session, job, lines)
 
 
 def succeed(session: Session, lease: PublicationLease, *, revision: str, url: str) -> None:
-    """It is there."""
+    """Mark the publication as published, with its revision and URL."""
     job, publication = _held(session, lease)
     publication.revision, publication.url = revision, url
     publication.finished_at = func.clock_timestamp()
@@ -126,7 +126,7 @@ def succeed(session: Session, lease: PublicationLease, *, revision: str, url: st
 
 
 def fail(session: Session, lease: PublicationLease, failure: Failure, *, retry_base_s: float) -> None:
-    """Try again later if that can help and there are tries left; else failed."""
+    """Schedule another try if that can help and there are tries left; else the publication has failed."""
     job, publication = _held(session, lease)
     publication.failure_count += 1
     backoff_s = min(retry_base_s * 2.0 ** (publication.failure_count - 1), MAX_BACKOFF_S) * random.uniform(1.0, 1.25)
@@ -137,7 +137,7 @@ def fail(session: Session, lease: PublicationLease, failure: Failure, *, retry_b
 
 
 def release(session: Session, lease: PublicationLease) -> None:
-    """The worker stops: somebody else goes on. Charged to nobody."""
+    """Give back the publication because the worker stops: another one goes on. It is charged to nobody."""
     job, publication = _held(session, lease)
     _let_go(publication)
     publication.run_at = _in(0)
@@ -146,7 +146,7 @@ def release(session: Session, lease: PublicationLease) -> None:
 
 
 def reap(session: Session, *, limit: int = 100) -> int:
-    """Take back publications whose lease ran out; failed after MAX_LOST losses."""
+    """Take back publications whose lease ran out; they have failed after MAX_LOST losses."""
     expired = (
         select(Publication, Job)
         .join(Job, Job.id == Publication.job_id)
@@ -168,7 +168,7 @@ def reap(session: Session, *, limit: int = 100) -> int:
 
 
 def _held(session: Session, lease: PublicationLease) -> tuple[Job, Publication]:
-    """The job and the leased publication, their rows locked. Raises LeaseLost if another fence has taken over."""
+    """Return the job and the leased publication, their rows locked. Raises LeaseLost if another fence took over."""
     job = jobs.lock(session, lease.job_id)
     mine = select(Publication).where(
         Publication.id == lease.publication_id,

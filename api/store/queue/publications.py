@@ -1,8 +1,8 @@
-"""What becomes of an artifact after its job: publications as rows, asked for, found, moved. Workers take them in
-``publication_leases``.
+"""Publications of artifacts as rows: requested, found, moved. Workers take them in ``publication_leases``.
 
-They are no part of the job's state: a push that fails takes nothing away from a job that succeeded. Whoever changes a
-publication also writes the job's event log, and locks the job's row first; who takes rows without waiting need not.
+They are no part of the job's state: a push that fails takes nothing away from a job that succeeded. Code that changes a
+publication also writes the job's event log, and locks the job's row first; code that takes rows without waiting need
+not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from api.store.tables.publications import OPEN, Publication, PublicationState
 
 
 class CannotPublish(Exception):
-    """``code``: ``not_ready`` (no artifact yet), ``publication_in_progress``, ``nothing_to_retry``."""
+    """The job cannot be published.
+
+    ``code``: ``not_ready`` (no artifact yet), ``publication_in_progress``, ``nothing_to_retry``.
+    """
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -33,7 +36,7 @@ class CannotPublish(Exception):
 
 
 def ask(session: Session, job: Job, asked: dict[str, Any] | None) -> Publication:
-    """A new publication of a locked job's artifact; with None the last one again, which has failed.
+    """Add a publication of a locked job's artifact; with None retry the last one, which has failed.
 
     ``asked``: the target, and ``hub_token``. Raises CannotPublish.
     """
@@ -55,39 +58,39 @@ def ask(session: Session, job: Job, asked: dict[str, Any] | None) -> Publication
 
 
 def ask_with_success(session: Session, job: Job) -> None:
-    """The publication that the job was submitted with, in the transaction of its success."""
+    """Add the publication that the job was submitted with, in the transaction of its success."""
     if job.publish is not None:
         _add(session, job, job.publish)
 
 
 def find_last(session: Session, job_ids: Sequence[str]) -> dict[str, Publication]:
-    """Job id -> its newest publication: ids sort by age."""
-    found = session.scalars(_newest(), {"job_ids": job_ids}) if job_ids else ()
-    return {publication.job_id: publication for publication in found}
+    """Return the newest publication by job id: ids sort by age."""
+    publications = session.scalars(_newest(), {"job_ids": job_ids}) if job_ids else ()
+    return {publication.job_id: publication for publication in publications}
 
 
 @cache
 def _newest() -> Select[Publication]:
-    """Made once: every answer with jobs in it asks this."""
+    """Return the query for the newest publications. Made once: every response with jobs in it runs this."""
     theirs = Publication.job_id.in_(bindparam("job_ids", expanding=True))
     newest = select(func.max(Publication.id)).where(theirs).group_by(Publication.job_id)
     return select(Publication).where(Publication.id.in_(newest))
 
 
 def is_open(session: Session, job_id: str) -> bool:
-    """Whether something of the job is still on its way."""
+    """Return True if a publication of the job is still on its way."""
     wanted = select(Publication.id).where(Publication.job_id == job_id, Publication.state.in_(OPEN))
     return session.scalar(wanted) is not None
 
 
-def _add(session: Session, job: Job, asked: dict[str, Any]) -> Publication:
-    target = {name: value for name, value in asked.items() if name != "hub_token"}
+def _add(session: Session, job: Job, request: dict[str, Any]) -> Publication:
+    target = {name: value for name, value in request.items() if name != "hub_token"}
     publication = Publication(
         id=new_id("pub"),
         job_id=job.id,
         project_id=job.project_id,
         target=target,
-        hub_token=asked.get("hub_token"),
+        hub_token=request.get("hub_token"),
         attempt=0,
     )
     session.add(publication)
@@ -98,7 +101,7 @@ def _add(session: Session, job: Job, asked: dict[str, Any]) -> Publication:
 
 
 def move(session: Session, job: Job, publication: Publication, state: PublicationState, **more: Any) -> None:
-    """Into a state, with the event that says so, and the webhooks' for those that are an end."""
+    """Move a publication to ``state``, with its event, and with the webhooks' messages for a state that is an end."""
     publication.state = state
     data = {"publication_id": publication.id, "state": state, "attempt": publication.attempt, **more}
     events.add(session, job, NewEvent("publication_changed", data))

@@ -27,10 +27,10 @@ BATCH = 100
 
 @dataclass(frozen=True)
 class Keep:
-    """What a project keeps: a job stays as long as one of the two keeps it. With neither all jobs stay.
+    """A retention policy: a job stays as long as one of the two limits keeps it. With neither all jobs stay.
 
-    ``last``: the newest so many that succeeded, and the newest so many that did not; ``days`` after their end. Pinned
-    ones are not counted.
+    ``last``: the number of the newest jobs that succeeded, and of the newest that did not; ``days`` after their end.
+    Pinned ones are not counted.
     """
 
     last: int | None = None
@@ -56,8 +56,11 @@ def find_policy(session: Session, project_id: str) -> Keep:
 
 
 def find_policies(session: Session) -> dict[str, Keep]:
-    """Of the projects that have one, by project id."""
-    return {each.project_id: Keep(each.keep_last, each.keep_days) for each in session.scalars(select(RetentionPolicy))}
+    """Return the policies by project id, of the projects that have one."""
+    return {
+        policy.project_id: Keep(policy.keep_last, policy.keep_days)
+        for policy in session.scalars(select(RetentionPolicy))
+    }
 
 
 def set_policy(session: Session, project_id: str, keep: Keep) -> None:
@@ -70,7 +73,7 @@ def set_policy(session: Session, project_id: str, keep: Keep) -> None:
 
 
 def find_due(session: Session, project_id: str, keep: Keep, *, limit: int) -> Sequence[Due]:
-    """The project's jobs that ``keep`` does not keep, the oldest first."""
+    """Return the project's jobs that ``keep`` does not keep, the oldest first."""
     if keep == Keep():
         return []
     newest_first = func.row_number().over(
@@ -98,7 +101,7 @@ def find_due(session: Session, project_id: str, keep: Keep, *, limit: int) -> Se
 
 def purge_due(session: Session, caller: Caller, keep: Keep) -> Sequence[Due]:
     """Delete up to BATCH jobs of the caller's project that ``keep`` does not keep, with all that belongs to them."""
-    due = {each.job_id: each for each in find_due(session, caller.project_id, keep, limit=BATCH)}
+    due = {job.job_id: job for job in find_due(session, caller.project_id, keep, limit=BATCH)}
     ids = _purge(session, caller, Job.id.in_(due), keep_last=keep.last, keep_days=keep.days)
     return [due[job_id] for job_id in due if job_id in ids]
 
@@ -129,26 +132,26 @@ def find_known(session: Session, job_ids: Collection[str]) -> set[str]:
 
 
 def find_artifacts_of_ended(session: Session, job_ids: Collection[str]) -> dict[str, set[str]]:
-    """Those of ``job_ids`` that have ended, each with the names of the folders of its artifacts."""
+    """Return those of ``job_ids`` that have ended, each with the names of the folders of its artifacts."""
     wanted = select(Job.id, Artifact.manifest_sha256).outerjoin(Artifact, Artifact.job_id == Job.id)
-    found: dict[str, set[str]] = {}
+    names: dict[str, set[str]] = {}
     for job_id, name in session.execute(wanted.where(_among(job_ids), Job.state.in_(FINAL))):
-        found.setdefault(job_id, set()).add(name)
-    return found
+        names.setdefault(job_id, set()).add(name)
+    return names
 
 
 def _purge(session: Session, caller: Caller | None, which: ColumnElement[bool], **why: Any) -> Collection[str]:
-    """``caller`` None: the service itself."""
+    """Delete jobs that ``which`` selects and that may go. Returns their ids. ``caller`` None: the service itself."""
     wanted = select(Job).where(*_may_go(), which).limit(BATCH).with_for_update(skip_locked=True)
-    found = session.scalars(wanted.execution_options(populate_existing=True)).all()
-    for job in found:
+    jobs = session.scalars(wanted.execution_options(populate_existing=True)).all()
+    for job in jobs:
         audit.note(session, caller or Caller(job.project_id, None, frozenset()), "job.purge", job.id, **why)
         session.execute(delete(Job).where(Job.id == job.id))
-    return {job.id for job in found}
+    return {job.id for job in jobs}
 
 
 def _among(job_ids: Collection[str]) -> ColumnElement[bool]:
-    """One parameter, however many they are."""
+    """Return the condition for these jobs: one parameter, however many they are."""
     return Job.id == any_(cast([*job_ids], ARRAY(Text)))
 
 
@@ -162,7 +165,7 @@ def _ended_before(days: float) -> ColumnElement[bool]:
 
 
 def _due(row: Row[Any]) -> Due:
-    found = row._mapping
-    job_id, age_days = found["id"], float(found["age_days"])
+    columns = row._mapping
+    job_id, age_days = columns["id"], float(columns["age_days"])
     names = ("name", "state", "finished_at", "num_bytes", "num_newer")
-    return Due(job_id=job_id, age_days=age_days, **{name: found[name] for name in names})
+    return Due(job_id=job_id, age_days=age_days, **{name: columns[name] for name in names})

@@ -35,7 +35,7 @@ class SeatLease:
 
 
 def run_id(lease: Lease | SeatLease) -> str:
-    """Returns the name of this attempt that all its nodes share."""
+    """Return the name of this attempt that all its nodes share."""
     return f"{lease.job_id}.{lease.fence}"
 
 
@@ -133,7 +133,7 @@ def _of(lease: Lease | SeatLease) -> tuple[ColumnElement[bool], ...]:
 
 
 def _is_lost() -> ColumnElement[bool]:
-    """Select seats that failed, or whose worker sends no heartbeat any more."""
+    """Return the condition for seats that failed, or whose worker sends no heartbeat any more."""
     silent = (Seat.state == SeatState.TAKEN) & (Seat.expires_at < func.clock_timestamp())
     return silent | (Seat.state == SeatState.FAILED)
 

@@ -1,4 +1,4 @@
-"""Sweeps as rows: jobs that were asked for together, and are looked at and cancelled together."""
+"""Sweeps as rows: jobs that were submitted together, and are shown and cancelled together."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from api.store.tables.jobs import Job, Sweep
 
 
 def find_own(session: Session, project_id: str, sweep_id: str) -> Sweep | None:
-    """The sweep if it is the project's; all of its jobs are, then."""
+    """Return the sweep if it is the project's; all of its jobs are, then."""
     sweep = session.get(Sweep, sweep_id)
     return sweep if sweep is not None and sweep.project_id == project_id else None
 
 
 def find_jobs(session: Session, sweep_id: str) -> Sequence[Job]:
-    """The sweep's jobs in the order of its matrix; those that were deleted are missing."""
+    """Return the sweep's jobs in the order of its matrix; those that were deleted are missing."""
     wanted = select(Job).where(Job.sweep_id == sweep_id).order_by(Job.created_at, Job.id)
     return session.scalars(wanted).all()
 

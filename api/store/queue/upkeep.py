@@ -66,7 +66,7 @@ class Upkeep:
         self._thread.join(timeout=10)
 
     def relay_now(self) -> None:
-        """Send what waits in the outbox: something was just submitted."""
+        """Send the messages of the outbox: something was just submitted."""
         self._woken.set()
 
     def round_now(self) -> None:
@@ -87,7 +87,7 @@ class Upkeep:
             self._woken.wait(max(0.0, self._next_round - time.monotonic()))
 
     def _round(self, task: Task) -> None:
-        """One task until it has nothing left. A database that is away is normal here: the next round is soon."""
+        """Run a task until it has nothing left. A database that is away is normal here: the next round is soon."""
         try:
             num_done = 1
             while num_done and not self._stopping:

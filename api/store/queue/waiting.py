@@ -52,7 +52,7 @@ class _Queue:
     """Maps projects that run as many jobs as they may to that limit."""
     ready: Sequence[Ready]
     blocked_reason: str | None
-    """Why no live worker is ``ready``."""
+    """The reason why no live worker is ``ready``."""
     num_open_seats: int
     read_at: float = field(default_factory=time.monotonic)
 
@@ -135,8 +135,10 @@ def _read_queue(session: Session) -> _Queue:
 
 @cache
 def _due() -> Select[Any]:
-    """The queue in one row: as rows, ten thousand jobs would take ten times as long to read. Made once: every poll of
-    a job that waits asks this."""
+    """Return the query for the queue in one row. Made once: every poll of a job that waits runs it.
+
+    As rows, ten thousand jobs would take ten times as long to read.
+    """
     due = Job.state.in_(CLAIMABLE), Job.run_at <= func.clock_timestamp()
     queue = select(Job.priority, Job.run_at, Job.id, Job.nodes).where(*due).order_by(*QUEUE_ORDER).subquery()
     running = select(func.count()).where(Job.project_id == Project.id, Job.state.in_(HELD)).scalar_subquery()

@@ -1,4 +1,4 @@
-"""The line to the workers: a Celery app with our settings. API and worker build the same; only the worker has tasks.
+"""The connection to the workers: a Celery app with our settings. API and worker build the same; the worker has tasks.
 
 Celery is never trusted with a job: messages carry no payload, are acknowledged early and may be lost. No result
 backend (a task's result is a row), json only (a pickle from the broker would be code).
@@ -44,7 +44,7 @@ def make_celery(broker_url: str) -> Celery:
 
 
 def sender(app: Celery) -> Send:
-    """A function that sends one task by name, or raises Undelivered at once."""
+    """Return a function that sends one task by name, or raises Undelivered at once."""
 
     def send(topic: str, payload: dict[str, Any]) -> None:
         try:

@@ -1,5 +1,7 @@
-"""Who is there to work. A worker says so every few seconds; one that falls silent counts no more when its time is up.
-It is forgotten after an hour: until then it finds its drain order when it comes back."""
+"""Workers as rows. A worker sends a heartbeat every few seconds; a silent one counts no more when its time is up.
+
+Its row is deleted after an hour: until then it finds its drain order when it comes back.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from api.store.tables.jobs import Job, Worker
 from api.store.tables.seats import Seat, SeatState
 
 REMEMBERED = timedelta(hours=1)
-"""How long a silent worker's row is kept."""
+"""Time for which a silent worker's row is kept."""
 
 
 def beat(
@@ -32,8 +34,10 @@ def beat(
     live_s: float,
     blocked_reason: str | None = None,
 ) -> bool:
-    """This worker lives, and will for ``live_s`` seconds more; ``blocked_reason``: why it takes no jobs. Returns
-    whether it shall take none (``drain``)."""
+    """Record that this worker lives, and will for ``live_s`` seconds more. Returns True if it was drained.
+
+    Then it shall take no jobs. ``blocked_reason``: why it takes none by itself.
+    """
     now = func.clock_timestamp()
     live_until = now + timedelta(seconds=live_s)
     state = {"live_until": live_until, "devices": devices, "blocked_reason": blocked_reason}
@@ -43,7 +47,7 @@ def beat(
 
 
 def leave(session: Session, worker_id: str) -> None:
-    """This worker takes no more jobs."""
+    """Remove a worker, which takes no more jobs."""
     session.execute(delete(Worker).where(Worker.id == worker_id))
 
 
@@ -52,13 +56,13 @@ def find(session: Session, worker_id: str) -> Worker | None:
 
 
 def find_live(session: Session) -> Sequence[Worker]:
-    """The workers that live, by host."""
+    """Return the live workers, by host."""
     live = select(Worker).where(Worker.live_until > func.clock_timestamp())
     return session.scalars(live.order_by(Worker.host, Worker.id)).all()
 
 
 def find_jobs(session: Session, worker_id: str) -> Sequence[Job]:
-    """The jobs that the worker's slots hold, by themselves or together with others."""
+    """Return the jobs that the worker's slots hold, by themselves or together with others."""
     seated = select(Seat.job_id).where(Seat.state == SeatState.TAKEN, func.starts_with(Seat.worker, f"{worker_id}:"))
     mine = or_(func.starts_with(Job.worker, f"{worker_id}:"), Job.id.in_(seated))
     return session.scalars(select(Job).where(Job.state.in_(HELD), mine).order_by(Job.id)).all()
@@ -66,36 +70,36 @@ def find_jobs(session: Session, worker_id: str) -> Sequence[Job]:
 
 @dataclass(frozen=True)
 class Ready:
-    """A worker that may be given work; ``is_idle``: now."""
+    """A worker that may be given work; ``is_idle``: it has a free slot now."""
 
     memory_bytes: int
     is_idle: bool
 
 
 def count_ready() -> ColumnElement[int]:
-    """How many workers may be given work, as a part of a query."""
+    """Return the number of workers that may be given work, as a part of a query."""
     return select(func.count()).select_from(Worker).where(*_is_ready()).scalar_subquery()
 
 
 def count_slots() -> ColumnElement[int]:
-    """How many jobs those workers could run at once, as a part of a query."""
+    """Return the number of jobs that those workers could run at once, as a part of a query."""
     return select(func.coalesce(func.sum(Worker.num_slots), 0)).where(*_is_ready()).scalar_subquery()
 
 
 def find_ready(session: Session) -> Sequence[Ready]:
-    """The workers that live, and are neither drained nor blocked."""
+    """Return the live workers that are neither drained nor blocked."""
     return [Ready(*row) for row in session.execute(_ready())]
 
 
 def find_blocked_reason(session: Session) -> str | None:
-    """Why a live worker that is not drained takes no jobs; None if no such worker is blocked."""
+    """Return why a live worker that is not drained takes no jobs; None if no such worker is blocked."""
     blocked = select(func.min(Worker.blocked_reason)).where(*_is_there())
     return session.scalar(blocked)
 
 
 @cache
 def _ready() -> Select[int, bool]:
-    """Made once: every poll of a job that waits asks this."""
+    """Return the query for the ready workers. Made once: every poll of a job that waits runs it."""
     jobs = select(func.count()).where(Job.state.in_(HELD), func.starts_with(Job.worker, Worker.id + ":"))
     seats = select(func.count()).where(Seat.state == SeatState.TAKEN, func.starts_with(Seat.worker, Worker.id + ":"))
     used = jobs.correlate(Worker).scalar_subquery() + seats.correlate(Worker).scalar_subquery()
@@ -103,31 +107,31 @@ def _ready() -> Select[int, bool]:
 
 
 def worker_of(slot: str) -> str:
-    """The id of the worker that a slot belongs to."""
+    """Return the id of the worker that a slot belongs to."""
     return slot.rpartition(":")[0]
 
 
 def drain(session: Session, worker: Worker) -> None:
-    """The worker shall take no jobs, and give back those that it has. It does so with its next beat."""
+    """Order the worker to take no jobs, and to give back those that it has. It does so with its next heartbeat."""
     worker.drain_requested_at = func.coalesce(Worker.drain_requested_at, func.clock_timestamp())
     session.flush()
     session.refresh(worker)
 
 
 def uncordon(session: Session, worker: Worker) -> None:
-    """The worker shall take jobs again."""
+    """Let the worker take jobs again."""
     worker.drain_requested_at = None
     session.flush()
 
 
 def purge(session: Session) -> int:
-    """Forget workers that fell silent long ago. Returns 0: there is never more to do at once."""
+    """Delete workers that fell silent long ago. Returns 0: there is never more to do at once."""
     session.execute(delete(Worker).where(Worker.live_until < func.clock_timestamp() - REMEMBERED))
     return 0
 
 
 def is_silent(session: Session, worker: Worker) -> bool:
-    """Whether its time is up. It may come back."""
+    """Return True if the worker's time is up. It may come back."""
     return bool(session.scalar(select(func.clock_timestamp() > worker.live_until)))
 
 

@@ -1,1 +1,1 @@
-"""The tables. What must never happen is a constraint here, not a hope in the code."""
+"""The database tables. Constraints rule out what must never happen; the code alone could not."""

@@ -1,4 +1,4 @@
-"""The tables of what a project has besides jobs. Nothing of a job refers to them, so they have a file of their own."""
+"""The tables of a project besides its jobs. No table of jobs refers to them, so they have a file of their own."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from api.store.tables.jobs import NOW, Base
 
 
 class AuditEntry(Base):
-    """Who did what, and when. A trigger refuses changes: rows are only ever added."""
+    """An entry of the audit log: an action, its actor and its time. A trigger refuses changes of entries."""
 
     __tablename__ = "audit_entry"
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
     at: Mapped[datetime] = mapped_column(server_default=NOW)
-    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"))  # whose thing it is that was changed
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"))  # the owner of the changed object
     key_id: Mapped[str | None]  # None: the operator, on the machine itself
     action: Mapped[str]
     object_id: Mapped[str]
@@ -29,7 +29,7 @@ class AuditEntry(Base):
 
 
 class RetentionPolicy(Base):
-    """What a project keeps of its jobs that have ended; see ``retention.Keep``. Without a row: all of them."""
+    """A project's policy for jobs that have ended; see ``retention.Keep``. Without a row all of them stay."""
 
     __tablename__ = "retention_policy"
 
@@ -41,8 +41,7 @@ class RetentionPolicy(Base):
 
 
 class IntegrityFinding(Base):
-    """Something wrong with stored files: what a row names and is not there (``missing``) or has changed (``damaged``),
-    or what no row names (``orphan``)."""
+    """A fault of a stored file: ``missing`` or ``damaged`` (changed) against its row, or an ``orphan`` without one."""
 
     __tablename__ = "integrity_finding"
 
@@ -68,7 +67,7 @@ class HubToken(Base):
 
 
 class Webhook(Base):
-    """An address that is told of events. ``busy_until``: one process is telling it something, one thing at a time."""
+    """An address that receives events. ``busy_until``: a process is sending it a message, one at a time."""
 
     __tablename__ = "webhook"
 
@@ -78,14 +77,14 @@ class Webhook(Base):
     event_types: Mapped[list[str]]
     sealed_secret: Mapped[bytes]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
-    failing_since: Mapped[datetime | None]  # of its tries in a row that failed, the first
+    failing_since: Mapped[datetime | None]  # the first of the tries in a row that failed
     disabled_at: Mapped[datetime | None]
     disabled_reason: Mapped[str | None]
     busy_until: Mapped[datetime | None]
 
 
 class WebhookDelivery(Base):
-    """One message to one webhook: the outbox row, written with the change that it tells of, and what became of it."""
+    """A message to a webhook and its outcome: the outbox row, written with the change that it reports."""
 
     __tablename__ = "webhook_delivery"
 
@@ -109,7 +108,7 @@ class WebhookDelivery(Base):
 
 
 class SignIn(Base):
-    """A browser that showed a key. It ends with its time, with the key, and with the secret that was shown."""
+    """The sign-in of a browser with a key. It ends with its time, with the key, and with the secret that was shown."""
 
     __tablename__ = "sign_in"
 

@@ -1,6 +1,6 @@
-"""The tables. What must never happen is a constraint here, not a hope in the code.
+"""The tables of jobs and projects. Constraints rule out what must never happen; the code alone could not.
 
-(They are not called models: in this house a model is a language model.)
+(They are not called models: in this project a model is a language model.)
 """
 
 from __future__ import annotations
@@ -63,8 +63,10 @@ FENCE = Sequence("fence_seq", metadata=Base.metadata, data_type=BigInteger)
 
 
 class Project(Base):
-    """Whose things are: every key, job and sweep belongs to one, and so all that hangs on them. A limit that is None is
-    what ``projects.QUOTAS`` says."""
+    """The owner of keys, jobs and sweeps, and so of all that hangs on them.
+
+    ``projects.QUOTAS`` has the default for a limit that is None.
+    """
 
     __tablename__ = "project"
 
@@ -117,7 +119,7 @@ class ApiKey(Base):
 
 
 class IdempotencyKey(Base):
-    """A client's name for one request, and what that request made. Unique, so that two at once make one thing."""
+    """A client's name for a request, and the id of what it made. Unique, so that two at once make one object."""
 
     __tablename__ = "idempotency_key"
 
@@ -130,7 +132,7 @@ class IdempotencyKey(Base):
 
 
 class Sweep(Base):
-    """Jobs that were asked for together: a matrix of values, one job for every combination."""
+    """Jobs that were submitted together: a matrix of values, one job for every combination."""
 
     __tablename__ = "sweep"
 
@@ -145,7 +147,7 @@ class Sweep(Base):
 class Dataset(Base):
     """An uploaded data file. The file carries the hash of its content: two rows may share one (``datasets.file_name``).
 
-    ``format`` is what its name ends in: ``jsonl``, ``csv.gz``. ``text_column`` is where the text is unless a job says
+    ``format`` is the suffix of its name: ``jsonl``, ``csv.gz``. ``text_column`` has the text unless a job says
     otherwise.
     """
 
@@ -166,7 +168,7 @@ class Dataset(Base):
 
 
 class Upload(Base):
-    """A data file that arrives in parts. ``dataset_id``: what it became."""
+    """A data file that arrives in parts. ``dataset_id``: the dataset that it became."""
 
     __tablename__ = "upload"
 
@@ -193,7 +195,7 @@ class UploadPart(Base):
 
 
 class Job(Base):
-    """One quantization job: what was asked, where it stands, who holds it."""
+    """A quantization job: its request, its state, and the worker that holds it."""
 
     __tablename__ = "job"
     # the trigger's version and updated_at come back with every UPDATE
@@ -205,7 +207,7 @@ class Job(Base):
     name: Mapped[str | None]
     labels: Mapped[dict[str, str]]
 
-    # what was asked, with every default filled in
+    # the request, with every default filled in
     model: Mapped[dict[str, Any]]
     preset: Mapped[str | None]
     # ``quantcore.config.job_spec.JobSpec``; not JSONB, which would sort the patterns: the first one counts
@@ -224,7 +226,7 @@ class Job(Base):
     sweep_id: Mapped[str | None] = mapped_column(ForeignKey("sweep.id"))
     sweep_values: Mapped[dict[str, Any] | None]  # JSON pointer into the request -> this job's value
 
-    # where it stands
+    # its state
     state: Mapped[str] = mapped_column(server_default=State.QUEUED)
     # state -> when it was last entered: the trigger writes it
     state_times: Mapped[dict[str, str]] = mapped_column(server_default="{}", server_onupdate=FetchedValue())
@@ -239,7 +241,7 @@ class Job(Base):
     num_events: Mapped[int] = mapped_column(BigInteger, server_default="0")
     num_log_lines: Mapped[int] = mapped_column(BigInteger, server_default="0")
 
-    # who holds it; three counters, because a lost worker and a drained one are not the job's fault
+    # its holder; three counters, because a lost worker and a drained one are not the job's fault
     attempt: Mapped[int] = mapped_column(server_default="0")
     failure_count: Mapped[int] = mapped_column(server_default="0")
     lost_count: Mapped[int] = mapped_column(server_default="0")
@@ -293,7 +295,7 @@ QUEUE_ORDER = (Job.priority.desc(), Job.run_at, Job.id)  # who is next: one orde
 
 
 class Attempt(Base):
-    """One worker's try at a job. At most one is open per job: a unique index says so."""
+    """A worker's attempt at a job. At most one is open per job: a unique index says so."""
 
     __tablename__ = "attempt"
 
@@ -314,7 +316,7 @@ class Attempt(Base):
 
 
 class Event(Base):
-    """One line of a job's event log. ``seq`` counts 1, 2, 3 within the job, without gaps, in order of commit."""
+    """An entry of a job's event log. ``seq`` counts 1, 2, 3 within the job, without gaps, in order of commit."""
 
     __tablename__ = "event"
 
@@ -326,7 +328,7 @@ class Event(Base):
 
 
 class LogLine(Base):
-    """One line that an engine printed. ``seq`` counts within the job, over all its attempts."""
+    """A line that an engine printed. ``seq`` counts within the job, over all its attempts."""
 
     __tablename__ = "log_line"
 
@@ -341,7 +343,7 @@ class LogLine(Base):
 
 
 class Artifact(Base):
-    """A finished, proven folder; ``path`` ends in the SHA-256 of its manifest."""
+    """The folder of a finished and proven result; ``path`` ends in the SHA-256 of its manifest."""
 
     __tablename__ = "artifact"
 
@@ -358,7 +360,7 @@ class Artifact(Base):
 
 
 class Worker(Base):
-    """A worker that says every few seconds that it lives. Jobs are held by leases, never by this row."""
+    """A worker, which sends a heartbeat every few seconds. Jobs are held by leases, never by this row."""
 
     __tablename__ = "worker"
 
@@ -371,7 +373,7 @@ class Worker(Base):
     beat_at: Mapped[datetime] = mapped_column(server_default=NOW)
     live_until: Mapped[datetime]
     blocked_reason: Mapped[str | None]
-    """Why it can take no jobs now, though nobody has drained it."""
+    """The reason why it can take no jobs now, though nobody has drained it."""
     drain_requested_at: Mapped[datetime | None]
 
 

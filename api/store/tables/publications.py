@@ -24,7 +24,7 @@ _IS_OPEN, _IS_HELD = text("state IN ('pending', 'publishing')"), text("state = '
 
 
 class Publication(Base):
-    """One artifact to one target. ``target`` is a ``quantcore.hub.target.Target`` as JSON.
+    """A publication of one artifact to one target. ``target`` is a ``quantcore.hub.target.Target`` as JSON.
 
     ``attempt`` counts claims and goes on in a retry: from the second one on a worker looks for what was done before.
     """
@@ -64,7 +64,7 @@ class Publication(Base):
         CheckConstraint("state <> 'published' OR num_nulls(revision, url) = 0", name="published_has_revision"),
         CheckConstraint("state <> 'failed' OR error ->> 'code' IS NOT NULL", name="failed_has_code"),
         Index("uq_publication_open", "job_id", unique=True, postgresql_where=_IS_OPEN),
-        # no store can lock a folder: one artifact at a time goes to one
+        # no store can lock a folder: one publication at a time goes to a folder
         Index("uq_publication_to", text("(target ->> 'to')"), unique=True, postgresql_where=_IS_HELD),
         Index("ix_publication_claim", "run_at", "id", postgresql_where=text("state = 'pending'")),
         Index("ix_publication_lease", "lease_expires_at", postgresql_where=_IS_HELD),
