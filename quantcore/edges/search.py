@@ -139,7 +139,7 @@ class Search:
         for edge in edges:
             old, new = self._before.inputs(edge.consumers[0])[0], after.inputs(edge.consumers[0])[0]
             expected = old * edge.spread(factors[edge.producer][edge.rows].to(old.device))
-            result.append(torch.allclose(new, expected, rtol=FACTOR_TOLERANCE, atol=0))
+            result.append(torch.allclose(new.float(), expected.float(), rtol=FACTOR_TOLERANCE, atol=0))
         return result
 
     def _other_readers(self, edges: Sequence[Edge]) -> list[str]:

@@ -38,6 +38,8 @@ _WIDTHS = (
     "hidden_size", "intermediate", "ffn", "d_ff", "n_inner", "d_model", "n_embd", "width", "d_inner", "embed_dim",
     "emb_dim", "d_ssm", "attention_hidden", "embedding_dim",
 )  # fmt: skip
+_TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
+_OUTPUT_WIDTHS = ("out_hidden_size", "text_hidden_size", "output_dim", "projection_dim", "hidden_out_dim", "d_out")
 _RANKS = ("head_dim", "headdim", "_rank", "d_head", "head_size", "rotary_dim", "d_kv", "kv_channels")
 
 
@@ -63,9 +65,14 @@ class _Scale:
 
 
 def twin_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """``config`` (of config.json) with small widths; configs inside it, such as ``text_config``, likewise."""
+    """Return ``config`` (of config.json) with small widths; configs inside it, such as ``text_config``, likewise.
+
+    Each of them shrinks by factors of its own. A width of a tower's output that is the language model's stays so.
+    """
     scale = _Scale.of(config)
-    return {key: _small(key, value, scale) for key, value in config.items() if key != "quantization_config"}
+    twin = {key: _small(key, value, scale) for key, value in config.items() if key != "quantization_config"}
+    before, after = (_first(_text_of(each), _HIDDEN) for each in (config, twin))
+    return _with_outputs(twin, config, before, after) if before and after else twin
 
 
 def build_twin(config: dict[str, Any], seed: int = 0, kind: type[Any] = AutoModelForCausalLM) -> PreTrainedModel:
@@ -92,6 +99,21 @@ def build_twin(config: dict[str, Any], seed: int = 0, kind: type[Any] = AutoMode
     model.config.use_cache = False
     model.train(False).requires_grad_(False)
     return model
+
+
+def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    inner = (config[key] for key in _TEXT_CONFIGS if isinstance(config.get(key), Mapping))
+    return next(inner, config)
+
+
+def _with_outputs(twin: Mapping[str, Any], config: Mapping[str, Any], before: int, after: int) -> dict[str, Any]:
+    """Return ``twin`` with ``after`` where ``config`` says that a tower gives the language model's width ``before``."""
+    return {
+        key: _with_outputs(value, config[key], before, after)
+        if isinstance(value, Mapping)
+        else (after if key in _OUTPUT_WIDTHS and config[key] == before else value)
+        for key, value in twin.items()
+    }
 
 
 def _small(key: str, value: Any, scale: _Scale) -> Any:

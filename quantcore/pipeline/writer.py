@@ -143,8 +143,10 @@ class ResultWriter:
         stored_as = self.source.tensors | self.plan.added
         for name, place in sorted(names.items()):
             if place not in others:
-                tensor = whole(module.get_parameter(name))
-                self._write_shared(place, tensor.to(TORCH_DTYPES[stored_as[place].dtype]))
+                parameter = module.get_parameter(name)
+                stored = whole(parameter).to(TORCH_DTYPES[stored_as[place].dtype])
+                put(parameter, stored.to(parameter.dtype))  # some modules compute with a wider dtype than is stored
+                self._write_shared(place, stored)
 
     def copy_the_rest(self) -> None:
         """Write every tensor that was not written yet as it was: embeddings, norms, biases, excluded layers."""

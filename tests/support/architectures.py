@@ -29,6 +29,8 @@ DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth", "en
 NUMS_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 MAX_EXPERTS = 16
 
+MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}}
+MROPE_OF_GLM = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]}}
 OVERRIDES: dict[str, dict[str, Any]] = {
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 4},
     "hunyuan_v1_dense": {"head_dim": 128},
@@ -36,7 +38,16 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 3, "num_hidden_layers": 6},
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8},
-    "qwen2_5_vl": {"text_config": {"rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24]}}},
+    "glm46v": {"text_config": MROPE_OF_GLM},
+    "glm4v": {"text_config": MROPE_OF_GLM},
+    "glm4v_moe": {"text_config": {**MROPE_OF_GLM, "hidden_size": 6144}},
+    "glm_ocr": {"text_config": MROPE_OF_GLM},
+    "hunyuan_vl": {"text_config": {"head_dim": 128}},
+    "paddleocr_vl": {"text_config": MROPE},
+    "qwen2_5_omni_thinker": {"text_config": MROPE},
+    "qwen2_5_vl": {"text_config": MROPE},
+    "qwen2_vl": {"text_config": MROPE},
+    "qwen3_omni_moe_thinker": {"text_config": {"hidden_size": 2048, "num_attention_heads": 32}},
     "reformer": {"is_decoder": True},
 }
 """What the default configs of these types lack for a model to be built."""
@@ -107,6 +118,8 @@ def shrink(config: PretrainedConfig, depth: int, tower_depth: int) -> None:
             for name, value in list(vars(config).items()):
                 if isinstance(value, list | tuple) and len(value) == before:
                     setattr(config, name, value[:wanted])
+                elif isinstance(value, dict) and name == "per_layer_config":
+                    setattr(config, name, {index: part for index, part in value.items() if int(index) < wanted})
     for name in config.sub_configs:
         inner = getattr(config, name, None)
         if isinstance(inner, PretrainedConfig):
