@@ -44,8 +44,11 @@ TOKENS = {"num_samples": 4, "seq_len": 128}
 
 @dataclass(frozen=True)
 class Row:
-    """The numbers of one job. ``peak_bytes``: the largest sum over its processes at one moment; ``processes_bytes``:
-    the peak of each process; ``planned_bytes``: the peak that was planned."""
+    """The numbers of one job.
+
+    ``peak_bytes``: the largest sum over its processes at one moment; ``processes_bytes``: the peak of each process;
+    ``planned_bytes``: the peak that was planned.
+    """
 
     program: str
     model_bytes: int

@@ -45,13 +45,14 @@ class Results:
             self.data = saved
 
     def todo(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return the ``cells`` that were not measured or failed, and before them our cells that this machine needs for
-        the comparison."""
+        """Return the ``cells`` without a result, and before them our cells that this machine needs for comparison."""
         done = {_names(row) for row in self.data["rows"] if row["status"] == "ok"}
-        here = {_names(row) for row in self.data["rows"] if row["status"] == "ok" and row["machine"] == self.machine}
+        measured_here = {
+            _names(row) for row in self.data["rows"] if row["status"] == "ok" and row["machine"] == self.machine
+        }
         missing = [cell for cell in cells if cell not in done]
         beside = (Cell("ours", cell.scheme, cell.algorithm) for cell in missing if cell.engine != FLOAT)
-        return list(dict.fromkeys([*(cell for cell in beside if cell not in here), *missing]))
+        return list(dict.fromkeys([*(cell for cell in beside if cell not in measured_here), *missing]))
 
     def add(self, cell: Cell, row: dict[str, Any]) -> None:
         """Replace an earlier row of the same cell on this machine, and write both files.

@@ -108,8 +108,11 @@ def finish(
     job: Job, *, load: Clock | None = None, quantize: Clock, evaluate: Clock, perplexity: float,
     packages: Iterable[str], settings: dict[str, Any], note: str = "", **more: Any,
 ) -> None:  # fmt: skip
-    """Write the row. ``settings`` are the engine's options other than defaults, under its own names; ``note`` is a hint
-    for readers of the table. ``load`` is None if loading is part of the quantize step."""
+    """Write the row. ``load`` is None if loading is part of the quantize step.
+
+    ``settings`` are the engine's options other than defaults, under its own names; ``note`` is a hint for readers of
+    the table.
+    """
     row = {
         "perplexity": round(perplexity, 4),
         "quantize": quantize.seen,

@@ -1,5 +1,7 @@
-"""A minimal HTTP client. On two cores a client's CPU time is lost to the service, and a thousand full clients would not
-fit on this machine."""
+"""A minimal HTTP client.
+
+On two cores a client's CPU time is lost to the service, and a thousand full clients would not fit on this machine.
+"""
 
 from __future__ import annotations
 

@@ -33,8 +33,10 @@ class Connection(Answer):
 
     @classmethod
     def find(cls, url: str | None = None, api_key: str | None = None, home: Path | None = None) -> "Connection":
-        """Find the service: of the arguments, else of BITFOUNDRY_URL and BITFOUNDRY_API_KEY, else of the config file,
-        else the one that `bitfoundry up` runs in `home`. Raises BitfoundryError without a service or a key for it."""
+        """Find the service of the arguments, else of the environment, the config file, or the local stack in `home`.
+
+        The variables are BITFOUNDRY_URL and BITFOUNDRY_API_KEY. Raises BitfoundryError if no service or no key for it
+        is found."""
         config = UserConfig.read()
         url = url or os.environ.get("BITFOUNDRY_URL") or config.url
         api_key = api_key or os.environ.get("BITFOUNDRY_API_KEY")

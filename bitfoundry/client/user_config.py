@@ -28,8 +28,9 @@ class UserConfig(BaseModel):
 
     @classmethod
     def read(cls) -> "UserConfig":
-        """Read the file, or return empty settings if there is none. Raises BitfoundryError for an invalid file, and for
-        one that has a key in it and may be read by others."""
+        """Read the file, or return empty settings if there is none.
+
+        Raises BitfoundryError for an invalid file, and for one that has a key in it and may be read by others."""
         path = cls.file()
         try:
             config = cls.model_validate(tomllib.loads(path.read_text("utf-8")))

@@ -39,8 +39,7 @@ def fsck(
 
 @contextmanager
 def _database(home: Path) -> Iterator[str]:
-    """Yield the URL of the database: the one in the environment, that of the running service, or that of a server
-    started for this command."""
+    """Yield the database's URL: of the environment, of the running service, or of a server started for the command."""
     from bitfoundry.local.postgres import DATABASE, SUPERUSER, Postgres  # here: they need the extra `local`
 
     if configured := os.environ.get("DATABASE_URL"):

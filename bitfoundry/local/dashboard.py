@@ -15,8 +15,9 @@ ROOT = Path(bitfoundry.__file__).parents[1]
 
 
 def build_if_missing(log: Path, say: Callable[[str], None], root: Path = ROOT) -> None:
-    """Build the dashboard of the checkout ``root`` if it is missing. The service runs without it, so a failed build
-    is only reported."""
+    """Build the dashboard of the checkout ``root`` if it is missing.
+
+    The service runs without it, so a failed build is only reported."""
     sources = root / "dashboard"
     if (root / "api" / "ui" / "index.html").is_file() or not (sources / "package.json").is_file():
         return

@@ -130,8 +130,9 @@ class LocalStack:
             raise
 
     def tend(self) -> None:
-        """Restart parts that have ended by themselves; call it about every second. Returns at once, and never gives
-        up: a part that keeps ending is started ever more rarely."""
+        """Restart parts that have ended by themselves; call it about every second.
+
+        Returns at once, and never gives up: a part that keeps ending is started ever more rarely."""
         for tended in self._tended:
             tended.look()
         for engine in self._engines:
