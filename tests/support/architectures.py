@@ -90,7 +90,7 @@ def outline(class_name: str, model_type: str, depth: int = 6, tower_depth: int =
 
 
 def shrink(config: PretrainedConfig, depth: int, tower_depth: int) -> None:
-    """Lower the numbers of blocks, also of vision and audio towers, and of experts; cut lists with an entry per block."""
+    """Lower the numbers of blocks (also of vision and audio towers) and experts; cut lists with an entry per block."""
     for field in NUMS_EXPERTS:
         if isinstance(before := vars(config).get(field), int) and before > MAX_EXPERTS:
             setattr(config, field, MAX_EXPERTS)
