@@ -23,9 +23,9 @@ async def quantize(client: AsyncClient, model: str, preset: str) -> Job:
 
 
 def growth(job: Job) -> float:
-    """How much worse the model has become; a service that does not evaluate does not say."""
-    said = job.summary or {}
-    before, after = said.get("perplexity_before"), said.get("perplexity_after")
+    """Return perplexity after over perplexity before; 1 if the service has not evaluated the model."""
+    summary = job.summary or {}
+    before, after = summary.get("perplexity_before"), summary.get("perplexity_after")
     return after / before if before and after else 1.0
 
 
