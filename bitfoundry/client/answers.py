@@ -76,6 +76,61 @@ class Publication(Answer):
         return self.state in ("published", "failed")
 
 
+class Mapped(Answer):
+    """An answer whose fields can also be read by name, as JSON data: it used to be a plain dictionary."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self.model_dump(mode="json")[name]
+
+
+class WorstLayer(Answer):
+    """The layer whose weight changed most, relative to its size."""
+
+    name: str
+    relative_error: float
+    sqnr_db: float | None = None
+
+
+class MixSummary(Answer):
+    """The chosen mix: the number of layers of each scheme, bits per weight, the estimated and the measured KL."""
+
+    layers: dict[str, int]
+    bits: float
+    loss: float
+    kl_mean: float
+
+
+class ExportSummary(Answer):
+    """A checkpoint of the artifact: its folder, its size in bytes, and the Python lines that load it."""
+
+    path: str
+    bytes: int
+    load: str
+
+
+class JobSummary(Mapped):
+    """The figures of a job that has succeeded. Sizes are in bytes; perplexities are None if they were not measured."""
+
+    size_before_bytes: int
+    size_after_bytes: int
+    perplexity_before: float | None = None
+    perplexity_after: float | None = None
+    perplexity_ratio: float | None = None
+    kl_mean: float | None = None
+    worst_layer: WorstLayer
+    num_layers_quantized: int = 0
+    num_layers_kept: int = 0
+    mix: MixSummary | None = None
+    quantize_s: float = 0.0
+    total_s: float
+    peak_memory_bytes: int
+    planned_peak_memory_bytes: int | None = None
+    failed_tasks: dict[str, str] = {}
+    gate: str = ""
+    gates: list[dict[str, Any]] = []
+    exports: dict[str, ExportSummary] = {}
+
+
 class Job(Answer):
     """A job in the state of the moment when the service answered."""
 
@@ -112,7 +167,7 @@ class Job(Answer):
     started_at: str | None = None
     finished_at: str | None = None
     error: JobError | None = None
-    summary: dict[str, Any] | None = None
+    summary: JobSummary | None = None
     artifact: ArtifactRef | None = None
     publish: dict[str, Any] | None = None
     publication: Publication | None = None
@@ -213,7 +268,7 @@ class KeptTensor(Answer):
     reason: str
 
 
-class Plan(Answer):
+class Plan(Mapped):
     """The plan of a job, made from the model's headers. Sizes are in bytes.
 
     `capacity` is set if hardware was named: whether the job fits, and how long it takes.
@@ -238,10 +293,6 @@ class Plan(Answer):
     memory_by_phase: dict[str, dict[str, int]] = {}
     warnings: list[str] = []
     capacity: dict[str, Any] | None = None
-
-    def __getitem__(self, name: str) -> Any:
-        """Return a field as JSON data: plans used to be plain dictionaries."""
-        return self.model_dump(mode="json")[name]
 
 
 class Sweep(Answer):

@@ -37,6 +37,8 @@ class Connection(Answer):
 
         The variables are BITFOUNDRY_URL and BITFOUNDRY_API_KEY. Raises BitfoundryError if no service or no key for it
         is found."""
+        if url and api_key:
+            return cls(url=url, api_key=api_key)
         config = UserConfig.read()
         url = url or os.environ.get("BITFOUNDRY_URL") or config.url
         api_key = api_key or os.environ.get("BITFOUNDRY_API_KEY")

@@ -15,7 +15,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
-from bitfoundry.client.answers import Dataset, Event, Inspection, Job, LogLine, Publication, Summary, Sweep
+from bitfoundry.client.answers import (
+    Dataset,
+    Event,
+    Inspection,
+    Job,
+    JobSummary,
+    LogLine,
+    MixSummary,
+    Publication,
+    Summary,
+    Sweep,
+)
 from bitfoundry.errors import ApiError, BitfoundryError
 
 # No markup: names of models and jobs come from others and are shown as they are. Styles come as Text.
@@ -125,12 +136,11 @@ def scheme_of(job: Job) -> str:
     return job.preset or (f"mix of {', '.join(job.mix['schemes'])}" if job.mix else "custom")
 
 
-def mix_text(summary: Mapping[str, Any]) -> str:
+def mix_text(mix: MixSummary | None) -> str:
     """Return '126 w4a16, 84 int8_weight_only: 5.00 bits per weight' for a job with a mix, else ''."""
-    if "mix" not in summary:
+    if mix is None:
         return ""
-    mix = summary["mix"]
-    return f"{', '.join(f'{num} {scheme}' for scheme, num in mix['layers'].items())}: {mix['bits']:.2f} bits per weight"
+    return f"{', '.join(f'{num} {scheme}' for scheme, num in mix.layers.items())}: {mix.bits:.2f} bits per weight"
 
 
 def progress_text(job: Job) -> str:
@@ -163,7 +173,7 @@ def job_details(job: Job) -> Table:
         rows += [("error", f"{job.error.message} ({job.error.code})"), ("hint", job.error.hint)]
         rows.append(("retry", f"may help: bitfoundry retry {job.id}" if job.error.retryable else "will not help"))
     if job.summary:
-        rows += [("layers", mix_text(job.summary)), *summary_rows(job.summary).items()]
+        rows += [("layers", mix_text(job.summary.mix)), *summary_rows(job.summary).items()]
     if job.artifact:
         rows.append(("artifact", job.artifact.path or ""))
     if job.publication:
@@ -317,21 +327,20 @@ def _pairs(rows: Mapping[str, str | Text]) -> Table:
     return table
 
 
-def summary_rows(summary: Mapping[str, Any]) -> dict[str, str]:
+def summary_rows(summary: JobSummary) -> dict[str, str]:
     """Return a finished job's size, perplexity, worst layer, time and memory, with before and after where known."""
-    before, after = summary["size_before_bytes"], summary["size_after_bytes"]
+    before, after = summary.perplexity_before, summary.perplexity_after
     perplexity = "not measured"
-    if summary.get("perplexity_before") and summary.get("perplexity_after"):
-        change = 100 * (summary["perplexity_after"] / summary["perplexity_before"] - 1)
-        perplexity = f"{summary['perplexity_before']:.2f} → {summary['perplexity_after']:.2f}\n{change:+.1f} %"
-    worst = summary["worst_layer"]
+    if before and after:
+        perplexity = f"{before:.2f} → {after:.2f}\n{100 * (after / before - 1):+.1f} %"
+    worst = summary.worst_layer
     return {
-        "size": f"{megabytes(before)} → {megabytes(after)}",
+        "size": f"{megabytes(summary.size_before_bytes)} → {megabytes(summary.size_after_bytes)}",
         "perplexity": perplexity,
-        "worst layer": f"{_short_lines(worst['name'])}\nrelative error {worst['relative_error']:.4f}",
-        "seconds": f"{summary['total_s']:.0f}",
-        "peak memory": megabytes(summary["peak_memory_bytes"]),
-        **{f"task {task}": f"failed: {reason}" for task, reason in summary.get("failed_tasks", {}).items()},
+        "worst layer": f"{_short_lines(worst.name)}\nrelative error {worst.relative_error:.4f}",
+        "seconds": f"{summary.total_s:.0f}",
+        "peak memory": megabytes(summary.peak_memory_bytes),
+        **{f"task {task}": f"failed: {reason}" for task, reason in summary.failed_tasks.items()},
     }
 
 
@@ -360,9 +369,9 @@ def _ending(job: Job) -> str:
 def load_lines(job: Job, artifact: str) -> dict[str, str]:
     """Return format -> the Python lines that load this checkpoint of a succeeded job from the folder `artifact`."""
     lines = {}
-    for name, export in ((job.summary or {}).get("exports") or {}).items():
-        folder = artifact if export["path"] == "." else f"{artifact}/{export['path']}"
-        lines[name] = export["load"].replace(f"'{export['path']}'", f"'{folder}'", 1)
+    for name, export in (job.summary.exports if job.summary else {}).items():
+        folder = artifact if export.path == "." else f"{artifact}/{export.path}"
+        lines[name] = export.load.replace(f"'{export.path}'", f"'{folder}'", 1)
     return lines
 
 
