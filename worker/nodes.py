@@ -30,11 +30,11 @@ NODE_LOST = Failure(
     retryable=True,
     max_failures=MAX_LOST + 1,
 )
-SECONDHAND = {NODE_LOST.code, CRASHED, "rank_lost"}  # what a process reports when another one may have caused it
+SECONDHAND = {NODE_LOST.code, CRASHED, "rank_lost"}  # codes of failures that another process may have caused
 
 
 class NodesMissing(Exception):
-    """Raised when the other workers did not come in time, or the leader was stopped before they did."""
+    """Raised when the other workers did not come in time, or the leader was stopped before they came."""
 
 
 class Nodes:
