@@ -41,7 +41,7 @@ NOT_SHARED = Failure(
 
 
 class NodeRun:
-    """One node's part of an attempt. ``stop`` may be called from any thread, at any time."""
+    """A node's part of an attempt. ``stop`` may be called from any thread, at any time."""
 
     def __init__(self, lease: SeatLease, sessions: Sessions, settings: Settings, *, claimed_at: float) -> None:
         self.lease = lease
