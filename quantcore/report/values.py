@@ -26,7 +26,7 @@ class WorstLayer(Record):
 
 
 class MemoryUse(Record):
-    """Peak memory as measured, and as planned."""
+    """Peak memory, measured and planned."""
 
     peak_memory_bytes: int
     planned_peak_memory_bytes: int
@@ -46,7 +46,7 @@ class PhaseMemory(Record):
 
     @property
     def rows(self) -> list[tuple[str, MemoryUse]]:
-        """Name and value of each phase."""
+        """The name and value of each phase."""
         return [("quantize", self.quantize), ("verify", self.verify)]
 
 
@@ -57,7 +57,7 @@ class RankMemory(MemoryUse):
 
 
 class ExportSummary(Record):
-    """One checkpoint of the artifact: its folder, its size, and the Python lines that load it."""
+    """A checkpoint of the artifact: its folder, its size, and the Python lines that load it."""
 
     path: str
     bytes: int
@@ -107,7 +107,7 @@ class Summary(Record):
 
     @property
     def memory(self) -> MemoryUse:
-        """Peak memory of the whole job."""
+        """The peak memory of the whole job."""
         return MemoryUse(
             peak_memory_bytes=self.peak_memory_bytes, planned_peak_memory_bytes=self.planned_peak_memory_bytes
         )
@@ -145,7 +145,7 @@ class ChosenMix(MixScheme):
 
 
 class MixBudget(Record):
-    """The mix that was asked for: the schemes to choose from, and one budget."""
+    """The requested mix: the schemes to choose from, and one budget."""
 
     schemes: Annotated[tuple[str, ...], Field(min_length=2)]
     max_size: str | int | None = None
@@ -153,12 +153,12 @@ class MixBudget(Record):
     max_divergence: Number | None = None
 
     def __str__(self) -> str:
-        """``max_bits 4.5``"""
+        """Return the budget as text: ``max_bits 4.5``."""
         return " ".join(f"{name} {value}" for name, value in self.to_dict().items() if name != "schemes")
 
 
 class Mix(Record):
-    """How the scheme of each layer was chosen: docs/how-to/mixed-precision.md."""
+    """The choice of a scheme for each layer: see docs/how-to/mixed-precision.md."""
 
     asked: MixBudget
     chosen: ChosenMix
@@ -167,7 +167,7 @@ class Mix(Record):
 
 
 class ExportProof(Record):
-    """Result of reading one export back."""
+    """The result of reading one export back."""
 
     num_tensors_equal: int
     max_logit_difference: Number | None
@@ -176,7 +176,7 @@ class ExportProof(Record):
 
 
 class LayerError(Record):
-    """Error of one quantized layer; see ``quantcore.events.LayerQuantized``."""
+    """The error of a quantized layer; see ``quantcore.events.LayerQuantized``."""
 
     kind: Literal["layer_quantized"]
     name: str
