@@ -1,4 +1,5 @@
-"""The engine as a child process: its own session and group, a clean environment, JSON lines on stdout, a log beside."""
+"""The engine as a child process: its own session and group, a clean environment, JSON lines on stdout, a log on
+stderr."""
 
 from __future__ import annotations
 
@@ -132,7 +133,7 @@ class Child:
 
     def _await_end(self) -> None:
         """Kill everything that the engine started once it ends: nothing may hold the GPU, or our end of the pipe."""
-        with suppress(ChildProcessError):  # somebody reaped it already: what it started must end all the same
+        with suppress(ChildProcessError):  # it has been reaped already: the processes that it started must end anyway
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)  # not reaped: its group id is still its own
         with self._lock:
             self._ended = True

@@ -76,7 +76,7 @@ class JobLog:
 
     def _read(self, lines: Iterable[bytes]) -> None:
         for line in lines:
-            # what a progress bar writes over itself with carriage returns is one line: its last state
+            # a progress bar that overwrites itself with carriage returns counts as one line: its last state
             shown = line.decode("utf-8", "replace").rstrip("\r\n").rpartition("\r")[2]
             text = self._redactor.clean(_UNPRINTABLE.sub("", shown))[:MAX_LINE_CHARACTERS]
             if text:

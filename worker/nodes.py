@@ -73,7 +73,7 @@ class Nodes:
     def explain(self, failure: Failure) -> Failure | None:
         """Find the failure that caused ``failure``, which may be another node's.
 
-        Returns None if a node was drained: that is no failure. Waits a short time for what the nodes report.
+        Returns None if a node was drained: that is no failure. Waits a short time for the nodes' reports.
         """
         if self._lease.nodes == 1 or failure.code not in SECONDHAND:
             return failure

@@ -83,8 +83,8 @@ class Container(Protocol):
     """An exporter with a container other than safetensors (GGUF, ONNX).
 
     If ``holds_tokenizer``, the container is the whole model: config.json and the files of the tokenizer are not copied
-    beside it. Tensors have the names of the checkpoint here. What the file calls them, and in which order it keeps
-    their rows, is up to the exporter. ``model_config`` is config.json.
+    beside it. Tensors have the names of the checkpoint here; their names in the file, and the order of their rows, are
+    up to the exporter. ``model_config`` is config.json.
     """
 
     @property

@@ -103,7 +103,7 @@ def split_experts(model: nn.Module, names: ProjectionNames) -> list[str]:
 def experts_split(block: nn.Module, modules: Iterable[str], names: ProjectionNames) -> Iterator[None]:
     """Split the experts of ``modules`` inside the block: a model need not hold all experts' layers at once.
 
-    The fused modules come back unchanged, whatever was loaded into the split ones.
+    The fused modules come back unchanged, even if weights were loaded into the split ones.
     """
     fused = {name: block.get_submodule(name) for name in modules}
     for name, module in fused.items():

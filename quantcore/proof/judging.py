@@ -42,7 +42,7 @@ class Outcome:
 def judge_result(
     task: Task, headers: ModelHeaders, plan: Plan, folder: Path, outcome: Outcome, proofs: dict[str, Proof]
 ) -> list[GateResult]:
-    """Judge the files in ``folder``; return nothing if the gates are off."""
+    """Return the gates' results for the files in ``folder``; an empty list if the gates are off."""
     if task.gate == "off":
         return []
     exports = {name: export_dir(folder, plan, name) for name in plan.exports}
