@@ -40,15 +40,19 @@ CACHES = {
     "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "CUDA_CACHE_PATH": "cuda",
     "MIOPEN_USER_DB_PATH": "miopen", "MIOPEN_CUSTOM_CACHE_DIR": "miopen",
 }  # fmt: skip
-"""Cache folders of compiled kernels. Kernels are code: each attempt has its own folders, so that no engine runs what
-another job left."""
+"""Cache folders of compiled kernels.
+
+Kernels are code: each attempt has its own folders, so that no engine runs what another job left.
+"""
 ORIGINALS = "BITFOUNDRY_ORIGINALS_DIR"
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Rules for an engine, as real paths. ``listed`` folders only show the names in them; ``files`` are the job's own
-    files."""
+    """Rules for an engine, as real paths.
+
+    ``listed`` folders only show the names in them; ``files`` are the job's own files.
+    """
 
     files: tuple[Path, ...]
     listed: tuple[Path, ...]
@@ -88,8 +92,10 @@ def tell(settings: Settings) -> None:
 
 
 def reach_of(settings: Settings, folder: Path, task: Mapping[str, Any], *, with_hub: bool) -> Reach:
-    """Return the rules for the engine of an attempt whose ``folder`` holds its ``task``. Makes the folders that it
-    needs."""
+    """Return the rules for the engine of an attempt whose ``folder`` holds its ``task``.
+
+    Makes the folders that the engine needs.
+    """
     scratch, originals = folder / "tmp", _originals()
     written = [folder, *_hub_caches()] if with_hub else [folder]
     written += [originals] if originals is not None else []
@@ -117,8 +123,7 @@ def reach_of(settings: Settings, folder: Path, task: Mapping[str, Any], *, with_
 
 
 def _model_files(task: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield the model's folder and the blobs that a snapshot links to; for a GGUF file, also the side files next to
-    it."""
+    """Yield the model's folder with the blobs that a snapshot links to; for a GGUF file also its side files."""
     if task.get("model_dir") is None:
         return
     model = Path(task["model_dir"])
@@ -152,8 +157,10 @@ def _hub_caches() -> list[Path]:
 
 
 def _originals() -> Path | None:
-    """Return the folder where engines cache results of original models (see
-    ``quantcore.evaluation.baseline_cache``)."""
+    """Return the folder where engines cache results of original models.
+
+    See ``quantcore.evaluation.baseline_cache``.
+    """
     folder = os.environ.get(ORIGINALS)
     if folder is not None:
         return Path(folder) if folder else None
@@ -165,8 +172,10 @@ def _cache() -> Path:
 
 
 def _around(path: Path, hidden: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
-    """Yield (path, True) for the parts of ``path`` without ``hidden`` paths, (path, False) for folders that contain
-    one."""
+    """Yield the parts of ``path`` without the ``hidden`` paths.
+
+    A part is (path, True), or (path, False) for a folder that contains a hidden path.
+    """
     real = path.resolve()
     if real == Path("/") or any(real.is_relative_to(area) for area in hidden):
         return

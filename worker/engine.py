@@ -1,5 +1,7 @@
-"""The engine as a child process: its own session and group, a clean environment, JSON lines on stdout, a log on
-stderr."""
+"""The engine as a child process, with JSON lines on stdout and a log on stderr.
+
+It has its own session and group, and a clean environment.
+"""
 
 from __future__ import annotations
 
@@ -159,9 +161,11 @@ class Engine(Child):
         traceparent: str | None = None,
         node: Node | None = None,
     ) -> None:
-        """Start the engine (see ``Child``). ``hub_token`` becomes the first line of its standard input, so that no
-        environment and no file holds it. ``traceparent`` is the parent span of its own spans. ``node`` is its place
-        among several nodes."""
+        """Start the engine (see ``Child``).
+
+        ``hub_token`` becomes the first line of its standard input, so that no environment and no file holds it.
+        ``traceparent`` is the parent span of its own spans. ``node`` is its place among several nodes.
+        """
         argv = [*engine_argv(settings, node), str(task_file)]
         environment = engine_environment(settings, with_hub=with_hub)
         if settings.confine_engine:

@@ -26,8 +26,10 @@ _UNPRINTABLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")  #
 
 
 class JobLog:
-    """The log of a job: ``follow`` an engine's stderr, ``add`` the worker's own lines, ``close`` when the engine has
-    ended."""
+    """The log of a job.
+
+    ``follow`` an engine's stderr, ``add`` the worker's own lines, ``close`` when the engine has ended.
+    """
 
     def __init__(
         self, held: HeldLease, redactor: Redactor, *, write: Callable[..., Any] = leases.write_log, prefix: str = ""

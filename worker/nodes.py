@@ -64,8 +64,10 @@ class Nodes:
         return node
 
     def wait_for_ends(self) -> None:
-        """Wait until the other nodes that live have ended too: they can write to the log only while the leader's lease
-        lives."""
+        """Wait until the other nodes that live have ended too.
+
+        They can write to the log only while the leader's lease lives.
+        """
         deadline = time.monotonic() + self._settings.lease_s
         while self._lease.nodes > 1 and len(self._find_ended()) < self._lease.nodes - 1 and time.monotonic() < deadline:
             time.sleep(LOOK_S)

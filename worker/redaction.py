@@ -49,8 +49,10 @@ class Redactor:
 
     @classmethod
     def of_worker(cls, settings: Settings, environment: Mapping[str, str] = os.environ) -> Redactor:
-        """Make a redactor for the values of secret variables (by their names), the programs' folders and the data
-        folder."""
+        """Make a redactor for the values of secret variables and for the paths of the service.
+
+        Variables are recognized by their names. Paths are those of the programs and of the data folder.
+        """
         secrets = (value for name, value in environment.items() if _SECRET_NAME.search(name))
         return cls(secrets, {**PROGRAMS, str(settings.data_dir): "<data>"})
 

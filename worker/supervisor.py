@@ -118,8 +118,10 @@ Take = Callable[[Sessions, Settings, str], Work | None]
 
 
 def take_job(sessions: Sessions, settings: Settings, worker: str) -> Work | None:
-    """Take a seat of a job that waits for this worker, else claim a job. Returns None if there is none, or no disk
-    space."""
+    """Take a seat of a job that waits for this worker, else claim a job.
+
+    Returns None if there is none, or no disk space.
+    """
     if disk.look(settings).fault():
         return None
     claimed_at = time.monotonic()
@@ -150,8 +152,10 @@ def take_publication(sessions: Sessions, settings: Settings, worker: str) -> Wor
 
 
 class Slot(threading.Thread):
-    """A thread that does one piece of work at a time. It lives as long as the worker: the kernel ties its children to
-    it."""
+    """A thread that does one piece of work at a time.
+
+    It lives as long as the worker: the kernel ties its children to it.
+    """
 
     def __init__(self, sessions: Sessions, settings: Settings, name: str, take: Take) -> None:
         super().__init__(name=f"slot-{name}", daemon=True)

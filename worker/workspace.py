@@ -138,10 +138,10 @@ def _fence_of(resume_dir: Path) -> int:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Return True if an earlier attempt already put the very same bytes there (it ended between its rename and its
-    row).
+    """Return True if an earlier attempt already put the very same bytes there.
 
-    A damaged folder is moved aside, never deleted: only a row can tell whether it is in use.
+    Such an attempt ended between its rename and its row. A damaged folder is moved aside, never deleted: only a row can
+    tell whether it is in use.
     """
     if not folder.exists():
         return False

@@ -1,5 +1,7 @@
-"""Exporters: one file for each on-disk format. Importing them needs no torch, so that a plan can be checked without
-it."""
+"""Exporters: one file for each on-disk format.
+
+Importing them needs no torch, so that a plan can be checked without it.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,7 @@ TRANSFORMERS_PACKAGES = {
 
 
 def formats_for(config: Config) -> list[str]:
-    """Return the formats that can hold a layer of a usual shape with the global config; those without codes come
-    last."""
+    """Return the formats that can hold a usual layer with the global config; those without codes come last."""
     layer = LayerPlan("layer", 0, USUAL_SHAPE, config.global_quant_config)
     fitting = [name for name in EXPORTERS if layer.config.weight is not None and not EXPORTERS.get(name).refuse(layer)]
     return sorted(fitting, key=holds_codes, reverse=True)

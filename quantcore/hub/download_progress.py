@@ -23,8 +23,10 @@ class ByteCounter:
         self._last_s = 0.0
 
     def bar_class(self) -> type[Any]:
-        """Return a silent tqdm class. The library moves two bars, bytes received and written; the larger value
-        counts."""
+        """Return a silent tqdm class that counts bytes.
+
+        The library moves two bars, bytes received and written; the larger value counts.
+        """
         from tqdm import tqdm  # type: ignore[import-untyped]
 
         counter = self

@@ -181,8 +181,10 @@ def _listed_at(work: _Push, sha: str) -> dict[str, tuple[int, str]]:
 
 
 def _is_same(stored: RepoFile, sha256: str, content: Path | bytes) -> bool:
-    """Return True if a file on the Hub has this content: large files are compared by SHA-256, small ones by git's
-    id."""
+    """Return True if a file on the Hub has this content.
+
+    Large files are compared by SHA-256, small ones by git's id.
+    """
     if stored.lfs:
         return bool(stored.lfs.sha256 == sha256)
     return bool(stored.blob_id == (git_sha1_of(content) if isinstance(content, bytes) else git_sha1(content)))
@@ -252,8 +254,7 @@ class _Addition(CommitOperationAdd):
 
     @contextmanager
     def as_file(self, with_tqdm: bool = False) -> Iterator[BinaryIO]:
-        """Open the file; count its bytes if the library asks for a progress bar (``with_tqdm``), as it does when
-        sending."""
+        """Open the file; count its bytes if the library asks for a progress bar (``with_tqdm``) to send it."""
         if with_tqdm and self.counter and isinstance(self.path_or_fileobj, str):
             with _Counted(self.path_or_fileobj, self.path_in_repo, self.counter) as counted:
                 yield counted

@@ -225,8 +225,10 @@ def _divergence(quality: Quality) -> float:
 
 
 def _described(mix: Mix, units: Sequence[Unit], bytes_outside: int) -> dict[str, Any]:
-    """Return a mix as JSON. ``bits``: the mean of a weight of the mixed layers; ``loss``: the estimate, nats a
-    token."""
+    """Return a mix as JSON.
+
+    ``bits`` is the mean of a weight of the mixed layers, ``loss`` the estimate in nats a token.
+    """
     layers = Counter[str]()
     for unit, option in zip(units, mix.chosen, strict=True):
         layers[option.scheme] += len(unit.layers)

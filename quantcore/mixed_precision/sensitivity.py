@@ -161,8 +161,10 @@ class Sensitivity:
         return gradients
 
     def _losses_of_block(self, block: nn.Module, index: int, gradients: list[torch.Tensor]) -> Losses:
-        """Measure the losses of a block's units. Moves ``gradients`` from the block's outputs to its inputs, in
-        place."""
+        """Measure the losses of a block's units.
+
+        Moves ``gradients`` from the block's outputs to its inputs, in place.
+        """
         schemes = {name: self._in_scheme(block, index, *planned) for name, planned in self._plans.items()}
         modules = _in_all(list(schemes.values()), self._model.streamed)
         units: dict[str, tuple[str, ...]] = {}
@@ -186,8 +188,10 @@ class Sensitivity:
     def _pass_back(
         self, block: nn.Module, index: int, window: int, modules: Mapping[str, nn.Module], gradients: list[torch.Tensor]
     ) -> list[Call]:
-        """Return the layers' calls with their gradients. Moves the gradient of ``window`` through the block, in
-        place."""
+        """Return the layers' calls with their gradients.
+
+        Moves the gradient of ``window`` through the block, in place.
+        """
         state = self._in_front_of(index, window).clone().requires_grad_()
         with _calls_noted(modules) as calls, torch.enable_grad():
             output = self._hidden.run_on(state, block, index, window)

@@ -135,8 +135,10 @@ _RULES: dict[str, Callable[[int, _Scale], int]] = {
 
 
 def _width(wanted: Fraction) -> int:
-    """Return the next multiple of ``MIN_WIDTH``, at least two. A multiple is kept, so that heads times widths still
-    fits."""
+    """Return the next multiple of ``MIN_WIDTH``, at least two of them.
+
+    A multiple is kept, so that heads times widths still fits.
+    """
     return max(2 * MIN_WIDTH, math.ceil(wanted / MIN_WIDTH) * MIN_WIDTH)
 
 

@@ -37,8 +37,7 @@ EDGE_PROBE_LEN = 32
 
 @dataclass(frozen=True)
 class Applied:
-    """The choices of the algorithms for each layer (scales of weights, ranges of inputs and outputs), and the
-    errors."""
+    """The choices of the algorithms for each layer (scales of weights, ranges of activations), and the errors."""
 
     weights: dict[LayerPlan, QParams] = field(default_factory=dict)
     activations: dict[LayerPlan, Activations] = field(default_factory=dict)

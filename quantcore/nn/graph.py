@@ -237,10 +237,10 @@ def _get(model: nn.Module, target: Any) -> Any:
 
 
 def _name_of(node: fx.Node, original: nn.Module, target: str, taken: set[str]) -> str:
-    """Return the name of the module of this operation if it has only a weight and a bias, else ``<the
-    weight's>_layer``.
+    """Return the name of the module of this operation if it has only a weight and a bias.
 
-    The weight's own name is not enough: the graph knows a shared weight by one name only.
+    Otherwise return ``<the weight's>_layer``. The weight's own name is not enough: the graph knows a shared weight by
+    one name only.
     """
     path = str(next(reversed(node.meta["nn_module_stack"].values()))[0]).partition("@")[0]  # "conv@1": its second call
     module = original.get_submodule(path)

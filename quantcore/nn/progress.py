@@ -1,5 +1,4 @@
-"""Reports progress of work in memory: a bar in terminals and notebooks, occasional log lines elsewhere, and a
-callback."""
+"""Reports progress of work in memory: a bar in terminals and notebooks, else log lines, and a callback."""
 
 from __future__ import annotations
 

@@ -170,10 +170,10 @@ def _rotates(config: Config, rotation: str) -> bool:
 def _traced(
     model: nn.Module, dataloader: Iterable[Any] | None, config: Config, steps: Progress
 ) -> tuple[nn.Module, Iterable[Any], Applied]:
-    """Return the graph of ``model``, all batches (the first is needed twice), and the algorithms' choices for its
-    layers.
+    """Return the graph of ``model``, all batches, and the algorithms' choices for its layers.
 
-    Raises ConfigError for a layer that ``config`` quantizes and that the graph holds in another form.
+    The first batch is needed twice. Raises ConfigError for a layer that ``config`` quantizes and that the graph holds
+    in another form.
     """
     batches = iter(dataloader or ())
     first = next(batches, None)

@@ -43,8 +43,7 @@ class TensorQuantizer(nn.Module):
 
     @classmethod
     def of_weight(cls, weight: torch.Tensor, spec: QuantizationSpec, global_scale: torch.Tensor | None = None) -> Self:
-        """Make the quantizer of a weight [out, in, *kernel] or a bias [out]; its range comes from its current
-        values."""
+        """Make the quantizer of a weight [out, in, *kernel] or a bias [out], with the range of its current values."""
         if not spec.format.scaled:
             return cls(spec, None, is_weight=True)
         return cls(spec, observed_ranges(weight, spec, global_scale), is_weight=True)

@@ -80,13 +80,12 @@ def find_params(
     minimum_RG: torch.Tensor, maximum_RG: torch.Tensor, spec: QuantizationSpec, model_dtype: torch.dtype,
     global_scale: torch.Tensor | None = None,
 ) -> QParams:  # fmt: skip
-    """Return scales (and zero points) for values in [minimum, maximum]; ``ScaleType.float`` is stored in
-    ``model_dtype``.
+    """Return scales (and zero points) for values in [minimum, maximum].
 
-    Integers and floats get the smallest scale with which neither end clips (docs/decisions/0002). The scale is rounded
-    to its stored type here, before any code is chosen, so that the codes fit the stored scale. A group of zeros (or of
-    values so small that their scale is 0 in float32) gets scale 1; a scale too small for its stored type becomes the
-    smallest normal number. A known ``global_scale`` is used as it is.
+    ``ScaleType.float`` is stored in ``model_dtype``. Integers and floats get the smallest scale with which neither end
+    clips (docs/decisions/0002). The scale is rounded to its stored type here, before any code is chosen, so that the
+    codes fit the stored scale. A group of zeros (or of values so small that their scale is 0 in float32) gets scale 1;
+    a scale too small for its stored type becomes the smallest normal number. A known ``global_scale`` is used as it is.
     """
     minimum, maximum = minimum_RG.float(), maximum_RG.float()
     if not spec.format.scaled:
@@ -144,8 +143,10 @@ def static_params(params: QParams, spec: QuantizationSpec) -> QParams:
 
 
 def fake_quantize_activation(x: torch.Tensor, spec: QuantizationSpec, static: QParams | None) -> torch.Tensor:
-    """Return an activation [..., T, I] after quantize and dequantize; scales that are not ``static`` come from x, in
-    float32."""
+    """Return an activation [..., T, I] after quantize and dequantize.
+
+    Scales that are not ``static`` are computed from x, in float32.
+    """
     if spec.outlier_threshold is not None:
         outlier_I = (x.abs() >= spec.outlier_threshold).flatten(0, -2).any(0)
         rest = fake_quantize_activation(x.masked_fill(outlier_I, 0), replace(spec, outlier_threshold=None), static)
@@ -273,8 +274,10 @@ def with_stored_minimum(
 
 
 def minimum_of(zero_point: torch.Tensor, scale: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor:
-    """Return the value of the smallest code, float32. ``zero_point_of`` is the inverse, exact after rounding to a
-    type."""
+    """Return the value of the smallest code, float32.
+
+    ``zero_point_of`` is the inverse, exact after rounding to a type.
+    """
     return (spec.format.min - zero_point) * scale
 
 

@@ -42,8 +42,10 @@ def as_two_levels(params: QParams, spec: QuantizationSpec) -> QParams:
 
 
 def two_levels(values_RBG: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (units [R, B] exact in float16, whole numbers [R, B, G]) whose products are results of
-    ``as_two_levels``."""
+    """Return (units [R, B] exact in float16, whole numbers [R, B, G]) of a result of ``as_two_levels``.
+
+    The result is units times whole numbers.
+    """
     unit_RB = (values_RBG.amax(-1) / largest).half().float()
     whole_RBG = (values_RBG / _above_zero(unit_RB).unsqueeze(-1)).round()
     return unit_RB, whole_RBG

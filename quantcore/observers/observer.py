@@ -70,8 +70,10 @@ class Observer(ABC):
             self.num_values += other.num_values
 
     def range(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (minimum, maximum), float32 [R, G], for ``affine.find_params``. Raises ValueError if nothing was seen
-        yet."""
+        """Return (minimum, maximum), float32 [R, G], for ``affine.find_params``.
+
+        Raises ValueError if nothing was seen yet.
+        """
         if self._range_2RG is None:
             raise ValueError("the observer has seen no value")
         return self._find(self._range_2RG[0], -self._range_2RG[1])

@@ -247,8 +247,10 @@ def read_texts(task: Task, ranks: Ranks) -> Texts:
 
 
 def stream_model(task: Task, original: Model, source: Source, plan: Plan, ranks: Ranks) -> StreamedModel:
-    """Open the float model to run it block by block; ``ranks`` share each block if the task or the memory requires
-    it."""
+    """Open the float model to run it block by block.
+
+    ``ranks`` share each block if the task or the memory requires it.
+    """
     headers, device = original.headers, default_device()
     sharing = sharing_ranks(task.shard_blocks, plan.memory_of_rank(), ranks, device)
     return StreamedModel(

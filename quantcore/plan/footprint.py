@@ -23,8 +23,10 @@ RUNTIME_BYTES = 450 << 20
 FLOAT_COPIES = 4
 """Copies of the weight being rounded, in float32: weight, codes, dequantized values, error."""
 SOLVED_COPIES = 6
-"""Copies of the rows that a solver takes at a time, in float32: weights, values on the grid and errors, the latter two
-for rounding to nearest as well, and work space."""
+"""Copies of the rows that a solver takes at a time, in float32.
+
+They are weights, values on the grid and errors, the latter two for rounding to nearest as well, and work space.
+"""
 WINDOW_COPIES = 4
 """Copies of a layer's input of one window, in float32, while statistics are collected."""
 WINDOW_COPIES_BACK = 16
@@ -32,13 +34,17 @@ WINDOW_COPIES_BACK = 16
 PRODUCT_TILES = 3
 """Copies of a tile during a matrix product: the tile, the library's packed copy, and the result."""
 DISTANCE_TILES = 16
-"""Copies of a tile while the logits of two models are compared: ``divergence.distance`` holds 9, and the allocator
-keeps most of the memory freed before."""
+"""Copies of a tile while the logits of two models are compared.
+
+``divergence.distance`` holds 9, and the allocator keeps most of the memory freed before.
+"""
 GENERATION_BYTES = 256 << 20
 """Memory of Transformers in addition to the model while it generates text, with the allocator's rest from loading."""
 WHOLE_BYTES = 1 << 30
-"""Largest size of a model that may be in memory as a whole to generate text; a larger one may if the rest of its job
-needs as much memory."""
+"""Largest size of a model that may be in memory as a whole to generate text.
+
+A larger one may if the rest of its job needs as much memory.
+"""
 TASK_RUNTIME_BYTES = 350 << 20
 """Memory of lm-evaluation-harness and its imports, in addition to the runtime."""
 TASK_TOKENS = 256
@@ -262,8 +268,10 @@ class Footprint:
         }
 
     def resident(self, *, num_ranks: int) -> Parts:
-        """Return the memory of each rank to run the whole model in shards (FSDP2), with two blocks gathered, not to
-        calibrate."""
+        """Return the memory of each rank to run the whole model in shards (FSDP2), not to calibrate.
+
+        Two blocks are gathered at a time.
+        """
         shards = {"shard_of_the_model": self.whole // num_ranks, "two_blocks": 2 * self.block}
         return {"runtime": RUNTIME_BYTES, **shards, "one_window": WINDOW_COPIES * self.window}
 

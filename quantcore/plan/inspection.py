@@ -70,8 +70,10 @@ def inspect_hub(model_id: str, revision: str = "main") -> tuple[Inspection, str]
 
 
 def inspect(folder: Path, *, is_whole: bool = True) -> Inspection:
-    """Describe the model in ``folder``; without ``is_whole`` it is an outline, with holes for weights. Raises
-    ModelError."""
+    """Describe the model in ``folder``. Raises ModelError.
+
+    Without ``is_whole`` it is an outline, with holes for weights.
+    """
     config, stored = read_folder(folder)
     quantization = _quantization(config)
     headers: ModelHeaders | None = None

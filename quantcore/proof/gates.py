@@ -212,8 +212,10 @@ def _row(
 
 
 def _measured(name: str, measure: Measure, limit: float, limits: SchemeLimits, *, at_least: bool = False) -> GateResult:
-    """Return the row of a measure: "fail" if it is beyond the limit by more than two standard errors, "warn" if by
-    less."""
+    """Return the row of a measure with a standard error.
+
+    Its status is "fail" if it is beyond the limit by more than two standard errors, "warn" if by less.
+    """
     value, stderr = measure.value, measure.stderr or 0.0
     if value is None:
         return _result("G8", name, "fail", None, limit, f"no number; the limit is that of {limits.scheme}")

@@ -128,8 +128,10 @@ class SourceModel(Record):
 
 
 class MixScheme(Record):
-    """A choice of schemes: size of all weight files, bits per weight in the mixed layers, estimated loss in nats per
-    token, and the number of layers with each scheme."""
+    """A choice of schemes with its size, bits, estimated loss, and number of layers by scheme.
+
+    The size is that of all weight files; bits are per weight in the mixed layers; the loss is in nats per token.
+    """
 
     size_bytes: int
     bits: Number
@@ -138,8 +140,10 @@ class MixScheme(Record):
 
 
 class ChosenMix(MixScheme):
-    """The chosen mix; it is ``measured`` without GPTQ or any other algorithm, on held-out text of the calibration's
-    source."""
+    """The chosen mix with its measured quality.
+
+    It is ``measured`` without GPTQ or any other algorithm, on held-out text of the calibration's source.
+    """
 
     measured: Quality
 

@@ -35,12 +35,12 @@ SAME_HEAD = 1e-4  # largest relative difference of two channels of one head: rou
 
 
 def rotate_residual(module: nn.Module, residual: Residual, rotation: Rotation) -> list[str]:
-    """Rotate the modules of ``residual`` in ``module``, a block or the whole model, by R1. Returns the changed
-    parameters.
+    """Rotate the modules of ``residual`` in ``module`` by R1, and return the changed parameters.
 
-    The weights of its norms become neutral (1, or 0 where the norm adds 1); the readers take them over. For embeddings
-    and the last layer pass the results of ``find_embedding`` and ``find_head``. If these share one weight, the model
-    must get two before: the final norm is folded into one of them only, and only one reads the stream.
+    ``module`` is a block or the whole model. The weights of its norms become neutral (1, or 0 where the norm adds 1);
+    the readers take them over. For embeddings and the last layer pass the results of ``find_embedding`` and
+    ``find_head``. If these share one weight, the model must get two before: the final norm is folded into one of them
+    only, and only one reads the stream.
     """
     changed: list[str] = []
     factors: dict[str, torch.Tensor] = {}

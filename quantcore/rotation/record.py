@@ -138,8 +138,10 @@ def has_matrix(part: nn.Module) -> bool:
 
 
 def norm_like(module: nn.Module, record: StreamRecord) -> list[str]:
-    """Return modules that could be norms: without children or matrices, and with outputs that differ from their
-    inputs."""
+    """Return modules that could be norms.
+
+    They have no children or matrices, and outputs that differ from their inputs.
+    """
     return [
         name
         for name, x in record.inputs.items()
@@ -178,8 +180,10 @@ def close(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def parallel(x: torch.Tensor, y: torch.Tensor, part_of: torch.Tensor | None = None) -> bool:
-    """Return True if each row of x is a multiple of that of y. x may be the difference of ``part_of`` and another
-    tensor."""
+    """Return True if each row of x is a multiple of that of y.
+
+    x may be the difference of ``part_of`` and another tensor.
+    """
     if x.numel() != y.numel():
         return False
     rows, others = rows_of(x), rows_of(y)

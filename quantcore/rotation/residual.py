@@ -169,8 +169,10 @@ def _find_readers(module: nn.Module, silent: StreamRecord, x: torch.Tensor) -> t
 
 
 def _source(x: torch.Tensor, outputs: dict[str, torch.Tensor]) -> str | None:
-    """Return the one of ``outputs`` that x is. Norms with equal weights give equal ones: then the same storage, or the
-    last."""
+    """Return the name of the output that x is.
+
+    Norms with equal weights give equal outputs: then the one with the same storage, or the last.
+    """
     equal = [name for name, output in outputs.items() if same(x, output)]
     very = [name for name in equal if outputs[name].data_ptr() == x.data_ptr()]
     return next(reversed(very or equal), None)

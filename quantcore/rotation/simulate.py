@@ -68,8 +68,7 @@ def _rotating_back(rotation: Rotation, factor_H: torch.Tensor | None) -> Callabl
 
 @contextmanager
 def sent_to_all_experts(block: nn.Module) -> Iterator[None]:
-    """Send tokens to a mixture's experts round robin, the same number to each, instead of by its router, inside the
-    block."""
+    """Send tokens to a mixture's experts round robin inside the block, instead of by its router."""
 
     def hook(experts: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), args, strict=False)) | kwargs

@@ -31,8 +31,10 @@ class WindowArguments:
     _mappings: list[tuple[MutableMapping[Any, Any], int]] = field(default_factory=list)  # with their sizes when kept
 
     def add(self, recorded: Sequence[Arguments]) -> None:
-        """Record the arguments of the next window for all blocks; values equal to the first window's are stored
-        once."""
+        """Record the arguments of the next window for all blocks.
+
+        Values equal to the first window's are stored once.
+        """
         firsts = self.of_window[0] if self.of_window else recorded
         kept = _Kept()
         self._append([kept.arguments(*pair) for pair in zip(recorded, firsts, strict=True)])
@@ -80,8 +82,10 @@ class _Kept:
         return Arguments(positional, named)
 
     def value(self, value: Any, first: Any) -> Any:
-        """Return ``first`` if ``value`` equals it and no block can change it; else ``value``, views of tensors
-        copied."""
+        """Return ``first`` if ``value`` equals it and no block can change it, else ``value``.
+
+        A part of a tensor is copied.
+        """
         if isinstance(value, (torch.Tensor, MutableMapping, tuple, list)):
             if id(value) not in self._kept:
                 self._kept[id(value)] = value, self._new(value, first)

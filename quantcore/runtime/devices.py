@@ -28,8 +28,10 @@ def limit_threads() -> int:
 
 
 def _num_cores() -> int:
-    """Return the number of cores that this process may run on; of all cores if the system does not tell (macOS,
-    Windows)."""
+    """Return the number of cores that this process may run on.
+
+    It is that of all cores if the system does not tell (macOS, Windows).
+    """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -71,8 +73,10 @@ def peak_memory_bytes() -> int:
 
 
 def held_memory_bytes() -> int | None:
-    """Return this process's resident size now, plus torch's memory on its accelerator; None if the system does not
-    tell."""
+    """Return this process's resident size now, plus torch's memory on its accelerator.
+
+    Returns None if the system does not tell.
+    """
     resident = _status_bytes("VmRSS")
     if resident is None:
         return None

@@ -43,8 +43,10 @@ ReadTensor = Callable[[str], torch.Tensor]
 
 @dataclass(frozen=True)
 class Shards:
-    """The ranks that hold a shard of each block; ``read_rows`` returns rows of a float tensor by its checkpoint
-    name."""
+    """The ranks that hold a shard of each block.
+
+    ``read_rows`` returns rows of a float tensor by its checkpoint name.
+    """
 
     ranks: Ranks
     read_rows: Callable[[str, range], torch.Tensor]

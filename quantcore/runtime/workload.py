@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 SOLVED_ROWS = 4096
-"""Number of rows of weights that GPTQ solves at a time, which bounds the memory. Ranks may divide weights between
-tiles."""
+"""Number of rows of weights that GPTQ solves at a time.
+
+It bounds the memory. Ranks may divide weights between tiles.
+"""
 NUM_PROBES = 2
 """Number of windows whose logits are compared between the model in memory and the files."""
 PROBE_POSITIONS = 16
@@ -18,8 +20,7 @@ TILE_BYTES = 8 << 20
 
 
 def solving_flops(width: int, num_outputs: int) -> tuple[float, float]:
-    """Return the cost of (the factorization for an input of ``width``, the codes of ``num_outputs`` rows that read
-    it)."""
+    """Return the cost of (a factorization for ``width`` inputs, the codes of ``num_outputs`` rows)."""
     return 4 / 3 * width**3, 2.0 * num_outputs * width**2
 
 
@@ -55,7 +56,9 @@ def count_chunks(num_windows: int) -> int:
 
 
 def count_sums(num_windows: int, num_ranks: int = 1) -> int:
-    """Return an upper bound on a rank's partial sums per input: one a tree level, plus one if its first chunk is
-    odd."""
+    """Return an upper bound on a rank's partial sums per input.
+
+    There is one a tree level, plus one if its first chunk is odd.
+    """
     share = -(-count_chunks(num_windows) // num_ranks)
     return share.bit_length() + (num_ranks & (num_ranks - 1) > 0 and share > 1)

@@ -51,8 +51,10 @@ class Table:
         return Table(self.scale_JO[:, rows], zero_JO, None if self.global_O is None else self.global_O[rows])
 
     def params(self, heights: Sequence[int]) -> list[QParams]:
-        """Return the inverse of ``of``, for rows that share no parameters; ``heights`` are the weights' numbers of
-        rows."""
+        """Return the inverse of ``of``, for rows that share no parameters.
+
+        ``heights`` are the weights' numbers of rows.
+        """
         ends = accumulate(heights)
         parts = [self.of_rows(slice(end - height, end)) for end, height in zip(ends, heights, strict=True)]
         return [

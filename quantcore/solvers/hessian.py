@@ -15,8 +15,11 @@ MAX_DAMP_TRIES = 5
 PROBE_DAMPING = 1e-3
 """Damping for the factorization that estimates the damping that a matrix needs."""
 DAMP_PER_INPUT = 8.0
-"""The constant of ``Hessian.of``. The best value on other text was near this for inputs of attention and MLPs, from 512
-to 16384 tokens; half or twice as much costs a percent."""
+"""Constant in the default damping of ``Hessian.of``.
+
+The best value on other text was near this for inputs of attention and MLPs, from 512 to 16384 tokens; half or twice as
+much costs a percent.
+"""
 
 
 @dataclass(frozen=True)

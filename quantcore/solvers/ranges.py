@@ -32,8 +32,10 @@ class Measure(Protocol):
         """Return the error [C, P] of the candidates."""
 
     def fit(self, params_P: QParams) -> torch.Tensor:
-        """Return the best step [P] for the codes that ``params_P`` give, if these stay; NaN if any step is equally
-        good."""
+        """Return the best step [P] for the codes that ``params_P`` give, if these stay.
+
+        It is NaN if any step is equally good.
+        """
 
 
 @dataclass(frozen=True)
@@ -126,8 +128,10 @@ class _Best:
         self._offer(tried, self._low.unsqueeze(0), self._high.unsqueeze(0))
 
     def _rescaled(self, scale_CP: torch.Tensor) -> QParams:
-        """Return the best parameters with other scales, rounded to the stored type; the zero point stays if it can be
-        stored."""
+        """Return the best parameters with other scales, rounded to the stored type.
+
+        The zero point stays as far as it can be stored.
+        """
         params, spec, dtype = self.params, self._full.spec, self._full.dtype
         scale_CP = as_stored(scale_CP, spec, dtype)
         if params.zero_point is None:

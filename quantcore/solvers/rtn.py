@@ -59,8 +59,10 @@ def round_to_nearest(weight: torch.Tensor, spec: QuantizationSpec, global_scale:
 
 
 def observed_ranges(weight: torch.Tensor, spec: QuantizationSpec, global_scale: torch.Tensor | None = None) -> QParams:
-    """Return the parameters of the ranges that the spec's observer finds in the weight alone, under a given global
-    scale."""
+    """Return the parameters of the ranges that the spec's observer finds in the weight.
+
+    A given global scale is used.
+    """
     observer = observer_for(spec, weight_grouping(spec))
     observer.update(weight)
     return as_two_levels(find_params(*observer.range(), spec, weight.dtype, global_scale), spec)

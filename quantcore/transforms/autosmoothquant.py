@@ -37,8 +37,11 @@ from quantcore.transforms.scale_search import (
 
 NUM_TOKENS = 256
 MAX_EXCESS_ERROR = 0.1
-"""Upper bound on the error above the least one, for static ranges. The smallest alpha within it is used: with a large
-alpha every channel fills the calibrated range, and tokens of another text exceed it."""
+"""Upper bound on the error above the least one, for static ranges.
+
+The smallest alpha within it is used: with a large alpha every channel fills the calibrated range, and tokens of another
+text exceed it.
+"""
 
 Measure = Callable[[torch.Tensor], torch.Tensor]
 MEASURES: dict[str, Measure] = {
@@ -121,8 +124,10 @@ def input_range(stats: Stats) -> torch.Tensor:
 
 
 def static(ends_2I: torch.Tensor, spec: QuantizationSpec) -> QParams | None:
-    """Return the parameters that calibration would find for inputs in this range; None if a kernel finds all of
-    them."""
+    """Return the parameters that calibration would find for inputs in this range.
+
+    Returns None if a kernel finds all of them.
+    """
     if not learns_from_data(spec):
         return None
     grouping = PER_TENSOR if spec.is_dynamic else activation_grouping(spec)

@@ -25,8 +25,10 @@ NUM_ROWS = 1024  # of all consumers together; not much less, because few outputs
 MIN_ROWS = 16  # of one consumer
 MIN_CHANNEL_SHARE = 1e-4  # of the largest channel; smaller ones get the scales of this share
 WORTHWHILE = 0.95
-"""Largest share of the error without smoothing that counts as better. A smaller gain may be chance, and folding rounds
-weights."""
+"""Largest share of the error without smoothing that counts as better.
+
+A smaller gain may be chance, and folding rounds weights.
+"""
 
 
 def quantized(consumers: Sequence[Consumer]) -> list[Consumer]:

@@ -42,8 +42,10 @@ OTHER_TYPES = {
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """The header of a GGUF file. ``fields`` by name, without the long lists; ``tensors`` by name, rows of blocks as
-    bytes."""
+    """The header of a GGUF file.
+
+    ``fields`` by name, without the long lists; ``tensors`` by name, rows of blocks as bytes.
+    """
 
     path: Path
     fields: Mapping[str, Any]

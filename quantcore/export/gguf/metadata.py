@@ -17,8 +17,10 @@ LLAMA3_CONTEXT = 8192  # the original context of llama3 scaling, if the config d
 
 
 def add_model(writer: GGUFWriter, config: Mapping[str, Any], name: str, file_type: int) -> None:
-    """Write shapes and constants of the model; ``config`` is completed by Transformers. ``file_type``: a
-    LlamaFileType."""
+    """Write shapes and constants of the model.
+
+    ``config`` is completed by Transformers. ``file_type``: a LlamaFileType.
+    """
     heads, head_dim = config["num_attention_heads"], head_size(config)
     writer.add_name(name)
     writer.add_file_type(file_type)

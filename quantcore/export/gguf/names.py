@@ -212,8 +212,10 @@ def stored_part(header: TensorHeader, place: Place) -> TensorHeader:
 
 
 def _attention_scalar(model_config: Mapping[str, Any]) -> Any:
-    """Return the number whose square root divides Gemma's attention; llama.cpp knows the largest Gemmas by their
-    depth."""
+    """Return the number whose square root divides Gemma's attention.
+
+    llama.cpp knows the largest Gemmas by their depth.
+    """
     width = model_config.get("hidden_size", 0) // (model_config.get("num_attention_heads") or 1)
     is_largest = (model_config["model_type"], model_config.get("num_hidden_layers")) in LARGEST_GEMMAS
     return width if is_largest else model_config.get("head_dim", GEMMA_HEAD)

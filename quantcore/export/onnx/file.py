@@ -90,8 +90,7 @@ class OnnxSink(OpenFiles):
 
 
 def _widened(graph: Any, value: Any, dtype: Any) -> Any:
-    """Return the value that holds the tensor in its stored dtype: ``value`` itself, or one of ``dtype`` that is cast to
-    it.
+    """Return the value that holds the tensor as stored: ``value`` itself, or one of ``dtype`` that is cast to it.
 
     Rows of an embedding are looked up before they are cast, so that no second copy of it is ever in memory.
     """

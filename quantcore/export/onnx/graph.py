@@ -40,8 +40,11 @@ EXAMPLE = {BATCH: 2, TOKENS: 3, PAST: 5, ALL: 8}
 
 @dataclass(frozen=True)
 class Traced:
-    """A traced graph: ``model`` (onnx_ir) without its tensors, which are graph inputs; ``weights`` by checkpoint
-    names."""
+    """A traced graph.
+
+    ``model`` (onnx_ir) is without its tensors, which are inputs of the graph; ``weights`` has these by the checkpoint's
+    names.
+    """
 
     model: Any
     weights: dict[str, Any]
@@ -50,10 +53,10 @@ class Traced:
 def trace(
     model_config: Mapping[str, Any], layouts: Mapping[str, TensorLayout], layers: tuple[LayerPlan, ...]
 ) -> Traced:
-    """Return the graph of the model with this config.json and quantized ``layers``; ``layouts`` are the export's
-    tensors.
+    """Return the graph of the model with this config.json and quantized ``layers``.
 
-    Raises ModelError for a model that has no such graph, or that the tensors do not fit.
+    ``layouts`` are the export's tensors. Raises ModelError for a model that has no such graph, or that the tensors do
+    not fit.
     """
     skeleton = build_skeleton(dict(model_config), torch.float32)
     skeleton.set_attn_implementation("eager")
