@@ -1,4 +1,4 @@
-"""The plan of a job: what ``resolve`` decides for a JobSpec and a model's headers. No torch."""
+"""The plan of a job: applies ``resolve`` to a JobSpec and a model's headers. No torch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from quantcore.plan.resolve import Plan, resolve
 
 
 def plan_job(spec: JobSpec, headers: ModelHeaders, *, num_schemes: int | None = None) -> Plan:
-    """Plan a job for a model of which only the headers are known; see ``resolve``.
+    """Plan a job from a model's headers; see ``resolve``.
 
-    ``num_schemes``: how many uniform models a mix measures first; by default one for each of its schemes.
+    ``num_schemes``: the number of uniform models that a mix measures first; by default one for each of its schemes.
     """
     if num_schemes is None:
         num_schemes = len(spec.mix.schemes) if spec.mix else 0
