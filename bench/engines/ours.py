@@ -25,7 +25,7 @@ from quantcore.data.windows import TokenWindows
 from quantcore.events import Event, PhaseStarted
 from quantcore.export import EXPORTERS
 from quantcore.pipeline import job as pipeline
-from quantcore.plan.resolve import export_dir, resolve
+from quantcore.plan.planner import export_dir, make_plan
 from quantcore.proof.verify import WrittenCheckpoint
 from quantcore.solvers import SOLVERS
 from quantcore.transforms import SMOOTHINGS
@@ -58,7 +58,7 @@ def config_for(job: Job) -> Config:
 def read_back(task: Task, stack: ExitStack) -> torch.nn.Module:
     """Load the files into a Transformers model, whose inputs are quantized until ``stack`` is closed."""
     headers = read_local(task.model_folder)
-    plan = resolve(task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export)
+    plan = make_plan(task.config, headers.config, headers.tensors, calibration=task.calibration, exports=task.export)
     folder = export_dir(task.output_dir, plan, EXPORT)
     written = WrittenCheckpoint(plan, folder, EXPORT, headers)
     weights = {f"{layer.name}.weight": written.read_float(f"{layer.name}.weight") for layer in plan.layers}

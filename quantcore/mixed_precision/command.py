@@ -30,8 +30,8 @@ from quantcore.mixed_precision.choice import Mix, Option, Unit, mixes, of_loss, 
 from quantcore.mixed_precision.schemes import Plans, plan_each
 from quantcore.mixed_precision.sensitivity import Losses, Sensitivity
 from quantcore.mixed_precision.trial import Trial
-from quantcore.plan import resolve as plan
-from quantcore.plan.resolve import Plan
+from quantcore.plan import planner as plan
+from quantcore.plan.planner import Plan
 from quantcore.reading.model import Model, read_model
 
 NUM_HELD_OUT = 12  # windows on which a mix is measured
@@ -84,7 +84,7 @@ def choose(
     headers = model.headers
 
     def plan_of(config: Config) -> Plan:
-        return plan.resolve(config, headers.config, headers.tensors, calibration=calibration, exports=exports)
+        return plan.make_plan(config, headers.config, headers.tensors, calibration=calibration, exports=exports)
 
     plans = plan_each(request, plan_of)
     configs = {name: config for name, (config, _) in plans.items()}

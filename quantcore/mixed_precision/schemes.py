@@ -11,7 +11,7 @@ from quantcore.config.algorithms import AlgoConfig
 from quantcore.config.job_spec import KEEP, MixConfig, ResolvedMix
 from quantcore.config.quantization import Config
 from quantcore.errors import QuantError
-from quantcore.plan.resolve import Plan
+from quantcore.plan.planner import Plan
 
 Plans = dict[str, tuple[Config, Plan]]
 PlanOf = Callable[[Config], Plan]

@@ -30,7 +30,7 @@ from quantcore.evaluation.perplexity import rows_at_a_time
 from quantcore.events import Emit, Eta, Progress
 from quantcore.numerics.affine import fake_quantize_activation
 from quantcore.numerics.weight_layout import canonical
-from quantcore.plan.resolve import Plan
+from quantcore.plan.planner import Plan
 from quantcore.runtime.states import States, states_kept
 from quantcore.runtime.streamed_model import StreamedModel
 

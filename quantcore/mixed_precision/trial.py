@@ -18,7 +18,7 @@ from quantcore.evaluation.quality import Quality
 from quantcore.evaluation.text import EvaluationText
 from quantcore.events import Emit, Eta, Progress
 from quantcore.mixed_precision.sensitivity import Sensitivity
-from quantcore.plan.resolve import Plan
+from quantcore.plan.planner import Plan
 from quantcore.reading.model import Model
 from quantcore.runtime.hidden import Hidden
 

@@ -26,7 +26,7 @@ from quantcore.events import Emit, Eta, Progress
 from quantcore.numerics.qtensor import check_finite
 from quantcore.numerics.weight_layout import canonical
 from quantcore.pipeline.writer import ResultWriter
-from quantcore.plan.resolve import Plan
+from quantcore.plan.planner import Plan
 from quantcore.proof.expectation import Expectation
 from quantcore.proof.judging import Outcome
 from quantcore.reading.dequantize import open_source

@@ -43,7 +43,7 @@ from quantcore.pipeline.file_to_file import round_files
 from quantcore.pipeline.streams import JobStreams
 from quantcore.pipeline.writer import ResultWriter, write_side_files
 from quantcore.plan.job import plan_job
-from quantcore.plan.resolve import FILE_TO_FILE, Plan
+from quantcore.plan.planner import FILE_TO_FILE, Plan
 from quantcore.proof.expectation import Expectation, probe_logits
 from quantcore.proof.judging import Outcome, judge_result, tell_gates
 from quantcore.proof.verify import may_be_whole, prove_in_fresh_process

@@ -13,7 +13,7 @@ from quantcore.blockwise.algorithms import BlockAlgorithms
 from quantcore.blockwise.running_block import CalibrationStreams, RunningBlock
 from quantcore.blockwise.savepoint import SavePoint, Stream
 from quantcore.calibration.reduction import Span
-from quantcore.plan.resolve import Plan
+from quantcore.plan.planner import Plan
 from quantcore.runtime.hidden import Hidden
 from quantcore.runtime.ranks import Ranks
 from quantcore.runtime.states import states_kept

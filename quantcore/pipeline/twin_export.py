@@ -22,7 +22,7 @@ from quantcore.model.skeleton import declared_class
 from quantcore.model.twin import build_twin, twin_config
 from quantcore.pipeline.file_to_file import round_files
 from quantcore.pipeline.writer import write_side_files
-from quantcore.plan.resolve import Plan, resolve
+from quantcore.plan.planner import Plan, make_plan
 from quantcore.reading.model import Model, read_model
 from quantcore.runtime.ranks import ALONE
 
@@ -60,7 +60,7 @@ def _export(task: Task, config: Config, export: str, model: Model, folder: Path)
         update={"model_dir": model.folder, "model_id": "", "config": config, "export": (export,), "file2file": True}
     )
     headers = model.headers
-    plan = resolve(config, headers.config, headers.tensors, exports=small.export, file2file=True)
+    plan = make_plan(config, headers.config, headers.tensors, exports=small.export, file2file=True)
     folder.mkdir()
     round_files(small, model, plan, folder, silence, SavePoint(None, "", ALONE))
     write_side_files(small, headers, plan, folder)

@@ -25,7 +25,7 @@ from quantcore.export import EXPORTERS, Container, config_json, encoded, holds_c
 from quantcore.model.module_names import with_module_names
 from quantcore.numerics.qtensor import QLayer
 from quantcore.numerics.weight_layout import stored
-from quantcore.plan.resolve import Plan, export_dir
+from quantcore.plan.planner import Plan, export_dir
 from quantcore.proof.expectation import Expectation
 from quantcore.proof.verify import as_floats
 from quantcore.runtime.ranks import Ranks

@@ -20,7 +20,7 @@ from quantcore.checkpoint.layout import TensorHeader
 from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.plan.footprint import DEVICE_RUNTIME_BYTES, Footprint, Input, Parts, by_block, input_of
 from quantcore.plan.hardware import DEVICE, GB, HOST, Hardware, Speeds
-from quantcore.plan.resolve import FILE_TO_FILE, STREAMED, Plan, resolve
+from quantcore.plan.planner import FILE_TO_FILE, STREAMED, Plan, make_plan
 from quantcore.runtime.workload import SOLVED_ROWS, STATES_SHARE, solving_flops, too_large_for_one
 
 STREAMED_FSDP, RESIDENT_FSDP = "streamed_fsdp", "resident_fsdp"
@@ -121,13 +121,13 @@ def plan_for(
     hardware: Hardware, config: Config, model_config: Mapping[str, Any], tensors: Mapping[str, TensorHeader], *,
     calibration: CalibrationConfig | None = None, exports: Sequence[str] = ("quark",), warnings: tuple[str, ...] = (),
 ) -> Capacity:  # fmt: skip
-    """Plan one block of each kind, and compare all blocks with ``hardware``. Raises the errors of ``plan.resolve``."""
+    """Plan one block of each kind, and compare all blocks with ``hardware``. Raises the errors of ``plan.planner``."""
     prefix, num_blocks = find_blocks(tensors, model_config)
     counts = [1] * num_blocks
     if not _names_blocks(config):
         tensors, counts = distinct_blocks(tensors, prefix, num_blocks)
         model_config = _of_depth(model_config, len(counts))
-    plan = resolve(config, model_config, tensors, calibration=calibration, exports=exports, warnings=warnings)
+    plan = make_plan(config, model_config, tensors, calibration=calibration, exports=exports, warnings=warnings)
     return capacity(plan, config, model_config, tensors, counts, hardware)
 
 

@@ -20,7 +20,7 @@ from quantcore.config.quantization import CalibrationConfig, Config
 from quantcore.errors import ModelError, QuantError
 from quantcore.export import formats_for, holds_codes
 from quantcore.hub import download as hub
-from quantcore.plan.resolve import resolve
+from quantcore.plan.planner import make_plan
 from quantcore.reading.model import read_model
 
 USUAL_PRESETS = (
@@ -180,5 +180,5 @@ def _plan(config: Config, headers: ModelHeaders, exports: Sequence[str]) -> tupl
     longest = headers.config.get("max_position_embeddings")
     if isinstance(longest, int):
         usual = usual.model_copy(update={"seq_len": min(usual.seq_len, longest)})
-    plan = resolve(config, headers.config, headers.tensors, calibration=usual, exports=exports)
+    plan = make_plan(config, headers.config, headers.tensors, calibration=usual, exports=exports)
     return plan.size_after_bytes, plan.peak_memory_bytes

@@ -14,7 +14,7 @@ from typing import Any
 from quantcore.checkpoint.experts import EXPERT
 from quantcore.evaluation.quality import Measure
 from quantcore.events import LayerQuantized, Warned
-from quantcore.plan.resolve import Plan
+from quantcore.plan.planner import Plan
 from quantcore.proof.gate_result import GateResult, Status
 from quantcore.proof.scheme_limits import SchemeLimits, limits_of
 from quantcore.proof.verify import LOGIT_TOLERANCE, Proof

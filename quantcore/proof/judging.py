@@ -14,7 +14,7 @@ from quantcore.config.task import Task
 from quantcore.errors import GateError
 from quantcore.events import Emit, GatesJudged, LayerQuantized, Warned
 from quantcore.export import EXPORTERS, Container
-from quantcore.plan.resolve import Plan, export_dir
+from quantcore.plan.planner import Plan, export_dir
 from quantcore.proof.expectation import Expectation
 from quantcore.proof.gate_result import GateResult
 from quantcore.proof.gates import Evidence, failed, judge

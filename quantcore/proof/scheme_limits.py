@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quantcore.config.layer_plan import LayerPlan
 from quantcore.config.spec import QSchemeType
-from quantcore.plan.resolve import Plan
+from quantcore.plan.planner import Plan
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from quantcore.config.task import Task
 from quantcore.evaluation.quality import Quality
 from quantcore.events import Warned
 from quantcore.export.loading import load_lines
-from quantcore.plan.resolve import Plan
+from quantcore.plan.planner import Plan
 from quantcore.proof.gate_result import GateResult
 from quantcore.proof.judging import Outcome
 from quantcore.proof.verify import Proof

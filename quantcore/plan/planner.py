@@ -140,7 +140,7 @@ class Plan:
         }
 
 
-def resolve(
+def make_plan(
     config: Config,
     model_config: Mapping[str, Any],
     tensors: Mapping[str, TensorHeader],
